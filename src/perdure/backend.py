@@ -1,0 +1,170 @@
+"""The waist: what a store must do, and the few plain values that cross it.
+
+Entries come in and go out as they are; a backend never looks inside one. Whoever writes a backend
+runs `perdure.testing.BackendContract` against it.
+
+The concurrency rule is one sentence: *the first entry of an append must stand right after the
+last one of its stream.* Positions are inside the entries, so there is no expected version to pass.
+"""
+
+from collections.abc import AsyncIterator, Collection, Iterator, Sequence
+from typing import Literal, NamedTuple, Protocol
+
+LABELS_MAX = 16  # A listing filter, not a data model: enough for states and a few tags.
+LABEL_BYTES_MAX = 64  # Keeps the head of a stream within one small row.
+
+
+class Entry(NamedTuple):
+    """A header and a body as stored. `body` is None where it was left out (`max_body`)."""
+
+    position: int
+    header: bytes
+    body: bytes | None
+
+
+class Append(NamedTuple):
+    """Entries of one stream, in order and without gaps, and the labels of its head after them."""
+
+    stream: str
+    entries: Sequence[Entry]
+    labels: frozenset[str] = frozenset()
+
+
+class Outcome(NamedTuple):
+    """What became of one append: `stored`, `conflict` (nothing changed) or `refused` (neither)."""
+
+    status: Literal["stored", "conflict", "refused"]
+    reason: str = ""
+
+
+STORED = Outcome("stored")
+CONFLICT = Outcome("conflict")
+
+
+class Head(NamedTuple):
+    """The end of a stream: its last position, and the SHA-256 of that entry's header in hex."""
+
+    stream: str
+    position: int
+    digest: str
+    labels: frozenset[str]
+
+
+class Guarantees(NamedTuple):
+    """What a store promises on return from `append`, named so that a person can compare."""
+
+    survives: Literal["nothing", "process death", "power loss"]
+    shared_by: Literal["one process", "one machine", "many machines"]
+    detail: str
+
+
+class Backend(Protocol):
+    """Keeps streams of entries for blocking callers. Any thread may call any method.
+
+    Driver errors never escape: what the store can not do now is UnavailableError, what it read
+    and can not trust is DamagedError.
+    """
+
+    name: str
+    """For messages: says which store, never a password."""
+
+    capabilities: frozenset[str]
+    """Abilities beyond these methods, declared and not guessed."""
+
+    guarantees: Guarantees
+
+    def append(self, appends: Sequence[Append]) -> Sequence[Outcome]:
+        """Store each append whole or not at all; on return what was stored survives a crash.
+
+        One commit serves all appends, and one outcome answers each, in order; a conflict of one
+        stream leaves the others alone. A stream without entries may begin at any position. In one
+        that has some:
+
+        - the first entry stands right after the last one: *stored*;
+        - entries with equal headers stand at those positions already, all or the first of them:
+          *stored*, with what was missing added (labels stay if nothing was missing);
+        - others stand there, or the position was dropped: *conflict*;
+        - the first entry would leave a gap: *refused*.
+
+        A stream occurs at most once in a call. After an exception nobody knows what was stored:
+        sending the same appends again finds out.
+        """
+        ...
+
+    def read(
+        self,
+        stream: str,
+        *,
+        after: int = 0,
+        limit: int | None = None,
+        reverse: bool = False,
+        max_body: int | None = None,
+    ) -> Iterator[Entry]:
+        """Yield durable entries in order of position, or in reverse.
+
+        `after` excludes: reading goes on beyond that position in its direction; 0 begins at
+        either end. Bodies longer than `max_body` bytes are left out. An unknown stream is empty.
+        """
+        ...
+
+    def streams(
+        self,
+        *,
+        prefix: str = "",
+        after: str = "",
+        labels: Collection[str] = (),
+        limit: int | None = None,
+    ) -> Iterator[Head]:
+        """Yield heads by name, in code point order, of streams that bear all the labels."""
+        ...
+
+    def drop(self, stream: str, *, before: int) -> None:
+        """Remove the entries before a position. The last entry of a stream always stays."""
+        ...
+
+    def close(self) -> None:
+        """Let go of everything held. Closing twice is harmless; using it afterwards is not."""
+        ...
+
+
+class AsyncBackend(Protocol):
+    """The same for callers in an event loop."""
+
+    name: str
+    capabilities: frozenset[str]
+    guarantees: Guarantees
+
+    async def append(self, appends: Sequence[Append]) -> Sequence[Outcome]:
+        """As `Backend.append`. When cancelled, nobody knows what was stored."""
+        ...
+
+    def read(
+        self,
+        stream: str,
+        *,
+        after: int = 0,
+        limit: int | None = None,
+        reverse: bool = False,
+        max_body: int | None = None,
+    ) -> AsyncIterator[Entry]:
+        """As `Backend.read`."""
+        ...
+
+    def streams(
+        self,
+        *,
+        prefix: str = "",
+        after: str = "",
+        labels: Collection[str] = (),
+        limit: int | None = None,
+    ) -> AsyncIterator[Head]:
+        """As `Backend.streams`."""
+        ...
+
+    async def drop(self, stream: str, *, before: int) -> None:
+        """As `Backend.drop`."""
+        ...
+
+    async def close(self) -> None:
+        """As `Backend.close`."""
+        ...

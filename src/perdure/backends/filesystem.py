@@ -1,0 +1,79 @@
+"""Tell local file systems from those of other machines, by what the kernel says of a path."""
+
+import re
+import sys
+from pathlib import Path
+
+from perdure.errors import UnsupportedError
+
+MOUNTINFO = Path("/proc/self/mountinfo")
+
+# Their pages are not shared between machines, or not between the guest and the host: memory that
+# one writes to is not what the other sees.
+# fmt: off
+SHARED_BY_MACHINES = frozenset((
+    "nfs", "nfs3", "nfs4", "cifs", "smb", "smb2", "smb3", "smbfs", "9p", "afs", "ceph",
+    "lustre", "glusterfs", "beegfs", "ncp", "ncpfs", "vboxsf", "vmhgfs", "prl_fs", "coda",
+    "gfs", "gfs2", "ocfs2", "gpfs", "pvfs2", "orangefs", "davfs", "sshfs", "fuse",
+))
+# fmt: on
+
+
+def filesystem_of(path: str, mountinfo: str) -> str:
+    """Return the type of the file system that holds an absolute path, "" if none is listed.
+
+    `mountinfo` is the text of `/proc/self/mountinfo`. Of two mounts on one directory the later
+    one hides the other.
+    """
+    best, kind = -1, ""
+    for line in mountinfo.splitlines():
+        place, found, rest = line.partition(" - ")
+        fields = place.split(" ")
+        if not found or len(fields) < 5:  # noqa: PLR2004 - the mount point is the fifth field.
+            continue
+        point = _unescape(fields[4])
+        if len(point) >= best and _contains(point, path):
+            best, kind = len(point), rest.split(" ", 1)[0]
+    return kind
+
+
+def is_shared(kind: str) -> bool:
+    """Say whether other machines can have the same file open. `fuse.*` may be anything: yes."""
+    return kind in SHARED_BY_MACHINES or kind.startswith("fuse.")
+
+
+def require_local(path: str) -> None:
+    """Raise UnsupportedError if the path lies on a network file system, as far as one can tell."""
+    if sys.platform == "win32":
+        kind = "a network share" if is_unc(path) else ""
+    else:
+        kind = _kind_here(path)
+    if kind:
+        raise UnsupportedError(
+            f"{path} lies on {kind}",
+            "the write-ahead log needs memory that all processes on one machine share: "
+            "put the file on a local disk",
+        )
+
+
+def is_unc(path: str) -> bool:
+    """Say whether a Windows path names another machine."""
+    plain = path.replace("/", "\\")
+    if plain.startswith(("\\\\?\\", "\\\\.\\")):
+        return plain[4:8].upper() == "UNC\\"
+    return plain.startswith("\\\\")
+
+
+def _kind_here(path: str) -> str:
+    if not MOUNTINFO.exists():
+        return ""  # Only Linux has it; elsewhere nothing can be told without running a program.
+    kind = filesystem_of(path, MOUNTINFO.read_text(errors="surrogateescape"))
+    return kind if is_shared(kind) else ""
+
+
+def _contains(point: str, path: str) -> bool:
+    return path == point or path.startswith(point.rstrip("/") + "/")
+
+
+def _unescape(field: str) -> str:
+    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), field)

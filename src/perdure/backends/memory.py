@@ -1,0 +1,146 @@
+"""Streams in dictionaries of this process: for tests, and for sessions that may be forgotten."""
+
+import hashlib
+import os
+import threading
+from collections.abc import Collection, Iterator, Sequence
+
+from perdure.backend import Append, Entry, Guarantees, Head, Outcome
+from perdure.backends.rules import check, decide
+from perdure.errors import UsageError
+
+PAGE = 256  # Entries copied at a time, so that a reader does not keep writers waiting.
+
+
+class _Stream:
+    def __init__(self) -> None:
+        self.entries: list[Entry] = []  # Without gaps: a position is an index plus the first one.
+        self.labels: frozenset[str] = frozenset()
+
+    @property
+    def first(self) -> int:
+        return self.entries[0].position
+
+    @property
+    def last(self) -> int:
+        return self.entries[-1].position
+
+    def between(self, first: int, last: int) -> list[Entry]:
+        start = max(first - self.first, 0)
+        return self.entries[start : max(last - self.first + 1, start)]
+
+
+class MemoryBackend:
+    """Keeps streams until it is closed or the process ends.
+
+    A child made by `os.fork` has a copy of its own.
+    """
+
+    name = "memory:"
+    capabilities: frozenset[str] = frozenset()
+    guarantees = Guarantees("nothing", "one process", "gone when the process ends")
+
+    def __init__(self) -> None:
+        self._streams: dict[str, _Stream] = {}
+        self._closed = False
+        self._lock = threading.Lock()
+        self._pid = os.getpid()
+
+    def append(self, appends: Sequence[Append]) -> Sequence[Outcome]:
+        """As `Backend.append`, but nothing survives."""
+        check(appends)
+        with self._open():
+            return [self._append(append) for append in appends]
+
+    def read(
+        self,
+        stream: str,
+        *,
+        after: int = 0,
+        limit: int | None = None,
+        reverse: bool = False,
+        max_body: int | None = None,
+    ) -> Iterator[Entry]:
+        """As `Backend.read`."""
+        while limit is None or limit > 0:
+            size = PAGE if limit is None else min(limit, PAGE)
+            page = self._page(stream, after, size, reverse=reverse)
+            for entry in page:
+                yield _without_long_body(entry, max_body)
+            if len(page) < size:
+                return
+            after = page[-1].position
+            limit = None if limit is None else limit - size
+
+    def streams(
+        self,
+        *,
+        prefix: str = "",
+        after: str = "",
+        labels: Collection[str] = (),
+        limit: int | None = None,
+    ) -> Iterator[Head]:
+        """As `Backend.streams`; what is written meanwhile is not listed."""
+        wanted = set(labels)
+        with self._open():
+            names = sorted(name for name in self._streams if name > after)
+            heads = [
+                _head(name, self._streams[name])
+                for name in names
+                if name.startswith(prefix) and wanted <= self._streams[name].labels
+            ]
+        yield from heads[: None if limit is None else max(limit, 0)]
+
+    def drop(self, stream: str, *, before: int) -> None:
+        """As `Backend.drop`."""
+        with self._open():
+            found = self._streams.get(stream)
+            if found is not None:
+                del found.entries[: max(min(before, found.last) - found.first, 0)]
+
+    def close(self) -> None:
+        """Forget everything. Closing twice is harmless."""
+        self._closed = True
+        self._streams = {}
+
+    def _open(self) -> threading.Lock:
+        if self._closed:
+            raise UsageError(f"{self.name} is closed")
+        if self._pid != os.getpid():
+            # Another thread of the parent may have held the lock when this process was forked.
+            self._lock, self._pid = threading.Lock(), os.getpid()
+        return self._lock
+
+    def _append(self, append: Append) -> Outcome:
+        found = self._streams.get(append.stream) or _Stream()
+        outcome, missing = decide(
+            append.entries,
+            found.last if found.entries else None,
+            lambda first, last: [entry.header for entry in found.between(first, last)],
+        )
+        if missing:
+            found.entries.extend(missing)
+            found.labels = append.labels
+            self._streams[append.stream] = found
+        return outcome
+
+    def _page(self, stream: str, after: int, size: int, *, reverse: bool) -> list[Entry]:
+        with self._open():
+            found = self._streams.get(stream)
+            if found is None:
+                return []
+            if not reverse:
+                return found.between(after + 1, after + size)
+            last = min(after - 1 if after else found.last, found.last)
+            return found.between(last - size + 1, last)[::-1]
+
+
+def _without_long_body(entry: Entry, max_body: int | None) -> Entry:
+    if max_body is None or entry.body is None or len(entry.body) <= max_body:
+        return entry
+    return entry._replace(body=None)
+
+
+def _head(name: str, stream: _Stream) -> Head:
+    last = stream.entries[-1]
+    return Head(name, last.position, hashlib.sha256(last.header).hexdigest(), stream.labels)

@@ -1,0 +1,198 @@
+"""A blocking store for callers in an event loop: one thread does all its work, in order.
+
+Order is the promise: a read that is asked for after a cancelled append tells whether it happened.
+"""
+
+import contextlib
+import os
+import queue
+import threading
+import weakref
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from perdure.backend import Append, Backend, Entry, Head, Outcome
+from perdure.errors import UsageError
+
+if TYPE_CHECKING:
+    from asyncio import Future
+
+PAGE_ITEMS = 256  # Fetched in one hop between the threads.
+PAGE_BYTES = 2**20  # Long bodies make a page shorter, so that memory stays bounded.
+
+T = TypeVar("T")
+Job = Callable[[], None]
+
+
+class Offload:
+    """An AsyncBackend over a blocking one. Cancelling a call does not stop its work."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self.name = backend.name
+        self.capabilities = backend.capabilities
+        self.guarantees = backend.guarantees
+        self._worker: _Worker | None = None
+        self._closed = False
+
+    async def append(self, appends: Sequence[Append]) -> Sequence[Outcome]:
+        """As `Backend.append`. When cancelled it is done nevertheless, before any later call."""
+        return await self._call(lambda: self._backend.append(appends))
+
+    def read(
+        self,
+        stream: str,
+        *,
+        after: int = 0,
+        limit: int | None = None,
+        reverse: bool = False,
+        max_body: int | None = None,
+    ) -> AsyncIterator[Entry]:
+        """As `Backend.read`."""
+        return self._iterate(
+            lambda: self._backend.read(
+                stream, after=after, limit=limit, reverse=reverse, max_body=max_body
+            ),
+            lambda entry: len(entry.header) + len(entry.body or b""),
+        )
+
+    def streams(
+        self,
+        *,
+        prefix: str = "",
+        after: str = "",
+        labels: Collection[str] = (),
+        limit: int | None = None,
+    ) -> AsyncIterator[Head]:
+        """As `Backend.streams`."""
+        return self._iterate(
+            lambda: self._backend.streams(prefix=prefix, after=after, labels=labels, limit=limit),
+            lambda _: 0,
+        )
+
+    async def drop(self, stream: str, *, before: int) -> None:
+        """As `Backend.drop`."""
+        await self._call(lambda: self._backend.drop(stream, before=before))
+
+    async def close(self) -> None:
+        """Finish what is under way, close the store, end the thread. Twice is harmless."""
+        if self._closed:
+            return
+        worker = self._running()
+        self._closed = True
+        done = _posted(worker, self._backend.close)
+        worker.stop()
+        await done
+        worker.thread.join()  # Only its return is left.
+
+    def _running(self) -> "_Worker":
+        if self._closed:
+            raise UsageError(f"{self.name} is closed")
+        # A child of os.fork has no threads but one.
+        if self._worker is None or self._worker.pid != os.getpid():
+            self._worker = _Worker(f"perdure {self.name}")
+            weakref.finalize(self, self._worker.stop)
+        return self._worker
+
+    def _call(self, work: Callable[[], T]) -> "Future[T]":
+        return _posted(self._running(), work)
+
+    async def _iterate(
+        self, begin: Callable[[], Iterator[T]], size: Callable[[T], int]
+    ) -> AsyncIterator[T]:
+        pages = _Pages(begin, size)
+        try:
+            while True:
+                items, error = await self._call(pages.next)
+                for item in items:
+                    yield item
+                if error is not None:
+                    raise error
+                if not items:
+                    return
+        finally:
+            # In the thread and after a page that may be under way; nobody waits for it.
+            if not self._closed:
+                self._running().jobs.put(pages.close)
+
+
+class _Worker:
+    """A thread and its queue. It holds no backend, so that a forgotten Offload can go."""
+
+    def __init__(self, name: str) -> None:
+        self.pid = os.getpid()
+        self.jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        # A daemon: a process that ends without close() must not wait here for ever. What it cuts
+        # off is like any crash, and stores survive that.
+        self.thread = threading.Thread(target=_work, args=(self.jobs,), name=name, daemon=True)
+        self.thread.start()
+
+    def stop(self) -> None:
+        self.jobs.put(None)
+
+
+def _work(jobs: "queue.SimpleQueue[Job | None]") -> None:
+    while (job := jobs.get()) is not None:
+        job()
+        del job  # Or the last job's result would live until the next one.
+
+
+def _posted(worker: _Worker, work: Callable[[], T]) -> "Future[T]":
+    """Queue the work and return a future that wakes the event loop once, when it is done."""
+    import asyncio  # Here, because `import perdure` must stay fast.
+
+    loop = asyncio.get_running_loop()
+    future: Future[T] = loop.create_future()
+
+    def job() -> None:
+        try:
+            result = work()
+        except BaseException as error:  # noqa: BLE001 - whoever awaits gets it, whatever it is.
+            settle: tuple[Any, ...] = (_fail, future, error)
+        else:
+            settle = (_succeed, future, result)
+        # The loop may have been closed since: then nobody is left to be told.
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(*settle)
+
+    worker.jobs.put(job)
+    return future
+
+
+def _succeed(future: "Future[T]", result: T) -> None:
+    if not future.cancelled():
+        future.set_result(result)
+
+
+def _fail(future: "Future[Any]", error: BaseException) -> None:
+    if not future.cancelled():
+        future.set_exception(error)
+
+
+class _Pages:
+    """An iterator of the thread's, read by pages. Items before an error are not lost with it."""
+
+    def __init__(self, begin: Callable[[], Iterator[Any]], size: Callable[[Any], int]) -> None:
+        self._begin = begin
+        self._size = size
+        self._iterator: Iterator[Any] | None = None
+
+    def next(self) -> tuple[list[Any], Exception | None]:
+        items: list[Any] = []
+        loaded = 0
+        try:
+            if self._iterator is None:
+                self._iterator = self._begin()
+            for item in self._iterator:
+                items.append(item)
+                loaded += self._size(item)
+                if len(items) >= PAGE_ITEMS or loaded >= PAGE_BYTES:
+                    break
+        except Exception as error:  # noqa: BLE001 - raised again where the items were taken.
+            return items, error
+        return items, None
+
+    def close(self) -> None:
+        close = getattr(self._iterator, "close", None)
+        if close is not None:
+            close()

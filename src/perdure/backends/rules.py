@@ -1,0 +1,93 @@
+"""What every store decides alike: which calls are legal, and what becomes of an append. Pure.
+
+A store that uses these two functions can not disagree with the others about a conflict.
+"""
+
+from collections.abc import Callable, Sequence
+
+from perdure.backend import (
+    CONFLICT,
+    LABEL_BYTES_MAX,
+    LABELS_MAX,
+    STORED,
+    Append,
+    Entry,
+    Outcome,
+)
+from perdure.errors import UsageError
+
+POSITION_MAX = 2**63 - 2  # A signed 64-bit column holds it, and one more as an open end.
+
+
+def check(appends: Sequence[Append]) -> None:
+    """Raise UsageError unless each append could be stored by itself."""
+    seen: set[str] = set()
+    for append in appends:
+        if append.stream in seen:
+            raise UsageError(f"stream {append.stream!r} occurs twice in one call")
+        seen.add(append.stream)
+        check_name(append.stream)
+        _check_entries(append)
+        if append.labels:
+            _check_labels(append)
+
+
+def check_name(stream: str) -> bytes:
+    """Return the name in UTF-8; raise UsageError if it is empty or has none."""
+    if not stream:
+        raise UsageError("a stream needs a name")
+    try:
+        return stream.encode()
+    except UnicodeEncodeError as error:
+        raise UsageError(f"stream {stream!r} is not encodable as UTF-8") from error
+
+
+def _check_entries(append: Append) -> None:
+    if not append.entries:
+        raise UsageError(f"an append to {append.stream!r} has no entries")
+    expected = append.entries[0].position
+    if not 1 <= expected <= POSITION_MAX - len(append.entries):
+        raise UsageError(f"position {expected} of {append.stream!r} is out of range")
+    for entry in append.entries:
+        if entry.position != expected:
+            raise UsageError(
+                f"an append to {append.stream!r} has position {entry.position} "
+                f"where {expected} comes next"
+            )
+        if entry.body is None:
+            raise UsageError(f"entry {expected} of {append.stream!r} has no body")
+        expected += 1
+
+
+def _check_labels(append: Append) -> None:
+    if len(append.labels) > LABELS_MAX:
+        raise UsageError(f"{append.stream!r} has more than {LABELS_MAX} labels")
+    for label in append.labels:
+        try:
+            size = len(label.encode())
+        except UnicodeEncodeError as error:
+            raise UsageError(f"label {label!r} is not encodable as UTF-8") from error
+        if not 1 <= size <= LABEL_BYTES_MAX:
+            raise UsageError(f"label {label!r} has not 1 to {LABEL_BYTES_MAX} bytes of UTF-8")
+
+
+def decide(
+    entries: Sequence[Entry],
+    head: int | None,
+    standing: Callable[[int, int], Sequence[bytes]],
+) -> tuple[Outcome, Sequence[Entry]]:
+    """Return the outcome of an append and which of its entries are to be written.
+
+    `head` is the last position of the stream, None if it has no entries. `standing(first, last)`
+    returns the headers at those positions in order, without the dropped ones; it is called only
+    when the entries overlap what is there.
+    """
+    first = entries[0].position
+    if head is None or first == head + 1:
+        return STORED, entries
+    if first > head + 1:
+        return Outcome("refused", f"position {first} would leave a gap after {head}"), ()
+    known = entries[: head - first + 1]
+    if list(standing(first, known[-1].position)) != [entry.header for entry in known]:
+        return CONFLICT, ()
+    return STORED, entries[len(known) :]

@@ -1,0 +1,321 @@
+"""Streams in one SQLite file, for any number of processes and threads of one machine.
+
+Entries come and go as bytes. SQLite does not notice most changed bits, so what is stored twice
+(a name and its hash, a row and its index) is compared whenever it is read; what an entry says of
+itself is the journal's business. Readers hold no snapshot while their caller is busy.
+"""
+
+import hashlib
+import os
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any
+
+import apsw
+import msgspec
+
+from perdure.backend import Append, Entry, Guarantees, Head, Outcome
+from perdure.backends.filesystem import require_local
+from perdure.backends.rules import POSITION_MAX, check, check_name, decide
+from perdure.backends.sqlite_connections import Connections, patient
+from perdure.backends.sqlite_errors import DRIVER_ERRORS, translated
+from perdure.backends.sqlite_schema import open_connection, require_library
+from perdure.errors import DamagedError, PerdureError, UsageError
+
+PATIENCE = 60.0  # Seconds; many writers queue behind one slow disk before it counts as down.
+PAGE_ROWS = 256  # A page's read transaction stays short: it keeps the log from being reset.
+PAGE_BYTES = 2**20  # And it does not hold many long bodies in memory at once.
+NO_BOUND = 2**63 - 1
+
+HEAD = "select name, position, digest, labels from head where id = ?"
+ORPHAN = "select position from entry where stream = ? limit 1"
+HEADERS = (
+    "select cast(header as blob) from entry"
+    " where stream = ? and position between ? and ? order by position"
+)
+ADD_ENTRY = "insert into entry (stream, position, header, body) values (?, ?, ?, ?)"
+ADD_HEAD = "insert into head (position, digest, labels, id, name) values (?, ?, ?, ?, ?)"
+MOVE_HEAD = "update head set position = ?, digest = ?, labels = ? where id = ? and name = ?"
+ADD_LABEL = "insert into label (label, name, stream) values (?, ?, ?)"
+REMOVE_LABEL = "delete from label where label = ? and name = ?"
+DROP = "delete from entry where stream = ? and position < ?"
+# octet_length() does not load a long body, cast() gives the bytes of text and blob alike.
+FORWARD = (
+    "select position, cast(header as blob), octet_length(body),"
+    " case when octet_length(body) <= ? then cast(body as blob) end"
+    " from entry where stream = ? and position > ? order by position limit ?"
+)
+REVERSE = FORWARD.replace("position > ?", "position < ?").replace(
+    "order by position", "order by position desc"
+)
+# The name comes from the index, the rest from the row that it leads to.
+BY_NAME = (
+    "select i.name, i.id, h.name, h.position, h.digest, h.labels"
+    " from head as i indexed by head_name left join head as h on h.id = i.id"
+    " where i.name >= ? order by i.name limit ?"
+)
+BY_LABEL = (
+    "select l.name, l.stream, h.name, h.position, h.digest, h.labels"
+    " from label as l left join head as h on h.id = l.stream"
+    " where l.name >= ? and l.label = ? order by l.name limit ?"
+)
+
+
+class SqliteBackend:
+    """Keeps streams in a file. What `append` has stored survives the loss of power.
+
+    The file is made if it is missing or empty; its directory must exist. Waits up to `patience`
+    seconds for other processes. May be used after `os.fork` in both processes.
+    """
+
+    capabilities: frozenset[str] = frozenset()
+    guarantees = Guarantees(
+        "power loss", "one machine", "SQLite, write-ahead log, synced before each answer"
+    )
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        vfs: str | None = None,
+        patience: float = PATIENCE,
+    ) -> None:
+        given = os.fspath(path)
+        if not given or "\0" in given:
+            raise UsageError(f"{given!r} is not a path")
+        require_library()
+        self.name = f"sqlite:{given}"
+        self._path = os.path.realpath(given)
+        require_local(self._path)
+        self._connections = Connections(
+            self.name, lambda: open_connection(self._path, self.name, vfs, patient(patience))
+        )
+        with self._connections.writing(""):
+            pass  # Whatever is wrong with the file is said now and not at the first append.
+
+    def append(self, appends: Sequence[Append]) -> Sequence[Outcome]:
+        """As `Backend.append`: one transaction for all."""
+        check(appends)
+        if not appends:
+            return []
+        with self._connections.writing(appends[0].stream if len(appends) == 1 else "") as db:
+            return [_append(db, append) for append in appends]
+
+    def read(
+        self,
+        stream: str,
+        *,
+        after: int = 0,
+        limit: int | None = None,
+        reverse: bool = False,
+        max_body: int | None = None,
+    ) -> Iterator[Entry]:
+        """As `Backend.read`. What comes before a damaged entry is yielded before it raises."""
+        left = NO_BOUND if limit is None else limit
+        bound = NO_BOUND if max_body is None else max_body
+        while left > 0:
+            page = _Page(stream, after, min(left, PAGE_ROWS), bound, reverse=reverse)
+            error = self._load(page)
+            yield from page.entries
+            if error is not None:
+                raise error
+            if page.is_last:
+                return
+            left -= len(page.entries)
+            after = page.entries[-1].position
+
+    def streams(
+        self,
+        *,
+        prefix: str = "",
+        after: str = "",
+        labels: Collection[str] = (),
+        limit: int | None = None,
+    ) -> Iterator[Head]:
+        """As `Backend.streams`, by pages: what is written meanwhile may be listed or not."""
+        left = NO_BOUND if limit is None else limit
+        wanted = frozenset(labels)
+        while left > 0:
+            start = max(prefix, after + "\0")  # The least name beyond `after`.
+            size = min(left, PAGE_ROWS)
+            heads = self._heads(start, min(wanted, default=None), size)
+            for head in heads:
+                if not head.stream.startswith(prefix):
+                    return
+                after = head.stream
+                if wanted <= head.labels:
+                    yield head
+                    left -= 1
+            if len(heads) < size:
+                return
+
+    def drop(self, stream: str, *, before: int) -> None:
+        """As `Backend.drop`; durable on return. Free pages keep nothing of what was dropped."""
+        place = _place(stream)
+        with self._connections.writing(stream) as db:
+            head = _head(db, stream, place)
+            if head is not None:
+                db.execute(DROP, (place, min(before, head.position)))
+
+    def close(self) -> None:
+        """Let go of the file; the last one to close it leaves a single file behind."""
+        self._connections.close()
+
+    def _heads(self, start: str, label: str | None, size: int) -> list[Head]:
+        try:
+            with self._connections.reading() as db:
+                if label is None:
+                    rows = db.execute(BY_NAME, (start, size)).fetchall()
+                else:
+                    rows = db.execute(BY_LABEL, (start, label, size)).fetchall()
+        except DRIVER_ERRORS as error:
+            raise translated(error, self.name) from error
+        return [_listed(row, label) for row in rows]
+
+    def _load(self, page: "_Page") -> PerdureError | None:
+        """Return what to raise once the entries read before it have been yielded."""
+        try:
+            with self._connections.reading() as db:
+                page.load(db)
+        except PerdureError as error:
+            return error
+        except DRIVER_ERRORS as error:
+            better = translated(error, self.name, page.stream, page.next_position)
+            better.__cause__ = error
+            return better
+        return None
+
+
+class _Page:
+    """Some entries of one moment. What was read before an error stays in `entries`."""
+
+    def __init__(self, stream: str, after: int, size: int, max_body: int, *, reverse: bool) -> None:
+        self.stream = stream
+        self.after = after
+        self.size = size
+        self.max_body = max_body
+        self.reverse = reverse
+        self.entries: list[Entry] = []
+        self.is_last = False
+
+    @property
+    def next_position(self) -> int:
+        last = self.entries[-1].position if self.entries else self.after
+        return max(last - 1 if self.reverse else last + 1, 0)
+
+    def load(self, db: apsw.Connection) -> None:
+        place = _place(self.stream)
+        head = _head(db, self.stream, place)
+        if head is None:
+            self.is_last = True
+            return
+        self._fill(db, place)
+        self._check_end(head.position)
+
+    def _check_end(self, head: int) -> None:
+        """The last entry always stays, so it must be met where reading begins or ends there."""
+        if self.reverse and not self.after:
+            found = self.entries[0].position if self.entries else 0
+        else:
+            found = head if self.reverse or not self.is_last else self.next_position - 1
+        if found < head:
+            self.entries = [] if self.reverse else self.entries
+            raise DamagedError(self.stream, found + 1, "entries are missing at the end")
+
+    def _fill(self, db: apsw.Connection, place: int) -> None:
+        after = min(self.after, POSITION_MAX)
+        if self.reverse:
+            after = after or NO_BOUND
+        loaded = 0
+        sql = REVERSE if self.reverse else FORWARD
+        for row in db.execute(sql, (self.max_body, place, after, self.size)):
+            entry, size = self._entry(row)
+            self.entries.append(entry)
+            loaded += size
+            if loaded > PAGE_BYTES:
+                return
+        self.is_last = len(self.entries) < self.size
+
+    def _entry(self, row: tuple[Any, ...]) -> tuple[Entry, int]:
+        position, header, size, body = row
+        if not (isinstance(position, int) and isinstance(header, bytes) and isinstance(size, int)):
+            raise DamagedError(self.stream, self.next_position, "a column has the wrong type")
+        return Entry(position, header, body), len(header) + len(body or b"")
+
+
+def _place(stream: str) -> int:
+    """Return the key of a stream: what is looked up is a number, what is found must be the name."""
+    return int.from_bytes(hashlib.sha256(check_name(stream)).digest()[:8], "big", signed=True)
+
+
+def _append(db: apsw.Connection, append: Append) -> Outcome:
+    stream, entries, labels = append
+    place = _place(stream)
+    head = _head(db, stream, place)
+    outcome, missing = decide(
+        entries,
+        None if head is None else head.position,
+        lambda first, last: [row[0] for row in db.execute(HEADERS, (place, first, last))],
+    )
+    if missing:
+        rows = [(place, e.position, _column(e.header), _column(e.body)) for e in missing]
+        db.executemany(ADD_ENTRY, rows)
+        last = missing[-1]
+        digest = hashlib.sha256(last.header).hexdigest()
+        text = msgspec.json.encode(sorted(labels)).decode() if labels else "[]"
+        db.execute(
+            ADD_HEAD if head is None else MOVE_HEAD, (last.position, digest, text, place, stream)
+        )
+        _relabel(db, stream, frozenset() if head is None else head.labels, labels)
+    return outcome
+
+
+def _relabel(
+    db: apsw.Connection, stream: str, before: frozenset[str], after: frozenset[str]
+) -> None:
+    if before != after:
+        db.executemany(REMOVE_LABEL, [(label, stream) for label in before - after])
+        place = _place(stream)
+        db.executemany(ADD_LABEL, [(label, stream, place) for label in after - before])
+
+
+def _column(data: bytes | None) -> str | bytes:
+    """Return text where the same bytes come back from it, so that a shell can show them."""
+    if data is None or b"\0" in data:  # SQLite's own functions end a text at a NUL.
+        return data or b""
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return data
+
+
+def _head(db: apsw.Connection, stream: str, place: int) -> Head | None:
+    row = db.execute(HEAD, (place,)).fetchone()
+    if row is not None:
+        return _checked(stream, row)
+    orphan = db.execute(ORPHAN, (place,)).fetchone()
+    if orphan is not None:
+        raise DamagedError(stream, 0, "it has entries and no head")
+    return None
+
+
+def _checked(stream: str, row: tuple[Any, ...]) -> Head:
+    name, position, digest, labels = row
+    if name != stream:
+        raise DamagedError(stream, 0, "its head bears another name")
+    if not (isinstance(position, int) and isinstance(digest, str) and position > 0):
+        raise DamagedError(stream, 0, "its head has a column of the wrong type")
+    try:
+        known = msgspec.json.decode(labels, type=frozenset[str]) if labels != "[]" else frozenset()
+    except (msgspec.MsgspecError, TypeError, UnicodeError) as error:
+        raise DamagedError(stream, 0, "the labels of its head can not be read") from error
+    return Head(stream, position, digest, known)
+
+
+def _listed(row: tuple[Any, ...], label: str | None) -> Head:
+    name, place, *rest = row
+    if not isinstance(name, str) or _place(name) != place:
+        raise DamagedError(str(name), 0, "its name does not belong to its key")
+    head = _checked(name, tuple(rest))
+    if label is not None and label not in head.labels:
+        raise DamagedError(name, 0, "it is listed under a label that its head does not bear")
+    return head

@@ -1,0 +1,270 @@
+"""The connections of one process to one SQLite file: a writer, and readers lent by the page.
+
+Readers have connections of their own, so that they do not wait for a commit's sync. Nothing here
+knows a table.
+
+SQLite keeps its locks in a list per process, and a child of `os.fork` inherits that list without
+the locks: even a new connection in the child then writes to a log that the parent may delete.
+Therefore all connections are closed before a fork, and both sides open new ones when needed.
+"""
+
+import contextlib
+import os
+import random
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+
+import apsw
+
+from perdure.backends.sqlite_errors import DRIVER_ERRORS, HARMLESS, translated
+from perdure.errors import PerdureError, UnsupportedError, UsageError
+
+FIRST_PAUSE = 0.0002  # A commit on a fast disk takes about as long.
+LONGEST_PAUSE = 0.005  # Long enough to leave the processor alone, short against a slow sync.
+DRAIN_PATIENCE = 10.0  # A fork or a close waits so long for what is under way.
+
+
+def patient(seconds: float) -> Callable[[int], bool]:
+    """Return a busy handler that pauses, shortly and then longer, until the time has passed."""
+    deadline = 0.0
+
+    def pause(attempt: int) -> bool:
+        nonlocal deadline
+        now = time.monotonic()
+        if attempt == 0:
+            deadline = now + seconds
+        if now >= deadline:
+            return False
+        # Jitter, so that two processes do not wake at the same moments for ever.
+        longest = min(FIRST_PAUSE * 1.5 ** min(attempt, 16), LONGEST_PAUSE)
+        time.sleep(longest * random.uniform(0.5, 1.0))  # noqa: S311 - no secret.
+        return True
+
+    return pause
+
+
+class Connections:
+    """Hands out connections that are open, of this process, and free of transactions."""
+
+    def __init__(self, name: str, open_one: Callable[[], apsw.Connection]) -> None:
+        self._name = name
+        self._open_one = open_one
+        self._writer: apsw.Connection | None = None
+        self._readers: list[apsw.Connection] = []
+        self._lent = 0
+        self._closed = False
+        self._poisoned = False
+        self._begin_in_this_process()
+        with _forking:
+            _all.add(self)
+
+    def _begin_in_this_process(self) -> None:
+        self._pid = os.getpid()
+        self._writing = threading.Lock()
+        self._lending = threading.Condition()
+        self._paused = False
+
+    @contextlib.contextmanager
+    def writing(self, stream: str) -> Iterator[apsw.Connection]:
+        """Lend the writer inside a transaction, durable when the block was left without error.
+
+        After any error nothing of the transaction is in the file, or nobody knows: then the
+        writer is poisoned, and what the log holds is rewritten before anything else is written.
+        """
+        self._require_same_process()
+        with self._writing:
+            self._require_open()
+            try:
+                writer = self._writer or self._open_writer()
+                if writer.in_transaction:  # An interrupt came between two lines below.
+                    writer.execute("rollback")
+                writer.execute("begin immediate")
+                before = writer.total_changes()
+                yield writer
+                writer.execute("commit" if writer.total_changes() != before else "rollback")
+            except HARMLESS as error:
+                raise translated(error, self._name, stream) from error
+            except PerdureError:
+                raise
+            except DRIVER_ERRORS as error:
+                self._poison()
+                raise translated(error, self._name, stream) from error
+            finally:
+                self._roll_back()
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[apsw.Connection]:
+        """Lend a reader inside a transaction, so that all it reads is of one moment."""
+        self._require_same_process()
+        reader = self._borrow()
+        try:
+            reader.execute("begin")
+            yield reader
+            reader.execute("rollback")
+        except BaseException:
+            self._discard(reader)  # It may hold a snapshot, or pages that were read wrongly.
+            raise
+        self._give_back(reader)
+
+    def close(self) -> None:
+        """Close what is open, wait for what is under way. Closing twice is harmless."""
+        if self._pid != os.getpid():
+            self._closed = True  # Nothing of this process is open; the parent's stays as it is.
+            return
+        with self._writing:
+            self._closed = True
+            try:
+                self._close_all()
+            except apsw.Error as error:
+                raise translated(error, self._name) from error
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise UsageError(f"{self._name} is closed")
+
+    def _require_same_process(self) -> None:
+        if self._pid == os.getpid():
+            return
+        if self._is_inherited():
+            raise UnsupportedError(
+                f"{self._name} was open when another program's code forked this process",
+                "open the store after the fork",
+            )
+        self._begin_in_this_process()
+
+    def _is_inherited(self) -> bool:
+        return self._writer is not None or bool(self._readers or self._lent)
+
+    def _open_writer(self) -> apsw.Connection:
+        writer = self._open_one()
+        if self._poisoned:
+            try:
+                # After a failed sync the kernel may hold pages that it believes to be on disk.
+                # This writes them anew, into the database, and syncs that.
+                writer.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+            except BaseException:
+                writer.close(True)  # noqa: FBT003 - apsw takes it by position.
+                raise
+            self._poisoned = False
+        self._writer = writer
+        return writer
+
+    def _poison(self) -> None:
+        self._poisoned = True
+        if self._writer is not None:
+            writer, self._writer = self._writer, None
+            # The error that led here is the one to report.
+            with contextlib.suppress(apsw.Error, OSError):
+                writer.close(True)  # noqa: FBT003 - apsw takes it by position.
+
+    def _borrow(self) -> apsw.Connection:
+        with self._lending:
+            while self._paused:
+                self._lending.wait()
+            self._require_open()
+            self._lent += 1
+            if self._readers:
+                return self._readers.pop()
+        try:
+            return self._open_one()
+        except BaseException:
+            self._one_less_lent()
+            raise
+
+    def _give_back(self, reader: apsw.Connection) -> None:
+        with self._lending:
+            if not self._closed:
+                self._readers.append(reader)
+                self._lent -= 1
+                self._lending.notify_all()
+                return
+        self._discard(reader)
+
+    def _discard(self, reader: apsw.Connection) -> None:
+        try:
+            reader.close(True)  # noqa: FBT003 - apsw takes it by position.
+        finally:
+            self._one_less_lent()
+
+    def _one_less_lent(self) -> None:
+        with self._lending:
+            self._lent -= 1
+            self._lending.notify_all()
+
+    def _roll_back(self) -> None:
+        if self._writer is not None and self._writer.in_transaction:
+            try:
+                self._writer.execute("rollback")
+            except apsw.Error:
+                self._poison()
+
+    def _close_all(self) -> None:
+        with self._lending:
+            self._lending.wait_for(lambda: self._lent == 0, DRAIN_PATIENCE)
+            while self._readers:
+                self._readers.pop().close()
+        if self._writer is not None:
+            writer, self._writer = self._writer, None
+            writer.close()
+
+    def pause(self) -> None:
+        """Close everything and let nobody open anything until `resume`: a fork comes."""
+        if not self._writing.acquire(timeout=DRAIN_PATIENCE):
+            return  # The thread that forks may hold it. The child will refuse to use the store.
+        self._paused = True
+        try:
+            self._close_all()
+        except apsw.Error:
+            self._poisoned = True  # Said by the next write, if it is still so.
+
+    def resume(self) -> None:
+        """Go on after `pause`, in the parent."""
+        if self._paused:
+            with self._lending:
+                self._paused = False
+                self._lending.notify_all()
+            self._writing.release()
+
+    def resume_in_child(self) -> None:
+        """Go on after `pause`, in the child: the locks' other holders do not exist here."""
+        if self._is_inherited():
+            _keep_for_ever(self._writer, *self._readers)
+        else:
+            self._begin_in_this_process()
+
+
+def _keep_for_ever(*connections: apsw.Connection | None) -> None:
+    """Closing the parent's connections in a child, even at its exit, could harm the parent's."""
+    import ctypes  # Here, because it is hardly ever needed.
+
+    for connection in connections:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(connection))
+
+
+_all: "weakref.WeakSet[Connections]" = weakref.WeakSet()
+_forking = threading.Lock()
+_pausing: list[Connections] = []
+
+
+def _before_fork() -> None:
+    _forking.acquire()
+    _pausing.extend(_all)
+    for connections in _pausing:
+        connections.pause()
+
+
+def _after_fork(resume: Callable[[Connections], None]) -> None:
+    for connections in _pausing:
+        resume(connections)
+    _pausing.clear()
+    _forking.release()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=_before_fork,
+        after_in_parent=lambda: _after_fork(Connections.resume),
+        after_in_child=lambda: _after_fork(Connections.resume_in_child),
+    )

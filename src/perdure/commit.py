@@ -1,0 +1,195 @@
+"""Many threads, one fsync: callers that arrive while a commit is under way share the next one.
+
+A lone caller works in its own thread. Of those that wait, the first is woken to carry out the
+work of all, the others are woken once, with their answer in hand: threads that wake each other
+for nothing cost more than everything else here.
+"""
+
+import os
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, TypeVar
+
+from perdure.backend import Append, Backend, Outcome
+from perdure.errors import PerdureError, UnavailableError
+from perdure.steps import Commit, Drop, Heads, Read, Request, Steps
+
+Item = TypeVar("Item")
+Answer = TypeVar("Answer")
+T = TypeVar("T")
+
+
+class _Waiter(Generic[Item, Answer]):
+    __slots__ = ("answer", "error", "item", "leads", "wake")
+
+    def __init__(self, item: Item) -> None:
+        self.item = item
+        self.answer: Answer | None = None
+        self.error: BaseException | None = None
+        self.leads = False
+        self.wake: threading.Lock | None = None
+
+
+class Combiner(Generic[Item, Answer]):
+    """Carries out the items of many threads together, in one of them."""
+
+    def __init__(self, run: Callable[[list[Item]], Sequence[Answer]]) -> None:
+        self._run = run
+        self._reset()
+
+    def _reset(self) -> None:
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._busy = False
+        self._queue: list[_Waiter[Item, Answer]] = []
+
+    def submit(self, item: Item) -> Answer:
+        """Return the answer to an item once it was carried out, by this thread or another."""
+        if self._pid != os.getpid():
+            self._reset()  # The threads that held the lock or waited stayed behind in the parent.
+        waiter: _Waiter[Item, Answer] = _Waiter(item)
+        with self._lock:
+            waiter.leads = not self._busy
+            self._busy = True
+            if not waiter.leads:
+                waiter.wake = threading.Lock()
+                waiter.wake.acquire()
+                self._queue.append(waiter)
+        if waiter.wake is not None:
+            self._wait(waiter, waiter.wake)
+        if waiter.leads:
+            self._lead(waiter)
+        if waiter.error is not None:
+            raise waiter.error
+        return waiter.answer  # type: ignore[return-value]
+
+    def _wait(self, waiter: _Waiter[Item, Answer], wake: threading.Lock) -> None:
+        try:
+            wake.acquire()
+        except BaseException:
+            with self._lock:
+                if waiter in self._queue:
+                    self._queue.remove(waiter)
+            if waiter.leads:
+                self._hand_over()
+            raise
+
+    def _lead(self, own: _Waiter[Item, Answer]) -> None:
+        with self._lock:
+            others = [waiter for waiter in self._queue if waiter is not own]
+            self._queue = []
+        batch = [own, *others]
+        try:
+            answers = self._run([waiter.item for waiter in batch])
+            for waiter, answer in zip(batch, answers, strict=True):
+                waiter.answer = answer
+        except BaseException as error:  # noqa: BLE001 - raised in every thread that waits
+            own.error = error
+            for waiter in others:
+                waiter.error = _for_another_thread(error)
+        finally:
+            for waiter in others:
+                if waiter.wake is not None:
+                    waiter.wake.release()
+            self._hand_over()
+
+    def _hand_over(self) -> None:
+        with self._lock:
+            if not self._queue:
+                self._busy = False
+                return
+            following = self._queue[0]
+            following.leads = True
+        if following.wake is not None:
+            following.wake.release()
+
+
+def _for_another_thread(error: BaseException) -> BaseException:
+    """Return an error of its own for a thread that waited, with the first one as its cause."""
+    if isinstance(error, PerdureError):
+        copy: BaseException = type(error)(*error.args)
+    else:
+        copy = UnavailableError("the commit", f"it was interrupted by {type(error).__name__}")
+    copy.__cause__ = error
+    return copy
+
+
+class Committer:
+    """Sends the appends of many sessions to a backend together."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self._combiner: Combiner[Append | None, Outcome] = Combiner(self._send)
+
+    def append(self, append: Append) -> Outcome:
+        """Return what became of an append; whatever was stored is durable."""
+        return self._combiner.submit(append)
+
+    def drain(self) -> None:
+        """Return when everything that was under way has been answered."""
+        self._combiner.submit(None)
+
+    def _send(self, appends: list[Append | None]) -> list[Outcome]:
+        outcomes: dict[int, Outcome] = {}
+        for group in rounds(appends):
+            batch = [append for _, append in group]
+            answers = self._attempt(batch)
+            outcomes.update(zip((number for number, _ in group), answers, strict=True))
+        return [outcomes.get(number, Outcome("stored")) for number in range(len(appends))]
+
+    def _attempt(self, batch: list[Append]) -> Sequence[Outcome]:
+        try:
+            return self._backend.append(batch)
+        except UnavailableError:
+            # The backend reopens itself; appends are idempotent, so once more can do no harm.
+            return self._backend.append(batch)
+
+
+def rounds(appends: Sequence[Append | None]) -> list[list[tuple[int, Append]]]:
+    """Return numbered appends in groups that name each stream once, in order of stream."""
+    groups: list[dict[str, tuple[int, Append]]] = []
+    for number, append in enumerate(appends):
+        if append is None:
+            continue
+        group = next((group for group in groups if append.stream not in group), None)
+        if group is None:
+            groups.append(group := {})
+        group[append.stream] = (number, append)
+    return [[group[stream] for stream in sorted(group)] for group in groups]
+
+
+class Driver:
+    """Carries out the requests of steps on a blocking backend."""
+
+    def __init__(self, backend: Backend, committer: Committer) -> None:
+        self._backend = backend
+        self._committer = committer
+
+    def run(self, steps: Steps[T]) -> T:
+        """Return what the steps return; errors of the backend reach the step that asked."""
+        try:
+            request = next(steps)
+            while True:
+                try:
+                    answer = self._answer(request)
+                except BaseException as error:  # noqa: BLE001 - the steps decide, and raise it
+                    request = steps.throw(error)
+                else:
+                    request = steps.send(answer)
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
+
+    def _answer(self, request: Request) -> Any:
+        match request:
+            case Commit(append):
+                return self._committer.append(append)
+            case Read(stream, after, limit, reverse):
+                return list(self._backend.read(stream, after=after, limit=limit, reverse=reverse))
+            case Heads(prefix, after_name, labels, limit):
+                return list(
+                    self._backend.streams(
+                        prefix=prefix, after=after_name, labels=labels, limit=limit
+                    )
+                )
+            case Drop(stream, before):
+                return self._backend.drop(stream, before=before)

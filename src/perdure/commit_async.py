@@ -1,0 +1,126 @@
+"""Many tasks, one fsync: the same as `commit`, for callers in an event loop.
+
+The work goes on in a task of its own, so a caller that is cancelled leaves the others, and the
+session, in a known state.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
+from typing import Any, Generic
+
+from perdure.backend import Append, AsyncBackend, Outcome
+from perdure.commit import Answer, Item, T, rounds
+from perdure.errors import UnavailableError
+from perdure.steps import Commit, Drop, Heads, Read, Request, Steps
+
+_Waiting = tuple[Item, asyncio.Future[Answer]]
+
+
+class AsyncCombiner(Generic[Item, Answer]):
+    """Carries out the items of many tasks together."""
+
+    def __init__(self, run: Callable[[list[Item]], Coroutine[Any, Any, Sequence[Answer]]]) -> None:
+        self._run = run
+        self._task: asyncio.Task[Sequence[Answer]] | None = None
+        self._queue: list[_Waiting[Item, Answer]] = []
+
+    async def submit(self, item: Item) -> Answer:
+        """Return the answer to an item. When cancelled, the item may still be carried out."""
+        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._queue.append((item, future))
+        if self._task is None:
+            self._start()
+        return await future
+
+    def _start(self) -> None:
+        batch, self._queue = self._queue, []
+        task = asyncio.create_task(self._run([item for item, _ in batch]))
+        self._task = task
+        task.add_done_callback(partial(self._finish, batch))
+
+    def _finish(
+        self, batch: list[_Waiting[Item, Answer]], task: asyncio.Task[Sequence[Answer]]
+    ) -> None:
+        self._task = None
+        self._queue = [waiting for waiting in self._queue if not waiting[1].done()]
+        if self._queue and not task.cancelled():
+            self._start()
+        error = None if task.cancelled() else task.exception()
+        waiting = [future for _, future in batch if not future.done()]
+        for future in waiting:
+            if task.cancelled():
+                future.cancel()
+            elif error is not None:
+                future.set_exception(error)
+        if not task.cancelled() and error is None:
+            for (_, future), answer in zip(batch, task.result(), strict=True):
+                if not future.done():
+                    future.set_result(answer)
+
+
+class AsyncCommitter:
+    """Sends the appends of many sessions to a backend together."""
+
+    def __init__(self, backend: AsyncBackend) -> None:
+        self._backend = backend
+        self._combiner: AsyncCombiner[Append | None, Outcome] = AsyncCombiner(self._send)
+
+    async def append(self, append: Append) -> Outcome:
+        """Return what became of an append; whatever was stored is durable."""
+        return await self._combiner.submit(append)
+
+    async def drain(self) -> None:
+        """Return when everything that was under way has been answered."""
+        await self._combiner.submit(None)
+
+    async def _send(self, appends: list[Append | None]) -> list[Outcome]:
+        outcomes: dict[int, Outcome] = {}
+        for group in rounds(appends):
+            batch = [append for _, append in group]
+            answers = await self._attempt(batch)
+            outcomes.update(zip((number for number, _ in group), answers, strict=True))
+        return [outcomes.get(number, Outcome("stored")) for number in range(len(appends))]
+
+    async def _attempt(self, batch: list[Append]) -> Sequence[Outcome]:
+        try:
+            return await self._backend.append(batch)
+        except UnavailableError:
+            # The backend reopens itself; appends are idempotent, so once more can do no harm.
+            return await self._backend.append(batch)
+
+
+class AsyncDriver:
+    """Carries out the requests of steps on an async backend."""
+
+    def __init__(self, backend: AsyncBackend, committer: AsyncCommitter) -> None:
+        self._backend = backend
+        self._committer = committer
+
+    async def run(self, steps: Steps[T]) -> T:
+        """Return what the steps return; errors of the backend reach the step that asked."""
+        try:
+            request = next(steps)
+            while True:
+                try:
+                    answer = await self._answer(request)
+                except BaseException as error:  # noqa: BLE001 - the steps decide, and raise it
+                    request = steps.throw(error)
+                else:
+                    request = steps.send(answer)
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
+
+    async def _answer(self, request: Request) -> Any:
+        backend = self._backend
+        match request:
+            case Commit(append):
+                return await self._committer.append(append)
+            case Read(stream, after, limit, reverse):
+                entries = backend.read(stream, after=after, limit=limit, reverse=reverse)
+                return [entry async for entry in entries]
+            case Heads(prefix, after_name, labels, limit):
+                heads = backend.streams(prefix=prefix, after=after_name, labels=labels, limit=limit)
+                return [head async for head in heads]
+            case Drop(stream, before):
+                return await backend.drop(stream, before=before)

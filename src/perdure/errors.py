@@ -1,0 +1,177 @@
+"""Every exception, grouped by what the caller can do about it.
+
+    PerdureError
+    ├── UsageError        fix the call                       also a ValueError
+    ├── NotFoundError     there is nothing under that name   also a LookupError
+    ├── ConflictError     somebody wrote first: look, decide, append again
+    ├── InUseError        living branches or a hold need it
+    ├── DivergenceError   the same id was used for something else
+    ├── UnavailableError  the store did not answer: try later
+    ├── UnsupportedError  this store or machine can not do that: choose another
+    ├── VersionError      written by a newer perdure: upgrade
+    └── DamagedError      what was read is not what was written: stop and look
+        ├── ChainError    an entry is missing, out of order or altered
+        ├── TornError     the end was cut in the middle of a batch
+        └── PayloadError  intact, but not a record
+
+Rules for editors: arguments go to `super().__init__`, so that errors survive copying between
+processes; the text is made in `__str__`; messages carry names and positions, never bodies.
+"""
+
+
+class PerdureError(Exception):
+    """The root of everything perdure raises."""
+
+
+class UsageError(PerdureError, ValueError):
+    """The call can not work as it is; nothing was written. Fix the call.
+
+    `path` says where in the given value the trouble lies, such as `$.content[2]`.
+    """
+
+    def __init__(self, reason: str, path: str = "") -> None:
+        super().__init__(reason, path)
+        self.reason = reason
+        self.path = path
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.reason}" if self.path else self.reason
+
+
+class NotFoundError(PerdureError, LookupError):
+    """Absence was asked about: no session, version or position of that name is there."""
+
+    def __init__(self, what: str, hint: str = "") -> None:
+        super().__init__(what, hint)
+        self.what = what
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.what} not found" + (f": {self.hint}" if self.hint else "")
+
+
+class ConflictError(PerdureError):
+    """Another writer was first, and what this call was based on no longer holds.
+
+    Nothing of the call was written. The session has been refreshed: look at what is new, decide,
+    and call again. `head` is the position that the stream has now.
+    """
+
+    def __init__(self, stream: str, position: int, head: int, reason: str = "") -> None:
+        super().__init__(stream, position, head, reason)
+        self.stream = stream
+        self.position = position
+        self.head = head
+        self.reason = reason
+
+    def __str__(self) -> str:
+        because = f" ({self.reason})" if self.reason else ""
+        return (
+            f"{self.stream!r} moved on from position {self.position} to {self.head}{because}: "
+            "the session has been refreshed, look at what is new and decide again"
+        )
+
+
+class InUseError(PerdureError):
+    """The session can not be deleted: `by` names the branches and holds that need it."""
+
+    def __init__(self, stream: str, by: tuple[str, ...]) -> None:
+        super().__init__(stream, by)
+        self.stream = stream
+        self.by = by
+
+    def __str__(self) -> str:
+        return f"{self.stream!r} is needed by {', '.join(map(repr, self.by))}: delete those first"
+
+
+class DivergenceError(PerdureError):
+    """An `id` that the caller chose is already recorded with other content.
+
+    Nothing was written. `recorded` and `given` are the digests of the two contents.
+    """
+
+    def __init__(self, stream: str, record_id: str, recorded: str, given: str) -> None:
+        super().__init__(stream, record_id, recorded, given)
+        self.stream = stream
+        self.record_id = record_id
+        self.recorded = recorded
+        self.given = given
+
+    def __str__(self) -> str:
+        return (
+            f"{self.stream!r} already holds {self.record_id!r} with other content "
+            f"({self.recorded} recorded, {self.given} given): choose another id"
+        )
+
+
+class UnavailableError(PerdureError):
+    """The store did not do what was asked, and may later.
+
+    After a write, whether it was stored is unknown: the session is in doubt and finds out before
+    it writes anything else. Calling again is safe where the call carried an `id`.
+    """
+
+    def __init__(self, backend: str, reason: str, hint: str = "try again later") -> None:
+        super().__init__(backend, reason, hint)
+        self.backend = backend
+        self.reason = reason
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.backend}: {self.reason}: {self.hint}"
+
+
+class UnsupportedError(PerdureError):
+    """This store, file system or library version can not keep what is promised."""
+
+    def __init__(self, capability: str, hint: str) -> None:
+        super().__init__(capability, hint)
+        self.capability = capability
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.capability}: {self.hint}"
+
+
+class VersionError(PerdureError):
+    """The data was written by a newer perdure. Nothing is wrong with it: upgrade to read it."""
+
+    def __init__(self, what: str, found: str, known: str) -> None:
+        super().__init__(what, found, known)
+        self.what = what
+        self.found = found
+        self.known = known
+
+    def __str__(self) -> str:
+        return (
+            f"{self.what} is of version {self.found}, this perdure knows {self.known}: upgrade it"
+        )
+
+
+class DamagedError(PerdureError):
+    """What was read is not what was written. Stop, keep a copy of the store, and look.
+
+    `position` is the first bad position, or 0 where the damage is not in one entry.
+    """
+
+    def __init__(self, stream: str, position: int, reason: str) -> None:
+        super().__init__(stream, position, reason)
+        self.stream = stream
+        self.position = position
+        self.reason = reason
+
+    def __str__(self) -> str:
+        where = f"{self.stream!r} entry {self.position}" if self.position else f"{self.stream!r}"
+        return f"{where} is damaged: {self.reason}"
+
+
+class ChainError(DamagedError):
+    """An entry is missing, out of order, altered, or belongs to another stream."""
+
+
+class TornError(DamagedError):
+    """A batch was cut in the middle by a crash. It was never acknowledged and counts as absent."""
+
+
+class PayloadError(DamagedError):
+    """The entry is intact, but what it holds is not a record of its kind."""

@@ -1,0 +1,254 @@
+"""What a session knows, computed from its records in order. Pure.
+
+A fold holds positions and small facts, never bodies, so it stays small however long the history
+is. `draft()` gives a copy that shares what it does not change: a write is tried on a draft, and the
+draft becomes the fold when the write was stored. So whoever holds a fold sees a state that was
+acknowledged, and it never changes under them.
+"""
+
+from collections.abc import Callable
+from hashlib import sha256
+from typing import Any, ClassVar, NamedTuple
+
+import msgspec
+
+from perdure.errors import PayloadError
+from perdure.records import (
+    Branched,
+    Content,
+    Deleted,
+    Kept,
+    Labelled,
+    Message,
+    Released,
+    Snapshot,
+    TurnBegun,
+    TurnChange,
+    TurnContinued,
+    Value,
+)
+from perdure.values import ValueFacts
+
+FOLD_VERSION = 1
+SNAPSHOT_EVERY = (
+    256  # Opening reads at most about this many entries; at 128 B each, 0.5 B a record.
+)
+SNAPSHOT_BYTES_PER_ENTRY = 128  # A session with many keys has large snapshots, so it has fewer.
+IDS_KEPT = 1024  # How far back a caller's own id is recognised.
+GENERATED = "."  # Ids that perdure made begin with this; a caller's own never do.
+
+TURN_OPEN = "turn-open"
+DELETED = "deleted"
+RESERVED_LABELS = frozenset({TURN_OPEN, DELETED, "unknown-effect", "approval-waiting"})
+
+
+class OpenTurn(NamedTuple):
+    """A turn that has begun and not ended. `owner` is the record that last took it over."""
+
+    position: int
+    correlation_id: str
+    owner: str
+
+
+class Known(NamedTuple):
+    """A record under an id that the caller chose: where it is, and what it says."""
+
+    position: int
+    fingerprint: str
+
+
+class Ancestor(NamedTuple):
+    """A stream that holds the part of the past up to `at`."""
+
+    name: str
+    stream: str
+    at: int
+
+
+class Fold:
+    """The state after the records so far."""
+
+    __slots__ = (
+        "_shared",
+        "deleted",
+        "ids",
+        "keeps",
+        "labels",
+        "last_message",
+        "lineage",
+        "messages",
+        "since_snapshot",
+        "snapshot_size",
+        "turns",
+        "values",
+    )
+
+    def __init__(self) -> None:
+        self.messages = 0
+        self.last_message = 0
+        self.values: dict[str, ValueFacts] = {}
+        self.turns: dict[str, OpenTurn] = {}
+        self.ids: dict[str, Known] = {}
+        self.labels: frozenset[str] = frozenset()
+        self.keeps: dict[str, Kept] = {}
+        self.lineage: tuple[Ancestor, ...] = ()
+        self.deleted = False
+        self.since_snapshot = 0
+        self.snapshot_size = 0
+        self._shared: frozenset[str] = frozenset()
+
+    def draft(self) -> "Fold":
+        """Return a copy that may be changed while this one stays as it is."""
+        copy = object.__new__(Fold)
+        for name in _COPIED:
+            setattr(copy, name, getattr(self, name))
+        copy._shared = _CONTAINERS
+        return copy
+
+    def _own(self, name: str) -> dict[str, Any]:
+        held: dict[str, Any] = getattr(self, name)
+        if name in self._shared:
+            held = dict(held)
+            setattr(self, name, held)
+            self._shared -= {name}
+        return held
+
+    @property
+    def head_labels(self) -> frozenset[str]:
+        """The labels that the head of the stream bears in this state."""
+        if self.deleted:
+            return frozenset({DELETED})
+        return self.labels | {TURN_OPEN} if self.turns else self.labels
+
+    @property
+    def snapshot_due(self) -> bool:
+        every = max(SNAPSHOT_EVERY, self.snapshot_size // SNAPSHOT_BYTES_PER_ENTRY)
+        return self.since_snapshot >= every
+
+    def apply(self, position: int, record_id: str, content: Content, payload: bytes) -> None:
+        """Take in the next record."""
+        self.since_snapshot += 1
+        self.deleted = False
+        if not record_id.startswith(GENERATED):
+            self._remember(record_id, Known(position, fingerprint(payload)))
+        change = self._changes.get(content.kind)
+        if change is not None:
+            change(self, position, record_id, content)
+        if content.kind == Snapshot.kind:
+            self.since_snapshot, self.snapshot_size = 0, len(payload)
+
+    def _remember(self, record_id: str, known: Known) -> None:
+        ids = self._own("ids")
+        ids[record_id] = known
+        if len(ids) > IDS_KEPT:
+            del ids[next(iter(ids))]
+
+    def _message(self, position: int, _id: str, _content: Message) -> None:
+        self.messages += 1
+        self.last_message = position
+
+    def _value(self, position: int, _id: str, content: Value) -> None:
+        values = self._own("values")
+        chain = (position,)
+        if content.form == "delta":
+            chain = (*values[content.key].chain, position)
+        values[content.key] = ValueFacts(content.version, chain, content.form == "deleted")
+
+    def _turn_begun(self, position: int, record_id: str, content: TurnBegun) -> None:
+        turn = OpenTurn(position, content.correlation_id, record_id)
+        self._own("turns")[record_id] = turn
+
+    def _turn_continued(self, _position: int, record_id: str, content: TurnContinued) -> None:
+        turns = self._own("turns")
+        turns[content.turn] = turns[content.turn]._replace(owner=record_id)
+
+    def _turn_ended(self, _position: int, _id: str, content: TurnChange) -> None:
+        self._own("turns").pop(content.turn, None)
+
+    def _labelled(self, _position: int, _id: str, content: Labelled) -> None:
+        self.labels = (self.labels | frozenset(content.add)) - frozenset(content.remove)
+
+    def _kept(self, _position: int, record_id: str, content: Kept) -> None:
+        self._own("keeps")[record_id] = content
+
+    def _released(self, _position: int, _id: str, content: Released) -> None:
+        self._own("keeps").pop(content.keep, None)
+
+    def _branched(self, _position: int, _id: str, content: Branched) -> None:
+        # The past is shared, but what binds the parent (holds, labels) binds the parent alone.
+        self.lineage = (Ancestor(content.parent, content.stream, content.at), *self.lineage)
+        self.keeps, self.labels = {}, frozenset()
+        self._shared -= {"keeps"}
+
+    def _deleted(self, _position: int, _id: str, _content: Deleted) -> None:
+        self.__init__()  # type: ignore[misc] # Everything before counts as gone.
+        self.deleted = True
+
+    _changes: ClassVar[dict[str, Callable[..., None]]] = {
+        "message": _message,
+        "value": _value,
+        "turn.begun": _turn_begun,
+        "turn.continued": _turn_continued,
+        "turn.completed": _turn_ended,
+        "turn.failed": _turn_ended,
+        "turn.abandoned": _turn_ended,
+        "labelled": _labelled,
+        "kept": _kept,
+        "released": _released,
+        "branched": _branched,
+        "deleted": _deleted,
+    }
+
+    def facts(self) -> dict[str, Any]:
+        """Return the state as a snapshot holds it."""
+        return {
+            "messages": self.messages,
+            "last_message": self.last_message,
+            "values": {key: [*facts] for key, facts in self.values.items()},
+            "turns": {turn: [*facts] for turn, facts in self.turns.items()},
+            "ids": {record_id: [*known] for record_id, known in self.ids.items()},
+            "labels": sorted(self.labels),
+            "keeps": {
+                keep: [kept.reason, kept.branch, kept.stream] for keep, kept in self.keeps.items()
+            },
+            "lineage": [[*ancestor] for ancestor in self.lineage],
+        }
+
+    @classmethod
+    def restore(cls, snapshot: Snapshot, payload: bytes, *, name: str, position: int) -> "Fold":
+        """Return the state that a snapshot holds, or raise PayloadError."""
+        try:
+            facts = msgspec.convert(snapshot.facts, _Facts)
+        except msgspec.ValidationError as error:
+            raise PayloadError(name, position, "a fold snapshot that can not be read") from error
+        fold = cls()
+        fold.messages, fold.last_message = facts.messages, facts.last_message
+        fold.values, fold.turns, fold.ids = facts.values, facts.turns, facts.ids
+        fold.labels = frozenset(facts.labels)
+        fold.keeps = {
+            keep: Kept(reason=reason, branch=branch, stream=stream)
+            for keep, (reason, branch, stream) in facts.keeps.items()
+        }
+        fold.lineage = facts.lineage
+        fold.snapshot_size = len(payload)
+        return fold
+
+
+def fingerprint(payload: bytes) -> str:
+    """Return enough of a payload's digest to tell two contents under one id apart."""
+    return sha256(payload).hexdigest()[:32]
+
+
+class _Facts(msgspec.Struct, forbid_unknown_fields=True):
+    messages: int
+    last_message: int
+    values: dict[str, ValueFacts]
+    turns: dict[str, OpenTurn]
+    ids: dict[str, Known]
+    labels: list[str]
+    keeps: dict[str, tuple[str, str, str]]
+    lineage: tuple[Ancestor, ...]
+
+
+_COPIED = tuple(name for name in Fold.__slots__ if name != "_shared")
+_CONTAINERS = frozenset({"values", "turns", "ids", "keeps"})

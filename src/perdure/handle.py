@@ -1,0 +1,59 @@
+"""Handle: a replica with the queue of those who write through it. Its twin is in `handle_async`."""
+
+from typing import TypeVar
+
+from perdure.commit import Combiner, Driver
+from perdure.errors import PerdureError, UsageError
+from perdure.plans import Plan
+from perdure.replica import Answer, Replica
+from perdure.steps import Steps
+from perdure.writing import NOTHING
+
+T = TypeVar("T")
+
+
+class Handle:
+    """What a session, its turns and its values have in common.
+
+    At most one append of a session is in flight; plans that come meanwhile leave as one batch, so
+    threads that share a handle never race for a position.
+    """
+
+    def __init__(self, driver: Driver, replica: Replica) -> None:
+        self.driver = driver
+        self.replica = replica
+        self.own_turns: set[str] = set()
+        self._combiner: Combiner[Plan, Answer] = Combiner(self._write_all)
+        self._closed = False
+
+    def write(self, plan: Plan) -> int:
+        """Carry out a plan; on return it is durable. Return its answer."""
+        self.require_open()
+        answer = self._combiner.submit(plan)
+        if isinstance(answer, PerdureError):
+            raise answer
+        return answer
+
+    def _write_all(self, plans: list[Plan]) -> list[Answer]:
+        return self.driver.run(self.replica.write(plans))
+
+    def run(self, steps: Steps[T]) -> T:
+        """Carry out steps that read."""
+        self.require_open()
+        return self.driver.run(steps)
+
+    def close(self) -> None:
+        """Wait for what is under way, settle what is in doubt, and take no more."""
+        if not self._closed:
+            try:
+                if not self.replica.gone:
+                    self._combiner.submit(NOTHING)
+            finally:
+                self._closed = True
+
+    def require_open(self) -> None:
+        """Raise if this handle was closed, or if its session was deleted."""
+        if self._closed:
+            name = self.replica.name
+            raise UsageError(f"session {name!r} is closed: open it again from the store")
+        self.replica.require_present()

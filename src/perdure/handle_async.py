@@ -1,0 +1,59 @@
+"""AsyncHandle: a replica with the queue of those who write through it. Its twin is in `handle`."""
+
+from typing import TypeVar
+
+from perdure.commit_async import AsyncCombiner, AsyncDriver
+from perdure.errors import PerdureError, UsageError
+from perdure.plans import Plan
+from perdure.replica import Answer, Replica
+from perdure.steps import Steps
+from perdure.writing import NOTHING
+
+T = TypeVar("T")
+
+
+class AsyncHandle:
+    """What a session, its turns and its values have in common.
+
+    At most one append of a session is in flight; plans that come meanwhile leave as one batch, so
+    tasks that share a handle never race for a position.
+    """
+
+    def __init__(self, driver: AsyncDriver, replica: Replica) -> None:
+        self.driver = driver
+        self.replica = replica
+        self.own_turns: set[str] = set()
+        self._combiner: AsyncCombiner[Plan, Answer] = AsyncCombiner(self._write_all)
+        self._closed = False
+
+    async def write(self, plan: Plan) -> int:
+        """Carry out a plan; on return it is durable. Return its answer."""
+        self.require_open()
+        answer = await self._combiner.submit(plan)
+        if isinstance(answer, PerdureError):
+            raise answer
+        return answer
+
+    async def _write_all(self, plans: list[Plan]) -> list[Answer]:
+        return await self.driver.run(self.replica.write(plans))
+
+    async def run(self, steps: Steps[T]) -> T:
+        """Carry out steps that read."""
+        self.require_open()
+        return await self.driver.run(steps)
+
+    async def close(self) -> None:
+        """Wait for what is under way, settle what is in doubt, and take no more."""
+        if not self._closed:
+            try:
+                if not self.replica.gone:
+                    await self._combiner.submit(NOTHING)
+            finally:
+                self._closed = True
+
+    def require_open(self) -> None:
+        """Raise if this handle was closed, or if its session was deleted."""
+        if self._closed:
+            name = self.replica.name
+            raise UsageError(f"session {name!r} is closed: open it again from the store")
+        self.replica.require_present()

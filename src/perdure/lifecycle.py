@@ -1,0 +1,210 @@
+"""How sessions begin, branch and end. Pure: steps over replicas that are loaded for the purpose.
+
+A branch shares its parent's past, so the parent must stay while the branch lives. Creating one
+writes a keep in the parent, then the branch's first entry, then looks whether the keep still
+stands. Deleting the parent ends a keep whose branch is not there, then looks whether the branch
+has come to be after all. Each writes before it looks, so they can not miss each other.
+"""
+
+from collections.abc import Sequence
+
+from perdure import codec, journal, reading, steps
+from perdure.backend import Append, Head
+from perdure.errors import ConflictError, InUseError, NotFoundError, UsageError
+from perdure.fold import DELETED
+from perdure.journal import Draft, Stream, Tip
+from perdure.plans import Batch, Plan
+from perdure.records import Branched, Deleted, Kept, Released
+from perdure.replica import Replica, Settings
+from perdure.steps import Steps
+from perdure.writing import require_session_id
+
+PAGE = 256
+
+
+def opened(name: object, settings: Settings, *, must_exist: bool) -> Steps[Replica]:
+    """Load a session."""
+    replica = Replica(require_session_id(name), settings)
+    yield from replica.load()
+    if must_exist and not replica.exists:
+        hint = "it was deleted" if replica.fold.deleted else "store.session(...) would create it"
+        raise NotFoundError(f"session {replica.name!r}", hint)
+    return replica
+
+
+def listed(
+    *, prefix: str, after: str, labels: Sequence[str], deleted: bool
+) -> Steps[tuple[list[Head], str | None]]:
+    """Return a page of heads, and the name to go on after, or None at the end."""
+    page = yield from steps.heads(prefix=prefix, after=after, labels=labels, limit=PAGE)
+    shown = [head for head in page if deleted or DELETED not in head.labels]
+    return shown, page[-1].stream if len(page) == PAGE else None
+
+
+def branch(source: Replica, name: object, *, at: int | None) -> Steps[Replica]:
+    """Create a session that shares the source's past up to and with a position."""
+    child = Replica(require_session_id(name), source.settings)
+    position = source.tip.position if at is None else at
+    if not 1 <= position <= source.tip.position:
+        raise UsageError(f"a branch begins at 1 to {source.tip.position}, not {position}")
+    past = source.past(Tip(position, None))
+    shared = yield from reading.entry_at(past, position)
+    owner = Replica(past.segment(position).stream.session, source.settings)
+    yield from _require_free(child.name)
+    yield from owner.load()
+    keep = _keep(child, source.settings)
+    yield from _write(owner, keep)
+    yield from _begin(child, owner, shared.tip, keep.subject)
+    yield from owner.catch_up()
+    if keep.subject not in owner.fold.keeps:
+        yield from _retract(child, "its parent was deleted before the branch was complete")
+        raise ConflictError(owner.name, position, owner.tip.position, "it was deleted meanwhile")
+    yield from child.load()
+    return child
+
+
+def _require_free(name: str) -> Steps[None]:
+    head = yield from steps.head(name)
+    if head is not None:
+        state = (
+            "was deleted, and its name can not begin a branch"
+            if DELETED in head.labels
+            else "exists"
+        )
+        raise UsageError(f"session {name!r} {state}: choose another name")
+
+
+def _keep(child: Replica, settings: Settings) -> Plan:
+    keep_id = settings.new_id()
+    child.stream = Stream(child.name, settings.token(), settings.tenant)
+    content = Kept(reason="branch", branch=child.name, stream=child.stream.id)
+
+    def make(batch: Batch) -> Steps[int]:
+        yield from ()
+        return batch.add_content(keep_id, content)
+
+    return Plan("keep", keep_id, make)
+
+
+def _begin(child: Replica, owner: Replica, shared: Tip, keep: str) -> Steps[None]:
+    """Store the first entry of a branch, or end the keep if the name was taken meanwhile."""
+    if child.stream is None or owner.stream is None:
+        raise NotFoundError(f"session {owner.name!r}")
+    settings = child.settings
+    content = Branched(parent=owner.name, stream=owner.stream.id, at=shared.position)
+    draft = Draft(settings.new_id(), content, codec.encode(content))
+    time = journal.timestamp(settings.clock())
+    entries, _ = journal.link(child.stream, shared, [draft], time=time, cipher=settings.cipher)
+    outcome = yield from steps.commit(Append(child.name, entries))
+    if outcome.status != "stored":
+        yield from _write(owner, _release(owner, keep))
+        raise UsageError(f"session {child.name!r} exists: choose another name")
+
+
+def _release(owner: Replica, keep: str) -> Plan:
+    record_id = owner.settings.new_id()
+
+    def make(batch: Batch) -> Steps[int]:
+        yield from ()
+        if keep not in batch.fold.keeps:
+            return batch.position
+        return batch.add_content(record_id, Released(keep=keep))
+
+    return Plan("release", keep, make)
+
+
+def delete(name: object, settings: Settings, *, reason: str) -> Steps[None]:
+    """End a session and drop what was before; refuse while branches or holds need it."""
+    replica = Replica(require_session_id(name), settings)
+    try:
+        yield from replica.load()
+    except NotFoundError:
+        # A branch that was cut off while it was made: its past is gone, and nobody was told of it.
+        yield from _retract(replica, reason)
+        return
+    if not replica.exists:
+        if replica.fold.deleted:  # A crash may have come between the record and the dropping.
+            yield from steps.drop(replica.name, before=replica.tip.position)
+        raise NotFoundError(f"session {replica.name!r}")
+    for keep, kept in replica.fold.keeps.items():
+        yield from _end_keep(replica, keep, kept)
+    yield from _end(replica, reason)
+
+
+def _end_keep(replica: Replica, keep: str, kept: Kept) -> Steps[None]:
+    """End the keep of a branch that is not there; raise InUseError if it is."""
+    if not kept.branch:
+        raise InUseError(replica.name, (kept.reason,))
+    yield from _require_no_branch(replica, kept)
+    yield from _write(replica, _release(replica, keep))
+    try:
+        yield from _require_no_branch(replica, kept)
+    except InUseError:
+        yield from _write(replica, Plan("keep", keep, lambda batch: _again(batch, keep, kept)))
+        raise
+
+
+def _again(batch: Batch, keep: str, kept: Kept) -> Steps[int]:
+    yield from ()
+    return batch.add_content(keep, kept)
+
+
+def _require_no_branch(replica: Replica, kept: Kept) -> Steps[None]:
+    head = yield from steps.head(kept.branch)
+    if head is None or DELETED in head.labels:
+        return
+    first = yield from steps.read(kept.branch, after=0, limit=1)
+    if first and journal.inspect(kept.branch, first[0]).header.stream == kept.stream:
+        raise InUseError(replica.name, (kept.branch,))
+
+
+def _end(replica: Replica, reason: str) -> Steps[None]:
+    record_id = replica.settings.new_id()
+
+    def make(batch: Batch) -> Steps[int]:
+        yield from ()
+        if batch.fold.keeps:
+            by = tuple(kept.branch or kept.reason for kept in batch.fold.keeps.values())
+            raise InUseError(batch.name, by)
+        if batch.fold.deleted:
+            raise NotFoundError(f"session {batch.name!r}")
+        return batch.add_content(record_id, Deleted(reason=reason))
+
+    lineage = replica.fold.lineage
+    position = yield from _write(replica, Plan("delete", "", make))
+    yield from steps.drop(replica.name, before=position)
+    if lineage:
+        yield from _let_go(replica, lineage[0].name)
+
+
+def _retract(replica: Replica, reason: str) -> Steps[None]:
+    """End a branch without reading its past, which is gone."""
+    (last,) = yield from steps.read(replica.name, after=0, limit=1, reverse=True)
+    linked = journal.inspect(replica.name, last)
+    settings, content = replica.settings, Deleted(reason=reason)
+    stream = Stream(replica.name, linked.header.stream, settings.tenant)
+    draft = Draft(settings.new_id(), content, codec.encode(content))
+    time = journal.timestamp(settings.clock())
+    entries, tip = journal.link(stream, linked.tip, [draft], time=time, cipher=settings.cipher)
+    outcome = yield from steps.commit(Append(replica.name, entries, frozenset({DELETED})))
+    if outcome.status != "stored":
+        raise ConflictError(
+            replica.name, linked.entry.position, tip.position, "somebody wrote to it"
+        )
+    yield from steps.drop(replica.name, before=tip.position)
+
+
+def _let_go(child: Replica, parent: str) -> Steps[None]:
+    """End the keep that a deleted branch had in its parent."""
+    owner = Replica(parent, child.settings)
+    yield from owner.load()
+    for keep, kept in owner.fold.keeps.items():
+        if child.stream is not None and kept.stream == child.stream.id:
+            yield from _write(owner, _release(owner, keep))
+
+
+def _write(replica: Replica, plan: Plan) -> Steps[int]:
+    (answer,) = yield from replica.write([plan])
+    if isinstance(answer, int):
+        return answer
+    raise answer

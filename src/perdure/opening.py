@@ -1,0 +1,102 @@
+"""An address comes in, a store goes out: the one place that knows which backends there are."""
+
+import base64
+import os
+import re
+import time
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from perdure.backend import AsyncBackend, Backend
+from perdure.cipher import Plain
+from perdure.codec import Codec, TypeCodec
+from perdure.errors import UnsupportedError, UsageError
+from perdure.replica import Settings
+from perdure.store import Store
+
+if TYPE_CHECKING:
+    from perdure.store_async import AsyncStore
+
+# scheme → the module and class that serve it, and the package that they need.
+SCHEMES = {
+    "memory": ("perdure.backends.memory", "MemoryBackend", ""),
+    "sqlite": ("perdure.backends.sqlite", "SqliteBackend", "apsw"),
+}
+
+Address = str | os.PathLike[str]
+Types = Mapping[str, type | TypeCodec]
+
+
+def open(
+    address: "Address | Backend",
+    *,
+    types: Types | None = None,
+    clock: Callable[[], float] = time.time,
+) -> Store:
+    """Open a store: a path or `sqlite:path` for a SQLite file, `memory:` for a test, or a backend.
+
+    `types` names the caller's own classes that values may hold: dataclasses, pydantic models, or
+    a TypeCodec. `clock` is where recorded times come from; nothing else depends on it.
+    """
+    backend = _backend(address) if isinstance(address, str | os.PathLike) else address
+    return Store(backend, _settings(types, clock))
+
+
+def open_async(
+    address: "Address | AsyncBackend",
+    *,
+    types: Types | None = None,
+    clock: Callable[[], float] = time.time,
+) -> "AsyncStore":
+    """Open a store for code in an event loop; otherwise the same as `open`.
+
+    Call it from anywhere; the methods of the store are awaited.
+    """
+    from perdure.backends.offload import Offload
+    from perdure.store_async import AsyncStore
+
+    if isinstance(address, str | os.PathLike):
+        return AsyncStore(Offload(_backend(address)), _settings(types, clock))
+    return AsyncStore(address, _settings(types, clock))
+
+
+def _settings(types: Types | None, clock: Callable[[], float]) -> Settings:
+    return Settings(clock=clock, token=token, cipher=Plain(), codec=Codec(types))
+
+
+def token() -> str:
+    """Return 128 random bits as text."""
+    return base64.urlsafe_b64encode(os.urandom(16))[:22].decode("ascii")
+
+
+def _backend(address: Address) -> Backend:
+    text = os.fspath(address)
+    scheme, rest = _parse(text) if isinstance(address, str) else ("sqlite", text)
+    if scheme not in SCHEMES:
+        known = ", ".join(f"{name}:" for name in SCHEMES)
+        raise UsageError(f"unknown scheme {scheme + ':'!r}: perdure knows {known} and plain paths")
+    module, name, package = SCHEMES[scheme]
+    try:
+        cls: Any = getattr(import_module(module), name)
+    except ModuleNotFoundError as error:
+        hint = f"it needs the package {package!r}: pip install {package}"
+        raise UnsupportedError(f"{scheme}: stores", hint) from error
+    if scheme == "memory":
+        if rest:
+            raise UsageError(f"a memory store has no name, {rest!r} was given: use 'memory:'")
+        return cls()  # type: ignore[no-any-return]
+    if not rest:
+        raise UsageError("the path is empty: give the name of a file, such as 'agents.db'")
+    return cls(rest)  # type: ignore[no-any-return]
+
+
+def _parse(address: str) -> tuple[str, str]:
+    """Split an address. One letter and a colon is a drive, not a scheme."""
+    match = re.match(r"([A-Za-z][A-Za-z0-9+.-]+):(.*)", address, re.DOTALL)
+    if match is None:
+        return "sqlite", address
+    scheme, rest = match.groups()
+    if scheme == "sqlite" and rest.startswith("///"):
+        rest = rest[2:] if rest.startswith("////") else rest[3:]
+    return scheme.lower(), rest

@@ -1,0 +1,149 @@
+"""Writes as plans over the fold: what to add, and what of others makes it void. Pure.
+
+A plan is made once and may be carried out several times: when another writer was first, the
+session catches up and asks `void_by` of everything new; a plan that still holds is made again, with
+the same record ids, on the newer state.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from perdure import codec
+from perdure.errors import DivergenceError, UsageError
+from perdure.fold import Fold, Known, fingerprint
+from perdure.journal import Draft, Tip
+from perdure.records import Content, Message
+from perdure.steps import Steps
+
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f]")
+
+
+class Yields(NamedTuple):
+    """The kinds of record that void a plan: any of them, or those about the same subject."""
+
+    to_any: frozenset[str] = frozenset()
+    to_same: frozenset[str] = frozenset()
+
+
+# The session is not the one that was seen: it ended, or it began as a branch meanwhile.
+_NEW_PAST = frozenset({"deleted", "branched"})
+_TURN_CHANGES = frozenset({"turn.continued", "turn.completed", "turn.failed", "turn.abandoned"})
+
+# The one place that says who yields to whom. All but `delete` also yield to `_NEW_PAST`.
+YIELDS: dict[str, Yields] = {
+    # Said in view of a conversation that has gone on since: the speaker must look again.
+    "message": Yields(to_any=frozenset({"message"}), to_same=_TURN_CHANGES),
+    "turn.begin": Yields(to_any=frozenset({"message", "turn.begun"})),
+    "turn.continue": Yields(to_same=_TURN_CHANGES),
+    # The end of a turn says nothing about what others wrote, only about the turn.
+    "turn.end": Yields(to_same=_TURN_CHANGES),
+    # A version is made in view of the version before.
+    "value": Yields(to_same=frozenset({"value"})),
+    # These commute with everything.
+    "note": Yields(),
+    "label": Yields(),
+    "keep": Yields(),
+    "release": Yields(),
+    "refresh": Yields(),
+    # Whether it may go is asked of the state each time, so nothing that was appended voids it.
+    "delete": Yields(),
+}
+
+
+class Batch:
+    """The records of one append while they are put together, tried on a draft of the fold."""
+
+    def __init__(self, name: str, fold: Fold, tip: Tip) -> None:
+        self.name = name
+        self.fold = fold.draft()
+        self.tip = tip
+        self.drafts: list[Draft] = []
+        self.values: dict[str, bytes] = {}
+        """Values in full that became known on the way, by key."""
+        self.last: bytes | None = None
+
+    @property
+    def position(self) -> int:
+        """The position of the newest record, drafts included."""
+        return self.tip.position + len(self.drafts)
+
+    def add(self, draft: Draft) -> int:
+        """Add a record; later plans of the batch see its effect. Return its position."""
+        self.drafts.append(draft)
+        self.fold.apply(self.position, draft.id, draft.content, draft.payload)
+        if draft.content.kind == Message.kind:
+            self.last = draft.payload
+        return self.position
+
+    def add_content(self, record_id: str, content: Content) -> int:
+        return self.add(Draft(record_id, content, codec.encode(content)))
+
+    def known(self, drafts: Sequence[Draft]) -> Known | None:
+        """Return where drafts under a caller's own ids already stand, or None if they do not.
+
+        The same ids with other content are a DivergenceError.
+        """
+        found = [self.fold.ids.get(draft.id) for draft in drafts]
+        if not any(found):
+            return None
+        for draft, known in zip(drafts, found, strict=True):
+            given = fingerprint(draft.payload)
+            recorded = known.fingerprint if known else "nothing"
+            if recorded != given:
+                raise DivergenceError(self.name, draft.id, recorded, given)
+        return found[-1]
+
+
+class Plan(NamedTuple):
+    """`make` adds the plan's records to a batch and returns the answer for the caller."""
+
+    kind: str
+    subject: str
+    make: Callable[[Batch], Steps[int]]
+
+    def void_by(self, content: Content) -> bool:
+        """Say whether a record by somebody else makes this plan void."""
+        if content.kind in _NEW_PAST:
+            return self.kind != "delete"
+        to_any, to_same = YIELDS[self.kind]
+        if content.kind in to_any:
+            return True
+        return content.kind in to_same and content.subject == self.subject
+
+
+def derived_id(record_id: str, number: int) -> str:
+    """The id of the nth record of a call that carries one id. Callers' ids hold no tab."""
+    return record_id if number == 0 else f"{record_id}\t{number}"
+
+
+def add_drafts(drafts: Sequence[Draft]) -> Callable[[Batch], Steps[int]]:
+    """Add records that need nothing of the fold, once: ids that stand already are answered."""
+
+    def make(batch: Batch) -> Steps[int]:
+        yield from ()
+        known = batch.known(drafts)
+        if known is not None:
+            if derived_id(drafts[0].id, len(drafts)) in batch.fold.ids:
+                raise DivergenceError(batch.name, drafts[0].id, "more records", "fewer")
+            return known.position
+        for draft in drafts:
+            batch.add(draft)
+        return batch.position
+
+    return make
+
+
+def require_text(text: object, what: str, *, longest: int) -> str:
+    """Return a name that a caller chose, or say what is wrong with it."""
+    if type(text) is not str:
+        raise UsageError(f"{what} must be str, not {type(text).__name__}")
+    try:
+        size = len(text.encode())
+    except UnicodeEncodeError as error:
+        raise UsageError(f"{what} holds a lone surrogate at index {error.start}") from None
+    if not 1 <= size <= longest:
+        raise UsageError(f"{what} must be 1 to {longest} bytes of UTF-8, not {size}")
+    if _CONTROL.search(text):
+        raise UsageError(f"{what} must not hold control characters")
+    return text

@@ -1,0 +1,277 @@
+"""Read a session's past, backwards from a known end or forwards to it, checking every link. Pure.
+
+A branch shares its parent's past, so a past can lie in several streams; positions count on through
+them, so a position says in which one to look.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, NoReturn
+
+from perdure import journal, steps
+from perdure.backend import Entry
+from perdure.cipher import Cipher
+from perdure.errors import ChainError, DamagedError, NotFoundError
+from perdure.fold import DELETED, Ancestor
+from perdure.journal import Batches, Linked, Stream, Tip
+from perdure.records import Branched, Content, Deleted, Recovered
+from perdure.steps import Steps
+
+PAGE = 128  # Half a snapshot interval: opening takes two or three reads.
+
+OnDamage = Callable[[DamagedError], object]
+
+
+class Segment(NamedTuple):
+    """The part of a past that lies in one stream: positions after `low`, up to `high`."""
+
+    stream: Stream
+    low: int
+    high: int
+
+
+class Past(NamedTuple):
+    """Where everything up to a tip is to be found, and how to open it."""
+
+    stream: Stream
+    lineage: tuple[Ancestor, ...]
+    tip: Tip
+    cipher: Cipher
+    torn: tuple[int, int] | None = None
+
+    @property
+    def segments(self) -> list[Segment]:
+        """The segments, oldest first."""
+        found = []
+        stream, high = self.stream, self.tip.position
+        for name, stream_id, at in self.lineage:
+            if high > at:
+                found.append(Segment(stream, at, high))
+            stream, high = Stream(name, stream_id, self.stream.tenant), min(at, high)
+        found.append(Segment(stream, 0, high))
+        return found[::-1]
+
+    def segment(self, position: int) -> Segment:
+        """The segment that holds a position."""
+        return next(found for found in self.segments if found.low < position <= found.high)
+
+
+def missing(name: str, position: int) -> Steps[NoReturn]:
+    """Say why an entry is not there: its session was deleted meanwhile, or it is damage."""
+    head = yield from steps.head(name)
+    if head is not None and DELETED in head.labels:
+        raise NotFoundError(f"session {name!r}", "it was deleted while it was being read")
+    raise ChainError(name, position, "it is missing")
+
+
+def entry_at(past: Past, position: int) -> Steps[Linked]:
+    """Read one entry and check it against itself and its stream."""
+    stream = past.segment(position).stream
+    found = yield from steps.read(stream.session, after=position - 1, limit=1)
+    if not found or found[0].position != position:
+        yield from missing(stream.session, position)
+    linked = journal.inspect(stream.session, found[0])
+    journal.belongs(stream, linked)
+    return linked
+
+
+def content_at(past: Past, position: int) -> Steps[Content]:
+    linked = yield from entry_at(past, position)
+    return journal.decode(past.stream.session, linked, past.cipher)
+
+
+class Backward:
+    """Reads from an end to the beginning, each entry checked by the one after it.
+
+    Without a tip it begins wherever the stream ends, and takes the stream's id from there.
+    """
+
+    def __init__(self, name: str, cipher: Cipher, past: Past | None = None, *, tenant: str) -> None:
+        self._name = name
+        self._cipher = cipher
+        self._tenant = tenant
+        self._stream = past.stream if past else None
+        self._expected = past.tip if past else None
+        self.ended = past is not None and past.tip.position == 0
+        if past is not None and past.tip.position:
+            self._enter(past.segment(past.tip.position).stream)
+
+    def _enter(self, stream: Stream) -> None:
+        self._name, self._stream = stream.session, stream
+
+    def page(self, limit: int = PAGE) -> Steps[list[Linked]]:
+        """Return the next entries, newest first; none at the beginning of the past."""
+        if self.ended:
+            return []
+        after = self._expected.position + 1 if self._expected else 0
+        entries = yield from steps.read(self._name, after=after, limit=limit, reverse=True)
+        if not entries:
+            if self._expected is not None:
+                yield from missing(self._name, self._expected.position)
+            self.ended = True
+        return [self._check(entry) for entry in entries]
+
+    def _check(self, entry: Entry) -> Linked:
+        linked = journal.inspect(self._name, entry)
+        header = linked.header
+        if self._stream is None:
+            self._stream = Stream(self._name, header.stream, self._tenant)
+        journal.belongs(self._stream, linked)
+        if self._expected is not None and linked.tip != self._expected:
+            raise _broken(self._name, self._expected, linked)
+        self._expected = Tip(entry.position - 1, header.previous)
+        if header.kind == Branched.kind:
+            self._cross(linked)
+        elif header.kind == Deleted.kind or entry.position == 1:
+            self.ended = True
+            _require_bound(self._name, linked)
+        return linked
+
+    def _cross(self, linked: Linked) -> None:
+        _require_bound(self._name, linked)
+        parent = _branched(self._name, linked, self._cipher)
+        self._enter(Stream(parent.parent, parent.stream, self._tenant))
+
+
+def _broken(name: str, expected: Tip, linked: Linked) -> ChainError:
+    position = linked.entry.position
+    if position != expected.position:
+        return ChainError(name, expected.position, f"it is missing: {position} stands there")
+    return ChainError(name, position, "it is not the entry that the next one links to")
+
+
+def _require_bound(name: str, linked: Linked) -> None:
+    if linked.header.session is None:
+        raise ChainError(name, linked.entry.position, "the first entry names no session")
+
+
+def _branched(name: str, linked: Linked, cipher: Cipher) -> Branched:
+    content = journal.decode(name, linked, cipher)
+    if not isinstance(content, Branched) or content.at != linked.entry.position - 1:
+        raise ChainError(name, linked.entry.position, "it does not continue its parent's past")
+    return content
+
+
+def newest_first(past: Past, *, kinds: frozenset[str], count: int | None) -> Steps[list[Linked]]:
+    """Return the newest entries of some kinds, at most `count`, newest first.
+
+    Entries of torn batches are left out: a torn tail by its range, earlier ones by the record
+    that found them.
+    """
+    found: list[Linked] = []
+    backward = Backward(past.stream.session, past.cipher, past, tenant=past.stream.tenant)
+    torn = past.torn or (0, 0)
+    while not backward.ended and (count is None or len(found) < count):
+        wanted = PAGE if count is None else min(PAGE, 2 * (count - len(found)) + 2)
+        for linked in (yield from backward.page(wanted)):
+            if linked.header.kind == Recovered.kind:
+                content = journal.decode(past.stream.session, linked, past.cipher)
+                torn = (content.first, content.last) if isinstance(content, Recovered) else torn
+            if linked.header.kind in kinds and not torn[0] <= linked.entry.position <= torn[1]:
+                found.append(linked)
+    return found if count is None else found[:count]
+
+
+class Forward:
+    """Reads from a position up to the end of a past, whole batches at a time.
+
+    Damage is raised, or reported to `on_damage` and stepped over; what comes after it is then
+    checked as well as it can be.
+    """
+
+    def __init__(self, past: Past, *, after: int = 0, on_damage: OnDamage | None = None) -> None:
+        self._past = past
+        self._tip = Tip(after, "" if after == 0 else None)
+        self._on_damage = on_damage
+        self._batches = Batches(past.stream.session)
+        self._segments = iter([found for found in past.segments if found.high > after])
+        self._segment = next(self._segments, None)
+        self._ready: list[Linked] = []
+        self.torn: list[tuple[int, int]] = []
+
+    def page(self, limit: int = PAGE) -> Steps[list[Linked] | None]:
+        """Return the next whole entries (there may be none yet), or None at the end."""
+        segment = self._segment
+        if segment is None:
+            return None
+        room = min(limit, segment.high - self._tip.position)
+        before = self._tip.position
+        for entry in (yield from self._read(segment, room)):
+            if entry.position <= segment.high:
+                self._take(segment, entry)
+        if self._tip.position == before:
+            yield from self._lost(segment)
+        if self._tip.position >= segment.high:
+            self._leave()
+        ready, self._ready = self._ready, []
+        return ready
+
+    def _read(self, segment: Segment, limit: int) -> Steps[Sequence[Entry]]:
+        name, after = segment.stream.session, self._tip.position
+        try:
+            return (yield from steps.read(name, after=after, limit=limit))
+        except DamagedError:
+            if self._on_damage is None:
+                raise
+        # The store can not read that page: go one by one, to lose no more than is damaged.
+        try:
+            return (yield from steps.read(name, after=after, limit=1))
+        except DamagedError as error:
+            self._step_over(after + 1, error)
+            return ()
+
+    def _take(self, segment: Segment, entry: Entry) -> None:
+        name = segment.stream.session
+        try:
+            linked = journal.inspect(name, entry)
+            journal.belongs(segment.stream, linked)
+        except DamagedError as error:
+            self._step_over(entry.position, error)
+            return
+        try:
+            self._link(name, linked)
+            self._tip = linked.tip
+            self._batch(linked)
+        except ChainError as error:
+            self._step_over(entry.position, error)
+            self._tip = linked.tip
+            self._ready.append(linked)
+
+    def _batch(self, linked: Linked) -> None:
+        if linked.header.kind == Recovered.kind:
+            self._end_torn()
+        self._ready += self._batches.add(linked)
+
+    def _link(self, name: str, linked: Linked) -> None:
+        first = self._tip.position == 0 and linked.header.kind == Deleted.kind
+        if not first:
+            journal.follows(name, self._tip, linked)
+        if first or self._tip.position == 0:
+            _require_bound(name, linked)
+
+    def _leave(self) -> None:
+        self._segment = next(self._segments, None)
+        if self._segment is None:
+            self._end_torn()
+        else:  # A shared past may end within a batch.
+            self._ready += self._batches.flush()
+
+    def _end_torn(self) -> None:
+        torn = self._batches.torn
+        if torn is not None:
+            self._batches.flush()
+            self.torn.append(torn)
+            if self._on_damage is not None:
+                self._on_damage(journal.torn_error(self._past.stream.session, torn))
+
+    def _lost(self, segment: Segment) -> Steps[None]:
+        try:
+            yield from missing(segment.stream.session, self._tip.position + 1)
+        except ChainError as error:
+            self._step_over(segment.high, error)
+
+    def _step_over(self, position: int, error: DamagedError) -> None:
+        if self._on_damage is None:
+            raise error
+        self._on_damage(error)
+        self._tip = Tip(position, None)
+        self._ready += self._batches.flush()

@@ -1,0 +1,225 @@
+"""What an application means: records, and the kinds of content they carry.
+
+Content holds plain JSON trees only; `codec` turns richer values into such trees and back. A kind
+is added here, in `KINDS`, and nowhere else; its fields get defaults when they come later, and a
+change that old readers would misread raises the version and brings an upcast (see `codec`).
+"""
+
+from datetime import datetime
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import msgspec
+
+
+class Content(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
+):
+    """What one record says. `v` is the schema that it follows, left out while that is 1."""
+
+    kind: ClassVar[str] = ""
+    schema: ClassVar[int] = 1
+
+    v: int = 1
+
+    @property
+    def subject(self) -> str:
+        """The turn, value or keep that the record is about; empty where it is about none."""
+        return ""
+
+
+class Message(Content, frozen=True, kw_only=True):
+    """Something said, as the provider or framework phrased it, and who said it to whom.
+
+    `origin` says where the words came from (a user, a tool, a document), so that what must not be
+    trusted can be told apart later.
+    """
+
+    kind: ClassVar[str] = "message"
+
+    message: dict[str, Any]
+    turn: str = ""
+    author: str = ""
+    recipient: str = ""
+    channel: str = ""
+    origin: str = ""
+
+    @property
+    def subject(self) -> str:
+        return self.turn
+
+
+class Value(Content, frozen=True, kw_only=True):
+    """A version of a named document: in full, as a delta against the version before, or gone.
+
+    `previous` is the position of the version before, `earlier` that of the last one in full
+    before this one in full; both are 0 where there is none.
+    """
+
+    kind: ClassVar[str] = "value"
+
+    key: str
+    version: int
+    form: Literal["full", "delta", "deleted"]
+    data: Any = None
+    previous: int = 0
+    earlier: int = 0
+
+    @property
+    def subject(self) -> str:
+        return self.key
+
+
+class TurnBegun(Content, frozen=True, kw_only=True):
+    """A turn began; its id is the id of this record."""
+
+    kind: ClassVar[str] = "turn.begun"
+
+    correlation_id: str = ""
+
+
+class TurnChange(Content, frozen=True, kw_only=True):
+    """What later records about a turn have in common."""
+
+    turn: str
+
+    @property
+    def subject(self) -> str:
+        return self.turn
+
+
+class TurnContinued(TurnChange, frozen=True, kw_only=True):
+    """Another handle took an interrupted turn over; the one that began it is fenced off."""
+
+    kind: ClassVar[str] = "turn.continued"
+
+
+class TurnCompleted(TurnChange, frozen=True, kw_only=True):
+    """The agent's answer is whole."""
+
+    kind: ClassVar[str] = "turn.completed"
+
+
+class TurnFailed(TurnChange, frozen=True, kw_only=True):
+    """The turn ended with an error, kept as its type and its text."""
+
+    kind: ClassVar[str] = "turn.failed"
+
+    error: str
+    reason: str = ""
+
+
+class TurnAbandoned(TurnChange, frozen=True, kw_only=True):
+    """Somebody decided that an interrupted turn is not to be continued."""
+
+    kind: ClassVar[str] = "turn.abandoned"
+
+    reason: str = ""
+
+
+class Note(Content, frozen=True, kw_only=True):
+    """A remark for people and programs; never part of the conversation."""
+
+    kind: ClassVar[str] = "note"
+
+    data: Any
+    author: str = ""
+
+
+class Labelled(Content, frozen=True, kw_only=True):
+    """Labels put on the session and taken off it."""
+
+    kind: ClassVar[str] = "labelled"
+
+    add: tuple[str, ...] = ()
+    remove: tuple[str, ...] = ()
+
+
+class Branched(Content, frozen=True, kw_only=True):
+    """The first record of a branch: its past is `parent`'s, up to and with position `at`."""
+
+    kind: ClassVar[str] = "branched"
+
+    parent: str
+    stream: str
+    at: int
+
+
+class Kept(Content, frozen=True, kw_only=True):
+    """The session must stay: for a branch (`branch` and its stream id), or for a stated reason."""
+
+    kind: ClassVar[str] = "kept"
+
+    reason: str
+    branch: str = ""
+    stream: str = ""
+
+
+class Released(Content, frozen=True, kw_only=True):
+    """A keep, named by the id of its record, has ended."""
+
+    kind: ClassVar[str] = "released"
+
+    keep: str
+
+    @property
+    def subject(self) -> str:
+        return self.keep
+
+
+class Deleted(Content, frozen=True, kw_only=True):
+    """The session ended here and what was before may be dropped. Later records begin anew."""
+
+    kind: ClassVar[str] = "deleted"
+
+    reason: str = ""
+
+
+class Recovered(Content, frozen=True, kw_only=True):
+    """The entries from `first` to `last` are a batch torn by a crash and count as absent."""
+
+    kind: ClassVar[str] = "recovered"
+
+    first: int
+    last: int
+
+
+class Snapshot(Content, frozen=True, kw_only=True):
+    """The fold after the record before, so that opening reads no further back."""
+
+    kind: ClassVar[str] = "snapshot"
+
+    fold: int
+    facts: dict[str, Any]
+
+
+KINDS: dict[str, type[Content]] = {
+    content.kind: content
+    for content in (
+        Message,
+        Value,
+        TurnBegun,
+        TurnContinued,
+        TurnCompleted,
+        TurnFailed,
+        TurnAbandoned,
+        Note,
+        Labelled,
+        Branched,
+        Kept,
+        Released,
+        Deleted,
+        Recovered,
+        Snapshot,
+    )
+}
+
+
+class Record(NamedTuple):
+    """A stored record as `session.records()` shows it. `digest` is that of its entry."""
+
+    position: int
+    id: str
+    kind: str
+    time: datetime
+    content: Content
+    digest: str

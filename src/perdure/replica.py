@@ -1,0 +1,309 @@
+"""This process's view of one session: its fold, the end of its chain, and what is in doubt. Pure.
+
+    plans ── Batch ── link ── commit ──┬─ stored:   the draft becomes the fold
+                                       ├─ conflict: catch up; plans that still hold go again
+                                       └─ error:    in doubt; settled before anything else
+
+A write in doubt is settled by sending the same bytes again: the backend answers *stored* if they
+stand there and *conflict* if others do. Only one caller at a time may run `write`; whoever reads
+takes `past()` and `fold` first, which never change under them.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from perdure import codec, journal, reading, steps
+from perdure.backend import Append, Head
+from perdure.cipher import Cipher
+from perdure.codec import Codec
+from perdure.errors import (
+    ChainError,
+    ConflictError,
+    DamagedError,
+    NotFoundError,
+    PayloadError,
+    PerdureError,
+    UsageError,
+)
+from perdure.fold import FOLD_VERSION, GENERATED, Fold
+from perdure.journal import EMPTY, Batches, Linked, Stream, Tip
+from perdure.plans import Batch, Plan
+from perdure.reading import PAGE, Past
+from perdure.records import Branched, Content, Message, Recovered, Snapshot, Value
+from perdure.steps import Steps
+
+VALUES_CACHED = 8 * 2**20  # Bases of deltas: enough for the few documents that a session works on.
+
+Answer = int | PerdureError
+
+
+class Settings(NamedTuple):
+    """What all sessions of a store share. `token` makes unique text, `clock` tells the time."""
+
+    clock: Callable[[], float]
+    token: Callable[[], str]
+    cipher: Cipher
+    codec: Codec
+    tenant: str = ""
+
+    def new_id(self) -> str:
+        return GENERATED + self.token()
+
+
+class Doubt(NamedTuple):
+    """A write whose outcome is unknown: what was sent, and the state if it was stored."""
+
+    append: Append
+    batch: Batch
+    stream: Stream
+    tip: Tip
+
+
+class Replica:
+    """One session as this handle knows it."""
+
+    def __init__(self, name: str, settings: Settings) -> None:
+        self.name = name
+        self.settings = settings
+        self.fold = Fold()
+        self.tip = EMPTY
+        self.stream: Stream | None = None
+        self.doubt: Doubt | None = None
+        self.last: bytes | None = None
+        self.values: dict[str, bytes] = {}
+        self.skipped: list[DamagedError] = []
+        self.gone = False
+        self._batches = Batches(name)
+
+    @property
+    def exists(self) -> bool:
+        """Whether anything was said, known or done under this name since it was last deleted."""
+        return self.tip.position > 0 and not self.fold.deleted
+
+    def require_present(self) -> None:
+        """Raise NotFoundError once this handle has seen that the session was deleted."""
+        if self.gone:
+            hint = "it was deleted; store.session(...) begins it anew"
+            raise NotFoundError(f"session {self.name!r}", hint)
+
+    def past(self, tip: Tip | None = None) -> Past:
+        """Where to read what is acknowledged."""
+        stream = self.stream or Stream(self.name, "", self.settings.tenant)
+        torn = self._batches.torn
+        return Past(stream, self.fold.lineage, tip or self.tip, self.settings.cipher, torn)
+
+    # Opening and catching up.
+
+    def load(self) -> Steps[None]:
+        """Read the end of the stream, back to the latest fold snapshot that can be used."""
+        head = yield from steps.head(self.name)
+        tail, base = yield from self._tail()
+        if (head is None) != (not tail):
+            head = yield from steps.head(self.name)
+        _require_head(self.name, head, tail)
+        fold, batches = base or Fold(), Batches(self.name)
+        for linked in reversed(tail[:-1] if base else tail):
+            if linked.header.kind == Branched.kind:
+                for item in batches.flush():
+                    self._apply(fold, item)
+            for item in batches.add(linked):
+                self._apply(fold, item)
+        self.fold, self._batches = fold, batches
+        if tail:
+            self.tip = tail[0].tip
+            self.stream = Stream(self.name, tail[0].header.stream, self.settings.tenant)
+            yield from self._load_last(tail)
+
+    def _tail(self) -> Steps[tuple[list[Linked], Fold | None]]:
+        """Return the entries after the latest usable snapshot, newest first, and its fold."""
+        backward = reading.Backward(self.name, self.settings.cipher, tenant=self.settings.tenant)
+        tail: list[Linked] = []
+        while not backward.ended:
+            for linked in (yield from backward.page()):
+                tail.append(linked)
+                if linked.header.kind == Snapshot.kind:
+                    base = self._restore(linked)
+                    if base is not None:
+                        return tail, base
+        return tail, None
+
+    def _restore(self, linked: Linked) -> Fold | None:
+        position = linked.entry.position
+        payload = journal.open_body(self.name, linked, self.settings.cipher)
+        try:
+            content = codec.decode(Snapshot.kind, payload, stream=self.name, position=position)
+            if isinstance(content, Snapshot) and content.fold == FOLD_VERSION:
+                return Fold.restore(content, payload, name=self.name, position=position)
+            reason = "a fold snapshot of another version was skipped"
+            self.skipped.append(PayloadError(self.name, position, reason))
+        except PayloadError as error:
+            self.skipped.append(error)
+        return None
+
+    def _load_last(self, tail: Sequence[Linked]) -> Steps[None]:
+        position = self.fold.last_message
+        if not position:
+            return
+        linked = next((item for item in tail if item.entry.position == position), None)
+        if linked is None:
+            linked = yield from reading.entry_at(self.past(), position)
+        self.last = journal.open_body(self.name, linked, self.settings.cipher)
+
+    def _apply(self, fold: Fold, linked: Linked) -> Content:
+        header = linked.header
+        payload = journal.open_body(self.name, linked, self.settings.cipher)
+        content = codec.decode(
+            header.kind, payload, stream=self.name, position=linked.entry.position
+        )
+        try:
+            fold.apply(linked.entry.position, header.id, content, payload)
+        except LookupError as error:
+            reason = "it refers to a record that is not there"
+            raise ChainError(self.name, linked.entry.position, reason) from error
+        return content
+
+    def catch_up(self) -> Steps[list[Content]]:
+        """Take in what others appended, and return it. On error the view stays as it was."""
+        fold, batches, tip, last = self.fold.draft(), self._batches.copy(), self.tip, self.last
+        newer: list[Content] = []
+        more = True
+        while more:
+            entries = yield from steps.read(self.name, after=tip.position, limit=PAGE)
+            more = len(entries) == PAGE
+            for entry in entries:
+                linked = self._next(tip, journal.inspect(self.name, entry))
+                if tip.position == 0 and linked.header.kind == Branched.kind:
+                    yield from self.load()
+                    return [journal.decode(self.name, linked, self.settings.cipher)]
+                tip = linked.tip
+                for whole in batches.add(linked):
+                    newer.append(self._apply(fold, whole))
+                    if whole.header.kind == Message.kind:
+                        last = journal.open_body(self.name, whole, self.settings.cipher)
+        self.fold, self._batches, self.tip, self.last = fold, batches, tip, last
+        for content in newer:
+            if isinstance(content, Value):
+                self.values.pop(content.key, None)
+        self.gone = self.gone or any(content.kind == "deleted" for content in newer)
+        return newer
+
+    def _next(self, tip: Tip, linked: Linked) -> Linked:
+        if self.stream is None:
+            self.stream = Stream(self.name, linked.header.stream, self.settings.tenant)
+        journal.belongs(self.stream, linked)
+        begins = tip.position == 0 and linked.header.session is not None
+        dropped = linked.header.kind == "deleted" and linked.entry.position > tip.position
+        if not begins and not dropped:
+            journal.follows(self.name, tip, linked)
+        return linked
+
+    # Writing.
+
+    def write(self, plans: Sequence[Plan]) -> Steps[list[Answer]]:
+        """Carry out plans as one append; answer each with a position or with its own error.
+
+        Any other exception means that the outcome is unknown for all of them.
+        """
+        self.require_present()
+        yield from self.settle()
+        if any(plan.kind == "refresh" for plan in plans):
+            yield from self.catch_up()
+        answers: dict[int, Answer] = {}
+        while True:
+            batch = yield from self._batch(plans, answers)
+            if not batch.drafts or (yield from self._commit(batch)):
+                return [answers[number] for number in range(len(plans))]
+            base = self.tip.position
+            newer = yield from self.catch_up()
+            if self.tip.position == base:
+                raise ChainError(self.name, base, "the store's past is not the one read before")
+            for number, plan in enumerate(plans):
+                if isinstance(answers[number], int):
+                    del answers[number]
+                    self._judge(number, plan, newer, answers, base)
+
+    def _judge(
+        self,
+        number: int,
+        plan: Plan,
+        newer: Sequence[Content],
+        answers: dict[int, Answer],
+        base: int,
+    ) -> None:
+        for content in newer:
+            if plan.void_by(content):
+                reason = f"a {content.kind} record came first"
+                answers[number] = ConflictError(self.name, base, self.tip.position, reason)
+
+    def _batch(self, plans: Sequence[Plan], answers: dict[int, Answer]) -> Steps[Batch]:
+        """Make what is unanswered into one batch, answering it as if it were stored already."""
+        batch = Batch(self.name, self.fold, self.tip)
+        torn = self._batches.torn
+        if torn is not None:
+            batch.add_content(self.settings.new_id(), Recovered(first=torn[0], last=torn[1]))
+        recovered = len(batch.drafts)
+        for number, plan in enumerate(plans):
+            if number not in answers:
+                try:
+                    answers[number] = yield from plan.make(batch)
+                except PerdureError as error:
+                    answers[number] = error
+        if len(batch.drafts) == recovered:
+            batch.drafts.clear()
+        elif batch.fold.snapshot_due:
+            facts = batch.fold.facts()
+            batch.add_content(self.settings.new_id(), Snapshot(fold=FOLD_VERSION, facts=facts))
+        return batch
+
+    def _commit(self, batch: Batch) -> Steps[bool]:
+        """Send a batch; True if it was stored, False if others were first."""
+        stream = self.stream or Stream(self.name, self.settings.token(), self.settings.tenant)
+        time = journal.timestamp(self.settings.clock())
+        cipher = self.settings.cipher
+        entries, tip = journal.link(stream, self.tip, batch.drafts, time=time, cipher=cipher)
+        append = Append(self.name, entries, batch.fold.head_labels)
+        self.doubt = Doubt(append, batch, stream, tip)
+        return (yield from self.settle())
+
+    def settle(self) -> Steps[bool]:
+        """Send what is in doubt until the store answers; True if it was stored."""
+        if self.doubt is None:
+            return False
+        append, batch, stream, tip = self.doubt
+        try:
+            outcome = yield from steps.commit(append)
+        except UsageError:
+            self.doubt = None  # The store did not take the call, so nothing was stored.
+            raise
+        self.doubt = None
+        if outcome.status == "refused":
+            raise DamagedError(self.name, append.entries[0].position, outcome.reason)
+        if outcome.status == "conflict":
+            return False
+        self.fold, self.stream, self.tip = batch.fold, stream, tip
+        self.last = batch.last or self.last
+        self._batches = Batches(self.name)
+        self._remember(batch.values)
+        return True
+
+    def _remember(self, values: dict[str, bytes]) -> None:
+        for key, data in values.items():
+            self.values.pop(key, None)
+            self.values[key] = data
+        while sum(map(len, self.values.values())) > VALUES_CACHED and len(self.values) > 1:
+            del self.values[next(iter(self.values))]
+
+
+def _require_head(name: str, head: Head | None, tail: Sequence[Linked]) -> None:
+    """Raise unless what was read agrees with the head: a tail that was cut off shows here."""
+    if head is None or not tail:
+        if head is not None:
+            raise ChainError(name, head.position, "the head names it, but it is missing")
+        if tail:
+            raise DamagedError(name, 0, "it has entries, but no head")
+        return
+    if tail[0].entry.position < head.position:
+        raise ChainError(name, head.position, "the head names it, but it is missing")
+    for linked in tail:
+        if linked.entry.position == head.position and linked.digest != head.digest:
+            raise ChainError(name, head.position, "it is not the entry that the head names")

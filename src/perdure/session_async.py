@@ -1,0 +1,224 @@
+"""AsyncSession: what an application holds, for code in an event loop.
+
+Every method here has its twin in `session`, in the same order, with the same parameters and
+promises. Nothing is decided here: a method makes a plan or steps, and runs them.
+"""
+
+from collections.abc import AsyncIterator, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from perdure import lifecycle, views, writing
+from perdure.commit_async import AsyncDriver
+from perdure.errors import NotFoundError
+from perdure.handle_async import AsyncHandle
+from perdure.reading import OnDamage
+from perdure.records import Record
+from perdure.replica import Replica
+from perdure.turn_async import AsyncTurn
+from perdure.views import Verified, Version
+from perdure.writing import Voice
+
+
+class AsyncSession:
+    """One agent's conversation and working state.
+
+    A handle has one view of its session: what it had read when it was opened or refreshed, and
+    what it wrote itself. Tasks may share a handle; their appends never race. When another handle
+    or process wrote first, a call that depends on the view raises ConflictError and refreshes it.
+    """
+
+    def __init__(self, driver: AsyncDriver, replica: Replica) -> None:
+        self._handle = AsyncHandle(driver, replica)
+        self._replica = replica
+        self.values = AsyncValues(self._handle)
+
+    @property
+    def id(self) -> str:
+        """The session's id, as it was given."""
+        return self._replica.name
+
+    @property
+    def position(self) -> int:
+        """The position of the newest record in this view, 0 in a new session."""
+        return self._replica.tip.position
+
+    @property
+    def last(self) -> dict[str, Any] | None:
+        """The newest message in this view, or None."""
+        if self._replica.last is None:
+            return None
+        return views.message_of(self._replica, self._replica.last, self._replica.fold.last_message)
+
+    @property
+    def labels(self) -> frozenset[str]:
+        """The labels on the session: its own, and the states that perdure marks."""
+        return self._replica.fold.head_labels
+
+    @property
+    def interrupted(self) -> tuple[AsyncTurn, ...]:
+        """The turns that began and have not ended, other than those that this handle has open.
+
+        Enter one with `async with` to continue it, or call its `abandon`.
+        """
+        return tuple(
+            AsyncTurn(self._handle, turn, begun=found.position, correlation_id=found.correlation_id)
+            for turn, found in self._replica.fold.turns.items()
+            if turn not in self._handle.own_turns
+        )
+
+    def __len__(self) -> int:
+        """The number of messages in this view."""
+        return self._replica.fold.messages
+
+    def __bool__(self) -> bool:
+        """A session is true, empty or not."""
+        return True
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.id!r}: {len(self)} messages, at {self.position}>"
+
+    async def append(
+        self,
+        *messages: dict[str, Any],
+        author: str = "",
+        recipient: str = "",
+        channel: str = "",
+        origin: str = "",
+        id: str | None = None,
+    ) -> int:
+        """Append messages, all or none; on return they are durable. Return the last position.
+
+        With an `id` of the caller's own, calling again after a crash or a lost answer appends
+        nothing twice; the same id with other messages is a DivergenceError.
+        """
+        voice = Voice(author, recipient, channel, origin)
+        return await self._handle.write(
+            writing.say(self._replica, messages, voice=voice, record_id=id)
+        )
+
+    def turn(
+        self,
+        message: str | dict[str, Any] | None = None,
+        *,
+        correlation_id: str = "",
+        author: str = "",
+        id: str | None = None,
+    ) -> AsyncTurn:
+        """Return a turn for `with`: begun, with the user's message durable, when the body runs.
+
+        It is completed when the body ends, failed when the body raises, and interrupted when the
+        process dies. With an `id`, entering it again after a crash continues the turn.
+        """
+        if id is not None:
+            writing.require_id(id)
+        if isinstance(message, str):
+            message = {"role": "user", "content": message}
+        return AsyncTurn(
+            self._handle, id, message=message, correlation_id=correlation_id, voice=Voice(author)
+        )
+
+    async def messages(self, *, last: int | None = None) -> list[dict[str, Any]]:
+        """Return the messages in this view, in order, or only the last few of them."""
+        return await self._handle.run(views.messages(self._replica, last=last))
+
+    async def set(self, key: str, value: object) -> int:
+        """Store a value as the newest version of a key; on return it is durable.
+
+        Returns the version. Long documents are stored as deltas, so a small change costs little.
+        """
+        return await self._handle.write(writing.put(self._replica, key, value))
+
+    async def get(self, key: str, default: Any = None, *, version: int | None = None) -> Any:
+        """Return a value, or the default where the key has none.
+
+        An earlier version that was asked for and is not there is a NotFoundError.
+        """
+        facts = self._replica.fold.values.get(key)
+        if version is None and (facts is None or facts.deleted):
+            self._handle.require_open()
+            return default
+        return await self._handle.run(views.value(self._replica, key, version=version))
+
+    async def delete(self, key: str) -> None:
+        """Delete a value; its earlier versions stay readable. An absent one is NotFoundError."""
+        await self._handle.write(writing.forget(self._replica, key))
+
+    async def note(self, data: object, *, author: str = "", id: str | None = None) -> int:
+        """Append a remark that is not part of the conversation. It never conflicts."""
+        return await self._handle.write(
+            writing.remark(self._replica, data, author=author, record_id=id)
+        )
+
+    async def label(self, *add: str, remove: Sequence[str] = ()) -> None:
+        """Put labels on the session, by which `store.sessions` finds it, or take them off."""
+        await self._handle.write(writing.label(self._replica, add, remove))
+
+    async def records(
+        self, *, after: int = 0, on_damage: OnDamage | None = None
+    ) -> AsyncIterator[Record]:
+        """Yield every record in this view, its chain checked.
+
+        Damage is raised; given `on_damage`, it is called with each error instead, and reading
+        goes on with the next record that can be read.
+        """
+        records = views.Records(self._replica, after=after, on_damage=on_damage)
+        while (page := await self._handle.run(records.page())) is not None:
+            for record in page:
+                yield record
+
+    async def branch(self, id: str, *, at: int | None = None) -> "AsyncSession":
+        """Create a session that shares this one's past, up to and with position `at`.
+
+        Nothing is copied. While the branch lives, this session can not be deleted.
+        """
+        child = await self._handle.run(lifecycle.branch(self._replica, id, at=at))
+        await self.refresh()
+        return AsyncSession(self._handle.driver, child)
+
+    async def refresh(self) -> int:
+        """Take in what others wrote; return the position of the newest record."""
+        return await self._handle.write(writing.REFRESH)
+
+    async def verify(self) -> Verified:
+        """Read the whole past and check it: chain, bodies, snapshots, labels. Raise if damaged."""
+        return await self._handle.run(views.verify(self._replica))
+
+    async def close(self) -> None:
+        """Finish what is under way and let the handle go. Closing twice is harmless."""
+        await self._handle.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+
+class AsyncValues:
+    """The session's named documents beyond set, get and delete. Reached as `session.values`."""
+
+    def __init__(self, handle: AsyncHandle) -> None:
+        self._handle = handle
+
+    def keys(self) -> list[str]:
+        """Return the keys that have a value in this view."""
+        values = self._handle.replica.fold.values
+        return [key for key, facts in values.items() if not facts.deleted]
+
+    def version(self, key: str) -> int:
+        """Return the number of the newest version of a key, counting deletions."""
+        facts = self._handle.replica.fold.values.get(key)
+        if facts is None:
+            raise NotFoundError(f"value {key!r}")
+        return facts.version
+
+    async def history(self, key: str) -> list[Version]:
+        """Return what `get(key, version=...)` can be asked for, oldest first."""
+        found: list[Version] = await self._handle.run(views.history(self._handle.replica, key))
+        return found

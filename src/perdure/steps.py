@@ -1,0 +1,69 @@
+"""I/O as requests: colour-free generators ask, a driver answers.
+
+Everything that takes several reads and writes (opening, catching up, branching) is written once,
+as a generator that yields requests; `Driver` and `AsyncDriver` carry them out. Errors are thrown
+into the generator at the request that failed, so `try` works there as anywhere.
+
+Code calls the typed functions below with `yield from`, and never yields a request itself.
+"""
+
+from collections.abc import Collection, Generator, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+from perdure.backend import Append, Entry, Head, Outcome
+
+T = TypeVar("T")
+
+
+class Read(NamedTuple):
+    stream: str
+    after: int
+    limit: int
+    reverse: bool
+
+
+class Heads(NamedTuple):
+    prefix: str
+    after: str
+    labels: Collection[str]
+    limit: int
+
+
+class Commit(NamedTuple):
+    append: Append
+
+
+class Drop(NamedTuple):
+    stream: str
+    before: int
+
+
+Request = Read | Heads | Commit | Drop
+Steps = Generator[Request, Any, T]
+
+
+def read(stream: str, *, after: int, limit: int, reverse: bool = False) -> Steps[Sequence[Entry]]:
+    answer: Sequence[Entry] = yield Read(stream, after, limit, reverse)
+    return answer
+
+
+def heads(
+    *, prefix: str, after: str = "", labels: Collection[str] = (), limit: int
+) -> Steps[Sequence[Head]]:
+    answer: Sequence[Head] = yield Heads(prefix, after, labels, limit)
+    return answer
+
+
+def head(stream: str) -> Steps[Head | None]:
+    """The head of one stream. Names come in order, so of those it is a prefix of it is first."""
+    found = yield from heads(prefix=stream, limit=1)
+    return found[0] if found and found[0].stream == stream else None
+
+
+def commit(append: Append) -> Steps[Outcome]:
+    outcome: Outcome = yield Commit(append)
+    return outcome
+
+
+def drop(stream: str, *, before: int) -> Steps[None]:
+    yield Drop(stream, before)

@@ -1,0 +1,87 @@
+"""Store: opens sessions, lists and deletes them, and says what it guarantees. For blocking code.
+
+Every method here has its twin in `store_async`, in the same order, with the same parameters.
+"""
+
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+from typing import Self
+
+from perdure import lifecycle
+from perdure.backend import Backend, Guarantees, Head
+from perdure.commit import Committer, Driver
+from perdure.replica import Settings
+from perdure.session import Session
+
+
+class Store:
+    """Many sessions in one place. Made by `perdure.open`. Threads may share it."""
+
+    def __init__(self, backend: Backend, settings: Settings) -> None:
+        self._backend = backend
+        self._settings = settings
+        self._committer = Committer(backend)
+        self._driver = Driver(backend, self._committer)
+        self._closed = False
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._backend.name}>"
+
+    def session(self, id: str) -> Session:
+        """Open a session where it stopped, or a new one; a new one exists from its first record."""
+        steps = lifecycle.opened(id, self._settings, must_exist=False)
+        return Session(self._driver, self._driver.run(steps))
+
+    def resume(self, id: str) -> Session:
+        """Open a session where it stopped; an unknown or deleted one is NotFoundError."""
+        steps = lifecycle.opened(id, self._settings, must_exist=True)
+        return Session(self._driver, self._driver.run(steps))
+
+    def sessions(
+        self,
+        *,
+        prefix: str = "",
+        labels: Sequence[str] = (),
+        after: str = "",
+        deleted: bool = False,
+    ) -> Iterator[Head]:
+        """Yield the heads of sessions in order of their ids, a page at a time from the store.
+
+        Only those whose id begins with `prefix`, comes after `after` and that bear all `labels`;
+        deleted ones only where asked for.
+        """
+        going_on: str | None = after
+        while going_on is not None:
+            heads, going_on = self._driver.run(
+                lifecycle.listed(prefix=prefix, after=going_on, labels=labels, deleted=deleted)
+            )
+            yield from heads
+
+    def delete(self, id: str, *, reason: str = "") -> None:
+        """Delete a session: a last record stays, and says why; everything before it is dropped.
+
+        InUseError while branches of it live; NotFoundError if there is none.
+        """
+        self._driver.run(lifecycle.delete(id, self._settings, reason=reason))
+
+    def guarantees(self) -> Guarantees:
+        """Say what survives when an append has returned, and who may share the store."""
+        return self._backend.guarantees
+
+    def close(self) -> None:
+        """Finish what is under way and let the store go. Closing twice is harmless."""
+        if not self._closed:
+            self._closed = True
+            self._committer.drain()
+            self._backend.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()

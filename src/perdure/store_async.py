@@ -1,0 +1,88 @@
+"""AsyncStore: opens sessions, lists and deletes them. For code in an event loop.
+
+Every method here has its twin in `store`, in the same order, with the same parameters.
+"""
+
+from collections.abc import AsyncIterator, Sequence
+from types import TracebackType
+from typing import Self
+
+from perdure import lifecycle
+from perdure.backend import AsyncBackend, Guarantees, Head
+from perdure.commit_async import AsyncCommitter, AsyncDriver
+from perdure.replica import Settings
+from perdure.session_async import AsyncSession
+
+
+class AsyncStore:
+    """Many sessions in one place. Made by `perdure.open_async`. Tasks may share it."""
+
+    def __init__(self, backend: AsyncBackend, settings: Settings) -> None:
+        self._backend = backend
+        self._settings = settings
+        self._committer = AsyncCommitter(backend)
+        self._driver = AsyncDriver(backend, self._committer)
+        self._closed = False
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._backend.name}>"
+
+    async def session(self, id: str) -> AsyncSession:
+        """Open a session where it stopped, or a new one; a new one exists from its first record."""
+        steps = lifecycle.opened(id, self._settings, must_exist=False)
+        return AsyncSession(self._driver, await self._driver.run(steps))
+
+    async def resume(self, id: str) -> AsyncSession:
+        """Open a session where it stopped; an unknown or deleted one is NotFoundError."""
+        steps = lifecycle.opened(id, self._settings, must_exist=True)
+        return AsyncSession(self._driver, await self._driver.run(steps))
+
+    async def sessions(
+        self,
+        *,
+        prefix: str = "",
+        labels: Sequence[str] = (),
+        after: str = "",
+        deleted: bool = False,
+    ) -> AsyncIterator[Head]:
+        """Yield the heads of sessions in order of their ids, a page at a time from the store.
+
+        Only those whose id begins with `prefix`, comes after `after` and that bear all `labels`;
+        deleted ones only where asked for.
+        """
+        going_on: str | None = after
+        while going_on is not None:
+            heads, going_on = await self._driver.run(
+                lifecycle.listed(prefix=prefix, after=going_on, labels=labels, deleted=deleted)
+            )
+            for head in heads:
+                yield head
+
+    async def delete(self, id: str, *, reason: str = "") -> None:
+        """Delete a session: a last record stays, and says why; everything before it is dropped.
+
+        InUseError while branches of it live; NotFoundError if there is none.
+        """
+        await self._driver.run(lifecycle.delete(id, self._settings, reason=reason))
+
+    def guarantees(self) -> Guarantees:
+        """Say what survives when an append has returned, and who may share the store."""
+        return self._backend.guarantees
+
+    async def close(self) -> None:
+        """Finish what is under way and let the store go. Closing twice is harmless."""
+        if not self._closed:
+            self._closed = True
+            await self._committer.drain()
+            await self._backend.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()

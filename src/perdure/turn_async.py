@@ -1,0 +1,130 @@
+"""AsyncTurn: from a user's input to the end of the agent's answer. Its twin is in `turn`."""
+
+from types import TracebackType
+from typing import Any, Self
+
+from perdure import writing
+from perdure.errors import PerdureError, UsageError
+from perdure.handle_async import AsyncHandle
+from perdure.writing import NOBODY, Ownership, Voice
+
+
+class AsyncTurn:
+    """From a user's input to the end of the agent's answer. Made by `session.turn`."""
+
+    def __init__(
+        self,
+        handle: AsyncHandle,
+        id: str | None,
+        *,
+        message: dict[str, Any] | None = None,
+        correlation_id: str = "",
+        voice: Voice = NOBODY,
+        begun: int = 0,
+    ) -> None:
+        self.id = id if id is not None else handle.replica.settings.new_id()
+        self.correlation_id = correlation_id
+        self._handle = handle
+        self._message = message
+        self._voice = voice
+        self._begun = begun
+        self._ownership: Ownership | None = None
+        self._ended = False
+
+    @property
+    def start(self) -> int:
+        """The position before the turn: branch there to have the turn again, differently."""
+        if not self._begun:
+            raise UsageError("the turn has not begun: enter it with `async with`")
+        return self._begun - 1
+
+    @property
+    def ended(self) -> bool:
+        """Whether the turn is over; one that was entered by a known `id` may be so already."""
+        return self._ended
+
+    async def __aenter__(self) -> Self:
+        handle, replica = self._handle, self._handle.replica
+        if not self._begun:
+            plan = writing.begin_turn(
+                replica,
+                self.id,
+                self._message,
+                correlation_id=self.correlation_id,
+                voice=self._voice,
+            )
+            self._begun = await handle.write(plan)
+            if self._begun > 0:
+                self._ownership = Ownership(self.id, self.id)
+            self._begun = abs(self._begun)
+        if self._ownership is None:
+            await self._resume()
+        handle.own_turns.add(self.id)
+        return self
+
+    async def _resume(self) -> None:
+        if self.id not in self._handle.replica.fold.turns:
+            self._ended = True
+            return
+        plan, ownership = writing.continue_turn(self._handle.replica, self.id)
+        await self._handle.write(plan)
+        self._ownership = ownership
+
+    async def append(
+        self,
+        *messages: dict[str, Any],
+        author: str = "",
+        recipient: str = "",
+        channel: str = "",
+        origin: str = "",
+        id: str | None = None,
+    ) -> int:
+        """Append messages to the turn, as `session.append` does."""
+        voice, turn = Voice(author, recipient, channel, origin), self._owned()
+        replica = self._handle.replica
+        return await self._handle.write(
+            writing.say(replica, messages, voice=voice, turn=turn, record_id=id)
+        )
+
+    async def complete(self) -> None:
+        """End the turn as complete. Leaving `async with` does this."""
+        await self._handle.write(writing.complete_turn(self._handle.replica, self._owned()))
+        self._ended = True
+
+    async def fail(self, error: BaseException) -> None:
+        """End the turn with an error. Leaving `async with` by an exception does this."""
+        await self._handle.write(writing.fail_turn(self._handle.replica, self._owned(), error))
+        self._ended = True
+
+    async def abandon(self, reason: str = "") -> None:
+        """Give the turn up, here or as an interrupted one."""
+        await self._handle.write(writing.abandon_turn(self._handle.replica, self.id, reason))
+        self._ended = True
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            if error is None and not self._ended:
+                await self.complete()
+            elif error is not None and not self._ended:
+                await self._record(error)
+        finally:
+            self._handle.own_turns.discard(self.id)
+
+    async def _record(self, error: BaseException) -> None:
+        try:
+            await self.fail(error)
+        except PerdureError as failure:
+            # The body's own error goes on; that it could not be recorded must not hide it.
+            error.add_note(f"perdure could not record that the turn failed: {failure}")
+
+    def _owned(self) -> Ownership:
+        if self._ended:
+            raise UsageError("the turn has ended: begin another with session.turn(...)")
+        if self._ownership is None:
+            raise UsageError("the turn is not open: enter it with `async with` first")
+        return self._ownership

@@ -1,0 +1,209 @@
+"""What a session shows of its past: messages, values, versions, records, a verdict. Pure."""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from perdure import codec, journal, reading, steps, writing
+from perdure.errors import ChainError, DamagedError, NotFoundError, UsageError
+from perdure.fold import FOLD_VERSION, Fold
+from perdure.journal import Linked
+from perdure.reading import Forward, OnDamage
+from perdure.records import Content, Message, Note, Record, Snapshot, Value
+from perdure.replica import Replica
+from perdure.steps import Steps
+
+_MESSAGES = frozenset({Message.kind})
+
+
+class Version(NamedTuple):
+    """One version of a value: its number, where and when it was written, and whether it is gone."""
+
+    version: int
+    position: int
+    deleted: bool
+
+
+class Verified(NamedTuple):
+    """What `verify` checked: every entry of the session's past, its shared past included."""
+
+    session: str
+    entries: int
+    position: int
+    digest: str
+    snapshots: int
+    torn: int
+
+
+def messages(replica: Replica, *, last: int | None) -> Steps[list[dict[str, Any]]]:
+    """Return the messages in order, or the last few of them."""
+    if last is not None and last < 0:
+        raise UsageError(f"last must be 0 or more, not {last}")
+    past, count = replica.past(), replica.fold.messages if last is None else last
+    found = yield from reading.newest_first(past, kinds=_MESSAGES, count=count)
+    return [_message(replica, linked) for linked in reversed(found)]
+
+
+def _message(replica: Replica, linked: Linked) -> dict[str, Any]:
+    payload = journal.open_body(replica.name, linked, replica.settings.cipher)
+    return message_of(replica, payload, linked.entry.position)
+
+
+def message_of(replica: Replica, payload: bytes, position: int) -> dict[str, Any]:
+    """Return a message as it was given."""
+    content = codec.decode(Message.kind, payload, stream=replica.name, position=position)
+    return _unpack(replica, content, payload, position).message  # type: ignore[attr-defined,no-any-return]
+
+
+def _unpack(replica: Replica, content: Content, payload: bytes, position: int) -> Content:
+    """Give a record back with the caller's own values; most need nothing done."""
+    if b'"$' not in payload:
+        return content
+    if not isinstance(content, Message | Note):
+        return content
+    field = "message" if isinstance(content, Message) else "data"
+    tree = getattr(content, field)
+    value = replica.settings.codec.unpack(tree, stream=replica.name, position=position)
+    return type(content)(**{**_fields(content), field: value})
+
+
+def _fields(content: Content) -> dict[str, Any]:
+    return {name: getattr(content, name) for name in content.__struct_fields__}
+
+
+def value(replica: Replica, key: str, *, version: int | None) -> Steps[Any]:
+    """Return a value as it is, or as it was in an earlier version."""
+    facts = replica.fold.values.get(key)
+    if facts is None or (version is None and facts.deleted):
+        raise NotFoundError(f"value {key!r}")
+    if version is None or version == facts.version:
+        data = replica.values.get(key)
+        if data is None or facts.deleted:
+            data = yield from _current(replica, key)
+    else:
+        data = yield from _earlier(replica, key, version)
+    return replica.settings.codec.unpack(codec.decode_tree(data), stream=replica.name)
+
+
+def _current(replica: Replica, key: str) -> Steps[bytes]:
+    facts = replica.fold.values[key]
+    if facts.deleted:
+        raise NotFoundError(f"value {key!r} in version {facts.version}", "it was deleted then")
+    data = yield from writing.value_data(replica, facts.chain)
+    if replica.fold.values.get(key) == facts:  # Nothing newer came while this was read.
+        replica.values[key] = data
+    return data
+
+
+def _earlier(replica: Replica, key: str, version: int) -> Steps[bytes]:
+    """Go back a chain of deltas at a time, then through the chain that holds the version."""
+    facts = replica.fold.values[key]
+    if not 1 <= version < facts.version:
+        raise NotFoundError(f"value {key!r} in version {version}", f"it has {facts.version}")
+    past, newest = replica.past(), facts.position
+    start = yield from _value_at(replica, facts.chain[0])
+    while start.version > version:
+        newest = start.previous
+        start = yield from _value_at(replica, start.earlier)
+    chain = []
+    while True:
+        content = yield from _value_at(replica, newest)
+        if content.version <= version:
+            chain.append((newest, content))
+        if content.form != "delta":
+            break
+        newest = content.previous
+    if chain[0][1].form == "deleted":
+        raise NotFoundError(f"value {key!r} in version {version}", "it was deleted then")
+    data = b""
+    for position, content in reversed(chain):
+        data = writing.apply_version(past.stream.session, position, data, content)
+    return data
+
+
+def _value_at(replica: Replica, position: int) -> Steps[Value]:
+    content = yield from reading.content_at(replica.past(), position)
+    if not isinstance(content, Value):
+        raise ChainError(replica.name, position, "a value is expected here")
+    return content
+
+
+def history(replica: Replica, key: str) -> Steps[list[Version]]:
+    """Return the versions of a value, oldest first."""
+    facts = replica.fold.values.get(key)
+    if facts is None:
+        raise NotFoundError(f"value {key!r}")
+    found, position = [], facts.position
+    while position:
+        content = yield from _value_at(replica, position)
+        found.append(Version(content.version, position, content.form == "deleted"))
+        position = content.previous
+    return found[::-1]
+
+
+class Records:
+    """The records after a position, by the page, in order."""
+
+    def __init__(self, replica: Replica, *, after: int, on_damage: OnDamage | None) -> None:
+        self._replica = replica
+        self._on_damage = on_damage
+        self._forward = Forward(replica.past(), after=after, on_damage=on_damage)
+
+    def page(self) -> Steps[list[Record] | None]:
+        """Return the next records (there may be none on a page), or None at the end."""
+        whole = yield from self._forward.page()
+        return None if whole is None else list(self._records(whole))
+
+    def _records(self, whole: list[Linked]) -> Iterator[Record]:
+        replica, cipher = self._replica, self._replica.settings.cipher
+        for linked in whole:
+            position = linked.entry.position
+            try:
+                content = journal.decode(replica.name, linked, cipher)
+                payload = journal.open_body(replica.name, linked, cipher)
+                shown = _unpack(replica, content, payload, position)
+                yield journal.record(replica.name, linked, shown)
+            except DamagedError as error:
+                if self._on_damage is None:
+                    raise
+                self._on_damage(error)
+
+
+def verify(replica: Replica) -> Steps[Verified]:
+    """Read everything and recompute everything that was derived from it."""
+    past, fold = replica.past(), replica.fold
+    forward = Forward(past)
+    recomputed = Fold()
+    entries = snapshots = 0
+    while (whole := (yield from forward.page())) is not None:
+        for linked in whole:
+            content = journal.decode(replica.name, linked, past.cipher)
+            if isinstance(content, Snapshot):
+                snapshots += _require_facts(replica.name, linked, content, recomputed)
+            payload = journal.open_body(replica.name, linked, past.cipher)
+            recomputed.apply(linked.entry.position, linked.header.id, content, payload)
+        entries += len(whole)
+    if recomputed.facts() != fold.facts():
+        raise DamagedError(replica.name, 0, "its state is not what its records say")
+    yield from _require_labels(replica, past.tip.position, fold)
+    torn = len(forward.torn)
+    return Verified(
+        replica.name, entries, past.tip.position, past.tip.digest or "", snapshots, torn
+    )
+
+
+def _require_facts(name: str, linked: Linked, content: Snapshot, fold: Fold) -> int:
+    if content.fold != FOLD_VERSION:
+        return 0
+    if content.facts != fold.facts():
+        reason = "a fold snapshot that is not what the records before it say"
+        raise DamagedError(name, linked.entry.position, reason)
+    return 1
+
+
+def _require_labels(replica: Replica, position: int, fold: Fold) -> Steps[None]:
+    head = yield from steps.head(replica.name)
+    current = 0 if head is None else head.position
+    if current < position:
+        raise ChainError(replica.name, position, "the head does not reach as far as it did")
+    if head is not None and current == position and head.labels != fold.head_labels:
+        raise DamagedError(replica.name, 0, "the labels of its head are not what its records say")

@@ -1,0 +1,341 @@
+"""What a session can write, as plans. Pure. What a caller gives is checked and encoded at once.
+
+So a value that can not be stored is refused before anything is written, and one that is changed
+after the call has no effect on the record.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from perdure import codec, reading, values
+from perdure.backend import LABEL_BYTES_MAX, LABELS_MAX
+from perdure.errors import (
+    ChainError,
+    ConflictError,
+    DivergenceError,
+    NotFoundError,
+    PayloadError,
+    UsageError,
+)
+from perdure.fold import GENERATED, RESERVED_LABELS, OpenTurn
+from perdure.journal import Draft
+from perdure.plans import Batch, Plan, add_drafts, derived_id, require_text
+from perdure.records import (
+    Labelled,
+    Message,
+    Note,
+    TurnAbandoned,
+    TurnBegun,
+    TurnChange,
+    TurnCompleted,
+    TurnContinued,
+    TurnFailed,
+    Value,
+)
+from perdure.replica import Replica
+from perdure.steps import Steps
+from perdure.values import CHAIN_MAX, ValueFacts
+
+SESSION_ID_BYTES_MAX = 512
+RECORD_ID_BYTES_MAX = 128  # Ids are kept in fold snapshots, a thousand at a time.
+NAME_BYTES_MAX = 512
+REASON_MAX = 2_000  # The text of an error, for people; not a place for dumps.
+
+
+class Ownership(NamedTuple):
+    """A turn as one handle holds it: void as soon as another handle took it over."""
+
+    turn: str
+    owner: str
+
+
+class Voice(NamedTuple):
+    """Who speaks to whom, where, and where the words came from."""
+
+    author: str = ""
+    recipient: str = ""
+    channel: str = ""
+    origin: str = ""
+
+
+NOBODY = Voice()
+
+
+def say(
+    replica: Replica,
+    messages: Sequence[object],
+    *,
+    voice: Voice = NOBODY,
+    turn: Ownership | None = None,
+    record_id: str | None = None,
+) -> Plan:
+    """Plan to append messages, all or none."""
+    if not messages:
+        raise UsageError("nothing to append: give at least one message")
+    turn_id = turn.turn if turn else ""
+    drafts = _message_drafts(replica, messages, voice, turn_id, record_id)
+    add = add_drafts(drafts)
+
+    def make(batch: Batch) -> Steps[int]:
+        if turn is not None and batch.known(drafts) is None:
+            _require_turn(batch, turn)
+        return (yield from add(batch))
+
+    return Plan("message", turn_id, make)
+
+
+def _message_drafts(
+    replica: Replica, messages: Sequence[object], voice: Voice, turn: str, record_id: str | None
+) -> list[Draft]:
+    drafts = []
+    for number, message in enumerate(messages):
+        if type(message) is not dict:
+            kind = type(message).__name__
+            raise UsageError(f"a message must be a dict such as {{'role': …}}, not {kind}", "$")
+        content = Message(
+            message=_pack_message(replica, message),
+            turn=turn,
+            author=voice.author,
+            recipient=voice.recipient,
+            channel=voice.channel,
+            origin=voice.origin,
+        )
+        own_id = derived_id(require_id(record_id), number) if record_id is not None else None
+        drafts.append(Draft(own_id or replica.settings.new_id(), content, codec.encode(content)))
+    return drafts
+
+
+def _pack_message(replica: Replica, message: dict[Any, Any]) -> dict[str, Any]:
+    packed: dict[str, Any] = replica.settings.codec.pack(message)
+    return packed
+
+
+def begin_turn(
+    replica: Replica,
+    turn_id: str,
+    message: object | None,
+    *,
+    correlation_id: str,
+    voice: Voice = NOBODY,
+) -> Plan:
+    """Plan a turn with the input that opened it, in one append.
+
+    The answer is negative if the turn has begun already, under an id that the caller chose.
+    """
+    begun = TurnBegun(correlation_id=correlation_id)
+    input_id = f"{turn_id}\tinput"
+    drafts = []
+    if message is not None:
+        drafts = _message_drafts(replica, [message], voice, turn_id, None)
+        if not turn_id.startswith(GENERATED):
+            drafts = [drafts[0]._replace(id=input_id)]
+
+    def make(batch: Batch) -> Steps[int]:
+        yield from ()
+        known = batch.fold.ids.get(turn_id)
+        if known is not None:
+            if drafts and batch.known(drafts) is None:
+                raise DivergenceError(batch.name, turn_id, "no turn with an input", "one")
+            return -known.position
+        position = batch.add_content(turn_id, begun)
+        for draft in drafts:
+            batch.add(draft)
+        return position
+
+    return Plan("turn.begin", turn_id, make)
+
+
+def continue_turn(replica: Replica, turn: str) -> tuple[Plan, Ownership]:
+    """Plan to take an interrupted turn over, and the ownership that comes with it."""
+    owner = replica.settings.new_id()
+
+    def make(batch: Batch) -> Steps[int]:
+        yield from ()
+        _require_open(batch, turn)
+        return batch.add_content(owner, TurnContinued(turn=turn))
+
+    return Plan("turn.continue", turn, make), Ownership(turn, owner)
+
+
+def complete_turn(replica: Replica, turn: Ownership) -> Plan:
+    return _end_turn(replica, turn, TurnCompleted(turn=turn.turn))
+
+
+def fail_turn(replica: Replica, turn: Ownership, error: BaseException) -> Plan:
+    """Plan to end a turn with an error, of which the type and the text are kept."""
+    name = type(error).__qualname__
+    reason = str(error)[:REASON_MAX].encode("utf-8", "replace").decode()
+    return _end_turn(replica, turn, TurnFailed(turn=turn.turn, error=name, reason=reason))
+
+
+def _end_turn(replica: Replica, turn: Ownership, content: TurnChange) -> Plan:
+    record_id = replica.settings.new_id()
+
+    def make(batch: Batch) -> Steps[int]:
+        yield from ()
+        _require_turn(batch, turn)
+        return batch.add_content(record_id, content)
+
+    return Plan("turn.end", turn.turn, make)
+
+
+def abandon_turn(replica: Replica, turn: str, reason: str) -> Plan:
+    """Plan to give a turn up, whoever holds it."""
+    record_id = replica.settings.new_id()
+
+    def make(batch: Batch) -> Steps[int]:
+        yield from ()
+        _require_open(batch, turn)
+        return batch.add_content(record_id, TurnAbandoned(turn=turn, reason=reason))
+
+    return Plan("turn.end", turn, make)
+
+
+def _require_open(batch: Batch, turn: str) -> OpenTurn:
+    state = batch.fold.turns.get(turn)
+    if state is None:
+        raise ConflictError(batch.name, batch.position, batch.position, "the turn has ended")
+    return state
+
+
+def _require_turn(batch: Batch, turn: Ownership) -> None:
+    if _require_open(batch, turn.turn).owner != turn.owner:
+        reason = "another handle continued the turn"
+        raise ConflictError(batch.name, batch.position, batch.position, reason)
+
+
+def put(replica: Replica, key: str, value: object) -> Plan:
+    """Plan a new version of a value, as a delta where that is shorter. The answer is its number."""
+    require_text(key, "a key", longest=NAME_BYTES_MAX)
+    data = codec.encode_tree(replica.settings.codec.pack(value))
+    if len(data) > codec.PAYLOAD_MAX:
+        reason = f"{len(data)} bytes are more than the {codec.PAYLOAD_MAX} of one record"
+        raise UsageError(f"{reason}: split it over several keys", "$")
+    record_id = replica.settings.new_id()
+
+    def make(batch: Batch) -> Steps[int]:
+        facts = batch.fold.values.get(key)
+        edits = yield from _edits(replica, batch, key, facts, data)
+        content = _version(key, facts, data, edits)
+        batch.add_content(record_id, content)
+        batch.values[key] = data
+        return content.version
+
+    return Plan("value", key, make)
+
+
+def _edits(
+    replica: Replica, batch: Batch, key: str, facts: ValueFacts | None, data: bytes
+) -> Steps[list[values.Edit] | None]:
+    if facts is None or facts.deleted or len(facts.chain) > CHAIN_MAX or len(data) < values.SMALL:
+        return None
+    old = batch.values.get(key) or replica.values.get(key)
+    if old is None:
+        old = yield from value_data(replica, facts.chain)
+    return values.delta(old, data)
+
+
+def _version(
+    key: str, facts: ValueFacts | None, data: bytes, edits: list[values.Edit] | None
+) -> Value:
+    version = facts.version + 1 if facts else 1
+    previous = facts.position if facts else 0
+    if edits is not None:
+        return Value(key=key, version=version, form="delta", data=edits, previous=previous)
+    earlier = facts.chain[0] if facts else 0
+    tree = codec.decode_tree(data)
+    return Value(
+        key=key, version=version, form="full", data=tree, previous=previous, earlier=earlier
+    )
+
+
+def value_data(replica: Replica, chain: Sequence[int]) -> Steps[bytes]:
+    """Read one version of a value: the one in full, and the deltas up to it."""
+    data = b""
+    for position in chain:
+        content = yield from reading.content_at(replica.past(), position)
+        if not isinstance(content, Value):
+            raise ChainError(replica.name, position, "a value is expected here")
+        data = apply_version(replica.name, position, data, content)
+    return data
+
+
+def apply_version(name: str, position: int, data: bytes, content: Value) -> bytes:
+    """Return a value in full after one more version."""
+    if content.form != "delta":
+        return codec.encode_tree(content.data)
+    try:
+        return values.apply(data, content.data)
+    except (LookupError, TypeError, ValueError) as error:
+        raise PayloadError(name, position, "its delta does not fit the version before") from error
+
+
+def forget(replica: Replica, key: str) -> Plan:
+    """Plan the deletion of a value; its history stays."""
+    require_text(key, "a key", longest=NAME_BYTES_MAX)
+    record_id = replica.settings.new_id()
+
+    def make(batch: Batch) -> Steps[int]:
+        yield from ()
+        facts = batch.fold.values.get(key)
+        if facts is None or facts.deleted:
+            raise NotFoundError(f"value {key!r}")
+        content = Value(
+            key=key,
+            version=facts.version + 1,
+            form="deleted",
+            previous=facts.position,
+            earlier=facts.chain[0],
+        )
+        return batch.add_content(record_id, content)
+
+    return Plan("value", key, make)
+
+
+def remark(replica: Replica, data: object, *, author: str, record_id: str | None) -> Plan:
+    """Plan a note."""
+    content = Note(data=replica.settings.codec.pack(data), author=author)
+    own_id = require_id(record_id) if record_id is not None else replica.settings.new_id()
+    return Plan("note", "", add_drafts([Draft(own_id, content, codec.encode(content))]))
+
+
+def label(replica: Replica, add: Sequence[str], remove: Sequence[str]) -> Plan:
+    """Plan a change of labels."""
+    for text in (*add, *remove):
+        require_text(text, "a label", longest=LABEL_BYTES_MAX)
+        if text in RESERVED_LABELS:
+            raise UsageError(f"the label {text!r} is perdure's own: choose another")
+    record_id = replica.settings.new_id()
+    content = Labelled(add=tuple(add), remove=tuple(remove))
+    most = LABELS_MAX - len(RESERVED_LABELS)
+
+    def make(batch: Batch) -> Steps[int]:
+        yield from ()
+        if len((batch.fold.labels | set(add)) - set(remove)) > most:
+            raise UsageError(f"a session bears at most {most} labels: remove one first")
+        return batch.add_content(record_id, content)
+
+    return Plan("label", "", make)
+
+
+def nothing(batch: Batch) -> Steps[int]:
+    """Add nothing. Going through the queue is what it is for."""
+    yield from ()
+    return batch.position
+
+
+NOTHING = Plan("note", "", nothing)
+REFRESH = Plan("refresh", "", nothing)  # `Replica.write` catches up before plans of this kind.
+
+
+def require_id(record_id: object) -> str:
+    """Return a record id that the caller chose, or say what is wrong with it."""
+    text = require_text(record_id, "an id", longest=RECORD_ID_BYTES_MAX)
+    if text.startswith(GENERATED):
+        raise UsageError(f"an id must not begin with {GENERATED!r}: those are perdure's own")
+    return text
+
+
+def require_session_id(session_id: object) -> str:
+    """Return a session id, or say what is wrong with it."""
+    return require_text(session_id, "a session id", longest=SESSION_ID_BYTES_MAX)

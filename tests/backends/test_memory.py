@@ -1,0 +1,38 @@
+"""MemoryBackend keeps the contract, except that nothing survives."""
+
+import os
+from collections.abc import Callable
+
+import pytest
+
+from perdure.backend import Backend
+from perdure.backends.memory import MemoryBackend
+from perdure.testing import BackendContract
+from perdure.testing.contract_values import appended, entries, status
+
+
+class TestMemory(BackendContract):
+    reopens = False
+    processes = False
+
+    @pytest.fixture
+    def open_backend(self) -> Callable[[], Backend]:
+        return MemoryBackend
+
+
+def test_it_says_that_nothing_survives() -> None:
+    assert MemoryBackend().guarantees.survives == "nothing"
+    assert MemoryBackend().guarantees.shared_by == "one process"
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system can not fork")
+def test_a_child_that_was_forked_while_the_lock_was_held_can_use_its_copy() -> None:
+    backend = MemoryBackend()
+    status(backend, appended("s", 1, 1))
+    with backend._lock:
+        child = os.fork()
+        if child == 0:
+            good = status(backend, appended("s", 2, 2)) == ["stored"]
+            os._exit(0 if good and list(backend.read("s")) == entries(1, 2) else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert list(backend.read("s")) == entries(1, 1), "the parent has its own"

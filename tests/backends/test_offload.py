@@ -1,0 +1,225 @@
+"""Offload makes a blocking store usable in an event loop, without losing order."""
+
+import asyncio
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from perdure.backend import Append, AsyncBackend, Entry, Outcome
+from perdure.backends.memory import MemoryBackend
+from perdure.backends.offload import PAGE_ITEMS, Offload
+from perdure.backends.sqlite import SqliteBackend
+from perdure.errors import DamagedError
+from perdure.testing import AsyncBackendContract, Slow
+from perdure.testing.contract_values import appended, entries
+
+
+class TestOffloadedSqlite(AsyncBackendContract):
+    @pytest.fixture
+    def open_backend(self, tmp_path: Path) -> Callable[[], AsyncBackend]:
+        return lambda: Offload(SqliteBackend(tmp_path / "store.db"))
+
+
+class TestOffloadedMemory(AsyncBackendContract):
+    @pytest.fixture
+    def open_backend(self) -> Callable[[], AsyncBackend]:
+        return lambda: Offload(MemoryBackend())
+
+
+class Watched(MemoryBackend):
+    """Remembers which threads worked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.threads: set[str] = set()
+
+    def append(self, appends: Sequence[Append]) -> Sequence[Outcome]:
+        self.threads.add(threading.current_thread().name)
+        return super().append(appends)
+
+
+async def read(backend: AsyncBackend, stream: str) -> list[Entry]:
+    return [one async for one in backend.read(stream)]
+
+
+def workers() -> list[threading.Thread]:
+    return [one for one in threading.enumerate() if one.name.startswith("perdure ")]
+
+
+def test_one_thread_does_all_the_work_and_close_ends_it() -> None:
+    inner = Watched()
+
+    async def scenario() -> None:
+        backend = Offload(inner)
+        streams = [str(number) for number in range(50)]
+        await asyncio.gather(*(backend.append([appended(name, 1, 1)]) for name in streams))
+        assert len(workers()) == 1
+        await backend.close()
+        assert workers() == []
+
+    asyncio.run(scenario())
+    assert len(inner.threads) == 1
+    assert threading.current_thread().name not in inner.threads
+
+
+def test_it_forwards_what_the_store_declares() -> None:
+    inner = MemoryBackend()
+    backend = Offload(inner)
+    assert backend.name == inner.name
+    assert backend.capabilities == inner.capabilities
+    assert backend.guarantees == inner.guarantees
+
+
+def test_a_cancelled_append_is_done_before_the_next_call() -> None:
+    async def scenario() -> None:
+        backend = Offload(Slow(MemoryBackend(), 0.05))
+        task = asyncio.ensure_future(backend.append([appended("s", 1, 2)]))
+        await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert await read(backend, "s") == entries(1, 2)
+        await backend.close()
+
+    asyncio.run(scenario())
+
+
+def test_the_event_loop_goes_on_while_the_store_is_busy() -> None:
+    async def scenario() -> None:
+        backend = Offload(Slow(MemoryBackend(), 0.2))
+        task = asyncio.ensure_future(backend.append([appended("s", 1, 1)]))
+        turns = 0
+        while not task.done():
+            await asyncio.sleep(0.01)
+            turns += 1
+        assert turns >= 5
+        await backend.close()
+
+    asyncio.run(scenario())
+
+
+def test_close_waits_for_what_is_under_way() -> None:
+    inner = MemoryBackend()
+
+    async def scenario() -> None:
+        backend = Offload(Slow(inner, 0.1))
+        task = asyncio.ensure_future(backend.append([appended("s", 1, 1)]))
+        await asyncio.sleep(0)
+        await backend.close()
+        assert [outcome.status for outcome in await task] == ["stored"]
+
+    asyncio.run(scenario())
+
+
+class Breaking(MemoryBackend):
+    """Breaks in the middle of a page."""
+
+    def read(
+        self,
+        stream: str,
+        *,
+        after: int = 0,
+        limit: int | None = None,
+        reverse: bool = False,
+        max_body: int | None = None,
+    ) -> Iterator[Entry]:
+        yield from entries(1, PAGE_ITEMS + 3)
+        raise DamagedError(stream, PAGE_ITEMS + 4, "made to break")
+
+
+def test_entries_before_an_error_are_not_lost_with_it() -> None:
+    async def scenario() -> None:
+        backend = Offload(Breaking())
+        found = []
+        with pytest.raises(DamagedError, match="made to break"):  # noqa: PT012 - a loop is one.
+            async for one in backend.read("s"):
+                found.append(one)  # noqa: PERF401 - a comprehension would lose them.
+        assert found == entries(1, PAGE_ITEMS + 3)
+        await backend.close()
+
+    asyncio.run(scenario())
+
+
+def test_one_handle_serves_several_event_loops() -> None:
+    backend = Offload(MemoryBackend())
+    asyncio.run(_append_only(backend, 1))
+    asyncio.run(_append_only(backend, 2))
+
+    async def scenario() -> None:
+        assert await read(backend, "s") == entries(1, 2)
+        await backend.close()
+
+    asyncio.run(scenario())
+
+
+async def _append_only(backend: AsyncBackend, position: int) -> None:
+    (outcome,) = await backend.append([appended("s", position, position)])
+    assert outcome.status == "stored"
+
+
+def test_work_that_outlives_its_event_loop_does_not_stop_the_thread() -> None:
+    backend = Offload(Slow(MemoryBackend(), 0.1))
+
+    async def abandon() -> None:
+        task = asyncio.ensure_future(backend.append([appended("s", 1, 1)]))
+        await asyncio.sleep(0)
+        task.cancel()
+
+    asyncio.run(abandon())
+
+    async def scenario() -> None:
+        assert await read(backend, "s") == entries(1, 1)
+        await backend.close()
+
+    asyncio.run(scenario())
+
+
+FORKING = """
+import asyncio, os, warnings
+from perdure.backends.offload import Offload
+from perdure.backends.sqlite import SqliteBackend
+from perdure.testing.contract_values import appended
+warnings.simplefilter("ignore", DeprecationWarning)
+backend = Offload(SqliteBackend({path!r}))
+
+async def store(name):
+    await backend.append([appended(name, 1, 1)])
+
+asyncio.run(store("s"))
+child = os.fork()
+asyncio.run(store("parent" if child else "child"))
+asyncio.run(backend.close())
+if child:
+    assert os.waitpid(child, 0)[1] == 0
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system can not fork")
+def test_a_forked_child_gets_a_thread_of_its_own(tmp_path: Path) -> None:
+    program = FORKING.format(path=str(tmp_path / "store.db"))
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+    backend = SqliteBackend(tmp_path / "store.db")
+    assert [head.stream for head in backend.streams()] == ["child", "parent", "s"]
+    backend.close()
+
+
+def test_a_forgotten_handle_leaves_no_thread() -> None:
+    async def scenario() -> None:
+        await Offload(MemoryBackend()).append([appended("s", 1, 1)])
+
+    asyncio.run(scenario())
+    deadline = time.monotonic() + 5
+    while workers() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert workers() == []
+
+
+def test_importing_it_does_not_import_asyncio() -> None:
+    program = "import sys, perdure.backends.offload; sys.exit('asyncio' in sys.modules)"
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)

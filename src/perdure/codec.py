@@ -6,11 +6,10 @@ What can not come back exactly as it was is refused with its path, before anythi
 """
 
 import base64
-import binascii
 import re
 from collections.abc import Callable, Mapping
 from datetime import UTC, date, datetime, timezone, tzinfo
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from math import isfinite
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -73,7 +72,7 @@ class Codec:
         """Return the value that was packed. An unknown tag is VersionError."""
         try:
             return self._unpack(tree)
-        except (TypeError, ValueError, LookupError, InvalidOperation, binascii.Error) as error:
+        except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
             if isinstance(error, UsageError):
                 raise
             raise PayloadError(stream, position, "a tagged scalar does not parse") from error
@@ -249,35 +248,46 @@ def _require_unicode(text: str) -> None:
 
 def _pack_datetime(value: datetime) -> dict[str, Any]:
     zone = value.tzinfo
-    if isinstance(zone, ZoneInfo) and zone.key is not None:
+    if type(zone) is ZoneInfo and zone.key is not None:
+        _require_listed(value, zone.key)
         return {"$datetime": [value.isoformat(), zone.key, value.fold]}
     if type(zone) is timezone:
-        # The name of a fixed offset is part of it: timezone(offset, "CET").
-        name = value.tzname()
-        named = zone != UTC and name != timezone(zone.utcoffset(None)).tzname(None)
-        return (
-            {"$datetime": [value.isoformat(), "=" + (name or ""), value.fold]}
-            if named
-            else (
-                {"$datetime": value.isoformat() if not value.fold else [value.isoformat(), "=", 1]}
-            )
-        )
+        return _pack_fixed(value, zone)
     if zone is None:
         raise _Refused("a datetime without a zone is ambiguous: give it one, such as timezone.utc")
     raise _Refused(f"the zone is a {type(zone).__name__}: use zoneinfo.ZoneInfo or timezone.utc")
+
+
+def _require_listed(value: datetime, key: str) -> None:
+    """Refuse a zone that a reader would not find, or one made from another file than its key's."""
+    if not _is_listed(key):
+        raise _Refused(f"this machine does not list the zone {key!r}: use one that it lists")
+    if value.replace(tzinfo=_zones[key]).utcoffset() != value.utcoffset():
+        raise _Refused(f"the zone {key!r} has other rules than this machine's: use the machine's")
+
+
+def _pack_fixed(value: datetime, zone: timezone) -> dict[str, Any]:
+    """A name that was given to a fixed offset is part of it: timezone(offset, "CET")."""
+    name = zone.tzname(None)
+    _require_unicode(name)
+    if name != timezone(zone.utcoffset(None)).tzname(None):
+        return {"$datetime": [value.isoformat(), "=" + name, value.fold]}
+    return {"$datetime": [value.isoformat(), "", 1] if value.fold else value.isoformat()}
 
 
 def _unpack_datetime(packed: Any) -> datetime:
     if isinstance(packed, str):
         return _utc(datetime.fromisoformat(packed))
     text, zone, fold = packed
+    zone = _text(zone)
     stored = datetime.fromisoformat(text)
+    if not zone:
+        return _utc(stored).replace(fold=fold)
     if zone.startswith("="):
         offset = stored.utcoffset()
         if offset is None:
             raise ValueError(text)
-        named = timezone(offset, zone[1:]) if zone != "=" else _utc(stored).tzinfo
-        return stored.replace(tzinfo=named, fold=fold)
+        return stored.replace(tzinfo=timezone(offset, zone[1:]), fold=fold)
     local = stored.replace(tzinfo=_zone(zone), fold=fold)
     # Rules of zones change; the instant that was stored does not.
     return local if local.utcoffset() == stored.utcoffset() else stored.astimezone(local.tzinfo)
@@ -295,17 +305,29 @@ _zones: dict[str, ZoneInfo] = {}
 def _zone(key: str) -> tzinfo:
     # Only names that this machine lists are looked up: stored text must never choose a path or
     # an import (zoneinfo falls back to importing a package named after the key).
+    if not _is_listed(key):
+        raise UsageError(f"this machine does not know the time zone {key!r}: install tzdata")
+    return _zones[key]
+
+
+def _is_listed(key: str) -> bool:
     if key not in _zones:
         if not re.fullmatch(r"[A-Za-z0-9_+\-/]{1,64}", key) or key not in available_timezones():
-            raise UsageError(f"this machine does not know the time zone {key!r}: install tzdata")
+            return False
         _zones[key] = ZoneInfo(key)
-    return _zones[key]
+    return True
 
 
 def _pack_decimal(value: Decimal) -> dict[str, str]:
     if not value.is_finite():
         raise _Refused(f"{value} has no exact form: store None or a string instead")
     return {"$decimal": str(value)}
+
+
+def _text(packed: Any) -> str:
+    if type(packed) is not str:
+        raise TypeError(type(packed))
+    return packed
 
 
 _PACK: dict[type, Callable[[Any], dict[str, Any]]] = {
@@ -317,11 +339,11 @@ _PACK: dict[type, Callable[[Any], dict[str, Any]]] = {
 }
 
 _UNPACK: dict[str, Callable[[Any], Any]] = {
-    "$bytes": lambda packed: base64.b64decode(packed, validate=True),
+    "$bytes": lambda packed: base64.b64decode(_text(packed), validate=True),
     "$datetime": _unpack_datetime,
-    "$date": date.fromisoformat,
-    "$decimal": Decimal,
-    "$uuid": UUID,
+    "$date": lambda packed: date.fromisoformat(_text(packed)),
+    "$decimal": lambda packed: Decimal(_text(packed)),
+    "$uuid": lambda packed: UUID(_text(packed)),
 }
 
 _ADVICE: dict[type, str] = {

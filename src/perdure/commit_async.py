@@ -35,7 +35,7 @@ class AsyncCombiner(Generic[Item, Answer]):
 
     def _start(self) -> None:
         batch, self._queue = self._queue, []
-        task = asyncio.create_task(self._run([item for item, _ in batch]))
+        task = asyncio.create_task(self._run([item for item, _ in batch]))  # noqa: RUF006 - it is kept
         self._task = task
         task.add_done_callback(partial(self._finish, batch))
 

@@ -70,6 +70,7 @@ class Fold:
 
     __slots__ = (
         "_shared",
+        "begin",
         "deleted",
         "ids",
         "keeps",
@@ -92,6 +93,8 @@ class Fold:
         self.labels: frozenset[str] = frozenset()
         self.keeps: dict[str, Kept] = {}
         self.lineage: tuple[Ancestor, ...] = ()
+        self.begin = 0
+        """The position of the deletion that this life of the session came after, or 0."""
         self.deleted = False
         self.since_snapshot = 0
         self.snapshot_size = 0
@@ -180,9 +183,9 @@ class Fold:
         self.keeps, self.labels = {}, frozenset()
         self._shared -= {"keeps"}
 
-    def _deleted(self, _position: int, _id: str, _content: Deleted) -> None:
+    def _deleted(self, position: int, _id: str, _content: Deleted) -> None:
         self.__init__()  # type: ignore[misc] # Everything before counts as gone.
-        self.deleted = True
+        self.deleted, self.begin = True, position
 
     _changes: ClassVar[dict[str, Callable[..., None]]] = {
         "message": _message,
@@ -204,7 +207,11 @@ class Fold:
         return {
             "messages": self.messages,
             "last_message": self.last_message,
-            "values": {key: [*facts] for key, facts in self.values.items()},
+            "values": {
+                # Lists, as they come back from a snapshot, or the two would never compare equal.
+                key: [facts.version, [*facts.chain], facts.deleted]
+                for key, facts in self.values.items()
+            },
             "turns": {turn: [*facts] for turn, facts in self.turns.items()},
             "ids": {record_id: [*known] for record_id, known in self.ids.items()},
             "labels": sorted(self.labels),
@@ -212,6 +219,7 @@ class Fold:
                 keep: [kept.reason, kept.branch, kept.stream] for keep, kept in self.keeps.items()
             },
             "lineage": [[*ancestor] for ancestor in self.lineage],
+            "begin": self.begin,
         }
 
     @classmethod
@@ -229,7 +237,7 @@ class Fold:
             keep: Kept(reason=reason, branch=branch, stream=stream)
             for keep, (reason, branch, stream) in facts.keeps.items()
         }
-        fold.lineage = facts.lineage
+        fold.lineage, fold.begin = facts.lineage, facts.begin
         fold.snapshot_size = len(payload)
         return fold
 
@@ -248,6 +256,7 @@ class _Facts(msgspec.Struct, forbid_unknown_fields=True):
     labels: list[str]
     keeps: dict[str, tuple[str, str, str]]
     lineage: tuple[Ancestor, ...]
+    begin: int
 
 
 _COPIED = tuple(name for name in Fold.__slots__ if name != "_shared")

@@ -11,10 +11,11 @@ from collections.abc import Sequence
 from perdure import codec, journal, reading, steps
 from perdure.backend import Append, Head
 from perdure.errors import ConflictError, InUseError, NotFoundError, UsageError
-from perdure.fold import DELETED
-from perdure.journal import Draft, Stream, Tip
-from perdure.plans import Batch, Plan
-from perdure.records import Branched, Deleted, Kept, Released
+from perdure.fold import DELETED, Fold
+from perdure.journal import Draft, Linked, Stream, Tip
+from perdure.plans import Batch, Plan, require_str
+from perdure.reading import Past
+from perdure.records import Branched, Deleted, Kept, Recovered, Released
 from perdure.replica import Replica, Settings
 from perdure.steps import Steps
 from perdure.writing import require_session_id
@@ -26,10 +27,19 @@ def opened(name: object, settings: Settings, *, must_exist: bool) -> Steps[Repli
     """Load a session."""
     replica = Replica(require_session_id(name), settings)
     yield from replica.load()
+    if replica.fold.deleted:
+        yield from _finish_dropping(replica)
     if must_exist and not replica.exists:
         hint = "it was deleted" if replica.fold.deleted else "store.session(...) would create it"
         raise NotFoundError(f"session {replica.name!r}", hint)
     return replica
+
+
+def _finish_dropping(replica: Replica) -> Steps[None]:
+    """Drop what a crash left between the record of a deletion and the dropping."""
+    first = yield from steps.read(replica.name, after=0, limit=1)
+    if first and first[0].position < replica.fold.begin:
+        yield from steps.drop(replica.name, before=replica.fold.begin)
 
 
 def listed(
@@ -43,24 +53,44 @@ def listed(
 
 def branch(source: Replica, name: object, *, at: int | None) -> Steps[Replica]:
     """Create a session that shares the source's past up to and with a position."""
-    child = Replica(require_session_id(name), source.settings)
-    position = source.tip.position if at is None else at
-    if not 1 <= position <= source.tip.position:
-        raise UsageError(f"a branch begins at 1 to {source.tip.position}, not {position}")
-    past = source.past(Tip(position, None))
+    stream = Stream(require_session_id(name), source.settings.token(), source.settings.tenant)
+    fold, past, _ = source.view
+    newest = past.torn[0] - 1 if past.torn else past.tip.position
+    position = newest if at is None else at
+    first = max(fold.begin, 1)
+    if not first <= position <= newest:
+        raise UsageError(
+            f"a branch of {source.name!r} begins at {first} to {newest}, not {position}"
+        )
     shared = yield from reading.entry_at(past, position)
+    past = past._replace(tip=shared.tip, torn=None)
+    yield from _require_whole(past, shared)
+    yield from _require_free(stream.session)
+    fold = yield from source.fold_of(past)
     owner = Replica(past.segment(position).stream.session, source.settings)
-    yield from _require_free(child.name)
     yield from owner.load()
-    keep = _keep(child, source.settings)
+    keep = _keep(stream, source.settings, position)
     yield from _write(owner, keep)
-    yield from _begin(child, owner, shared.tip, keep.subject)
+    yield from _begin(stream, fold, owner, shared.tip, keep.subject)
     yield from owner.catch_up()
+    child = Replica(stream.session, source.settings)
     if keep.subject not in owner.fold.keeps:
         yield from _retract(child, "its parent was deleted before the branch was complete")
         raise ConflictError(owner.name, position, owner.tip.position, "it was deleted meanwhile")
     yield from child.load()
     return child
+
+
+def _require_whole(past: Past, linked: Linked) -> Steps[None]:
+    """Refuse a position within a batch that a crash cut short: nothing there was ever stored."""
+    left, position = linked.header.left, linked.entry.position
+    if not left:
+        return
+    name = past.segment(position).stream.session
+    rest = yield from steps.read(name, after=position, limit=left)
+    headers = [journal.inspect(name, entry).header for entry in rest]
+    if len(headers) < left or any(header.kind == Recovered.kind for header in headers):
+        raise UsageError(f"{name!r} entry {position} was cut off by a crash: choose another")
 
 
 def _require_free(name: str) -> Steps[None]:
@@ -74,31 +104,32 @@ def _require_free(name: str) -> Steps[None]:
         raise UsageError(f"session {name!r} {state}: choose another name")
 
 
-def _keep(child: Replica, settings: Settings) -> Plan:
+def _keep(stream: Stream, settings: Settings, position: int) -> Plan:
+    """Plan a keep for a branch; void if the position belongs to a life that has ended."""
     keep_id = settings.new_id()
-    child.stream = Stream(child.name, settings.token(), settings.tenant)
-    content = Kept(reason="branch", branch=child.name, stream=child.stream.id)
+    content = Kept(reason="branch", branch=stream.session, stream=stream.id)
 
     def make(batch: Batch) -> Steps[int]:
         yield from ()
+        if batch.fold.deleted or batch.fold.begin > position:
+            raise NotFoundError(f"session {batch.name!r}", "it was deleted meanwhile")
         return batch.add_content(keep_id, content)
 
     return Plan("keep", keep_id, make)
 
 
-def _begin(child: Replica, owner: Replica, shared: Tip, keep: str) -> Steps[None]:
+def _begin(stream: Stream, fold: Fold, owner: Replica, shared: Tip, keep: str) -> Steps[None]:
     """Store the first entry of a branch, or end the keep if the name was taken meanwhile."""
-    if child.stream is None or owner.stream is None:
-        raise NotFoundError(f"session {owner.name!r}")
-    settings = child.settings
-    content = Branched(parent=owner.name, stream=owner.stream.id, at=shared.position)
+    settings, parent = owner.settings, owner.past.stream
+    content = Branched(parent=parent.session, stream=parent.id, at=shared.position)
     draft = Draft(settings.new_id(), content, codec.encode(content))
-    time = journal.timestamp(settings.clock())
-    entries, _ = journal.link(child.stream, shared, [draft], time=time, cipher=settings.cipher)
-    outcome = yield from steps.commit(Append(child.name, entries))
+    time = settings.now()
+    entries, tip = journal.link(stream, shared, [draft], time=time, cipher=settings.cipher)
+    fold.apply(tip.position, draft.id, content, draft.payload)
+    outcome = yield from steps.commit(Append(stream.session, entries, fold.head_labels))
     if outcome.status != "stored":
         yield from _write(owner, _release(owner, keep))
-        raise UsageError(f"session {child.name!r} exists: choose another name")
+        raise UsageError(f"session {stream.session!r} exists: choose another name")
 
 
 def _release(owner: Replica, keep: str) -> Plan:
@@ -115,6 +146,7 @@ def _release(owner: Replica, keep: str) -> Plan:
 
 def delete(name: object, settings: Settings, *, reason: str) -> Steps[None]:
     """End a session and drop what was before; refuse while branches or holds need it."""
+    require_str(reason, "reason")
     replica = Replica(require_session_id(name), settings)
     try:
         yield from replica.load()
@@ -123,8 +155,8 @@ def delete(name: object, settings: Settings, *, reason: str) -> Steps[None]:
         yield from _retract(replica, reason)
         return
     if not replica.exists:
-        if replica.fold.deleted:  # A crash may have come between the record and the dropping.
-            yield from steps.drop(replica.name, before=replica.tip.position)
+        if replica.fold.deleted:
+            yield from _finish_dropping(replica)
         raise NotFoundError(f"session {replica.name!r}")
     for keep, kept in replica.fold.keeps.items():
         yield from _end_keep(replica, keep, kept)
@@ -184,7 +216,7 @@ def _retract(replica: Replica, reason: str) -> Steps[None]:
     settings, content = replica.settings, Deleted(reason=reason)
     stream = Stream(replica.name, linked.header.stream, settings.tenant)
     draft = Draft(settings.new_id(), content, codec.encode(content))
-    time = journal.timestamp(settings.clock())
+    time = settings.now()
     entries, tip = journal.link(stream, linked.tip, [draft], time=time, cipher=settings.cipher)
     outcome = yield from steps.commit(Append(replica.name, entries, frozenset({DELETED})))
     if outcome.status != "stored":
@@ -199,7 +231,7 @@ def _let_go(child: Replica, parent: str) -> Steps[None]:
     owner = Replica(parent, child.settings)
     yield from owner.load()
     for keep, kept in owner.fold.keeps.items():
-        if child.stream is not None and kept.stream == child.stream.id:
+        if kept.stream == child.past.stream.id:
             yield from _write(owner, _release(owner, keep))
 
 

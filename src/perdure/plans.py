@@ -136,14 +136,21 @@ def add_drafts(drafts: Sequence[Draft]) -> Callable[[Batch], Steps[int]]:
 
 def require_text(text: object, what: str, *, longest: int) -> str:
     """Return a name that a caller chose, or say what is wrong with it."""
+    name = require_str(text, what)
+    size = len(name.encode())
+    if not 1 <= size <= longest:
+        raise UsageError(f"{what} must be 1 to {longest} bytes of UTF-8, not {size}")
+    if _CONTROL.search(name):
+        raise UsageError(f"{what} must not hold control characters")
+    return name
+
+
+def require_str(text: object, what: str) -> str:
+    """Return a text that may be empty, or say why it could not be read back as it is."""
     if type(text) is not str:
         raise UsageError(f"{what} must be str, not {type(text).__name__}")
     try:
-        size = len(text.encode())
+        text.encode()
     except UnicodeEncodeError as error:
         raise UsageError(f"{what} holds a lone surrogate at index {error.start}") from None
-    if not 1 <= size <= longest:
-        raise UsageError(f"{what} must be 1 to {longest} bytes of UTF-8, not {size}")
-    if _CONTROL.search(text):
-        raise UsageError(f"{what} must not hold control characters")
     return text

@@ -11,7 +11,7 @@ from perdure import journal, steps
 from perdure.backend import Entry
 from perdure.cipher import Cipher
 from perdure.errors import ChainError, DamagedError, NotFoundError
-from perdure.fold import DELETED, Ancestor
+from perdure.fold import Ancestor
 from perdure.journal import Batches, Linked, Stream, Tip
 from perdure.records import Branched, Content, Deleted, Recovered
 from perdure.steps import Steps
@@ -33,9 +33,10 @@ class Past(NamedTuple):
     """Where everything up to a tip is to be found, and how to open it."""
 
     stream: Stream
-    lineage: tuple[Ancestor, ...]
     tip: Tip
     cipher: Cipher
+    lineage: tuple[Ancestor, ...] = ()
+    begin: int = 0
     torn: tuple[int, int] | None = None
 
     @property
@@ -47,7 +48,7 @@ class Past(NamedTuple):
             if high > at:
                 found.append(Segment(stream, at, high))
             stream, high = Stream(name, stream_id, self.stream.tenant), min(at, high)
-        found.append(Segment(stream, 0, high))
+        found.append(Segment(stream, max(self.begin - 1, 0), high))
         return found[::-1]
 
     def segment(self, position: int) -> Segment:
@@ -57,8 +58,9 @@ class Past(NamedTuple):
 
 def missing(name: str, position: int) -> Steps[NoReturn]:
     """Say why an entry is not there: its session was deleted meanwhile, or it is damage."""
-    head = yield from steps.head(name)
-    if head is not None and DELETED in head.labels:
+    first = yield from steps.read(name, after=0, limit=1)
+    begins_later = bool(first) and first[0].position > position
+    if begins_later and journal.inspect(name, first[0]).header.kind == Deleted.kind:
         raise NotFoundError(f"session {name!r}", "it was deleted while it was being read")
     raise ChainError(name, position, "it is missing")
 
@@ -180,10 +182,12 @@ class Forward:
 
     def __init__(self, past: Past, *, after: int = 0, on_damage: OnDamage | None = None) -> None:
         self._past = past
-        self._tip = Tip(after, "" if after == 0 else None)
+        segments = [found for found in past.segments if found.high > after]
+        start = max(after, segments[0].low) if segments else after
+        self._tip = Tip(start, "" if start == 0 else None)
         self._on_damage = on_damage
         self._batches = Batches(past.stream.session)
-        self._segments = iter([found for found in past.segments if found.high > after])
+        self._segments = iter(segments)
         self._segment = next(self._segments, None)
         self._ready: list[Linked] = []
         self.torn: list[tuple[int, int]] = []
@@ -242,11 +246,16 @@ class Forward:
         self._ready += self._batches.add(linked)
 
     def _link(self, name: str, linked: Linked) -> None:
-        first = self._tip.position == 0 and linked.header.kind == Deleted.kind
-        if not first:
-            journal.follows(name, self._tip, linked)
-        if first or self._tip.position == 0:
+        journal.follows(name, self._tip, linked)
+        if linked.entry.position in (1, self._past.begin):
             _require_bound(name, linked)
+        if linked.entry.position == self._past.tip.position:
+            self._require_tip(name, linked)
+
+    def _require_tip(self, name: str, linked: Linked) -> None:
+        expected = self._past.tip.digest
+        if expected is not None and linked.digest != expected:
+            raise ChainError(name, linked.entry.position, "it is not the entry that it was")
 
     def _leave(self) -> None:
         self._segment = next(self._segments, None)

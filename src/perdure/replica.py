@@ -29,7 +29,7 @@ from perdure.fold import FOLD_VERSION, GENERATED, Fold
 from perdure.journal import EMPTY, Batches, Linked, Stream, Tip
 from perdure.plans import Batch, Plan
 from perdure.reading import PAGE, Past
-from perdure.records import Branched, Content, Message, Recovered, Snapshot, Value
+from perdure.records import Branched, Content, Message, Recovered, Snapshot
 from perdure.steps import Steps
 
 VALUES_CACHED = 8 * 2**20  # Bases of deltas: enough for the few documents that a session works on.
@@ -49,6 +49,20 @@ class Settings(NamedTuple):
     def new_id(self) -> str:
         return GENERATED + self.token()
 
+    def now(self) -> str:
+        """Return the time as headers carry it; a clock that tells none is UsageError."""
+        try:
+            return journal.timestamp(self.clock())
+        except Exception as error:
+            raise UsageError(f"the clock given to `open` tells no time: {error!r}") from error
+
+
+class Cached(NamedTuple):
+    """A value in full, as of the position of one of its versions."""
+
+    position: int
+    data: bytes
+
 
 class Doubt(NamedTuple):
     """A write whose outcome is unknown: what was sent, and the state if it was stored."""
@@ -59,18 +73,25 @@ class Doubt(NamedTuple):
     tip: Tip
 
 
+class View(NamedTuple):
+    """A state that was acknowledged, all of a piece: it never changes under whoever holds it."""
+
+    fold: Fold
+    past: Past
+    last: bytes | None
+    """The payload of the newest message."""
+
+
 class Replica:
     """One session as this handle knows it."""
 
     def __init__(self, name: str, settings: Settings) -> None:
         self.name = name
         self.settings = settings
-        self.fold = Fold()
-        self.tip = EMPTY
-        self.stream: Stream | None = None
+        stream = Stream(name, "", settings.tenant)
+        self.view = View(Fold(), Past(stream, EMPTY, settings.cipher), None)
         self.doubt: Doubt | None = None
-        self.last: bytes | None = None
-        self.values: dict[str, bytes] = {}
+        self.values: dict[str, Cached] = {}
         self.skipped: list[DamagedError] = []
         self.gone = False
         self._batches = Batches(name)
@@ -86,21 +107,49 @@ class Replica:
             hint = "it was deleted; store.session(...) begins it anew"
             raise NotFoundError(f"session {self.name!r}", hint)
 
-    def past(self, tip: Tip | None = None) -> Past:
-        """Where to read what is acknowledged."""
-        stream = self.stream or Stream(self.name, "", self.settings.tenant)
-        torn = self._batches.torn
-        return Past(stream, self.fold.lineage, tip or self.tip, self.settings.cipher, torn)
+    @property
+    def fold(self) -> Fold:
+        return self.view.fold
+
+    @property
+    def past(self) -> Past:
+        return self.view.past
+
+    @property
+    def tip(self) -> Tip:
+        return self.view.past.tip
+
+    def _show(
+        self, fold: Fold, stream: Stream, tip: Tip, last: bytes | None, batches: Batches
+    ) -> None:
+        past = Past(stream, tip, self.settings.cipher, fold.lineage, fold.begin, batches.torn)
+        self.view, self._batches = View(fold, past, last), batches
 
     # Opening and catching up.
 
     def load(self) -> Steps[None]:
         """Read the end of the stream, back to the latest fold snapshot that can be used."""
         head = yield from steps.head(self.name)
-        tail, base = yield from self._tail()
+        tail, base = yield from self._tail(None)
         if (head is None) != (not tail):
             head = yield from steps.head(self.name)
         _require_head(self.name, head, tail)
+        if tail:
+            fold, batches = self._folded(tail, base)
+            stream = Stream(self.name, tail[0].header.stream, self.settings.tenant)
+            self._show(fold, stream, tail[0].tip, None, batches)
+            last = yield from self._load_last(tail)
+            self.view = self.view._replace(last=last)
+
+    def fold_of(self, past: Past) -> Steps[Fold]:
+        """Return what the session knew at the end of a past, which may be within a batch."""
+        tail, base = yield from self._tail(past)
+        fold, batches = self._folded(tail, base)
+        for linked in batches.flush():
+            self._apply(fold, linked)
+        return fold
+
+    def _folded(self, tail: list[Linked], base: Fold | None) -> tuple[Fold, Batches]:
         fold, batches = base or Fold(), Batches(self.name)
         for linked in reversed(tail[:-1] if base else tail):
             if linked.header.kind == Branched.kind:
@@ -108,15 +157,12 @@ class Replica:
                     self._apply(fold, item)
             for item in batches.add(linked):
                 self._apply(fold, item)
-        self.fold, self._batches = fold, batches
-        if tail:
-            self.tip = tail[0].tip
-            self.stream = Stream(self.name, tail[0].header.stream, self.settings.tenant)
-            yield from self._load_last(tail)
+        return fold, batches
 
-    def _tail(self) -> Steps[tuple[list[Linked], Fold | None]]:
-        """Return the entries after the latest usable snapshot, newest first, and its fold."""
-        backward = reading.Backward(self.name, self.settings.cipher, tenant=self.settings.tenant)
+    def _tail(self, past: Past | None) -> Steps[tuple[list[Linked], Fold | None]]:
+        """Return the entries from the latest usable snapshot on, newest first, and its fold."""
+        cipher, tenant = self.settings.cipher, self.settings.tenant
+        backward = reading.Backward(self.name, cipher, past, tenant=tenant)
         tail: list[Linked] = []
         while not backward.ended:
             for linked in (yield from backward.page()):
@@ -140,14 +186,14 @@ class Replica:
             self.skipped.append(error)
         return None
 
-    def _load_last(self, tail: Sequence[Linked]) -> Steps[None]:
+    def _load_last(self, tail: Sequence[Linked]) -> Steps[bytes | None]:
         position = self.fold.last_message
         if not position:
-            return
+            return None
         linked = next((item for item in tail if item.entry.position == position), None)
         if linked is None:
-            linked = yield from reading.entry_at(self.past(), position)
-        self.last = journal.open_body(self.name, linked, self.settings.cipher)
+            linked = yield from reading.entry_at(self.past, position)
+        return journal.open_body(self.name, linked, self.settings.cipher)
 
     def _apply(self, fold: Fold, linked: Linked) -> Content:
         header = linked.header
@@ -164,14 +210,16 @@ class Replica:
 
     def catch_up(self) -> Steps[list[Content]]:
         """Take in what others appended, and return it. On error the view stays as it was."""
-        fold, batches, tip, last = self.fold.draft(), self._batches.copy(), self.tip, self.last
+        fold, batches = self.fold.draft(), self._batches.copy()
+        stream, tip, last = self.past.stream, self.tip, self.view.last
         newer: list[Content] = []
         more = True
         while more:
             entries = yield from steps.read(self.name, after=tip.position, limit=PAGE)
             more = len(entries) == PAGE
             for entry in entries:
-                linked = self._next(tip, journal.inspect(self.name, entry))
+                linked = journal.inspect(self.name, entry)
+                stream = self._next(stream, tip, linked)
                 if tip.position == 0 and linked.header.kind == Branched.kind:
                     yield from self.load()
                     return [journal.decode(self.name, linked, self.settings.cipher)]
@@ -180,22 +228,20 @@ class Replica:
                     newer.append(self._apply(fold, whole))
                     if whole.header.kind == Message.kind:
                         last = journal.open_body(self.name, whole, self.settings.cipher)
-        self.fold, self._batches, self.tip, self.last = fold, batches, tip, last
-        for content in newer:
-            if isinstance(content, Value):
-                self.values.pop(content.key, None)
+        self._show(fold, stream, tip, last, batches)
         self.gone = self.gone or any(content.kind == "deleted" for content in newer)
         return newer
 
-    def _next(self, tip: Tip, linked: Linked) -> Linked:
-        if self.stream is None:
-            self.stream = Stream(self.name, linked.header.stream, self.settings.tenant)
-        journal.belongs(self.stream, linked)
+    def _next(self, stream: Stream, tip: Tip, linked: Linked) -> Stream:
+        """Check that an entry comes next, and return the stream with the id that it has."""
+        if not stream.id:
+            stream = stream._replace(id=linked.header.stream)
+        journal.belongs(stream, linked)
         begins = tip.position == 0 and linked.header.session is not None
         dropped = linked.header.kind == "deleted" and linked.entry.position > tip.position
         if not begins and not dropped:
             journal.follows(self.name, tip, linked)
-        return linked
+        return stream
 
     # Writing.
 
@@ -208,6 +254,7 @@ class Replica:
         yield from self.settle()
         if any(plan.kind == "refresh" for plan in plans):
             yield from self.catch_up()
+            self.require_present()
         answers: dict[int, Answer] = {}
         while True:
             batch = yield from self._batch(plans, answers)
@@ -257,8 +304,10 @@ class Replica:
 
     def _commit(self, batch: Batch) -> Steps[bool]:
         """Send a batch; True if it was stored, False if others were first."""
-        stream = self.stream or Stream(self.name, self.settings.token(), self.settings.tenant)
-        time = journal.timestamp(self.settings.clock())
+        stream = self.past.stream
+        if not stream.id:
+            stream = stream._replace(id=self.settings.token())
+        time = self.settings.now()
         cipher = self.settings.cipher
         entries, tip = journal.link(stream, self.tip, batch.drafts, time=time, cipher=cipher)
         append = Append(self.name, entries, batch.fold.head_labels)
@@ -280,18 +329,23 @@ class Replica:
             raise DamagedError(self.name, append.entries[0].position, outcome.reason)
         if outcome.status == "conflict":
             return False
-        self.fold, self.stream, self.tip = batch.fold, stream, tip
-        self.last = batch.last or self.last
-        self._batches = Batches(self.name)
-        self._remember(batch.values)
+        self._show(batch.fold, stream, tip, batch.last or self.view.last, Batches(self.name))
+        for key, data in batch.values.items():
+            self.remember(key, Cached(batch.fold.values[key].position, data))
         return True
 
-    def _remember(self, values: dict[str, bytes]) -> None:
-        for key, data in values.items():
-            self.values.pop(key, None)
-            self.values[key] = data
-        while sum(map(len, self.values.values())) > VALUES_CACHED and len(self.values) > 1:
-            del self.values[next(iter(self.values))]
+    def cached(self, key: str, position: int) -> bytes | None:
+        """Return a value in full if it is known as of exactly this position."""
+        known = self.values.get(key)
+        return known.data if known is not None and known.position == position else None
+
+    def remember(self, key: str, cached: Cached) -> None:
+        """Keep a value in full, and forget others if that makes too many bytes."""
+        values = {known: held for known, held in self.values.items() if known != key}
+        values[key] = cached
+        while sum(len(held.data) for held in values.values()) > VALUES_CACHED and len(values) > 1:
+            del values[next(iter(values))]
+        self.values = values
 
 
 def _require_head(name: str, head: Head | None, tail: Sequence[Linked]) -> None:

@@ -46,9 +46,7 @@ class AsyncSession:
     @property
     def last(self) -> dict[str, Any] | None:
         """The newest message in this view, or None."""
-        if self._replica.last is None:
-            return None
-        return views.message_of(self._replica, self._replica.last, self._replica.fold.last_message)
+        return views.last_message(self._replica)
 
     @property
     def labels(self) -> frozenset[str]:

@@ -9,8 +9,9 @@ from perdure.fold import FOLD_VERSION, Fold
 from perdure.journal import Linked
 from perdure.reading import Forward, OnDamage
 from perdure.records import Content, Message, Note, Record, Snapshot, Value
-from perdure.replica import Replica
+from perdure.replica import Cached, Replica
 from perdure.steps import Steps
+from perdure.values import ValueFacts
 
 _MESSAGES = frozenset({Message.kind})
 
@@ -38,14 +39,24 @@ def messages(replica: Replica, *, last: int | None) -> Steps[list[dict[str, Any]
     """Return the messages in order, or the last few of them."""
     if last is not None and last < 0:
         raise UsageError(f"last must be 0 or more, not {last}")
-    past, count = replica.past(), replica.fold.messages if last is None else last
+    fold, past, _ = replica.view
+    total = fold.messages
+    count = total if last is None else min(last, total)
     found = yield from reading.newest_first(past, kinds=_MESSAGES, count=count)
+    if len(found) != count:
+        raise DamagedError(replica.name, 0, f"{len(found)} of {count} messages were found")
     return [_message(replica, linked) for linked in reversed(found)]
 
 
 def _message(replica: Replica, linked: Linked) -> dict[str, Any]:
     payload = journal.open_body(replica.name, linked, replica.settings.cipher)
     return message_of(replica, payload, linked.entry.position)
+
+
+def last_message(replica: Replica) -> dict[str, Any] | None:
+    """Return the newest message, which every view holds."""
+    fold, _, payload = replica.view
+    return None if payload is None else message_of(replica, payload, fold.last_message)
 
 
 def message_of(replica: Replica, payload: bytes, position: int) -> dict[str, Any]:
@@ -76,21 +87,19 @@ def value(replica: Replica, key: str, *, version: int | None) -> Steps[Any]:
     if facts is None or (version is None and facts.deleted):
         raise NotFoundError(f"value {key!r}")
     if version is None or version == facts.version:
-        data = replica.values.get(key)
-        if data is None or facts.deleted:
-            data = yield from _current(replica, key)
+        data = replica.cached(key, facts.position)
+        if data is None:
+            data = yield from _current(replica, key, facts)
     else:
         data = yield from _earlier(replica, key, version)
     return replica.settings.codec.unpack(codec.decode_tree(data), stream=replica.name)
 
 
-def _current(replica: Replica, key: str) -> Steps[bytes]:
-    facts = replica.fold.values[key]
+def _current(replica: Replica, key: str, facts: ValueFacts) -> Steps[bytes]:
     if facts.deleted:
         raise NotFoundError(f"value {key!r} in version {facts.version}", "it was deleted then")
     data = yield from writing.value_data(replica, facts.chain)
-    if replica.fold.values.get(key) == facts:  # Nothing newer came while this was read.
-        replica.values[key] = data
+    replica.remember(key, Cached(facts.position, data))
     return data
 
 
@@ -99,7 +108,7 @@ def _earlier(replica: Replica, key: str, version: int) -> Steps[bytes]:
     facts = replica.fold.values[key]
     if not 1 <= version < facts.version:
         raise NotFoundError(f"value {key!r} in version {version}", f"it has {facts.version}")
-    past, newest = replica.past(), facts.position
+    past, newest = replica.past, facts.position
     start = yield from _value_at(replica, facts.chain[0])
     while start.version > version:
         newest = start.previous
@@ -121,7 +130,7 @@ def _earlier(replica: Replica, key: str, version: int) -> Steps[bytes]:
 
 
 def _value_at(replica: Replica, position: int) -> Steps[Value]:
-    content = yield from reading.content_at(replica.past(), position)
+    content = yield from reading.content_at(replica.past, position)
     if not isinstance(content, Value):
         raise ChainError(replica.name, position, "a value is expected here")
     return content
@@ -146,7 +155,7 @@ class Records:
     def __init__(self, replica: Replica, *, after: int, on_damage: OnDamage | None) -> None:
         self._replica = replica
         self._on_damage = on_damage
-        self._forward = Forward(replica.past(), after=after, on_damage=on_damage)
+        self._forward = Forward(replica.past, after=after, on_damage=on_damage)
 
     def page(self) -> Steps[list[Record] | None]:
         """Return the next records (there may be none on a page), or None at the end."""
@@ -170,7 +179,7 @@ class Records:
 
 def verify(replica: Replica) -> Steps[Verified]:
     """Read everything and recompute everything that was derived from it."""
-    past, fold = replica.past(), replica.fold
+    fold, past, _ = replica.view
     forward = Forward(past)
     recomputed = Fold()
     entries = snapshots = 0

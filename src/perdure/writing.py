@@ -19,7 +19,7 @@ from perdure.errors import (
 )
 from perdure.fold import GENERATED, RESERVED_LABELS, OpenTurn
 from perdure.journal import Draft
-from perdure.plans import Batch, Plan, add_drafts, derived_id, require_text
+from perdure.plans import Batch, Plan, add_drafts, derived_id, require_str, require_text
 from perdure.records import (
     Labelled,
     Message,
@@ -88,6 +88,8 @@ def _message_drafts(
     replica: Replica, messages: Sequence[object], voice: Voice, turn: str, record_id: str | None
 ) -> list[Draft]:
     drafts = []
+    for field, text in voice._asdict().items():
+        require_str(text, field)
     for number, message in enumerate(messages):
         if type(message) is not dict:
             kind = type(message).__name__
@@ -122,7 +124,7 @@ def begin_turn(
 
     The answer is negative if the turn has begun already, under an id that the caller chose.
     """
-    begun = TurnBegun(correlation_id=correlation_id)
+    begun = TurnBegun(correlation_id=require_str(correlation_id, "correlation_id"))
     input_id = f"{turn_id}\tinput"
     drafts = []
     if message is not None:
@@ -182,11 +184,12 @@ def _end_turn(replica: Replica, turn: Ownership, content: TurnChange) -> Plan:
 def abandon_turn(replica: Replica, turn: str, reason: str) -> Plan:
     """Plan to give a turn up, whoever holds it."""
     record_id = replica.settings.new_id()
+    content = TurnAbandoned(turn=turn, reason=require_str(reason, "reason"))
 
     def make(batch: Batch) -> Steps[int]:
         yield from ()
         _require_open(batch, turn)
-        return batch.add_content(record_id, TurnAbandoned(turn=turn, reason=reason))
+        return batch.add_content(record_id, content)
 
     return Plan("turn.end", turn, make)
 
@@ -229,7 +232,7 @@ def _edits(
 ) -> Steps[list[values.Edit] | None]:
     if facts is None or facts.deleted or len(facts.chain) > CHAIN_MAX or len(data) < values.SMALL:
         return None
-    old = batch.values.get(key) or replica.values.get(key)
+    old = batch.values.get(key) or replica.cached(key, facts.position)
     if old is None:
         old = yield from value_data(replica, facts.chain)
     return values.delta(old, data)
@@ -253,7 +256,7 @@ def value_data(replica: Replica, chain: Sequence[int]) -> Steps[bytes]:
     """Read one version of a value: the one in full, and the deltas up to it."""
     data = b""
     for position in chain:
-        content = yield from reading.content_at(replica.past(), position)
+        content = yield from reading.content_at(replica.past, position)
         if not isinstance(content, Value):
             raise ChainError(replica.name, position, "a value is expected here")
         data = apply_version(replica.name, position, data, content)
@@ -287,6 +290,7 @@ def forget(replica: Replica, key: str) -> Plan:
             previous=facts.position,
             earlier=facts.chain[0],
         )
+        batch.values.pop(key, None)
         return batch.add_content(record_id, content)
 
     return Plan("value", key, make)
@@ -294,7 +298,7 @@ def forget(replica: Replica, key: str) -> Plan:
 
 def remark(replica: Replica, data: object, *, author: str, record_id: str | None) -> Plan:
     """Plan a note."""
-    content = Note(data=replica.settings.codec.pack(data), author=author)
+    content = Note(data=replica.settings.codec.pack(data), author=require_str(author, "author"))
     own_id = require_id(record_id) if record_id is not None else replica.settings.new_id()
     return Plan("note", "", add_drafts([Draft(own_id, content, codec.encode(content))]))
 

@@ -1,0 +1,178 @@
+"""Every order in which a few generators of steps can reach one store, each tried once.
+
+A generator stops at each request, so a test decides who goes next. `schedules` goes through all
+orders that can make a difference: two neighbouring requests that do not touch the same stream, or
+only read it, are tried in one order, because the other one gives the same result.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from perdure.backend import Backend
+from perdure.backends.memory import MemoryBackend, _Stream
+from perdure.cipher import Plain
+from perdure.codec import Codec
+from perdure.commit import Committer, Driver
+from perdure.errors import PerdureError
+from perdure.replica import Settings
+from perdure.steps import Commit, Drop, Heads, Read, Request, Steps
+
+NEVER = 10_000  # More requests than any actor makes.
+
+
+def settings() -> Settings:
+    """Settings with a frozen clock and ids that count, so that a failing order repeats."""
+    numbers = iter(range(1, 10**9))
+    return Settings(
+        clock=lambda: 0.0, token=lambda: f"t{next(numbers)}", cipher=Plain(), codec=Codec(None)
+    )
+
+
+def copied(backend: MemoryBackend) -> MemoryBackend:
+    """Return a store with the same entries that goes its own way from here."""
+    other = MemoryBackend()
+    for name, stream in backend._streams.items():
+        copy = other._streams[name] = _Stream()
+        copy.entries, copy.labels = [*stream.entries], stream.labels
+    return other
+
+
+def run(backend: Backend, steps: Steps[Any]) -> Any:
+    """Carry out steps to their end."""
+    return Driver(backend, Committer(backend)).run(steps)
+
+
+class Actor:
+    """One generator, driven a request at a time, and stopped for good after `lives` of them."""
+
+    def __init__(self, backend: Backend, steps: Steps[Any], *, lives: int = NEVER) -> None:
+        self._driver = Driver(backend, Committer(backend))
+        self._steps = steps
+        self.lives = lives
+        self.request: Request | None = None
+        self.error: PerdureError | None = None
+        self.result: Any = None
+        self.done = False
+        if lives:
+            self._advance(lambda: next(steps))
+
+    @property
+    def ready(self) -> bool:
+        return not self.done and self.lives > 0
+
+    @property
+    def acknowledged(self) -> bool:
+        return self.done and self.error is None
+
+    def step(self) -> None:
+        """Answer the request that waits."""
+        assert self.request is not None
+        self.lives -= 1
+        try:
+            answer = self._driver._answer(self.request)
+        except PerdureError as error:
+            thrown = error
+            self._advance(lambda: self._steps.throw(thrown))
+        else:
+            self._advance(lambda: self._steps.send(answer))
+
+    def fail(self, error: PerdureError) -> None:
+        """Answer the request that waits with an error."""
+        self._advance(lambda: self._steps.throw(error))
+
+    def finish(self) -> None:
+        while self.ready:
+            self.step()
+
+    def _advance(self, resume: Callable[[], Request]) -> None:
+        try:
+            self.request = resume()
+        except StopIteration as end:
+            self.done, self.result = True, end.value
+        except PerdureError as error:
+            self.done, self.error = True, error
+
+
+def independent(one: Request, other: Request) -> bool:
+    """Whether the order of two requests can not matter."""
+    if isinstance(one, Read | Heads) and isinstance(other, Read | Heads):
+        return True
+    if isinstance(other, Heads):
+        one, other = other, one
+    if isinstance(one, Heads):
+        return not _name(other).startswith(one.prefix)
+    return _name(one) != _name(other)
+
+
+def _name(request: Request) -> str:
+    match request:
+        case Commit(append):
+            return append.stream
+        case Read(stream) | Drop(stream):
+            return stream
+        case Heads(prefix):
+            return prefix
+
+
+class Choice(NamedTuple):
+    """Who went, and who could have gone instead."""
+
+    chosen: int
+    open: tuple[int, ...]
+
+
+Scene = Callable[[], Sequence[Actor]]
+
+
+def schedules(scene: Scene) -> Iterator[tuple[str, Sequence[Actor]]]:
+    """Yield the actors of a scene at the end of each order, and that order in letters.
+
+    `scene` must set everything up anew each time it is called.
+    """
+    stack: list[tuple[int, ...]] = [()]
+    while stack:
+        prefix = stack.pop()
+        actors = scene()
+        choices = _play(actors, prefix)
+        if choices is None:
+            continue
+        yield "".join("ABCDEF"[choice.chosen] for choice in choices), actors
+        taken = [choice.chosen for choice in choices]
+        for depth in range(len(prefix), len(choices)):
+            stack.extend(
+                (*taken[:depth], other) for other in choices[depth].open if other > taken[depth]
+            )
+
+
+def _play(actors: Sequence[Actor], prefix: Sequence[int]) -> list[Choice] | None:
+    """Follow a prefix, then always let the first one go that may; None if another order is equal.
+
+    An order is left out when someone goes right after a later one whose request was independent:
+    with the two exchanged, it is an order that is tried already.
+    """
+    choices: list[Choice] = []
+    last: tuple[int, Request] | None = None
+    while any(actor.ready for actor in actors):
+        allowed = tuple(
+            number
+            for number, actor in enumerate(actors)
+            if actor.ready and actor.request is not None and not _repeats(last, number, actor)
+        )
+        depth = len(choices)
+        if depth < len(prefix) and prefix[depth] not in allowed:
+            return None
+        if not allowed:
+            return None
+        chosen = prefix[depth] if depth < len(prefix) else allowed[0]
+        request = actors[chosen].request
+        assert request is not None
+        last = (chosen, request)
+        choices.append(Choice(chosen, allowed))
+        actors[chosen].step()
+    return choices
+
+
+def _repeats(last: tuple[int, Request] | None, number: int, actor: Actor) -> bool:
+    if last is None or actor.request is None:
+        return False
+    return number < last[0] and independent(last[1], actor.request)

@@ -1,0 +1,163 @@
+"""Entries: layout, links, batches."""
+
+import json
+from hashlib import sha256
+
+import pytest
+
+from perdure import codec, journal
+from perdure.backend import Entry
+from perdure.cipher import Plain
+from perdure.errors import ChainError, PayloadError, VersionError
+from perdure.journal import EMPTY, Batches, Draft, Linked, Stream, Tip
+from perdure.records import Branched, Content, Deleted, Note, Recovered
+
+STREAM = Stream("claim-4711", "abc")
+TIME = "2026-11-16T05:15:25.123456Z"
+
+
+def drafts(*texts: str) -> list[Draft]:
+    return [draft(Note(data=text), f".{text}") for text in texts]
+
+
+def draft(content: Content, record_id: str = ".id") -> Draft:
+    return Draft(record_id, content, codec.encode(content))
+
+
+def linked(*texts: str, tip: Tip = EMPTY) -> list[Linked]:
+    entries, _ = journal.link(STREAM, tip, drafts(*texts), time=TIME, cipher=Plain())
+    return [journal.inspect("claim-4711", entry) for entry in entries]
+
+
+def test_a_header_is_a_json_array_of_thirteen_fields_in_the_documented_order() -> None:
+    entries, tip = journal.link(STREAM, EMPTY, drafts("a", "b"), time=TIME, cipher=Plain())
+    first, second = (json.loads(entry.header) for entry in entries)
+    body = sha256(entries[0].body or b"").hexdigest()
+    assert first == [1, "plain", "", "abc", 1, "", 1, "note", ".a", TIME, "", "claim-4711", body]
+    assert second[4:8] == [2, sha256(entries[0].header).hexdigest(), 0, "note"]
+    assert second[11] is None
+    assert tip == (2, sha256(entries[1].header).hexdigest())
+
+
+def test_a_plain_body_is_a_salt_and_the_payload_as_json() -> None:
+    entries, _ = journal.link(STREAM, EMPTY, drafts("a", "a"), time=TIME, cipher=Plain())
+    (salt, payload), (other_salt, _) = (json.loads(entry.body or b"") for entry in entries)
+    assert payload == {"data": "a"}
+    assert len(salt) == 22
+    assert salt != other_salt
+
+
+def test_what_was_linked_is_accepted_and_opens_to_what_was_given() -> None:
+    one, two = linked("a", "b")
+    journal.follows("claim-4711", EMPTY, one)
+    journal.follows("claim-4711", one.tip, two)
+    journal.belongs(STREAM, two)
+    assert journal.decode("claim-4711", two, Plain()) == Note(data="b")
+    assert journal.record("claim-4711", two, Note(data="b")).time.isoformat() == (
+        "2026-11-16T05:15:25.123456+00:00"
+    )
+
+
+def test_an_altered_body_is_refused() -> None:
+    entry = linked("a")[0].entry
+    altered = entry._replace(body=(entry.body or b"").replace(b'"a"', b'"b"'))
+    with pytest.raises(ChainError, match=r"entry 1 .* body is not the one"):
+        journal.inspect("claim-4711", altered)
+
+
+def test_an_altered_header_breaks_the_link_of_the_next_entry() -> None:
+    one, two = linked("a", "b")
+    header = one.entry.header.replace(b"05:15", b"06:15")
+    altered = journal.inspect("claim-4711", one.entry._replace(header=header))
+    with pytest.raises(ChainError, match=r"entry 1 .* entry 2 links to another one"):
+        journal.follows("claim-4711", altered.tip, two)
+
+
+def test_a_missing_entry_is_named() -> None:
+    one, _, three = linked("a", "b", "c")
+    with pytest.raises(ChainError, match=r"entry 2 .* missing"):
+        journal.follows("claim-4711", one.tip, three)
+
+
+def test_an_entry_of_another_stream_session_or_tenant_does_not_belong() -> None:
+    (one,) = linked("a")
+    for other in (STREAM._replace(id="xyz"), STREAM._replace(tenant="t"), Stream("other", "abc")):
+        with pytest.raises(ChainError, match="belongs to another"):
+            journal.belongs(other, one)
+
+
+def test_an_entry_at_another_position_than_its_own_is_refused() -> None:
+    (one,) = linked("a")
+    with pytest.raises(ChainError, match="its header says position 1"):
+        journal.inspect("claim-4711", one.entry._replace(position=2))
+
+
+@pytest.mark.parametrize("header", [b"", b"{}", b"[]", b"[1]", b"\xff", b"[" * 5000, b"null"])
+def test_bytes_that_are_no_header_are_damage(header: bytes) -> None:
+    with pytest.raises(ChainError, match="header is not one"):
+        journal.inspect("claim-4711", Entry(1, header, b"[]"))
+
+
+def test_a_newer_format_asks_for_an_upgrade_even_if_its_fields_differ() -> None:
+    (one,) = linked("a")
+    newer = one.entry._replace(header=b"[2" + one.entry.header[2:])
+    for header in (newer.header, b'[2,"other"]'):
+        with pytest.raises(VersionError, match="upgrade"):
+            journal.inspect("claim-4711", newer._replace(header=header))
+
+
+def test_a_body_of_another_shape_does_not_open() -> None:
+    body = b'{"salt":"","payload":{}}'
+    (one,) = linked("a")
+    header = one.entry.header.replace(one.header.body.encode(), sha256(body).hexdigest().encode())
+    forged = journal.inspect("claim-4711", Entry(1, header, body))
+    with pytest.raises(PayloadError, match="does not open"):
+        journal.decode("claim-4711", forged, Plain())
+
+
+def test_a_body_that_was_left_out_is_not_taken_for_an_empty_one() -> None:
+    (one,) = linked("a")
+    bare = journal.inspect("claim-4711", one.entry._replace(body=None))
+    with pytest.raises(ChainError, match="body is missing"):
+        journal.decode("claim-4711", bare, Plain())
+
+
+def test_deletions_and_branches_bind_the_session_too() -> None:
+    for content in (Deleted(), Branched(parent="p", stream="s", at=7)):
+        entries, _ = journal.link(STREAM, Tip(7, "d"), [draft(content)], time=TIME, cipher=Plain())
+        assert json.loads(entries[0].header)[11] == "claim-4711"
+
+
+def test_a_batch_is_whole_when_its_last_entry_is_there() -> None:
+    batches = Batches("claim-4711")
+    one, two, three = linked("a", "b", "c")
+    assert batches.add(one) == []
+    assert batches.add(two) == []
+    assert batches.torn == (1, 2)
+    assert batches.add(three) == [one, two, three]
+    assert batches.torn is None
+
+
+def test_a_torn_batch_is_dropped_whole_when_a_recovered_record_follows() -> None:
+    one, two, _ = linked("a", "b", "c")
+    recovered = draft(Recovered(first=1, last=2))
+    entries, _ = journal.link(STREAM, two.tip, [recovered, *drafts("d")], time=TIME, cipher=Plain())
+    notice, after = (journal.inspect("claim-4711", entry) for entry in entries)
+    batches = Batches("claim-4711")
+    taken = [item for entry in (one, two, notice, after) for item in batches.add(entry)]
+    assert taken == [notice, after]
+    assert notice.header.left == 0
+
+
+def test_an_entry_that_does_not_continue_its_batch_is_damage() -> None:
+    one, _, _ = linked("a", "b", "c")
+    (single,) = linked("d", tip=one.tip)
+    batches = Batches("claim-4711")
+    batches.add(one)
+    with pytest.raises(ChainError, match="does not continue its batch"):
+        batches.add(single)
+
+
+def test_a_timestamp_is_utc_to_the_microsecond() -> None:
+    assert journal.timestamp(0) == "1970-01-01T00:00:00.000000Z"
+    assert journal.timestamp(1.5) == "1970-01-01T00:00:01.500000Z"

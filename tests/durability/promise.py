@@ -1,0 +1,43 @@
+"""What a promise's trials have in common, for the quick sample and for the Full command.
+
+A module `pNN_name.py` holds the trials of one promise and a `PROMISE`. Its quick tests run a seeded
+sample; `full.py` runs it until the figure of the promise is reached, over many runs if need be.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+
+class Trial(NamedTuple):
+    """One trial: what was tried, and what went wrong (nothing, if all is well)."""
+
+    what: str
+    failure: str = ""
+
+
+class Promise(NamedTuple):
+    """`trials(seed, deadline)` yields trials until the time (`time.monotonic`) has come."""
+
+    number: str
+    says: str
+    target: int
+    trials: Callable[[int, float], Iterator[Trial]]
+
+
+def in_time(deadline: float) -> bool:
+    """Whether there is time for one more trial."""
+    return time.monotonic() < deadline
+
+
+def sample(promise: Promise, *, seed: int, seconds: float, least: int) -> int:
+    """Run trials for some seconds and return how many; raise AssertionError on the first failure.
+
+    At least `least` must have run: a sample that tried nothing proves nothing.
+    """
+    count = 0
+    for trial in promise.trials(seed, time.monotonic() + seconds):
+        assert not trial.failure, f"{promise.number} seed {seed}: {trial.what}: {trial.failure}"
+        count += 1
+    assert count >= least, f"{promise.number}: {count} trials in {seconds} s, wanted {least}"
+    return count

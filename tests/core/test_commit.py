@@ -1,0 +1,198 @@
+"""Group commit: who does the work, who waits, and what each is told."""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from perdure.backend import Append, Entry, Outcome
+from perdure.backends.memory import MemoryBackend
+from perdure.commit import Combiner, Committer, rounds
+from perdure.errors import DamagedError, UnavailableError
+
+
+def append(stream: str, position: int = 1) -> Append:
+    return Append(stream, [Entry(position, f"{stream} {position}".encode(), b"")])
+
+
+class Gate(MemoryBackend):
+    """A store whose first commit waits until it is told to go on; counts commits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.entered = threading.Event()
+        self.go_on = threading.Event()
+        self.batches: list[list[str]] = []
+        self.threads: list[int] = []
+        self.error: BaseException | None = None
+
+    def append(self, appends: Sequence[Append]) -> Sequence[Outcome]:
+        self.batches.append([given.stream for given in appends])
+        self.threads.append(threading.get_ident())
+        if len(self.batches) == 1:
+            self.entered.set()
+            assert self.go_on.wait(30)
+        elif self.error is not None:
+            raise self.error
+        return super().append(appends)
+
+
+def started(target: Callable[[], object]) -> threading.Thread:
+    thread = threading.Thread(target=target)
+    thread.start()
+    return thread
+
+
+def waiting(gate: Gate, committer: Committer, appends: Sequence[Append]) -> list[threading.Thread]:
+    """Start a commit that waits, and let all others queue behind it."""
+    first = started(lambda: committer.append(append("first")))
+    assert gate.entered.wait(30)
+    threads = [first]
+    for number, given in enumerate(appends, 1):
+        threads.append(started(lambda given=given: committer.append(given)))  # type: ignore[misc]
+        while len(committer._combiner._queue) < number:
+            time.sleep(0.001)
+    return threads
+
+
+def finish(gate: Gate, threads: list[threading.Thread]) -> None:
+    gate.go_on.set()
+    for thread in threads:
+        thread.join(30)
+        assert not thread.is_alive()
+
+
+def test_a_lone_caller_works_in_its_own_thread() -> None:
+    gate = Gate()
+    gate.go_on.set()
+    assert Committer(gate).append(append("a")).status == "stored"
+    assert gate.threads == [threading.get_ident()]
+
+
+def test_callers_that_come_during_a_commit_share_the_next_one_in_order_of_stream() -> None:
+    gate = Gate()
+    committer = Committer(gate)
+    threads = waiting(gate, committer, [append(name) for name in "dbca"])
+    finish(gate, threads)
+    assert gate.batches == [["first"], ["a", "b", "c", "d"]]
+
+
+def test_a_conflict_of_one_stream_leaves_the_others_alone() -> None:
+    gate = Gate()
+    committer = Committer(gate)
+    answers: dict[str, Outcome] = {}
+
+    def send(name: str, given: Append) -> None:
+        answers[name] = committer.append(given)
+
+    taken = Append("a", [Entry(1, b"somebody else's", b"")])
+    first = started(lambda: send("first", append("a")))
+    assert gate.entered.wait(30)
+    others = [
+        started(lambda: send("conflict", taken)),
+        started(lambda: send("gap", append("b", 1))),
+    ]
+    while len(committer._combiner._queue) < 2:
+        time.sleep(0.001)
+    finish(gate, [first, *others])
+    assert {name: outcome.status for name, outcome in answers.items()} == {
+        "first": "stored",
+        "conflict": "conflict",
+        "gap": "stored",
+    }
+
+
+def test_two_appends_of_one_stream_go_one_after_the_other() -> None:
+    groups = rounds([append("b"), append("a"), None, append("b", 2)])
+    assert [[(number, given.stream) for number, given in group] for group in groups] == [
+        [(1, "a"), (0, "b")],
+        [(3, "b")],
+    ]
+
+
+def test_a_commit_that_fails_twice_gives_every_waiter_an_error_of_its_own() -> None:
+    gate = Gate()
+    gate.error = DamagedError("s", 3, "broken")
+    committer = Committer(gate)
+    caught: list[BaseException] = []
+
+    def send(name: str) -> None:
+        try:
+            committer.append(append(name))
+        except DamagedError as error:
+            caught.append(error)
+
+    first = started(lambda: committer.append(append("first")))
+    assert gate.entered.wait(30)
+    others = [started(lambda name=name: send(name)) for name in "abc"]  # type: ignore[misc]
+    while len(committer._combiner._queue) < 3:
+        time.sleep(0.001)
+    finish(gate, [first, *others])
+    assert [str(error) for error in caught] == [str(gate.error)] * 3
+    assert len({id(error) for error in caught}) == 3
+
+
+def test_an_unavailable_store_is_tried_twice_and_no_more() -> None:
+    gate = Gate()
+    gate.go_on.set()
+    committer = Committer(gate)
+    committer.append(append("a"))
+    gate.error = UnavailableError("store", "away")
+    with pytest.raises(UnavailableError):
+        committer.append(append("b"))
+    assert gate.batches == [["a"], ["b"], ["b"]]
+
+
+def test_draining_waits_for_what_is_under_way() -> None:
+    gate = Gate()
+    committer = Committer(gate)
+    first = started(lambda: committer.append(append("first")))
+    assert gate.entered.wait(30)
+    drained = threading.Event()
+
+    def drain() -> None:
+        committer.drain()
+        drained.set()
+
+    draining = started(drain)
+    assert not drained.wait(0.05)
+    finish(gate, [first, draining])
+    assert drained.is_set()
+
+
+def test_a_leader_that_is_interrupted_leaves_the_others_a_typed_error_and_the_queue_usable() -> (
+    None
+):
+    began, go_on = threading.Event(), threading.Event()
+    calls: list[list[str]] = []
+
+    def run(items: list[str]) -> list[str]:
+        calls.append(items)
+        if len(calls) == 1:
+            began.set()
+            assert go_on.wait(30)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return [item.upper() for item in items]
+
+    combiner: Combiner[str, str] = Combiner(run)
+    answers: dict[str, object] = {}
+
+    def submit(item: str) -> None:
+        try:
+            answers[item] = combiner.submit(item)
+        except BaseException as error:  # noqa: BLE001 - which one it is, is what is asked
+            answers[item] = type(error)
+
+    threads = [started(lambda: submit("a"))]
+    assert began.wait(30)
+    for number, item in enumerate("bc", 1):
+        threads.append(started(lambda item=item: submit(item)))  # type: ignore[misc]
+        while len(combiner._queue) < number:
+            time.sleep(0.001)
+    go_on.set()
+    for thread in threads:
+        thread.join(30)
+    assert answers == {"a": "A", "b": KeyboardInterrupt, "c": UnavailableError}
+    assert combiner.submit("d") == "D"

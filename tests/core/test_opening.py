@@ -1,0 +1,88 @@
+"""Addresses, good and bad, and what the public names promise."""
+
+import copy
+import pickle
+import sys
+from pathlib import Path
+
+import pytest
+
+import perdure
+from perdure import errors
+from perdure.errors import PerdureError, UnavailableError, UnsupportedError, UsageError
+from tests.core.support import contents, said
+
+
+def test_a_path_or_a_sqlite_address_opens_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "agents.db"
+    perdure.open(str(path)).session("s").append(said("a"))
+    for address in (path, str(path), f"sqlite:{path}", f"sqlite:///{path}"):
+        with perdure.open(address) as store:
+            assert contents(store.session("s")) == ["a"]
+            assert store.guarantees().survives == "power loss"
+            assert str(path) in repr(store)
+
+
+def test_memory_stores_are_separate_and_say_that_nothing_survives() -> None:
+    one, two = perdure.open("memory:"), perdure.open("memory:")
+    one.session("s").append(said("a"))
+    assert list(two.sessions()) == []
+    assert one.guarantees().survives == "nothing"
+
+
+@pytest.mark.parametrize("address", ["mysql://host/db", "nonsense:x", "S3://bucket"])
+def test_an_unknown_scheme_is_told_what_is_known(address: str) -> None:
+    with pytest.raises(UsageError, match="perdure knows memory:, sqlite: and plain paths"):
+        perdure.open(address)
+
+
+def test_an_address_without_a_name_is_refused() -> None:
+    with pytest.raises(UsageError, match="path is empty"):
+        perdure.open("sqlite:")
+    with pytest.raises(UsageError, match="path is empty"):
+        perdure.open("")
+    with pytest.raises(UsageError, match="has no name"):
+        perdure.open("memory:x")
+
+
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "apsw", None)
+    for name in [name for name in sys.modules if name.startswith("perdure.backends.sqlite")]:
+        monkeypatch.delitem(sys.modules, name)
+    with pytest.raises(UnsupportedError, match="pip install apsw"):
+        perdure.open(tmp_path / "agents.db")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_missing_directory_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UnavailableError, match="nowhere"):
+        perdure.open(tmp_path / "nowhere" / "agents.db")
+
+
+EXAMPLES: list[PerdureError] = [
+    errors.UsageError("reason", "$.path"),
+    errors.NotFoundError("session 's'", "hint"),
+    errors.ConflictError("s", 1, 2, "reason"),
+    errors.InUseError("s", ("a", "b")),
+    errors.DivergenceError("s", "id", "x", "y"),
+    errors.UnavailableError("store", "reason"),
+    errors.UnsupportedError("capability", "hint"),
+    errors.VersionError("what", "2", "1"),
+    errors.DamagedError("s", 0, "reason"),
+    errors.ChainError("s", 3, "reason"),
+    errors.TornError("s", 3, "reason"),
+    errors.PayloadError("s", 3, "reason"),
+]
+
+
+@pytest.mark.parametrize("error", EXAMPLES, ids=lambda error: type(error).__name__)
+def test_an_error_says_what_happened_and_survives_copying(error: PerdureError) -> None:
+    for twin in (copy.copy(error), pickle.loads(pickle.dumps(error))):  # noqa: S301
+        assert (type(twin), str(twin), vars(twin)) == (type(error), str(error), vars(error))
+    assert len(str(error)) > 10
+
+
+def test_every_error_has_an_example_and_one_root() -> None:
+    classes = {found for found in vars(errors).values() if isinstance(found, type)}
+    assert {type(error) for error in EXAMPLES} == classes - {PerdureError}
+    assert all(issubclass(found, PerdureError) for found in classes)

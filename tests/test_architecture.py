@@ -1,0 +1,248 @@
+"""ARCHITECTURE.md, checked: layers, purity, parity of the two colours, weight of imports."""
+
+import ast
+import inspect
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import perdure
+import perdure.backend
+from perdure import (
+    commit,
+    commit_async,
+    handle,
+    handle_async,
+    session,
+    session_async,
+    store,
+    store_async,
+    turn,
+    turn_async,
+)
+
+SOURCE = Path(perdure.__file__).parent
+
+# From the outside in: a module imports only from rows below its own, or from its own row.
+LAYERS = [
+    {"cli", "testing", "__init__"},
+    {"opening"},
+    {"store", "store_async"},
+    {"session", "session_async"},
+    {"turn", "turn_async"},
+    {"handle", "handle_async"},
+    {"commit", "commit_async", "lifecycle", "views", "writing"},
+    {"replica"},
+    {"plans", "reading"},
+    {"fold"},
+    {"journal", "values", "steps"},
+    {"codec", "cipher", "backends"},
+    {"records", "backend"},
+    {"errors"},
+]
+
+PURE = {
+    "codec",
+    "fold",
+    "journal",
+    "lifecycle",
+    "plans",
+    "reading",
+    "records",
+    "replica",
+    "steps",
+    "values",
+    "views",
+    "writing",
+}
+
+# `zoneinfo` reads the machine's table of zones for a datetime; nothing else here touches a file.
+PURE_IMPORTS = {
+    "base64",
+    "collections",
+    "datetime",
+    "decimal",
+    "hashlib",
+    "math",
+    "msgspec",
+    "perdure",
+    "re",
+    "typing",
+    "uuid",
+    "zoneinfo",
+}
+
+LARGE_MODULE = 400
+LARGE_FUNCTION = 50
+
+
+def modules() -> Iterator[Path]:
+    return SOURCE.rglob("*.py")
+
+
+def layer_of(path: Path) -> str:
+    first = path.relative_to(SOURCE).parts[0]
+    return first.removesuffix(".py")
+
+
+def imports(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            if node.module == "perdure":
+                yield from (f"perdure.{alias.name}" for alias in node.names)
+            else:
+                yield node.module
+
+
+def inner_imports(path: Path) -> Iterator[str]:
+    for name in imports(path):
+        parts = name.split(".")
+        if parts[0] == "perdure" and len(parts) > 1:
+            yield parts[1]
+
+
+def test_every_module_is_in_one_layer() -> None:
+    listed = [name for layer in LAYERS for name in layer]
+    assert len(listed) == len(set(listed))
+    assert {layer_of(path) for path in modules()} == set(listed)
+
+
+def test_imports_point_one_way() -> None:
+    depth = {name: number for number, layer in enumerate(LAYERS) for name in layer}
+    upward = [
+        f"{path.relative_to(SOURCE)} imports {name}"
+        for path in modules()
+        for name in inner_imports(path)
+        if name in depth and depth[name] < depth[layer_of(path)]
+    ]
+    assert upward == []
+
+
+def test_pure_modules_do_no_io_and_know_no_clock_thread_or_event_loop() -> None:
+    impure = [
+        f"{name} imports {found}"
+        for name in sorted(PURE)
+        for found in imports(SOURCE / f"{name}.py")
+        if found.split(".")[0] not in PURE_IMPORTS
+    ]
+    assert impure == []
+
+
+def test_a_backend_can_not_look_inside_an_entry() -> None:
+    inside = {"codec", "cipher", "journal", "records", "fold"}
+    looking = [
+        f"{path.name} imports {name}"
+        for path in (SOURCE / "backends").glob("*.py")
+        for name in inner_imports(path)
+        if name in inside
+    ]
+    assert looking == []
+
+
+def test_nothing_unpickles_or_evaluates() -> None:
+    forbidden = {"pickle", "marshal", "shelve", "dill", "cloudpickle"}
+    found = [
+        f"{path.name}: {name}"
+        for path in modules()
+        for name in imports(path)
+        if name.split(".")[0] in forbidden
+    ]
+    calls = [
+        f"{path.name}: {node.func.id}"
+        for path in modules()
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and node.func.id in {"eval", "exec", "compile", "__import__"}
+    ]
+    assert found + calls == []
+
+
+PAIRS: list[tuple[ModuleType, ModuleType, str]] = [
+    (session, session_async, "Session"),
+    (session, session_async, "Values"),
+    (turn, turn_async, "Turn"),
+    (store, store_async, "Store"),
+    (handle, handle_async, "Handle"),
+    (commit, commit_async, "Committer"),
+    (commit, commit_async, "Driver"),
+    (perdure.backend, perdure.backend, "Backend"),
+]
+
+
+def methods(cls: type) -> list[str]:
+    renamed = {"__aenter__": "__enter__", "__aexit__": "__exit__"}
+    return [renamed.get(name, name) for name, value in vars(cls).items() if _is_method(value)]
+
+
+def _is_method(value: object) -> bool:
+    return inspect.isfunction(value) or isinstance(value, property)
+
+
+def method(cls: type, name: str) -> object:
+    asynchronous = {"__enter__": "__aenter__", "__exit__": "__aexit__"}
+    found = vars(cls).get(name) or vars(cls)[asynchronous[name]]
+    return found.fget if isinstance(found, property) else found
+
+
+@pytest.mark.parametrize(("blocking", "other", "name"), PAIRS, ids=[pair[2] for pair in PAIRS])
+def test_the_two_colours_have_the_same_methods_in_the_same_order(
+    blocking: ModuleType, other: ModuleType, name: str
+) -> None:
+    sync, async_ = getattr(blocking, name), getattr(other, f"Async{name}")
+    assert methods(sync) == methods(async_)
+    for member in methods(sync):
+        one, two = method(sync, member), method(async_, member)
+        assert _parameters(one) == _parameters(two), member
+        if name != "Backend":
+            assert _promise(one) == _promise(two), member
+
+
+def _parameters(function: object) -> list[tuple[str, object, object]]:
+    assert callable(function)
+    return [
+        (parameter.name, parameter.kind, parameter.default)
+        for parameter in inspect.signature(function).parameters.values()
+    ]
+
+
+def _promise(function: object) -> str:
+    text = inspect.getdoc(function) or ""
+    return text.replace("`async with`", "`with`")
+
+
+def test_modules_and_functions_can_be_held_in_the_head() -> None:
+    too_large = []
+    for path in modules():
+        text = path.read_text("utf-8")
+        if text.count("\n") > LARGE_MODULE:
+            too_large.append(f"{path.name}: {text.count(chr(10))} lines")
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                lines = (node.end_lineno or 0) - node.lineno
+                if lines > LARGE_FUNCTION:
+                    too_large.append(f"{path.name}: {node.name} has {lines} lines")
+    assert too_large == []
+
+
+def test_importing_perdure_brings_little() -> None:
+    code = "import sys, perdure; print(*{name.split('.')[0] for name in sys.modules})"
+    found = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout.split()
+    assert not {"asyncio", "apsw", "click", "sqlite3", "logging", "hypothesis", "pytest"} & {*found}
+    assert {"perdure", "msgspec"} <= {*found}
+
+
+def test_every_public_name_is_there() -> None:
+    for name in perdure.__all__:
+        assert getattr(perdure, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        _ = perdure.nonsense
+    assert len(perdure.__all__) <= 40

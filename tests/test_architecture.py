@@ -35,7 +35,7 @@ LAYERS = [
     {"session", "session_async"},
     {"turn", "turn_async"},
     {"handle", "handle_async"},
-    {"commit", "commit_async", "lifecycle", "views", "writing"},
+    {"commit", "commit_async", "lifecycle", "notices", "views", "writing"},
     {"replica"},
     {"plans", "reading"},
     {"fold"},

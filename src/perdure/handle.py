@@ -25,6 +25,10 @@ class Handle:
         self.own_turns: set[str] = set()
         self._combiner: Combiner[Plan, Answer] = Combiner(self._write_all)
         self._closed = False
+        if replica.skipped:
+            from perdure.notices import report_skipped
+
+            report_skipped(replica)
 
     def write(self, plan: Plan) -> int:
         """Carry out a plan; on return it is durable. Return its answer."""

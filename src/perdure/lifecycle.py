@@ -1,9 +1,11 @@
 """How sessions begin, branch and end. Pure: steps over replicas that are loaded for the purpose.
 
 A branch shares its parent's past, so the parent must stay while the branch lives. Creating one
-writes a keep in the parent, then the branch's first entry, then looks whether the keep still
-stands. Deleting the parent ends a keep whose branch is not there, then looks whether the branch
-has come to be after all. Each writes before it looks, so they can not miss each other.
+writes a keep in the parent, then the branch's first entry, then the keep once more, as complete.
+Deleting the parent looks for the branch of every keep, and writes its record right after the state
+in which it found none. Both end with a write in the parent's stream, so one of them is second, sees
+the other and gives way. A branch is used by nobody before it is complete: whoever opens one that is
+not, completes it first.
 """
 
 from collections.abc import Sequence
@@ -11,9 +13,9 @@ from collections.abc import Sequence
 from perdure import codec, journal, reading, steps
 from perdure.backend import Append, Head
 from perdure.errors import ConflictError, InUseError, NotFoundError, UsageError
-from perdure.fold import DELETED, Fold
+from perdure.fold import DELETED, Ancestor, Fold
 from perdure.journal import Draft, Linked, Stream, Tip
-from perdure.plans import Batch, Plan, require_str
+from perdure.plans import Batch, Made, Plan, require_str
 from perdure.reading import Past
 from perdure.records import Branched, Deleted, Kept, Recovered, Released
 from perdure.replica import Replica, Settings
@@ -22,17 +24,52 @@ from perdure.writing import require_session_id
 
 PAGE = 256
 
+# Why a session is kept: for a branch that may not be there yet, and for one that is.
+BEGINNING = "a branch begins"
+BRANCH = "branch"
+UNFINISHED = "its parent was deleted before the branch was complete"
+
 
 def opened(name: object, settings: Settings, *, must_exist: bool) -> Steps[Replica]:
     """Load a session."""
     replica = Replica(require_session_id(name), settings)
-    yield from replica.load()
+    yield from _load(replica)
     if replica.fold.deleted:
         yield from _finish_dropping(replica)
     if must_exist and not replica.exists:
         hint = "it was deleted" if replica.fold.deleted else "store.session(...) would create it"
         raise NotFoundError(f"session {replica.name!r}", hint)
     return replica
+
+
+def _load(replica: Replica) -> Steps[None]:
+    """Load a session. A branch that was cut off while it was made is completed, or ended."""
+    try:
+        yield from replica.load()
+        lineage = replica.fold.lineage
+        if not lineage or replica.tip.position > lineage[0].at + 1:
+            return
+        if (yield from _completed(replica, lineage[0])):
+            return
+    except NotFoundError:  # Its past is gone, and nobody was told of it.
+        pass
+    yield from _retract(replica, UNFINISHED)
+    yield from replica.load()
+
+
+def _completed(child: Replica, parent: Ancestor) -> Steps[bool]:
+    """Complete a branch that nobody has written to; False if its parent ended first."""
+    owner = Replica(parent.name, child.settings)
+    yield from owner.load()
+    for keep, kept in owner.fold.keeps.items():
+        if kept.stream == child.past.stream.id:
+            if kept.reason == BEGINNING:
+                try:
+                    yield from _write(owner, _keep(keep, _complete(kept), parent.at))
+                except ConflictError:
+                    return False
+            return True
+    return False
 
 
 def _finish_dropping(replica: Replica) -> Steps[None]:
@@ -69,14 +106,16 @@ def branch(source: Replica, name: object, *, at: int | None) -> Steps[Replica]:
     fold = yield from source.fold_of(past)
     owner = Replica(past.segment(position).stream.session, source.settings)
     yield from owner.load()
-    keep = _keep(stream, source.settings, position)
-    yield from _write(owner, keep)
-    yield from _begin(stream, fold, owner, shared.tip, keep.subject)
-    yield from owner.catch_up()
+    kept = Kept(reason=BEGINNING, branch=stream.session, stream=stream.id)
+    keep = source.settings.new_id()
+    yield from _write(owner, _keep(keep, kept, position))
+    yield from _begin(stream, fold, owner, shared.tip, keep)
     child = Replica(stream.session, source.settings)
-    if keep.subject not in owner.fold.keeps:
-        yield from _retract(child, "its parent was deleted before the branch was complete")
-        raise ConflictError(owner.name, position, owner.tip.position, "it was deleted meanwhile")
+    try:
+        yield from _write(owner, _keep(keep, _complete(kept), position))
+    except ConflictError:
+        yield from _retract(child, UNFINISHED)
+        raise
     yield from child.load()
     return child
 
@@ -104,18 +143,20 @@ def _require_free(name: str) -> Steps[None]:
         raise UsageError(f"session {name!r} {state}: choose another name")
 
 
-def _keep(stream: Stream, settings: Settings, position: int) -> Plan:
-    """Plan a keep for a branch; void if the position belongs to a life that has ended."""
-    keep_id = settings.new_id()
-    content = Kept(reason="branch", branch=stream.session, stream=stream.id)
+def _complete(kept: Kept) -> Kept:
+    return Kept(reason=BRANCH, branch=kept.branch, stream=kept.stream)
 
-    def make(batch: Batch) -> Steps[int]:
+
+def _keep(keep: str, kept: Kept, position: int) -> Plan:
+    """Plan a keep for a branch; void if the position belongs to a life that has ended."""
+
+    def make(batch: Batch) -> Made:
         yield from ()
         if batch.fold.deleted or batch.fold.begin > position:
             raise NotFoundError(f"session {batch.name!r}", "it was deleted meanwhile")
-        return batch.add_content(keep_id, content)
+        return batch.add_content(keep, kept)
 
-    return Plan("keep", keep_id, make)
+    return Plan("keep", keep, make)
 
 
 def _begin(stream: Stream, fold: Fold, owner: Replica, shared: Tip, keep: str) -> Steps[None]:
@@ -135,7 +176,7 @@ def _begin(stream: Stream, fold: Fold, owner: Replica, shared: Tip, keep: str) -
 def _release(owner: Replica, keep: str) -> Plan:
     record_id = owner.settings.new_id()
 
-    def make(batch: Batch) -> Steps[int]:
+    def make(batch: Batch) -> Made:
         yield from ()
         if keep not in batch.fold.keeps:
             return batch.position
@@ -148,58 +189,38 @@ def delete(name: object, settings: Settings, *, reason: str) -> Steps[None]:
     """End a session and drop what was before; refuse while branches or holds need it."""
     require_str(reason, "reason")
     replica = Replica(require_session_id(name), settings)
-    try:
-        yield from replica.load()
-    except NotFoundError:
-        # A branch that was cut off while it was made: its past is gone, and nobody was told of it.
-        yield from _retract(replica, reason)
-        return
+    yield from _load(replica)
     if not replica.exists:
         if replica.fold.deleted:
             yield from _finish_dropping(replica)
         raise NotFoundError(f"session {replica.name!r}")
-    for keep, kept in replica.fold.keeps.items():
-        yield from _end_keep(replica, keep, kept)
     yield from _end(replica, reason)
 
 
-def _end_keep(replica: Replica, keep: str, kept: Kept) -> Steps[None]:
-    """End the keep of a branch that is not there; raise InUseError if it is."""
+def _needed(kept: Kept) -> Steps[bool]:
+    """Whether what a keep is for is there: a hold always is, a branch may never have begun."""
     if not kept.branch:
-        raise InUseError(replica.name, (kept.reason,))
-    yield from _require_no_branch(replica, kept)
-    yield from _write(replica, _release(replica, keep))
-    try:
-        yield from _require_no_branch(replica, kept)
-    except InUseError:
-        yield from _write(replica, Plan("keep", keep, lambda batch: _again(batch, keep, kept)))
-        raise
-
-
-def _again(batch: Batch, keep: str, kept: Kept) -> Steps[int]:
-    yield from ()
-    return batch.add_content(keep, kept)
-
-
-def _require_no_branch(replica: Replica, kept: Kept) -> Steps[None]:
+        return True
     head = yield from steps.head(kept.branch)
     if head is None or DELETED in head.labels:
-        return
+        return False
     first = yield from steps.read(kept.branch, after=0, limit=1)
-    if first and journal.inspect(kept.branch, first[0]).header.stream == kept.stream:
-        raise InUseError(replica.name, (kept.branch,))
+    header = journal.inspect(kept.branch, first[0]).header if first else None
+    return header is not None and (header.kind, header.stream) == (Branched.kind, kept.stream)
 
 
 def _end(replica: Replica, reason: str) -> Steps[None]:
     record_id = replica.settings.new_id()
 
-    def make(batch: Batch) -> Steps[int]:
-        yield from ()
-        if batch.fold.keeps:
-            by = tuple(kept.branch or kept.reason for kept in batch.fold.keeps.values())
-            raise InUseError(batch.name, by)
+    def make(batch: Batch) -> Made:
         if batch.fold.deleted:
             raise NotFoundError(f"session {batch.name!r}")
+        by = []
+        for kept in batch.fold.keeps.values():
+            if (yield from _needed(kept)):
+                by.append(kept.branch or kept.reason)  # noqa: PERF401 - a list can not yield
+        if by:
+            raise InUseError(batch.name, tuple(by))
         return batch.add_content(record_id, Deleted(reason=reason))
 
     lineage = replica.fold.lineage
@@ -210,20 +231,22 @@ def _end(replica: Replica, reason: str) -> Steps[None]:
 
 
 def _retract(replica: Replica, reason: str) -> Steps[None]:
-    """End a branch without reading its past, which is gone."""
+    """End a branch that nobody has written to, without reading its past, which is gone.
+
+    If it has ended already, or somebody else ends it now, that is as good.
+    """
     (last,) = yield from steps.read(replica.name, after=0, limit=1, reverse=True)
     linked = journal.inspect(replica.name, last)
+    if linked.header.kind != Branched.kind:
+        return
     settings, content = replica.settings, Deleted(reason=reason)
     stream = Stream(replica.name, linked.header.stream, settings.tenant)
     draft = Draft(settings.new_id(), content, codec.encode(content))
     time = settings.now()
     entries, tip = journal.link(stream, linked.tip, [draft], time=time, cipher=settings.cipher)
     outcome = yield from steps.commit(Append(replica.name, entries, frozenset({DELETED})))
-    if outcome.status != "stored":
-        raise ConflictError(
-            replica.name, linked.entry.position, tip.position, "somebody wrote to it"
-        )
-    yield from steps.drop(replica.name, before=tip.position)
+    if outcome.status == "stored":
+        yield from steps.drop(replica.name, before=tip.position)
 
 
 def _let_go(child: Replica, parent: str) -> Steps[None]:

@@ -95,12 +95,16 @@ class Batch:
         return found[-1]
 
 
+Made = Steps[int]
+"""What making a plan gives. A name, because an annotation is evaluated at every `def`."""
+
+
 class Plan(NamedTuple):
     """`make` adds the plan's records to a batch and returns the answer for the caller."""
 
     kind: str
     subject: str
-    make: Callable[[Batch], Steps[int]]
+    make: Callable[[Batch], Made]
 
     def void_by(self, content: Content) -> bool:
         """Say whether a record by somebody else makes this plan void."""
@@ -117,10 +121,10 @@ def derived_id(record_id: str, number: int) -> str:
     return record_id if number == 0 else f"{record_id}\t{number}"
 
 
-def add_drafts(drafts: Sequence[Draft]) -> Callable[[Batch], Steps[int]]:
+def add_drafts(drafts: Sequence[Draft]) -> Callable[[Batch], Made]:
     """Add records that need nothing of the fold, once: ids that stand already are answered."""
 
-    def make(batch: Batch) -> Steps[int]:
+    def make(batch: Batch) -> Made:
         yield from ()
         known = batch.known(drafts)
         if known is not None:

@@ -19,7 +19,7 @@ from perdure.errors import (
 )
 from perdure.fold import GENERATED, RESERVED_LABELS, OpenTurn
 from perdure.journal import Draft
-from perdure.plans import Batch, Plan, add_drafts, derived_id, require_str, require_text
+from perdure.plans import Batch, Made, Plan, add_drafts, derived_id, require_str, require_text
 from perdure.records import (
     Labelled,
     Message,
@@ -76,7 +76,7 @@ def say(
     drafts = _message_drafts(replica, messages, voice, turn_id, record_id)
     add = add_drafts(drafts)
 
-    def make(batch: Batch) -> Steps[int]:
+    def make(batch: Batch) -> Made:
         if turn is not None and batch.known(drafts) is None:
             _require_turn(batch, turn)
         return (yield from add(batch))
@@ -132,7 +132,7 @@ def begin_turn(
         if not turn_id.startswith(GENERATED):
             drafts = [drafts[0]._replace(id=input_id)]
 
-    def make(batch: Batch) -> Steps[int]:
+    def make(batch: Batch) -> Made:
         yield from ()
         known = batch.fold.ids.get(turn_id)
         if known is not None:
@@ -151,7 +151,7 @@ def continue_turn(replica: Replica, turn: str) -> tuple[Plan, Ownership]:
     """Plan to take an interrupted turn over, and the ownership that comes with it."""
     owner = replica.settings.new_id()
 
-    def make(batch: Batch) -> Steps[int]:
+    def make(batch: Batch) -> Made:
         yield from ()
         _require_open(batch, turn)
         return batch.add_content(owner, TurnContinued(turn=turn))
@@ -173,7 +173,7 @@ def fail_turn(replica: Replica, turn: Ownership, error: BaseException) -> Plan:
 def _end_turn(replica: Replica, turn: Ownership, content: TurnChange) -> Plan:
     record_id = replica.settings.new_id()
 
-    def make(batch: Batch) -> Steps[int]:
+    def make(batch: Batch) -> Made:
         yield from ()
         _require_turn(batch, turn)
         return batch.add_content(record_id, content)
@@ -186,7 +186,7 @@ def abandon_turn(replica: Replica, turn: str, reason: str) -> Plan:
     record_id = replica.settings.new_id()
     content = TurnAbandoned(turn=turn, reason=require_str(reason, "reason"))
 
-    def make(batch: Batch) -> Steps[int]:
+    def make(batch: Batch) -> Made:
         yield from ()
         _require_open(batch, turn)
         return batch.add_content(record_id, content)
@@ -216,7 +216,7 @@ def put(replica: Replica, key: str, value: object) -> Plan:
         raise UsageError(f"{reason}: split it over several keys", "$")
     record_id = replica.settings.new_id()
 
-    def make(batch: Batch) -> Steps[int]:
+    def make(batch: Batch) -> Made:
         facts = batch.fold.values.get(key)
         edits = yield from _edits(replica, batch, key, facts, data)
         content = _version(key, facts, data, edits)
@@ -278,7 +278,7 @@ def forget(replica: Replica, key: str) -> Plan:
     require_text(key, "a key", longest=NAME_BYTES_MAX)
     record_id = replica.settings.new_id()
 
-    def make(batch: Batch) -> Steps[int]:
+    def make(batch: Batch) -> Made:
         yield from ()
         facts = batch.fold.values.get(key)
         if facts is None or facts.deleted:
@@ -313,7 +313,7 @@ def label(replica: Replica, add: Sequence[str], remove: Sequence[str]) -> Plan:
     content = Labelled(add=tuple(add), remove=tuple(remove))
     most = LABELS_MAX - len(RESERVED_LABELS)
 
-    def make(batch: Batch) -> Steps[int]:
+    def make(batch: Batch) -> Made:
         yield from ()
         if len((batch.fold.labels | set(add)) - set(remove)) > most:
             raise UsageError(f"a session bears at most {most} labels: remove one first")

@@ -463,3 +463,22 @@ def test_a_closed_session_and_a_closed_store_say_so(
     store.close()
     with pytest.raises(UsageError, match="closed"):
         store.session("claim-4711")
+
+
+def test_a_snapshot_of_another_version_is_skipped_and_reported(
+    store: perdure.Store,
+    session: perdure.Session,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(fold, "SNAPSHOT_EVERY", 4)
+    for number in range(10):
+        session.append(said(str(number)))
+    assert contents(store.session("claim-4711")) == [str(number) for number in range(10)]
+    assert caplog.records == []
+    monkeypatch.setattr("perdure.replica.FOLD_VERSION", 2)
+    monkeypatch.setattr("perdure.views.FOLD_VERSION", 2)
+    again = store.session("claim-4711")
+    assert contents(again) == [str(number) for number in range(10)]
+    assert "another version was skipped" in caplog.text
+    assert again.verify().snapshots == 0

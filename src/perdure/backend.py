@@ -23,11 +23,15 @@ class Entry(NamedTuple):
 
 
 class Append(NamedTuple):
-    """Entries of one stream, in order and without gaps, and the labels of its head after them."""
+    """Entries of one stream, in order and without gaps, and the labels of its head after them.
+
+    `begins` says that they are the first: where other entries stand before them, it is a conflict.
+    """
 
     stream: str
     entries: Sequence[Entry]
     labels: frozenset[str] = frozenset()
+    begins: bool = False
 
 
 class Outcome(NamedTuple):
@@ -83,7 +87,8 @@ class Backend(Protocol):
         - the first entry stands right after the last one: *stored*;
         - entries with equal headers stand at those positions already, all or the first of them:
           *stored*, with what was missing added (labels stay if nothing was missing);
-        - others stand there, or the position was dropped: *conflict*;
+        - others stand there, or the position was dropped, or the append `begins` the stream:
+          *conflict*;
         - the first entry would leave a gap: *refused*.
 
         A stream occurs at most once in a call. After an exception nobody knows what was stored:

@@ -131,6 +131,11 @@ def link(
     return entries, Tip(position, previous)
 
 
+def digest(entry: Entry) -> str:
+    """Return the digest of an entry: that of its header as stored."""
+    return sha256(entry.header).hexdigest()
+
+
 def inspect(name: str, entry: Entry) -> Linked:
     """Parse an entry's header and check the entry against itself."""
     try:
@@ -144,7 +149,7 @@ def inspect(name: str, entry: Entry) -> Linked:
     if entry.body is not None and sha256(entry.body).hexdigest() != header.body:
         raise ChainError(name, entry.position, "its body is not the one its header names")
     place = entry.header[: -len(',"') - len(header.body) - len('"]')]
-    return Linked(entry, header, sha256(entry.header).hexdigest(), place)
+    return Linked(entry, header, digest(entry), place)
 
 
 def _unreadable(name: str, entry: Entry) -> Exception:

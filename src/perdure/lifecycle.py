@@ -167,7 +167,8 @@ def _begin(stream: Stream, fold: Fold, owner: Replica, shared: Tip, keep: str) -
     time = settings.now()
     entries, tip = journal.link(stream, shared, [draft], time=time, cipher=settings.cipher)
     fold.apply(tip.position, draft.id, content, draft.payload)
-    outcome = yield from steps.commit(Append(stream.session, entries, fold.head_labels))
+    first = Append(stream.session, entries, fold.head_labels, begins=True)
+    outcome = yield from steps.commit(first)
     if outcome.status != "stored":
         yield from _write(owner, _release(owner, keep))
         raise UsageError(f"session {stream.session!r} exists: choose another name")

@@ -10,7 +10,7 @@ from typing import NamedTuple, NoReturn
 from perdure import journal, steps
 from perdure.backend import Entry
 from perdure.cipher import Cipher
-from perdure.errors import ChainError, DamagedError, NotFoundError
+from perdure.errors import ChainError, DamagedError, NotFoundError, PerdureError, VersionError
 from perdure.fold import Ancestor
 from perdure.journal import Batches, Linked, Stream, Tip
 from perdure.records import Branched, Content, Deleted, Recovered
@@ -173,44 +173,64 @@ def newest_first(past: Past, *, kinds: frozenset[str], count: int | None) -> Ste
     return found if count is None else found[:count]
 
 
+class _Item(NamedTuple):
+    """An entry on its way through `Forward`: checked against itself, or what is wrong with it."""
+
+    position: int
+    digest: str
+    linked: Linked | None
+    error: PerdureError | None = None
+
+
 class Forward:
     """Reads from a position up to the end of a past, whole batches at a time.
 
-    Damage is raised, or reported to `on_damage` and stepped over; what comes after it is then
-    checked as well as it can be.
+    An entry is given out only when the one after it, or the tip, vouches for it: a header can be
+    altered so that it still parses. Damage is raised, or reported to `on_damage` and stepped over.
     """
 
     def __init__(self, past: Past, *, after: int = 0, on_damage: OnDamage | None = None) -> None:
-        self._past = past
         segments = [found for found in past.segments if found.high > after]
         start = max(after, segments[0].low) if segments else after
-        self._tip = Tip(start, "" if start == 0 else None)
+        self._past = past
         self._on_damage = on_damage
-        self._batches = Batches(past.stream.session)
+        self._at = start
+        self._before = Tip(start, "" if start == 0 else None)
         self._segments = iter(segments)
         self._segment = next(self._segments, None)
+        self._waiting: list[_Item] = []
+        self._batches = Batches(past.stream.session)
         self._ready: list[Linked] = []
         self.torn: list[tuple[int, int]] = []
 
     def page(self, limit: int = PAGE) -> Steps[list[Linked] | None]:
         """Return the next whole entries (there may be none yet), or None at the end."""
-        segment = self._segment
-        if segment is None:
+        if self._segment is None:
             return None
-        room = min(limit, segment.high - self._tip.position)
-        before = self._tip.position
-        for entry in (yield from self._read(segment, room)):
-            if entry.position <= segment.high:
-                self._take(segment, entry)
-        if self._tip.position == before:
-            yield from self._lost(segment)
-        if self._tip.position >= segment.high:
-            self._leave()
+        yield from self._fill(self._segment, limit)
+        ended = self._segment is None
+        while self._waiting and (ended or len(self._waiting) > 2):  # noqa: PLR2004 - see _verdict
+            self._settle(self._waiting.pop(0))
+        if ended:
+            self._end_torn()
         ready, self._ready = self._ready, []
         return ready
 
+    # Taking entries in.
+
+    def _fill(self, segment: Segment, limit: int) -> Steps[None]:
+        before = self._at
+        room = min(limit, segment.high - self._at)
+        for entry in (yield from self._read(segment, room)):
+            if entry.position <= segment.high:
+                self._take(segment, entry)
+        if self._at == before:
+            yield from self._lost(segment)
+        if self._at >= segment.high:
+            self._segment = next(self._segments, None)
+
     def _read(self, segment: Segment, limit: int) -> Steps[Sequence[Entry]]:
-        name, after = segment.stream.session, self._tip.position
+        name, after = segment.stream.session, self._at
         try:
             return (yield from steps.read(name, after=after, limit=limit))
         except DamagedError:
@@ -220,49 +240,95 @@ class Forward:
         try:
             return (yield from steps.read(name, after=after, limit=1))
         except DamagedError as error:
-            self._step_over(after + 1, error)
+            self._miss(after + 1, error)
             return ()
 
     def _take(self, segment: Segment, entry: Entry) -> None:
         name = segment.stream.session
+        if entry.position != self._at + 1:
+            self._miss(self._at + 1, ChainError(name, self._at + 1, "it is missing"))
+        digest = journal.digest(entry)
         try:
             linked = journal.inspect(name, entry)
             journal.belongs(segment.stream, linked)
-        except DamagedError as error:
-            self._step_over(entry.position, error)
-            return
+            self._waiting.append(_Item(entry.position, digest, linked))
+        except (DamagedError, VersionError) as error:
+            self._waiting.append(_Item(entry.position, digest, None, error))
+        self._at = entry.position
+
+    def _miss(self, position: int, error: DamagedError) -> None:
+        self._waiting.append(_Item(position, "", None, error))
+        self._at = position
+
+    def _lost(self, segment: Segment) -> Steps[None]:
         try:
-            self._link(name, linked)
-            self._tip = linked.tip
-            self._batch(linked)
+            yield from missing(segment.stream.session, self._at + 1)
         except ChainError as error:
-            self._step_over(entry.position, error)
-            self._tip = linked.tip
-            self._ready.append(linked)
+            self._miss(self._at + 1, error)
+            self._at = segment.high
+
+    # Giving entries out.
+
+    def _settle(self, item: _Item) -> None:
+        name = self._past.stream.session
+        try:
+            if item.linked is None or not self._vouched(item):
+                raise self._verdict(name, item)
+            self._link(name, item.linked)
+            self._before = item.linked.tip
+            self._batch(item.linked)
+        except DamagedError as error:
+            if self._on_damage is None:
+                raise
+            self._on_damage(error)
+            self._before = Tip(item.position, None)
+            self._ready += self._batches.flush()
+
+    def _vouched(self, item: _Item) -> bool:
+        """Whether the next entry, or the tip, names this one; or the next one is the altered one.
+
+        If the next entry does not link here, it is the next one that is altered unless its own
+        successor vouches for it.
+        """
+        if item.position == self._past.tip.position:
+            return self._past.tip.digest in (None, item.digest)
+        following = self._after(item.position)
+        if following is None or following.linked is None:
+            return True
+        if following.linked.header.previous == item.digest:
+            return True
+        return not self._named_by_successor(following)
+
+    def _named_by_successor(self, item: _Item) -> bool:
+        if item.position == self._past.tip.position:
+            return self._past.tip.digest == item.digest
+        following = self._after(item.position)
+        if following is None or following.linked is None:
+            return True
+        return following.linked.header.previous == item.digest
+
+    def _after(self, position: int) -> _Item | None:
+        found = (item for item in self._waiting if item.position == position + 1)
+        return next(found, None)
+
+    def _verdict(self, name: str, item: _Item) -> PerdureError:
+        if item.error is not None and (
+            isinstance(item.error, DamagedError) or self._named_by_successor(item)
+        ):
+            return item.error
+        return ChainError(name, item.position, "it is not the entry that the next one links to")
+
+    def _link(self, name: str, linked: Linked) -> None:
+        journal.follows(name, self._before, linked)
+        if linked.entry.position in (1, self._past.begin):
+            _require_bound(name, linked)
 
     def _batch(self, linked: Linked) -> None:
         if linked.header.kind == Recovered.kind:
             self._end_torn()
-        self._ready += self._batches.add(linked)
-
-    def _link(self, name: str, linked: Linked) -> None:
-        journal.follows(name, self._tip, linked)
-        if linked.entry.position in (1, self._past.begin):
-            _require_bound(name, linked)
-        if linked.entry.position == self._past.tip.position:
-            self._require_tip(name, linked)
-
-    def _require_tip(self, name: str, linked: Linked) -> None:
-        expected = self._past.tip.digest
-        if expected is not None and linked.digest != expected:
-            raise ChainError(name, linked.entry.position, "it is not the entry that it was")
-
-    def _leave(self) -> None:
-        self._segment = next(self._segments, None)
-        if self._segment is None:
-            self._end_torn()
-        else:  # A shared past may end within a batch.
+        elif linked.header.kind == Branched.kind:  # A shared past may end within a batch.
             self._ready += self._batches.flush()
+        self._ready += self._batches.add(linked)
 
     def _end_torn(self) -> None:
         torn = self._batches.torn
@@ -271,16 +337,3 @@ class Forward:
             self.torn.append(torn)
             if self._on_damage is not None:
                 self._on_damage(journal.torn_error(self._past.stream.session, torn))
-
-    def _lost(self, segment: Segment) -> Steps[None]:
-        try:
-            yield from missing(segment.stream.session, self._tip.position + 1)
-        except ChainError as error:
-            self._step_over(segment.high, error)
-
-    def _step_over(self, position: int, error: DamagedError) -> None:
-        if self._on_damage is None:
-            raise error
-        self._on_damage(error)
-        self._tip = Tip(position, None)
-        self._ready += self._batches.flush()

@@ -131,8 +131,9 @@ class Replica:
         """Read the end of the stream, back to the latest fold snapshot that can be used."""
         head = yield from steps.head(self.name)
         tail, base = yield from self._tail(None)
-        if (head is None) != (not tail):
+        if head is None and tail:  # It began in between; only a head from before can be trusted.
             head = yield from steps.head(self.name)
+            tail, base = yield from self._tail(None)
         _require_head(self.name, head, tail)
         if tail:
             fold, batches = self._folded(tail, base)

@@ -154,7 +154,8 @@ class Session:
         Damage is raised; given `on_damage`, it is called with each error instead, and reading
         goes on with the next record that can be read.
         """
-        records = views.Records(self._replica, after=after, on_damage=on_damage)
+        past, settings = self._replica.past, self._replica.settings
+        records = views.Records(past, settings, after=after, on_damage=on_damage)
         while (page := self._handle.run(records.page())) is not None:
             yield from page
 

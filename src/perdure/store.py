@@ -7,11 +7,14 @@ from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Self
 
-from perdure import lifecycle
+from perdure import lifecycle, salvage, views
 from perdure.backend import Backend, Guarantees, Head
 from perdure.commit import Committer, Driver
+from perdure.reading import OnDamage
+from perdure.records import Record
 from perdure.replica import Settings
 from perdure.session import Session
+from perdure.writing import require_session_id
 
 
 class Store:
@@ -56,6 +59,20 @@ class Store:
                 lifecycle.listed(prefix=prefix, after=going_on, labels=labels, deleted=deleted)
             )
             yield from heads
+
+    def records(
+        self, id: str, *, after: int = 0, on_damage: OnDamage | None = None
+    ) -> Iterator[Record]:
+        """Yield the records of a session without opening it, which damage may prevent.
+
+        Damage is raised; given `on_damage`, it is called with each error instead, and reading
+        goes on with the next record that can be read.
+        """
+        name = require_session_id(id)
+        past = self._driver.run(salvage.past_of(name, self._settings, on_damage))
+        records = views.Records(past, self._settings, after=after, on_damage=on_damage)
+        while (page := self._driver.run(records.page())) is not None:
+            yield from page
 
     def delete(self, id: str, *, reason: str = "") -> None:
         """Delete a session: a last record stays, and says why; everything before it is dropped.

@@ -7,11 +7,14 @@ from collections.abc import AsyncIterator, Sequence
 from types import TracebackType
 from typing import Self
 
-from perdure import lifecycle
+from perdure import lifecycle, salvage, views
 from perdure.backend import AsyncBackend, Guarantees, Head
 from perdure.commit_async import AsyncCommitter, AsyncDriver
+from perdure.reading import OnDamage
+from perdure.records import Record
 from perdure.replica import Settings
 from perdure.session_async import AsyncSession
+from perdure.writing import require_session_id
 
 
 class AsyncStore:
@@ -57,6 +60,21 @@ class AsyncStore:
             )
             for head in heads:
                 yield head
+
+    async def records(
+        self, id: str, *, after: int = 0, on_damage: OnDamage | None = None
+    ) -> AsyncIterator[Record]:
+        """Yield the records of a session without opening it, which damage may prevent.
+
+        Damage is raised; given `on_damage`, it is called with each error instead, and reading
+        goes on with the next record that can be read.
+        """
+        name = require_session_id(id)
+        past = await self._driver.run(salvage.past_of(name, self._settings, on_damage))
+        records = views.Records(past, self._settings, after=after, on_damage=on_damage)
+        while (page := await self._driver.run(records.page())) is not None:
+            for record in page:
+                yield record
 
     async def delete(self, id: str, *, reason: str = "") -> None:
         """Delete a session: a last record stays, and says why; everything before it is dropped.

@@ -4,12 +4,13 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from perdure import codec, journal, reading, steps, writing
+from perdure.codec import Codec
 from perdure.errors import ChainError, DamagedError, NotFoundError, UsageError
 from perdure.fold import FOLD_VERSION, Fold
 from perdure.journal import Linked
-from perdure.reading import Forward, OnDamage
+from perdure.reading import Forward, OnDamage, Past
 from perdure.records import Content, Message, Note, Record, Snapshot, Value
-from perdure.replica import Cached, Replica
+from perdure.replica import Cached, Replica, Settings
 from perdure.steps import Steps
 from perdure.values import ValueFacts
 
@@ -62,18 +63,18 @@ def last_message(replica: Replica) -> dict[str, Any] | None:
 def message_of(replica: Replica, payload: bytes, position: int) -> dict[str, Any]:
     """Return a message as it was given."""
     content = codec.decode(Message.kind, payload, stream=replica.name, position=position)
-    return _unpack(replica, content, payload, position).message  # type: ignore[attr-defined,no-any-return]
+    shown = _unpack(replica.settings.codec, content, payload, replica.name, position)
+    if not isinstance(shown, Message):
+        raise ChainError(replica.name, position, "a message is expected here")
+    return shown.message
 
 
-def _unpack(replica: Replica, content: Content, payload: bytes, position: int) -> Content:
+def _unpack(own: Codec, content: Content, payload: bytes, name: str, position: int) -> Content:
     """Give a record back with the caller's own values; most need nothing done."""
-    if b'"$' not in payload:
-        return content
-    if not isinstance(content, Message | Note):
+    if b'"$' not in payload or not isinstance(content, Message | Note):
         return content
     field = "message" if isinstance(content, Message) else "data"
-    tree = getattr(content, field)
-    value = replica.settings.codec.unpack(tree, stream=replica.name, position=position)
+    value = own.unpack(getattr(content, field), stream=name, position=position)
     return type(content)(**{**_fields(content), field: value})
 
 
@@ -150,12 +151,15 @@ def history(replica: Replica, key: str) -> Steps[list[Version]]:
 
 
 class Records:
-    """The records after a position, by the page, in order."""
+    """The records of a past after a position, by the page, in order."""
 
-    def __init__(self, replica: Replica, *, after: int, on_damage: OnDamage | None) -> None:
-        self._replica = replica
+    def __init__(
+        self, past: Past, settings: Settings, *, after: int, on_damage: OnDamage | None
+    ) -> None:
+        self._name = past.stream.session
+        self._settings = settings
         self._on_damage = on_damage
-        self._forward = Forward(replica.past, after=after, on_damage=on_damage)
+        self._forward = Forward(past, after=after, on_damage=on_damage)
 
     def page(self) -> Steps[list[Record] | None]:
         """Return the next records (there may be none on a page), or None at the end."""
@@ -163,18 +167,20 @@ class Records:
         return None if whole is None else list(self._records(whole))
 
     def _records(self, whole: list[Linked]) -> Iterator[Record]:
-        replica, cipher = self._replica, self._replica.settings.cipher
         for linked in whole:
-            position = linked.entry.position
             try:
-                content = journal.decode(replica.name, linked, cipher)
-                payload = journal.open_body(replica.name, linked, cipher)
-                shown = _unpack(replica, content, payload, position)
-                yield journal.record(replica.name, linked, shown)
+                yield self._record(linked)
             except DamagedError as error:
                 if self._on_damage is None:
                     raise
                 self._on_damage(error)
+
+    def _record(self, linked: Linked) -> Record:
+        name, cipher = self._name, self._settings.cipher
+        content = journal.decode(name, linked, cipher)
+        payload = journal.open_body(name, linked, cipher)
+        shown = _unpack(self._settings.codec, content, payload, name, linked.entry.position)
+        return journal.record(name, linked, shown)
 
 
 def verify(replica: Replica) -> Steps[Verified]:
@@ -214,5 +220,11 @@ def _require_labels(replica: Replica, position: int, fold: Fold) -> Steps[None]:
     current = 0 if head is None else head.position
     if current < position:
         raise ChainError(replica.name, position, "the head does not reach as far as it did")
-    if head is not None and current == position and head.labels != fold.head_labels:
+    if head is None or current != position:
+        return
+    if head.labels != fold.head_labels:
         raise DamagedError(replica.name, 0, "the labels of its head are not what its records say")
+    for label in head.labels:
+        found = yield from steps.heads(prefix=replica.name, labels=[label], limit=1)
+        if not found or found[0].stream != replica.name:
+            raise DamagedError(replica.name, 0, f"listing by its label {label!r} does not find it")

@@ -77,7 +77,10 @@ def test_it_forwards_what_the_store_declares() -> None:
 
 
 def test_a_cancelled_append_is_done_before_the_next_call() -> None:
+    complaints: list[object] = []
+
     async def scenario() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, what: complaints.append(what))
         backend = Offload(Slow(MemoryBackend(), 0.05))
         task = asyncio.ensure_future(backend.append([appended("s", 1, 2)]))
         await asyncio.sleep(0.01)
@@ -88,6 +91,7 @@ def test_a_cancelled_append_is_done_before_the_next_call() -> None:
         await backend.close()
 
     asyncio.run(scenario())
+    assert complaints == []
 
 
 def test_the_event_loop_goes_on_while_the_store_is_busy() -> None:

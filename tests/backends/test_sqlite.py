@@ -1,7 +1,7 @@
 """SqliteBackend keeps the contract; here is what is special to one file of one machine."""
 
-import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -9,7 +9,7 @@ import apsw
 import pytest
 
 from perdure.backend import Backend
-from perdure.backends import sqlite, sqlite_connections
+from perdure.backends import sqlite
 from perdure.backends.sqlite import SqliteBackend
 from perdure.errors import UnavailableError
 from perdure.testing import BackendContract
@@ -32,6 +32,10 @@ def backend(path: Path) -> Iterator[SqliteBackend]:
     backend = SqliteBackend(path, patience=0.3)
     yield backend
     backend.close()
+
+
+def files(folder: Path) -> list[str]:
+    return [one.name for one in folder.iterdir()]
 
 
 def writer(backend: SqliteBackend) -> apsw.Connection:
@@ -73,9 +77,9 @@ def test_a_closed_store_is_a_single_file(path: Path) -> None:
     backend = SqliteBackend(path)
     status(backend, appended("s", 1, 3))
     assert list(backend.read("s")) == entries(1, 3)
-    assert len(os.listdir(path.parent)) == 3
+    assert len(files(path.parent)) == 3
     backend.close()
-    assert os.listdir(path.parent) == [path.name]
+    assert files(path.parent) == [path.name]
 
 
 def test_a_shell_shows_headers_and_plain_bodies_as_text(backend: SqliteBackend) -> None:
@@ -85,6 +89,9 @@ def test_a_shell_shows_headers_and_plain_bodies_as_text(backend: SqliteBackend) 
     rows = writer(backend).execute("select header, body from entry order by rowid").fetchall()
     assert rows[0] == (entry(1).header.decode(), entry(1).body.decode())  # type: ignore[union-attr]
     assert rows[1] == (sealed.header.decode(), sealed.body)
+    backend.append([appended("s", 3, 3)._replace(entries=[entry(3, body=b"cut\0short")])])
+    kind = writer(backend).execute("select typeof(body) from entry where position = 3").get
+    assert kind == "blob", "a shell would show a text only up to its NUL"
 
 
 def test_dropped_bytes_are_not_in_the_file_any_more(path: Path) -> None:
@@ -153,7 +160,7 @@ def test_an_interrupt_while_waiting_leaves_no_transaction(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(sqlite_connections.time, "sleep", interrupted)
+        patch.setattr(time, "sleep", interrupted)
         with pytest.raises(KeyboardInterrupt):
             backend.append([appended("s", 1, 1)])
     other.close()
@@ -200,7 +207,7 @@ def test_32_threads_share_one_handle(backend: SqliteBackend, path: Path) -> None
     assert failures == []
     assert [head.position for head in backend.streams()] == [15] * 32
     backend.close()
-    assert os.listdir(path.parent) == [path.name], "every thread's connection was closed"
+    assert files(path.parent) == [path.name], "every thread's connection was closed"
 
 
 def test_a_symbolic_link_leads_to_the_same_store(path: Path, tmp_path: Path) -> None:
@@ -224,4 +231,4 @@ def test_a_store_named_memory_is_a_file_all_the_same(
     monkeypatch.chdir("/")
     assert list(backend.read("s")) == entries(1, 1), "a change of directory changes nothing"
     backend.close()
-    assert os.listdir(tmp_path) == [":memory:"]
+    assert files(tmp_path) == [":memory:"]

@@ -50,7 +50,7 @@ def is_refused(path: Path, error: type[PerdureError], match: str) -> None:
     with pytest.raises(error, match=match):
         SqliteBackend(path, patience=0.2)
     assert path.read_bytes() == before
-    assert os.listdir(path.parent) == [path.name]
+    assert list(path.parent.iterdir()) == [path]
 
 
 @pytest.mark.parametrize(
@@ -209,7 +209,7 @@ def change(path: Path, sql: str) -> None:
 
 
 def test_a_missing_directory_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UnavailableError, match="there is no directory .*missing.*make it"):
+    with pytest.raises(UnavailableError, match=r"there is no directory .*missing.*make it"):
         SqliteBackend(tmp_path / "missing" / "store.db")
 
 
@@ -233,7 +233,7 @@ NOBODY = 65534
 @pytest.mark.skipif(not hasattr(os, "fork") or os.geteuid() != 0, reason="needs another user")
 @pytest.mark.parametrize("name", ["store.db", "new.db"])
 def test_a_file_or_directory_without_permission_is_unavailable(name: str) -> None:
-    with tempfile.TemporaryDirectory(dir="/tmp") as folder:  # noqa: S108 - open to other users.
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
         Path(folder).chmod(0o755)
         make(Path(folder) / "store.db")
         child = os.fork()

@@ -16,6 +16,7 @@ class _Stream:
     def __init__(self) -> None:
         self.entries: list[Entry] = []  # Without gaps: a position is an index plus the first one.
         self.labels: frozenset[str] = frozenset()
+        self.digest = ""
 
     @property
     def first(self) -> int:
@@ -114,13 +115,14 @@ class MemoryBackend:
     def _append(self, append: Append) -> Outcome:
         found = self._streams.get(append.stream) or _Stream()
         outcome, missing = decide(
-            append.entries,
+            append,
             found.last if found.entries else None,
             lambda first, last: [entry.header for entry in found.between(first, last)],
         )
         if missing:
             found.entries.extend(missing)
             found.labels = append.labels
+            found.digest = hashlib.sha256(missing[-1].header).hexdigest()
             self._streams[append.stream] = found
         return outcome
 
@@ -130,7 +132,8 @@ class MemoryBackend:
             if found is None:
                 return []
             if not reverse:
-                return found.between(after + 1, after + size)
+                first = max(after + 1, found.first)  # What was dropped is not part of a page.
+                return found.between(first, first + size - 1)
             last = min(after - 1 if after else found.last, found.last)
             return found.between(last - size + 1, last)[::-1]
 
@@ -142,5 +145,4 @@ def _without_long_body(entry: Entry, max_body: int | None) -> Entry:
 
 
 def _head(name: str, stream: _Stream) -> Head:
-    last = stream.entries[-1]
-    return Head(name, last.position, hashlib.sha256(last.header).hexdigest(), stream.labels)
+    return Head(name, stream.last, stream.digest, stream.labels)

@@ -72,7 +72,7 @@ def _check_labels(append: Append) -> None:
 
 
 def decide(
-    entries: Sequence[Entry],
+    append: Append,
     head: int | None,
     standing: Callable[[int, int], Sequence[bytes]],
 ) -> tuple[Outcome, Sequence[Entry]]:
@@ -82,7 +82,10 @@ def decide(
     returns the headers at those positions in order, without the dropped ones; it is called only
     when the entries overlap what is there.
     """
+    entries = append.entries
     first = entries[0].position
+    if append.begins and head is not None and first > head:
+        return CONFLICT, ()
     if head is None or first == head + 1:
         return STORED, entries
     if first > head + 1:

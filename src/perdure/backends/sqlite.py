@@ -213,13 +213,14 @@ class _Page:
 
     def _check_end(self, head: int) -> None:
         """The last entry always stays, so it must be met where reading begins or ends there."""
-        if self.reverse and not self.after:
-            found = self.entries[0].position if self.entries else 0
-        else:
-            found = head if self.reverse or not self.is_last else self.next_position - 1
-        if found < head:
-            self.entries = [] if self.reverse else self.entries
-            raise DamagedError(self.stream, found + 1, "entries are missing at the end")
+        highest = max((one.position for one in self.entries), default=self.after)
+        if self.entries and highest > head:
+            raise DamagedError(self.stream, head + 1, "entries stand after its head")
+        if self.reverse and not self.after and highest < head:
+            self.entries = []
+            raise DamagedError(self.stream, highest + 1, "entries are missing at the end")
+        if not self.reverse and self.is_last and highest < head:
+            raise DamagedError(self.stream, highest + 1, "entries are missing at the end")
 
     def _fill(self, db: apsw.Connection, place: int) -> None:
         after = min(self.after, POSITION_MAX)
@@ -248,11 +249,11 @@ def _place(stream: str) -> int:
 
 
 def _append(db: apsw.Connection, append: Append) -> Outcome:
-    stream, entries, labels = append
+    stream, labels = append.stream, append.labels
     place = _place(stream)
     head = _head(db, stream, place)
     outcome, missing = decide(
-        entries,
+        append,
         None if head is None else head.position,
         lambda first, last: [row[0] for row in db.execute(HEADERS, (place, first, last))],
     )

@@ -138,26 +138,39 @@ class Connections:
         return self._writer is not None or bool(self._readers or self._lent)
 
     def _open_writer(self) -> apsw.Connection:
-        writer = self._open_one()
-        if self._poisoned:
-            try:
-                # After a failed sync the kernel may hold pages that it believes to be on disk.
-                # This writes them anew, into the database, and syncs that.
-                writer.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
-            except BaseException:
-                writer.close(True)  # noqa: FBT003 - apsw takes it by position.
-                raise
-            self._poisoned = False
-        self._writer = writer
-        return writer
+        self._writer = self._open_healed() if self._poisoned else self._open_one()
+        return self._writer
+
+    def _open_healed(self) -> apsw.Connection:
+        """Open a connection and rewrite what the log holds.
+
+        After a failed sync the kernel may hold pages that it believes to be on disk. The
+        checkpoint writes them anew, into the database, and syncs that.
+        """
+        connection = self._open_one()
+        try:
+            connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+        except BaseException:
+            connection.close(True)  # noqa: FBT003 - apsw takes it by position.
+            raise
+        self._poisoned = False
+        return connection
 
     def _poison(self) -> None:
         self._poisoned = True
-        if self._writer is not None:
-            writer, self._writer = self._writer, None
-            # The error that led here is the one to report.
-            with contextlib.suppress(apsw.Error, OSError):
-                writer.close(True)  # noqa: FBT003 - apsw takes it by position.
+        if self._writer is None:
+            return
+        writer, self._writer = self._writer, None
+        try:
+            if writer.in_transaction:
+                writer.execute("rollback")
+        except apsw.Error:
+            writer.close(True)  # noqa: FBT003 - apsw takes it by position.
+            return
+        # As a reader it does no harm. Were it the last connection and closed, the next one would
+        # recover the log, with what was never synced.
+        with self._lending:
+            self._readers.append(writer)
 
     def _borrow(self) -> apsw.Connection:
         with self._lending:
@@ -167,8 +180,9 @@ class Connections:
             self._lent += 1
             if self._readers:
                 return self._readers.pop()
+            recovers = self._poisoned and self._writer is None and self._lent == 1
         try:
-            return self._open_one()
+            return self._open_healed() if recovers else self._open_one()
         except BaseException:
             self._one_less_lent()
             raise

@@ -129,10 +129,6 @@ def _prepare(
 ) -> None:
     connection.config(apsw.SQLITE_DBCONFIG_ENABLE_TRIGGER, 0)
     connection.config(apsw.SQLITE_DBCONFIG_ENABLE_VIEW, 0)
-    if connection.readonly("main"):
-        raise UnavailableError(
-            name, "the file can not be written", "check its permissions and those of its directory"
-        )
     attempt = 0
     while not _is_ready(connection, path, name):
         # Two processes that make the same file at once can see a lock that SQLite does not wait

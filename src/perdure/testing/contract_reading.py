@@ -45,6 +45,15 @@ class ReadingContract:
         assert positions(backend.read("s", limit=2, reverse=True)) == [5, 4]
         assert positions(backend.read("s", after=4, limit=2, reverse=True)) == [3, 2]
 
+    def test_limit_counts_entries_and_not_positions(self, backend: Backend) -> None:
+        status(backend, appended("branch", 5001, 5004), appended("s", 1, 700))
+        backend.drop("s", before=600)
+        assert positions(backend.read("branch", limit=2)) == [5001, 5002]
+        assert positions(backend.read("branch", after=7, limit=2)) == [5001, 5002]
+        assert positions(backend.read("branch", limit=9, reverse=True)) == [5004, 5003, 5002, 5001]
+        assert positions(backend.read("s", limit=1)) == [600]
+        assert positions(backend.read("s")) == list(range(600, 701))
+
     @pytest.mark.parametrize("reverse", [False, True])
     def test_longer_bodies_than_max_body_are_left_out(
         self, backend: Backend, *, reverse: bool

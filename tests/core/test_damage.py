@@ -1,0 +1,126 @@
+"""Damage to single entries: what is raised, what can still be read, and what is named."""
+
+from collections.abc import Callable
+
+import pytest
+
+import perdure
+from perdure.backend import Entry
+from perdure.backends.memory import MemoryBackend
+from perdure.errors import ChainError, DamagedError, NotFoundError, VersionError
+from tests.core.support import said, store_in_memory
+
+COUNT = 300
+Alter = Callable[[Entry], Entry]
+
+
+def in_header(old: bytes, new: bytes) -> Alter:
+    return lambda entry: entry._replace(header=entry.header.replace(old, new, 1))
+
+
+ALTERATIONS: dict[str, Alter] = {
+    "body": lambda entry: entry._replace(body=(entry.body or b"").replace(b"user", b"usex")),
+    "id": in_header(b'"message",".', b'"message",".~'),
+    "time": in_header(b"Z", b"z"),
+    "kind": in_header(b'"message"', b'"massage"'),
+    "format": in_header(b"[1,", b"[2,"),
+    "suite": in_header(b'"plain"', b'"plaim"'),
+    "left": in_header(b",0,", b",1,"),
+    "previous": lambda entry: entry._replace(header=entry.header.replace(b',"', b',"0', 4)),
+    "garbage": lambda entry: entry._replace(header=b"x"),
+}
+
+
+@pytest.fixture
+def store() -> tuple[perdure.Store, MemoryBackend]:
+    store, backend = store_in_memory()
+    session = store.session("s")
+    for number in range(COUNT):
+        session.append(said(str(number)))
+    return store, backend
+
+
+def alter(backend: MemoryBackend, position: int, change: Alter) -> None:
+    entries = backend._streams["s"].entries
+    altered = change(entries[position - 1])
+    assert altered != entries[position - 1]
+    entries[position - 1] = altered
+
+
+@pytest.mark.parametrize("position", [1, 2, 5, 127, 128, 129, 290, COUNT + 1])
+@pytest.mark.parametrize("what", ALTERATIONS)
+def test_one_altered_entry_is_named_and_nothing_else_is_lost(
+    store: tuple[perdure.Store, MemoryBackend], what: str, position: int
+) -> None:
+    opened, backend = store
+    before = [record.position for record in opened.records("s")]
+    alter(backend, position, ALTERATIONS[what])
+    damage: list[DamagedError] = []
+    left = [record.position for record in opened.records("s", on_damage=damage.append)]
+    assert left == [number for number in before if number != position]
+    assert {error.position for error in damage} == {position}
+    with pytest.raises(DamagedError) as caught:
+        list(opened.records("s"))
+    assert caught.value.position == position
+
+
+@pytest.mark.parametrize("what", ALTERATIONS)
+def test_opening_or_reading_a_session_with_an_altered_entry_raises(
+    store: tuple[perdure.Store, MemoryBackend], what: str
+) -> None:
+    opened, backend = store
+    assert len(opened.session("s").messages()) == COUNT
+    for position in (COUNT + 1, COUNT - 5, 3):
+        alter(backend, position, ALTERATIONS[what])
+        with pytest.raises((DamagedError, VersionError)):
+            opened.session("s").messages()
+        with pytest.raises((DamagedError, VersionError)):
+            opened.session("s").verify()
+
+
+def test_a_record_of_a_newer_perdure_is_not_taken_for_damage(
+    store: tuple[perdure.Store, MemoryBackend], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened, _ = store
+    opened.session("s").note("from the future")
+    monkeypatch.delitem(perdure.records.KINDS, "note")
+    with pytest.raises(VersionError, match="upgrade"):
+        list(opened.records("s", on_damage=lambda _: None))
+
+
+def test_a_missing_entry_is_named(store: tuple[perdure.Store, MemoryBackend]) -> None:
+    opened, backend = store
+    del backend._streams["s"].entries[99]
+    with pytest.raises(ChainError, match="entry 100"):
+        list(opened.records("s"))
+
+
+def test_a_damaged_branch_is_read_with_its_past() -> None:
+    store, backend = store_in_memory()
+    parent = store.session("s")
+    parent.append(said("a"), said("b"))
+    child = parent.branch("child", at=2)
+    child.append(said("c"))
+    alter(backend, 1, ALTERATIONS["body"])
+    with pytest.raises(ChainError):
+        child.messages()
+    damage: list[DamagedError] = []
+    kinds = [record.kind for record in store.records("child", on_damage=damage.append)]
+    assert kinds == ["message", "branched", "message"]
+    assert [error.position for error in damage] == [1]
+
+
+def test_reading_an_unknown_session_is_not_an_empty_one() -> None:
+    store, _ = store_in_memory()
+    with pytest.raises(NotFoundError):
+        list(store.records("unknown", on_damage=lambda _: None))
+
+
+def test_a_lost_label_is_found_by_verify() -> None:
+    store, backend = store_in_memory()
+    session = store.session("s")
+    session.label("vip")
+    session.verify()
+    backend._streams["s"].labels = frozenset()
+    with pytest.raises(DamagedError, match="labels of its head"):
+        session.verify()

@@ -4,6 +4,8 @@ Opening needs the newest entries to be whole. Whoever has a damaged store reads 
 and is told of everything that could not be read.
 """
 
+from collections.abc import Sequence
+
 from perdure import journal, steps
 from perdure.backend import Entry
 from perdure.errors import ChainError, DamagedError, NotFoundError, VersionError
@@ -24,7 +26,7 @@ def past_of(name: str, settings: Settings, on_damage: OnDamage | None) -> Steps[
         raise ChainError(name, start, "neither its first entries nor its last can be read")
     stream = Stream(name, known.header.stream, settings.tenant)
     lineage = yield from _lineage(name, first, settings, on_damage)
-    begin = 0 if lineage or start == 1 else start
+    begin = 0 if lineage or start <= 1 else start
     return Past(stream, tip, settings.cipher, lineage, begin)
 
 
@@ -35,7 +37,7 @@ def _tip(name: str, on_damage: OnDamage | None) -> Steps[Tip]:
             return Tip(head.position, head.digest)
     except DamagedError as error:
         _report(error, on_damage)
-    last = yield from steps.read(name, after=0, limit=1, reverse=True)
+    last = yield from _few(name, limit=1, reverse=True)
     if not last:
         raise NotFoundError(f"session {name!r}")
     return Tip(last[0].position, None)
@@ -43,7 +45,7 @@ def _tip(name: str, on_damage: OnDamage | None) -> Steps[Tip]:
 
 def _vouched(name: str, tip: Tip) -> Steps[Linked | None]:
     """Return the last entry if it is the one that the head names: its header can be trusted."""
-    last = yield from steps.read(name, after=0, limit=1, reverse=True)
+    last = yield from _few(name, limit=1, reverse=True)
     linked = _readable(name, last[0]) if last else None
     return linked if linked is not None and linked.digest == tip.digest else None
 
@@ -53,9 +55,18 @@ def _first(name: str) -> Steps[tuple[int, Linked | None]]:
 
     Those that can not be read are told of when their turn comes.
     """
-    entries = yield from steps.read(name, after=0, limit=PAGE)
+    entries = yield from _few(name, limit=PAGE)
+    entries = entries or (yield from _few(name, limit=1))
     readable = (linked for entry in entries if (linked := _readable(name, entry)) is not None)
     return entries[0].position if entries else 0, next(readable, None)
+
+
+def _few(name: str, *, limit: int, reverse: bool = False) -> Steps[Sequence[Entry]]:
+    """Read some entries, or none where the store itself can not read them all."""
+    try:
+        return (yield from steps.read(name, after=0, limit=limit, reverse=reverse))
+    except DamagedError:
+        return ()
 
 
 def _readable(name: str, entry: Entry) -> Linked | None:

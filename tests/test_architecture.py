@@ -29,17 +29,17 @@ SOURCE = Path(perdure.__file__).parent
 
 # From the outside in: a module imports only from rows below its own, or from its own row.
 LAYERS = [
-    {"cli", "testing", "__init__"},
+    {"cli", "testing", "logging", "__init__"},
     {"opening"},
     {"store", "store_async"},
     {"session", "session_async"},
     {"turn", "turn_async"},
     {"handle", "handle_async"},
-    {"commit", "commit_async", "lifecycle", "notices", "salvage", "views", "writing"},
+    {"commit", "commit_async", "lifecycle", "salvage", "views", "writing"},
     {"replica"},
     {"plans", "reading"},
     {"fold"},
-    {"journal", "values", "steps"},
+    {"events", "journal", "values", "steps"},
     {"codec", "cipher", "backends"},
     {"records", "backend"},
     {"errors"},

@@ -162,6 +162,7 @@ class Driver:
     """Carries out the requests of steps on a blocking backend."""
 
     def __init__(self, backend: Backend, committer: Committer) -> None:
+        self.name = backend.name
         self._backend = backend
         self._committer = committer
 

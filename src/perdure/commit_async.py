@@ -94,6 +94,7 @@ class AsyncDriver:
     """Carries out the requests of steps on an async backend."""
 
     def __init__(self, backend: AsyncBackend, committer: AsyncCommitter) -> None:
+        self.name = backend.name
         self._backend = backend
         self._committer = committer
 

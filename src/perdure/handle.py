@@ -1,9 +1,12 @@
 """Handle: a replica with the queue of those who write through it. Its twin is in `handle_async`."""
 
+from contextlib import AbstractContextManager
 from typing import TypeVar
 
+from perdure import events
 from perdure.commit import Combiner, Driver
 from perdure.errors import PerdureError, UsageError
+from perdure.events import Observed
 from perdure.plans import Plan
 from perdure.replica import Answer, Replica
 from perdure.steps import Steps
@@ -25,17 +28,29 @@ class Handle:
         self.own_turns: set[str] = set()
         self._combiner: Combiner[Plan, Answer] = Combiner(self._write_all)
         self._closed = False
-        if replica.skipped:
-            from perdure.notices import report_skipped
-
-            report_skipped(replica)
+        self.tell_notices()
 
     def write(self, plan: Plan) -> int:
         """Carry out a plan; on return it is durable. Return its answer."""
         self.require_open()
-        answer = self._combiner.submit(plan)
+        try:
+            if events.listening():
+                answer = self._write_observed(plan)
+            else:
+                answer = self._combiner.submit(plan)
+        finally:
+            if self.replica.notices:
+                self.tell_notices()
         if isinstance(answer, PerdureError):
             raise answer
+        return answer
+
+    def _write_observed(self, plan: Plan) -> Answer:
+        with self.observed("append", plan=plan.kind, turn=plan.turn) as seen:
+            answer = self._combiner.submit(plan)
+            seen.fields["position"] = self.replica.tip.position
+            if isinstance(answer, PerdureError):
+                seen.fields["outcome"] = type(answer).__name__
         return answer
 
     def _write_all(self, plans: list[Plan]) -> list[Answer]:
@@ -46,14 +61,27 @@ class Handle:
         self.require_open()
         return self.driver.run(steps)
 
+    def observed(self, event: str, **fields: object) -> AbstractContextManager[Observed]:
+        """Tell of an event of this session when the block has ended."""
+        return events.observed(event, store=self.driver.name, session=self.replica.name, **fields)
+
+    def tell_notices(self) -> None:
+        """Tell of what was found on the way."""
+        notices, self.replica.notices = self.replica.notices, []
+        for notice in notices:
+            where = {"store": self.driver.name, "session": self.replica.name}
+            events.tell(notice.event, {**where, **notice.fields})
+
     def close(self) -> None:
         """Wait for what is under way, settle what is in doubt, and take no more."""
         if not self._closed:
             try:
-                if not self.replica.gone:
-                    self._combiner.submit(NOTHING)
+                with self.observed("close", position=self.replica.tip.position):
+                    if not self.replica.gone:
+                        self._combiner.submit(NOTHING)
             finally:
                 self._closed = True
+                self.tell_notices()
 
     def require_open(self) -> None:
         """Raise if this handle was closed, or if its session was deleted."""

@@ -251,12 +251,15 @@ def _retract(replica: Replica, reason: str) -> Steps[None]:
 
 
 def _let_go(child: Replica, parent: str) -> Steps[None]:
-    """End the keep that a deleted branch had in its parent."""
+    """End the keep that a deleted branch had in its parent, unless the parent has ended too."""
     owner = Replica(parent, child.settings)
-    yield from owner.load()
-    for keep, kept in owner.fold.keeps.items():
-        if kept.stream == child.past.stream.id:
-            yield from _write(owner, _release(owner, keep))
+    try:
+        yield from owner.load()
+        for keep, kept in owner.fold.keeps.items():
+            if kept.stream == child.past.stream.id:
+                yield from _write(owner, _release(owner, keep))
+    except (ConflictError, NotFoundError):
+        return
 
 
 def _write(replica: Replica, plan: Plan) -> Steps[int]:

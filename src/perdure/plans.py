@@ -19,6 +19,9 @@ from perdure.steps import Steps
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f]")
 
 
+_ABOUT_TURNS = frozenset({"message", "turn.begin", "turn.continue", "turn.end"})
+
+
 class Yields(NamedTuple):
     """The kinds of record that void a plan: any of them, or those about the same subject."""
 
@@ -105,6 +108,11 @@ class Plan(NamedTuple):
     kind: str
     subject: str
     make: Callable[[Batch], Made]
+
+    @property
+    def turn(self) -> str:
+        """The turn that the plan is about, if it is about one."""
+        return self.subject if self.kind in _ABOUT_TURNS else ""
 
     def void_by(self, content: Content) -> bool:
         """Say whether a record by somebody else makes this plan void."""

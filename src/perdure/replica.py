@@ -57,6 +57,13 @@ class Settings(NamedTuple):
             raise UsageError(f"the clock given to `open` tells no time: {error!r}") from error
 
 
+class Notice(NamedTuple):
+    """Something that a person should know of; whoever does the I/O tells of it."""
+
+    event: str
+    fields: dict[str, object]
+
+
 class Cached(NamedTuple):
     """A value in full, as of the position of one of its versions."""
 
@@ -92,7 +99,7 @@ class Replica:
         self.view = View(Fold(), Past(stream, EMPTY, settings.cipher), None)
         self.doubt: Doubt | None = None
         self.values: dict[str, Cached] = {}
-        self.skipped: list[DamagedError] = []
+        self.notices: list[Notice] = []
         self.gone = False
         self._batches = Batches(name)
 
@@ -102,9 +109,9 @@ class Replica:
         return self.tip.position > 0 and not self.fold.deleted
 
     def require_present(self) -> None:
-        """Raise NotFoundError once this handle has seen that the session was deleted."""
+        """Raise NotFoundError once this handle has seen that the session is not the one it was."""
         if self.gone:
-            hint = "it was deleted; store.session(...) begins it anew"
+            hint = "it was deleted, or another one took its name: open it anew"
             raise NotFoundError(f"session {self.name!r}", hint)
 
     @property
@@ -139,6 +146,8 @@ class Replica:
             fold, batches = self._folded(tail, base)
             stream = Stream(self.name, tail[0].header.stream, self.settings.tenant)
             self._show(fold, stream, tail[0].tip, None, batches)
+            if batches.torn is not None:
+                self._notice("recovery", first=batches.torn[0], last=batches.torn[1])
             last = yield from self._load_last(tail)
             self.view = self.view._replace(last=last)
 
@@ -181,11 +190,14 @@ class Replica:
             content = codec.decode(Snapshot.kind, payload, stream=self.name, position=position)
             if isinstance(content, Snapshot) and content.fold == FOLD_VERSION:
                 return Fold.restore(content, payload, name=self.name, position=position)
-            reason = "a fold snapshot of another version was skipped"
-            self.skipped.append(PayloadError(self.name, position, reason))
+            reason = "a fold snapshot of another version"
         except PayloadError as error:
-            self.skipped.append(error)
+            reason = error.reason
+        self._notice("skipped", position=position, reason=reason)
         return None
+
+    def _notice(self, event: str, **fields: object) -> None:
+        self.notices.append(Notice(event, fields))
 
     def _load_last(self, tail: Sequence[Linked]) -> Steps[bytes | None]:
         position = self.fold.last_message
@@ -223,6 +235,7 @@ class Replica:
                 stream = self._next(stream, tip, linked)
                 if tip.position == 0 and linked.header.kind == Branched.kind:
                     yield from self.load()
+                    self.gone = True  # It may not be complete; only who opens it makes sure.
                     return [journal.decode(self.name, linked, self.settings.cipher)]
                 tip = linked.tip
                 for whole in batches.add(linked):
@@ -252,7 +265,7 @@ class Replica:
         Any other exception means that the outcome is unknown for all of them.
         """
         self.require_present()
-        yield from self.settle()
+        yield from self._settle_doubt()
         if any(plan.kind == "refresh" for plan in plans):
             yield from self.catch_up()
             self.require_present()
@@ -265,6 +278,7 @@ class Replica:
             newer = yield from self.catch_up()
             if self.tip.position == base:
                 raise ChainError(self.name, base, "the store's past is not the one read before")
+            self._notice("conflict", position=base, head=self.tip.position)
             for number, plan in enumerate(plans):
                 if isinstance(answers[number], int):
                     del answers[number]
@@ -312,18 +326,27 @@ class Replica:
         cipher = self.settings.cipher
         entries, tip = journal.link(stream, self.tip, batch.drafts, time=time, cipher=cipher)
         append = Append(self.name, entries, batch.fold.head_labels)
-        self.doubt = Doubt(append, batch, stream, tip)
-        return (yield from self.settle())
+        return (yield from self._settle(Doubt(append, batch, stream, tip)))
 
-    def settle(self) -> Steps[bool]:
-        """Send what is in doubt until the store answers; True if it was stored."""
-        if self.doubt is None:
-            return False
-        append, batch, stream, tip = self.doubt
+    def _settle_doubt(self) -> Steps[None]:
+        """Find out what became of a write whose answer never came, before anything else."""
+        if self.doubt is not None:
+            first, tip = self.doubt.append.entries[0].position, self.doubt.tip
+            stored = yield from self._settle(self.doubt)
+            outcome = "stored" if stored else "not stored"
+            self._notice("settled", first=first, last=tip.position, outcome=outcome)
+
+    def _settle(self, doubt: Doubt) -> Steps[bool]:
+        """Send a write; True if it was stored. Without an answer it is in doubt."""
+        append, batch, stream, tip = doubt
         try:
             outcome = yield from steps.commit(append)
         except UsageError:
             self.doubt = None  # The store did not take the call, so nothing was stored.
+            raise
+        except BaseException:
+            self.doubt = doubt
+            self._notice("doubt", first=append.entries[0].position, last=tip.position)
             raise
         self.doubt = None
         if outcome.status == "refused":

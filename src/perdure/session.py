@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Any, Self
 
-from perdure import lifecycle, views, writing
+from perdure import events, lifecycle, views, writing
 from perdure.commit import Driver
 from perdure.errors import NotFoundError
 from perdure.handle import Handle
@@ -108,6 +108,7 @@ class Session:
         """
         if id is not None:
             writing.require_id(id)
+        correlation_id = correlation_id or events.correlation_id.get()
         if isinstance(message, str):
             message = {"role": "user", "content": message}
         return Turn(
@@ -164,7 +165,8 @@ class Session:
 
         Nothing is copied. While the branch lives, this session can not be deleted.
         """
-        child = self._handle.run(lifecycle.branch(self._replica, id, at=at))
+        with self._handle.observed("branch", branch=id):
+            child = self._handle.run(lifecycle.branch(self._replica, id, at=at))
         self.refresh()
         return Session(self._handle.driver, child)
 
@@ -174,7 +176,10 @@ class Session:
 
     def verify(self) -> Verified:
         """Read the whole past and check it: chain, bodies, snapshots, labels. Raise if damaged."""
-        return self._handle.run(views.verify(self._replica))
+        with self._handle.observed("verify") as seen:
+            found = self._handle.run(views.verify(self._replica))
+            seen.fields.update(entries=found.entries, position=found.position)
+        return found
 
     def close(self) -> None:
         """Finish what is under way and let the handle go. Closing twice is harmless."""

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 from types import TracebackType
 from typing import Any, Self
 
-from perdure import lifecycle, views, writing
+from perdure import events, lifecycle, views, writing
 from perdure.commit_async import AsyncDriver
 from perdure.errors import NotFoundError
 from perdure.handle_async import AsyncHandle
@@ -110,6 +110,7 @@ class AsyncSession:
         """
         if id is not None:
             writing.require_id(id)
+        correlation_id = correlation_id or events.correlation_id.get()
         if isinstance(message, str):
             message = {"role": "user", "content": message}
         return AsyncTurn(
@@ -171,7 +172,8 @@ class AsyncSession:
 
         Nothing is copied. While the branch lives, this session can not be deleted.
         """
-        child = await self._handle.run(lifecycle.branch(self._replica, id, at=at))
+        with self._handle.observed("branch", branch=id):
+            child = await self._handle.run(lifecycle.branch(self._replica, id, at=at))
         await self.refresh()
         return AsyncSession(self._handle.driver, child)
 
@@ -181,7 +183,10 @@ class AsyncSession:
 
     async def verify(self) -> Verified:
         """Read the whole past and check it: chain, bodies, snapshots, labels. Raise if damaged."""
-        return await self._handle.run(views.verify(self._replica))
+        with self._handle.observed("verify") as seen:
+            found = await self._handle.run(views.verify(self._replica))
+            seen.fields.update(entries=found.entries, position=found.position)
+        return found
 
     async def close(self) -> None:
         """Finish what is under way and let the handle go. Closing twice is harmless."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Self
 
-from perdure import lifecycle, salvage, views
+from perdure import events, lifecycle, salvage, views
 from perdure.backend import Backend, Guarantees, Head
 from perdure.commit import Committer, Driver
 from perdure.reading import OnDamage
@@ -32,13 +32,22 @@ class Store:
 
     def session(self, id: str) -> Session:
         """Open a session where it stopped, or a new one; a new one exists from its first record."""
-        steps = lifecycle.opened(id, self._settings, must_exist=False)
-        return Session(self._driver, self._driver.run(steps))
+        return self._open(id, must_exist=False)
 
     def resume(self, id: str) -> Session:
         """Open a session where it stopped; an unknown or deleted one is NotFoundError."""
-        steps = lifecycle.opened(id, self._settings, must_exist=True)
-        return Session(self._driver, self._driver.run(steps))
+        return self._open(id, must_exist=True)
+
+    def _open(self, id: str, *, must_exist: bool) -> Session:
+        steps = lifecycle.opened(id, self._settings, must_exist=must_exist)
+        with events.observed("open", store=self._backend.name, session=str(id)) as seen:
+            replica = self._driver.run(steps)
+            if replica.exists:
+                last = views.last_message(replica) or {}
+                count, position = replica.fold.messages, replica.tip.position
+                seen.event = "resume"
+                seen.fields.update(count=count, role=last.get("role", ""), position=position)
+        return Session(self._driver, replica)
 
     def sessions(
         self,
@@ -79,7 +88,8 @@ class Store:
 
         InUseError while branches of it live; NotFoundError if there is none.
         """
-        self._driver.run(lifecycle.delete(id, self._settings, reason=reason))
+        with events.observed("delete", store=self._backend.name, session=str(id)):
+            self._driver.run(lifecycle.delete(id, self._settings, reason=reason))
 
     def guarantees(self) -> Guarantees:
         """Say what survives when an append has returned, and who may share the store."""
@@ -89,8 +99,9 @@ class Store:
         """Finish what is under way and let the store go. Closing twice is harmless."""
         if not self._closed:
             self._closed = True
-            self._committer.drain()
-            self._backend.close()
+            with events.observed("close", store=self._backend.name, session=""):
+                self._committer.drain()
+                self._backend.close()
 
     def __enter__(self) -> Self:
         return self

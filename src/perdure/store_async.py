@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from types import TracebackType
 from typing import Self
 
-from perdure import lifecycle, salvage, views
+from perdure import events, lifecycle, salvage, views
 from perdure.backend import AsyncBackend, Guarantees, Head
 from perdure.commit_async import AsyncCommitter, AsyncDriver
 from perdure.reading import OnDamage
@@ -32,13 +32,22 @@ class AsyncStore:
 
     async def session(self, id: str) -> AsyncSession:
         """Open a session where it stopped, or a new one; a new one exists from its first record."""
-        steps = lifecycle.opened(id, self._settings, must_exist=False)
-        return AsyncSession(self._driver, await self._driver.run(steps))
+        return await self._open(id, must_exist=False)
 
     async def resume(self, id: str) -> AsyncSession:
         """Open a session where it stopped; an unknown or deleted one is NotFoundError."""
-        steps = lifecycle.opened(id, self._settings, must_exist=True)
-        return AsyncSession(self._driver, await self._driver.run(steps))
+        return await self._open(id, must_exist=True)
+
+    async def _open(self, id: str, *, must_exist: bool) -> AsyncSession:
+        steps = lifecycle.opened(id, self._settings, must_exist=must_exist)
+        with events.observed("open", store=self._backend.name, session=str(id)) as seen:
+            replica = await self._driver.run(steps)
+            if replica.exists:
+                last = views.last_message(replica) or {}
+                count, position = replica.fold.messages, replica.tip.position
+                seen.event = "resume"
+                seen.fields.update(count=count, role=last.get("role", ""), position=position)
+        return AsyncSession(self._driver, replica)
 
     async def sessions(
         self,
@@ -81,7 +90,8 @@ class AsyncStore:
 
         InUseError while branches of it live; NotFoundError if there is none.
         """
-        await self._driver.run(lifecycle.delete(id, self._settings, reason=reason))
+        with events.observed("delete", store=self._backend.name, session=str(id)):
+            await self._driver.run(lifecycle.delete(id, self._settings, reason=reason))
 
     def guarantees(self) -> Guarantees:
         """Say what survives when an append has returned, and who may share the store."""
@@ -91,8 +101,9 @@ class AsyncStore:
         """Finish what is under way and let the store go. Closing twice is harmless."""
         if not self._closed:
             self._closed = True
-            await self._committer.drain()
-            await self._backend.close()
+            with events.observed("close", store=self._backend.name, session=""):
+                await self._committer.drain()
+                await self._backend.close()
 
     async def __aenter__(self) -> Self:
         return self

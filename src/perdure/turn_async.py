@@ -5,6 +5,7 @@ from typing import Any, Self
 
 from perdure import writing
 from perdure.errors import PerdureError, UsageError
+from perdure.events import correlation_id
 from perdure.handle_async import AsyncHandle
 from perdure.writing import NOBODY, Ownership, Voice
 
@@ -30,6 +31,7 @@ class AsyncTurn:
         self._begun = begun
         self._ownership: Ownership | None = None
         self._ended = False
+        self._correlation_before: str | None = None
 
     @property
     def start(self) -> int:
@@ -60,6 +62,9 @@ class AsyncTurn:
         if self._ownership is None:
             await self._resume()
         handle.own_turns.add(self.id)
+        if self.correlation_id:
+            self._correlation_before = correlation_id.get()
+            correlation_id.set(self.correlation_id)
         return self
 
     async def _resume(self) -> None:
@@ -114,6 +119,8 @@ class AsyncTurn:
                 await self._record(error)
         finally:
             self._handle.own_turns.discard(self.id)
+            if self._correlation_before is not None:
+                correlation_id.set(self._correlation_before)
 
     async def _record(self, error: BaseException) -> None:
         try:

@@ -5,11 +5,12 @@ orders that can make a difference: two neighbouring requests that do not touch t
 only read it, are tried in one order, because the other one gives the same result.
 """
 
+import random
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from perdure.backend import Backend
-from perdure.backends.memory import MemoryBackend, _Stream
+from perdure.backend import Append, Backend
+from perdure.backends.memory import MemoryBackend
 from perdure.cipher import Plain
 from perdure.codec import Codec
 from perdure.commit import Committer, Driver
@@ -18,6 +19,7 @@ from perdure.replica import Settings
 from perdure.steps import Commit, Drop, Heads, Read, Request, Steps
 
 NEVER = 10_000  # More requests than any actor makes.
+LETTERS = "ABCDEF"
 
 
 def settings() -> Settings:
@@ -31,9 +33,8 @@ def settings() -> Settings:
 def copied(backend: MemoryBackend) -> MemoryBackend:
     """Return a store with the same entries that goes its own way from here."""
     other = MemoryBackend()
-    for name, stream in backend._streams.items():
-        copy = other._streams[name] = _Stream()
-        copy.entries, copy.labels = [*stream.entries], stream.labels
+    for head in backend.streams():
+        other.append([Append(head.stream, list(backend.read(head.stream)), head.labels)])
     return other
 
 
@@ -124,7 +125,7 @@ class Choice(NamedTuple):
 Scene = Callable[[], Sequence[Actor]]
 
 
-def schedules(scene: Scene) -> Iterator[tuple[str, Sequence[Actor]]]:
+def schedules(scene: Scene, *, reduced: bool = True) -> Iterator[tuple[str, Sequence[Actor]]]:
     """Yield the actors of a scene at the end of each order, and that order in letters.
 
     `scene` must set everything up anew each time it is called.
@@ -133,10 +134,10 @@ def schedules(scene: Scene) -> Iterator[tuple[str, Sequence[Actor]]]:
     while stack:
         prefix = stack.pop()
         actors = scene()
-        choices = _play(actors, prefix)
+        choices = _play(actors, prefix, reduced=reduced)
         if choices is None:
             continue
-        yield "".join("ABCDEF"[choice.chosen] for choice in choices), actors
+        yield "".join(LETTERS[choice.chosen] for choice in choices), actors
         taken = [choice.chosen for choice in choices]
         for depth in range(len(prefix), len(choices)):
             stack.extend(
@@ -144,7 +145,26 @@ def schedules(scene: Scene) -> Iterator[tuple[str, Sequence[Actor]]]:
             )
 
 
-def _play(actors: Sequence[Actor], prefix: Sequence[int]) -> list[Choice] | None:
+def drawn(scene: Scene, *, seed: int, count: int) -> Iterator[tuple[str, Sequence[Actor]]]:
+    """Yield some orders of a scene that has too many, as `schedules` yields all.
+
+    A scheduler that tosses a coin for each request hardly ever lets anyone go far while the others
+    wait, so each order has its own odds.
+    """
+    draw = random.Random(seed)
+    for _ in range(count):
+        actors, order = scene(), ""
+        odds = [draw.random() ** 3 for _ in actors]
+        while ready := [number for number, actor in enumerate(actors) if actor.ready]:
+            if draw.random() < 0.15:
+                odds = [draw.random() ** 3 for _ in actors]
+            (chosen,) = draw.choices(ready, [odds[number] + 1e-9 for number in ready])
+            actors[chosen].step()
+            order += LETTERS[chosen]
+        yield order, actors
+
+
+def _play(actors: Sequence[Actor], prefix: Sequence[int], *, reduced: bool) -> list[Choice] | None:
     """Follow a prefix, then always let the first one go that may; None if another order is equal.
 
     An order is left out when someone goes right after a later one whose request was independent:
@@ -156,7 +176,9 @@ def _play(actors: Sequence[Actor], prefix: Sequence[int]) -> list[Choice] | None
         allowed = tuple(
             number
             for number, actor in enumerate(actors)
-            if actor.ready and actor.request is not None and not _repeats(last, number, actor)
+            if actor.ready
+            and actor.request is not None
+            and not (reduced and _repeats(last, number, actor))
         )
         depth = len(choices)
         if depth < len(prefix) and prefix[depth] not in allowed:

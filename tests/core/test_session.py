@@ -480,5 +480,5 @@ def test_a_snapshot_of_another_version_is_skipped_and_reported(
     monkeypatch.setattr("perdure.views.FOLD_VERSION", 2)
     again = store.session("claim-4711")
     assert contents(again) == [str(number) for number in range(10)]
-    assert "another version was skipped" in caplog.text
+    assert "a fold snapshot of another version" in caplog.text
     assert again.verify().snapshots == 0

@@ -155,10 +155,7 @@ def _is_ready(connection: apsw.Connection, path: str, name: str) -> bool:
 
 def _is_new(connection: apsw.Connection, path: str, name: str) -> bool:
     try:
-        with connection:  # One snapshot for the three.
-            application = connection.pragma("application_id")
-            version = connection.pragma("user_version")
-            tables = connection.execute("select count(*) from sqlite_schema").get
+        application, version, tables = _identity(connection)
     except apsw.NotADBError as error:
         raise DamagedError(
             name, 0, "not a database: another program's file, or damaged; nothing was changed"
@@ -171,6 +168,23 @@ def _is_new(connection: apsw.Connection, path: str, name: str) -> bool:
     if 0 < _size(path) < 512:  # noqa: PLR2004 - SQLite takes a shorter file for an empty one.
         raise DamagedError(name, 0, "not a database; nothing was changed")
     return True
+
+
+def _identity(connection: apsw.Connection) -> tuple[int, int, int]:
+    """Read what tells whose file it is, in one snapshot.
+
+    Not `with connection`: an I/O error ends the transaction, and leaving the block then raises
+    that there is none, which would hide the error.
+    """
+    connection.execute("begin")
+    try:
+        application = connection.pragma("application_id")
+        version = connection.pragma("user_version")
+        tables = connection.execute("select count(*) from sqlite_schema").get
+    finally:
+        if connection.in_transaction:
+            connection.execute("rollback")
+    return application, version, tables
 
 
 def _require_version(name: str, version: int) -> None:

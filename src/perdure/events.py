@@ -1,0 +1,120 @@
+"""Tell of every persistence event: through `logging`, and as spans where OpenTelemetry is used.
+
+An event is a word, a sentence for people and fields for programs; never a body. Nothing is
+imported or measured unless somebody listens: an application that has not imported `logging` has
+no handler for it, and one that has not imported OpenTelemetry has no tracer.
+
+| event | says that | fields besides store, session, duration, outcome |
+|---|---|---|
+| `open` | a new session was opened | |
+| `resume` | a session was opened where it stopped | `count`, `role`, `position` |
+| `append` | records were stored, or not | `plan`, `position`, `turn` |
+| `conflict` | another writer was first | `position`, `head`, `reason` |
+| `doubt` | the outcome of a write is unknown | `first`, `last` |
+| `settled` | what was in doubt is known now | `first`, `last` |
+| `recovery` | a torn batch was found, and counts as absent | `first`, `last` |
+| `skipped` | a fold snapshot could not be used | `position`, `reason` |
+| `verify` | a whole session was checked | `entries`, `position` |
+| `branch`, `delete`, `close` | what they say | |
+"""
+
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from importlib import import_module
+from typing import Any
+
+LOGGER = "perdure"
+
+correlation_id: ContextVar[str] = ContextVar("perdure_correlation_id", default="")
+"""The id that events carry, and turns that are begun without one of their own."""
+
+# What a person should see without having asked for it.
+_WARNINGS = frozenset({"doubt", "recovery", "skipped"})
+
+
+class Observed:
+    """An event while it happens. What is added to `fields` is told of at its end."""
+
+    __slots__ = ("event", "fields")
+
+    def __init__(self, event: str, fields: dict[str, Any]) -> None:
+        self.event = event
+        self.fields = fields
+
+
+def listening() -> bool:
+    """Whether anybody would hear of an event."""
+    return _logger("INFO") is not None or _tracing() is not None
+
+
+@contextmanager
+def observed(event: str, *, store: str, session: str, **fields: Any) -> Iterator[Observed]:
+    """Tell of an event when the block has ended, with its duration and its outcome."""
+    if not listening():
+        yield Observed(event, {})
+        return
+    seen = Observed(event, {"store": store, "session": session, **fields})
+    start = time.perf_counter()
+    with _span(seen):
+        try:
+            yield seen
+        except BaseException as error:
+            _end(seen, start, outcome=type(error).__name__)
+            raise
+        _end(seen, start, outcome="ok")
+
+
+def _end(seen: Observed, start: float, *, outcome: str) -> None:
+    seen.fields.setdefault("outcome", outcome)
+    seen.fields["duration"] = round(time.perf_counter() - start, 6)
+    tell(seen.event, seen.fields)
+
+
+def tell(event: str, fields: Mapping[str, Any]) -> None:
+    """Log an event with its fields."""
+    level = "WARNING" if event in _WARNINGS else "INFO"
+    logger = _logger(level)
+    if logger is None:
+        return
+    told = {"event": event, "correlation_id": correlation_id.get(), **fields}
+    shown = [f"{key}={value}" for key, value in told.items() if _is_shown(key, value)]
+    number = sys.modules["logging"].getLevelName(level)
+    logger.log(number, " ".join([event, *shown]), extra=told)
+
+
+def _is_shown(key: str, value: object) -> bool:
+    return key != "event" and value not in ("", None)
+
+
+def _logger(level: str) -> Any:
+    """Return the logger if somebody listens at this level."""
+    logging: Any = sys.modules.get("logging")
+    if logging is None:
+        if level == "INFO":
+            return None
+        logging = import_module("logging")  # A warning is heard even where nothing was set up.
+    logger = logging.getLogger(LOGGER)
+    return logger if logger.isEnabledFor(logging.getLevelName(level)) else None
+
+
+def _tracing() -> Any:
+    return sys.modules.get("opentelemetry.trace")
+
+
+@contextmanager
+def _span(seen: Observed) -> Iterator[None]:
+    trace = _tracing()
+    if trace is None:
+        yield
+        return
+    with trace.get_tracer(LOGGER).start_as_current_span(f"perdure.{seen.event}") as span:
+        try:
+            yield
+        finally:
+            span.update_name(f"perdure.{seen.event}")
+            for key, value in seen.fields.items():
+                if value not in ("", None):
+                    span.set_attribute(f"perdure.{key}", value)

@@ -24,9 +24,6 @@ from perdure.writing import require_session_id
 
 PAGE = 256
 
-# Why a session is kept: for a branch that may not be there yet, and for one that is.
-BEGINNING = "a branch begins"
-BRANCH = "branch"
 UNFINISHED = "its parent was deleted before the branch was complete"
 
 
@@ -63,7 +60,7 @@ def _completed(child: Replica, parent: Ancestor) -> Steps[bool]:
     yield from owner.load()
     for keep, kept in owner.fold.keeps.items():
         if kept.stream == child.past.stream.id:
-            if kept.reason == BEGINNING:
+            if not kept.complete:
                 try:
                     yield from _write(owner, _keep(keep, _complete(kept), parent.at))
                 except ConflictError:
@@ -106,7 +103,7 @@ def branch(source: Replica, name: object, *, at: int | None) -> Steps[Replica]:
     fold = yield from source.fold_of(past)
     owner = Replica(past.segment(position).stream.session, source.settings)
     yield from owner.load()
-    kept = Kept(reason=BEGINNING, branch=stream.session, stream=stream.id)
+    kept = Kept(reason=Kept.BEGINS, branch=stream.session, stream=stream.id)
     keep = source.settings.new_id()
     yield from _write(owner, _keep(keep, kept, position))
     yield from _begin(stream, fold, owner, shared.tip, keep)
@@ -144,7 +141,7 @@ def _require_free(name: str) -> Steps[None]:
 
 
 def _complete(kept: Kept) -> Kept:
-    return Kept(reason=BRANCH, branch=kept.branch, stream=kept.stream)
+    return Kept(reason=Kept.STANDS, branch=kept.branch, stream=kept.stream)
 
 
 def _keep(keep: str, kept: Kept, position: int) -> Plan:

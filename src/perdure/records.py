@@ -145,13 +145,23 @@ class Branched(Content, frozen=True, kw_only=True):
 
 
 class Kept(Content, frozen=True, kw_only=True):
-    """The session must stay: for a branch (`branch` and its stream id), or for a stated reason."""
+    """The session must stay: for a branch (`branch` and its stream id), or for a stated reason.
+
+    The reason of a branch's keep says whether the branch may not be there yet, or is.
+    """
 
     kind: ClassVar[str] = "kept"
+    BEGINS: ClassVar[str] = "a branch begins"
+    STANDS: ClassVar[str] = "branch"
 
     reason: str
     branch: str = ""
     stream: str = ""
+
+    @property
+    def complete(self) -> bool:
+        """Whether the session will stay for this; a branch that only begins may come too late."""
+        return self.reason != self.BEGINS
 
 
 class Released(Content, frozen=True, kw_only=True):

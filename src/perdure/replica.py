@@ -235,7 +235,7 @@ class Replica:
                 stream = self._next(stream, tip, linked)
                 if tip.position == 0 and linked.header.kind == Branched.kind:
                     yield from self.load()
-                    self.gone = True  # It may not be complete; only who opens it makes sure.
+                    self.gone = not (yield from self._is_kept())
                     return [journal.decode(self.name, linked, self.settings.cipher)]
                 tip = linked.tip
                 for whole in batches.add(linked):
@@ -245,6 +245,13 @@ class Replica:
         self._show(fold, stream, tip, last, batches)
         self.gone = self.gone or any(content.kind == "deleted" for content in newer)
         return newer
+
+    def _is_kept(self) -> Steps[bool]:
+        """Whether the parent keeps this branch; whoever opens one that it does not, sees to it."""
+        owner = Replica(self.fold.lineage[0].name, self.settings)
+        yield from owner.load()
+        keeps = owner.fold.keeps.values()
+        return any(kept.stream == self.past.stream.id and kept.complete for kept in keeps)
 
     def _next(self, stream: Stream, tip: Tip, linked: Linked) -> Stream:
         """Check that an entry comes next, and return the stream with the id that it has."""

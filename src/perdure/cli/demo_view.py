@@ -1,0 +1,220 @@
+"""What the demo shows. Lines of text for a terminal, or for a pipe, and nothing else."""
+
+import json
+import shlex
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
+from typing import Any, NamedTuple
+
+import click
+
+from perdure.cli.demo_run import Comparison, Found, Life, Verdict
+
+WIDTH_MIN, WIDTH_MAX = 60, 120  # Narrower, nothing is left of a message; wider, the eye gets lost.
+ROWS = 8  # Of a table; what is older is counted in one line.
+LABEL = 14
+KILL = 9  # SIGKILL, which Windows has no name for.
+
+
+class Signs(NamedTuple):
+    """The characters beyond ASCII, where the output can show them."""
+
+    bar: str
+    rule: str
+    cross: str
+    cut: str
+    dash: str
+
+
+UNICODE = Signs("│", "─", "┼", "…", "–")
+ASCII = Signs("|", "-", "+", "...", "-")
+
+
+def signs_for(encoding: str | None) -> Signs:
+    """Return the signs that an encoding can carry."""
+    try:
+        "".join(UNICODE).encode(encoding or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        return ASCII
+    return UNICODE
+
+
+class View:
+    """Prints the demo as it goes on."""
+
+    def __init__(self, store: str, session: str, seed: int) -> None:
+        columns = shutil.get_terminal_size((80, 24)).columns
+        self.width = min(max(columns, WIDTH_MIN), WIDTH_MAX) - 1
+        self.signs = signs_for(sys.stdout.encoding)
+        self.store = store
+        self.session = session
+        self.seed = seed
+
+    def _say(self, text: str = "", **style: Any) -> None:
+        encoding = sys.stdout.encoding or "ascii"  # A path may hold what it can not show.
+        text = text.encode(encoding, "backslashreplace").decode(encoding)
+        click.echo(click.style(text, **style) if style else text)
+
+    def _fact(self, label: str, text: str, **style: Any) -> None:
+        self._say(f"  {click.style(label.ljust(LABEL), dim=True)}{click.style(text, **style)}")
+
+    def opening(self, kills: int, *, is_new: bool) -> None:
+        """Say what is about to happen, and with what."""
+        times = {1: "once", 2: "twice"}.get(kills, f"{kills} times")
+        happens = f"is killed in the middle of its turn, {times}" if kills else "is left in peace"
+        self._say(f"An assistant {happens}.", bold=True)
+        self._say()
+        self._fact("assistant", "scripted model, no LLM, no network")
+        self._fact("store", f"{self.store} ({'new' if is_new else 'it exists, and is added to'})")
+        self._fact("session", self.session)
+        if kills:
+            self._fact("seed", f"{self.seed} (it chooses the moments: --seed {self.seed})")
+
+    def began(self, pid: int) -> None:
+        """Tell of the first process, which found nothing."""
+        self._say()
+        self._say(f"Process 1 (pid {pid}) begins the conversation.", bold=True)
+
+    def killed(self, life: Life) -> None:
+        """Tell of the end of a process."""
+        reason = "SIGKILL" if life.returncode == -KILL else f"exit code {life.returncode}"
+        told = f"{len(life.acknowledged)} records acknowledged"
+        self._say(f"  {reason} in the middle of turn {life.killed_in!r}, {told}", fg="red")
+
+    def resumed(
+        self, number: int, pid: int, dead: Life, found: Found, comparison: Comparison
+    ) -> None:
+        """Show what was acknowledged before a kill next to what was recovered after it."""
+        self._say()
+        took = _milliseconds(found.seconds)
+        self._say(f"Process {number} (pid {pid}) resumes in {took}.", bold=True)
+        self._say()
+        self._table(dead, found, comparison)
+        turns = ", ".join(map(repr, found.interrupted))
+        state = f"It finds turn {turns} interrupted" if turns else "It finds no turn interrupted"
+        self._say(f"  {state}, and goes on.", dim=True)
+
+    def _table(self, dead: Life, found: Found, comparison: Comparison) -> None:
+        earlier = dead.found.facts
+        rows = list(_rows(dead, found, comparison))
+        hidden = len(earlier) + max(len(rows) - ROWS, 0)
+        number = max(len(str(len(earlier) + len(rows))), 2)
+        room = (self.width - number - 6) // 2
+        line = self._line(number, room)
+        line(
+            "", "acknowledged before the kill", "recovered after it", told={"bold": True}, bold=True
+        )
+        rule = self.signs.rule
+        self._say(f"  {rule * (number + 1 + room)}{rule}{self.signs.cross}{rule * (room + 1)}")
+        if hidden and not any(fact.position <= hidden for fact in comparison.lost):
+            same = "all of them as they were"
+            line("", f"{hidden} earlier records", same, told={"dim": True}, dim=True)
+        for row in rows[-ROWS:]:
+            line(*row[:3], **row[3])
+        self._say()
+
+    def _line(self, number: int, room: int) -> Callable[..., None]:
+        def line(position: str, left: str, right: str, **style: Any) -> None:
+            cut = self.signs.cut
+            told_cell = click.style(shorten(left, room, cut).ljust(room), **style.pop("told", {}))
+            there = click.style(shorten(right, room, cut), **style)
+            self._say(f"  {position:>{number}} {told_cell} {self.signs.bar} {there}")
+
+        return line
+
+    def closing(self, lives: Sequence[Life], verdict: Verdict, seconds: float) -> None:
+        """Sum up."""
+        kills = len(lives) - 1
+        self._say(f"  Process {len(lives)} ends the conversation by itself.", dim=True)
+        self._say()
+        times = "1 kill" if kills == 1 else f"{kills} kills"
+        self._say(f"After {times}, {seconds:.1f} s in all:", bold=True)
+        self._say()
+        self._fact("acknowledged", f"{verdict.acknowledged} records")
+        self._fact("lost", str(verdict.lost or "none"), **_colour(bad=verdict.lost))
+        self._fact("doubled", self._doubled(lives, verdict), **_colour(bad=verdict.doubled))
+        self._fact("chain", self._chain(verdict), **_colour(bad=verdict.verified is None))
+        self._fact("conversation", f"{verdict.messages} messages in 2 turns")
+        self._fact("plan", json.dumps(verdict.plan))
+        if kills:
+            self._fact("resuming", self._resuming(lives))
+        for problem in verdict.problems:
+            self._say(f"  FAILED: {problem}", fg="red", bold=True)
+
+    def _chain(self, verdict: Verdict) -> str:
+        if verdict.verified is None:
+            return "not verified"
+        digest = verdict.verified.digest
+        head = f"{digest[:8]}{self.signs.cut}{digest[-8:]}"
+        return f"verified, {verdict.verified.entries} entries, head {head}"
+
+    def _doubled(self, lives: Sequence[Life], verdict: Verdict) -> str:
+        again = sum(life.again for life in lives)
+        if verdict.doubled or not again:
+            return str(verdict.doubled or "none")
+        times = "once" if again == 1 else f"{again} times"
+        return f"none ({times} a message was sent again and known by its id)"
+
+    def _resuming(self, lives: Sequence[Life]) -> str:
+        took = sorted(life.found.seconds for life in lives[1:])
+        least, most = _milliseconds(took[0]), _milliseconds(took[-1])
+        span = least if least == most else f"{least.removesuffix(' ms')} to {most}"
+        return f"{span}, to open the file and read the session"
+
+    def look(self) -> None:
+        """Say how to look at what is left."""
+        self._say()
+        self._say("Look at it from Python:", bold=True)
+        self._say()
+        self._say("  import perdure")
+        self._say(f"  session = perdure.open({self.store!r}).session({self.session!r})")
+        self._say("  print(session.messages(), session.get('plan'), session.verify())")
+        self._say()
+        self._say("or, if you have the sqlite3 shell:", bold=True)
+        self._say()
+        for line in self._query():
+            self._say(f"  {line}")
+
+    def _query(self) -> Iterator[str]:
+        what = "select position, header->>7, body->1 from entry"
+        what = f'sqlite3 {shlex.quote(self.store)} "{what}'
+        where = f"where stream = (select id from head where name = '{self.session}')\""  # noqa: S608 - for a person.
+        if len(what) + len(where) + 3 <= self.width:
+            yield f"{what} {where}"
+        else:
+            yield from (what, f"  {where}")
+
+
+Row = tuple[str, str, str, dict[str, Any]]
+
+
+def _rows(dead: Life, found: Found, comparison: Comparison) -> Iterator[Row]:
+    """Yield the records of one life: told and found, told and not found, found and never told."""
+    there = {fact.position: fact for fact in found.facts}
+    known = {fact.position for fact in chain(dead.found.facts, dead.acknowledged)}
+    for fact in sorted(set(dead.acknowledged) - set(dead.found.facts)):
+        if fact in comparison.lost:
+            other = there.get(fact.position)
+            shown = f"DIFFERENT: {other.text}" if other else "MISSING"
+            yield str(fact.position), fact.text, shown, {"fg": "red", "bold": True}
+        else:
+            yield str(fact.position), fact.text, fact.text, {"fg": "green"}
+    for fact in found.facts:
+        if fact.position not in known:
+            told = "(the answer did not arrive)"
+            yield str(fact.position), told, fact.text, {"fg": "yellow"}
+
+
+def shorten(text: str, room: int, cut: str) -> str:
+    """Return a text that fits, with a sign where it was cut."""
+    return text if len(text) <= room else text[: room - len(cut)].rstrip() + cut
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{seconds * 1000:.1f} ms"
+
+
+def _colour(*, bad: object) -> dict[str, Any]:
+    return {"fg": "red", "bold": True} if bad else {"fg": "green"}

@@ -18,7 +18,8 @@ from perdure.journal import Draft, Linked, Stream, Tip
 from perdure.plans import Batch, Made, Plan, require_str
 from perdure.reading import Past
 from perdure.records import Branched, Deleted, Kept, Recovered, Released
-from perdure.replica import Replica, Settings
+from perdure.replica import Replica
+from perdure.settings import Settings
 from perdure.steps import Steps
 from perdure.writing import require_session_id
 

@@ -12,7 +12,7 @@ from perdure.backend import AsyncBackend, Backend
 from perdure.cipher import Plain
 from perdure.codec import Codec, TypeCodec
 from perdure.errors import UnsupportedError, UsageError
-from perdure.replica import Settings
+from perdure.settings import Settings
 from perdure.store import Store
 
 if TYPE_CHECKING:
@@ -33,14 +33,16 @@ def open(
     *,
     types: Types | None = None,
     clock: Callable[[], float] = time.time,
+    verify_writes: bool = False,
 ) -> Store:
     """Open a store: a path or `sqlite:path` for a SQLite file, `memory:` for a test, or a backend.
 
     `types` names the caller's own classes that values may hold: dataclasses, pydantic models, or
-    a TypeCodec. `clock` is where recorded times come from; nothing else depends on it.
+    a TypeCodec. `clock` is where recorded times come from; nothing else depends on it. With
+    `verify_writes` every append is read back and compared before it counts as stored.
     """
     backend = _backend(address) if isinstance(address, str | os.PathLike) else address
-    return Store(backend, _settings(types, clock))
+    return Store(backend, _settings(types, clock, verify_writes=verify_writes))
 
 
 def open_async(
@@ -48,6 +50,7 @@ def open_async(
     *,
     types: Types | None = None,
     clock: Callable[[], float] = time.time,
+    verify_writes: bool = False,
 ) -> "AsyncStore":
     """Open a store for code in an event loop; otherwise the same as `open`.
 
@@ -57,12 +60,20 @@ def open_async(
     from perdure.store_async import AsyncStore
 
     if isinstance(address, str | os.PathLike):
-        return AsyncStore(Offload(_backend(address)), _settings(types, clock))
-    return AsyncStore(address, _settings(types, clock))
+        return AsyncStore(
+            Offload(_backend(address)), _settings(types, clock, verify_writes=verify_writes)
+        )
+    return AsyncStore(address, _settings(types, clock, verify_writes=verify_writes))
 
 
-def _settings(types: Types | None, clock: Callable[[], float]) -> Settings:
-    return Settings(clock=clock, token=token, cipher=Plain(), codec=Codec(types))
+def _settings(types: Types | None, clock: Callable[[], float], *, verify_writes: bool) -> Settings:
+    return Settings(
+        clock=clock,
+        token=token,
+        cipher=Plain(),
+        codec=Codec(types),
+        verify_writes=verify_writes,
+    )
 
 
 def token() -> str:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, NoReturn
 
 from perdure import journal, steps
-from perdure.backend import Entry
+from perdure.backend import Append, Entry
 from perdure.cipher import Cipher
 from perdure.errors import ChainError, DamagedError, NotFoundError, PerdureError, VersionError
 from perdure.fold import Ancestor
@@ -79,6 +79,20 @@ def entry_at(past: Past, position: int) -> Steps[Linked]:
 def content_at(past: Past, position: int) -> Steps[Content]:
     linked = yield from entry_at(past, position)
     return journal.decode(past.stream.session, linked, past.cipher)
+
+
+def read_back(append: Append) -> Steps[None]:
+    """Raise DamagedError unless the store gives back exactly what it said that it stored."""
+    name, first, last = append.stream, append.entries[0].position, append.entries[-1]
+    found = yield from steps.read(name, after=first - 1, limit=len(append.entries))
+    if list(found) != list(append.entries):
+        wrong = [given.position for given in append.entries if given not in found]
+        raise DamagedError(name, wrong[0], "what was read back is not what was written")
+    head = yield from steps.head(name)
+    reached = Tip(head.position, head.digest) if head else Tip(0, "")
+    written = Tip(last.position, journal.digest(last))
+    if reached != written and reached.position <= written.position:
+        raise DamagedError(name, last.position, "the head was not moved to what was written")
 
 
 class Backward:

@@ -9,13 +9,11 @@ stand there and *conflict* if others do. Only one caller at a time may run `writ
 takes `past()` and `fold` first, which never change under them.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from perdure import codec, journal, reading, steps
 from perdure.backend import Append, Head
-from perdure.cipher import Cipher
-from perdure.codec import Codec
 from perdure.errors import (
     ChainError,
     ConflictError,
@@ -25,36 +23,17 @@ from perdure.errors import (
     PerdureError,
     UsageError,
 )
-from perdure.fold import FOLD_VERSION, GENERATED, Fold
+from perdure.fold import FOLD_VERSION, Fold
 from perdure.journal import EMPTY, Batches, Linked, Stream, Tip
 from perdure.plans import Batch, Plan
 from perdure.reading import PAGE, Past
 from perdure.records import Branched, Content, Message, Recovered, Snapshot
+from perdure.settings import Settings
 from perdure.steps import Steps
 
 VALUES_CACHED = 8 * 2**20  # Bases of deltas: enough for the few documents that a session works on.
 
 Answer = int | PerdureError
-
-
-class Settings(NamedTuple):
-    """What all sessions of a store share. `token` makes unique text, `clock` tells the time."""
-
-    clock: Callable[[], float]
-    token: Callable[[], str]
-    cipher: Cipher
-    codec: Codec
-    tenant: str = ""
-
-    def new_id(self) -> str:
-        return GENERATED + self.token()
-
-    def now(self) -> str:
-        """Return the time as headers carry it; a clock that tells none is UsageError."""
-        try:
-            return journal.timestamp(self.clock())
-        except Exception as error:
-            raise UsageError(f"the clock given to `open` tells no time: {error!r}") from error
 
 
 class Notice(NamedTuple):
@@ -248,6 +227,8 @@ class Replica:
 
     def _is_kept(self) -> Steps[bool]:
         """Whether the parent keeps this branch; whoever opens one that it does not, sees to it."""
+        if not self.fold.lineage:
+            return False  # It has ended already.
         owner = Replica(self.fold.lineage[0].name, self.settings)
         yield from owner.load()
         keeps = owner.fold.keeps.values()
@@ -360,6 +341,8 @@ class Replica:
             raise DamagedError(self.name, append.entries[0].position, outcome.reason)
         if outcome.status == "conflict":
             return False
+        if self.settings.verify_writes:
+            yield from reading.read_back(append)
         self._show(batch.fold, stream, tip, batch.last or self.view.last, Batches(self.name))
         for key, data in batch.values.items():
             self.remember(key, Cached(batch.fold.values[key].position, data))

@@ -13,7 +13,7 @@ from perdure.fold import Ancestor
 from perdure.journal import Linked, Stream, Tip
 from perdure.reading import PAGE, OnDamage, Past
 from perdure.records import Branched, Deleted
-from perdure.replica import Settings
+from perdure.settings import Settings
 from perdure.steps import Steps
 
 
@@ -31,15 +31,21 @@ def past_of(name: str, settings: Settings, on_damage: OnDamage | None) -> Steps[
 
 
 def _tip(name: str, on_damage: OnDamage | None) -> Steps[Tip]:
+    damage: DamagedError | None = None
     try:
         head = yield from steps.head(name)
         if head is not None:
             return Tip(head.position, head.digest)
     except DamagedError as error:
         _report(error, on_damage)
-    last = yield from _few(name, limit=1, reverse=True)
+        damage = error
+    try:
+        last = yield from steps.read(name, after=0, limit=1, reverse=True)
+    except DamagedError as error:
+        last, damage = (), damage or error
     if not last:
-        raise NotFoundError(f"session {name!r}")
+        # What can not be read for damage is not absent.
+        raise damage or NotFoundError(f"session {name!r}")
     return Tip(last[0].position, None)
 
 

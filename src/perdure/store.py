@@ -12,8 +12,8 @@ from perdure.backend import Backend, Guarantees, Head
 from perdure.commit import Committer, Driver
 from perdure.reading import OnDamage
 from perdure.records import Record
-from perdure.replica import Settings
 from perdure.session import Session
+from perdure.settings import Settings
 from perdure.writing import require_session_id
 
 

@@ -12,8 +12,8 @@ from perdure.backend import AsyncBackend, Guarantees, Head
 from perdure.commit_async import AsyncCommitter, AsyncDriver
 from perdure.reading import OnDamage
 from perdure.records import Record
-from perdure.replica import Settings
 from perdure.session_async import AsyncSession
+from perdure.settings import Settings
 from perdure.writing import require_session_id
 
 

@@ -10,7 +10,8 @@ from perdure.fold import FOLD_VERSION, Fold
 from perdure.journal import Linked
 from perdure.reading import Forward, OnDamage, Past
 from perdure.records import Content, Message, Note, Record, Snapshot, Value
-from perdure.replica import Cached, Replica, Settings
+from perdure.replica import Cached, Replica
+from perdure.settings import Settings
 from perdure.steps import Steps
 from perdure.values import ValueFacts
 

@@ -15,7 +15,7 @@ from perdure.cipher import Plain
 from perdure.codec import Codec
 from perdure.commit import Committer, Driver
 from perdure.errors import PerdureError
-from perdure.replica import Settings
+from perdure.settings import Settings
 from perdure.steps import Commit, Drop, Heads, Read, Request, Steps
 
 NEVER = 10_000  # More requests than any actor makes.

@@ -186,3 +186,58 @@ def test_nothing_is_imported_or_told_where_nobody_listens() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert (done.stdout, done.stderr) == ("False\n", "")
+
+
+def test_structlog_sees_the_fields() -> None:
+    structlog = pytest.importorskip("structlog")
+    stream = io.StringIO()
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=[structlog.stdlib.ExtraAdder()],
+            processors=[
+                structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+                structlog.processors.JSONRenderer(),
+            ],
+        )
+    )
+    logger = logging.getLogger("perdure")
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        perdure.open("memory:").session("s").append(said(SECRET))
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(logging.NOTSET)
+    opened, appended = [json.loads(line) for line in stream.getvalue().splitlines()]
+    assert (opened["session"], appended["position"], appended["plan"]) == ("s", 1, "message")
+    assert "secret" not in stream.getvalue()
+
+
+def test_spans_are_made_where_opentelemetry_is_used() -> None:
+    code = (
+        "from opentelemetry import trace\n"
+        "from opentelemetry.sdk.trace import TracerProvider\n"
+        "from opentelemetry.sdk.trace.export import SimpleSpanProcessor\n"
+        "from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter\n"
+        "exporter, provider = InMemorySpanExporter(), TracerProvider()\n"
+        "provider.add_span_processor(SimpleSpanProcessor(exporter))\n"
+        "trace.set_tracer_provider(provider)\n"
+        "import perdure\n"
+        "store = perdure.open('memory:')\n"
+        "session = store.session('s')\n"
+        "session.append({'role': 'user', 'content': 'secret'})\n"
+        "store.session('s').verify()\n"
+        "for span in exporter.get_finished_spans():\n"
+        "    print(span.name, span.attributes['perdure.session'], span.attributes['perdure.outcome'])\n"
+        "assert not any('secret' in str(span.attributes) for span in exporter.get_finished_spans())\n"
+    )
+    pytest.importorskip("opentelemetry.sdk")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stderr == ""
+    assert done.stdout.splitlines() == [
+        "perdure.open s ok",
+        "perdure.append s ok",
+        "perdure.resume s ok",
+        "perdure.verify s ok",
+    ]

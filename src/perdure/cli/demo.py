@@ -7,7 +7,8 @@ from pathlib import Path
 import click
 
 import perdure
-from perdure.cli.demo_run import Found, Life, Verdict, compare, judge, live, moments
+from perdure.cli.demo_check import Verdict, compare, judge
+from perdure.cli.demo_run import Found, Life, live, moments
 from perdure.cli.demo_view import View
 
 KILLS_MAX = 20  # Each costs a new Python process; more show nothing that these do not.

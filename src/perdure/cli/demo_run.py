@@ -1,7 +1,7 @@
-"""What the demo does: starts the assistant, kills it, starts it again, and compares. Shows nothing.
+"""What the demo does: starts the assistant, kills it at a moment, and keeps what it said.
 
 What counts as acknowledged is what came through the pipe before the kill; what counts as recovered
-is what the next process says it read from the store. Both are compared word for word.
+is what the next process says it read from the store.
 """
 
 import json
@@ -9,13 +9,10 @@ import random
 import subprocess
 import sys
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import pairwise
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, Self
 
-import perdure
-from perdure.cli.demo_child import SCRIPT, THINKING, describe
+from perdure.cli.demo_child import SCRIPT, THINKING
 
 
 class Fact(NamedTuple):
@@ -52,26 +49,6 @@ class Life(NamedTuple):
     again: int
     returncode: int
     killed_in: str
-
-
-class Comparison(NamedTuple):
-    """What was acknowledged and is not there as it was, what is there twice, what is there more."""
-
-    lost: tuple[Fact, ...]
-    doubled: tuple[str, ...]
-    unacknowledged: tuple[Fact, ...]
-
-
-class Verdict(NamedTuple):
-    """The end of the demo: what there is, what was checked, and every reason not to be content."""
-
-    acknowledged: int
-    lost: int = 0
-    doubled: int = 0
-    messages: int = 0
-    plan: Any = None
-    verified: perdure.Verified | None = None
-    problems: tuple[str, ...] = ()
 
 
 class AssistantError(Exception):
@@ -123,118 +100,60 @@ class _Assistant:
         errors = self.process.communicate()[1].decode(errors="replace").strip()
         return self.process.returncode, errors.splitlines()[-1] if errors else "it said nothing"
 
-    def kill_after(self, delay: float) -> None:
-        time.sleep(delay)
-        self.process.kill()
+
+class _Notes:
+    """What the parent has heard of one life so far."""
+
+    def __init__(self) -> None:
+        self.found: Found | None = None
+        self.facts: list[Fact] = []
+        self.again = 0
+        self.turn = ""
+        self.parts = 0
+        self.is_waiting = False
+
+    def take(self, event: dict[str, Any]) -> None:
+        self.is_waiting = event["event"] == "wait"
+        match event:
+            case {"event": "found", "records": records, "interrupted": turns}:
+                facts = tuple(Fact(*record) for record in records)
+                self.found = Found(event["seconds"], facts, tuple(turns), event["plan"])
+            case {"event": "stored", "record": record, "again": again}:
+                self.again += again
+                self._stored(Fact(*record))
+            case {"event": "trouble", "reason": reason}:
+                raise AssistantError(reason)
+
+    def _stored(self, fact: Fact) -> None:
+        self.facts.append(fact)
+        self.parts += fact.kind == "value"
+        if fact.kind in {"turn.begun", "turn.continued"}:
+            self.turn, self.parts = fact.text.split("'")[1], 0
+
+    def is_at(self, moment: Moment) -> bool:
+        return self.turn == moment.turn and (self.parts >= moment.parts or self.is_waiting)
 
 
 def live(
     path: str, session: str, moment: Moment | None, on_found: Callable[[int, Found], object]
 ) -> Life:
     """Run the assistant until it is killed at the given moment, or to the end of the script."""
-    found: Found | None = None
-    facts: list[Fact] = []
-    again = parts = 0
-    turn = killed_in = ""
+    notes, killed_in = _Notes(), ""
     with _Assistant(path, session) as assistant:
+        pid = assistant.process.pid
         for event in assistant.events():
-            match event:
-                case {"event": "found"}:
-                    found = _found(event)
-                    on_found(assistant.process.pid, found)
-                case {"event": "stored", "record": record}:
-                    facts.append(Fact(*record))
-                    again += event["again"]
-                    turn, parts = _progress(facts[-1], turn, parts)
-                case {"event": "trouble", "reason": reason}:
-                    raise AssistantError(reason)
-            is_waiting = event["event"] == "wait"
-            if moment and not killed_in and moment.turn == turn:
-                if parts >= moment.parts or is_waiting:
-                    killed_in = turn
-                    assistant.kill_after(moment.delay)
-            elif is_waiting and not killed_in:
+            notes.take(event)
+            if event["event"] == "found" and notes.found is not None:
+                on_found(pid, notes.found)
+            if killed_in:
+                continue  # What it had said before it died.
+            if moment is not None and notes.is_at(moment):
+                killed_in = notes.turn
+                time.sleep(moment.delay)
+                assistant.process.kill()
+            elif notes.is_waiting:
                 assistant.go_on()
         code, errors = assistant.end()
-    if found is None or (code and not killed_in):
+    if notes.found is None or (code and not killed_in):
         raise AssistantError(f"the assistant's process ended with {code}: {errors}")
-    return Life(assistant.process.pid, found, tuple(facts), again, code, killed_in)
-
-
-def _progress(fact: Fact, turn: str, parts: int) -> tuple[str, int]:
-    """Return the turn that the process is in, and how many parts of it this process has done."""
-    if fact.kind in {"turn.begun", "turn.continued"}:
-        return fact.text.split("'")[1], 0
-    return turn, parts + (fact.kind == "value")
-
-
-def _found(event: dict[str, Any]) -> Found:
-    facts = tuple(Fact(*record) for record in event["records"])
-    return Found(event["seconds"], facts, tuple(event["interrupted"]), event["plan"])
-
-
-def compare(acknowledged: Iterable[Fact], recovered: Sequence[Fact]) -> Comparison:
-    """Say what of the acknowledged was not recovered as it was, and what was recovered twice."""
-    told = dict.fromkeys(acknowledged)
-    there = set(recovered)
-    once = [fact.text for fact in recovered if fact.kind != "turn.continued"]
-    return Comparison(
-        lost=tuple(fact for fact in told if fact not in there),
-        doubled=tuple(text for text, count in Counter(once).items() if count > 1),
-        unacknowledged=tuple(fact for fact in recovered if fact not in told),
-    )
-
-
-def judge(path: str, session_id: str, lives: Sequence[Life]) -> Verdict:
-    """Open what is left, in this process, and check it against everything that was said."""
-    told = list(dict.fromkeys(fact for life in lives for fact in life.acknowledged))
-    try:
-        with perdure.open(path) as store, store.resume(session_id) as session:
-            return _judge(session, told, lives)
-    except (perdure.DamagedError, perdure.NotFoundError) as error:
-        return Verdict(len(told), problems=(str(error),))
-
-
-def _judge(session: perdure.Session, told: Sequence[Fact], lives: Sequence[Life]) -> Verdict:
-    facts = [Fact(found.position, found.kind, describe(found)) for found in session.records()]
-    said = [f"{message['role']}: {message['content']}" for message in session.messages()]
-    comparison = compare(told, facts)
-    problems = [*_misses(comparison), *_mishaps(lives)]
-    if said != _expected():
-        problems.append("the conversation is not the one of the script")
-    if session.interrupted:
-        problems.append("a turn is still open")
-    return Verdict(
-        len(told),
-        len(comparison.lost),
-        len(comparison.doubled),
-        len(said),
-        session.get("plan"),
-        session.verify(),
-        tuple(problems),
-    )
-
-
-def _expected() -> list[str]:
-    said = []
-    for scene in SCRIPT:
-        said += [f"user: {scene.prompt}", *(f"assistant: {part}" for part in scene.parts)]
-    return said
-
-
-def _misses(comparison: Comparison) -> Iterator[str]:
-    for fact in comparison.lost:
-        yield f"acknowledged, but not there: {fact.position} {fact.text}"
-    for text in comparison.doubled:
-        yield f"there more than once: {text}"
-
-
-def _mishaps(lives: Sequence[Life]) -> Iterator[str]:
-    """Say what went wrong between a kill and the process after it."""
-    told: list[Fact] = []
-    for before, after in pairwise(lives):
-        told += before.acknowledged
-        for fact in compare(told, after.found.facts).lost:
-            yield f"acknowledged, but not recovered by process {after.pid}: {fact.text}"
-        if before.killed_in not in after.found.interrupted:
-            yield f"process {before.pid} was not killed in the middle of a turn"
+    return Life(pid, notes.found, tuple(notes.facts), notes.again, code, killed_in)

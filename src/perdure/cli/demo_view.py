@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 
 import click
 
-from perdure.cli.demo_run import Comparison, Found, Life, Verdict
+from perdure.cli.demo_check import Comparison, Verdict
+from perdure.cli.demo_run import Found, Life
 
 WIDTH_MIN, WIDTH_MAX = 60, 120  # Narrower, nothing is left of a message; wider, the eye gets lost.
 ROWS = 8  # Of a table; what is older is counted in one line.
@@ -80,7 +81,7 @@ class View:
     def killed(self, life: Life) -> None:
         """Tell of the end of a process."""
         reason = "SIGKILL" if life.returncode == -KILL else f"exit code {life.returncode}"
-        told = f"{len(life.acknowledged)} records acknowledged"
+        told = f"{_records(len(life.acknowledged))} acknowledged"
         self._say(f"  {reason} in the middle of turn {life.killed_in!r}, {told}", fg="red")
 
     def resumed(
@@ -108,9 +109,11 @@ class View:
         )
         rule = self.signs.rule
         self._say(f"  {rule * (number + 1 + room)}{rule}{self.signs.cross}{rule * (room + 1)}")
-        if hidden and not any(fact.position <= hidden for fact in comparison.lost):
-            same = "all of them as they were"
-            line("", f"{hidden} earlier records", same, told={"dim": True}, dim=True)
+        if hidden:
+            lost = sum(fact.position <= hidden for fact in comparison.lost)
+            shown = f"{lost} MISSING OR DIFFERENT" if lost else "as before"
+            style = _colour(bad=lost) if lost else {"dim": True}
+            line("", f"{_records(hidden)} before these", shown, told={"dim": True}, **style)
         for row in rows[-ROWS:]:
             line(*row[:3], **row[3])
         self._say()
@@ -132,7 +135,7 @@ class View:
         times = "1 kill" if kills == 1 else f"{kills} kills"
         self._say(f"After {times}, {seconds:.1f} s in all:", bold=True)
         self._say()
-        self._fact("acknowledged", f"{verdict.acknowledged} records")
+        self._fact("acknowledged", _records(verdict.acknowledged))
         self._fact("lost", str(verdict.lost or "none"), **_colour(bad=verdict.lost))
         self._fact("doubled", self._doubled(lives, verdict), **_colour(bad=verdict.doubled))
         self._fact("chain", self._chain(verdict), **_colour(bad=verdict.verified is None))
@@ -210,6 +213,10 @@ def _rows(dead: Life, found: Found, comparison: Comparison) -> Iterator[Row]:
 def shorten(text: str, room: int, cut: str) -> str:
     """Return a text that fits, with a sign where it was cut."""
     return text if len(text) <= room else text[: room - len(cut)].rstrip() + cut
+
+
+def _records(number: int) -> str:
+    return "1 record" if number == 1 else f"{number} records"
 
 
 def _milliseconds(seconds: float) -> str:

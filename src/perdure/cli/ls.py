@@ -1,0 +1,180 @@
+"""`perdure ls`: sessions, by id or by recency, a page at a time."""
+
+from collections.abc import Iterator
+from datetime import datetime
+from itertools import islice
+from typing import Any, NamedTuple
+
+import click
+
+from perdure.backend import Head
+from perdure.cli.rendering import labels_text
+from perdure.cli.stores import BAD_NEWS, Opened, Reading, Trouble, opened, store_option
+from perdure.cli.text import ago, columns, exact, first_line, pad, safe, say, say_json
+from perdure.cli.text import terminal_width as screen
+from perdure.errors import DamagedError, NotFoundError, UnsupportedError
+from perdure.fold import DELETED
+from perdure.store import Store
+
+PAGE = 50  # Two screens; each session shown costs a few reads.
+
+EXAMPLES = """\b
+Examples:
+  perdure ls                          the first sessions by id
+  perdure ls claim- --recent          of those that begin with claim-, the last changed first
+  perdure ls --label turn-open        those with a turn that has not ended
+  perdure ls --json --limit 0         all of them, for a program
+
+\b
+With --json, each line is an object: id, messages, position, last_role, changed
+(ISO 8601, UTC), labels, state (live, deleted or damaged) and damage (null, or why
+it can not be read). What is unknown is null.
+"""
+
+
+class Row(NamedTuple):
+    """What is shown of a session."""
+
+    head: Head
+    state: str
+    messages: int | None
+    last_role: str | None
+    changed: datetime | None
+    damage: str | None = None
+
+
+@click.command(cls=Reading, epilog=EXAMPLES)
+@click.argument("prefix", default="")
+@click.option("--label", "labels", multiple=True, help="Only sessions with this label. Repeatable.")
+@click.option("--recent", is_flag=True, help="The most recently changed session first.")
+@click.option(
+    "--limit",
+    type=click.IntRange(min=0),
+    default=PAGE,
+    show_default=True,
+    help="How many at most; 0 for all.",
+)
+@click.option("--after", default="", metavar="SESSION", help="Go on after this id.")
+@click.option("--deleted", is_flag=True, help="Deleted sessions too.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
+@store_option
+def ls(address: str | None, *, as_json: bool, limit: int, **wanted: Any) -> None:
+    """List sessions: id, messages, position, last role, last change, labels.
+
+    Only the sessions that are shown are opened, so the first page of a large store comes at once.
+    Exits with 1 if none matches what was asked for, or if one of those shown is damaged.
+    """
+    with opened(address) as source:
+        heads = _heads(source, **wanted)
+        shown = list(islice(heads, limit)) if limit else heads
+        rows = (row for head in shown if (row := _row(source.store, head)) is not None)
+        count = damaged = 0
+        last = ""
+        table = _Table(None if not isinstance(shown, list) else [head.stream for head in shown])
+        for row in rows:
+            say_json(_json(row)) if as_json else table.line(row, first=not count)
+            count += 1
+            damaged += row.state == "damaged"
+            last = row.head.stream
+        _close(source, wanted, count, as_json=as_json)
+        if limit and next(heads, None) is not None:
+            _tell_of_more(count, last, recent=wanted["recent"])
+    if damaged:
+        say("Damaged sessions are among them: `perdure verify` says more.", err=True, fg="red")
+        raise SystemExit(BAD_NEWS)
+
+
+def _heads(
+    source: Opened, *, prefix: str, labels: tuple[str, ...], recent: bool, after: str, deleted: bool
+) -> Iterator[Head]:
+    if recent and after:
+        raise click.UsageError("--after goes by id: with --recent, give a larger --limit.")
+    heads = source.store.sessions(
+        prefix=prefix, labels=labels, after=after, deleted=deleted, recent=recent
+    )
+    try:
+        first = next(heads, None)
+    except UnsupportedError as error:
+        raise click.UsageError(f"--recent is not possible: {error}.") from error
+    if first is not None:
+        yield first
+        yield from heads
+
+
+def _close(source: Opened, wanted: dict[str, Any], count: int, *, as_json: bool) -> None:
+    """Say that there is nothing, if so; it is bad news only for who asked for something."""
+    if count:
+        return
+    if any(wanted[key] for key in ("prefix", "labels", "after")):
+        raise Trouble(f"No session of {source.name} matches.", BAD_NEWS)
+    if not as_json:
+        say(f"{source.name} holds no sessions.")
+
+
+def _tell_of_more(count: int, last: str, *, recent: bool) -> None:
+    go_on = f"--limit {count * 4}" if recent else f"--after {safe(last)!r}"
+    say(f"There are more: {go_on} goes on, --limit 0 lists all.", err=True, dim=True)
+
+
+def _row(store: Store, head: Head) -> Row | None:
+    """Look into a session; None if it is gone by now."""
+    try:
+        if DELETED in head.labels:
+            (record, *_) = store.records(head.stream, after=head.position - 1)
+            return Row(head, "deleted", 0, None, record.time)
+        with store.resume(head.stream) as session:
+            role = (session.last or {}).get("role")
+            (record,) = islice(session.records(after=session.position - 1), 1)
+            current = head._replace(position=session.position, labels=session.labels)
+            return Row(current, "live", len(session), role and str(role), record.time)
+    except NotFoundError:
+        return None
+    except DamagedError as error:
+        return Row(head, "damaged", None, None, None, str(error))
+
+
+def _json(row: Row) -> dict[str, Any]:
+    return {
+        "id": row.head.stream,
+        "messages": row.messages,
+        "position": row.head.position,
+        "last_role": row.last_role,
+        "changed": exact(row.changed) if row.changed else None,
+        "labels": sorted(row.head.labels),
+        "state": row.state,
+        "damage": row.damage,
+    }
+
+
+class _Table:
+    """Lines up the columns. An id that is too long for its column gets a line of its own."""
+
+    def __init__(self, ids: list[str] | None) -> None:
+        self._width = screen() - 1
+        longest = max((columns(safe(id)) for id in ids), default=0) if ids is not None else 0
+        room = max(self._width - 53, 16)
+        self._id = min(max(longest, 8), room) if ids is not None else room
+
+    def line(self, row: Row, *, first: bool) -> None:
+        if first:
+            titles = self._cells("messages", "position", "last role", "last change", "labels")
+            say(f"{pad('session', self._id)}  {titles}", dim=True)
+        name = safe(row.head.stream)
+        if columns(name) > self._id:
+            say(name)
+            name = ""
+        cells = self._cells(
+            "-" if row.messages is None else f"{row.messages:,}",
+            f"{row.head.position:,}",
+            first_line(row.last_role or "-", 10),
+            ago(row.changed) if row.changed else "-",
+            labels_text(row.head.labels),
+        )
+        if row.state == "damaged":
+            cells = click.style(f"DAMAGED: {safe(row.damage or '')}", fg="red")
+        elif row.state == "deleted":
+            cells = click.style(cells, dim=True)
+        say(f"{pad(name, self._id)}  {cells}".rstrip())
+
+    def _cells(self, messages: str, position: str, role: str, changed: str, labels: str) -> str:
+        return f"{messages:>8} {position:>8}  {pad(role, 10)} {pad(changed, 14)}  {labels}".rstrip()

@@ -1,0 +1,72 @@
+"""Which commands there are. A command is imported when it is called, so that `--help` is fast."""
+
+from collections.abc import Iterator, MutableMapping
+from importlib import import_module
+
+import click
+
+# Name → its module (which defines it under the same name), and what `perdure --help` says of it.
+COMMANDS = {
+    "demo": "Kill an assistant in the middle of its turn, and see it go on.",
+    "ls": "List sessions.",
+    "show": "Show a conversation: who said what, how turns ended, what was known.",
+    "stats": "Count what a store holds.",
+    "tail": "Show the last records of a session, and follow new ones.",
+    "verify": "Check sessions for damage, and save what can be read.",
+}
+
+
+class Later(MutableMapping[str, click.Command]):
+    """Commands by name, imported one by one when they are looked up."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, click.Command] = {}
+        self._names = dict.fromkeys(COMMANDS)
+
+    def __getitem__(self, name: str) -> click.Command:
+        if name not in self._found:
+            if name not in self._names:
+                raise KeyError(name)
+            self._found[name] = getattr(import_module(f"perdure.cli.{name}"), name)
+        return self._found[name]
+
+    def __setitem__(self, name: str, command: click.Command) -> None:
+        self._names[name] = None
+        self._found[name] = command
+
+    def __delitem__(self, name: str) -> None:
+        del self._names[name]
+        self._found.pop(name, None)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+class LazyGroup(click.Group):
+    """Lists its commands without importing them, and suggests the closest for an unknown one."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        names = self.list_commands(ctx)
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, COMMANDS[name]) for name in names if name in COMMANDS])
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        if name in self.commands or name.startswith("-") or ctx.resilient_parsing:
+            return super().resolve_command(ctx, args)
+        from difflib import get_close_matches
+
+        known = self.list_commands(ctx)
+        close = get_close_matches(name, known, n=1, cutoff=0.5) or known
+        meant = (
+            f"Did you mean {close[0]!r}?" if len(close) == 1 else f"There are {', '.join(close)}."
+        )
+        raise click.UsageError(f"There is no command {name!r}. {meant}", ctx)

@@ -1,0 +1,229 @@
+"""Records in words: for people, line by line, and for programs, as JSON.
+
+The JSON of a record has the keys `session`, `position`, `id`, `kind`, `time`, `digest` and
+`content`, the payload as the format describes it. For one that can not be read it has `session`,
+`position` (0 where the damage is not in one entry) and `unreadable`, which says why.
+"""
+
+import json
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import msgspec
+
+from perdure.cli.text import compact, exact, safe
+from perdure.errors import DamagedError
+from perdure.fold import GENERATED
+from perdure.records import (
+    Branched,
+    Content,
+    Deleted,
+    Kept,
+    Labelled,
+    Message,
+    Note,
+    Record,
+    Recovered,
+    Released,
+    Snapshot,
+    TurnAbandoned,
+    TurnBegun,
+    TurnChange,
+    TurnFailed,
+    Value,
+)
+
+# What a provider's message says in its own place; other keys are shown with their names.
+KNOWN_KEYS = {"role", "content", "tool_calls", "tool_call_id", "name", "function_call", "refusal"}
+
+
+def record_json(session: str, record: Record) -> dict[str, Any]:
+    """Return a record for programs."""
+    return {
+        "session": session,
+        "position": record.position,
+        "id": record.id,
+        "kind": record.kind,
+        "time": exact(record.time),
+        "digest": record.digest,
+        "content": msgspec.to_builtins(record.content),
+    }
+
+
+def damage_json(session: str, error: DamagedError) -> dict[str, Any]:
+    """Return for programs what can not be read."""
+    return {"session": session, "position": error.position, "unreadable": error.reason}
+
+
+class Said(NamedTuple):
+    """A record for people: a heading, and the text below it, which is as it was stored."""
+
+    heading: str
+    text: str = ""
+
+
+def said(content: Content, record_id: str) -> Said:
+    """Return a record in words; the heading is safe, the text is not yet."""
+    match content:
+        case Message():
+            return Said(speaker(content), "\n".join(message_parts(content.message)))
+        case Value():
+            return Said(*_value(content))
+        case Note(data=data, author=author):
+            by = f" by {safe(author)}" if author else ""
+            return Said(f"note{by}", data if isinstance(data, str) else _json(data))
+        case TurnBegun():
+            return Said(f"{turn_name(record_id, content.correlation_id)} begins")
+        case TurnFailed(turn=turn, error=error, reason=reason):
+            return Said(f"{turn_name(turn)} FAILED: {safe(error)}", reason)
+        case TurnAbandoned(turn=turn, reason=reason):
+            return Said(f"{turn_name(turn)} was abandoned", reason)
+        case TurnChange(turn=turn):
+            words = {"turn.continued": "is taken over and goes on", "turn.completed": "is complete"}
+            return Said(f"{turn_name(turn)} {words.get(content.kind, content.kind)}")
+        case _:
+            return _other(content)
+
+
+def _other(content: Content) -> Said:
+    match content:
+        case Labelled(add=add, remove=remove):
+            marks = [f"+{label}" for label in add] + [f"-{label}" for label in remove]
+            return Said(f"labels {safe(' '.join(marks))}")
+        case Branched(parent=parent, at=at):
+            return Said(f"branch of {safe(parent)} at {at}: what is above is shared with it")
+        case Kept(branch=branch) if branch:
+            begins = "begins" if not content.complete else "stands, and keeps this session"
+            return Said(f"branch {safe(branch)} {begins}")
+        case Kept(reason=reason):
+            return Said("kept", reason)
+        case Released(keep=keep):
+            return Said(f"keep {safe(keep)} is released")
+        case Deleted(reason=reason):
+            return Said("DELETED: what was before is dropped", reason)
+        case Recovered(first=first, last=last):
+            return Said(f"a crash cut off entries {first} to {last}: they were never stored")
+        case Snapshot():
+            return Said("snapshot of the state, to open faster")
+        case _:
+            return Said(safe(content.kind), _json(msgspec.to_builtins(content)))
+
+
+def turn_name(turn: str, correlation_id: str = "") -> str:
+    """Return what people call a turn: by the caller's own id, and its correlation id."""
+    own = "" if turn.startswith(GENERATED) else f" {safe(turn)}"
+    return f"turn{own}" + (f" ({safe(correlation_id)})" if correlation_id else "")
+
+
+def speaker(content: Message) -> str:
+    """Return who says something to whom."""
+    message = content.message
+    words = [message.get("role") or "message", content.author or message.get("name") or ""]
+    if content.recipient:
+        words += ["to", content.recipient]
+    if message.get("tool_call_id"):
+        words.append(f"[{message['tool_call_id']}]")
+    if content.channel:
+        words.append(f"in {content.channel}")
+    if content.origin:
+        words.append(f"from {content.origin}")
+    return safe(" ".join(str(word) for word in words if word))
+
+
+def message_parts(message: dict[str, Any]) -> Iterator[str]:
+    """Yield what a provider's message says, part by part, as it was stored."""
+    content = message.get("content")
+    if isinstance(content, str):
+        yield content
+    elif isinstance(content, list):
+        for part in content:
+            yield _part(part)
+    elif content is not None:
+        yield _json(content)
+    if message.get("refusal") is not None:
+        yield f"refusal: {message['refusal']}"
+    for call in _calls(message):
+        yield _call(call)
+    for key, value in message.items():
+        if key not in KNOWN_KEYS and value is not None:
+            yield f"{key}: {value if isinstance(value, str) else _json(value)}"
+
+
+def _part(part: Any) -> str:
+    """Return one part of a message whose content is a list, in OpenAI's or Anthropic's manner."""
+    if isinstance(part, str):
+        return part
+    if isinstance(part, dict):
+        if isinstance(part.get("text"), str):
+            return str(part["text"])
+        if part.get("type") == "tool_use":
+            return f"→ {part.get('name')}({_json(part.get('input'))}) [{part.get('id')}]"
+    return _json(part)
+
+
+def _calls(message: dict[str, Any]) -> list[Any]:
+    calls = message.get("tool_calls") or []
+    old = message.get("function_call")
+    return [*(calls if isinstance(calls, list) else [calls]), *([{"function": old}] if old else [])]
+
+
+def _call(call: Any) -> str:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict):
+        return f"→ {_json(call)}"
+    arguments = function.get("arguments", "")
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments) if arguments else {}
+        except ValueError:  # As the model wrote it, then.
+            return f"→ {function.get('name')}({arguments}){_call_id(call)}"
+    if isinstance(arguments, dict):
+        shown = ", ".join(f"{key}={_json(value)}" for key, value in arguments.items())
+    else:
+        shown = _json(arguments)
+    return f"→ {function.get('name')}({shown}){_call_id(call)}"
+
+
+def _call_id(call: dict[str, Any]) -> str:
+    return f" [{call['id']}]" if call.get("id") else ""
+
+
+def _value(content: Value) -> tuple[str, str]:
+    heading = f"value {safe(content.key)} (version {content.version})"
+    if content.form == "deleted":
+        return f"{heading} is deleted", ""
+    if content.form == "full":
+        return heading, _json(content.data)
+    return f"{heading} changes", "\n".join(_edit(edit) for edit in content.data)
+
+
+def _edit(edit: Any) -> str:
+    """Return one edit of a delta in words; see `perdure.values`."""
+    path, operation, *arguments = edit
+    place = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path) or "."
+    if operation == "=":
+        return f"{place} = {_json(arguments[0])}"
+    if operation == "-":
+        return f"{place} is removed"
+    start, removed, added = arguments
+    return f"{place}: from {start} on, {removed} replaced by {_json(added)}"
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def one_line(record: Record) -> str:
+    """Return a record in words on one line, not yet safe."""
+    heading, text = said(record.content, record.id)
+    return f"{heading}: {text}" if text else heading
+
+
+def labels_text(labels: frozenset[str]) -> str:
+    """Return labels in a stable order, safe."""
+    return safe(", ".join(sorted(labels)))
+
+
+def raw(record: Record) -> str:
+    """Return everything a record holds in one safe line."""
+    return compact(msgspec.to_builtins(record.content))

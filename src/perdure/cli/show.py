@@ -1,0 +1,200 @@
+"""`perdure show`: a conversation, as people read it, or every record of it."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import click
+
+from perdure.backend import Head
+from perdure.cli.rendering import damage_json, record_json
+from perdure.cli.show_view import View
+from perdure.cli.stores import BAD_NEWS, Opened, Reading, opened, require_head, store_option
+from perdure.cli.text import say_json
+from perdure.errors import DamagedError, NotFoundError, TornError
+from perdure.records import Message, Record
+from perdure.session import Session
+from perdure.store import Store
+
+LOOK_BACK = 64  # Records; read back in steps that grow until enough messages are found.
+
+EXAMPLES = """\b
+Examples:
+  perdure show claim-4711             the whole conversation
+  perdure show claim-4711 --last 4    its last four messages, and what came with them
+  perdure show claim-4711 --at 12     as it was when record 12 was the newest
+  perdure show claim-4711 --records   every record with all that it holds
+  perdure show claim-4711 --json      the same for a program
+
+\b
+With --json, each line is an object: session, position, id, kind, time, digest,
+content; or session, position, unreadable for a record that can not be read.
+"""
+
+
+@click.command(cls=Reading, epilog=EXAMPLES)
+@click.argument("session")
+@click.option("--at", type=click.IntRange(min=1), metavar="POSITION", help="As it was then.")
+@click.option(
+    "--last",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Only the last N messages, and the records among them.",
+)
+@click.option("--records", is_flag=True, help="Every record, with its id, digest and content.")
+@click.option("--full", is_flag=True, help="Cut nothing, however long it is.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object a line, for each record.")
+@store_option
+def show(  # noqa: PLR0913 - one parameter for each option.
+    address: str | None,
+    session: str,
+    at: int | None,
+    last: int | None,
+    *,
+    records: bool,
+    full: bool,
+    as_json: bool,
+) -> None:
+    """Show a conversation: who said what, how turns ended, which values changed.
+
+    A damaged session is shown as far as it can be read, with a line for what can not. Exits with
+    1 then, and if there is no such session.
+    """
+    with opened(address) as source:
+        head = require_head(source.store, session)
+        if at is not None and at > head.position:
+            reason = f"{session!r} has positions up to {head.position}, not {at}."
+            raise click.BadParameter(reason, param_hint="'--at'")
+        span = _span(source.store, head, at, last)
+        if as_json:
+            damaged = _print_json(source.store, head, span)
+        else:
+            view = View(full=full, raw=records)
+            damaged = _print(source, head, span, view, at=at)
+    if damaged:
+        raise SystemExit(BAD_NEWS)
+
+
+class Span(NamedTuple):
+    """What is shown: positions after one and up to another, and how many messages are before."""
+
+    after: int
+    upto: int
+    hidden: bool
+
+
+def _span(store: Store, head: Head, at: int | None, last: int | None) -> Span:
+    upto = head.position if at is None else at
+    if last is None:
+        return Span(0, upto, hidden=False)
+    back = LOOK_BACK
+    while True:
+        after = max(upto - back, 0)
+        found = [
+            item.position
+            for item in read(store, head.stream, Span(after, upto, hidden=False))
+            if isinstance(item, Record) and isinstance(item.content, Message)
+        ]
+        if len(found) >= last or after == 0:
+            first = found[-last] if len(found) >= last else 1
+            return Span(first - 1, upto, hidden=first > 1)
+        back *= 4
+
+
+def read(store: Store, session: str, span: Span) -> Iterator[Record | DamagedError]:
+    """Yield the records of a span, and in their places the errors of those that can not be read.
+
+    A batch that a crash cut off was never stored: it is no damage, and not shown.
+    """
+    damage: list[DamagedError] = []
+
+    def due(before: int | None) -> Iterator[DamagedError]:
+        damage.sort(key=lambda error: error.position)
+        while damage and (before is None or damage[0].position < before):
+            error = damage.pop(0)
+            if not isinstance(error, TornError):
+                yield error
+
+    try:
+        for record in store.records(session, after=span.after, on_damage=damage.append):
+            if record.position > span.upto:
+                break
+            yield from due(record.position)
+            yield record
+    except DamagedError as error:
+        damage.append(error)
+    yield from due(span.upto + 1)
+
+
+def _print_json(store: Store, head: Head, span: Span) -> bool:
+    damaged = False
+    for item in read(store, head.stream, span):
+        if isinstance(item, Record):
+            say_json(record_json(head.stream, item))
+        else:
+            damaged = True
+            say_json(damage_json(head.stream, item))
+    return damaged
+
+
+def _print(source: Opened, head: Head, span: Span, view: View, *, at: int | None) -> bool:
+    state = _opened(source.store, head.stream)
+    view.title(source.name, head, state, at=at)
+    if span.hidden:
+        view.earlier(span.after)
+    damaged = isinstance(state, DamagedError)
+    for item in read(source.store, head.stream, span):
+        if isinstance(item, Record):
+            view.record(item)
+        else:
+            damaged = True
+            view.unreadable(item)
+    view.open_turns(past=at is not None and at < head.position)
+    if isinstance(state, Session):
+        with state:
+            view.values(_values(state, span.upto))
+    view.end()
+    return damaged
+
+
+def _opened(store: Store, session: str) -> Session | DamagedError | None:
+    """Open a session; damage may prevent it, and a deleted one can not be opened."""
+    try:
+        return store.resume(session)
+    except NotFoundError:
+        return None
+    except DamagedError as error:
+        return error
+
+
+def _values(session: Session, upto: int) -> Iterator[tuple[str, int, object]]:
+    """Yield the values that a session had at a position: key, version, value."""
+    for key in _keys(session, upto):
+        try:
+            version, value = _value(session, key, upto)
+        except NotFoundError:
+            continue
+        except DamagedError as error:
+            version, value = 0, error
+        yield key, version, value
+
+
+def _keys(session: Session, upto: int) -> list[str]:
+    if upto >= session.position:
+        return session.values.keys()
+    # A key that is deleted by now may have had a value then.
+    changes = session.records(on_damage=lambda _: None)
+    found = dict.fromkeys(
+        record.content.subject
+        for record in changes
+        if record.kind == "value" and record.position <= upto
+    )
+    return list(found)
+
+
+def _value(session: Session, key: str, upto: int) -> tuple[int, object]:
+    if upto >= session.position:
+        return session.values.version(key), session.get(key)
+    history = [item for item in session.values.history(key) if item.position <= upto]
+    if not history or history[-1].deleted:
+        raise NotFoundError(f"value {key!r}")
+    return history[-1].version, session.get(key, version=history[-1].version)

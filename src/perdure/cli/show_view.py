@@ -1,0 +1,181 @@
+"""What `perdure show` prints: a title, the records in order, what is open, what is known."""
+
+from collections.abc import Iterable
+
+import click
+
+from perdure.backend import Head
+from perdure.cli.rendering import Said, labels_text, raw, said, turn_name
+from perdure.cli.text import (
+    compact,
+    counted,
+    exact,
+    moment,
+    safe,
+    say,
+    terminal_width,
+    wrapped,
+)
+from perdure.errors import DamagedError
+from perdure.fold import DELETED
+from perdure.records import Kept, Message, Record, Snapshot, TurnBegun
+from perdure.session import Session
+
+CUT = 4000  # Characters; what is longer fills more than a screen, and is cut unless asked for.
+COLOURS = {"user": "cyan", "assistant": "green", "tool": "magenta", "system": "yellow"}
+
+
+class View:
+    """Prints a session from its title to its end. Remembers which turns are open."""
+
+    def __init__(self, *, full: bool, raw: bool) -> None:
+        self._full = full
+        self._raw = raw
+        self._width = terminal_width() - 1
+        self._indent = 6
+        self._turns: dict[str, tuple[int, str]] = {}
+        self._hidden = 0
+        self._cut = 0
+
+    def title(
+        self, store: str, head: Head, state: Session | DamagedError | None, *, at: int | None
+    ) -> None:
+        self._indent = max(len(str(head.position)) + 2, 6)
+        say(click.style(safe(head.stream), bold=True) + f"  in {store}")
+        if DELETED in head.labels:
+            facts = [f"deleted at position {head.position}"]
+        elif isinstance(state, Session):
+            facts = [counted(len(state), "message"), f"position {head.position}"]
+            if state.interrupted:
+                facts.append(click.style(counted(len(state.interrupted), "open turn"), fg="red"))
+        else:
+            facts = [f"position {head.position}", click.style("DAMAGED", fg="red", bold=True)]
+        if head.labels:
+            facts.append(f"labels {labels_text(head.labels)}")
+        say(", ".join(facts))
+        if at is not None and at < head.position:
+            say(f"As it was at position {at}; the counts above are of now.", bold=True)
+
+    def earlier(self, upto: int) -> None:
+        """Tell of what is before the first record that is shown."""
+        say()
+        say(f"Records 1 to {upto} are not shown: leave --last out to see them.", dim=True)
+
+    def record(self, record: Record) -> None:
+        """Print one record."""
+        self._follow(record)
+        if self._raw:
+            self._print_raw(record)
+        elif isinstance(record.content, Snapshot) or _is_echo(record):
+            self._hidden += 1
+        elif record.kind.startswith("turn.") or record.kind in {"branched", "deleted"}:
+            self._rule(record)
+        else:
+            self._print(record)
+
+    def _follow(self, record: Record) -> None:
+        if isinstance(record.content, TurnBegun):
+            self._turns[record.id] = (record.position, record.content.correlation_id)
+        elif record.kind in {"turn.completed", "turn.failed", "turn.abandoned"}:
+            self._turns.pop(record.content.subject, None)
+        elif record.kind == "deleted":
+            self._turns.clear()
+
+    def _print_raw(self, record: Record) -> None:
+        say()
+        place = click.style(f"{record.position:>{self._indent - 2}}  ", dim=True)
+        say(f"{place}{click.style(safe(record.kind), bold=True)}  {exact(record.time)}")
+        pad = " " * self._indent
+        say(f"{pad}id {safe(record.id)}", dim=True)
+        say(f"{pad}digest {record.digest}", dim=True)
+        self._text(raw(record))
+
+    def _rule(self, record: Record) -> None:
+        """Print where a turn begins or ends, as a line across."""
+        heading, text = self._named(record)
+        colour = {"turn.failed": "red", "turn.abandoned": "yellow", "deleted": "red"}
+        line = f"── {heading} ── {moment(record.time)} "
+        say()
+        bold = record.kind != "turn.completed"
+        say(line + "─" * max(self._width - len(line), 0), fg=colour.get(record.kind), bold=bold)
+        if text:
+            self._text(text)
+
+    def _named(self, record: Record) -> Said:
+        """Return a record in words; of a turn, with the correlation id that it began with."""
+        heading, text = said(record.content, record.id)
+        _, correlation_id = self._turns.get(record.content.subject, (0, ""))
+        if correlation_id and record.kind.startswith("turn."):
+            plain = turn_name(record.content.subject)
+            heading = turn_name(record.content.subject, correlation_id) + heading[len(plain) :]
+        return Said(heading, text)
+
+    def _print(self, record: Record) -> None:
+        heading, text = said(record.content, record.id)
+        colour = None
+        if isinstance(record.content, Message):
+            colour = COLOURS.get(str(record.content.message.get("role")))
+            say()
+            turn = record.content.turn
+            if turn and turn not in self._turns:
+                heading += f" (in {turn_name(turn)})"
+        place = click.style(f"{record.position:>{self._indent - 2}}  ", dim=True)
+        say(place + click.style(heading, fg=colour, bold=colour is not None))
+        if text:
+            self._text(text)
+
+    def _text(self, text: str) -> None:
+        shown = text if self._full else text[:CUT]
+        pad = " " * self._indent
+        for line in wrapped(shown, self._width - self._indent):
+            say(f"{pad}{line}" if line else "")
+        if len(shown) < len(text):
+            missing = len(text) - len(shown)
+            self._cut += missing
+            say(f"{pad}… {counted(missing, 'character')} more: --full shows them", fg="yellow")
+
+    def unreadable(self, error: DamagedError) -> None:
+        """Print what can not be read, in its place."""
+        say()
+        where = f"{error.position:>{self._indent - 2}}" if error.position else " " * 4
+        say(f"{where}  UNREADABLE: {safe(error.reason)}", fg="red", bold=True)
+
+    def open_turns(self, *, past: bool) -> None:
+        """Tell of the turns that have no end."""
+        for turn, (position, correlation_id) in self._turns.items():
+            name = turn_name(turn, correlation_id)
+            say()
+            if past:
+                say(f"── {name}, begun at {position}, was open then", fg="yellow", bold=True)
+                continue
+            say(f"── {name}, begun at {position}: INTERRUPTED", fg="red", bold=True)
+            self._text("It has no end: its process died, or is still at work.")
+
+    def values(self, known: Iterable[tuple[str, int, object]]) -> None:
+        """Print the values as they stand in the end."""
+        for number, (key, version, value) in enumerate(known):
+            if not number:
+                say()
+                say("Values", bold=True)
+            if isinstance(value, DamagedError):
+                say(f"  {safe(key)}: UNREADABLE: {safe(value.reason)}", fg="red")
+                continue
+            say(f"  {safe(key)} (version {version})", fg="blue", bold=True)
+            self._text(compact(value))
+
+    def end(self) -> None:
+        """Say what was left out."""
+        if self._hidden:
+            say()
+            hidden = counted(self._hidden, "record")
+            say(f"{hidden} of bookkeeping not shown: --records shows every record.", dim=True)
+        if self._cut:
+            say(
+                f"{counted(self._cut, 'character')} were cut: --full shows everything.", fg="yellow"
+            )
+
+
+def _is_echo(record: Record) -> bool:
+    """Whether a record only says that a branch, which was told of before, is complete."""
+    content = record.content
+    return isinstance(content, Kept) and bool(content.branch) and content.complete

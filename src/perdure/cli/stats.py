@@ -1,0 +1,185 @@
+"""`perdure stats`: what a store holds, counted exactly, by reading all of it."""
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import click
+
+from perdure import journal
+from perdure.backend import Head
+from perdure.cli.progress import Progress
+from perdure.cli.stores import BAD_NEWS, Opened, Reading, every_head, opened, store_option
+from perdure.cli.text import counted, safe, say, say_json, sized
+from perdure.errors import DamagedError, NotFoundError, VersionError
+from perdure.fold import DELETED, TURN_OPEN
+from perdure.journal import Batches
+from perdure.records import Recovered
+
+LARGEST = 5
+
+EXAMPLES = """\b
+Examples:
+  perdure stats
+  perdure stats --json | jq .records.message
+
+\b
+With --json, the output is one object: store; sessions (live, deleted, branches,
+damaged); messages; records (by kind); torn (entries that a crash cut off); bytes;
+largest (session, records, bytes); interrupted (session, turn, position,
+correlation_id); guarantees (survives, shared_by, detail).
+"""
+
+COUNTED = """\
+Counted is every record that stands in the store, in the session where it was written: a branch
+adds its own records, not those of the past that it shares. Of a deleted session one record stays.
+Bytes are those of headers and bodies as stored, without what the store itself needs for them.
+An interrupted turn has no end: its process died, or is still at work."""
+
+
+@click.command(cls=Reading, epilog=EXAMPLES)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@store_option
+def stats(address: str | None, *, as_json: bool) -> None:
+    """Count sessions, messages, records and bytes, and name what is large or interrupted.
+
+    Everything is read, so the numbers are exact; what is written meanwhile is counted or not.
+    Exits with 1 if something can not be counted because it is damaged.
+    """
+    with opened(address) as source:
+        tally = Tally()
+        with Progress("counting", "record", lambda: _total(source)) as progress:
+            for head in every_head(source.backend):
+                if isinstance(head, DamagedError):
+                    tally.damaged.add(head.stream)
+                    continue
+                progress.at = head.stream
+                for _ in tally.count(source, head):
+                    progress.done += 1
+        found = tally.result(source)
+    if as_json:
+        say_json(found)
+    else:
+        _print(found)
+    if tally.damaged:
+        say("Damaged sessions are not wholly counted: run `perdure verify`.", err=True, fg="red")
+        raise SystemExit(BAD_NEWS)
+
+
+def _total(source: Opened) -> int:
+    """Return about how many records there are; positions of branches count on from their past."""
+    heads = every_head(source.backend)
+    return sum(head.position for head in heads if isinstance(head, Head))
+
+
+class Tally:
+    """What was counted so far."""
+
+    def __init__(self) -> None:
+        self.sessions: Counter[str] = Counter()
+        self.records: Counter[str] = Counter()
+        self.torn = 0
+        self.bytes = 0
+        self.largest: list[tuple[int, int, str]] = []
+        self.interrupted: list[dict[str, Any]] = []
+        self.damaged: set[str] = set()
+
+    def count(self, source: Opened, head: Head) -> Iterator[None]:
+        """Count one session; yields at each entry, so that progress can be told of."""
+        self.sessions["deleted" if DELETED in head.labels else "live"] += 1
+        batches = Batches(head.stream)
+        kinds: Counter[str] = Counter()
+        size = 0
+        try:
+            for entry in source.backend.read(head.stream):
+                size += len(entry.header) + len(entry.body or b"")
+                linked = journal.inspect(head.stream, entry)
+                if linked.header.kind == Recovered.kind:
+                    self._torn(batches)
+                kinds.update(whole.header.kind for whole in batches.add(linked))
+                yield
+            self._torn(batches)
+        except (DamagedError, VersionError):
+            self.damaged.add(head.stream)
+        self.sessions["branches"] += kinds["branched"]
+        self.records += kinds
+        self.bytes += size
+        self.largest.append((size, kinds.total(), head.stream))
+        self.largest = sorted(self.largest, key=lambda one: (-one[0], one[2]))[:LARGEST]
+        if TURN_OPEN in head.labels:
+            self._interrupted(source, head.stream)
+
+    def _torn(self, batches: Batches) -> None:
+        if batches.torn is not None:
+            first, last = batches.torn
+            self.torn += last - first + 1
+
+    def _interrupted(self, source: Opened, name: str) -> None:
+        try:
+            with source.store.resume(name) as session:
+                self.interrupted += [
+                    {
+                        "session": name,
+                        "turn": turn.id,
+                        "position": turn.start + 1,
+                        "correlation_id": turn.correlation_id,
+                    }
+                    for turn in session.interrupted
+                ]
+        except NotFoundError:
+            pass  # Deleted meanwhile.
+        except (DamagedError, VersionError):
+            self.damaged.add(name)
+
+    def result(self, source: Opened) -> dict[str, Any]:
+        return {
+            "store": source.backend.name,
+            "sessions": {
+                **{key: self.sessions[key] for key in ("live", "deleted", "branches")},
+                "damaged": len(self.damaged),
+            },
+            "messages": self.records["message"],
+            "records": dict(sorted(self.records.items())),
+            "torn": self.torn,
+            "bytes": self.bytes,
+            "largest": [
+                {"session": name, "records": records, "bytes": size}
+                for size, records, name in self.largest
+            ],
+            "interrupted": self.interrupted,
+            "guarantees": source.store.guarantees()._asdict(),
+        }
+
+
+def _print(found: dict[str, Any]) -> None:
+    say(safe(found["store"]), bold=True)
+    sessions = found["sessions"]
+    states = [key for key in ("branches", "deleted", "damaged") if sessions[key]]
+    parts = [f"{sessions['live']:,}", *(f"{sessions[key]:,} {key}" for key in states)]
+    _fact("sessions", ", ".join(parts))
+    _fact("messages", f"{found['messages']:,}")
+    _fact("records", f"{sum(found['records'].values()):,}")
+    for kind, count in sorted(found["records"].items(), key=lambda item: (-item[1], item[0])):
+        _fact("", f"{count:>10,}  {safe(kind)}")
+    if found["torn"]:
+        _fact("torn", f"{found['torn']:,} entries that a crash cut off, not counted above")
+    exactly = "" if found["bytes"] < 1000 else f" ({found['bytes']:,})"  # noqa: PLR2004 - sized()
+    _fact("bytes", f"{sized(found['bytes'])}{exactly}")
+    for number, one in enumerate(found["largest"]):
+        label = "" if number else "largest"
+        records = counted(one["records"], "record")
+        _fact(label, f"{sized(one['bytes']):>10}  {safe(one['session'])}, {records}")
+    _fact("interrupted", counted(len(found["interrupted"]), "turn"))
+    for turn in found["interrupted"]:
+        named = f" ({safe(turn['correlation_id'])})" if turn["correlation_id"] else ""
+        _fact("", f"{safe(turn['session'])}, begun at {turn['position']}{named}")
+    promised = found["guarantees"]
+    _fact("guarantees", f"what was stored survives {promised['survives']}")
+    _fact("", f"shared by {promised['shared_by']}")
+    _fact("", promised["detail"])
+    say()
+    say(COUNTED, dim=True)
+
+
+def _fact(label: str, text: str) -> None:
+    say(f"  {click.style(label.ljust(12), dim=True)}{text}")

@@ -1,0 +1,145 @@
+"""`perdure tail`: the last records of a session, and new ones as other processes write them."""
+
+import sys
+import time
+from collections.abc import Callable
+
+import click
+
+from perdure.cli.rendering import damage_json, one_line, record_json
+from perdure.cli.stores import BAD_NEWS, Reading, head_of, opened, require_head, store_option
+from perdure.cli.text import columns, first_line, moment, safe, say, say_json, terminal_width
+from perdure.errors import DamagedError, NotFoundError, TornError, UnavailableError
+from perdure.fold import DELETED
+from perdure.records import Record
+from perdure.store import Store
+
+FIRST_PAUSE = 0.05  # Seconds; a person takes what comes within a blink for immediate.
+LONGEST_PAUSE = 1.0
+
+EXAMPLES = """\b
+Examples:
+  perdure tail claim-4711             the last 10 records
+  perdure tail claim-4711 -f -n 0     only what comes from now on; Ctrl-C ends it
+  perdure tail claim-4711 --json      for a program
+
+\b
+With --json, each line is an object: session, position, id, kind, time, digest,
+content; or session, position, unreadable for a record that can not be read.
+"""
+
+
+@click.command(cls=Reading, epilog=EXAMPLES)
+@click.argument("session")
+@click.option("-f", "--follow", is_flag=True, help="Go on with new records until Ctrl-C.")
+@click.option(
+    "-n",
+    "--lines",
+    type=click.IntRange(min=0),
+    default=10,
+    show_default=True,
+    metavar="N",
+    help="How many of the last records to begin with.",
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
+@store_option
+def tail(address: str | None, session: str, *, follow: bool, lines: int, as_json: bool) -> None:
+    """Show the last records of a session, one a line.
+
+    On a terminal a long record is cut to its line, and says by how many characters; in a pipe and
+    with --json it is whole. With -f the session may also be created later, or deleted.
+    """
+    with opened(address) as source:
+        if not follow:
+            require_head(source.store, session)
+        lines_of = _Lines(source.store, session, as_json=as_json)
+        try:
+            lines_of.last(lines)
+            if follow:
+                lines_of.follow(time.sleep)
+        except KeyboardInterrupt:
+            return
+    if lines_of.damaged:
+        raise SystemExit(BAD_NEWS)
+
+
+class _Lines:
+    """Prints the records of one session, each once."""
+
+    def __init__(self, store: Store, session: str, *, as_json: bool) -> None:
+        self._store = store
+        self._session = session
+        self._as_json = as_json
+        self._position = 0
+        self._width = terminal_width() - 1 if sys.stdout.isatty() else None
+        self._trouble = ""
+        self.damaged = False
+
+    def last(self, count: int) -> None:
+        """Print the last few records."""
+        head = head_of(self._store, self._session)
+        if head is None:
+            self._tell(f"There is no session {self._session!r} yet: waiting for it.")
+            return
+        self._position = max(head.position - count, 0)
+        if count:
+            self._new()
+        self._position = max(self._position, head.position)
+
+    def follow(self, sleep: Callable[[float], None]) -> None:
+        """Print new records for ever, looking again after pauses that grow while nothing comes."""
+        pause = FIRST_PAUSE
+        while True:
+            sleep(pause)
+            pause = FIRST_PAUSE if self._look() else min(pause * 1.5, LONGEST_PAUSE)
+
+    def _look(self) -> bool:
+        """Print what is new; False if there was nothing, or if the store does not answer now."""
+        try:
+            head = head_of(self._store, self._session)
+            if head is None or head.position <= self._position:
+                return False
+            self._new()
+            if DELETED in head.labels:
+                self._tell(f"Session {self._session!r} was deleted. It may be created again.")
+        except NotFoundError:  # Deleted while it was read: the next look shows that.
+            return False
+        except (UnavailableError, DamagedError) as error:
+            if str(error) != self._trouble:  # Said once, not twice a second.
+                self._tell(str(error))
+            self._trouble = str(error)
+            return False
+        self._trouble = ""
+        return True
+
+    def _new(self) -> None:
+        damage: list[DamagedError] = []
+        session, after = self._session, self._position
+        for record in self._store.records(session, after=after, on_damage=damage.append):
+            self._unreadable(damage, before=record.position)
+            if record.position > self._position + 1 and record.kind == "deleted":
+                missed = record.position - self._position - 1
+                self._tell(f"{missed} records before it were dropped before they were seen.")
+            self._position = record.position
+            say_json(record_json(session, record)) if self._as_json else self._print(record)
+        self._unreadable(damage, before=None)
+
+    def _print(self, record: Record) -> None:
+        place = f"{record.position:>6}  {moment(record.time)}  "
+        room = None if self._width is None else self._width - columns(place)
+        say(click.style(place, dim=True) + first_line(one_line(record), room))
+
+    def _unreadable(self, damage: list[DamagedError], *, before: int | None) -> None:
+        while damage and (before is None or damage[0].position < before):
+            error = damage.pop(0)
+            self._position = max(self._position, error.position)
+            if isinstance(error, TornError):
+                continue
+            self.damaged = True
+            if self._as_json:
+                say_json(damage_json(self._session, error))
+            else:
+                say(f"{error.position:>6}  UNREADABLE: {safe(error.reason)}", fg="red")
+
+    def _tell(self, text: str) -> None:
+        say(safe(text), err=True, dim=True)

@@ -1,0 +1,338 @@
+"""What the documentation says is true: its code runs, its links lead somewhere, it is complete."""
+
+import inspect
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+import perdure
+from perdure import errors
+from perdure.cli.__main__ import main
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+FORMAT = ROOT / "docs" / "reference" / "format.md"
+NOT_RUN = re.compile(r"<!-- not run: (.*) -->")
+
+
+class Block(NamedTuple):
+    """A fenced block: its language, the number of its first line, its text, why it is not run."""
+
+    language: str
+    line: int
+    text: str
+    not_run: str | None
+
+
+def blocks(page: Path) -> Iterator[Block]:
+    lines = page.read_text("utf-8").splitlines()
+    start, language = None, ""
+    for number, line in enumerate(lines):
+        if start is None and line.startswith("```"):
+            start, language = number, line[3:]
+        elif start is not None and line == "```":
+            mark = NOT_RUN.fullmatch(lines[start - 1])
+            text = "\n".join(lines[start + 1 : number]) + "\n"
+            yield Block(language, start + 2, text, mark[1] if mark else None)
+            start = None
+    assert start is None, f"{page.name}: a block is not closed"
+
+
+def python(page: Path) -> list[Block]:
+    return [block for block in blocks(page) if block.language == "python"]
+
+
+def execute(page: Path, found: list[Block]) -> dict[str, Any]:
+    """Run blocks in one namespace; a traceback names the page and the line."""
+    namespace: dict[str, Any] = {"__name__": "docs"}
+    for block in found:
+        code = compile("\n" * (block.line - 1) + block.text, str(page), "exec")
+        exec(code, namespace)  # noqa: S102 - our own documentation.
+    return namespace
+
+
+def named(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if python(page)], ids=named)
+def test_every_python_block_runs(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    execute(page, [block for block in python(page) if block.not_run is None])
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_every_block_names_its_language_and_says_why_it_is_not_run(page: Path) -> None:
+    for block in blocks(page):
+        assert block.language, f"{page.name}, line {block.line}: which language?"
+        assert block.not_run != ""
+
+
+@pytest.mark.skipif(os.name != "posix", reason="the example kills itself with SIGKILL")
+def test_the_example_that_kills_itself_is_resumed(tmp_path: Path) -> None:
+    (example,) = [block for block in python(ROOT / "README.md") if block.not_run is not None]
+    script = tmp_path / "resume.py"
+    script.write_text(example.text, "utf-8")
+    first, second, third = (
+        subprocess.run(
+            [sys.executable, script], cwd=tmp_path, capture_output=True, text=True, check=False
+        )
+        for _ in range(3)
+    )
+    assert first.returncode == -signal.SIGKILL
+    assert second.returncode == 0, second.stderr
+    assert second.stdout.startswith("2 messages, plan {'step': 1}, last {'role': 'assistant'")
+    assert "2. Check the limit of authority." in second.stdout
+    assert third.stdout.startswith("3 messages, plan {'step': 2}")
+    assert "continued" not in third.stdout
+
+
+def command_block(kind: str) -> str:
+    text = (ROOT / "README.md").read_text("utf-8")
+    found = re.findall(rf"<!-- command: {kind} -->\n```bash\n(.+)\n```\n", text)
+    assert len(found) == 1
+    return str(found[0])
+
+
+def test_the_test_command_of_the_readme_is_the_one_that_is_run() -> None:
+    assert command_block("test") == (ROOT / ".ci" / "run").read_text("utf-8").splitlines()[-1]
+
+
+def test_the_run_command_of_the_readme_is_the_demo() -> None:
+    assert command_block("run").endswith(".venv/bin/perdure demo")
+
+
+def links(page: Path) -> Iterator[str]:
+    text = re.sub(r"^```.*?^```$", "", page.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
+    text = re.sub(r"`[^`\n]*`", "", text)
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if not re.match(r"[a-z]+:", target):
+            yield target
+
+
+def anchors(page: Path) -> set[str]:
+    titles = re.findall(r"^#+ (.+)$", page.read_text("utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_every_link_within_the_repository_leads_somewhere(page: Path) -> None:
+    for link in links(page):
+        path, _, anchor = link.partition("#")
+        target = page.parent / path if path else page
+        assert target.exists(), f"{page.name}: {link}"
+        assert not anchor or anchor in anchors(target), f"{page.name}: {link}"
+
+
+def test_links_are_found_at_all() -> None:
+    assert "CHANGELOG.md" in set(links(ROOT / "README.md"))
+    assert "invariants" in anchors(ROOT / "ARCHITECTURE.md")
+
+
+def test_every_error_is_in_the_reference() -> None:
+    text = (ROOT / "docs" / "reference" / "errors.md").read_text("utf-8")
+    for name, error in inspect.getmembers(errors, inspect.isclass):
+        if issubclass(error, perdure.PerdureError):
+            assert f"| `{name}`" in text
+            assert getattr(perdure, name) is error
+
+
+def test_every_kind_of_record_is_in_the_format() -> None:
+    from perdure.records import KINDS
+
+    text = FORMAT.read_text("utf-8")
+    for kind, content in KINDS.items():
+        (row,) = re.findall(rf"^\| `{re.escape(kind)}` \| (.+?) \|", text, re.MULTILINE)
+        fields = [re.sub(r" \(.*\)", "", field) for field in row.split(", ")]
+        assert ["v", *fields] == list(content.__struct_fields__)
+
+
+def test_every_table_of_a_store_is_in_the_format(tmp_path: Path) -> None:
+    import apsw
+
+    perdure.open(tmp_path / "store.db").close()
+    db = apsw.Connection(str(tmp_path / "store.db"))
+    tables = [
+        str(row[0]) for row in db.execute("select name from sqlite_schema where type='table'")
+    ]
+    rows = dict(re.findall(r"^\| `(\w+)` \| (`.+) \|$", FORMAT.read_text("utf-8"), re.MULTILINE))
+    assert {"entry", "head", "label"} <= set(tables)
+    for table in tables:
+        columns = [str(row[1]) for row in db.execute(f"pragma table_info({table})")]
+        assert [
+            name for name in columns if name != "rowid" and f"`{name}`" not in rows[table]
+        ] == []
+    db.close()
+
+
+def test_every_command_is_mentioned() -> None:
+    text = "".join(page.read_text("utf-8") for page in PAGES)
+    assert main.commands
+    for command in main.commands:
+        assert f"perdure {command}" in text
+
+
+def test_every_decision_is_dated_and_listed() -> None:
+    index = (ROOT / "docs" / "index.md").read_text("utf-8")
+    for page in (ROOT / "docs" / "decisions").glob("*.md"):
+        text = page.read_text("utf-8")
+        assert f"(decisions/{page.name})" in index
+        assert re.search(r"^\d{4}-\d\d-\d\d$", text, re.MULTILINE)
+        for part in ("Context", "Choice", "Cost", "Alternatives"):
+            assert f"\n## {part}\n" in text
+
+
+def test_the_architecture_fits_in_120_lines() -> None:
+    assert len((ROOT / "ARCHITECTURE.md").read_text("utf-8").splitlines()) <= 120
+
+
+def test_the_architecture_names_functions_that_exist() -> None:
+    source = "".join(path.read_text("utf-8") for path in (ROOT / "src").rglob("*.py"))
+    text = (ROOT / "ARCHITECTURE.md").read_text("utf-8")
+    found = set(re.findall(r"`(?:[\w]+\.)+([a-z_]+)`", text)) - {"py"}
+    assert {"append", "say", "write", "link", "decide"} <= found
+    defined = set(
+        re.findall(r"\b(?:def|class) (\w+)|^ +(\w+): ClassVar|^(\w+) =", source, re.MULTILINE)
+    )
+    names = {name for groups in defined for name in groups}
+    modules = {path.stem for path in (ROOT / "src" / "perdure").glob("*.py")}
+    assert found - names - modules == set()
+
+
+def test_the_backend_of_the_documentation_keeps_the_contract(tmp_path: Path) -> None:
+    page = ROOT / "docs" / "reference" / "backend-contract.md"
+    wanted = [block.text for block in python(page) if "class " in block.text]
+    test = tmp_path / "test_documented.py"
+    test.write_text("\n".join(wanted), "utf-8")
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", test],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+    assert " passed" in done.stdout
+
+
+# The reader of format.md, against what perdure writes.
+
+Read = Callable[[Path, str], tuple[list[tuple[int, str, str, Any]], str]]
+
+
+@pytest.fixture
+def read() -> Read:
+    (reader,) = [block for block in python(FORMAT) if "def read(" in block.text]
+    assert sum(bool(line.strip()) for line in reader.text.splitlines()) <= 40
+    imported = re.findall(r"^(?:import|from) (\w+)", reader.text, re.MULTILINE)
+    assert set(imported) <= sys.stdlib_module_names
+    found: Read = execute(FORMAT, [reader])["read"]
+    return found
+
+
+def said(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
+
+
+def agree(read: Read, path: Path, session: perdure.Session) -> list[int]:
+    """Check that both read the same, and return the positions."""
+    records, digest = read(path, session.id)
+    assert digest == session.verify().digest
+    shown = [(record.position, record.kind, record.id) for record in session.records()]
+    assert [record[:3] for record in records] == shown
+    return [record[0] for record in records]
+
+
+def test_the_reader_agrees_about_branches_and_snapshots(read: Read, tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    with perdure.open(path) as store:
+        session = store.session("parent")
+        session.append(said("1"), said("2"), said("3"))
+        branch = session.branch("branch", at=2)  # Within a batch.
+        branch.append(said("4"))
+        twig = branch.branch("twig")
+        twig.set("plan", {"step": 1})
+        for number in range(300):
+            session.note(number)
+        assert agree(read, path, branch) == [1, 2, 3, 4, 5, 6]
+        assert agree(read, path, twig)[:4] == [1, 2, 3, 4]
+        assert len(agree(read, path, session)) > 300
+
+
+def test_the_reader_agrees_about_deletion(read: Read, tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    with perdure.open(path) as store:
+        store.session("s").append(said("1"), said("2"))
+        store.delete("s")
+        again = store.session("s")
+        again.append(said("3"))
+        assert agree(read, path, again) == [3, 4]
+
+
+def test_the_reader_agrees_about_torn_batches(read: Read, tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    with perdure.open(path) as store:
+        store.session("s").append(said("1"))
+        store.session("s").append(said("2"), said("3"), said("4"))
+    tear(path)
+    with perdure.open(path) as store:
+        session = store.session("s")
+        assert agree(read, path, session) == [1]
+        session.append(said("5"))
+        assert agree(read, path, session) == [1, 4, 5]
+
+
+def tear(path: Path) -> None:
+    """Take the last entry of the only stream away, as a crash in a weaker store would."""
+    import hashlib
+
+    import apsw
+
+    db = apsw.Connection(str(path))
+    db.execute("delete from entry where position = (select max(position) from entry)")
+    last = "select position, header from entry order by position desc limit 1"
+    ((position, header),) = db.execute(last).fetchall()
+    digest = hashlib.sha256(str(header).encode()).hexdigest()
+    db.execute("update head set position = ?, digest = ?", (position, digest))
+    db.close()
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ("select 1", None),
+        ("update entry set body = replace(body, 'two', 'too') where position = 2", "altered body"),
+        ("update entry set header = replace(header, '.', ',') where position = 2", "broken link"),
+        ("delete from entry where position = 2", "broken link"),
+        ("delete from entry where position = 3", "the end is missing"),
+        ("update head set digest = digest || '0'", "the end is missing"),
+        ("delete from entry", "no entries"),
+    ],
+)
+def test_the_reader_finds_what_was_changed(
+    read: Read, tmp_path: Path, change: str, complaint: str | None
+) -> None:
+    import apsw
+
+    path = tmp_path / "store.db"
+    with perdure.open(path) as store:
+        session = store.session("s")
+        for text in ("one", "two", "three"):
+            session.append(said(text))
+    db = apsw.Connection(str(path))
+    db.execute(change).fetchall()
+    db.close()
+    if complaint is None:
+        assert len(read(path, "s")[0]) == 3
+    else:
+        with pytest.raises(ValueError, match=complaint):
+            read(path, "s")

@@ -8,10 +8,14 @@ last one of its stream.* Positions are inside the entries, so there is no expect
 """
 
 from collections.abc import AsyncIterator, Collection, Iterator, Sequence
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol, cast, overload
+
+from perdure.errors import UnsupportedError
 
 LABELS_MAX = 16  # A listing filter, not a data model: enough for states and a few tags.
 LABEL_BYTES_MAX = 64  # Keeps the head of a stream within one small row.
+
+RECENT = "recent"  # The capability of a store that has the method of `Recent`.
 
 
 class Entry(NamedTuple):
@@ -173,3 +177,40 @@ class AsyncBackend(Protocol):
     async def close(self) -> None:
         """As `Backend.close`."""
         ...
+
+
+class Recent(Protocol):
+    """What a store with the capability `recent` does besides: it knows what changed last."""
+
+    def recent(
+        self, *, prefix: str = "", labels: Collection[str] = (), limit: int | None = None
+    ) -> Iterator[Head]:
+        """Yield heads as `Backend.streams` does, but those first that were appended to last.
+
+        Each stream comes once, those of one append call in any order among themselves. Dropping,
+        and an append that had nothing to add, change no place. A stream that is appended to
+        meanwhile may come at its former place, or at its new one if that is still ahead.
+        """
+        ...
+
+
+class AsyncRecent(Protocol):
+    """The same for callers in an event loop."""
+
+    def recent(
+        self, *, prefix: str = "", labels: Collection[str] = (), limit: int | None = None
+    ) -> AsyncIterator[Head]:
+        """As `Recent.recent`."""
+        ...
+
+
+@overload
+def knowing_recency(backend: Backend) -> Recent: ...
+@overload
+def knowing_recency(backend: AsyncBackend) -> AsyncRecent: ...
+def knowing_recency(backend: Backend | AsyncBackend) -> Recent | AsyncRecent:
+    """Return a backend as one that knows what changed last, or raise UnsupportedError."""
+    if RECENT not in backend.capabilities:
+        reason = f"{backend.name} does not know which sessions changed last"
+        raise UnsupportedError(reason, "list them by id")
+    return cast("Recent | AsyncRecent", backend)

@@ -4,12 +4,18 @@ A body is bound to its *place*, the bytes of its header before the digest of the
 sealed body opens nowhere else.
 """
 
-import base64
 import os
+from binascii import b2a_base64
 from typing import Protocol
 
 SALT_BYTES = 16  # As many as a digest needs to say nothing about a short text once that is erased.
+_URLSAFE = bytes.maketrans(b"+/", b"-_")
 _SALT_END = 2 + 22  # '["' and 16 bytes in base64 without padding.
+
+
+def random_text() -> bytes:
+    """Return 128 random bits as 22 letters."""  # `base64` takes three times as long.
+    return b2a_base64(os.urandom(SALT_BYTES), newline=False)[:22].translate(_URLSAFE)
 
 
 class Cipher(Protocol):
@@ -37,8 +43,7 @@ class Plain:
     key_id = ""
 
     def seal(self, payload: bytes, place: bytes) -> bytes:  # noqa: ARG002
-        salt = base64.urlsafe_b64encode(os.urandom(SALT_BYTES))[:22]
-        return b'["%b",%b]' % (salt, payload)
+        return b'["%b",%b]' % (random_text(), payload)
 
     def open(self, body: bytes, place: bytes) -> bytes:  # noqa: ARG002
         if body[:2] != b'["' or body[_SALT_END : _SALT_END + 2] != b'",' or body[-1:] != b"]":

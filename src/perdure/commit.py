@@ -2,7 +2,8 @@
 
 A lone caller works in its own thread. Of those that wait, the first is woken to carry out the
 work of all, the others are woken once, with their answer in hand: threads that wake each other
-for nothing cost more than everything else here.
+for nothing cost more than everything else here. Nor are all woken at the same time, to fight over
+the interpreter: two are, and each of them wakes another before it goes its way.
 """
 
 import os
@@ -18,9 +19,11 @@ Item = TypeVar("Item")
 Answer = TypeVar("Answer")
 T = TypeVar("T")
 
+WOKEN_AT_ONCE = 2  # One computes while the next one wakes up; more of them only wait for it.
+
 
 class _Waiter(Generic[Item, Answer]):
-    __slots__ = ("answer", "error", "item", "leads", "wake")
+    __slots__ = ("answer", "error", "following", "item", "leads", "left", "wake")
 
     def __init__(self, item: Item) -> None:
         self.item = item
@@ -28,6 +31,9 @@ class _Waiter(Generic[Item, Answer]):
         self.error: BaseException | None = None
         self.leads = False
         self.wake: threading.Lock | None = None
+        self.following: _Waiter[Item, Answer] | None = None
+        """Whom to wake next, where the answer of both is there."""
+        self.left = False
 
 
 class Combiner(Generic[Item, Answer]):
@@ -68,11 +74,17 @@ class Combiner(Generic[Item, Answer]):
             wake.acquire()
         except BaseException:
             with self._lock:
+                waiter.left = True
                 if waiter in self._queue:
                     self._queue.remove(waiter)
             if waiter.leads:
                 self._hand_over()
             raise
+        finally:
+            # Taken before it is used, so that an interrupt in between does not wake anybody twice.
+            following, waiter.following = waiter.following, None
+            if following is not None and following.wake is not None:
+                following.wake.release()
 
     def _lead(self, own: _Waiter[Item, Answer]) -> None:
         with self._lock:
@@ -88,10 +100,17 @@ class Combiner(Generic[Item, Answer]):
             for waiter in others:
                 waiter.error = _for_another_thread(error)
         finally:
-            for waiter in others:
-                if waiter.wake is not None:
-                    waiter.wake.release()
             self._hand_over()
+            self._wake(others)
+
+    def _wake(self, answered: list[_Waiter[Item, Answer]]) -> None:
+        with self._lock:
+            waiting = [waiter for waiter in answered if not waiter.left]
+            for waiter, following in zip(waiting, waiting[WOKEN_AT_ONCE:], strict=False):
+                waiter.following = following
+        for waiter in waiting[:WOKEN_AT_ONCE]:
+            if waiter.wake is not None:
+                waiter.wake.release()
 
     def _hand_over(self) -> None:
         with self._lock:
@@ -129,7 +148,9 @@ class Committer:
         """Return when everything that was under way has been answered."""
         self._combiner.submit(None)
 
-    def _send(self, appends: list[Append | None]) -> list[Outcome]:
+    def _send(self, appends: list[Append | None]) -> Sequence[Outcome]:
+        if len(appends) == 1 and appends[0] is not None:
+            return self._attempt([appends[0]])
         outcomes: dict[int, Outcome] = {}
         for group in rounds(appends):
             batch = [append for _, append in group]

@@ -74,7 +74,9 @@ class AsyncCommitter:
         """Return when everything that was under way has been answered."""
         await self._combiner.submit(None)
 
-    async def _send(self, appends: list[Append | None]) -> list[Outcome]:
+    async def _send(self, appends: list[Append | None]) -> Sequence[Outcome]:
+        if len(appends) == 1 and appends[0] is not None:
+            return await self._attempt([appends[0]])
         outcomes: dict[int, Outcome] = {}
         for group in rounds(appends):
             batch = [append for _, append in group]

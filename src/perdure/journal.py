@@ -11,7 +11,9 @@ that finds one puts a `recovered` record after it, which is a batch of its own.
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from functools import lru_cache
 from hashlib import sha256
+from math import modf
 from typing import NamedTuple
 
 import msgspec
@@ -212,7 +214,14 @@ def record(name: str, linked: Linked, content: Content) -> Record:
 
 def timestamp(seconds: float) -> str:
     """Return a time in UTC as headers carry it."""
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="microseconds")[:-6] + "Z"
+    part, whole = modf(seconds)
+    carry, micro = divmod(round(part * 1e6), 1_000_000)
+    return f"{_second(int(whole) + carry)}.{micro:06}Z"
+
+
+@lru_cache(maxsize=8)  # Many records of one second: the calendar is the slow part.
+def _second(whole: int) -> str:
+    return datetime.fromtimestamp(whole, UTC).isoformat()[:-6]
 
 
 class Batches:

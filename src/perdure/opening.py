@@ -1,6 +1,5 @@
 """An address comes in, a store goes out: the one place that knows which backends there are."""
 
-import base64
 import os
 import re
 import time
@@ -9,7 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from perdure.backend import AsyncBackend, Backend
-from perdure.cipher import Plain
+from perdure.cipher import Plain, random_text
 from perdure.codec import Codec, TypeCodec
 from perdure.errors import UnsupportedError, UsageError
 from perdure.settings import Settings
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
 
 # scheme → the module and class that serve it, and the package that they need.
 SCHEMES = {
+    "files": ("perdure.backends.files", "FilesBackend", ""),
     "memory": ("perdure.backends.memory", "MemoryBackend", ""),
     "sqlite": ("perdure.backends.sqlite", "SqliteBackend", "apsw"),
 }
@@ -78,7 +78,7 @@ def _settings(types: Types | None, clock: Callable[[], float], *, verify_writes:
 
 def token() -> str:
     """Return 128 random bits as text."""
-    return base64.urlsafe_b64encode(os.urandom(16))[:22].decode("ascii")
+    return random_text().decode("ascii")
 
 
 def _backend(address: Address) -> Backend:

@@ -26,7 +26,9 @@ def past_of(name: str, settings: Settings, on_damage: OnDamage | None) -> Steps[
         raise ChainError(name, start, "neither its first entries nor its last can be read")
     stream = Stream(name, known.header.stream, settings.tenant)
     lineage = yield from _lineage(name, first, settings, on_damage)
-    begin = 0 if lineage or start <= 1 else start
+    # A first entry names its session. Where one does not, those before it are missing.
+    bound = first is not None and first.header.session is not None
+    begin = 0 if lineage or start <= 1 else start if bound else start - 1
     return Past(stream, tip, settings.cipher, lineage, begin)
 
 

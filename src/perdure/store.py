@@ -8,8 +8,10 @@ from types import TracebackType
 from typing import Self
 
 from perdure import events, lifecycle, salvage, views
-from perdure.backend import Backend, Guarantees, Head
+from perdure.backend import Backend, Guarantees, Head, knowing_recency
 from perdure.commit import Committer, Driver
+from perdure.errors import UsageError
+from perdure.fold import DELETED
 from perdure.reading import OnDamage
 from perdure.records import Record
 from perdure.session import Session
@@ -56,18 +58,28 @@ class Store:
         labels: Sequence[str] = (),
         after: str = "",
         deleted: bool = False,
+        recent: bool = False,
     ) -> Iterator[Head]:
         """Yield the heads of sessions in order of their ids, a page at a time from the store.
 
         Only those whose id begins with `prefix`, comes after `after` and that bear all `labels`;
-        deleted ones only where asked for.
+        deleted ones only where asked for. With `recent`, the most recently changed one comes
+        first, and `after` can not be given; a store that does not know is UnsupportedError.
         """
+        if recent:
+            if after:
+                raise UsageError("`after` goes by id: with `recent` it can not be given")
+            heads = knowing_recency(self._backend).recent(prefix=prefix, labels=labels)
+            for head in heads:
+                if deleted or DELETED not in head.labels:
+                    yield head
+            return
         going_on: str | None = after
         while going_on is not None:
-            heads, going_on = self._driver.run(
+            page, going_on = self._driver.run(
                 lifecycle.listed(prefix=prefix, after=going_on, labels=labels, deleted=deleted)
             )
-            yield from heads
+            yield from page
 
     def records(
         self, id: str, *, after: int = 0, on_damage: OnDamage | None = None

@@ -8,8 +8,10 @@ from types import TracebackType
 from typing import Self
 
 from perdure import events, lifecycle, salvage, views
-from perdure.backend import AsyncBackend, Guarantees, Head
+from perdure.backend import AsyncBackend, Guarantees, Head, knowing_recency
 from perdure.commit_async import AsyncCommitter, AsyncDriver
+from perdure.errors import UsageError
+from perdure.fold import DELETED
 from perdure.reading import OnDamage
 from perdure.records import Record
 from perdure.session_async import AsyncSession
@@ -56,18 +58,28 @@ class AsyncStore:
         labels: Sequence[str] = (),
         after: str = "",
         deleted: bool = False,
+        recent: bool = False,
     ) -> AsyncIterator[Head]:
         """Yield the heads of sessions in order of their ids, a page at a time from the store.
 
         Only those whose id begins with `prefix`, comes after `after` and that bear all `labels`;
-        deleted ones only where asked for.
+        deleted ones only where asked for. With `recent`, the most recently changed one comes
+        first, and `after` can not be given; a store that does not know is UnsupportedError.
         """
+        if recent:
+            if after:
+                raise UsageError("`after` goes by id: with `recent` it can not be given")
+            heads = knowing_recency(self._backend).recent(prefix=prefix, labels=labels)
+            async for head in heads:
+                if deleted or DELETED not in head.labels:
+                    yield head
+            return
         going_on: str | None = after
         while going_on is not None:
-            heads, going_on = await self._driver.run(
+            page, going_on = await self._driver.run(
                 lifecycle.listed(prefix=prefix, after=going_on, labels=labels, deleted=deleted)
             )
-            for head in heads:
+            for head in page:
                 yield head
 
     async def records(

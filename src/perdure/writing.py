@@ -88,8 +88,9 @@ def _message_drafts(
     replica: Replica, messages: Sequence[object], voice: Voice, turn: str, record_id: str | None
 ) -> list[Draft]:
     drafts = []
-    for field, text in voice._asdict().items():
-        require_str(text, field)
+    if voice != NOBODY:
+        for field, text in voice._asdict().items():
+            require_str(text, field)
     for number, message in enumerate(messages):
         if type(message) is not dict:
             kind = type(message).__name__

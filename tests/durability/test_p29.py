@@ -1,0 +1,95 @@
+"""P29, a seeded sample: fork-, thread- and async-safe."""
+
+import asyncio
+import os
+import threading
+from pathlib import Path
+from unittest import mock
+
+import pytest
+
+import perdure
+from perdure import commit
+from tests.durability import p29_concurrency as concurrency
+from tests.durability import p29_fork, p29_tasks
+from tests.durability.promise import Trial
+
+pytestmark = pytest.mark.durability
+
+
+def require(trial: Trial) -> None:
+    assert not trial.failure, f"{trial.what}: {trial.failure}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2])
+def test_threads_lose_and_repeat_nothing(seed: int, tmp_path: Path) -> None:
+    require(concurrency.thread_trial(seed, tmp_path / "store.db"))
+
+
+@pytest.mark.slow
+def test_cancelled_tasks_lose_and_repeat_nothing(tmp_path: Path) -> None:
+    with mock.patch.object(p29_tasks, "TASKS", 200):
+        require(concurrency.task_trial(1, tmp_path / "store.db"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(8))
+def test_an_interrupted_leader_leaves_the_others_a_typed_error(seed: int, tmp_path: Path) -> None:
+    require(concurrency.interrupt_trial(seed, tmp_path / "store.db"))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this platform does not fork")
+@pytest.mark.parametrize("seed", range(len(p29_fork.SCENARIOS)))
+def test_both_sides_of_a_fork_go_on(seed: int, tmp_path: Path) -> None:
+    require(concurrency.fork_trial(seed, tmp_path / "store.db"))
+
+
+def test_a_task_is_cancelled_at_the_await_that_was_asked_for() -> None:
+    """The twin: a cancellation that never comes would prove nothing."""
+    passed: list[int] = []
+
+    async def work() -> None:
+        for number in range(5):
+            passed.append(number)
+            await asyncio.sleep(0)
+
+    async def main() -> None:
+        with pytest.raises(asyncio.CancelledError):
+            await p29_tasks.CancelledAt(work(), 3)
+
+    asyncio.run(main())
+    assert passed == [0, 1, 2]
+
+
+def test_what_was_lost_or_repeated_is_seen(tmp_path: Path) -> None:
+    """The twin: the judge finds a loss and a repetition."""
+    path = tmp_path / "store.db"
+    with perdure.open(path) as store:
+        store.session("a").append({"text": "one"}, {"text": "one"})
+    assert concurrency.missing_or_repeated(path, [("a", "two")]) == [
+        "a: lost ['two']",
+        "a: repeated",
+    ]
+
+
+def test_a_deadlock_is_seen() -> None:
+    """The twin: the watchdog barks."""
+    forever = threading.Lock()
+    forever.acquire()
+    with (
+        mock.patch.object(concurrency, "WATCHDOG", 0.2),
+        mock.patch("faulthandler.dump_traceback"),
+    ):
+        assert concurrency.in_threads([forever.acquire]) == ["deadlock: see the stacks above"]  # type: ignore[list-item]
+    forever.release()
+
+
+def test_followers_that_are_left_alone_are_seen(tmp_path: Path) -> None:
+    """The twin: were the leader's interrupt raised in every thread, the trial would fail."""
+    with mock.patch.object(commit, "_for_another_thread", lambda error: error):
+        failures = [
+            concurrency.interrupt_trial(seed, tmp_path / f"{seed}.db").failure for seed in range(6)
+        ]
+    assert any("threads were interrupted" in failure for failure in failures)

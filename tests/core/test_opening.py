@@ -32,7 +32,7 @@ def test_memory_stores_are_separate_and_say_that_nothing_survives() -> None:
 
 @pytest.mark.parametrize("address", ["mysql://host/db", "nonsense:x", "S3://bucket"])
 def test_an_unknown_scheme_is_told_what_is_known(address: str) -> None:
-    with pytest.raises(UsageError, match="perdure knows .*sqlite: and plain paths"):
+    with pytest.raises(UsageError, match="sqlite: and plain paths"):
         perdure.open(address)
 
 

@@ -1,0 +1,129 @@
+"""The real file system under SQLite, with somebody who watches each call and may spoil it.
+
+A watcher gets every call before it happens and decides: do it, do half of it, raise instead, or
+end the process. SQLite's shared memory (`-shm`) can not be watched this way.
+"""
+
+import contextlib
+import itertools
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import apsw
+
+from perdure.backends import sqlite_schema
+from perdure.backends.sqlite import SqliteBackend
+
+WRITES = frozenset({"open", "write", "sync", "truncate", "delete"})
+
+_number = itertools.count(1)
+
+
+class Call(NamedTuple):
+    """A call that is about to happen; `do(data)` makes it happen.
+
+    `at` is the offset of a write or read, the size of a truncation, the flags of an opening, and
+    for a deletion whether the directory is synced. `handle` is 0 where no open file is concerned.
+    """
+
+    op: str
+    path: str
+    do: Callable[[bytes], Any]
+    handle: int = 0
+    at: int = 0
+    data: bytes = b""
+
+
+Watcher = Callable[[Call], Any]
+
+
+def let_pass(call: Call) -> Any:
+    """Watch without doing anything."""
+    return call.do(call.data)
+
+
+class WatchedVfs(apsw.VFS):
+    """Passes every call to its watcher, under a name that no other VFS of the process has."""
+
+    def __init__(self, watcher: Watcher = let_pass) -> None:
+        self.watcher = watcher
+        self.name = f"watched-{os.getpid()}-{next(_number)}"
+        super().__init__(self.name, "")
+
+    def excepthook(self, *_: object) -> bool:
+        """What could not be reported to SQLite was raised on purpose."""
+        return True
+
+    def xOpen(self, name: Any, flags: list[int]) -> apsw.VFSFile:  # noqa: N802 - apsw's name
+        path = name.filename() if isinstance(name, apsw.URIFilename) else name or ""
+        number = next(_number)
+        call = Call(
+            "open", path, lambda _: WatchedFile(self, name, flags, path, number), number, flags[0]
+        )
+        return self.watcher(call)  # type: ignore[no-any-return]
+
+    def xDelete(self, filename: str, syncdir: bool) -> None:  # noqa: FBT001, N802 - as apsw calls it
+        delete = super().xDelete
+        self.watcher(Call("delete", filename, lambda _: delete(filename, syncdir), 0, syncdir))
+
+
+class WatchedFile(apsw.VFSFile):
+    def __init__(
+        self, vfs: WatchedVfs, name: Any, flags: list[int], path: str, number: int
+    ) -> None:
+        super().__init__("", name, flags)
+        self._vfs = vfs
+        self._path = path
+        self._number = number
+
+    def excepthook(self, *_: object) -> bool:
+        return True
+
+    def _watched(self, op: str, do: Callable[[bytes], Any], at: int = 0, data: bytes = b"") -> Any:
+        return self._vfs.watcher(Call(op, self._path, do, self._number, at, data))
+
+    def xRead(self, amount: int, offset: int) -> bytes:  # noqa: N802
+        read = super().xRead
+        return self._watched("read", lambda _: read(amount, offset), offset)  # type: ignore[no-any-return]
+
+    def xWrite(self, data: Any, offset: int) -> None:  # noqa: N802
+        write = super().xWrite
+        self._watched("write", lambda part: write(part, offset), offset, bytes(data))
+
+    def xSync(self, flags: int) -> None:  # noqa: N802
+        sync = super().xSync
+        self._watched("sync", lambda _: sync(flags))
+
+    def xTruncate(self, newsize: int) -> None:  # noqa: N802
+        truncate = super().xTruncate
+        self._watched("truncate", lambda _: truncate(newsize), newsize)
+
+
+@contextlib.contextmanager
+def watching(watcher: Watcher = let_pass) -> Iterator[WatchedVfs]:
+    """Register a watched VFS, and let its watcher see the sync that perdure does by itself."""
+    vfs = WatchedVfs(watcher)
+    real = sqlite_schema.sync_file
+
+    def sync_file(path: str) -> None:
+        if Path(path).exists():
+            vfs.watcher(Call("sync", path, lambda _: real(path)))
+
+    sqlite_schema.sync_file = sync_file
+    try:
+        yield vfs
+    finally:
+        sqlite_schema.sync_file = real
+        vfs.unregister()
+
+
+def tune(backend: SqliteBackend, **pragmas: object) -> None:
+    """Set pragmas of the connection that a store writes with."""
+    with backend._connections.writing(""):
+        pass
+    writer = backend._connections._writer
+    assert writer is not None
+    for name, value in pragmas.items():
+        writer.pragma(name, value)

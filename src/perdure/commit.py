@@ -23,21 +23,34 @@ WOKEN_AT_ONCE = 2  # One computes while the next one wakes up; more of them only
 
 
 class _Waiter(Generic[Item, Answer]):
-    __slots__ = ("answer", "error", "following", "item", "leads", "left", "wake")
+    __slots__ = ("answer", "done", "error", "following", "item", "left", "others", "wake", "woken")
 
     def __init__(self, item: Item) -> None:
         self.item = item
         self.answer: Answer | None = None
         self.error: BaseException | None = None
-        self.leads = False
+        self.done = False
         self.wake: threading.Lock | None = None
-        self.following: _Waiter[Item, Answer] | None = None
-        """Whom to wake next, where the answer of both is there."""
+        """Held until its thread is to wake up: to lead, or with its answer."""
+        self.woken = False
         self.left = False
+        self.others: list[_Waiter[Item, Answer]] = []
+        """Those whose work this one carries out."""
+        self.following: list[_Waiter[Item, Answer]] = []
+        """Whom to wake on the way out."""
+
+    def rouse(self) -> None:
+        """Wake its thread. Doing so twice is harmless: it waits only once."""
+        if self.wake is not None and self.wake.locked():
+            self.wake.release()
 
 
 class Combiner(Generic[Item, Answer]):
-    """Carries out the items of many threads together, in one of them."""
+    """Carries out the items of many threads together, in one of them.
+
+    A signal handler may raise at any moment in the thread that leads or waits. Whatever that cuts
+    short is done in `_leave`, which does nothing twice and is therefore called twice.
+    """
 
     def __init__(self, run: Callable[[list[Item]], Sequence[Answer]]) -> None:
         self._run = run
@@ -46,7 +59,7 @@ class Combiner(Generic[Item, Answer]):
     def _reset(self) -> None:
         self._pid = os.getpid()
         self._lock = threading.Lock()
-        self._busy = False
+        self._leader: _Waiter[Item, Answer] | None = None
         self._queue: list[_Waiter[Item, Answer]] = []
 
     def submit(self, item: Item) -> Answer:
@@ -54,73 +67,73 @@ class Combiner(Generic[Item, Answer]):
         if self._pid != os.getpid():
             self._reset()  # The threads that held the lock or waited stayed behind in the parent.
         waiter: _Waiter[Item, Answer] = _Waiter(item)
-        with self._lock:
-            waiter.leads = not self._busy
-            self._busy = True
-            if not waiter.leads:
-                waiter.wake = threading.Lock()
-                waiter.wake.acquire()
-                self._queue.append(waiter)
-        if waiter.wake is not None:
-            self._wait(waiter, waiter.wake)
-        if waiter.leads:
-            self._lead(waiter)
+        try:
+            try:
+                self._take_part(waiter)
+            finally:
+                self._leave(waiter)
+        finally:
+            self._leave(waiter)
         if waiter.error is not None:
             raise waiter.error
         return waiter.answer  # type: ignore[return-value]
 
-    def _wait(self, waiter: _Waiter[Item, Answer], wake: threading.Lock) -> None:
-        try:
-            wake.acquire()
-        except BaseException:
-            with self._lock:
-                waiter.left = True
-                if waiter in self._queue:
-                    self._queue.remove(waiter)
-            if waiter.leads:
-                self._hand_over()
-            raise
-        finally:
-            # Taken before it is used, so that an interrupt in between does not wake anybody twice.
-            following, waiter.following = waiter.following, None
-            if following is not None and following.wake is not None:
-                following.wake.release()
+    def _take_part(self, waiter: _Waiter[Item, Answer]) -> None:
+        with self._lock:
+            if self._leader is None:
+                self._leader = waiter
+            else:
+                waiter.wake = threading.Lock()
+                waiter.wake.acquire()
+                self._queue.append(waiter)
+        if waiter.wake is not None:
+            waiter.wake.acquire()
+            waiter.woken = True
+        if self._leader is waiter:
+            self._lead(waiter)
 
     def _lead(self, own: _Waiter[Item, Answer]) -> None:
         with self._lock:
-            others = [waiter for waiter in self._queue if waiter is not own]
+            own.others = [waiter for waiter in self._queue if waiter is not own]
             self._queue = []
-        batch = [own, *others]
+        batch = [own, *own.others]
         try:
             answers = self._run([waiter.item for waiter in batch])
             for waiter, answer in zip(batch, answers, strict=True):
-                waiter.answer = answer
+                waiter.answer, waiter.done = answer, True
         except BaseException as error:  # noqa: BLE001 - raised in every thread that waits
             own.error = error
-            for waiter in others:
-                waiter.error = _for_another_thread(error)
-        finally:
-            self._hand_over()
-            self._wake(others)
+            for waiter in own.others:
+                waiter.error, waiter.done = _for_another_thread(error), True
 
-    def _wake(self, answered: list[_Waiter[Item, Answer]]) -> None:
+    def _leave(self, waiter: _Waiter[Item, Answer]) -> None:
+        """Leave nobody waiting for this thread."""
+        if waiter.wake is not None and not waiter.woken:
+            with self._lock:
+                waiter.left = True
+                self._queue = [other for other in self._queue if other is not waiter]
+        if self._leader is waiter:
+            self._hand_over(waiter)
+        if waiter.others:
+            self._answer(waiter.others, waiter)
+        for following in waiter.following:
+            following.rouse()
+
+    def _hand_over(self, waiter: _Waiter[Item, Answer]) -> None:
+        with self._lock:
+            if self._queue:
+                waiter.following = [self._queue[0]]
+            self._leader = self._queue[0] if self._queue else None
+
+    def _answer(self, answered: list[_Waiter[Item, Answer]], leader: _Waiter[Item, Answer]) -> None:
         with self._lock:
             waiting = [waiter for waiter in answered if not waiter.left]
+            for waiter in waiting:
+                if not waiter.done:
+                    waiter.error, waiter.done = _for_another_thread(KeyboardInterrupt()), True
             for waiter, following in zip(waiting, waiting[WOKEN_AT_ONCE:], strict=False):
-                waiter.following = following
-        for waiter in waiting[:WOKEN_AT_ONCE]:
-            if waiter.wake is not None:
-                waiter.wake.release()
-
-    def _hand_over(self) -> None:
-        with self._lock:
-            if not self._queue:
-                self._busy = False
-                return
-            following = self._queue[0]
-            following.leads = True
-        if following.wake is not None:
-            following.wake.release()
+                waiter.following = [following]
+        leader.following = [*leader.following[:1], *waiting[:WOKEN_AT_ONCE]]
 
 
 def _for_another_thread(error: BaseException) -> BaseException:

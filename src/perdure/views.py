@@ -200,7 +200,7 @@ def verify(replica: Replica) -> Steps[Verified]:
         entries += len(whole)
     if recomputed.facts() != fold.facts():
         raise DamagedError(replica.name, 0, "its state is not what its records say")
-    yield from _require_labels(replica, past.tip.position, fold)
+    yield from _require_labels(replica, past, fold)
     torn = len(forward.torn)
     return Verified(
         replica.name, entries, past.tip.position, past.tip.digest or "", snapshots, torn
@@ -216,13 +216,14 @@ def _require_facts(name: str, linked: Linked, content: Snapshot, fold: Fold) -> 
     return 1
 
 
-def _require_labels(replica: Replica, position: int, fold: Fold) -> Steps[None]:
+def _require_labels(replica: Replica, past: Past, fold: Fold) -> Steps[None]:
+    position = past.tip.position
     head = yield from steps.head(replica.name)
     current = 0 if head is None else head.position
     if current < position:
         raise ChainError(replica.name, position, "the head does not reach as far as it did")
-    if head is None or current != position:
-        return
+    if head is None or current != position or past.torn:
+        return  # A torn append has left its labels on the head; the next one sets them right.
     if head.labels != fold.head_labels:
         raise DamagedError(replica.name, 0, "the labels of its head are not what its records say")
     for label in head.labels:

@@ -1,8 +1,11 @@
 """Group commit: who does the work, who waits, and what each is told."""
 
+import linecache
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 
@@ -196,3 +199,52 @@ def test_a_leader_that_is_interrupted_leaves_the_others_a_typed_error_and_the_qu
         thread.join(30)
     assert answers == {"a": "A", "b": KeyboardInterrupt, "c": UnavailableError}
     assert combiner.submit("d") == "D"
+
+
+def test_an_interrupt_at_any_line_leaves_nobody_waiting() -> None:
+    """A signal handler can raise anywhere in the main thread: here, at every line in turn."""
+    lines = 0
+    while _survives_interrupt(lines):
+        lines += 1
+    assert lines > 15
+
+
+def _survives_interrupt(line: int) -> bool:
+    combiner: Combiner[int, int] = Combiner(lambda items: [-item for item in items])
+    others = [started(lambda: [combiner.submit(n) for n in range(3)]) for _ in range(2)]
+    reached = _interrupted_at(line + 1, lambda: combiner.submit(7))
+    for thread in others:
+        thread.join(30)
+        assert not thread.is_alive(), f"line {line}"
+    assert combiner.submit(8) == -8
+    assert combiner._leader is None
+    return reached
+
+
+def _interrupted_at(nth: int, call: Callable[[], object]) -> bool:
+    """Raise KeyboardInterrupt at the nth line that runs in commit.py; say if it came so far."""
+    left = nth
+
+    def trace(frame: Any, event: str, _: object) -> Any:
+        nonlocal left
+        name = frame.f_code.co_filename
+        if not name.endswith("commit.py"):
+            return None
+        # The interpreter lets no signal in between taking a lock by `with` and its block, nor
+        # between the block and giving it back; a trace function would get in there.
+        if event == "line" and not linecache.getline(name, frame.f_lineno).strip().startswith(
+            "with"
+        ):
+            left -= 1
+            if left == 0:
+                raise KeyboardInterrupt
+        return trace
+
+    sys.settrace(trace)
+    try:
+        call()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(None)
+    return left <= 0

@@ -99,6 +99,12 @@ class Disk:
         files = {id(file): file for file in (*self._names.values(), *self._certain_names.values())}
         return not self._renames and not any(file.pending for file in files.values())
 
+    @property
+    def log_only(self) -> bool:
+        """Whether the log is all that waits for a sync."""
+        waiting = [name for name, file in self._names.items() if file.pending]
+        return not self._renames and all(name.endswith("-wal") for name in waiting)
+
     def apply(self, done: Done) -> None:
         if done.path:  # Files without a name are SQLite's own scratch paper.
             self._numbers += 1
@@ -131,6 +137,11 @@ class Disk:
 
     def _failed_sync(self, done: Done) -> None:
         self._file(done).forget()
+
+    def fail_syncs(self) -> None:
+        """Let every sync fail that would be needed now, without anybody being told again."""
+        for file in self._names.values():
+            file.forget()
 
     def _delete(self, done: Done) -> None:
         self._names.pop(done.path, None)

@@ -125,10 +125,11 @@ def lay_out(directory: Path, crash: Crash) -> None:
             path.unlink(missing_ok=True)
 
 
-def succeed(directory: Path, disk: Disk) -> str:
+def succeed(directory: Path, disk: Disk, *, sync_failed: bool = False) -> str:
     """Kill the process but not the kernel: what its successor reads must survive a power failure.
 
-    The successor finds what was written and not synced, and can not tell it from the rest.
+    The successor finds what was written and not synced, and can not tell it from the rest. If the
+    last sync failed as well, the kernel will not say so again, nor write those pages by itself.
     """
     lay_out(directory, disk.keep())
     log: Recording = []
@@ -139,6 +140,8 @@ def succeed(directory: Path, disk: Disk) -> str:
         read = {head.stream: head for head in store.sessions(deleted=True)}
         calls = len(log)  # Closing the store comes after the power has failed.
     after = copy.deepcopy(disk)
+    if sync_failed:
+        after.fail_syncs()
     for call in log[:calls]:
         _advance(after, Ledger(), call)
     lay_out(directory, after.drop())
@@ -159,7 +162,9 @@ def trials(seed: int, deadline: float) -> Iterator[Trial]:
             yield Trial(what, judge(directory, crash, ledger, draw))
             if draw.random() < SUCCEEDED:
                 number, disk, _ = next(succeeding)
-                yield Trial(f"call {number}, a successor", succeed(directory, disk))
+                failed = draw.random() < 0.5 and disk.log_only
+                found = succeed(directory, disk, sync_failed=failed)
+                yield Trial(f"call {number}, a successor, sync failed: {failed}", found)
 
 
 PROMISE = Promise("P1", "an append that returned is on stable storage", 50_000, trials)

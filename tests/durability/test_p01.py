@@ -1,5 +1,6 @@
 """P1 and P4, quick: a sample of power failures, and proof that the harness sees what it must."""
 
+import copy
 import itertools
 import random
 from collections.abc import Sequence
@@ -112,6 +113,23 @@ def test_what_a_successor_reads_survives_only_because_it_is_synced_first(
         monkeypatch.setattr(Disk, "_sync", lambda disk, done: done.handle and sync(disk, done))
         some = itertools.islice(moments(recording, random.Random(1)), 400)
         assert any(succeed(directory, disk) for _, disk, _ in some)
+
+
+def test_what_a_successor_reads_survives_a_failed_sync_only_because_it_is_written_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with places.fast_directory() as directory:
+        recording = record(directory, 20)
+        waiting = [
+            copy.deepcopy(disk)
+            for _, disk, _ in itertools.islice(moments(recording, random.Random(1)), 400)
+            if disk.log_only and not disk.settled
+        ]
+        assert len(waiting) > 10
+        assert not any(succeed(directory, disk, sync_failed=True) for disk in waiting)
+        write = Disk._write
+        monkeypatch.setattr(Disk, "_write", lambda disk, done: done.handle and write(disk, done))
+        assert any(succeed(directory, disk, sync_failed=True) for disk in waiting)
 
 
 def test_what_was_not_synced_may_be_dropped_kept_or_torn() -> None:

@@ -105,17 +105,22 @@ class WatchedFile(apsw.VFSFile):
 def watching(watcher: Watcher = let_pass) -> Iterator[WatchedVfs]:
     """Register a watched VFS, and let its watcher see the sync that perdure does by itself."""
     vfs = WatchedVfs(watcher)
-    real = sqlite_schema.sync_file
+    real_sync, real_rewrite = sqlite_schema.sync_file, sqlite_schema.rewrite_file
 
     def sync_file(path: str) -> None:
         if Path(path).exists():
-            vfs.watcher(Call("sync", path, lambda _: real(path)))
+            vfs.watcher(Call("sync", path, lambda _: real_sync(path)))
 
-    sqlite_schema.sync_file = sync_file
+    def rewrite_file(path: str) -> None:
+        if Path(path).exists():
+            data = Path(path).read_bytes()
+            vfs.watcher(Call("write", path, lambda _: real_rewrite(path), 0, 0, data))
+
+    sqlite_schema.sync_file, sqlite_schema.rewrite_file = sync_file, rewrite_file
     try:
         yield vfs
     finally:
-        sqlite_schema.sync_file = real
+        sqlite_schema.sync_file, sqlite_schema.rewrite_file = real_sync, real_rewrite
         vfs.unregister()
 
 

@@ -3,9 +3,9 @@
 import hashlib
 import os
 import threading
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
-from perdure.backend import Append, Entry, Guarantees, Head, Outcome
+from perdure.backend import RECENT, Append, Entry, Guarantees, Head, Outcome
 from perdure.backends.rules import check, decide
 from perdure.errors import UsageError
 
@@ -38,11 +38,11 @@ class MemoryBackend:
     """
 
     name = "memory:"
-    capabilities: frozenset[str] = frozenset()
+    capabilities: frozenset[str] = frozenset({RECENT})
     guarantees = Guarantees("nothing", "one process", "gone when the process ends")
 
     def __init__(self) -> None:
-        self._streams: dict[str, _Stream] = {}
+        self._streams: dict[str, _Stream] = {}  # In the order of their last appends.
         self._closed = False
         self._lock = threading.Lock()
         self._pid = os.getpid()
@@ -82,14 +82,17 @@ class MemoryBackend:
         limit: int | None = None,
     ) -> Iterator[Head]:
         """As `Backend.streams`; what is written meanwhile is not listed."""
-        wanted = set(labels)
         with self._open():
             names = sorted(name for name in self._streams if name > after)
-            heads = [
-                _head(name, self._streams[name])
-                for name in names
-                if name.startswith(prefix) and wanted <= self._streams[name].labels
-            ]
+            heads = self._heads(names, prefix, labels)
+        yield from heads[: None if limit is None else max(limit, 0)]
+
+    def recent(
+        self, *, prefix: str = "", labels: Collection[str] = (), limit: int | None = None
+    ) -> Iterator[Head]:
+        """As `Recent.recent`; what is written meanwhile is not listed."""
+        with self._open():
+            heads = self._heads(reversed(self._streams), prefix, labels)
         yield from heads[: None if limit is None else max(limit, 0)]
 
     def drop(self, stream: str, *, before: int) -> None:
@@ -123,8 +126,17 @@ class MemoryBackend:
             found.entries.extend(missing)
             found.labels = append.labels
             found.digest = hashlib.sha256(missing[-1].header).hexdigest()
+            self._streams.pop(append.stream, None)
             self._streams[append.stream] = found
         return outcome
+
+    def _heads(self, names: Iterable[str], prefix: str, labels: Collection[str]) -> list[Head]:
+        wanted = set(labels)
+        return [
+            _head(name, self._streams[name])
+            for name in names
+            if name.startswith(prefix) and wanted <= self._streams[name].labels
+        ]
 
     def _page(self, stream: str, after: int, size: int, *, reverse: bool) -> list[Entry]:
         with self._open():

@@ -11,7 +11,7 @@ import weakref
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from perdure.backend import Append, Backend, Entry, Head, Outcome
+from perdure.backend import Append, Backend, Entry, Head, Outcome, knowing_recency
 from perdure.errors import UsageError
 
 if TYPE_CHECKING:
@@ -68,6 +68,15 @@ class Offload:
         return self._iterate(
             lambda: self._backend.streams(prefix=prefix, after=after, labels=labels, limit=limit),
             lambda _: 0,
+        )
+
+    def recent(
+        self, *, prefix: str = "", labels: Collection[str] = (), limit: int | None = None
+    ) -> AsyncIterator[Head]:
+        """As `Recent.recent`, where the store declares it; otherwise UnsupportedError."""
+        backend = knowing_recency(self._backend)
+        return self._iterate(
+            lambda: backend.recent(prefix=prefix, labels=labels, limit=limit), lambda _: 0
         )
 
     async def drop(self, stream: str, *, before: int) -> None:

@@ -5,15 +5,17 @@ Entries come and go as bytes. SQLite does not notice most changed bits, so what 
 itself is the journal's business. Readers hold no snapshot while their caller is busy.
 """
 
+import functools
 import hashlib
 import os
-from collections.abc import Collection, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any, TypeVar
 
 import apsw
 import msgspec
 
-from perdure.backend import Append, Entry, Guarantees, Head, Outcome
+from perdure.backend import RECENT, Append, Entry, Guarantees, Head, Outcome
+from perdure.backends import sqlite_recent, sqlite_schema
 from perdure.backends.filesystem import require_local
 from perdure.backends.rules import POSITION_MAX, check, check_name, decide
 from perdure.backends.sqlite_connections import Connections, patient
@@ -25,6 +27,8 @@ PATIENCE = 60.0  # Seconds; many writers queue behind one slow disk before it co
 PAGE_ROWS = 256  # A page's read transaction stays short: it keeps the log from being reset.
 PAGE_BYTES = 2**20  # And it does not hold many long bodies in memory at once.
 NO_BOUND = 2**63 - 1
+
+T = TypeVar("T")
 
 HEAD = "select name, position, digest, labels from head where id = ?"
 ORPHAN = "select position from entry where stream = ? limit 1"
@@ -58,6 +62,7 @@ BY_LABEL = (
     " from label as l left join head as h on h.id = l.stream"
     " where l.name >= ? and l.label = ? order by l.name limit ?"
 )
+BY_ID = "select name, id, name, position, digest, labels from head where id = ?"
 
 
 class SqliteBackend:
@@ -67,7 +72,7 @@ class SqliteBackend:
     seconds for other processes. May be used after `os.fork` in both processes.
     """
 
-    capabilities: frozenset[str] = frozenset()
+    capabilities: frozenset[str] = frozenset({RECENT})
     guarantees = Guarantees(
         "power loss", "one machine", "SQLite, write-ahead log, synced before each answer"
     )
@@ -87,7 +92,9 @@ class SqliteBackend:
         self._path = os.path.realpath(given)
         require_local(self._path)
         self._connections = Connections(
-            self.name, lambda: open_connection(self._path, self.name, vfs, patient(patience))
+            self.name,
+            lambda: open_connection(self._path, self.name, vfs, patient(patience)),
+            self._rewrite_log,
         )
         with self._connections.writing(""):
             pass  # Whatever is wrong with the file is said now and not at the first append.
@@ -98,7 +105,7 @@ class SqliteBackend:
         if not appends:
             return []
         with self._connections.writing(appends[0].stream if len(appends) == 1 else "") as db:
-            return [_append(db, append) for append in appends]
+            return _append(db, appends)
 
     def read(
         self,
@@ -131,22 +138,40 @@ class SqliteBackend:
         labels: Collection[str] = (),
         limit: int | None = None,
     ) -> Iterator[Head]:
-        """As `Backend.streams`, by pages: what is written meanwhile may be listed or not."""
+        """As `Backend.streams`, by pages: what is written meanwhile may be listed or not.
+
+        What comes before a damaged head is yielded before it raises.
+        """
         left = NO_BOUND if limit is None else limit
         wanted = frozenset(labels)
         while left > 0:
             start = max(prefix, after + "\0")  # The least name beyond `after`.
             size = min(left, PAGE_ROWS)
-            heads = self._heads(start, min(wanted, default=None), size)
-            for head in heads:
-                if not head.stream.startswith(prefix):
+            label = min(wanted, default=None)
+            rows = self._head_rows(start, label, size)
+            for row in rows:
+                if not str(row[0]).startswith(prefix):
                     return
+                head = _listed(row, label)
                 after = head.stream
                 if wanted <= head.labels:
                     yield head
                     left -= 1
-            if len(heads) < size:
+            if len(rows) < size:
                 return
+
+    def recent(
+        self, *, prefix: str = "", labels: Collection[str] = (), limit: int | None = None
+    ) -> Iterator[Head]:
+        """As `Recent.recent`, by pages."""
+        left = NO_BOUND if limit is None else limit
+        wanted = frozenset(labels)
+        for head in self._by_change(prefix, wanted) if left > 0 else ():
+            if wanted <= head.labels and head.stream.startswith(prefix):
+                yield head
+                left -= 1
+                if left == 0:
+                    return
 
     def drop(self, stream: str, *, before: int) -> None:
         """As `Backend.drop`; durable on return. Free pages keep nothing of what was dropped."""
@@ -156,20 +181,39 @@ class SqliteBackend:
             if head is not None:
                 db.execute(DROP, (place, min(before, head.position)))
 
+    def _rewrite_log(self) -> None:
+        log = self._path + "-wal"
+        sqlite_schema.rewrite_file(log)
+        sqlite_schema.sync_file(log)
+
     def close(self) -> None:
         """Let go of the file; the last one to close it leaves a single file behind."""
         self._connections.close()
 
-    def _heads(self, start: str, label: str | None, size: int) -> list[Head]:
+    def _by_change(self, prefix: str, labels: frozenset[str]) -> Iterator[Head]:
+        """Yield heads, the last changed one first: of all streams, or of the few that are meant."""
+        if prefix or labels:
+            most = sqlite_recent.FEW + 1
+            found = self.streams(prefix=prefix, labels=labels, limit=most)
+            meant = [_place(head.stream) for head in found]
+            if len(meant) < most:
+                yield from self._reading(lambda db: _by_id(db, sqlite_recent.sort(db, meant)))
+                return
+        walk = sqlite_recent.Walk()
+        while not walk.ended:
+            yield from self._reading(lambda db: _by_id(db, walk.page(db)))
+
+    def _reading(self, work: Callable[[apsw.Connection], list[T]]) -> list[T]:
         try:
             with self._connections.reading() as db:
-                if label is None:
-                    rows = db.execute(BY_NAME, (start, size)).fetchall()
-                else:
-                    rows = db.execute(BY_LABEL, (start, label, size)).fetchall()
+                return work(db)
         except DRIVER_ERRORS as error:
             raise translated(error, self.name) from error
-        return [_listed(row, label) for row in rows]
+
+    def _head_rows(self, start: str, label: str | None, size: int) -> list[tuple[Any, ...]]:
+        if label is None:
+            return self._reading(lambda db: db.execute(BY_NAME, (start, size)).fetchall())
+        return self._reading(lambda db: db.execute(BY_LABEL, (start, label, size)).fetchall())
 
     def _load(self, page: "_Page") -> PerdureError | None:
         """Return what to raise once the entries read before it have been yielded."""
@@ -243,31 +287,41 @@ class _Page:
         return Entry(position, header, body), len(header) + len(body or b"")
 
 
+@functools.lru_cache(maxsize=4096)
 def _place(stream: str) -> int:
     """Return the key of a stream: what is looked up is a number, what is found must be the name."""
     return int.from_bytes(hashlib.sha256(check_name(stream)).digest()[:8], "big", signed=True)
 
 
-def _append(db: apsw.Connection, append: Append) -> Outcome:
-    stream, labels = append.stream, append.labels
-    place = _place(stream)
-    head = _head(db, stream, place)
-    outcome, missing = decide(
-        append,
-        None if head is None else head.position,
-        lambda first, last: [row[0] for row in db.execute(HEADERS, (place, first, last))],
-    )
-    if missing:
-        rows = [(place, e.position, _column(e.header), _column(e.body)) for e in missing]
-        db.executemany(ADD_ENTRY, rows)
-        last = missing[-1]
-        digest = hashlib.sha256(last.header).hexdigest()
-        text = msgspec.json.encode(sorted(labels)).decode() if labels else "[]"
-        db.execute(
-            ADD_HEAD if head is None else MOVE_HEAD, (last.position, digest, text, place, stream)
+def _append(db: apsw.Connection, appends: Sequence[Append]) -> list[Outcome]:
+    """Decide about each, then write for all: calls are few, because each lets other threads run."""
+    outcomes: list[Outcome] = []
+    entry_rows: list[tuple[int, int, str | bytes, str | bytes]] = []
+    new_heads: list[tuple[int, str, str, int, str]] = []
+    moved_heads: list[tuple[int, str, str, int, str]] = []
+    for append in appends:
+        stream, labels, place = append.stream, append.labels, _place(append.stream)
+        head = _head(db, stream, place)
+        outcome, missing = decide(
+            append, None if head is None else head.position, functools.partial(_headers, db, place)
         )
-        _relabel(db, stream, frozenset() if head is None else head.labels, labels)
-    return outcome
+        outcomes.append(outcome)
+        if missing:
+            entry_rows += [(place, e.position, _column(e.header), _column(e.body)) for e in missing]
+            last = missing[-1]
+            digest = hashlib.sha256(last.header).hexdigest()
+            text = msgspec.json.encode(sorted(labels)).decode() if labels else "[]"
+            heads = new_heads if head is None else moved_heads
+            heads.append((last.position, digest, text, place, stream))
+            _relabel(db, stream, frozenset() if head is None else head.labels, labels)
+    db.executemany(ADD_ENTRY, entry_rows)
+    db.executemany(ADD_HEAD, new_heads)
+    db.executemany(MOVE_HEAD, moved_heads)
+    return outcomes
+
+
+def _headers(db: apsw.Connection, place: int, first: int, last: int) -> list[bytes]:
+    return [row[0] for row in db.execute(HEADERS, (place, first, last))]
 
 
 def _relabel(
@@ -320,3 +374,13 @@ def _listed(row: tuple[Any, ...], label: str | None) -> Head:
     if label is not None and label not in head.labels:
         raise DamagedError(name, 0, "it is listed under a label that its head does not bear")
     return head
+
+
+def _by_id(db: apsw.Connection, places: list[int]) -> list[Head]:
+    heads = []
+    for place in places:
+        row = db.execute(BY_ID, (place,)).fetchone()
+        if row is None:
+            raise DamagedError(f"the stream with the key {place}", 0, "it has entries and no head")
+        heads.append(_listed(row, None))
+    return heads

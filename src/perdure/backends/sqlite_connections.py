@@ -48,9 +48,15 @@ def patient(seconds: float) -> Callable[[int], bool]:
 class Connections:
     """Hands out connections that are open, of this process, and free of transactions."""
 
-    def __init__(self, name: str, open_one: Callable[[], apsw.Connection]) -> None:
+    def __init__(
+        self,
+        name: str,
+        open_one: Callable[[], apsw.Connection],
+        rewrite_log: Callable[[], None],
+    ) -> None:
         self._name = name
         self._open_one = open_one
+        self._rewrite_log = rewrite_log
         self._writer: apsw.Connection | None = None
         self._readers: list[apsw.Connection] = []
         self._lent = 0
@@ -65,6 +71,7 @@ class Connections:
         self._writing = threading.Lock()
         self._lending = threading.Condition()
         self._paused = False
+        self._took_over = False
 
     @contextlib.contextmanager
     def writing(self, stream: str) -> Iterator[apsw.Connection]:
@@ -139,7 +146,22 @@ class Connections:
 
     def _open_writer(self) -> apsw.Connection:
         self._writer = self._open_healed() if self._poisoned else self._open_one()
+        if not self._took_over:
+            self._take_over(self._writer)
         return self._writer
+
+    def _take_over(self, writer: apsw.Connection) -> None:
+        """Have the log written anew, once in a process, while nobody else writes to it.
+
+        A process whose sync failed, and that died of it, leaves entries in the log that can be
+        read, but that no sync brings to the disk any more.
+        """
+        writer.execute("begin immediate")
+        try:
+            self._rewrite_log()
+        finally:
+            writer.execute("rollback")
+        self._took_over = True
 
     def _open_healed(self) -> apsw.Connection:
         """Open a connection and rewrite what the log holds.

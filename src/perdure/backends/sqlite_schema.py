@@ -86,6 +86,23 @@ def open_connection(
     return connection
 
 
+def rewrite_file(path: str) -> None:
+    """Write a file's bytes anew, for `sync_file`; nothing to do if there is no such file.
+
+    Only for the log, and only while this process holds the right to write to it.
+    """
+    try:
+        handle = os.open(path, os.O_RDWR | getattr(os, "O_BINARY", 0))
+    except FileNotFoundError:
+        return
+    try:
+        while data := os.read(handle, 2**20):
+            os.lseek(handle, -len(data), os.SEEK_CUR)
+            os.write(handle, data)
+    finally:
+        os.close(handle)
+
+
 def sync_file(path: str) -> None:
     """Make what was written to a file durable; nothing to do if there is no such file.
 

@@ -45,14 +45,14 @@ class Commands(LazyGroup):
 
 EPILOG = """\b
 Examples:
-  perdure demo                      kill an assistant in mid-turn, and see it go on
+  perdure demo                      kill an assistant, and see it go on
   perdure ls --recent               what changed last
   perdure show claim-4711           a conversation
   perdure verify --store agents.db  is everything whole?
 
 \b
-A command reads the store that --store names, else PERDURE_URL, else agents.db in
-the current directory. Reading never makes a store.
+A command reads the store that --store names, else PERDURE_URL, else agents.db
+in the current directory. Reading never makes a store.
 
 \b
 Exit codes:

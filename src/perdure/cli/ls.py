@@ -9,7 +9,15 @@ import click
 
 from perdure.backend import Head
 from perdure.cli.rendering import labels_text
-from perdure.cli.stores import BAD_NEWS, Opened, Reading, Trouble, opened, store_option
+from perdure.cli.stores import (
+    BAD_NEWS,
+    NotThereError,
+    Opened,
+    Reading,
+    every_head,
+    opened,
+    store_option,
+)
 from perdure.cli.text import ago, columns, exact, first_line, pad, safe, say, say_json
 from perdure.cli.text import terminal_width as screen
 from perdure.errors import DamagedError, NotFoundError, UnsupportedError
@@ -17,18 +25,19 @@ from perdure.fold import DELETED
 from perdure.store import Store
 
 PAGE = 50  # Two screens; each session shown costs a few reads.
+CELLS, LABELS, ID_MIN = 48, 6, 12  # Columns: between id and labels, and at least of these two.
 
 EXAMPLES = """\b
 Examples:
-  perdure ls                          the first sessions by id
-  perdure ls claim- --recent          of those that begin with claim-, the last changed first
-  perdure ls --label turn-open        those with a turn that has not ended
-  perdure ls --json --limit 0         all of them, for a program
+  perdure ls                       the first sessions by id
+  perdure ls claim- --recent       whose ids begin so, the last changed first
+  perdure ls --label turn-open     those with a turn that has not ended
+  perdure ls --json --limit 0      all of them, for a program
 
 \b
-With --json, each line is an object: id, messages, position, last_role, changed
-(ISO 8601, UTC), labels, state (live, deleted or damaged) and damage (null, or why
-it can not be read). What is unknown is null.
+With --json, each line is an object: id, messages, position, last_role,
+changed (ISO 8601, UTC), labels, state (live, deleted or damaged) and damage
+(null, or why it can not be read). What is unknown is null.
 """
 
 
@@ -70,7 +79,7 @@ def ls(address: str | None, *, as_json: bool, limit: int, **wanted: Any) -> None
         rows = (row for head in shown if (row := _row(source.store, head)) is not None)
         count = damaged = 0
         last = ""
-        table = _Table(None if not isinstance(shown, list) else [head.stream for head in shown])
+        table = _Table([head for head in shown if isinstance(head, Head)] if limit else [])
         for row in rows:
             say_json(_json(row)) if as_json else table.line(row, first=not count)
             count += 1
@@ -86,19 +95,25 @@ def ls(address: str | None, *, as_json: bool, limit: int, **wanted: Any) -> None
 
 def _heads(
     source: Opened, *, prefix: str, labels: tuple[str, ...], recent: bool, after: str, deleted: bool
-) -> Iterator[Head]:
-    if recent and after:
-        raise click.UsageError("--after goes by id: with --recent, give a larger --limit.")
-    heads = source.store.sessions(
-        prefix=prefix, labels=labels, after=after, deleted=deleted, recent=recent
-    )
+) -> Iterator[Head | DamagedError]:
+    if recent:
+        if after:
+            raise click.UsageError("--after goes by id: with --recent, give a larger --limit.")
+        found = _recent(source, prefix, labels)
+    else:
+        found = every_head(source.backend, prefix=prefix, after=after, labels=labels)
+    for head in found:
+        if deleted or isinstance(head, DamagedError) or DELETED not in head.labels:
+            yield head
+
+
+def _recent(source: Opened, prefix: str, labels: tuple[str, ...]) -> Iterator[Head | DamagedError]:
     try:
-        first = next(heads, None)
+        yield from source.store.sessions(prefix=prefix, labels=labels, recent=True, deleted=True)
     except UnsupportedError as error:
         raise click.UsageError(f"--recent is not possible: {error}.") from error
-    if first is not None:
-        yield first
-        yield from heads
+    except DamagedError as error:
+        yield error
 
 
 def _close(source: Opened, wanted: dict[str, Any], count: int, *, as_json: bool) -> None:
@@ -106,7 +121,7 @@ def _close(source: Opened, wanted: dict[str, Any], count: int, *, as_json: bool)
     if count:
         return
     if any(wanted[key] for key in ("prefix", "labels", "after")):
-        raise Trouble(f"No session of {source.name} matches.", BAD_NEWS)
+        raise NotThereError(f"No session of {source.name} matches.")
     if not as_json:
         say(f"{source.name} holds no sessions.")
 
@@ -116,8 +131,10 @@ def _tell_of_more(count: int, last: str, *, recent: bool) -> None:
     say(f"There are more: {go_on} goes on, --limit 0 lists all.", err=True, dim=True)
 
 
-def _row(store: Store, head: Head) -> Row | None:
+def _row(store: Store, head: Head | DamagedError) -> Row | None:
     """Look into a session; None if it is gone by now."""
+    if isinstance(head, DamagedError):
+        return Row(Head(head.stream, 0, "", frozenset()), "damaged", None, None, None, head.reason)
     try:
         if DELETED in head.labels:
             (record, *_) = store.records(head.stream, after=head.position - 1)
@@ -130,7 +147,7 @@ def _row(store: Store, head: Head) -> Row | None:
     except NotFoundError:
         return None
     except DamagedError as error:
-        return Row(head, "damaged", None, None, None, str(error))
+        return Row(head, "damaged", None, None, None, error.reason)
 
 
 def _json(row: Row) -> dict[str, Any]:
@@ -149,11 +166,12 @@ def _json(row: Row) -> dict[str, Any]:
 class _Table:
     """Lines up the columns. An id that is too long for its column gets a line of its own."""
 
-    def __init__(self, ids: list[str] | None) -> None:
-        self._width = screen() - 1
-        longest = max((columns(safe(id)) for id in ids), default=0) if ids is not None else 0
-        room = max(self._width - 53, 16)
-        self._id = min(max(longest, 8), room) if ids is not None else room
+    def __init__(self, heads: list[Head]) -> None:
+        width = screen() - 1
+        labels = max((columns(labels_text(head.labels)) for head in heads), default=0)
+        room = max(width - CELLS - max(labels, LABELS), ID_MIN)
+        longest = max((columns(safe(head.stream)) for head in heads), default=room)
+        self._id = min(max(longest, len("session")), room)
 
     def line(self, row: Row, *, first: bool) -> None:
         if first:

@@ -13,7 +13,8 @@ from perdure.cli.text import columns, counted, first_line, terminal_width
 
 PATIENCE = 1.0  # Seconds; who waits less needs no bar.
 PAUSE = 0.1
-BAR = 24
+BAR = 20
+NAME_MIN = 16  # Columns; less of a session's name tells nothing.
 
 
 class Progress:
@@ -58,7 +59,7 @@ class Progress:
         of = f"{self.done:,} of {counted(total, self._noun)}"
         line = f"{self._doing} [{bar}] {of}, {seconds:.0f} s"
         room = terminal_width() - columns(line) - 3
-        return f"{line}  {first_line(self.at, room)}" if self.at and room > BAR else line
+        return f"{line}  {first_line(self.at, room)}" if self.at and room >= NAME_MIN else line
 
     def _erase(self) -> None:
         if self._shown:

@@ -91,7 +91,7 @@ def _other(content: Content) -> Said:
             marks = [f"+{label}" for label in add] + [f"-{label}" for label in remove]
             return Said(f"labels {safe(' '.join(marks))}")
         case Branched(parent=parent, at=at):
-            return Said(f"branch of {safe(parent)} at {at}: what is above is shared with it")
+            return Said(f"branch of {safe(parent)} at {at}: shared up to here")
         case Kept(branch=branch) if branch:
             begins = "begins" if not content.complete else "stands, and keeps this session"
             return Said(f"branch {safe(branch)} {begins}")

@@ -20,14 +20,15 @@ LOOK_BACK = 64  # Records; read back in steps that grow until enough messages ar
 EXAMPLES = """\b
 Examples:
   perdure show claim-4711             the whole conversation
-  perdure show claim-4711 --last 4    its last four messages, and what came with them
+  perdure show claim-4711 --last 4    its last four messages
   perdure show claim-4711 --at 12     as it was when record 12 was the newest
   perdure show claim-4711 --records   every record with all that it holds
   perdure show claim-4711 --json      the same for a program
 
 \b
-With --json, each line is an object: session, position, id, kind, time, digest,
-content; or session, position, unreadable for a record that can not be read.
+With --json, each line is an object: session, position, id, kind, time,
+digest, content; or session, position, unreadable for a record that can not
+be read.
 """
 
 
@@ -44,7 +45,7 @@ content; or session, position, unreadable for a record that can not be read.
 @click.option("--full", is_flag=True, help="Cut nothing, however long it is.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line, for each record.")
 @store_option
-def show(  # noqa: PLR0913 - one parameter for each option.
+def show(
     address: str | None,
     session: str,
     at: int | None,
@@ -60,7 +61,7 @@ def show(  # noqa: PLR0913 - one parameter for each option.
     1 then, and if there is no such session.
     """
     with opened(address) as source:
-        head = require_head(source.store, session)
+        head = require_head(source, session)
         if at is not None and at > head.position:
             reason = f"{session!r} has positions up to {head.position}, not {at}."
             raise click.BadParameter(reason, param_hint="'--at'")
@@ -140,7 +141,7 @@ def _print(source: Opened, head: Head, span: Span, view: View, *, at: int | None
     state = _opened(source.store, head.stream)
     view.title(source.name, head, state, at=at)
     if span.hidden:
-        view.earlier(span.after)
+        view.earlier(span.after, state)
     damaged = isinstance(state, DamagedError)
     for item in read(source.store, head.stream, span):
         if isinstance(item, Record):

@@ -7,6 +7,7 @@ import click
 from perdure.backend import Head
 from perdure.cli.rendering import Said, labels_text, raw, said, turn_name
 from perdure.cli.text import (
+    columns,
     compact,
     counted,
     exact,
@@ -21,7 +22,7 @@ from perdure.fold import DELETED
 from perdure.records import Kept, Message, Record, Snapshot, TurnBegun
 from perdure.session import Session
 
-CUT = 4000  # Characters; what is longer fills more than a screen, and is cut unless asked for.
+CUT = 2000  # Characters; what is longer fills more than a screen, and is cut unless asked for.
 COLOURS = {"user": "cyan", "assistant": "green", "tool": "magenta", "system": "yellow"}
 
 
@@ -34,6 +35,7 @@ class View:
         self._width = terminal_width() - 1
         self._indent = 6
         self._turns: dict[str, tuple[int, str]] = {}
+        self._apart = False  # Whether the next record stands apart from the one before.
         self._hidden = 0
         self._cut = 0
 
@@ -56,14 +58,16 @@ class View:
         if at is not None and at < head.position:
             say(f"As it was at position {at}; the counts above are of now.", bold=True)
 
-    def earlier(self, upto: int) -> None:
+    def earlier(self, upto: int, state: Session | DamagedError | None) -> None:
         """Tell of what is before the first record that is shown."""
+        for turn in state.interrupted if isinstance(state, Session) else ():
+            if turn.start < upto:
+                self._turns[turn.id] = (turn.start + 1, turn.correlation_id)
         say()
         say(f"Records 1 to {upto} are not shown: leave --last out to see them.", dim=True)
 
     def record(self, record: Record) -> None:
         """Print one record."""
-        self._follow(record)
         if self._raw:
             self._print_raw(record)
         elif isinstance(record.content, Snapshot) or _is_echo(record):
@@ -72,6 +76,7 @@ class View:
             self._rule(record)
         else:
             self._print(record)
+        self._follow(record)
 
     def _follow(self, record: Record) -> None:
         if isinstance(record.content, TurnBegun):
@@ -83,8 +88,8 @@ class View:
 
     def _print_raw(self, record: Record) -> None:
         say()
-        place = click.style(f"{record.position:>{self._indent - 2}}  ", dim=True)
-        say(f"{place}{click.style(safe(record.kind), bold=True)}  {exact(record.time)}")
+        kind = click.style(safe(record.kind), bold=True)
+        say(f"{self._place(record)}{kind}  {exact(record.time)}")
         pad = " " * self._indent
         say(f"{pad}id {safe(record.id)}", dim=True)
         say(f"{pad}digest {record.digest}", dim=True)
@@ -95,11 +100,13 @@ class View:
         heading, text = self._named(record)
         colour = {"turn.failed": "red", "turn.abandoned": "yellow", "deleted": "red"}
         line = f"── {heading} ── {moment(record.time)} "
+        line += "─" * max(self._width - self._indent - columns(line), 0)
         say()
         bold = record.kind != "turn.completed"
-        say(line + "─" * max(self._width - len(line), 0), fg=colour.get(record.kind), bold=bold)
+        say(self._place(record) + click.style(line, fg=colour.get(record.kind), bold=bold))
         if text:
             self._text(text)
+        self._apart = True
 
     def _named(self, record: Record) -> Said:
         """Return a record in words; of a turn, with the correlation id that it began with."""
@@ -113,16 +120,26 @@ class View:
     def _print(self, record: Record) -> None:
         heading, text = said(record.content, record.id)
         colour = None
+        if self._apart or isinstance(record.content, Message):
+            say()
+        self._apart = False
         if isinstance(record.content, Message):
             colour = COLOURS.get(str(record.content.message.get("role")))
-            say()
-            turn = record.content.turn
-            if turn and turn not in self._turns:
-                heading += f" (in {turn_name(turn)})"
-        place = click.style(f"{record.position:>{self._indent - 2}}  ", dim=True)
-        say(place + click.style(heading, fg=colour, bold=colour is not None))
+            heading += self._within(record.content.turn)
+        say(self._place(record) + click.style(heading, fg=colour, bold=colour is not None))
         if text:
             self._text(text)
+
+    def _within(self, turn: str) -> str:
+        """Name a message's turn where what is above does not tell which it is."""
+        if turn in self._turns and len(self._turns) == 1:
+            return ""
+        _, correlation_id = self._turns.get(turn, (0, ""))
+        name = turn_name(turn, correlation_id) if turn else "turn"
+        return "" if name == "turn" else f", in {name}"
+
+    def _place(self, record: Record) -> str:
+        return click.style(f"{record.position:>{self._indent - 2}}  ", dim=True)
 
     def _text(self, text: str) -> None:
         shown = text if self._full else text[:CUT]

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from perdure import journal
-from perdure.backend import Head
+from perdure.backend import Entry, Head
 from perdure.cli.progress import Progress
 from perdure.cli.stores import BAD_NEWS, Opened, Reading, every_head, opened, store_option
 from perdure.cli.text import counted, safe, say, say_json, sized
@@ -24,17 +24,18 @@ Examples:
   perdure stats --json | jq .records.message
 
 \b
-With --json, the output is one object: store; sessions (live, deleted, branches,
-damaged); messages; records (by kind); torn (entries that a crash cut off); bytes;
-largest (session, records, bytes); interrupted (session, turn, position,
-correlation_id); guarantees (survives, shared_by, detail).
+With --json, the output is one object: store; sessions (live, deleted,
+branches, damaged); messages; records (by kind); torn (entries that a crash
+cut off); bytes; largest (session, records, bytes); interrupted (session,
+turn, position, correlation_id); guarantees (survives, shared_by, detail).
 """
 
 COUNTED = """\
-Counted is every record that stands in the store, in the session where it was written: a branch
-adds its own records, not those of the past that it shares. Of a deleted session one record stays.
-Bytes are those of headers and bodies as stored, without what the store itself needs for them.
-An interrupted turn has no end: its process died, or is still at work."""
+Every record in the store is counted, in the session where it was written: a
+branch adds its own records, not those of the past that it shares. Of a deleted
+session one record stays. Bytes are those of headers and bodies as stored,
+without what the store itself needs for them. An interrupted turn has no end:
+its process died, or is still at work."""
 
 
 @click.command(cls=Reading, epilog=EXAMPLES)
@@ -93,13 +94,10 @@ class Tally:
         try:
             for entry in source.backend.read(head.stream):
                 size += len(entry.header) + len(entry.body or b"")
-                linked = journal.inspect(head.stream, entry)
-                if linked.header.kind == Recovered.kind:
-                    self._torn(batches)
-                kinds.update(whole.header.kind for whole in batches.add(linked))
+                kinds.update(self._kinds(batches, head.stream, entry))
                 yield
             self._torn(batches)
-        except (DamagedError, VersionError):
+        except DamagedError:
             self.damaged.add(head.stream)
         self.sessions["branches"] += kinds["branched"]
         self.records += kinds
@@ -108,6 +106,17 @@ class Tally:
         self.largest = sorted(self.largest, key=lambda one: (-one[0], one[2]))[:LARGEST]
         if TURN_OPEN in head.labels:
             self._interrupted(source, head.stream)
+
+    def _kinds(self, batches: Batches, name: str, entry: Entry) -> list[str]:
+        """Return the kinds of the records that became whole with this entry."""
+        try:
+            linked = journal.inspect(name, entry)
+            if linked.header.kind == Recovered.kind:
+                self._torn(batches)
+            return [whole.header.kind for whole in batches.add(linked)]
+        except (DamagedError, VersionError):
+            self.damaged.add(name)
+            return [whole.header.kind for whole in batches.flush()]
 
     def _torn(self, batches: Batches) -> None:
         if batches.torn is not None:
@@ -154,8 +163,9 @@ class Tally:
 def _print(found: dict[str, Any]) -> None:
     say(safe(found["store"]), bold=True)
     sessions = found["sessions"]
-    states = [key for key in ("branches", "deleted", "damaged") if sessions[key]]
-    parts = [f"{sessions['live']:,}", *(f"{sessions[key]:,} {key}" for key in states)]
+    branches = f" ({counted(sessions['branches'], 'branch')})" if sessions["branches"] else ""
+    parts = [f"{sessions['live']:,}{branches}"]
+    parts += [f"{sessions[key]:,} {key}" for key in ("deleted", "damaged") if sessions[key]]
     _fact("sessions", ", ".join(parts))
     _fact("messages", f"{found['messages']:,}")
     _fact("records", f"{sum(found['records'].values()):,}")

@@ -8,7 +8,7 @@ import errno
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -19,6 +19,7 @@ from perdure.backend import Backend, Head
 from perdure.cli.text import safe
 from perdure.codec import Codec
 from perdure.errors import DamagedError, NotFoundError, PerdureError, UsageError
+from perdure.fold import DELETED
 from perdure.opening import _backend, _parse, _settings
 from perdure.store import Store
 
@@ -26,17 +27,33 @@ BAD_NEWS, WRONG_CALL, UNAVAILABLE = 1, 2, 3
 NOBODY_READS = 128 + 13  # What a shell reports of a program that SIGPIPE ended.
 DEFAULT = "agents.db"
 SUGGESTED = 5  # Ids; more are no help.
-PAGE = 256
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Trouble(click.ClickException):
-    """What was asked for can not be done; the message says why."""
+    """What was asked for can not be done; the message says why, the exit code which way."""
 
-    def __init__(self, message: str, exit_code: int) -> None:
+    def __init__(self, message: str) -> None:
         super().__init__(safe(message))
-        self.exit_code = exit_code
+
+
+class NotThereError(Trouble):
+    """Nothing matches, or what does is damaged."""
+
+    exit_code = BAD_NEWS
+
+
+class WrongCallError(Trouble):
+    """The call can not work as it is."""
+
+    exit_code = WRONG_CALL
+
+
+class UnreadableError(Trouble):
+    """The store can not be read."""
+
+    exit_code = UNAVAILABLE
 
 
 class Reading(click.Command):
@@ -46,14 +63,14 @@ class Reading(click.Command):
         try:
             return super().invoke(ctx)
         except (DamagedError, NotFoundError) as error:
-            raise Trouble(str(error), BAD_NEWS) from error
+            raise NotThereError(str(error)) from error
         except UsageError as error:
-            raise Trouble(str(error), WRONG_CALL) from error
+            raise WrongCallError(str(error)) from error
         except PerdureError as error:
-            raise Trouble(str(error), UNAVAILABLE) from error
+            raise UnreadableError(str(error)) from error
         except OSError as error:
             if error.errno != errno.EPIPE:
-                raise Trouble(str(error), UNAVAILABLE) from error
+                raise UnreadableError(str(error)) from error
             # Whoever read the output has gone. Python would complain when it flushes at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             ctx.exit(NOBODY_READS)
@@ -74,7 +91,7 @@ def store_option(command: F) -> F:
 class AsStored(Codec):
     """Leaves values as the JSON trees that are stored: nobody's classes are needed to show them."""
 
-    def unpack(self, tree: Any, *, stream: str = "", position: int = 0) -> Any:
+    def unpack(self, tree: Any, **_: object) -> Any:
         """Return the tree."""
         return tree
 
@@ -104,11 +121,11 @@ def _existing(address: str | None) -> str:
     if not address:
         if not Path(DEFAULT).exists():
             reason = f"Which store? There is no {DEFAULT} here"
-            raise Trouble(f"{reason}: give --store URL, or set PERDURE_URL.", WRONG_CALL)
+            raise WrongCallError(f"{reason}: give --store URL, or set PERDURE_URL.")
         address = DEFAULT
     scheme, rest = _parse(address)
     if scheme == "memory":
-        raise Trouble("A memory store is empty when it is opened: name one on disk.", WRONG_CALL)
+        raise WrongCallError("A memory store is empty when it is opened: name one on disk.")
     if scheme in {"sqlite", "files"} and rest:
         _require_there(Path(rest), address)
     return address
@@ -116,62 +133,52 @@ def _existing(address: str | None) -> str:
 
 def _require_there(path: Path, address: str) -> None:
     if not path.exists():
-        raise Trouble(f"There is no store {address}: nothing was made.", UNAVAILABLE)
+        raise UnreadableError(f"There is no store {address}: nothing was made.")
     if path.is_file() and path.stat().st_size == 0 and not Path(f"{path}-wal").exists():
-        raise Trouble(f"{address} is an empty file, not a store: nothing was changed.", UNAVAILABLE)
+        raise UnreadableError(f"{address} is an empty file, not a store: nothing was changed.")
 
 
-def head_of(store: Store, session: str) -> Head | None:
+def head_of(backend: Backend, session: str) -> Head | None:
     """Return the head of a session, deleted or not, or None."""
-    if not session:
-        return None
-    found = next(store.sessions(prefix=session, deleted=True), None)
+    found = next(backend.streams(prefix=session, limit=1), None) if session else None
     return found if found is not None and found.stream == session else None
 
 
-def require_head(store: Store, session: str) -> Head:
+def require_head(source: Opened, session: str) -> Head:
     """Return the head of a session, deleted or not; for an unknown one say which are close."""
-    head = head_of(store, session)
+    head = head_of(source.backend, session)
     if head is not None:
         return head
-    close = _close(store, session)
+    close = _close(source.backend, session)
     hint = f" Close to it: {', '.join(map(repr, close))}." if close else ""
-    raise Trouble(f"There is no session {session!r}.{hint} `perdure ls` lists them.", BAD_NEWS)
+    raise NotThereError(f"There is no session {session!r}.{hint} `perdure ls` lists them.")
 
 
-def _close(store: Store, session: str) -> list[str]:
+def _close(backend: Backend, session: str) -> list[str]:
     """Return the ids that share the longest beginning with a session's."""
     for length in range(len(session), 0, -1):
-        found = []
-        for head in store.sessions(prefix=session[:length]):
-            found.append(head.stream)
-            if len(found) == SUGGESTED:
-                break
-        if found:
+        heads = backend.streams(prefix=session[:length], limit=SUGGESTED)
+        if found := [head.stream for head in heads if DELETED not in head.labels]:
             return found
     return []
 
 
-def every_head(backend: Backend, prefix: str = "") -> Iterator[Head | DamagedError]:
-    """Yield the heads of all sessions, deleted ones too, and what is wrong with those that are not.
+def every_head(
+    backend: Backend, *, prefix: str = "", after: str = "", labels: Collection[str] = ()
+) -> Iterator[Head | DamagedError]:
+    """Yield the heads of sessions, deleted ones too; in place of a damaged one, what is wrong.
 
     A damaged head is stepped over. Where the store can not read its list, it ends there.
     """
-    after = ""
     while True:
         try:
-            page = list(backend.streams(prefix=prefix, after=after, limit=PAGE))
-        except DamagedError:
-            # One by one, to lose no more than is damaged.
-            try:
-                page = list(backend.streams(prefix=prefix, after=after, limit=1))
-            except DamagedError as error:
-                yield error
-                if error.stream == backend.name or error.stream <= after:
-                    return
-                after = error.stream
-                continue
-        if not page:
+            for head in backend.streams(prefix=prefix, after=after, labels=labels):
+                after = head.stream
+                yield head
+        except DamagedError as error:
+            yield error
+            if error.stream == backend.name or error.stream <= after:
+                return
+            after = error.stream
+        else:
             return
-        yield from page
-        after = page[-1].stream

@@ -7,12 +7,28 @@ from collections.abc import Callable
 import click
 
 from perdure.cli.rendering import damage_json, one_line, record_json
-from perdure.cli.stores import BAD_NEWS, Reading, head_of, opened, require_head, store_option
-from perdure.cli.text import columns, first_line, moment, safe, say, say_json, terminal_width
+from perdure.cli.stores import (
+    BAD_NEWS,
+    Opened,
+    Reading,
+    head_of,
+    opened,
+    require_head,
+    store_option,
+)
+from perdure.cli.text import (
+    columns,
+    counted,
+    first_line,
+    moment,
+    safe,
+    say,
+    say_json,
+    terminal_width,
+)
 from perdure.errors import DamagedError, NotFoundError, TornError, UnavailableError
 from perdure.fold import DELETED
 from perdure.records import Record
-from perdure.store import Store
 
 FIRST_PAUSE = 0.05  # Seconds; a person takes what comes within a blink for immediate.
 LONGEST_PAUSE = 1.0
@@ -20,12 +36,13 @@ LONGEST_PAUSE = 1.0
 EXAMPLES = """\b
 Examples:
   perdure tail claim-4711             the last 10 records
-  perdure tail claim-4711 -f -n 0     only what comes from now on; Ctrl-C ends it
+  perdure tail claim-4711 -f -n 0     what comes from now on, until Ctrl-C
   perdure tail claim-4711 --json      for a program
 
 \b
-With --json, each line is an object: session, position, id, kind, time, digest,
-content; or session, position, unreadable for a record that can not be read.
+With --json, each line is an object: session, position, id, kind, time,
+digest, content; or session, position, unreadable for a record that can not
+be read.
 """
 
 
@@ -51,8 +68,8 @@ def tail(address: str | None, session: str, *, follow: bool, lines: int, as_json
     """
     with opened(address) as source:
         if not follow:
-            require_head(source.store, session)
-        lines_of = _Lines(source.store, session, as_json=as_json)
+            require_head(source, session)
+        lines_of = _Lines(source, session, as_json=as_json)
         try:
             lines_of.last(lines)
             if follow:
@@ -66,8 +83,8 @@ def tail(address: str | None, session: str, *, follow: bool, lines: int, as_json
 class _Lines:
     """Prints the records of one session, each once."""
 
-    def __init__(self, store: Store, session: str, *, as_json: bool) -> None:
-        self._store = store
+    def __init__(self, source: Opened, session: str, *, as_json: bool) -> None:
+        self._store, self._backend = source
         self._session = session
         self._as_json = as_json
         self._position = 0
@@ -77,7 +94,7 @@ class _Lines:
 
     def last(self, count: int) -> None:
         """Print the last few records."""
-        head = head_of(self._store, self._session)
+        head = head_of(self._backend, self._session)
         if head is None:
             self._tell(f"There is no session {self._session!r} yet: waiting for it.")
             return
@@ -96,7 +113,7 @@ class _Lines:
     def _look(self) -> bool:
         """Print what is new; False if there was nothing, or if the store does not answer now."""
         try:
-            head = head_of(self._store, self._session)
+            head = head_of(self._backend, self._session)
             if head is None or head.position <= self._position:
                 return False
             self._new()
@@ -119,7 +136,7 @@ class _Lines:
             self._unreadable(damage, before=record.position)
             if record.position > self._position + 1 and record.kind == "deleted":
                 missed = record.position - self._position - 1
-                self._tell(f"{missed} records before it were dropped before they were seen.")
+                self._tell(f"{counted(missed, 'record')} before it: dropped before being seen.")
             self._position = record.position
             say_json(record_json(session, record)) if self._as_json else self._print(record)
         self._unreadable(damage, before=None)

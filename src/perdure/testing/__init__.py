@@ -1,7 +1,7 @@
 """For whoever writes a backend, or tests how an application recovers.
 
 `BackendContract` and `AsyncBackendContract` need pytest, which is imported only when one of them
-is asked for; `faults` needs nothing.
+is asked for; `machine_for` needs hypothesis, likewise; `faults` needs nothing.
 """
 
 from importlib import import_module
@@ -12,6 +12,7 @@ from perdure.testing.faults import Crash, CrashAt, Flaky, Slow, Torn
 if TYPE_CHECKING:
     from perdure.testing.contract import BackendContract
     from perdure.testing.contract_async import AsyncBackendContract
+    from perdure.testing.machine import machine_for
 
 __all__ = [
     "AsyncBackendContract",
@@ -21,6 +22,7 @@ __all__ = [
     "Flaky",
     "Slow",
     "Torn",
+    "machine_for",
 ]
 
 
@@ -28,10 +30,12 @@ _CONTRACTS = {
     "BackendContract": "perdure.testing.contract",
     "AsyncBackendContract": "perdure.testing.contract_async",
 }
-_PARTS = ("contract_appending", "contract_reading", "contract_sharing")
+_PARTS = ("contract_appending", "contract_reading", "contract_recent", "contract_sharing")
 
 
 def __getattr__(name: str) -> Any:
+    if name == "machine_for":
+        return import_module("perdure.testing.machine").machine_for
     if name not in _CONTRACTS:
         message = f"module {__name__!r} has no attribute {name!r}"
         raise AttributeError(message)

@@ -16,10 +16,11 @@ import pytest
 from perdure.backend import Backend
 from perdure.testing.contract_appending import AppendingContract
 from perdure.testing.contract_reading import ReadingContract
+from perdure.testing.contract_recent import RecentContract
 from perdure.testing.contract_sharing import SharingContract
 
 
-class BackendContract(AppendingContract, ReadingContract, SharingContract):
+class BackendContract(AppendingContract, ReadingContract, SharingContract, RecentContract):
     """Passes for a store that keeps every sentence of `perdure.backend.Backend`.
 
     `reopens` is False for a store that is gone when closed, `processes` for one that other

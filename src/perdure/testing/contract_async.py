@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from perdure.backend import AsyncBackend
+from perdure.backend import RECENT, AsyncBackend, knowing_recency
 from perdure.errors import UsageError
 from perdure.testing.contract_values import appended, entries, entry
 
@@ -54,6 +54,20 @@ class AsyncBackendContract:
             assert await _read(backend, "s") == entries(3, 3)
             (outcome,) = await backend.append([appended("s", 3, 3, mark="other")])
             assert outcome.status == "conflict"
+
+        run(scenario)
+
+    def test_the_stream_that_was_appended_to_last_comes_first(self, run: Run) -> None:
+        async def scenario(backend: AsyncBackend) -> None:
+            if RECENT not in backend.capabilities:
+                pytest.skip("this store does not declare the capability `recent`")
+            await backend.append([appended("a", 1, 1, "l")])
+            await backend.append([appended("b", 1, 1)])
+            await backend.append([appended("a", 2, 2, "l")])
+            known = knowing_recency(backend)
+            assert [head.stream async for head in known.recent()] == ["a", "b"]
+            assert [head.stream async for head in known.recent(prefix="b")] == ["b"]
+            assert [head.stream async for head in known.recent(labels=["l"], limit=1)] == ["a"]
 
         run(scenario)
 

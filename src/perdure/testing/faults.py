@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Literal
 
-from perdure.backend import Append, Backend, Entry, Head, Outcome
+from perdure.backend import Append, Backend, Entry, Head, Outcome, knowing_recency
 from perdure.errors import UnavailableError
 
 
@@ -17,7 +17,7 @@ class Crash(BaseException):  # Not an error to be caught, but a simulated death.
 
 
 class _Around:
-    """Forwards the five methods; what fails is decided by subclasses."""
+    """Forwards what the backend does; what fails is decided by subclasses."""
 
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
@@ -53,6 +53,12 @@ class _Around:
     ) -> Iterator[Head]:
         """As the backend's."""
         return self.backend.streams(prefix=prefix, after=after, labels=labels, limit=limit)
+
+    def recent(
+        self, *, prefix: str = "", labels: Collection[str] = (), limit: int | None = None
+    ) -> Iterator[Head]:
+        """As the backend's, where it declares it."""
+        return knowing_recency(self.backend).recent(prefix=prefix, labels=labels, limit=limit)
 
     def drop(self, stream: str, *, before: int) -> None:
         """As the backend's."""

@@ -1,0 +1,305 @@
+"""What all commands have in common: which store is read, how they end, what help says."""
+
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import perdure
+from perdure.cli.__main__ import main
+from perdure.cli.registry import COMMANDS, Later
+from perdure.cli.text import ago, columns, counted, first_line, safe, sized, wrapped
+from tests.cli.support import EVIL, SNEAKY, damage, fill, invoke, said, start
+
+READING = ["ls", "show", "tail", "verify", "stats"]
+NEEDS_SESSION = {"show", "tail"}
+posix = pytest.mark.skipif(os.name != "posix", reason="needs pipes and signals of POSIX")
+
+
+def words(command: str) -> list[str]:
+    return [command, "claim-4711"] if command in NEEDS_SESSION else [command]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return fill(tmp_path / "agents.db")
+
+
+def test_help_names_every_command_and_every_exit_code() -> None:
+    shown = invoke(None, "--help").stdout
+    for command, text in COMMANDS.items():
+        assert re.search(rf"^  {command} +{re.escape(text)}$", shown, re.MULTILINE)
+    for code in range(4):
+        assert re.search(rf"^    {code}  \w", shown, re.MULTILINE)
+    assert "PERDURE_URL" in shown
+
+
+@pytest.mark.parametrize("command", [[], *([name] for name in COMMANDS)])
+def test_help_fits_in_80_columns_and_has_an_example(command: list[str]) -> None:
+    done = invoke(None, *command, "--help")
+    assert done.exit_code == 0
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    assert re.search(r"^  Examples?:\n    perdure", done.stdout, re.MULTILINE)
+    if command and command[0] in READING:
+        assert "--store URL" in done.stdout
+        assert "--json" in done.stdout
+
+
+def test_every_command_is_registered_under_its_name() -> None:
+    assert list(main.commands) == list(COMMANDS)
+    assert len(main.commands) == len(COMMANDS)
+    for name, command in main.commands.items():
+        assert command.name == name
+
+
+def test_commands_can_be_added_and_taken_away() -> None:
+    commands = Later()
+    commands["more"] = main
+    assert commands["more"] is main
+    assert "more" in commands
+    del commands["more"], commands["ls"]
+    assert "more" not in commands
+    with pytest.raises(KeyError):
+        commands["ls"]
+
+
+def test_help_imports_no_command_and_no_driver() -> None:
+    code = (
+        "import sys; from perdure.cli.__main__ import main\n"
+        "try: main(['--help'], prog_name='perdure')\n"
+        "except SystemExit: print(*sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = set(done.stdout.split())
+    assert "click" in loaded
+    assert not {"apsw", "asyncio", "json", *(f"perdure.cli.{name}" for name in COMMANDS)} & loaded
+
+
+@pytest.mark.parametrize(("wrong", "right"), [("shwo", "show"), ("verfy", "verify"), ("lss", "ls")])
+def test_an_unknown_command_names_the_closest(wrong: str, right: str) -> None:
+    done = invoke(None, wrong)
+    assert done.exit_code == 2
+    assert f"There is no command '{wrong}'. Did you mean '{right}'?" in done.stderr
+
+
+def test_a_command_like_no_other_lists_all() -> None:
+    assert f"There are {', '.join(sorted(COMMANDS))}." in invoke(None, "xyzzy").stderr
+
+
+def test_python_m_perdure_is_the_command(path: Path) -> None:
+    with start("ls", folder=path.parent) as process:
+        shown, errors = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert errors == ""
+    assert shown.startswith("session ")
+    assert "claim-4711" in shown
+
+
+@pytest.mark.parametrize("command", READING)
+def test_the_store_is_the_option_else_the_variable_else_agents_db(
+    command: str, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(path.parent)
+    by_option = invoke(path, *words(command), "--json")
+    assert by_option.exit_code == 0, by_option.output
+    monkeypatch.chdir("/")
+    by_variable = invoke(None, *words(command), "--json", PERDURE_URL=f"sqlite:{path}")
+    assert by_variable.exit_code == 0, by_variable.output
+    monkeypatch.chdir(path.parent)
+    assert invoke(None, *words(command), "--json").exit_code == 0
+
+
+@pytest.mark.parametrize("command", READING)
+def test_without_a_store_a_command_says_what_to_give(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = invoke(None, *words(command))
+    assert done.exit_code == 2
+    assert "give --store URL, or set PERDURE_URL" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("command", READING)
+@pytest.mark.parametrize("address", ["missing.db", "sqlite:missing.db", "files:missing", "in/x.db"])
+def test_reading_never_makes_a_store(
+    command: str, address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = invoke(address, *words(command))
+    assert done.exit_code == 3
+    assert "nothing was made" in done.stderr
+    assert done.stdout == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("command", READING)
+def test_an_empty_file_is_no_store_and_stays_empty(command: str, tmp_path: Path) -> None:
+    path = tmp_path / "empty.db"
+    path.touch()
+    done = invoke(path, *words(command))
+    assert done.exit_code == 3
+    assert "an empty file, not a store" in done.stderr
+    assert [(one.name, one.stat().st_size) for one in tmp_path.iterdir()] == [("empty.db", 0)]
+
+
+@pytest.mark.parametrize(
+    ("address", "code", "message"),
+    [
+        ("memory:", 2, "A memory store is empty"),
+        ("nosuch:x", 2, "unknown scheme"),
+        (".", 3, "that is a directory"),
+        ("notes.txt", 1, "not a database"),
+    ],
+)
+def test_what_is_no_store_is_one_line(
+    address: str, code: int, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("notes.txt").write_text("not a database\n" * 100)
+    done = invoke(address, "ls")
+    assert done.exit_code == code
+    assert done.stderr.count("\n") == 1
+    assert message in done.stderr
+
+
+@pytest.mark.parametrize("command", ["show", "tail", "verify"])
+def test_an_unknown_session_names_those_that_begin_alike(command: str, path: Path) -> None:
+    done = invoke(path, command, "claim-4712")
+    assert done.exit_code == 1
+    assert done.stdout == ""
+    assert "There is no session 'claim-4712'. Close to it: 'claim-4711'." in done.stderr
+    assert "Close" not in invoke(path, command, "zzz").stderr
+    assert invoke(path, command, "").exit_code == 1
+
+
+@posix
+@pytest.mark.parametrize("command", ["ls", "show", "tail", "verify", "stats"])
+def test_a_reader_that_goes_away_ends_a_command_quietly(command: str, path: Path) -> None:
+    with start(*words(command), folder=path.parent, bufsize=0) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == ""
+    assert process.returncode == 141
+
+
+@pytest.mark.parametrize("command", READING)
+def test_commands_read_while_another_process_writes(command: str, path: Path) -> None:
+    code = (
+        "import perdure, sys, time\n"
+        f"session = perdure.open({str(path)!r}).session('claim-4711')\n"
+        "print('ready', flush=True)\n"
+        "while True: session.append({'role': 'user', 'content': 'more'})"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as writer:
+        assert writer.stdout is not None
+        writer.stdout.readline()
+        try:
+            for _ in range(5):
+                done = invoke(path, *words(command), "--json")
+                assert done.exit_code == 0, done.output
+        finally:
+            writer.kill()
+
+
+def test_a_command_changes_nothing(path: Path) -> None:
+    before = path.read_bytes()
+    for command in READING:
+        assert invoke(path, *words(command)).exit_code == 0
+    assert path.read_bytes() == before
+
+
+def test_colours_are_for_terminals_only(path: Path) -> None:
+    for command in READING:
+        assert "\x1b" not in invoke(path, *words(command)).stdout
+        assert "\x1b[" in invoke(path, *words(command), FORCE_COLOR="1").stdout
+        assert "\x1b" not in invoke(path, *words(command), FORCE_COLOR="1", NO_COLOR="1").stdout
+
+
+@pytest.mark.parametrize("command", READING)
+@pytest.mark.parametrize("as_json", [False, True])
+def test_nothing_stored_can_reach_the_terminal_unseen(
+    command: str, tmp_path: Path, *, as_json: bool
+) -> None:
+    path = tmp_path / "evil.db"
+    name = "claim-\u202etxt\u2066\u200b"
+    with perdure.open(path) as store:
+        session = store.session(name)
+        with session.turn(EVIL, correlation_id=EVIL, author=EVIL) as turn:
+            call = {"id": EVIL, "function": {"name": EVIL, "arguments": EVIL}}
+            turn.append({"role": EVIL, "content": [EVIL, {"text": EVIL}], "tool_calls": [call]})
+            turn.append({EVIL: EVIL, "content": {EVIL: EVIL}}, recipient=EVIL, channel=EVIL)
+        session.set("\u202ekey", {EVIL: EVIL, "long": "x" * 300})
+        session.set("\u202ekey", {EVIL: f"{EVIL}{EVIL}", "long": "x" * 300})
+        session.note({EVIL: EVIL}, author=EVIL)
+        session.label("\u202elabel")
+        turn = session.turn(EVIL, correlation_id=EVIL)
+        turn.__enter__()
+    for options in ([], ["--records"], ["--at", "5"]) if command == "show" else ([],):
+        arguments = [command, name] if command in NEEDS_SESSION else [command]
+        done = invoke(path, *arguments, *options, *(["--json"] if as_json else []))
+        assert done.exit_code == 0, done.output
+        assert not set(done.output) & set(SNEAKY)
+
+
+def test_errors_are_safe_too(path: Path) -> None:
+    assert not set(invoke(path, "show", f"claim-{EVIL}").output) & set(SNEAKY)
+    damage(path, "update head set name = 'x' || char(27) || '[2J' where id = :place")
+    for command in ("ls", "verify", "stats"):
+        assert "\x1b" not in invoke(path, command).output
+
+
+@pytest.mark.slow
+def test_the_first_page_of_a_large_store_comes_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "large.db"
+    with perdure.open(path) as store:
+        for number in range(3000):
+            store.session(f"session-{number:05}").append(said("x"))
+    for options in ([], ["--recent"], ["--label", "none"], ["session-02999"]):
+        begun = time.monotonic()
+        invoke(path, "ls", "--limit", "5", *options)
+        assert time.monotonic() - begun < 1.0
+
+
+def test_safe_text_is_left_alone() -> None:
+    for text in ("plain", "é and e\u0301", "שלום", "👩\u200d👩\u200d👧", "日本語", "a\\x1b"):
+        assert safe(text) == text
+    assert safe("\x1b[2J") == "\\x1b[2J"
+    assert safe("\u202e\u2028\U000e0041\ud800") == "\\u202e\\u2028\\U000e0041\\ud800"
+
+
+def test_lines_are_wrapped_to_their_columns_and_lose_nothing() -> None:
+    text = "  indented words that go on\n\n" + "x" * 50 + "\tand 日本語日本語日本語日本語 end"
+    lines = list(wrapped(text, 20))
+    assert max(map(columns, lines)) <= 20
+    assert lines[:4] == ["  indented words", "that go on", "", "x" * 20]
+    assert "".join("".join(lines).split()) == "".join(text.split())
+    assert list(wrapped("", 20)) == [""]
+
+
+def test_a_cut_line_says_how_much_is_missing() -> None:
+    assert first_line("short\nlines", 40) == "short ⏎ lines"
+    assert first_line("x" * 100, 30) == "x" * 18 + " … +82"
+    assert first_line("x" * 100, None) == "x" * 100
+
+
+def test_numbers_are_for_people() -> None:
+    from datetime import UTC, datetime, timedelta
+
+    now = datetime(2026, 1, 1, tzinfo=UTC)
+    spans = {0: "now", 1: "1 second ago", 119: "1 minute ago", 7200: "2 hours ago"}
+    spans |= {86_400 * 3: "3 days ago", -90: "in 1 minute"}
+    for seconds, text in spans.items():
+        assert ago(now - timedelta(seconds=seconds), now) == text
+    assert [counted(1, "entry"), counted(2, "entry"), counted(0, "branch")] == [
+        "1 entry",
+        "2 entries",
+        "0 branches",
+    ]
+    sizes = [sized(number) for number in (999, 1000, 2_500_000, 3 * 10**12)]
+    assert sizes == ["999 B", "1.0 kB", "2.5 MB", "3.0 TB"]

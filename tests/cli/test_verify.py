@@ -1,0 +1,230 @@
+"""`perdure verify`: what is whole, what is damaged, and what is saved."""
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import apsw
+import pytest
+
+import perdure
+from perdure.cli import progress as bar
+from perdure.cli.progress import Progress
+from perdure.cli.text import safe
+from tests.cli.support import damage, fill, flip, invoke, objects, said
+
+posix = pytest.mark.skipif(os.name != "posix", reason="needs a terminal of POSIX")
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return fill(tmp_path / "agents.db")
+
+
+def test_whole_sessions_are_ok_one_by_one_and_in_sum(path: Path) -> None:
+    done = invoke(path, "verify")
+    assert done.exit_code == 0
+    assert done.stdout.splitlines() == [
+        "OK       claim-4711  18 entries",
+        "OK       empty-handed  1 entry",
+        "OK       gone  1 entry",
+        "OK       what-if  7 entries",
+        "4 sessions checked, none damaged.",
+    ]
+    assert invoke(path, "verify", "-q").stdout == "4 sessions checked, none damaged.\n"
+
+
+def test_sessions_are_chosen_by_id_or_by_prefix(path: Path) -> None:
+    chosen = [one["session"] for one in objects(invoke(path, "verify", "gone", "gone", "--json"))]
+    assert chosen == ["gone"]
+    chosen = [one["session"] for one in objects(invoke(path, "verify", "--prefix", "w", "--json"))]
+    assert chosen == ["what-if"]
+    done = invoke(path, "verify", "--prefix", "nothing")
+    assert done.exit_code == 1
+    assert "No session matches" in done.stderr
+
+
+def test_an_empty_store_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "new.db"
+    perdure.open(path).close()
+    done = invoke(path, "verify")
+    assert (done.exit_code, done.stdout) == (0, "0 sessions checked, none damaged.\n")
+
+
+def test_json_says_what_was_checked(path: Path) -> None:
+    with perdure.open(path) as store:
+        verified = store.session("claim-4711").verify()
+    (found,) = objects(invoke(path, "verify", "claim-4711", "--json"))
+    assert found == {
+        "session": "claim-4711",
+        "state": "ok",
+        "entries": 18,
+        "position": 18,
+        "digest": verified.digest,
+        "torn": 0,
+        "first_bad": None,
+        "problems": [],
+    }
+
+
+def test_a_flipped_bit_is_found_and_exits_with_1(path: Path) -> None:
+    flip(path, b"checked by phone")
+    done = invoke(path, "verify")
+    assert done.exit_code == 1
+    assert done.stdout.splitlines()[:3] == [
+        "DAMAGED  claim-4711  first bad position 10",
+        "         10: its body is not the one its header names",
+        "         17 records can be read",
+    ]
+    assert done.stdout.splitlines()[-2:] == [
+        "4 sessions checked, 1 damaged.",
+        "Keep a copy of the store. --salvage FILE saves what can be read.",
+    ]
+    found = objects(invoke(path, "verify", "--json"))
+    assert [one["state"] for one in found] == ["damaged", "ok", "ok", "ok"]
+    assert found[0]["first_bad"] == 10
+    assert [problem["position"] for problem in found[0]["problems"]] == [10]
+
+
+def test_damage_of_a_shared_past_is_found_in_the_branch_too(path: Path) -> None:
+    flip(path, b"You are a claims assistant.")
+    found = {one["session"]: one["first_bad"] for one in objects(invoke(path, "verify", "--json"))}
+    assert found == {"claim-4711": 1, "empty-handed": None, "gone": None, "what-if": 1}
+
+
+def test_stretches_of_the_same_damage_are_told_of_together(path: Path) -> None:
+    damage(path, "update entry set body = 'x' where stream = :place and position between 3 and 5")
+    shown = invoke(path, "verify", "claim-4711").stdout
+    assert "         3 to 5: its body is not the one its header names\n" in shown
+
+
+def test_many_stretches_are_counted(tmp_path: Path) -> None:
+    path = tmp_path / "many.db"
+    with perdure.open(path) as store:
+        session = store.session("claim-4711")
+        for number in range(60):
+            session.note(number)
+    damage(path, "update entry set body = 'x' where stream = :place and position % 3 = 0")
+    shown = invoke(path, "verify").stdout
+    assert "and 10 more stretches like these: --json lists all of them" in shown
+    assert len(objects(invoke(path, "verify", "--json"))[0]["problems"]) == 20
+
+
+def test_damage_that_is_not_in_one_entry_says_so(path: Path) -> None:
+    damage(path, "update head set labels = '[\"other\"]' where id = :place")
+    done = invoke(path, "verify", "claim-4711")
+    assert done.exit_code == 1
+    assert "DAMAGED  claim-4711  not in one entry\n" in done.stdout
+    assert "18 records can be read" in done.stdout
+
+
+def test_a_damaged_head_does_not_hide_the_others(path: Path) -> None:
+    damage(path, "update head set digest = 1.5 where id = :place", "empty-handed")
+    found = {one["session"]: one["state"] for one in objects(invoke(path, "verify", "--json"))}
+    whole = dict.fromkeys(("claim-4711", "gone", "what-if"), "ok")
+    assert found == {**whole, "empty-handed": "damaged"}
+
+
+def test_what_a_newer_perdure_wrote_is_no_damage(path: Path) -> None:
+    sql = "update entry set header = replace(header, '[1,', '[2,') where stream = :place"
+    damage(path, sql, "empty-handed")
+    done = invoke(path, "verify", "empty-handed")
+    assert done.exit_code in {1, 3}
+    assert "of version 2" in done.stdout
+
+
+def test_salvage_saves_every_record_that_can_be_read(path: Path, tmp_path: Path) -> None:
+    before = objects(invoke(path, "show", "claim-4711", "--json"))
+    flip(path, b"checked by phone")
+    target = tmp_path / "saved.jsonl"
+    done = invoke(path, "verify", "--salvage", str(target))
+    assert done.exit_code == 1
+    saved = [json.loads(line) for line in target.read_text("ascii").splitlines()]
+    assert [one for one in saved if "content" in one] == before[:9] + before[10:]
+    (lost,) = [one for one in saved if "unreadable" in one]
+    assert (lost["session"], lost["position"]) == ("claim-4711", 10)
+    assert f"17 records saved to {target}, 1 could not be read." in done.stdout
+
+
+def test_salvage_overwrites_nothing_and_makes_no_file_in_vain(path: Path, tmp_path: Path) -> None:
+    target = tmp_path / "saved.jsonl"
+    assert invoke(path, "verify", "--salvage", str(target)).exit_code == 0
+    assert not target.exists()
+    target.write_text("mine")
+    done = invoke(path, "verify", "--salvage", str(target))
+    assert done.exit_code == 2
+    assert "exists: name a new file" in done.stderr
+    assert target.read_text() == "mine"
+
+
+def test_a_file_of_noise_is_one_line_and_exit_code_1(tmp_path: Path) -> None:
+    path = tmp_path / "noise.db"
+    path.write_bytes(bytes(range(256)) * 64)
+    done = invoke(path, "verify")
+    assert done.exit_code == 1
+    assert done.stderr.count("\n") == 1
+
+
+def test_pages_that_sqlite_can_not_read_end_the_list_with_a_line(tmp_path: Path) -> None:
+    path = tmp_path / "pages.db"
+    with perdure.open(path) as store:
+        for number in range(300):
+            store.session(f"session-{number:03}").append(said("x" * 400))
+    db = apsw.Connection(str(path))
+    page = db.execute("select rootpage from sqlite_schema where name = 'head_name'").get
+    db.close()
+    data = bytearray(path.read_bytes())
+    data[(page - 1) * 8192 : page * 8192] = b"\xff" * 8192
+    path.write_bytes(data)
+    for command in ("verify", "ls", "stats"):
+        done = invoke(path, command)
+        assert done.exit_code == 1
+        assert done.output.count("\n") < 40
+
+
+# The bar.
+
+
+class Terminal:
+    def __init__(self) -> None:
+        self.text = ""
+
+    def isatty(self) -> bool:
+        return True
+
+    def write(self, text: str) -> int:
+        self.text += text
+        return len(text)
+
+    def flush(self) -> None:
+        pass
+
+
+def test_a_bar_is_shown_for_what_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setattr(bar, "PATIENCE", 0.01)
+    with Progress("verifying", "session", lambda: 4) as progress:
+        progress.at, progress.done = "claim\x1b[2J", 1
+        deadline = time.monotonic() + 10
+        while "1 of 4 sessions" not in terminal.text and time.monotonic() < deadline:
+            time.sleep(0.01)
+        progress.hide()
+    shown = terminal.text
+    assert "verifying [#####...............] 1 of 4 sessions, 0 s" in shown
+    assert safe("\x1b[2J") in shown
+    assert shown.rstrip("\r").endswith("\x1b[2K")
+
+
+def test_no_bar_is_shown_for_what_is_quick_or_piped(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    with Progress("verifying", "session", lambda: 4):
+        pass
+    monkeypatch.setattr(terminal, "isatty", lambda: False)
+    monkeypatch.setattr(bar, "PATIENCE", 0.0)
+    with Progress("verifying", "session", lambda: 4):
+        time.sleep(0.05)
+    assert terminal.text == ""

@@ -41,7 +41,7 @@ LAYERS = [
     {"fold"},
     {"events", "journal", "values", "steps"},
     {"codec", "cipher", "backends"},
-    {"records", "backend"},
+    {"records", "scalars", "backend"},
     {"errors"},
 ]
 
@@ -55,6 +55,7 @@ PURE = {
     "records",
     "replica",
     "salvage",
+    "scalars",
     "settings",
     "steps",
     "values",
@@ -68,6 +69,7 @@ PURE_IMPORTS = {
     "collections",
     "datetime",
     "decimal",
+    "functools",
     "hashlib",
     "math",
     "msgspec",

@@ -12,7 +12,7 @@ from zoneinfo import ZoneInfo
 import pytest
 
 import perdure
-from perdure import codec
+from perdure import codec, scalars
 from perdure.errors import UsageError
 from tests.durability import p15_values
 from tests.durability.p15_drawing import BAD, BAD_KEYS, TYPES, Drawing, Model, Point
@@ -122,7 +122,7 @@ def _shortened(value: Decimal) -> dict[str, str]:
 def test_a_codec_that_changes_values_is_found() -> None:
     """The twin: the sample fails when the codec loses the exponent of a decimal."""
     with (
-        mock.patch.dict(codec._PACK, {Decimal: _shortened}),
+        mock.patch.dict(scalars._PACK, {Decimal: _shortened}),
         pytest.raises(AssertionError, match="Decimal"),
     ):
         sample(p15_values.PROMISE, seed=1, seconds=10, least=1)

@@ -1,0 +1,174 @@
+"""The scalars that JSON lacks, as objects with one key that begins with `$`. Pure.
+
+`uuid` and `zoneinfo` are imported when such a value is first met: few applications have one, and
+each makes `import perdure` a tenth slower.
+"""
+
+import base64
+import re
+from collections.abc import Callable
+from datetime import UTC, date, datetime, timezone, tzinfo
+from decimal import Decimal
+from typing import Any
+
+from perdure.errors import UsageError, VersionError
+
+
+class Refused(Exception):  # noqa: N818 - it never leaves `codec`
+    """Carries the path of a value while the stack unwinds; costs nothing when all is well."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.path: list[str] = []
+
+
+def pack(value: Any, kind: type) -> dict[str, Any]:
+    """Return the tagged form of a scalar, or raise Refused."""
+    known = _PACK.get(kind)
+    if known is not None:
+        return known(value)
+    if kind.__name__ == "UUID" and kind is _uuid_class():
+        return {"$uuid": str(value)}
+    advice = _ADVICE.get(kind, "pass a codec for it in `types`, or convert it")
+    raise Refused(f"{kind.__qualname__} can not be stored: {advice}")
+
+
+def unpack(tag: str, packed: Any) -> Any:
+    """Return the scalar of a tagged form; an unknown tag is VersionError."""
+    known = _UNPACK.get(tag)
+    if known is None:
+        raise VersionError("a tagged scalar", tag, ", ".join(_UNPACK))
+    return known(packed)
+
+
+def require_unicode(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        reason = f"a lone surrogate at index {error.start} is not a character"
+        raise Refused(f"{reason}: clean the text with errors='replace'") from None
+
+
+def _pack_datetime(value: datetime) -> dict[str, Any]:
+    zone = value.tzinfo
+    if zone is not None and _is_zone_info(zone):
+        key: str = zone.key  # type: ignore[attr-defined]
+        _require_listed(value, key)
+        return {"$datetime": [value.isoformat(), key, value.fold]}
+    if type(zone) is timezone:
+        return _pack_fixed(value, zone)
+    if zone is None:
+        raise Refused("a datetime without a zone is ambiguous: give it one, such as timezone.utc")
+    raise Refused(f"the zone is a {type(zone).__name__}: use zoneinfo.ZoneInfo or timezone.utc")
+
+
+def _require_listed(value: datetime, key: str) -> None:
+    """Refuse a zone that a reader would not find, or one made from another file than its key's."""
+    if not _is_listed(key):
+        raise Refused(f"this machine does not list the zone {key!r}: use one that it lists")
+    if value.replace(tzinfo=_zones[key]).utcoffset() != value.utcoffset():
+        raise Refused(f"the zone {key!r} has other rules than this machine's: use the machine's")
+
+
+def _pack_fixed(value: datetime, zone: timezone) -> dict[str, Any]:
+    """A name that was given to a fixed offset is part of it: timezone(offset, "CET")."""
+    name = zone.tzname(None)
+    require_unicode(name)
+    if name != timezone(zone.utcoffset(None)).tzname(None):
+        return {"$datetime": [value.isoformat(), "=" + name, value.fold]}
+    return {"$datetime": [value.isoformat(), "", 1] if value.fold else value.isoformat()}
+
+
+def _unpack_datetime(packed: Any) -> datetime:
+    if isinstance(packed, str):
+        return _utc(datetime.fromisoformat(packed))
+    text, zone, fold = packed
+    zone = _text(zone)
+    stored = datetime.fromisoformat(text)
+    if not zone:
+        return _utc(stored).replace(fold=fold)
+    if zone.startswith("="):
+        offset = stored.utcoffset()
+        if offset is None:
+            raise ValueError(text)
+        return stored.replace(tzinfo=timezone(offset, zone[1:]), fold=fold)
+    local = stored.replace(tzinfo=_zone(zone), fold=fold)
+    # Rules of zones change; the instant that was stored does not.
+    return local if local.utcoffset() == stored.utcoffset() else stored.astimezone(local.tzinfo)
+
+
+def _utc(value: datetime) -> datetime:
+    if value.tzinfo is None:
+        raise ValueError(value)
+    return value.replace(tzinfo=UTC) if not value.utcoffset() else value
+
+
+_zones: dict[str, tzinfo] = {}
+
+
+def _zone(key: str) -> tzinfo:
+    # Only names that this machine lists are looked up: stored text must never choose a path or
+    # an import (zoneinfo falls back to importing a package named after the key).
+    if not _is_listed(key):
+        raise UsageError(f"this machine does not know the time zone {key!r}: install tzdata")
+    return _zones[key]
+
+
+def _is_listed(key: str) -> bool:
+    if key not in _zones:
+        from zoneinfo import ZoneInfo, available_timezones
+
+        if not re.fullmatch(r"[A-Za-z0-9_+\-/]{1,64}", key) or key not in available_timezones():
+            return False
+        _zones[key] = ZoneInfo(key)
+    return True
+
+
+def _pack_decimal(value: Decimal) -> dict[str, str]:
+    if not value.is_finite():
+        raise Refused(f"{value} has no exact form: store None or a string instead")
+    return {"$decimal": str(value)}
+
+
+def _text(packed: Any) -> str:
+    if type(packed) is not str:
+        raise TypeError(type(packed))
+    return packed
+
+
+def _is_zone_info(zone: tzinfo) -> bool:
+    if type(zone).__name__ != "ZoneInfo":
+        return False
+    from zoneinfo import ZoneInfo
+
+    return type(zone) is ZoneInfo and zone.key is not None
+
+
+def _uuid_class() -> Any:
+    from uuid import UUID
+
+    return UUID
+
+
+_PACK: dict[type, Callable[[Any], dict[str, Any]]] = {
+    bytes: lambda value: {"$bytes": base64.b64encode(value).decode("ascii")},
+    datetime: _pack_datetime,
+    date: lambda value: {"$date": value.isoformat()},
+    Decimal: _pack_decimal,
+}
+
+_UNPACK: dict[str, Callable[[Any], Any]] = {
+    "$bytes": lambda packed: base64.b64decode(_text(packed), validate=True),
+    "$datetime": _unpack_datetime,
+    "$date": lambda packed: date.fromisoformat(_text(packed)),
+    "$decimal": lambda packed: Decimal(_text(packed)),
+    "$uuid": lambda packed: _uuid_class()(_text(packed)),
+}
+
+_ADVICE: dict[type, str] = {
+    tuple: "it would come back as a list: pass list(...), or a codec in `types`",
+    set: "it has no order: pass sorted(...), or a codec in `types`",
+    frozenset: "it has no order: pass sorted(...), or a codec in `types`",
+    bytearray: "pass bytes(...)",
+    memoryview: "pass bytes(...)",
+}

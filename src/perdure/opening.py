@@ -98,7 +98,8 @@ def _backend(address: Address) -> Backend:
             raise UsageError(f"a memory store has no name, {rest!r} was given: use 'memory:'")
         return cls()  # type: ignore[no-any-return]
     if not rest:
-        raise UsageError("the path is empty: give the name of a file, such as 'agents.db'")
+        what = "a directory" if scheme == "files" else "a file, such as 'agents.db'"
+        raise UsageError(f"the path is empty: give the name of {what}")
     return cls(rest)  # type: ignore[no-any-return]
 
 

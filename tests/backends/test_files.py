@@ -79,7 +79,7 @@ def test_an_address_opens_it(path: Path) -> None:
         assert [one["content"] for one in session.messages()] == ["Hello?", "Hello."]
         assert session.get("plan") == {"step": 3}
         assert session.verify()
-    with pytest.raises(UsageError):
+    with pytest.raises(UsageError, match="a directory"):
         perdure.open("files:")
 
 
@@ -391,6 +391,25 @@ def test_a_new_stream_is_not_seen_before_its_name_is_durable(path: Path) -> None
     assert list(backend.read("s")) == entries(1, 1)
 
 
+def test_who_waits_for_a_stream_that_is_being_rewritten_writes_to_the_new_file(path: Path) -> None:
+    backend = FilesBackend(path)
+    status(backend, appended("s", 1, 5))
+    disk = Gated()
+    dropper = threading.Thread(target=lambda: FilesBackend(path, disk=disk).drop("s", before=4))
+    dropper.start()
+    assert disk.reached.wait(10)
+    outcomes: list[list[str]] = []
+    writer = threading.Thread(target=lambda: outcomes.append(status(backend, appended("s", 6, 6))))
+    writer.start()
+    time.sleep(0.05)
+    assert outcomes == []
+    disk.gate.set()
+    dropper.join()
+    writer.join()
+    assert outcomes == [["stored"]]
+    assert list(backend.read("s")) == entries(4, 6)
+
+
 def test_a_lock_that_is_held_too_long_is_unavailable_and_then_available(
     backend: FilesBackend, path: Path
 ) -> None:
@@ -402,6 +421,25 @@ def test_a_lock_that_is_held_too_long_is_unavailable_and_then_available(
             backend.append([appended("s", 2, 2)])
         assert list(backend.read("s")) == entries(1, 1), "readers do not wait for nothing"
     assert status(backend, appended("s", 2, 2)) == ["stored"]
+
+
+def test_calls_that_name_the_same_streams_in_other_orders_do_not_wait_for_each_other(
+    path: Path,
+) -> None:
+    names = [str(number) for number in range(8)]
+    done: list[str] = []
+
+    def work(order: list[str]) -> None:
+        backend = FilesBackend(path, patience=3)
+        for position in range(1, 41):
+            done.extend(status(backend, *(appended(name, position, position) for name in order)))
+
+    threads = [threading.Thread(target=work, args=(order,)) for order in (names, names[::-1])]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert done == ["stored"] * 2 * 40 * 8
 
 
 def test_an_error_of_one_stream_leaves_the_others_of_a_call_stored(

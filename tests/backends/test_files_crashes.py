@@ -360,6 +360,78 @@ def test_after_a_failed_sync_the_stream_goes_on_in_a_new_file(folder: Path) -> N
     assert list(backend.read("s")) == entries(1, 5)
 
 
+def fail(*calls: str) -> Callable[[str], None]:
+    """Let the next calls of these kinds fail, each once, in this order."""
+    left = list(calls)
+
+    def before(call: str) -> None:
+        if left and left[0] == call:
+            left.pop(0)
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    return before
+
+
+def after_power_loss(disk: WatchedDisk, folder: Path) -> FilesBackend:
+    (folder / "crashed").mkdir()
+    put(folder / "crashed", disk.model.crash(lambda _: [], lambda _: False))
+    return FilesBackend(folder / "crashed" / "store")
+
+
+def test_what_only_memory_holds_after_a_failed_sync_is_written_again(folder: Path) -> None:
+    """The batch could not even be taken away: whoever finds it must not trust a second sync."""
+    (folder / "work").mkdir()
+    disk, _ = recorded(folder / "work")
+    backend = FilesBackend(folder / "work" / "store", disk=disk)
+    status(backend, appended("s", 1, 3))
+    disk.before = fail("sync", "truncate")
+    with pytest.raises(UnavailableError):
+        backend.append([appended("s", 4, 5)])
+    other = FilesBackend(folder / "work" / "store", disk=disk)
+    assert list(other.read("s")) == entries(1, 5)
+    assert status(other, appended("s", 4, 5)) == ["stored"]
+    assert list(after_power_loss(disk, folder).read("s")) == entries(1, 5)
+
+
+def test_what_was_set_aside_survives_a_power_loss(folder: Path) -> None:
+    (folder / "work").mkdir()
+    disk, _ = recorded(folder / "work")
+    backend = FilesBackend(folder / "work" / "store", disk=disk)
+    status(backend, appended("s", 1, 1))
+    (file,) = folder.rglob("*.jsonl")
+    fd = disk.open(str(file), os.O_RDWR)
+    disk.write(fd, b"torn", file.stat().st_size)
+    disk.close(fd)
+    assert status(backend, appended("s", 2, 2)) == ["stored"]
+    assert list(after_power_loss(disk, folder).read("s")) == entries(1, 2)
+    (aside,) = (folder / "crashed").rglob("*.torn-1")
+    assert aside.read_bytes() == b"torn"
+
+
+@pytest.mark.parametrize(
+    "calls",
+    [
+        ("sync_directory", "remove_directory"),
+        ("sync_directory",),
+        ("make_directory",),
+        ("rename",),
+        ("open",),
+    ],
+    ids="-".join,
+)
+def test_a_folder_whose_name_may_be_lost_is_made_anew(folder: Path, calls: tuple[str, ...]) -> None:
+    (folder / "work").mkdir()
+    disk, _ = recorded(folder / "work")
+    backend = FilesBackend(folder / "work" / "store", disk=disk)
+    status(backend, appended("first", 1, 1))
+    disk.before = fail(*calls)
+    with pytest.raises(UnavailableError):
+        backend.append([appended("s", 1, 1)])
+    assert status(backend, appended("s", 1, 1)) == ["stored"]
+    crashed = after_power_loss(disk, folder)
+    assert [head.stream for head in crashed.streams()] == ["first", "s"]
+
+
 # Death.
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from perdure.backend import Append, Entry
 from perdure.backends.files import FilesBackend
+from perdure.backends.files_lines import stem
 from perdure.errors import DamagedError, PerdureError, UnavailableError
 from perdure.testing.contract_values import appended, entries, entry, status
 
@@ -203,6 +204,41 @@ def test_a_file_that_was_edited_by_hand_is_damaged(
     assert list(backend.read(NAMES[1])) == entries(1, 1), "the other stream is as it was"
 
 
+def test_batches_that_were_exchanged_or_repeated_are_damaged(
+    backend: FilesBackend, folder: Path
+) -> None:
+    for position in range(1, 8):
+        status(backend, appended("even", position, position))
+    file = file_of(folder, b'"even"')
+    first, *lines = file.read_bytes().splitlines(keepends=True)
+    batches = [b"".join(lines[number : number + 2]) for number in range(0, 14, 2)]
+    assert len({len(one) for one in batches[1:]}) == 1
+    for one in range(1, 6):
+        for other in range(one + 1, 7):
+            for changed in ({one: other, other: one}, {one: other}):
+                moved = [batches[changed.get(number, number)] for number in range(7)]
+                file.write_bytes(first + b"".join(moved))
+                came, error = asked(lambda: backend.read("even"))
+                assert (came, error) == (entries(1, one), "DamagedError")
+                came, error = asked(lambda: backend.read("even", reverse=True))
+                assert error == "DamagedError"
+                assert came == entries(1, 7)[::-1][: len(came)]
+    file.write_bytes(first + b"".join(batches))
+    assert list(backend.read("even")) == entries(1, 7)
+
+
+def test_a_torn_line_of_a_list_does_not_swallow_the_next_one(
+    backend: FilesBackend, file: Path
+) -> None:
+    names = file.parent / "names"
+    names.write_bytes(names.read_bytes() + b'["torn')
+    tries = (str(number) for number in range(99999))
+    name = next(one for one in tries if stem(one.encode()).startswith(file.parent.name))
+    status(backend, appended(name, 1, 1))
+    line = f'["{name}","{stem(name.encode())}"]'
+    assert line in names.read_text("utf-8").splitlines()
+
+
 def test_files_that_were_exchanged_are_damaged(
     backend: FilesBackend, file: Path, folder: Path
 ) -> None:
@@ -316,7 +352,12 @@ def test_links_and_pipes_are_not_followed(backend: FilesBackend, file: Path, fol
     elsewhere = folder / "elsewhere"
     file.rename(elsewhere)
     content = elsewhere.read_bytes()
-    for make in (lambda: file.symlink_to(elsewhere), lambda: os.mkfifo(file), file.mkdir):
+    makers: list[Callable[[], object]] = [
+        lambda: file.symlink_to(elsewhere),
+        lambda: os.mkfifo(file),
+        file.mkdir,
+    ]
+    for make in makers:
         make()
         for use in (
             lambda: list(backend.read(NAMES[0])),

@@ -77,9 +77,11 @@ class Disk:
         if sys.platform == "darwin":
             import fcntl
 
-            fcntl.fcntl(fd, fcntl.F_FULLFSYNC)  # A plain fsync leaves it in the drive's cache.
-        else:
-            os.fsync(fd)
+            # A plain fsync leaves it in the drive's cache; not every file system knows the other.
+            with contextlib.suppress(OSError):
+                fcntl.fcntl(fd, fcntl.F_FULLFSYNC)
+                return
+        os.fsync(fd)
 
     def sync_directory(self, path: str) -> None:
         """Return when the names in a directory are on stable storage."""

@@ -42,3 +42,10 @@ def bench(session: nox.Session) -> None:
     """The benchmarks, with the arguments after `--`."""
     install(session, "bench")
     session.run("python", "benchmarks/run.py", *session.posargs)
+
+
+@nox.session(python=PYTHONS[0])
+def docs(session: nox.Session) -> None:
+    """The documentation as a web site, in build/docs."""
+    session.install("--require-hashes", "-r", "requirements/docs.txt")
+    session.run("mkdocs", "build", env={"NO_MKDOCS_2_WARNING": "1"})

@@ -1,6 +1,8 @@
 """What the documentation says is true: its code runs, its links lead somewhere, it is complete."""
 
+import contextlib
 import inspect
+import io
 import os
 import re
 import signal
@@ -53,9 +55,18 @@ def execute(page: Path, found: list[Block]) -> dict[str, Any]:
     """Run blocks in one namespace; a traceback names the page and the line."""
     namespace: dict[str, Any] = {"__name__": "docs"}
     for block in found:
-        code = compile("\n" * (block.line - 1) + block.text, str(page), "exec")
-        exec(code, namespace)  # noqa: S102 - our own documentation.
+        if block.language == "python":
+            run(page, block, namespace)
     return namespace
+
+
+def run(page: Path, block: Block, namespace: dict[str, Any]) -> str:
+    """Run one block and return what it printed."""
+    code = compile("\n" * (block.line - 1) + block.text, str(page), "exec")
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(code, namespace)  # noqa: S102 - our own documentation.
+    return printed.getvalue()
 
 
 def named(page: Path) -> str:
@@ -67,7 +78,15 @@ def test_every_python_block_runs(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    execute(page, [block for block in python(page) if block.not_run is None])
+    namespace: dict[str, Any] = {"__name__": "docs"}
+    printed = ""
+    for block in blocks(page):
+        if block.language == "python" and block.not_run is None:
+            printed = run(page, block, namespace)
+        elif block.language == "text" and printed:
+            assert printed == block.text, f"{page.name}, line {block.line}"
+            printed = ""
+    assert printed == "", f"{page.name} prints what the page does not show"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=named)
@@ -172,6 +191,17 @@ def test_every_table_of_a_store_is_in_the_format(tmp_path: Path) -> None:
             name for name in columns if name != "rowid" and f"`{name}`" not in rows[table]
         ] == []
     db.close()
+
+
+@pytest.mark.parametrize(
+    ("cls", "page"),
+    [(perdure.Session, "session"), (perdure.Turn, "session"), (perdure.Store, "store")],
+)
+def test_every_public_method_is_in_the_reference(cls: type, page: str) -> None:
+    text = (ROOT / "docs" / "reference" / f"{page}.md").read_text("utf-8")
+    name = cls.__name__.lower()
+    public = [found for found in vars(cls) if not found.startswith("_")]
+    assert [found for found in public if f"{name}.{found}" not in text] == []
 
 
 def test_every_command_is_mentioned() -> None:

@@ -46,26 +46,38 @@ class Turn:
         return self._ended
 
     def __enter__(self) -> Self:
-        handle, replica = self._handle, self._handle.replica
+        if self.correlation_id:
+            self._correlation_before = correlation_id.get()
+            correlation_id.set(self.correlation_id)
+        try:
+            self._enter()
+        except BaseException:
+            self._let_go()
+            raise
+        self._handle.own_turns.add(self.id)
+        return self
+
+    def _enter(self) -> None:
         if not self._begun:
             plan = writing.begin_turn(
-                replica,
+                self._handle.replica,
                 self.id,
                 self._message,
                 correlation_id=self.correlation_id,
                 voice=self._voice,
             )
-            self._begun = handle.write(plan)
-            if self._begun > 0:
+            begun = self._handle.write(plan)
+            if begun > 0:
                 self._ownership = Ownership(self.id, self.id)
-            self._begun = abs(self._begun)
+            self._begun = abs(begun)
         if self._ownership is None:
             self._resume()
-        handle.own_turns.add(self.id)
-        if self.correlation_id:
-            self._correlation_before = correlation_id.get()
-            correlation_id.set(self.correlation_id)
-        return self
+
+    def _let_go(self) -> None:
+        self._handle.own_turns.discard(self.id)
+        if self._correlation_before is not None:
+            correlation_id.set(self._correlation_before)
+            self._correlation_before = None
 
     def _resume(self) -> None:
         if self.id not in self._handle.replica.fold.turns:
@@ -118,9 +130,7 @@ class Turn:
             elif error is not None and not self._ended:
                 self._record(error)
         finally:
-            self._handle.own_turns.discard(self.id)
-            if self._correlation_before is not None:
-                correlation_id.set(self._correlation_before)
+            self._let_go()
 
     def _record(self, error: BaseException) -> None:
         try:

@@ -3,6 +3,7 @@
 import contextlib
 import inspect
 import io
+import logging
 import os
 import re
 import signal
@@ -67,6 +68,16 @@ def run(page: Path, block: Block, namespace: dict[str, Any]) -> str:
     with contextlib.redirect_stdout(printed):
         exec(code, namespace)  # noqa: S102 - our own documentation.
     return printed.getvalue()
+
+
+@pytest.fixture(autouse=True)
+def own_logging() -> Iterator[None]:
+    """Undo what a page sets up."""
+    logger = logging.getLogger("perdure")
+    handlers, level = [*logger.handlers], logger.level
+    yield
+    logger.handlers[:] = handlers
+    logger.setLevel(level)
 
 
 def named(page: Path) -> str:

@@ -41,8 +41,9 @@ class Store:
         return self._open(id, must_exist=True)
 
     def _open(self, id: str, *, must_exist: bool) -> Session:
-        steps = lifecycle.opened(id, self._settings, must_exist=must_exist)
-        with events.observed("open", store=self._backend.name, session=str(id)) as seen:
+        name = require_session_id(id)
+        steps = lifecycle.opened(name, self._settings, must_exist=must_exist)
+        with events.observed("open", store=self._backend.name, session=name) as seen:
             replica = self._driver.run(steps)
             if replica.exists:
                 last = views.last_message(replica) or {}
@@ -100,8 +101,9 @@ class Store:
 
         InUseError while branches of it live; NotFoundError if there is none.
         """
-        with events.observed("delete", store=self._backend.name, session=str(id)):
-            self._driver.run(lifecycle.delete(id, self._settings, reason=reason))
+        name = require_session_id(id)
+        with events.observed("delete", store=self._backend.name, session=name):
+            self._driver.run(lifecycle.delete(name, self._settings, reason=reason))
 
     def guarantees(self) -> Guarantees:
         """Say what survives when an append has returned, and who may share the store."""

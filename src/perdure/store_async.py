@@ -41,8 +41,9 @@ class AsyncStore:
         return await self._open(id, must_exist=True)
 
     async def _open(self, id: str, *, must_exist: bool) -> AsyncSession:
-        steps = lifecycle.opened(id, self._settings, must_exist=must_exist)
-        with events.observed("open", store=self._backend.name, session=str(id)) as seen:
+        name = require_session_id(id)
+        steps = lifecycle.opened(name, self._settings, must_exist=must_exist)
+        with events.observed("open", store=self._backend.name, session=name) as seen:
             replica = await self._driver.run(steps)
             if replica.exists:
                 last = views.last_message(replica) or {}
@@ -102,8 +103,9 @@ class AsyncStore:
 
         InUseError while branches of it live; NotFoundError if there is none.
         """
-        with events.observed("delete", store=self._backend.name, session=str(id)):
-            await self._driver.run(lifecycle.delete(id, self._settings, reason=reason))
+        name = require_session_id(id)
+        with events.observed("delete", store=self._backend.name, session=name):
+            await self._driver.run(lifecycle.delete(name, self._settings, reason=reason))
 
     def guarantees(self) -> Guarantees:
         """Say what survives when an append has returned, and who may share the store."""

@@ -1,5 +1,6 @@
 """A store with a bit of everything, the command line run in this process, and ways to do damage."""
 
+import contextvars
 import json
 import os
 import subprocess
@@ -83,11 +84,17 @@ def fill(path: Path) -> Path:
         claim.label("vip")
         fail(claim, "charge", "req-10")
         claim.branch("what-if", at=5).append(said("What if?"))
-        claim.turn("And then?", correlation_id="req-11").__enter__()
+        interrupt(claim, "And then?", "req-11")
         store.session("gone").append(said("x"))
         store.delete("gone", reason="asked for")
         store.session("empty-handed").note({"only": ["a", "note"]})
     return path
+
+
+def interrupt(session: perdure.Session, message: str, correlation_id: str) -> None:
+    """Begin a turn and never end it. The correlation id that it sets stays behind with it."""
+    turn = session.turn(message, correlation_id=correlation_id)
+    contextvars.copy_context().run(turn.__enter__)
 
 
 class TerminalError(Exception):

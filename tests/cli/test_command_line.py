@@ -13,7 +13,7 @@ import perdure
 from perdure.cli.__main__ import main
 from perdure.cli.registry import COMMANDS, Later
 from perdure.cli.text import ago, columns, counted, first_line, safe, sized, wrapped
-from tests.cli.support import EVIL, SNEAKY, damage, fill, invoke, said, start
+from tests.cli.support import EVIL, SNEAKY, damage, fill, interrupt, invoke, said, start
 
 READING = ["ls", "show", "tail", "verify", "stats"]
 NEEDS_SESSION = {"show", "tail"}
@@ -238,8 +238,7 @@ def test_nothing_stored_can_reach_the_terminal_unseen(
         session.set("\u202ekey", {EVIL: f"{EVIL}{EVIL}", "long": "x" * 300})
         session.note({EVIL: EVIL}, author=EVIL)
         session.label("\u202elabel")
-        turn = session.turn(EVIL, correlation_id=EVIL)
-        turn.__enter__()
+        interrupt(session, EVIL, EVIL)
     for options in ([], ["--records"], ["--at", "5"]) if command == "show" else ([],):
         arguments = [command, name] if command in NEEDS_SESSION else [command]
         done = invoke(path, *arguments, *options, *(["--json"] if as_json else []))

@@ -21,7 +21,7 @@ from perdure.errors import (
 )
 from perdure.replica import Replica
 from perdure.settings import Settings
-from perdure.steps import Steps
+from perdure.steps import Commit, Steps
 from perdure.store import Store
 from tests.core.schedules import NEVER, Actor, copied, drawn, run, schedules, settings
 
@@ -248,6 +248,28 @@ def test_what_others_say_in_a_branch_stays_when_its_maker_gives_way() -> None:
         if stage.ends_anew([branch, deletion, user]):
             check_said(order, stage.world.store, [branch, deletion, user])
     assert said, "it was said in a branch"
+
+
+def test_what_others_say_in_a_branch_stays_when_its_maker_is_dead() -> None:
+    """The branch begins in the view of a deletion that has looked, or is about to look."""
+
+    class Begun(Stage):
+        def __call__(self) -> Sequence[Actor]:
+            actors = super().__call__()
+            branch = actors[0]
+            while not isinstance(branch.request, Commit) or branch.request.append.begins is False:
+                branch.step()
+            branch.lives = 1
+            return actors
+
+    stage = Begun(one_parent, [branches, deletes, uses_child])
+    ends = set()
+    for order, (branch, deletion, user) in schedules(stage):
+        assert not branch.done
+        ends.add((deletion.acknowledged, user.acknowledged))
+        if stage.ends_anew([branch, deletion, user]):
+            check_said(order, stage.world.store, [branch, deletion, user])
+    assert ends == {(True, False), (False, True), (False, False)}
 
 
 def test_a_handle_from_before_a_branch_took_its_name_writes_only_into_a_complete_one() -> None:

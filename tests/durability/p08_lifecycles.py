@@ -17,6 +17,7 @@ from typing import Any
 import perdure
 from perdure.backends.sqlite import SqliteBackend
 from perdure.errors import ConflictError, InUseError, NotFoundError
+from perdure.fold import DELETED
 from perdure.session import Session
 from perdure.store import Store
 from tests.durability.p08_processes import PATIENCE, Crew, Done, Log, operations
@@ -44,12 +45,16 @@ def append(path: Path, log: Log, name: str, seed: int) -> None:
     draw, numbers = random.Random(f"{seed} {name}"), itertools.count(1)
     store = perdure.open(path)
     session = store.session(PARENT)
+    opened_at = session.position
     while True:
         own = f"{name}-{next(numbers)}"
         message = {"id": own, "saw": len(session)}
+        over = DELETED in session.labels and session.position > opened_at
         done = attempted(log, partial(session.append, message), what="append", id=own)
-        if done is None and draw.random() < 0.7:
+        assert done is None or not over, f"{own} went to a life that a handle had seen end"
+        if done is None and draw.random() < 0.5:
             session = reopened(store, PARENT)
+            opened_at = session.position
         time.sleep(draw.random() * 0.004)
 
 

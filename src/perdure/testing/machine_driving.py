@@ -165,16 +165,17 @@ class Driving:
             assert answer == same[-1].position
 
     def _call_the_dead(self, opened: Opened, call: Call) -> None:
-        """A handle whose session was deleted must neither write nor bring it back."""
+        """A handle whose session was deleted must neither write nor bring it back, asked twice."""
         old = call.write.attempt(opened.life.seen(opened.session.position))
-        try:
-            call.run()
-        except (ConflictError, NotFoundError):
-            self.log.append(f"{call.name}: refused")
-        except PerdureError as error:
-            assert type(error).__name__ == old, error
-        else:
-            assert isinstance(old, Known), f"{call.name} wrote to a deleted session"
+        for _ in range(2):
+            try:
+                call.run()
+            except (ConflictError, NotFoundError):
+                self.log.append(f"{call.name}: refused")
+            except PerdureError as error:
+                assert type(error).__name__ == old, error
+            else:
+                assert isinstance(old, Known), f"{call.name} wrote to a deleted session"
         self.drop(opened)
 
     def drop(self, opened: Opened) -> None:

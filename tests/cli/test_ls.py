@@ -167,6 +167,15 @@ def test_a_damaged_head_does_not_hide_the_others(path: Path, options: list[str])
         assert found == {"claim-4711": "damaged", "empty-handed": "live", "what-if": "damaged"}
 
 
+def test_what_a_newer_perdure_wrote_does_not_hide_the_others(path: Path) -> None:
+    sql = "update entry set header = replace(header, '[1,', '[2,') where stream = :place"
+    damage(path, sql, "empty-handed")
+    done = invoke(path, "ls", "--json")
+    assert done.exit_code == 3
+    assert [one["state"] for one in objects(done)] == ["live", "newer", "live"]
+    assert "NEWER: " in invoke(path, "ls").stdout
+
+
 def test_a_long_id_is_whole_and_alone_on_its_line(tmp_path: Path) -> None:
     path = tmp_path / "long.db"
     name = "x" * 200

@@ -109,7 +109,7 @@ def test_damage_is_said_and_the_rest_is_counted(path: Path) -> None:
     damage(path, "update entry set body = 'x' where stream = :place and position = 3")
     done = invoke(path, "stats", "--json")
     assert done.exit_code == 1
-    assert "not wholly counted" in done.stderr
+    assert "nor counted: run `perdure verify`" in done.stderr
     (found,) = objects(done)
     assert found["sessions"]["damaged"] == 2  # A branch of it can not tell its open turns.
     assert found["messages"] == 7

@@ -323,6 +323,23 @@ def test_a_branch_and_a_new_session_of_the_same_name_do_not_mix() -> None:
     assert ends == {(True, False), (False, True), (True, True)}, "in the last it used the branch"
 
 
+def opens(name: str) -> Play:
+    return lambda world: lifecycle.opened(name, world.settings, must_exist=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "other"),
+    [("child", creates_child), ("child", branches), ("parent", deletes), ("parent", recreates)],
+)
+def test_opening_while_others_begin_branch_or_delete_is_never_damage(
+    name: str, other: Play
+) -> None:
+    stage = Stage(one_parent, [opens(name), other])
+    for order, (opening, second) in schedules(stage):
+        assert second.acknowledged, f"{order}: {second.error!r}"
+        assert isinstance(opening.error, NotFoundError | None), f"{order}: {opening.error!r}"
+
+
 def deletes_middle(world: World) -> Steps[None]:
     return lifecycle.delete("middle", world.settings, reason="")
 

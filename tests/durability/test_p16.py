@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.durability, pytest.mark.slow]
 
 
 def test_sessions_in_memory_behave_as_the_model(tmp_path: Path) -> None:
-    logs = machine.run(machine.opener("memory", tmp_path), seed=1, runs=60)
+    logs = machine.run(machine.opener("memory", tmp_path), seed=1, runs=40)
     happened = Counter(word for log in logs for line in log for word in line.split()[-1:])
     assert happened["ConflictError"] > 10, "handles met each other"
     assert happened["DivergenceError"] > 5, "ids were used again"
@@ -22,13 +22,13 @@ def test_sessions_in_memory_behave_as_the_model(tmp_path: Path) -> None:
 
 
 def test_sessions_on_sqlite_behave_as_the_model(tmp_path: Path) -> None:
-    machine.run(machine.opener("sqlite", tmp_path), seed=2, runs=20)
+    machine.run(machine.opener("sqlite", tmp_path), seed=2, runs=10)
 
 
 def test_the_same_is_seen_on_all_stores() -> None:
-    trials = list(machine.compared(3, runs=15))
+    trials = list(machine.compared(3, runs=8))
     assert [trial.failure for trial in trials if trial.failure] == []
-    assert len(trials) >= 2 * 15
+    assert len(trials) >= 2 * 8
 
 
 BREAKAGES: dict[str, tuple[type, str, Any]] = {
@@ -44,4 +44,4 @@ def test_the_machine_notices_that(
     owner, name, broken = BREAKAGES[breakage]
     monkeypatch.setattr(owner, name, broken)
     with pytest.raises(AssertionError):
-        machine.run(machine.opener("memory", tmp_path), seed=1, runs=60)
+        machine.run(machine.opener("memory", tmp_path), seed=1, runs=40)

@@ -11,6 +11,7 @@ from perdure.backend import Head
 from perdure.cli.rendering import labels_text
 from perdure.cli.stores import (
     BAD_NEWS,
+    UNAVAILABLE,
     NotThereError,
     Opened,
     Reading,
@@ -20,7 +21,7 @@ from perdure.cli.stores import (
 )
 from perdure.cli.text import ago, columns, exact, first_line, pad, safe, say, say_json
 from perdure.cli.text import terminal_width as screen
-from perdure.errors import DamagedError, NotFoundError, UnsupportedError
+from perdure.errors import DamagedError, NotFoundError, UnsupportedError, VersionError
 from perdure.fold import DELETED
 from perdure.store import Store
 
@@ -36,8 +37,9 @@ Examples:
 
 \b
 With --json, each line is an object: id, messages, position, last_role,
-changed (ISO 8601, UTC), labels, state (live, deleted or damaged) and damage
-(null, or why it can not be read). What is unknown is null.
+changed (ISO 8601, UTC), labels, state (live, deleted, damaged, or newer for
+what a newer perdure wrote) and damage (null, or why it can not be read). What
+is unknown is null.
 """
 
 
@@ -77,20 +79,23 @@ def ls(address: str | None, *, as_json: bool, limit: int, **wanted: Any) -> None
         heads = _heads(source, **wanted)
         shown = list(islice(heads, limit)) if limit else heads
         rows = (row for head in shown if (row := _row(source.store, head)) is not None)
-        count = damaged = 0
+        count = 0
+        states: set[str] = set()
         last = ""
         table = _Table([head for head in shown if isinstance(head, Head)] if limit else [])
         for row in rows:
             say_json(_json(row)) if as_json else table.line(row, first=not count)
             count += 1
-            damaged += row.state == "damaged"
+            states.add(row.state)
             last = row.head.stream
         _close(source, wanted, count, as_json=as_json)
         if limit and next(heads, None) is not None:
             _tell_of_more(count, last, recent=wanted["recent"])
-    if damaged:
+    if "damaged" in states:
         say("Damaged sessions are among them: `perdure verify` says more.", err=True, fg="red")
         raise SystemExit(BAD_NEWS)
+    if "newer" in states:
+        raise SystemExit(UNAVAILABLE)
 
 
 def _heads(
@@ -148,6 +153,8 @@ def _row(store: Store, head: Head | DamagedError) -> Row | None:
         return None
     except DamagedError as error:
         return Row(head, "damaged", None, None, None, error.reason)
+    except VersionError as error:
+        return Row(head, "newer", None, None, None, str(error))
 
 
 def _json(row: Row) -> dict[str, Any]:
@@ -188,8 +195,8 @@ class _Table:
             ago(row.changed) if row.changed else "-",
             labels_text(row.head.labels),
         )
-        if row.state == "damaged":
-            cells = click.style(f"DAMAGED: {safe(row.damage or '')}", fg="red")
+        if row.state in {"damaged", "newer"}:
+            cells = click.style(f"{row.state.upper()}: {safe(row.damage or '')}", fg="red")
         elif row.state == "deleted":
             cells = click.style(cells, dim=True)
         say(f"{pad(name, self._id)}  {cells}".rstrip())

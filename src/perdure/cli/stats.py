@@ -63,7 +63,11 @@ def stats(address: str | None, *, as_json: bool) -> None:
     else:
         _print(found)
     if tally.damaged:
-        say("Damaged sessions are not wholly counted: run `perdure verify`.", err=True, fg="red")
+        say(
+            "Some sessions can not be read whole, nor counted: run `perdure verify`.",
+            err=True,
+            fg="red",
+        )
         raise SystemExit(BAD_NEWS)
 
 

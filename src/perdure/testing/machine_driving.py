@@ -148,8 +148,8 @@ class Driving:
         if expected:
             self.lives[life.name] = life
             self.touched.add(life.name)
-            said = [(said.kind, said.says) for said in expected]
-            self.log.append(f"{life.name} {life.position}: {said}")
+            says = [(said.kind, said.says) for said in expected]
+            self.log.append(f"{life.name} {life.position}: {says}")
 
     def _new(self, opened: Opened) -> list[Any]:
         records = opened.session.records(after=opened.life.position)

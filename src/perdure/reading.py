@@ -260,7 +260,8 @@ class Forward:
     def _take(self, segment: Segment, entry: Entry) -> None:
         name = segment.stream.session
         if entry.position != self._at + 1:
-            self._miss(self._at + 1, ChainError(name, self._at + 1, "it is missing"))
+            missing_from = ChainError(name, self._at + 1, f"it is missing, up to {entry.position}")
+            self._miss(entry.position - 1, missing_from)
         digest = journal.digest(entry)
         try:
             linked = journal.inspect(name, entry)

@@ -23,6 +23,7 @@ def past_of(name: str, settings: Settings, on_damage: OnDamage | None) -> Steps[
     start, first = yield from _first(name)
     known = (yield from _vouched(name, tip)) or first
     if known is None:
+        yield from _require_known_format(name)
         raise ChainError(name, start, "neither its first entries nor its last can be read")
     stream = Stream(name, known.header.stream, settings.tenant)
     lineage = yield from _lineage(name, first, settings, on_damage)
@@ -48,6 +49,8 @@ def _tip(name: str, on_damage: OnDamage | None) -> Steps[Tip]:
     if not last:
         # What can not be read for damage is not absent.
         raise damage or NotFoundError(f"session {name!r}")
+    if damage is None:
+        _report(DamagedError(name, 0, "it has entries, but no head"), on_damage)
     return Tip(last[0].position, None)
 
 
@@ -67,6 +70,15 @@ def _first(name: str) -> Steps[tuple[int, Linked | None]]:
     entries = entries or (yield from _few(name, limit=1))
     readable = (linked for entry in entries if (linked := _readable(name, entry)) is not None)
     return entries[0].position if entries else 0, next(readable, None)
+
+
+def _require_known_format(name: str) -> Steps[None]:
+    """Raise VersionError where nothing can be read because a newer perdure wrote it."""
+    for entry in (yield from _few(name, limit=1)):
+        try:
+            journal.inspect(name, entry)
+        except ChainError:
+            return
 
 
 def _few(name: str, *, limit: int, reverse: bool = False) -> Steps[Sequence[Entry]]:

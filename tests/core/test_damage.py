@@ -1,13 +1,16 @@
 """Damage to single entries: what is raised, what can still be read, and what is named."""
 
 from collections.abc import Callable
+from pathlib import Path
 
+import apsw
 import pytest
 
 import perdure
 from perdure.backend import Entry
 from perdure.backends.memory import MemoryBackend
 from perdure.errors import ChainError, DamagedError, NotFoundError, VersionError
+from perdure.journal import digest
 from tests.core.support import said, store_in_memory
 
 COUNT = 300
@@ -124,3 +127,48 @@ def test_a_lost_label_is_found_by_verify() -> None:
     backend._streams["s"].labels = frozenset()
     with pytest.raises(DamagedError, match="labels of its head"):
         session.verify()
+
+
+@pytest.mark.parametrize("lost", [[3], [3, 4], [3, 4, 5, 8]])
+def test_what_stands_between_missing_entries_is_read(
+    store: tuple[perdure.Store, MemoryBackend], lost: list[int], tmp_path: Path
+) -> None:
+    path = tmp_path / "a.db"
+    with perdure.open(path) as opened:
+        for number in range(10):
+            opened.session("s").note(number)
+    db = apsw.Connection(str(path))
+    db.executemany("delete from entry where position = ?", [(position,) for position in lost])
+    db.close()
+    damage: list[DamagedError] = []
+    with perdure.open(path) as opened:
+        left = [record.position for record in opened.records("s", on_damage=damage.append)]
+    assert left == [position for position in range(1, 11) if position not in lost]
+    assert damage[0].position == 3
+
+
+@pytest.mark.parametrize("column", ["labels = 'nonsense'", "name = 'other'", "position = 0"])
+def test_a_damaged_head_is_told_of_and_its_entries_are_read(column: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.db"
+    with perdure.open(path) as opened:
+        for number in range(10):
+            opened.session("s").note(number)
+    db = apsw.Connection(str(path))
+    db.execute(f"update head set {column}")  # noqa: S608 - constants
+    db.close()
+    damage: list[DamagedError] = []
+    with perdure.open(path) as opened:
+        left = [record.position for record in opened.records("s", on_damage=damage.append)]
+        with pytest.raises(DamagedError):
+            opened.session("s")
+    assert left == [*range(1, 11)]
+    assert damage
+
+
+def test_a_session_that_only_a_newer_perdure_can_read_is_not_called_damaged() -> None:
+    store, backend = store_in_memory()
+    store.session("s").note("new")
+    alter(backend, 1, in_header(b"[1,", b"[2,"))
+    backend._streams["s"].digest = digest(backend._streams["s"].entries[0])
+    with pytest.raises(VersionError, match="upgrade"):
+        list(store.records("s", on_damage=lambda _: None))

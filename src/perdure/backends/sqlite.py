@@ -248,7 +248,12 @@ class _Page:
 
     def load(self, db: apsw.Connection) -> None:
         place = _place(self.stream)
-        head = _head(db, self.stream, place)
+        try:
+            head = _head(db, self.stream, place)
+        except DamagedError:
+            # `streams` tells of a damaged head, and opening asks it; the entries may be whole.
+            self._fill(db, place)
+            return
         if head is None:
             self.is_last = True
             return

@@ -3,12 +3,10 @@
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 import perdure
-from perdure.backend import Backend
-from perdure.backends.memory import MemoryBackend
-from perdure.cli import ls as command
-from perdure.cli.stores import Opened
+from perdure.cli.__main__ import main
 from perdure.cli.text import columns
 from perdure.store import Store
 from tests.cli.support import damage, fill, invoke, objects, said
@@ -121,32 +119,6 @@ def test_after_can_not_be_given_with_recent(path: Path) -> None:
     assert "--after goes by id" in done.stderr
 
 
-class Forgetful(MemoryBackend):
-    capabilities = frozenset()
-
-
-def test_a_store_that_does_not_know_recency_says_what_is_possible(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    backend: Backend = Forgetful()
-    source = Opened(perdure.open(backend), backend)
-    monkeypatch.setattr(command, "opened", lambda _: _Given(source))
-    done = invoke(path, "ls", "--recent")
-    assert done.exit_code == 2
-    assert "does not know which sessions changed last: list them by id" in done.stderr
-
-
-class _Given:
-    def __init__(self, source: Opened) -> None:
-        self.source = source
-
-    def __enter__(self) -> Opened:
-        return self.source
-
-    def __exit__(self, *_: object) -> None:
-        self.source.store.close()
-
-
 def test_a_damaged_session_does_not_hide_the_others(path: Path) -> None:
     damage(path, "delete from entry where stream = :place and position = 18")
     done = invoke(path, "ls")
@@ -185,3 +157,14 @@ def test_a_long_id_is_whole_and_alone_on_its_line(tmp_path: Path) -> None:
     _, long, rest, wide = invoke(path, "ls").stdout.splitlines()
     assert long == name
     assert columns(wide[: wide.index(" user")]) == columns(rest[: rest.index(" user")])
+
+
+def test_a_store_that_keeps_no_order_of_changes_is_sorted_by_its_last_records(
+    tmp_path: Path,
+) -> None:
+    address = f"files:{tmp_path / 'state'}"
+    with perdure.open(address) as store:
+        for name in ("b", "a", "c", "b"):
+            store.session(name).append({"role": "user", "content": name})
+    done = CliRunner().invoke(main, ["ls", "--recent", "--json", "--store", address])
+    assert [one["id"] for one in objects(done)] == ["b", "c", "a"]

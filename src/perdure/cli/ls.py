@@ -1,13 +1,14 @@
 """`perdure ls`: sessions, by id or by recency, a page at a time."""
 
 from collections.abc import Iterator
-from datetime import datetime
+from datetime import UTC, datetime
 from itertools import islice
 from typing import Any, NamedTuple
 
 import click
 
 from perdure.backend import Head
+from perdure.cli.progress import Progress
 from perdure.cli.rendering import labels_text
 from perdure.cli.stores import (
     BAD_NEWS,
@@ -27,6 +28,8 @@ from perdure.store import Store
 
 PAGE = 50  # Two screens; each session shown costs a few reads.
 CELLS, LABELS, ID_MIN = 48, 6, 12  # Columns: between id and labels, and at least of these two.
+
+_NEVER = datetime.min.replace(tzinfo=UTC)
 
 EXAMPLES = """\b
 Examples:
@@ -115,10 +118,31 @@ def _heads(
 def _recent(source: Opened, prefix: str, labels: tuple[str, ...]) -> Iterator[Head | DamagedError]:
     try:
         yield from source.store.sessions(prefix=prefix, labels=labels, recent=True, deleted=True)
-    except UnsupportedError as error:
-        raise click.UsageError(f"--recent is not possible: {error}.") from error
+    except UnsupportedError:
+        yield from _by_last_record(source, prefix, labels)
     except DamagedError as error:
         yield error
+
+
+def _by_last_record(
+    source: Opened, prefix: str, labels: tuple[str, ...]
+) -> Iterator[Head | DamagedError]:
+    """For a store that keeps no order of changes: look at the last record of every session."""
+    found: list[tuple[datetime, Head]] = []
+    heads = list(every_head(source.backend, prefix=prefix, after="", labels=labels))
+    with Progress("sorting", "session", lambda: len(heads)) as progress:
+        for head in heads:
+            progress.done += 1
+            if isinstance(head, DamagedError):
+                yield head
+                continue
+            records = source.store.records(head.stream, after=head.position - 1, on_damage=_ignore)
+            found.append((next((record.time for record in records), _NEVER), head))
+    yield from (head for _, head in sorted(found, key=lambda one: one[0], reverse=True))
+
+
+def _ignore(_: DamagedError) -> None:
+    """Whether the session is damaged is said when its line is shown."""
 
 
 def _close(source: Opened, wanted: dict[str, Any], count: int, *, as_json: bool) -> None:

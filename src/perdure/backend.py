@@ -57,6 +57,11 @@ class Head(NamedTuple):
     digest: str
     labels: frozenset[str]
 
+    @property
+    def id(self) -> str:
+        """The session's id, which is the name of its stream."""
+        return self.stream
+
 
 class Guarantees(NamedTuple):
     """What a store promises on return from `append`, named so that a person can compare."""

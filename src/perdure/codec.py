@@ -46,6 +46,8 @@ class Codec:
     """
 
     def __init__(self, types: Mapping[str, type | TypeCodec] | None = None) -> None:
+        if not isinstance(types or {}, Mapping):
+            raise UsageError('types must be a dict such as {"Claim": Claim}')
         self._by_name = {name: _type_codec(name, given) for name, given in (types or {}).items()}
         self._by_class = {codec.cls: (name, codec) for name, codec in self._by_name.items()}
 

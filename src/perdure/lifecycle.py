@@ -15,13 +15,13 @@ from perdure.backend import Append, Head
 from perdure.errors import ConflictError, InUseError, NotFoundError, UsageError
 from perdure.fold import DELETED, Ancestor, Fold
 from perdure.journal import Draft, Linked, Stream, Tip
-from perdure.plans import Batch, Made, Plan, require_str
+from perdure.plans import Batch, Made, Plan, require_int, require_str
 from perdure.reading import Past
 from perdure.records import Branched, Deleted, Kept, Recovered, Released
 from perdure.replica import Replica
 from perdure.settings import Settings
 from perdure.steps import Steps
-from perdure.writing import require_session_id
+from perdure.writing import require_labels, require_session_id
 
 PAGE = 256
 
@@ -81,6 +81,8 @@ def listed(
     *, prefix: str, after: str, labels: Sequence[str], deleted: bool
 ) -> Steps[tuple[list[Head], str | None]]:
     """Return a page of heads, and the name to go on after, or None at the end."""
+    require_labels(labels)
+    require_str(prefix, "prefix")
     page = yield from steps.heads(prefix=prefix, after=after, labels=labels, limit=PAGE)
     shown = [head for head in page if deleted or DELETED not in head.labels]
     return shown, page[-1].stream if len(page) == PAGE else None
@@ -91,7 +93,7 @@ def branch(source: Replica, name: object, *, at: int | None) -> Steps[Replica]:
     stream = Stream(require_session_id(name), source.settings.token(), source.settings.tenant)
     fold, past, _ = source.view
     newest = past.torn[0] - 1 if past.torn else past.tip.position
-    position = newest if at is None else at
+    position = newest if at is None else require_int(at, "at")
     first = max(fold.begin, 1)
     if not first <= position <= newest:
         raise UsageError(

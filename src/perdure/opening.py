@@ -35,14 +35,17 @@ def open(
     clock: Callable[[], float] = time.time,
     verify_writes: bool = False,
 ) -> Store:
-    """Open a store: a path or `sqlite:path` for a SQLite file, `memory:` for a test, or a backend.
+    """Open a store: a path or `sqlite:path`, `files:directory`, `memory:` for a test, or a backend.
 
     `types` names the caller's own classes that values may hold: dataclasses, pydantic models, or
     a TypeCodec. `clock` is where recorded times come from; nothing else depends on it. With
     `verify_writes` every append is read back and compared before it counts as stored.
     """
-    backend = _backend(address) if isinstance(address, str | os.PathLike) else address
-    return Store(backend, _settings(types, clock, verify_writes=verify_writes))
+    settings = _settings(types, clock, verify_writes=verify_writes)
+    if isinstance(address, str | os.PathLike):
+        return Store(_backend(address), settings)
+    _require_backend(address)
+    return Store(address, settings)
 
 
 def open_async(
@@ -54,16 +57,24 @@ def open_async(
 ) -> "AsyncStore":
     """Open a store for code in an event loop; otherwise the same as `open`.
 
-    Call it from anywhere; the methods of the store are awaited.
+    It opens the file at once: call it when the application starts. The methods of the store are
+    awaited.
     """
     from perdure.backends.offload import Offload
     from perdure.store_async import AsyncStore
 
+    settings = _settings(types, clock, verify_writes=verify_writes)
     if isinstance(address, str | os.PathLike):
-        return AsyncStore(
-            Offload(_backend(address)), _settings(types, clock, verify_writes=verify_writes)
-        )
-    return AsyncStore(address, _settings(types, clock, verify_writes=verify_writes))
+        return AsyncStore(Offload(_backend(address)), settings)
+    _require_backend(address)
+    return AsyncStore(address, settings)
+
+
+def _require_backend(given: object) -> None:
+    missing = [name for name in ("append", "read", "streams", "drop") if not hasattr(given, name)]
+    if missing:
+        kind = type(given).__name__
+        raise UsageError(f"an address must be str, a path or a backend, not {kind}")
 
 
 def _settings(types: Types | None, clock: Callable[[], float], *, verify_writes: bool) -> Settings:
@@ -83,10 +94,16 @@ def token() -> str:
 
 def _backend(address: Address) -> Backend:
     text = os.fspath(address)
+    if isinstance(text, bytes):
+        raise UsageError("a path must be str, not bytes: decode it with os.fsdecode")
     scheme, rest = _parse(text) if isinstance(address, str) else ("sqlite", text)
     if scheme not in SCHEMES:
         known = ", ".join(f"{name}:" for name in SCHEMES)
-        raise UsageError(f"unknown scheme {scheme + ':'!r}: perdure knows {known} and plain paths")
+        hint = _SCHEME_HINTS.get(scheme, "")
+        raise UsageError(
+            f"unknown scheme {scheme + ':'!r}: perdure knows {known} and plain paths{hint}"
+        )
+    _require_meant(scheme, rest)
     module, name, package = SCHEMES[scheme]
     try:
         cls: Any = getattr(import_module(module), name)
@@ -103,12 +120,30 @@ def _backend(address: Address) -> Backend:
     return cls(rest)  # type: ignore[no-any-return]
 
 
+_SERVER = "; there are no servers or object stores yet"
+_SCHEME_HINTS = {
+    "file": "; a SQLite file is 'sqlite:path' or just its path",
+    **dict.fromkeys(("postgres", "postgresql", "redis", "rediss", "s3", "gs"), _SERVER),
+}
+
+
+def _require_meant(scheme: str, rest: str) -> None:
+    """Refuse what is legal as a path, but surely meant as something else."""
+    if rest in (":memory:", "memory") and scheme == "sqlite":
+        raise UsageError("a store in memory is 'memory:'; for a file of that name give a Path")
+    if scheme in ("sqlite", "files") and rest.startswith("//"):
+        path = rest.lstrip("/")
+        raise UsageError(
+            f"write {scheme + ':' + path!r}, or {scheme + ':/' + path!r} from the root"
+        )
+    if rest.startswith("~"):
+        raise UsageError(f"'~' is not expanded: give Path({rest!r}).expanduser()")
+
+
 def _parse(address: str) -> tuple[str, str]:
     """Split an address. One letter and a colon is a drive, not a scheme."""
     match = re.match(r"([A-Za-z][A-Za-z0-9+.-]+):(.*)", address, re.DOTALL)
     if match is None:
         return "sqlite", address
     scheme, rest = match.groups()
-    if scheme == "sqlite" and rest.startswith("///"):
-        rest = rest[2:] if rest.startswith("////") else rest[3:]
     return scheme.lower(), rest

@@ -166,3 +166,10 @@ def require_str(text: object, what: str) -> str:
     except UnicodeEncodeError as error:
         raise UsageError(f"{what} holds a lone surrogate at index {error.start}") from None
     return text
+
+
+def require_int(number: object, what: str) -> int:
+    """Return a number that a caller gave, or say what is wrong with it."""
+    if type(number) is not int:
+        raise UsageError(f"{what} must be int, not {type(number).__name__}")
+    return number

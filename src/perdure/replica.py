@@ -21,6 +21,7 @@ from perdure.errors import (
     NotFoundError,
     PayloadError,
     PerdureError,
+    UnavailableError,
     UsageError,
 )
 from perdure.fold import FOLD_VERSION, Fold
@@ -280,10 +281,12 @@ class Replica:
         answers: dict[int, Answer],
         base: int,
     ) -> None:
-        for content in newer:
-            if plan.void_by(content):
-                reason = f"a {content.kind} record came first"
-                answers[number] = ConflictError(self.name, base, self.tip.position, reason)
+        voiding = [content.kind for content in newer if plan.void_by(content)]
+        if voiding:
+            # That the turn was taken over says more than that its new owner has spoken.
+            kind = next((kind for kind in voiding if kind.startswith("turn.")), voiding[-1])
+            reason = f"a {kind} record came first"
+            answers[number] = ConflictError(self.name, base, self.tip.position, reason)
 
     def _batch(self, plans: Sequence[Plan], answers: dict[int, Answer]) -> Steps[Batch]:
         """Make what is unanswered into one batch, answering it as if it were stored already."""
@@ -332,9 +335,13 @@ class Replica:
         except UsageError:
             self.doubt = None  # The store did not take the call, so nothing was stored.
             raise
-        except BaseException:
+        except BaseException as error:
             self.doubt = doubt
             self._notice("doubt", first=append.entries[0].position, last=tip.position)
+            if isinstance(error, UnavailableError):
+                hint = f"{error.hint}. This write may still be stored: session.refresh() finds out,"
+                hint += " and calling again is safe only with the same id="
+                raise UnavailableError(error.backend, error.reason, hint) from error
             raise
         self.doubt = None
         if outcome.status == "refused":

@@ -33,6 +33,10 @@ class Turn:
         self._ended = False
         self._correlation_before: str | None = None
 
+    def __repr__(self) -> str:
+        state = "ended" if self._ended else f"at {self._begun}" if self._begun else "not begun"
+        return f"<{type(self).__name__} {self.id!r} of {self._handle.replica.name!r}: {state}>"
+
     @property
     def start(self) -> int:
         """The position before the turn: branch there to have the turn again, differently."""
@@ -74,7 +78,6 @@ class Turn:
             self._resume()
 
     def _let_go(self) -> None:
-        self._handle.own_turns.discard(self.id)
         if self._correlation_before is not None:
             correlation_id.set(self._correlation_before)
             self._correlation_before = None
@@ -130,6 +133,7 @@ class Turn:
             elif error is not None and not self._ended:
                 self._record(error)
         finally:
+            self._handle.own_turns.discard(self.id)
             self._let_go()
 
     def _record(self, error: BaseException) -> None:

@@ -8,6 +8,7 @@ from perdure.codec import Codec
 from perdure.errors import ChainError, DamagedError, NotFoundError, UsageError
 from perdure.fold import FOLD_VERSION, Fold
 from perdure.journal import Linked
+from perdure.plans import require_int
 from perdure.reading import Forward, OnDamage, Past
 from perdure.records import Content, Message, Note, Record, Snapshot, Value
 from perdure.replica import Cached, Replica
@@ -39,7 +40,7 @@ class Verified(NamedTuple):
 
 def messages(replica: Replica, *, last: int | None) -> Steps[list[dict[str, Any]]]:
     """Return the messages in order, or the last few of them."""
-    if last is not None and last < 0:
+    if last is not None and require_int(last, "last") < 0:
         raise UsageError(f"last must be 0 or more, not {last}")
     fold, past, _ = replica.view
     total = fold.messages
@@ -85,6 +86,8 @@ def _fields(content: Content) -> dict[str, Any]:
 
 def value(replica: Replica, key: str, *, version: int | None) -> Steps[Any]:
     """Return a value as it is, or as it was in an earlier version."""
+    if version is not None:
+        require_int(version, "version")
     facts = replica.fold.values.get(key)
     if facts is None or (version is None and facts.deleted):
         raise NotFoundError(f"value {key!r}")

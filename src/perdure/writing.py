@@ -94,7 +94,8 @@ def _message_drafts(
     for number, message in enumerate(messages):
         if type(message) is not dict:
             kind = type(message).__name__
-            raise UsageError(f"a message must be a dict such as {{'role': …}}, not {kind}", "$")
+            example = '{"role": "user", "content": "…"}'
+            raise UsageError(f"a message must be a dict such as {example}, not {kind}")
         content = Message(
             message=_pack_message(replica, message),
             turn=turn,
@@ -306,6 +307,7 @@ def remark(replica: Replica, data: object, *, author: str, record_id: str | None
 
 def label(replica: Replica, add: Sequence[str], remove: Sequence[str]) -> Plan:
     """Plan a change of labels."""
+    require_labels(remove)
     for text in (*add, *remove):
         require_text(text, "a label", longest=LABEL_BYTES_MAX)
         if text in RESERVED_LABELS:
@@ -344,3 +346,9 @@ def require_id(record_id: object) -> str:
 def require_session_id(session_id: object) -> str:
     """Return a session id, or say what is wrong with it."""
     return require_text(session_id, "a session id", longest=SESSION_ID_BYTES_MAX)
+
+
+def require_labels(labels: Sequence[str]) -> None:
+    """Refuse a text where several are meant: it would count as its letters."""
+    if isinstance(labels, str):
+        raise UsageError(f"labels must be a list of str, not str: write [{labels!r}]")

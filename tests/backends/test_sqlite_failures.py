@@ -312,3 +312,21 @@ def test_processes_that_hammer_one_file_never_see_a_lock(path: Path) -> None:
     backend = SqliteBackend(path)
     assert [head.position for head in backend.streams()] == [50] * 4
     backend.close()
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_file_that_is_removed_or_replaced_while_open_is_not_written_to(
+    path: Path, replaced: bool
+) -> None:
+    backend = SqliteBackend(path)
+    status(backend, appended("s", 1, 1))
+    path.rename(path.with_name("elsewhere.db"))
+    if replaced:
+        SqliteBackend(path.with_name("other.db")).close()
+        path.with_name("other.db").rename(path)
+    for _ in range(2):
+        with pytest.raises(UnavailableError, match="removed or replaced while it was open"):
+            status(backend, appended("s", 2, 2))
+    path.with_name("elsewhere.db").rename(path)
+    assert status(backend, appended("s", 2, 2)) == ["stored"]
+    backend.close()

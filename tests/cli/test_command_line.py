@@ -125,6 +125,45 @@ def test_without_a_store_a_command_says_what_to_give(
 
 
 @pytest.mark.parametrize("command", READING)
+def test_a_file_where_a_session_is_expected_was_meant_as_the_store(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(fill(tmp_path / "my demo.db").parent)
+    meant = "'my demo.db' is a file: did you mean --store 'my demo.db'?"
+    done = invoke(None, command, "my demo.db")
+    assert (done.exit_code, done.stdout, done.stderr) == (2, "", f"Error: {meant}\n")
+    done = invoke("my demo.db", *words(command), PERDURE_URL="elsewhere.db")
+    assert done.exit_code == 0, done.output
+    fill(tmp_path / "agents.db")
+    done = invoke(None, command, "my demo.db")
+    assert done.exit_code == (2 if command == "stats" else 1)
+    assert done.stderr.endswith(f"{meant}\n")
+    assert "is a file" not in invoke("agents.db", command, "my demo.db").stderr
+    assert "is a file" not in invoke(None, command, "other.db").stderr
+    assert "is a file" not in invoke(None, command, "x" * 300, "\0").stderr
+
+
+def test_a_session_with_the_name_of_a_file_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with perdure.open("agents.db") as store:
+        store.session("agents.db").append(said("hello"))
+    for command in ("ls", "show", "tail", "verify"):
+        assert invoke(None, command, "agents.db").exit_code == 0
+
+
+def test_the_only_store_around_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    fill(tmp_path / "my.db")
+    done = invoke(None, "ls")
+    assert done.exit_code == 2
+    assert "no agents.db here, but there is my.db: give --store my.db, or set" in done.stderr
+    (tmp_path / "more.db").touch()
+    assert "give --store URL, or set PERDURE_URL" in invoke(None, "ls").stderr
+
+
+@pytest.mark.parametrize("command", READING)
 @pytest.mark.parametrize("address", ["missing.db", "sqlite:missing.db", "files:missing", "in/x.db"])
 def test_reading_never_makes_a_store(
     command: str, address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

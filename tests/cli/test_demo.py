@@ -2,11 +2,13 @@
 
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
 import sys
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -19,7 +21,7 @@ from perdure.cli.__main__ import main
 from perdure.cli.demo_check import Verdict, compare
 from perdure.cli.demo_child import SCRIPT
 from perdure.cli.demo_run import Fact, Found, Life
-from perdure.cli.demo_view import ASCII, UNICODE, shorten, signs_for
+from perdure.cli.demo_view import ASCII, UNICODE, View, shorten, signs_for
 
 PERDURE = [sys.executable, "-P", "-m", "perdure.cli"]
 posix = pytest.mark.skipif(os.name != "posix", reason="needs signals and terminals of POSIX")
@@ -126,6 +128,52 @@ def test_a_store_that_exists_gets_another_session(tmp_path: Path) -> None:
     assert _facts(tmp_path / "mine.db", first) == before
 
 
+def test_what_is_counted_is_what_is_shown(tmp_path: Path) -> None:
+    for seed in range(4):
+        shown = run(tmp_path, "demo", "--seed", str(seed)).stdout
+        lives = re.split(r"^Process \d+ .*$", shown, flags=re.MULTILINE)[1:]
+        earlier = 0
+        for before, after in pairwise(lives):
+            told = re.search(r"SIGKILL .*, (\d+) records? acknowledged", before)
+            assert told is not None
+            hidden = re.search(r"^ +(\d+) records? before these", after, re.MULTILINE)
+            table = rows(after)
+            answered = [left for left, _ in table if left != "(the answer did not arrive)"]
+            more = int(hidden[1]) - earlier if hidden else 0
+            assert int(told[1]) == len(answered) + more
+            earlier += len(table) + more
+
+
+@pytest.mark.parametrize(
+    ("more", "shown"),
+    [
+        (0, "30 records"),
+        (1, "30 records (1 more was stored, its answer did not arrive)"),
+        (2, "30 records (2 more were stored, their answers did not arrive)"),
+    ],
+)
+def test_what_was_stored_without_an_answer_is_told(more: int, shown: str) -> None:
+    assert View("d.db", "s", 1)._acknowledged(Verdict(30, more)) == shown
+
+
+def test_a_record_that_is_sent_again_is_not_new() -> None:
+    found = Found(0, TOLD[:3], ("draft",), None)
+    life = Life(2, found, (TOLD[2], TOLD[3], TOLD[3]), 1, -9, "draft")
+    assert life.new == (TOLD[3],)
+    assert demo_check.compare(life.new, TOLD).unacknowledged == TOLD[:3]
+
+
+@pytest.mark.parametrize("columns", [40, 63, 64])
+def test_a_narrow_terminal_gets_one_below_the_other(tmp_path: Path, columns: int) -> None:
+    shown = run(tmp_path, "demo", "--kills", "1", COLUMNS=str(columns)).stdout
+    assert ("│" in shown) == (columns == 64)
+    tables = shown[shown.index("resumes in") : shown.index("It finds")]
+    assert max(map(len, tables.splitlines()[1:])) < columns
+    pairs = re.findall(r"^ +\d+ told (.+)\n +read (.+)$", tables, re.MULTILINE)
+    assert bool(pairs) == (columns < 64)
+    assert all(told in {read, "(the answer did not arrive)"} for told, read in pairs)
+
+
 def _facts(path: Path, session: str) -> list[perdure.Record]:
     with perdure.open(path) as store:
         return list(store.resume(session).records())
@@ -133,6 +181,10 @@ def _facts(path: Path, session: str) -> list[perdure.Record]:
 
 def test_what_it_says_about_looking_works(tmp_path: Path) -> None:
     done = run(tmp_path, "demo", "--kills", "1", "--store", "it's mine.db")
+    for look in re.findall(r"^  perdure (.+)$", done.stdout, re.MULTILINE):
+        shown = run(tmp_path, *shlex.split(look)).stdout
+        assert ("Refine that" in shown) == look.startswith("show")
+    assert done.stdout.index("perdure verify") < done.stdout.index("import perdure")
     snippet = "\n".join(
         re.findall(r"^  (import perdure|session = .+|print\(.+\))$", done.stdout, re.MULTILINE)
     )
@@ -222,7 +274,7 @@ def _in_terminal(folder: Path, columns: int) -> str:
     ("arguments", "message"),
     [
         (["--kills", "-1"], "not in the range"),
-        (["--kills", "many"], "not a valid integer"),
+        (["--kills", "three"], "'three' is not a valid integer."),
         (["--seed", "x"], "not a valid integer"),
         (["--store", "memory:"], "not the path of a file"),
         (["--store", "redis://here"], "not the path of a file"),
@@ -277,14 +329,30 @@ def test_ctrl_c_leaves_no_process_behind(tmp_path: Path) -> None:
     ) as process:
         assert process.stdout is not None
         for line in process.stdout:
-            if "begins the conversation" in line:
+            if "SIGKILL" in line:
                 break
         os.killpg(process.pid, signal.SIGINT)
         _, errors = process.communicate(timeout=30)
-        assert process.returncode == 1
-        assert errors.strip() == "Aborted!"
+        assert process.returncode == 130
+        said = re.fullmatch(
+            r"Interrupted\. The session is in (\S+): perdure (show \S+ --store \1)\n", errors
+        )
+        assert said is not None, errors
         with pytest.raises(ProcessLookupError):
             os.killpg(process.pid, 0)
+    assert "Draft a claims" in run(tmp_path, *said[2].split()).stdout
+
+
+def test_an_interrupt_before_the_first_record_promises_no_session(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> Life:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "live", interrupted)
+    done = CliRunner().invoke(main, ["demo", "--store", str(tmp_path / "d.db")])
+    assert done.exit_code == 130
+    assert "Interrupted. Nothing was stored in " in done.stderr
 
 
 TOLD = (
@@ -344,7 +412,7 @@ def _judged(path: str, session: str, lives: list[Life]) -> Verdict:
     lost = demo_check.missed(lives)
     problems = demo_check._misses(compare(TOLD, lives[-1].found.facts))
     verified = perdure.Verified(session, 4, 4, "0" * 64, 0, 0)
-    return Verdict(4, len(lost), 0, 2, {"step": 1}, verified, tuple(problems))
+    return Verdict(4, 0, len(lost), 0, 2, {"step": 1}, verified, tuple(problems))
 
 
 def test_what_one_process_missed_stays_lost_whatever_the_next_ones_find() -> None:

@@ -64,7 +64,7 @@ def test_a_write_in_doubt_that_was_stored_is_found_to_be_so(
     backend: Failing, session: perdure.Session
 ) -> None:
     fail(backend, after=[1, 2])
-    with pytest.raises(UnavailableError):
+    with pytest.raises(UnavailableError, match="calling again is safe only with the same id="):
         session.append(said("lost answer"))
     assert contents(session) == ["first"]
     session.append(said("next"))

@@ -2,8 +2,10 @@
 
 import copy
 import pickle
+import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,7 +18,7 @@ from tests.core.support import contents, said
 def test_a_path_or_a_sqlite_address_opens_a_file(tmp_path: Path) -> None:
     path = tmp_path / "agents.db"
     perdure.open(str(path)).session("s").append(said("a"))
-    for address in (path, str(path), f"sqlite:{path}", f"sqlite:///{path}"):
+    for address in (path, str(path), f"sqlite:{path}"):
         with perdure.open(address) as store:
             assert contents(store.session("s")) == ["a"]
             assert store.guarantees().survives == "power loss"
@@ -34,6 +36,38 @@ def test_memory_stores_are_separate_and_say_that_nothing_survives() -> None:
 def test_an_unknown_scheme_is_told_what_is_known(address: str) -> None:
     with pytest.raises(UsageError, match="sqlite: and plain paths"):
         perdure.open(address)
+
+
+@pytest.mark.parametrize(
+    ("address", "hint"),
+    [
+        (None, "an address must be str, a path or a backend, not NoneType"),
+        (7, "not int"),
+        (b"agents.db", "not bytes"),
+        (":memory:", "a store in memory is 'memory:'"),
+        ("sqlite::memory:", "a store in memory is 'memory:'"),
+        ("memory", "a store in memory is 'memory:'"),
+        ("sqlite://agents.db", "write 'sqlite:agents.db'"),
+        ("files:///state", "write 'files:state'"),
+        ("~/agents.db", "expanduser"),
+        ("file:agents.db", "'sqlite:path'"),
+        ("postgresql://host/db", "no servers"),
+    ],
+)
+def test_an_address_that_means_something_else_is_told_what_to_write(
+    address: Any, hint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for opening in (perdure.open, perdure.open_async):
+        with pytest.raises(UsageError, match=re.escape(hint)):
+            opening(address)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_types_must_name_classes() -> None:
+    given: Any = [dict]
+    with pytest.raises(UsageError, match="types must be a dict"):
+        perdure.open("memory:", types=given)
 
 
 def test_an_address_without_a_name_is_refused() -> None:

@@ -1,5 +1,6 @@
 """What a session promises in ordinary use. Faults and races are in the files beside this one."""
 
+from collections.abc import Callable
 from copy import deepcopy
 from decimal import Decimal
 from typing import Any
@@ -482,3 +483,39 @@ def test_a_snapshot_of_another_version_is_skipped_and_reported(
     assert contents(again) == [str(number) for number in range(10)]
     assert "a fold snapshot of another version" in caplog.text
     assert again.verify().snapshots == 0
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda session: session.messages(last="1"),
+        lambda session: session.get("plan", version="1"),
+        lambda session: session.branch("b", at="1"),
+        lambda session: session.label(remove="vip"),
+    ],
+)
+def test_numbers_and_lists_of_the_wrong_type_are_refused(
+    session: perdure.Session, call: Callable[[perdure.Session], object]
+) -> None:
+    session.append(said("a"))
+    session.set("plan", 1)
+    with pytest.raises(UsageError, match="must be"):
+        call(session)
+    assert session.position == 2
+
+
+def test_a_label_given_as_text_is_not_taken_for_its_letters(store: perdure.Store) -> None:
+    given: Any = "vip"
+    with pytest.raises(UsageError, match=r"write \['vip'\]"):
+        list(store.sessions(labels=given))
+
+
+def test_turns_and_heads_show_whose_they_are(
+    store: perdure.Store, session: perdure.Session
+) -> None:
+    turn = session.turn("question", id="t-1")
+    assert repr(turn) == "<Turn 't-1' of 'claim-4711': not begun>"
+    with turn:
+        assert repr(turn) == "<Turn 't-1' of 'claim-4711': at 1>"
+    assert repr(turn) == "<Turn 't-1' of 'claim-4711': ended>"
+    assert [head.id for head in store.sessions()] == ["claim-4711"]

@@ -12,7 +12,6 @@ from functools import partial
 from pathlib import Path
 
 import perdure
-from perdure.backends.sqlite import SqliteBackend
 from perdure.errors import ConflictError, UnavailableError
 from perdure.plans import Plan
 from perdure.session import Session
@@ -39,7 +38,7 @@ def acknowledged(log: Log, act: Callable[[], int], **facts: object) -> bool:
     return isinstance(outcome, int)
 
 
-def write(path: Path, log: Log, name: str, quota: int, seed: int) -> None:
+def write(path: str, log: Log, name: str, quota: int, seed: int) -> None:
     """Append until so many were acknowledged, and do other things in between."""
     draw = random.Random(f"{seed} {name}")
     session = perdure.open(path).session(SESSION)
@@ -80,7 +79,7 @@ def label(session: Session, text: str) -> int:
     return session.position
 
 
-def read(path: Path, log: Log, name: str, seed: int) -> None:
+def read(path: str, log: Log, name: str, seed: int) -> None:
     """Read until killed, now with a handle that is refreshed, now with a new one."""
     draw = random.Random(f"{seed} {name}")
     store = perdure.open(path)
@@ -108,7 +107,9 @@ class History:
     def __init__(self, seed: int, folder: Path, *, appends: int, blind: bool = False) -> None:
         self._draw = random.Random(seed)
         self._seed = seed
-        self._path = folder / "store.db"
+        # Every third history is one of files.
+        files = seed % 3 == 0
+        self._path = f"files:{folder / 'state'}" if files else str(folder / "store.db")
         self._blind = blind
         self.writers = self._draw.randint(2, 6)
         self.readers = self._draw.randint(0, 8 - self.writers) or 1
@@ -118,7 +119,7 @@ class History:
 
     def run(self) -> list[str]:
         """Return everything that was wrong."""
-        SqliteBackend(self._path).close()
+        perdure.open(self._path).close()
         try:
             for _ in range(self.writers):
                 self._add_writer(self._quota)

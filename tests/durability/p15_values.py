@@ -146,7 +146,8 @@ def blocks(seed: int) -> Iterator[Iterator[Trial]]:
     while True:
         with tempfile.TemporaryDirectory(prefix="perdure-p15-") as name:
             path = Path(name) / "store.db"
-            address = path if number % SQLITE_EVERY == 0 else "memory:"
+            files = f"files:{path.with_name('state')}"
+            address = {0: path, 1: files}.get(number % SQLITE_EVERY, "memory:")
             with perdure.open(address, types=TYPES) as store:
                 block = Block(store, drawing)
                 yield block.write()

@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from perdure.backend import Backend
+from perdure.backends.files import FilesBackend
 from perdure.backends.memory import MemoryBackend
 from perdure.backends.sqlite import SqliteBackend
 from perdure.testing import machine_for
@@ -22,7 +23,7 @@ from tests.durability.promise import Promise, Trial, in_time
 
 RUNS = 20  # Of one trial, so that a store does not grow for ever.
 STEPS = 50
-STORES = ("memory", "sqlite")
+STORES = ("memory", "sqlite", "files")
 
 Opener = Callable[[], Backend]
 
@@ -38,6 +39,8 @@ def opener(store: str, folder: Path) -> Opener:
     """Return what opens the same store each time it is called."""
     if store == "sqlite":
         return lambda: SqliteBackend(folder / "store.db")
+    if store == "files":
+        return lambda: FilesBackend(folder / "state")
     kept = Kept()
     return lambda: kept
 

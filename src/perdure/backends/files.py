@@ -180,7 +180,7 @@ class FilesBackend:
 
     def _require_open(self) -> None:
         if self._closed:
-            raise UsageError(f"{self.name} is closed")
+            raise UsageError(f"{self.name} is closed: open the store again")
         if self._pid != os.getpid():
             self._begin_in_this_process()  # Another thread of the parent may have held the lock.
 

@@ -109,7 +109,7 @@ class MemoryBackend:
 
     def _open(self) -> threading.Lock:
         if self._closed:
-            raise UsageError(f"{self.name} is closed")
+            raise UsageError(f"{self.name} is closed: open the store again")
         if self._pid != os.getpid():
             # Another thread of the parent may have held the lock when this process was forked.
             self._lock, self._pid = threading.Lock(), os.getpid()

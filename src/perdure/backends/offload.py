@@ -96,7 +96,7 @@ class Offload:
 
     def _running(self) -> "_Worker":
         if self._closed:
-            raise UsageError(f"{self.name} is closed")
+            raise UsageError(f"{self.name} is closed: open the store again")
         # A child of os.fork has no threads but one.
         if self._worker is None or self._worker.pid != os.getpid():
             self._worker = _Worker(f"perdure {self.name}")

@@ -95,6 +95,7 @@ class SqliteBackend:
             self.name,
             lambda: open_connection(self._path, self.name, vfs, patient(patience)),
             self._rewrite_log,
+            self._identify,
         )
         with self._connections.writing(""):
             pass  # Whatever is wrong with the file is said now and not at the first append.
@@ -180,6 +181,13 @@ class SqliteBackend:
             head = _head(db, stream, place)
             if head is not None:
                 db.execute(DROP, (place, min(before, head.position)))
+
+    def _identify(self) -> tuple[int, int] | None:
+        try:
+            found = os.stat(self._path)  # noqa: PTH116 - in every write, and Path takes twice as long
+        except FileNotFoundError:
+            return None
+        return found.st_dev, found.st_ino
 
     def _rewrite_log(self) -> None:
         log = self._path + "-wal"

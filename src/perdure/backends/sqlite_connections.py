@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 import apsw
 
 from perdure.backends.sqlite_errors import DRIVER_ERRORS, HARMLESS, translated
-from perdure.errors import PerdureError, UnsupportedError, UsageError
+from perdure.errors import PerdureError, UnavailableError, UnsupportedError, UsageError
 
 FIRST_PAUSE = 0.0002  # A commit on a fast disk takes about as long.
 LONGEST_PAUSE = 0.005  # Long enough to leave the processor alone, short against a slow sync.
@@ -53,10 +53,13 @@ class Connections:
         name: str,
         open_one: Callable[[], apsw.Connection],
         rewrite_log: Callable[[], None],
+        identify: Callable[[], tuple[int, int] | None],
     ) -> None:
         self._name = name
         self._open_one = open_one
         self._rewrite_log = rewrite_log
+        self._identify = identify
+        self._file: tuple[int, int] | None = None
         self._writer: apsw.Connection | None = None
         self._readers: list[apsw.Connection] = []
         self._lent = 0
@@ -84,6 +87,7 @@ class Connections:
         with self._writing:
             self._require_open()
             try:
+                self._require_same_file()
                 writer = self._writer or self._open_writer()
                 if writer.in_transaction:  # An interrupt came between two lines below.
                     writer.execute("rollback")
@@ -129,7 +133,16 @@ class Connections:
 
     def _require_open(self) -> None:
         if self._closed:
-            raise UsageError(f"{self._name} is closed")
+            raise UsageError(f"{self._name} is closed: open the store again")
+
+    def _require_same_file(self) -> None:
+        """Refuse to write to a file that nobody will find again."""
+        found = self._identify()
+        if self._file is None:
+            self._file = found
+        if self._file is not None and found != self._file:
+            reason = "the file was removed or replaced while it was open"
+            raise UnavailableError(self._name, reason, "put it back, then open the store again")
 
     def _require_same_process(self) -> None:
         if self._pid == os.getpid():

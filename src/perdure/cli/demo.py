@@ -12,6 +12,13 @@ from perdure.cli.demo_run import Found, Life, live, moments
 from perdure.cli.demo_view import View
 
 KILLS_MAX = 20  # Each costs a new Python process; more show nothing that these do not.
+INTERRUPTED = 128 + 2  # What a shell reports of a program that SIGINT ended.
+
+
+class Count(click.IntRange):
+    """How many; what is not a number at all is said not to be one, without a word of ranges."""
+
+    name = "integer"
 
 
 EXAMPLES = """\b
@@ -24,12 +31,16 @@ Examples:
 @click.command(epilog=EXAMPLES)
 @click.option(
     "--kills",
-    type=click.IntRange(0, KILLS_MAX),
+    type=Count(0, KILLS_MAX),
     default=3,
     show_default=True,
     help="How many times the assistant is killed.",
 )
-@click.option("--seed", type=int, help="Chooses the moments; printed, so that you can give it.")
+@click.option(
+    "--seed",
+    type=int,
+    help="It chooses when to kill, to some milliseconds; printed, so that you can give it.",
+)
 @click.option(
     "--store",
     default="perdure-demo.db",
@@ -45,17 +56,21 @@ def demo(kills: int, seed: int | None, store: str) -> None:
     again; what it had been told is stored is compared with what the next process finds.
 
     Exits with 0 only if everything that was acknowledged was recovered, nothing was doubled and
-    the chain verifies; otherwise with 1, and says what is missing.
+    the chain verifies; otherwise with 1, and says what is missing; with 130 after Ctrl-C.
     """
     path = _path(store)
     is_new = not Path(path).exists()
     session = _fresh_session(path)
     view = View(path, session, secrets.randbelow(100_000) if seed is None else seed)
-    view.opening(kills, is_new=is_new)
-    start = time.perf_counter()
-    lives, verdict = _perform(view, path, kills)
-    view.closing(lives, verdict, time.perf_counter() - start)
-    view.look()
+    try:
+        view.opening(kills, is_new=is_new)
+        start = time.perf_counter()
+        lives, verdict = _perform(view, path, kills)
+        view.closing(lives, verdict, time.perf_counter() - start)
+        view.look()
+    except KeyboardInterrupt:
+        view.interrupted(is_there=_is_there(path, session))
+        raise SystemExit(INTERRUPTED) from None
     if verdict.problems:
         raise SystemExit(1)
 
@@ -73,8 +88,17 @@ def _fresh_session(path: str) -> str:
     with perdure.open(Path(path)) as store:
         while True:
             session = f"claims-{secrets.token_hex(2)}"
-            if not any(head.stream == session for head in store.sessions(prefix=session)):
+            if not _has(store, session):
                 return session
+
+
+def _is_there(path: str, session: str) -> bool:
+    with perdure.open(Path(path)) as store:
+        return _has(store, session)
+
+
+def _has(store: perdure.Store, session: str) -> bool:
+    return any(head.stream == session for head in store.sessions(prefix=session))
 
 
 def _perform(view: View, path: str, kills: int) -> tuple[list[Life], Verdict]:

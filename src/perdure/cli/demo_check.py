@@ -22,6 +22,7 @@ class Verdict(NamedTuple):
     """The end of the demo: what there is, what was checked, and every reason not to be content."""
 
     acknowledged: int
+    unanswered: int = 0
     lost: int = 0
     doubled: int = 0
     messages: int = 0
@@ -64,6 +65,7 @@ def _judge(session: perdure.Session, told: Sequence[Fact], lives: Sequence[Life]
         problems.append("a turn is still open")
     return Verdict(
         len(told),
+        len(comparison.unacknowledged),
         len(comparison.lost),
         len(comparison.doubled),
         len(said),

@@ -50,6 +50,11 @@ class Life(NamedTuple):
     returncode: int
     killed_in: str
 
+    @property
+    def new(self) -> tuple[Fact, ...]:
+        """What was acknowledged to it and had not been there: what was sent again is not new."""
+        return tuple(sorted(set(self.acknowledged) - set(self.found.facts)))
+
 
 class AssistantError(Exception):
     """The assistant's process could not do its work; the text says why."""

@@ -4,6 +4,7 @@ import json
 import shlex
 import shutil
 import sys
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
@@ -13,9 +14,11 @@ import click
 from perdure.cli.demo_check import Comparison, Verdict
 from perdure.cli.demo_run import Found, Life
 
-WIDTH_MIN, WIDTH_MAX = 60, 120  # Narrower, nothing is left of a message; wider, the eye gets lost.
+WIDTH_MIN, WIDTH_MAX = 40, 120  # Narrower, nothing is left of a message; wider, the eye gets lost.
+SIDE_BY_SIDE = 64  # Columns; with less, the recovered stands below the acknowledged.
 ROWS = 8  # Of a table; what is older is counted in one line.
 LABEL = 14
+TOLD, FOUND = "acknowledged before the kill", "recovered after it"
 KILL = 9  # SIGKILL, which Windows has no name for.
 
 
@@ -48,18 +51,23 @@ class View:
     def __init__(self, store: str, session: str, seed: int) -> None:
         columns = shutil.get_terminal_size((80, 24)).columns
         self.width = min(max(columns, WIDTH_MIN), WIDTH_MAX) - 1
+        self.is_stacked = columns < SIDE_BY_SIDE
         self.signs = signs_for(sys.stdout.encoding)
         self.store = store
         self.session = session
         self.seed = seed
 
-    def _say(self, text: str = "", **style: Any) -> None:
-        encoding = sys.stdout.encoding or "ascii"  # A path may hold what it can not show.
+    def _say(self, text: str = "", *, err: bool = False, **style: Any) -> None:
+        stream = sys.stderr if err else sys.stdout
+        encoding = stream.encoding or "ascii"  # A path may hold what it can not show.
         text = text.encode(encoding, "backslashreplace").decode(encoding)
-        click.echo(click.style(text, **style) if style else text)
+        click.echo(click.style(text, **style) if style else text, err=err)
 
     def _fact(self, label: str, text: str, **style: Any) -> None:
-        self._say(f"  {click.style(label.ljust(LABEL), dim=True)}{click.style(text, **style)}")
+        room = self.width - LABEL - 2
+        for line in textwrap.wrap(text, room, break_long_words=False, break_on_hyphens=False):
+            self._say(f"  {click.style(label.ljust(LABEL), dim=True)}{click.style(line, **style)}")
+            label = ""
 
     def opening(self, kills: int, *, is_new: bool) -> None:
         """Say what is about to happen, and with what."""
@@ -71,7 +79,8 @@ class View:
         self._fact("store", f"{self.store} ({'new' if is_new else 'it exists, and is added to'})")
         self._fact("session", self.session)
         if kills:
-            self._fact("seed", f"{self.seed} (it chooses the moments: --seed {self.seed})")
+            chooses = f"it chooses when to kill, to some milliseconds: --seed {self.seed}"
+            self._fact("seed", f"{self.seed} ({chooses})")
 
     def began(self, pid: int) -> None:
         """Tell of the first process, which found nothing."""
@@ -81,7 +90,7 @@ class View:
     def killed(self, life: Life) -> None:
         """Tell of the end of a process."""
         reason = "SIGKILL" if life.returncode == -KILL else f"exit code {life.returncode}"
-        told = f"{_records(len(life.acknowledged))} acknowledged"
+        told = f"{_records(len(life.new))} acknowledged"
         self._say(f"  {reason} in the middle of turn {life.killed_in!r}, {told}", fg="red")
 
     def resumed(
@@ -102,13 +111,7 @@ class View:
         rows = list(_rows(dead, found, comparison))
         hidden = len(earlier) + max(len(rows) - ROWS, 0)
         number = max(len(str(len(earlier) + len(rows))), 2)
-        room = (self.width - number - 6) // 2
-        line = self._line(number, room)
-        line(
-            "", "acknowledged before the kill", "recovered after it", told={"bold": True}, bold=True
-        )
-        rule = self.signs.rule
-        self._say(f"  {rule * (number + 1 + room)}{rule}{self.signs.cross}{rule * (room + 1)}")
+        line = self._below(number) if self.is_stacked else self._beside(number)
         if hidden:
             lost = sum(fact.position <= hidden for fact in comparison.lost)
             shown = f"{lost} MISSING OR DIFFERENT" if lost else "as before"
@@ -118,13 +121,30 @@ class View:
             line(*row[:3], **row[3])
         self._say()
 
-    def _line(self, number: int, room: int) -> Callable[..., None]:
+    def _beside(self, number: int) -> Callable[..., None]:
+        """Print the head of a table of two columns; return what prints a row."""
+        room, cut, rule = (self.width - number - 6) // 2, self.signs.cut, self.signs.rule
+
         def line(position: str, left: str, right: str, **style: Any) -> None:
-            cut = self.signs.cut
             told_cell = click.style(shorten(left, room, cut).ljust(room), **style.pop("told", {}))
             there = click.style(shorten(right, room, cut), **style)
             self._say(f"  {position:>{number}} {told_cell} {self.signs.bar} {there}")
 
+        line("", TOLD, FOUND, told={"bold": True}, bold=True)
+        self._say(f"  {rule * (number + 1 + room)}{rule}{self.signs.cross}{rule * (room + 1)}")
+        return line
+
+    def _below(self, number: int) -> Callable[..., None]:
+        """Print what a row of two lines is; return what prints one. For narrow terminals."""
+        room, cut = self.width - number - 8, self.signs.cut
+
+        def line(position: str, left: str, right: str, **style: Any) -> None:
+            told = click.style(shorten(left, room, cut), **style.pop("told", {}))
+            self._say(f"  {position:>{number}} told {told}")
+            self._say(f"  {'':{number}} read {click.style(shorten(right, room, cut), **style)}")
+
+        line("", TOLD, FOUND, told={"bold": True}, bold=True)
+        self._say()
         return line
 
     def closing(self, lives: Sequence[Life], verdict: Verdict, seconds: float) -> None:
@@ -135,7 +155,7 @@ class View:
         times = "1 kill" if kills == 1 else f"{kills} kills"
         self._say(f"After {times}, {seconds:.1f} s in all:", bold=True)
         self._say()
-        self._fact("acknowledged", _records(verdict.acknowledged))
+        self._fact("acknowledged", self._acknowledged(verdict))
         self._fact("lost", str(verdict.lost or "none"), **_colour(bad=verdict.lost))
         self._fact("doubled", self._doubled(lives, verdict), **_colour(bad=verdict.doubled))
         self._fact("chain", self._chain(verdict), **_colour(bad=verdict.verified is None))
@@ -145,6 +165,13 @@ class View:
             self._fact("resuming", self._resuming(lives))
         for problem in verdict.problems:
             self._say(f"  FAILED: {problem}", fg="red", bold=True)
+
+    def _acknowledged(self, verdict: Verdict) -> str:
+        told, more = _records(verdict.acknowledged), verdict.unanswered
+        if not more:
+            return told
+        was, its = ("was", "its answer") if more == 1 else ("were", "their answers")
+        return f"{told} ({more} more {was} stored, {its} did not arrive)"
 
     def _chain(self, verdict: Verdict) -> str:
         if verdict.verified is None:
@@ -168,8 +195,14 @@ class View:
 
     def look(self) -> None:
         """Say how to look at what is left."""
+        store = shlex.quote(self.store)
         self._say()
-        self._say("Look at it from Python:", bold=True)
+        self._say("Look at it:", bold=True)
+        self._say()
+        self._say(f"  perdure show {self.session} --store {store}")
+        self._say(f"  perdure verify --store {store}")
+        self._say()
+        self._say("from Python:", bold=True)
         self._say()
         self._say("  import perdure")
         self._say(f"  session = perdure.open({self.store!r}).session({self.session!r})")
@@ -179,6 +212,16 @@ class View:
         self._say()
         for line in self._query():
             self._say(f"  {line}")
+
+    def interrupted(self, *, is_there: bool) -> None:
+        """Say what Ctrl-C has left."""
+        store = shlex.quote(self.store)
+        left = (
+            f"The session is in {self.store}: perdure show {self.session} --store {store}"
+            if is_there
+            else f"Nothing was stored in {self.store} yet."
+        )
+        self._say(f"Interrupted. {left}", err=True)
 
     def _query(self) -> Iterator[str]:
         what = "select position, header->>7, body->1 from entry"
@@ -197,7 +240,7 @@ def _rows(dead: Life, found: Found, comparison: Comparison) -> Iterator[Row]:
     """Yield the records of one life: told and found, told and not found, found and never told."""
     there = {fact.position: fact for fact in found.facts}
     known = {fact.position for fact in chain(dead.found.facts, dead.acknowledged)}
-    for fact in sorted(set(dead.acknowledged) - set(dead.found.facts)):
+    for fact in dead.new:
         if fact in comparison.lost:
             other = there.get(fact.position)
             shown = f"DIFFERENT: {other.text}" if other else "MISSING"

@@ -6,14 +6,16 @@ well, 1 damage was found or nothing matched, 2 the call is wrong, 3 the store ca
 
 import errno
 import os
+import shlex
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from perdure.backend import Backend, Head
 from perdure.cli.text import safe
@@ -50,6 +52,10 @@ class WrongCallError(Trouble):
     exit_code = WRONG_CALL
 
 
+class NoStoreError(WrongCallError):
+    """No store was named, and there is none where one would be looked for."""
+
+
 class UnreadableError(Trouble):
     """The store can not be read."""
 
@@ -59,9 +65,24 @@ class UnreadableError(Trouble):
 class Reading(click.Command):
     """A command that reads a store. What goes wrong is one line, and an exit code for scripts."""
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, [*args])
+        except click.UsageError:
+            ctx.allow_extra_args = True  # Only to learn which words were too many.
+            if meant := _meant_store(ctx, super().parse_args(ctx, args)):
+                raise WrongCallError(meant) from None
+            raise
+
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
+        except NoStoreError as error:
+            raise WrongCallError(_meant_store(ctx, _words(ctx)) or error.message) from error
+        except NotThereError as error:
+            if meant := _meant_store(ctx, _words(ctx)):
+                raise NotThereError(f"{error.message} {meant}") from error
+            raise
         except (DamagedError, NotFoundError) as error:
             raise NotThereError(str(error)) from error
         except UsageError as error:
@@ -74,6 +95,24 @@ class Reading(click.Command):
             # Whoever read the output has gone. Python would complain when it flushes at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             ctx.exit(NOBODY_READS)
+
+
+def _words(ctx: click.Context) -> Iterator[str]:
+    """Yield what stands where a session, or the beginning of one, is expected."""
+    for param in ctx.command.params:
+        if isinstance(param, click.Argument) and param.name:
+            given = ctx.params.get(param.name)
+            yield from (given,) if isinstance(given, str) else given or ()
+
+
+def _meant_store(ctx: click.Context, words: Iterable[str]) -> str | None:
+    """Say what was meant, if a word is a file and no store was named."""
+    if ctx.get_parameter_source("address") is ParameterSource.COMMANDLINE:
+        return None
+    for word in words:
+        if os.path.isfile(word):  # noqa: PTH113 - that of a Path raises where a name is too long.
+            return f"{word!r} is a file: did you mean --store {shlex.quote(word)}?"
+    return None
 
 
 def store_option(command: F) -> F:
@@ -120,8 +159,7 @@ def opened(address: str | None) -> Iterator[Opened]:
 def _existing(address: str | None) -> str:
     if not address:
         if not Path(DEFAULT).exists():
-            reason = f"Which store? There is no {DEFAULT} here"
-            raise WrongCallError(f"{reason}: give --store URL, or set PERDURE_URL.")
+            raise NoStoreError(_which())
         address = DEFAULT
     scheme, rest = _parse(address)
     if scheme == "memory":
@@ -129,6 +167,14 @@ def _existing(address: str | None) -> str:
     if scheme in {"sqlite", "files"} and rest:
         _require_there(Path(rest), address)
     return address
+
+
+def _which() -> str:
+    reason, url = f"Which store? There is no {DEFAULT} here", "URL"
+    found = [path.name for path in Path().glob("*.db") if path.is_file()]
+    if len(found) == 1:
+        reason, url = f"{reason}, but there is {found[0]}", shlex.quote(found[0])
+    return f"{reason}: give --store {url}, or set PERDURE_URL."
 
 
 def _require_there(path: Path, address: str) -> None:

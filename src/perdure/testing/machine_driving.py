@@ -165,9 +165,14 @@ class Driving:
             assert answer == same[-1].position
 
     def _call_the_dead(self, opened: Opened, call: Call) -> None:
-        """A handle whose session was deleted must neither write nor bring it back, asked twice."""
+        """A handle whose session was deleted must neither write nor bring it back, asked twice.
+
+        One whose name was taken by a branch is refused once, and sees the branch then.
+        """
         old = call.write.attempt(opened.life.seen(opened.session.position))
-        for _ in range(2):
+        current = self.lives.get(opened.life.name)
+        taken = current is not None and current.owners and not opened.life.records
+        for _ in range(1 if taken else 2):
             try:
                 call.run()
             except (ConflictError, NotFoundError):
@@ -206,7 +211,13 @@ class Driving:
         """Continue a turn that the session shows as interrupted."""
         owner = next(self.numbers)
         write = model.changing("turn.continued", turn.id, now=owner)
-        if self.call(opened, Call("continue", turn.__enter__, write)):
+
+        def run() -> None:
+            turn.__enter__()
+            if turn.ended:  # There is nothing to be continued any more, and nothing was written.
+                raise ConflictError(turn.id, 0, 0)
+
+        if self.call(opened, Call("continue", run, write)):
             opened.own.add(turn.id)
             opened.turns.append(Held(turn, owner))
 

@@ -39,13 +39,14 @@ LAYERS = [
     {"replica"},
     {"plans", "reading", "settings"},
     {"fold"},
-    {"events", "journal", "values", "steps"},
+    {"cache", "events", "journal", "values", "steps"},
     {"codec", "cipher", "backends"},
     {"records", "scalars", "backend"},
     {"errors"},
 ]
 
 PURE = {
+    "cache",
     "codec",
     "fold",
     "journal",

@@ -90,8 +90,8 @@ class Backend(Protocol):
         """Store each append whole or not at all; on return what was stored survives a crash.
 
         One commit serves all appends, and one outcome answers each, in order; a conflict of one
-        stream leaves the others alone. A stream without entries may begin at any position. In one
-        that has some:
+        stream leaves the others alone. A stream without entries begins at position 1, or anywhere
+        with an append that says that it `begins` it; otherwise that is a gap. In one that has some:
 
         - the first entry stands right after the last one: *stored*;
         - entries with equal headers stand at those positions already, all or the first of them:

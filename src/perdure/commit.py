@@ -10,9 +10,10 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
+from weakref import WeakSet
 
 from perdure.backend import Append, Backend, Outcome
-from perdure.errors import PerdureError, UnavailableError
+from perdure.errors import PerdureError, UnavailableError, UsageError
 from perdure.steps import Commit, Drop, Heads, Read, Request, Steps
 
 Item = TypeVar("Item")
@@ -174,9 +175,12 @@ class Committer:
     def _attempt(self, batch: list[Append]) -> Sequence[Outcome]:
         try:
             return self._backend.append(batch)
-        except UnavailableError:
+        except UnavailableError as error:
             # The backend reopens itself; appends are idempotent, so once more can do no harm.
-            return self._backend.append(batch)
+            try:
+                return self._backend.append(batch)
+            except UsageError:  # It was closed meanwhile; what became of the first try is unknown.
+                raise error from None
 
 
 def rounds(appends: Sequence[Append | None]) -> list[list[tuple[int, Append]]]:
@@ -197,6 +201,8 @@ class Driver:
 
     def __init__(self, backend: Backend, committer: Committer) -> None:
         self.name = backend.name
+        self.handles: WeakSet[Any] = WeakSet()
+        """Those that write through this driver, so that closing can wait for them."""
         self._backend = backend
         self._committer = committer
 

@@ -8,10 +8,11 @@ import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any, Generic
+from weakref import WeakSet
 
 from perdure.backend import Append, AsyncBackend, Outcome
 from perdure.commit import Answer, Item, T, rounds
-from perdure.errors import UnavailableError
+from perdure.errors import UnavailableError, UsageError
 from perdure.steps import Commit, Drop, Heads, Read, Request, Steps
 
 _Waiting = tuple[Item, asyncio.Future[Answer]]
@@ -87,9 +88,12 @@ class AsyncCommitter:
     async def _attempt(self, batch: list[Append]) -> Sequence[Outcome]:
         try:
             return await self._backend.append(batch)
-        except UnavailableError:
+        except UnavailableError as error:
             # The backend reopens itself; appends are idempotent, so once more can do no harm.
-            return await self._backend.append(batch)
+            try:
+                return await self._backend.append(batch)
+            except UsageError:  # It was closed meanwhile; what became of the first try is unknown.
+                raise error from None
 
 
 class AsyncDriver:
@@ -97,6 +101,8 @@ class AsyncDriver:
 
     def __init__(self, backend: AsyncBackend, committer: AsyncCommitter) -> None:
         self.name = backend.name
+        self.handles: WeakSet[Any] = WeakSet()
+        """Those that write through this driver, so that closing can wait for them."""
         self._backend = backend
         self._committer = committer
 

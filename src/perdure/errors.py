@@ -66,6 +66,8 @@ class ConflictError(PerdureError):
 
     def __str__(self) -> str:
         because = f" ({self.reason})" if self.reason else ""
+        if self.position == self.head:
+            return f"{self.stream!r} can not take this{because}: look at it and decide again"
         return (
             f"{self.stream!r} moved on from position {self.position} to {self.head}{because}: "
             "the session has been refreshed, look at what is new and decide again"

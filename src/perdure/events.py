@@ -9,7 +9,7 @@ no handler for it, and one that has not imported OpenTelemetry has no tracer.
 | `open` | a new session was opened | |
 | `resume` | a session was opened where it stopped | `count`, `role`, `position` |
 | `append` | records were stored, or not | `plan`, `position`, `turn` |
-| `conflict` | another writer was first | `position`, `head`, `reason` |
+| `conflict` | another writer was first | `position`, `head` |
 | `doubt` | the outcome of a write is unknown | `first`, `last` |
 | `settled` | what was in doubt is known now | `first`, `last` |
 | `recovery` | a torn batch was found, and counts as absent | `first`, `last` |
@@ -95,7 +95,10 @@ def _logger(level: str) -> Any:
     if logging is None:
         if level == "INFO":
             return None
-        logging = import_module("logging")  # A warning is heard even where nothing was set up.
+        try:  # A warning is heard even where nothing was set up.
+            logging = import_module("logging")
+        except OSError:  # No file can be opened any more; the write's own error says more.
+            return None
     logger = logging.getLogger(LOGGER)
     return logger if logger.isEnabledFor(logging.getLevelName(level)) else None
 

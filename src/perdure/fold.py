@@ -133,7 +133,8 @@ class Fold:
         self.since_snapshot += 1
         self.deleted = False
         if not record_id.startswith(GENERATED):
-            self._remember(record_id, Known(position, fingerprint(payload)))
+            key = turn_key(record_id) if content.kind == TurnBegun.kind else record_id
+            self._remember(key, Known(position, fingerprint(payload)))
         change = self._changes.get(content.kind)
         if change is not None:
             change(self, position, record_id, content)
@@ -240,6 +241,11 @@ class Fold:
         fold.lineage, fold.begin = facts.lineage, facts.begin
         fold.snapshot_size = len(payload)
         return fold
+
+
+def turn_key(turn: str) -> str:
+    """Return what a turn's id is remembered as; no id that a caller chooses holds a tab."""
+    return f"{turn}\tturn"
 
 
 def fingerprint(payload: bytes) -> str:

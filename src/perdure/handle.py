@@ -28,6 +28,7 @@ class Handle:
         self.own_turns: set[str] = set()
         self._combiner: Combiner[Plan, Answer] = Combiner(self._write_all)
         self._closed = False
+        driver.handles.add(self)
         self.tell_notices()
 
     def write(self, plan: Plan) -> int:
@@ -72,13 +73,17 @@ class Handle:
             where = {"store": self.driver.name, "session": self.replica.name}
             events.tell(notice.event, {**where, **notice.fields})
 
+    def drain(self) -> None:
+        """Wait for what is under way."""
+        if not self._closed and not self.replica.gone:
+            self._combiner.submit(NOTHING)
+
     def close(self) -> None:
         """Wait for what is under way, settle what is in doubt, and take no more."""
         if not self._closed:
             try:
                 with self.observed("close", position=self.replica.tip.position):
-                    if not self.replica.gone:
-                        self._combiner.submit(NOTHING)
+                    self.drain()
             finally:
                 self._closed = True
                 self.tell_notices()

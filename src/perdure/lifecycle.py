@@ -82,7 +82,8 @@ def listed(
 ) -> Steps[tuple[list[Head], str | None]]:
     """Return a page of heads, and the name to go on after, or None at the end."""
     require_labels(labels)
-    require_str(prefix, "prefix")
+    for text in (prefix, after, *labels):
+        require_str(text, "a prefix, id or label")
     page = yield from steps.heads(prefix=prefix, after=after, labels=labels, limit=PAGE)
     shown = [head for head in page if deleted or DELETED not in head.labels]
     return shown, page[-1].stream if len(page) == PAGE else None
@@ -94,6 +95,9 @@ def branch(source: Replica, name: object, *, at: int | None) -> Steps[Replica]:
     fold, past, _ = source.view
     newest = past.torn[0] - 1 if past.torn else past.tip.position
     position = newest if at is None else require_int(at, "at")
+    if at == 0 and not fold.begin:  # `turn.start` of a first turn: there is no past to share.
+        yield from _require_free(stream.session)
+        return Replica(stream.session, source.settings)
     first = max(fold.begin, 1)
     if not first <= position <= newest:
         raise UsageError(

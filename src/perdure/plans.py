@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from perdure import codec
 from perdure.errors import DivergenceError, UsageError
-from perdure.fold import Fold, Known, fingerprint
+from perdure.fold import GENERATED, Fold, Known, fingerprint, turn_key
 from perdure.journal import Draft, Tip
 from perdure.records import Content, Message
 from perdure.steps import Steps
@@ -83,19 +83,20 @@ class Batch:
         return self.add(Draft(record_id, content, codec.encode(content)))
 
     def known(self, drafts: Sequence[Draft]) -> Known | None:
-        """Return where drafts under a caller's own ids already stand, or None if they do not.
+        """Return where drafts already stand under the caller's own id, or None if they do not.
 
-        The same ids with other content are a DivergenceError.
+        The first one bears the id, and a digest of all where there are several. The same id with
+        other content is a DivergenceError.
         """
-        found = [self.fold.ids.get(draft.id) for draft in drafts]
-        if not any(found):
+        if not drafts or drafts[0].id.startswith(GENERATED):
             return None
-        for draft, known in zip(drafts, found, strict=True):
-            given = fingerprint(draft.payload)
-            recorded = known.fingerprint if known else "nothing"
-            if recorded != given:
-                raise DivergenceError(self.name, draft.id, recorded, given)
-        return found[-1]
+        record_id, given = drafts[0].id, fingerprint(drafts[0].payload)
+        if turn_key(record_id) in self.fold.ids:
+            raise DivergenceError(self.name, record_id, "a turn", "a record")
+        known = self.fold.ids.get(record_id)
+        if known is not None and known.fingerprint != given:
+            raise DivergenceError(self.name, record_id, known.fingerprint, given)
+        return known
 
 
 Made = Steps[int]
@@ -124,21 +125,14 @@ class Plan(NamedTuple):
         return content.kind in to_same and content.subject == self.subject
 
 
-def derived_id(record_id: str, number: int) -> str:
-    """The id of the nth record of a call that carries one id. Callers' ids hold no tab."""
-    return record_id if number == 0 else f"{record_id}\t{number}"
-
-
 def add_drafts(drafts: Sequence[Draft]) -> Callable[[Batch], Made]:
-    """Add records that need nothing of the fold, once: ids that stand already are answered."""
+    """Add records that need nothing of the fold, once: an id that stands already is answered."""
 
     def make(batch: Batch) -> Made:
         yield from ()
         known = batch.known(drafts)
         if known is not None:
-            if derived_id(drafts[0].id, len(drafts)) in batch.fold.ids:
-                raise DivergenceError(batch.name, drafts[0].id, "more records", "fewer")
-            return known.position
+            return known.position + len(drafts) - 1
         for draft in drafts:
             batch.add(draft)
         return batch.position

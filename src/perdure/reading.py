@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, NoReturn
 
 from perdure import journal, steps
-from perdure.backend import Append, Entry
+from perdure.backend import Append, Entry, Head
 from perdure.cipher import Cipher
 from perdure.errors import ChainError, DamagedError, NotFoundError, PerdureError, VersionError
 from perdure.fold import Ancestor
@@ -93,6 +93,21 @@ def read_back(append: Append) -> Steps[None]:
     written = Tip(last.position, journal.digest(last))
     if reached != written and reached.position <= written.position:
         raise DamagedError(name, last.position, "the head was not moved to what was written")
+
+
+def require_head(name: str, head: Head | None, tail: Sequence[Linked]) -> None:
+    """Raise unless what was read agrees with the head: a tail that was cut off shows here."""
+    if head is None or not tail:
+        if head is not None:
+            raise ChainError(name, head.position, "the head names it, but it is missing")
+        if tail:
+            raise DamagedError(name, 0, "it has entries, but no head")
+        return
+    if tail[0].entry.position < head.position:
+        raise ChainError(name, head.position, "the head names it, but it is missing")
+    for linked in tail:
+        if linked.entry.position == head.position and linked.digest != head.digest:
+            raise ChainError(name, head.position, "it is not the entry that the head names")
 
 
 class Backward:

@@ -42,6 +42,8 @@ class Message(Content, frozen=True, kw_only=True):
     recipient: str = ""
     channel: str = ""
     origin: str = ""
+    call: str = ""
+    """The first of several messages under one id of the caller's: the digest of them all."""
 
     @property
     def subject(self) -> str:

@@ -6,14 +6,15 @@
 
 A write in doubt is settled by sending the same bytes again: the backend answers *stored* if they
 stand there and *conflict* if others do. Only one caller at a time may run `write`; whoever reads
-takes `past()` and `fold` first, which never change under them.
+takes `view` first, which never change under them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from perdure import codec, journal, reading, steps
-from perdure.backend import Append, Head
+from perdure.backend import Append
+from perdure.cache import Cached, ValueCache
 from perdure.errors import (
     ChainError,
     ConflictError,
@@ -32,8 +33,6 @@ from perdure.records import Branched, Content, Message, Recovered, Snapshot
 from perdure.settings import Settings
 from perdure.steps import Steps
 
-VALUES_CACHED = 8 * 2**20  # Bases of deltas: enough for the few documents that a session works on.
-
 Answer = int | PerdureError
 
 
@@ -42,13 +41,6 @@ class Notice(NamedTuple):
 
     event: str
     fields: dict[str, object]
-
-
-class Cached(NamedTuple):
-    """A value in full, as of the position of one of its versions."""
-
-    position: int
-    data: bytes
 
 
 class Doubt(NamedTuple):
@@ -78,8 +70,11 @@ class Replica:
         stream = Stream(name, "", settings.tenant)
         self.view = View(Fold(), Past(stream, EMPTY, settings.cipher), None)
         self.doubt: Doubt | None = None
-        self.values: dict[str, Cached] = {}
+        self.values = ValueCache()
         self.notices: list[Notice] = []
+        self._unseen: dict[tuple[str, str], Content] = {}
+        """What others wrote that a write took in on its way, and that no caller was told of."""
+        self._told = 0
         self.gone = False
         self._batches = Batches(name)
 
@@ -121,11 +116,12 @@ class Replica:
         if head is None and tail:  # It began in between; only a head from before can be trusted.
             head = yield from steps.head(self.name)
             tail, base = yield from self._tail(None)
-        _require_head(self.name, head, tail)
+        reading.require_head(self.name, head, tail)
         if tail:
             fold, batches = self._folded(tail, base)
             stream = Stream(self.name, tail[0].header.stream, self.settings.tenant)
             self._show(fold, stream, tail[0].tip, None, batches)
+            self._told = tail[0].entry.position
             if batches.torn is not None:
                 self._notice("recovery", first=batches.torn[0], last=batches.torn[1])
             last = yield from self._load_last(tail)
@@ -258,35 +254,67 @@ class Replica:
         if any(plan.kind == "refresh" for plan in plans):
             yield from self.catch_up()
             self.require_present()
+            self._tell()
         answers: dict[int, Answer] = {}
+        if self._unseen:
+            yield from self._judge_unseen(plans, answers)
         while True:
             batch = yield from self._batch(plans, answers)
             if not batch.drafts or (yield from self._commit(batch)):
+                if any(isinstance(answer, ConflictError) for answer in answers.values()):
+                    self._tell()
                 return [answers[number] for number in range(len(plans))]
             base = self.tip.position
             newer = yield from self.catch_up()
             if self.tip.position == base:
                 raise ChainError(self.name, base, "the store's past is not the one read before")
             self._notice("conflict", position=base, head=self.tip.position)
-            for number, plan in enumerate(plans):
-                if isinstance(answers[number], int):
-                    del answers[number]
-                    self._judge(number, plan, newer, answers, base)
+            self._judge_newer(plans, newer, answers)
 
-    def _judge(
-        self,
-        number: int,
-        plan: Plan,
-        newer: Sequence[Content],
-        answers: dict[int, Answer],
-        base: int,
+    def _judge_newer(
+        self, plans: Sequence[Plan], newer: Sequence[Content], answers: dict[int, Answer]
     ) -> None:
+        """Answer the plans that are void; take the answers of the others back."""
+        for number, plan in enumerate(plans):
+            if isinstance(answers[number], int):
+                del answers[number]
+                conflict = self._judge(plan, newer)
+                if conflict is not None:
+                    answers[number] = conflict
+        for content in newer:
+            about = "" if content.kind == Message.kind else content.subject
+            self._unseen[content.kind, about] = content
+
+    def _tell(self) -> None:
+        """Count everything as seen: the caller refreshed, or was told to look."""
+        self._unseen, self._told = {}, self.tip.position
+
+    def _judge(self, plan: Plan, newer: Iterable[Content]) -> ConflictError | None:
+        """Return the conflict if what others wrote makes a plan void."""
         voiding = [content.kind for content in newer if plan.void_by(content)]
-        if voiding:
-            # That the turn was taken over says more than that its new owner has spoken.
-            kind = next((kind for kind in voiding if kind.startswith("turn.")), voiding[-1])
-            reason = f"a {kind} record came first"
-            answers[number] = ConflictError(self.name, base, self.tip.position, reason)
+        if not voiding:
+            return None
+        # That the turn was taken over says more than that its new owner has spoken.
+        kind = next((kind for kind in voiding if kind.startswith("turn.")), voiding[-1])
+        reason = f"a {kind} record came first"
+        return ConflictError(self.name, self._told, self.tip.position, reason)
+
+    def _judge_unseen(self, plans: Sequence[Plan], answers: dict[int, Answer]) -> Steps[None]:
+        """Answer plans that were decided without knowing what a write took in on its way.
+
+        A note goes on after a conflict, and the handle then knows more than its caller.
+        """
+        for number, plan in enumerate(plans):
+            conflict = self._judge(plan, self._unseen.values())
+            if conflict is None:
+                continue
+            trial = Batch(self.name, self.fold, self.tip)
+            try:
+                answer: Answer = yield from plan.make(trial)
+            except PerdureError as error:
+                answer = error
+            # What stands already under the caller's own id is no news to anybody.
+            answers[number] = conflict if trial.drafts else answer
 
     def _batch(self, plans: Sequence[Plan], answers: dict[int, Answer]) -> Steps[Batch]:
         """Make what is unanswered into one batch, answering it as if it were stored already."""
@@ -304,9 +332,15 @@ class Replica:
         if len(batch.drafts) == recovered:
             batch.drafts.clear()
         elif batch.fold.snapshot_due:
-            facts = batch.fold.facts()
-            batch.add_content(self.settings.new_id(), Snapshot(fold=FOLD_VERSION, facts=facts))
+            self._add_snapshot(batch)
         return batch
+
+    def _add_snapshot(self, batch: Batch) -> None:
+        facts = batch.fold.facts()
+        try:
+            batch.add_content(self.settings.new_id(), Snapshot(fold=FOLD_VERSION, facts=facts))
+        except UsageError as error:  # It saves reading; nothing depends on it.
+            self._notice("skipped", position=batch.position + 1, reason=error.reason)
 
     def _commit(self, batch: Batch) -> Steps[bool]:
         """Send a batch; True if it was stored, False if others were first."""
@@ -352,33 +386,5 @@ class Replica:
             yield from reading.read_back(append)
         self._show(batch.fold, stream, tip, batch.last or self.view.last, Batches(self.name))
         for key, data in batch.values.items():
-            self.remember(key, Cached(batch.fold.values[key].position, data))
+            self.values.put(key, Cached(batch.fold.values[key].position, data))
         return True
-
-    def cached(self, key: str, position: int) -> bytes | None:
-        """Return a value in full if it is known as of exactly this position."""
-        known = self.values.get(key)
-        return known.data if known is not None and known.position == position else None
-
-    def remember(self, key: str, cached: Cached) -> None:
-        """Keep a value in full, and forget others if that makes too many bytes."""
-        values = {known: held for known, held in self.values.items() if known != key}
-        values[key] = cached
-        while sum(len(held.data) for held in values.values()) > VALUES_CACHED and len(values) > 1:
-            del values[next(iter(values))]
-        self.values = values
-
-
-def _require_head(name: str, head: Head | None, tail: Sequence[Linked]) -> None:
-    """Raise unless what was read agrees with the head: a tail that was cut off shows here."""
-    if head is None or not tail:
-        if head is not None:
-            raise ChainError(name, head.position, "the head names it, but it is missing")
-        if tail:
-            raise DamagedError(name, 0, "it has entries, but no head")
-        return
-    if tail[0].entry.position < head.position:
-        raise ChainError(name, head.position, "the head names it, but it is missing")
-    for linked in tail:
-        if linked.entry.position == head.position and linked.digest != head.digest:
-            raise ChainError(name, head.position, "it is not the entry that the head names")

@@ -4,7 +4,7 @@ Every method here has its twin in `session_async`, in the same order, with the s
 promises. Nothing is decided here: a method makes a plan or steps, and runs them.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -78,7 +78,7 @@ class Session:
 
     def append(
         self,
-        *messages: dict[str, Any],
+        *messages: Mapping[str, Any],
         author: str = "",
         recipient: str = "",
         channel: str = "",
@@ -95,7 +95,7 @@ class Session:
 
     def turn(
         self,
-        message: str | dict[str, Any] | None = None,
+        message: str | Mapping[str, Any] | None = None,
         *,
         correlation_id: str = "",
         author: str = "",
@@ -167,7 +167,6 @@ class Session:
         """
         with self._handle.observed("branch", branch=id):
             child = self._handle.run(lifecycle.branch(self._replica, id, at=at))
-        self.refresh()
         return Session(self._handle.driver, child)
 
     def refresh(self) -> int:

@@ -4,7 +4,7 @@ Every method here has its twin in `session`, in the same order, with the same pa
 promises. Nothing is decided here: a method makes a plan or steps, and runs them.
 """
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -78,7 +78,7 @@ class AsyncSession:
 
     async def append(
         self,
-        *messages: dict[str, Any],
+        *messages: Mapping[str, Any],
         author: str = "",
         recipient: str = "",
         channel: str = "",
@@ -97,7 +97,7 @@ class AsyncSession:
 
     def turn(
         self,
-        message: str | dict[str, Any] | None = None,
+        message: str | Mapping[str, Any] | None = None,
         *,
         correlation_id: str = "",
         author: str = "",
@@ -174,7 +174,6 @@ class AsyncSession:
         """
         with self._handle.observed("branch", branch=id):
             child = await self._handle.run(lifecycle.branch(self._replica, id, at=at))
-        await self.refresh()
         return AsyncSession(self._handle.driver, child)
 
     async def refresh(self) -> int:

@@ -46,10 +46,9 @@ class Store:
         with events.observed("open", store=self._backend.name, session=name) as seen:
             replica = self._driver.run(steps)
             if replica.exists:
-                last = views.last_message(replica) or {}
                 count, position = replica.fold.messages, replica.tip.position
                 seen.event = "resume"
-                seen.fields.update(count=count, role=last.get("role", ""), position=position)
+                seen.fields.update(count=count, role=views.last_role(replica), position=position)
         return Session(self._driver, replica)
 
     def sessions(
@@ -114,8 +113,12 @@ class Store:
         if not self._closed:
             self._closed = True
             with events.observed("close", store=self._backend.name, session=""):
-                self._committer.drain()
-                self._backend.close()
+                try:
+                    for handle in [*self._driver.handles]:
+                        handle.drain()
+                    self._committer.drain()
+                finally:
+                    self._backend.close()
 
     def __enter__(self) -> Self:
         return self

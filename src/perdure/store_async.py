@@ -46,10 +46,9 @@ class AsyncStore:
         with events.observed("open", store=self._backend.name, session=name) as seen:
             replica = await self._driver.run(steps)
             if replica.exists:
-                last = views.last_message(replica) or {}
                 count, position = replica.fold.messages, replica.tip.position
                 seen.event = "resume"
-                seen.fields.update(count=count, role=last.get("role", ""), position=position)
+                seen.fields.update(count=count, role=views.last_role(replica), position=position)
         return AsyncSession(self._driver, replica)
 
     async def sessions(
@@ -116,8 +115,12 @@ class AsyncStore:
         if not self._closed:
             self._closed = True
             with events.observed("close", store=self._backend.name, session=""):
-                await self._committer.drain()
-                await self._backend.close()
+                try:
+                    for handle in [*self._driver.handles]:
+                        await handle.drain()
+                    await self._committer.drain()
+                finally:
+                    await self._backend.close()
 
     async def __aenter__(self) -> Self:
         return self

@@ -1,5 +1,6 @@
 """Turn: from a user's input to the end of the agent's answer. Its twin is in `turn_async`."""
 
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Self
 
@@ -18,7 +19,7 @@ class Turn:
         handle: Handle,
         id: str | None,
         *,
-        message: dict[str, Any] | None = None,
+        message: Mapping[str, Any] | None = None,
         correlation_id: str = "",
         voice: Voice = NOBODY,
         begun: int = 0,
@@ -50,7 +51,7 @@ class Turn:
         return self._ended
 
     def __enter__(self) -> Self:
-        if self.correlation_id:
+        if self.correlation_id and self._correlation_before is None:
             self._correlation_before = correlation_id.get()
             correlation_id.set(self.correlation_id)
         try:
@@ -92,7 +93,7 @@ class Turn:
 
     def append(
         self,
-        *messages: dict[str, Any],
+        *messages: Mapping[str, Any],
         author: str = "",
         recipient: str = "",
         channel: str = "",

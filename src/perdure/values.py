@@ -94,6 +94,10 @@ def _diff_lists(old: Any, new: Any, path: list[Any], edits: list[Edit]) -> None:
 def _cut(old: Any, new: Any) -> tuple[int, int, Any]:
     """Return where two lists or texts begin to differ, what goes there, and what comes."""
     shorter = min(len(old), len(new))
+    if type(new) is str:
+        start = _alike(old, new, shorter)
+        tail = _alike(old[::-1], new[::-1], shorter - start)
+        return start, len(old) - start - tail, new[start : len(new) - tail]
     start = 0
     while start < shorter and _same(old[start], new[start]):
         start += 1
@@ -101,6 +105,18 @@ def _cut(old: Any, new: Any) -> tuple[int, int, Any]:
     while tail < shorter - start and _same(old[-1 - tail], new[-1 - tail]):
         tail += 1
     return start, len(old) - start - tail, new[start : len(new) - tail]
+
+
+def _alike(old: str, new: str, most: int) -> int:
+    """Return how many characters two texts begin alike; by halves, as slices compare fast."""
+    least = 0
+    while least < most:
+        middle = (least + most + 1) // 2
+        if old[least:middle] == new[least:middle]:
+            least = middle
+        else:
+            most = middle - 1
+    return least
 
 
 def _same(old: Any, new: Any) -> bool:

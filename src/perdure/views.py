@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from perdure import codec, journal, reading, steps, writing
+from perdure.cache import Cached
 from perdure.codec import Codec
 from perdure.errors import ChainError, DamagedError, NotFoundError, UsageError
 from perdure.fold import FOLD_VERSION, Fold
@@ -11,7 +12,7 @@ from perdure.journal import Linked
 from perdure.plans import require_int
 from perdure.reading import Forward, OnDamage, Past
 from perdure.records import Content, Message, Note, Record, Snapshot, Value
-from perdure.replica import Cached, Replica
+from perdure.replica import Replica
 from perdure.settings import Settings
 from perdure.steps import Steps
 from perdure.values import ValueFacts
@@ -20,7 +21,7 @@ _MESSAGES = frozenset({Message.kind})
 
 
 class Version(NamedTuple):
-    """One version of a value: its number, where and when it was written, and whether it is gone."""
+    """One version of a value: its number, where it was written, and whether it is gone."""
 
     version: int
     position: int
@@ -62,6 +63,16 @@ def last_message(replica: Replica) -> dict[str, Any] | None:
     return None if payload is None else message_of(replica, payload, fold.last_message)
 
 
+def last_role(replica: Replica) -> str:
+    """Return the role of the newest message, without the caller's own types."""
+    fold, _, payload = replica.view
+    if payload is None:
+        return ""
+    content = codec.decode(Message.kind, payload, stream=replica.name, position=fold.last_message)
+    role = content.message.get("role", "") if isinstance(content, Message) else ""
+    return role if isinstance(role, str) else ""
+
+
 def message_of(replica: Replica, payload: bytes, position: int) -> dict[str, Any]:
     """Return a message as it was given."""
     content = codec.decode(Message.kind, payload, stream=replica.name, position=position)
@@ -92,7 +103,7 @@ def value(replica: Replica, key: str, *, version: int | None) -> Steps[Any]:
     if facts is None or (version is None and facts.deleted):
         raise NotFoundError(f"value {key!r}")
     if version is None or version == facts.version:
-        data = replica.cached(key, facts.position)
+        data = replica.values.get(key, facts.position)
         if data is None:
             data = yield from _current(replica, key, facts)
     else:
@@ -104,7 +115,7 @@ def _current(replica: Replica, key: str, facts: ValueFacts) -> Steps[bytes]:
     if facts.deleted:
         raise NotFoundError(f"value {key!r} in version {facts.version}", "it was deleted then")
     data = yield from writing.value_data(replica, facts.chain)
-    replica.remember(key, Cached(facts.position, data))
+    replica.values.put(key, Cached(facts.position, data))
     return data
 
 

@@ -7,6 +7,8 @@ after the call has no effect on the record.
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import msgspec
+
 from perdure import codec, reading, values
 from perdure.backend import LABEL_BYTES_MAX, LABELS_MAX
 from perdure.errors import (
@@ -17,9 +19,9 @@ from perdure.errors import (
     PayloadError,
     UsageError,
 )
-from perdure.fold import GENERATED, RESERVED_LABELS, OpenTurn
+from perdure.fold import GENERATED, RESERVED_LABELS, OpenTurn, fingerprint, turn_key
 from perdure.journal import Draft
-from perdure.plans import Batch, Made, Plan, add_drafts, derived_id, require_str, require_text
+from perdure.plans import Batch, Made, Plan, add_drafts, require_str, require_text
 from perdure.records import (
     Labelled,
     Message,
@@ -91,7 +93,7 @@ def _message_drafts(
     if voice != NOBODY:
         for field, text in voice._asdict().items():
             require_str(text, field)
-    for number, message in enumerate(messages):
+    for message in messages:
         if type(message) is not dict:
             kind = type(message).__name__
             example = '{"role": "user", "content": "…"}'
@@ -104,9 +106,19 @@ def _message_drafts(
             channel=voice.channel,
             origin=voice.origin,
         )
-        own_id = derived_id(require_id(record_id), number) if record_id is not None else None
-        drafts.append(Draft(own_id or replica.settings.new_id(), content, codec.encode(content)))
+        drafts.append(Draft(replica.settings.new_id(), content, codec.encode(content)))
+    if record_id is not None:
+        drafts[0] = _named(drafts, require_id(record_id))
     return drafts
+
+
+def _named(drafts: Sequence[Draft], record_id: str) -> Draft:
+    """Return the first of some drafts under the caller's id, with a digest of them all."""
+    content = drafts[0].content
+    if len(drafts) > 1 and isinstance(content, Message):
+        digest = fingerprint(b"\0".join(draft.payload for draft in drafts))
+        content = msgspec.structs.replace(content, call=digest)
+    return Draft(record_id, content, codec.encode(content))
 
 
 def _pack_message(replica: Replica, message: dict[Any, Any]) -> dict[str, Any]:
@@ -128,6 +140,8 @@ def begin_turn(
     """
     begun = TurnBegun(correlation_id=require_str(correlation_id, "correlation_id"))
     input_id = f"{turn_id}\tinput"
+    if len(require_str(correlation_id, "correlation_id").encode()) > NAME_BYTES_MAX:
+        raise UsageError(f"a correlation_id must be at most {NAME_BYTES_MAX} bytes of UTF-8")
     drafts = []
     if message is not None:
         drafts = _message_drafts(replica, [message], voice, turn_id, None)
@@ -136,17 +150,26 @@ def begin_turn(
 
     def make(batch: Batch) -> Made:
         yield from ()
-        known = batch.fold.ids.get(turn_id)
-        if known is not None:
-            if drafts and batch.known(drafts) is None:
-                raise DivergenceError(batch.name, turn_id, "no turn with an input", "one")
-            return -known.position
+        begun_at = _begun(batch, turn_id)
+        if begun_at:
+            batch.known(drafts)  # Another input under the same id is told.
+            return -begun_at
         position = batch.add_content(turn_id, begun)
         for draft in drafts:
             batch.add(draft)
         return position
 
     return Plan("turn.begin", turn_id, make)
+
+
+def _begun(batch: Batch, turn: str) -> int:
+    """Return where a turn began that is open or was begun under the caller's own id, or 0."""
+    if turn in batch.fold.turns:
+        return batch.fold.turns[turn].position
+    if turn in batch.fold.ids:
+        raise DivergenceError(batch.name, turn, "a record", "a turn")
+    known = batch.fold.ids.get(turn_key(turn))
+    return known.position if known is not None else 0
 
 
 def continue_turn(replica: Replica, turn: str) -> tuple[Plan, Ownership]:
@@ -168,8 +191,15 @@ def complete_turn(replica: Replica, turn: Ownership) -> Plan:
 def fail_turn(replica: Replica, turn: Ownership, error: BaseException) -> Plan:
     """Plan to end a turn with an error, of which the type and the text are kept."""
     name = type(error).__qualname__
-    reason = str(error)[:REASON_MAX].encode("utf-8", "replace").decode()
+    reason = _text_of(error)[:REASON_MAX].encode("utf-8", "replace").decode()
     return _end_turn(replica, turn, TurnFailed(turn=turn.turn, error=name, reason=reason))
+
+
+def _text_of(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001 - an error that can not tell itself must still be recorded
+        return "(it has no text)"
 
 
 def _end_turn(replica: Replica, turn: Ownership, content: TurnChange) -> Plan:
@@ -234,7 +264,7 @@ def _edits(
 ) -> Steps[list[values.Edit] | None]:
     if facts is None or facts.deleted or len(facts.chain) > CHAIN_MAX or len(data) < values.SMALL:
         return None
-    old = batch.values.get(key) or replica.cached(key, facts.position)
+    old = batch.values.get(key) or replica.values.get(key, facts.position)
     if old is None:
         old = yield from value_data(replica, facts.chain)
     return values.delta(old, data)

@@ -316,7 +316,7 @@ def test_processes_that_hammer_one_file_never_see_a_lock(path: Path) -> None:
 
 @pytest.mark.parametrize("replaced", [False, True])
 def test_a_file_that_is_removed_or_replaced_while_open_is_not_written_to(
-    path: Path, replaced: bool
+    path: Path, *, replaced: bool
 ) -> None:
     backend = SqliteBackend(path)
     status(backend, appended("s", 1, 1))

@@ -34,7 +34,8 @@ def copied(backend: MemoryBackend) -> MemoryBackend:
     """Return a store with the same entries that goes its own way from here."""
     other = MemoryBackend()
     for head in backend.streams():
-        other.append([Append(head.stream, list(backend.read(head.stream)), head.labels)])
+        entries = list(backend.read(head.stream))
+        other.append([Append(head.stream, entries, head.labels, begins=True)])
     return other
 
 

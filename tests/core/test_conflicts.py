@@ -151,3 +151,45 @@ def test_a_value_set_after_a_conflict_is_a_delta_against_the_right_version() -> 
 def test_the_table_of_yields_names_kinds_that_exist() -> None:
     named = {kind for yields in YIELDS.values() for kinds in yields for kind in kinds}
     assert named <= set(KINDS)
+
+
+def test_a_write_that_goes_on_does_not_hide_what_it_took_in_from_the_next_one(
+    pair: tuple[perdure.Session, perdure.Session],
+) -> None:
+    """A note never conflicts; what is decided after it is still decided on the old view."""
+    one, two = pair
+    one.set("n", 1)
+    two.refresh()
+    seen = one.get("n")
+    two.set("n", two.get("n") + 1)
+    two.append(said("STOP"))
+    one.note("in between")
+    with pytest.raises(ConflictError, match="a value record came first"):
+        one.set("n", seen + 1)
+    one.set("n", one.get("n") + 1)
+    assert two.refresh()
+    assert two.get("n") == 3
+
+
+def test_a_message_after_a_note_is_void_as_well(
+    pair: tuple[perdure.Session, perdure.Session],
+) -> None:
+    one, two = pair
+    two.append(said("STOP"))
+    one.set("plan", "go on")
+    with pytest.raises(ConflictError, match="a message record came first"):
+        one.append(said("sent"))
+    one.label("looked")
+    one.append(said("stopped"))
+    assert contents(one) == ["first", "STOP", "stopped"]
+
+
+def test_a_repeated_call_under_an_id_is_answered_whatever_others_wrote(
+    pair: tuple[perdure.Session, perdure.Session],
+) -> None:
+    one, two = pair
+    position = one.append(said("mine"), id="m-1")
+    two.refresh()
+    two.append(said("theirs"))
+    one.note("in between")
+    assert one.append(said("mine"), id="m-1") == position

@@ -1,5 +1,7 @@
 """What a session promises in ordinary use. Faults and races are in the files beside this one."""
 
+import threading
+import time
 from collections.abc import Callable
 from copy import deepcopy
 from decimal import Decimal
@@ -9,12 +11,14 @@ import pytest
 
 import perdure
 from perdure import fold
+from perdure.backends.memory import MemoryBackend
 from perdure.errors import (
     ConflictError,
     DivergenceError,
     NotFoundError,
     UsageError,
 )
+from perdure.testing import Slow
 from tests.core.support import contents, said, store_in_memory
 
 
@@ -493,6 +497,7 @@ def test_a_snapshot_of_another_version_is_skipped_and_reported(
         lambda session: session.branch("b", at="1"),
         lambda session: session.label(remove="vip"),
     ],
+    ids=["last", "version", "at", "remove"],
 )
 def test_numbers_and_lists_of_the_wrong_type_are_refused(
     session: perdure.Session, call: Callable[[perdure.Session], object]
@@ -519,3 +524,105 @@ def test_turns_and_heads_show_whose_they_are(
         assert repr(turn) == "<Turn 't-1' of 'claim-4711': at 1>"
     assert repr(turn) == "<Turn 't-1' of 'claim-4711': ended>"
     assert [head.id for head in store.sessions()] == ["claim-4711"]
+
+
+def test_an_id_covers_a_call_of_many_messages_and_takes_one_place(
+    store: perdure.Store, session: perdure.Session
+) -> None:
+    many = [said(str(number)) for number in range(1500)]
+    session.append(said("first"), id="m-0")
+    position = session.append(*many, id="m-1")
+    for again in (session, store.session("claim-4711")):
+        assert again.append(*many, id="m-1") == position
+        assert again.append(said("first"), id="m-0") == 1
+        with pytest.raises(DivergenceError):
+            again.append(*many[:-1], said("other"), id="m-1")
+
+
+def test_an_open_turn_is_recognised_however_many_ids_came_since(
+    store: perdure.Store, session: perdure.Session
+) -> None:
+    session.turn("question", id="t-1").__enter__()
+    for number in range(0, 1100, 100):
+        for one in range(number, number + 100):
+            session.note(one, id=f"n-{one}")
+    with store.session("claim-4711").turn("question", id="t-1") as turn:
+        assert not turn.ended
+    assert len(store.session("claim-4711")) == 1
+
+
+def test_one_id_is_not_both_a_turn_and_a_message(session: perdure.Session) -> None:
+    session.append(said("a"), id="x")
+    with pytest.raises(DivergenceError), session.turn(id="x"):
+        pytest.fail("the body must not run")
+    with session.turn("b", id="y"):
+        pass
+    with pytest.raises(DivergenceError):
+        session.append(said("a"), id="y")
+
+
+def test_a_session_opens_without_the_types_of_its_last_message() -> None:
+    backend = MemoryBackend()
+    with_types = perdure.open(backend, types={"set": perdure.TypeCodec(set, sorted, set)})
+    with_types.session("s").append({"role": "user", "content": {1, 2}})
+    session = perdure.open(backend).session("s")
+    session.append(said("next"))
+    assert (len(session), session.last) == (2, said("next"))
+
+
+def test_a_snapshot_that_is_too_large_is_left_out(
+    store: perdure.Store, session: perdure.Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fold, "SNAPSHOT_EVERY", 4)
+    monkeypatch.setattr("perdure.codec.PAYLOAD_MAX", 400)
+    for number in range(20):
+        session.set(f"a key that is not short {number}", number)
+    assert store.session("claim-4711").verify().entries == session.position
+    assert store.session("claim-4711").get("a key that is not short 7") == 7
+
+
+def test_a_branch_at_the_start_of_a_first_turn_is_empty(
+    store: perdure.Store, session: perdure.Session
+) -> None:
+    with session.turn("question") as turn:
+        pass
+    again = session.branch("again", at=turn.start)
+    again.append(said("otherwise"))
+    assert contents(store.session("again")) == ["otherwise"]
+
+
+def test_an_error_without_a_text_is_recorded(session: perdure.Session) -> None:
+    class Mute(Exception):  # noqa: N818 - a name for a test
+        def __str__(self) -> str:
+            raise RuntimeError
+
+    with pytest.raises(Mute), session.turn("question"):
+        raise Mute
+    *_, last = session.records()
+    content: Any = last.content
+    assert (last.kind, content.error) == ("turn.failed", "Mute")
+
+
+def test_closing_a_store_waits_for_what_was_asked_before() -> None:
+    backend = Slow(MemoryBackend(), 0.05)
+    store = perdure.open(backend)
+    session = store.session("s")
+    threads = [
+        threading.Thread(target=session.append, args=(said(str(number)),)) for number in range(5)
+    ]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.02)
+    store.close()
+    for thread in threads:
+        thread.join(30)
+    assert len(session) == 5
+
+
+def test_a_store_that_lost_a_session_is_not_written_on(session: perdure.Session) -> None:
+    store, backend = store_in_memory()
+    session = store.session("s")
+    session.append(said("a"), said("b"))
+    backend._streams.clear()
+    with pytest.raises(perdure.DamagedError, match="gap"):
+        session.append(said("c"))

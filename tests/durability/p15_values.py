@@ -147,7 +147,8 @@ def blocks(seed: int) -> Iterator[Iterator[Trial]]:
         with tempfile.TemporaryDirectory(prefix="perdure-p15-") as name:
             path = Path(name) / "store.db"
             files = f"files:{path.with_name('state')}"
-            address = {0: path, 1: files}.get(number % SQLITE_EVERY, "memory:")
+            addresses: dict[int, str | Path] = {0: path, 1: files}
+            address = addresses.get(number % SQLITE_EVERY, "memory:")
             with perdure.open(address, types=TYPES) as store:
                 block = Block(store, drawing)
                 yield block.write()

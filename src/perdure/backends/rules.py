@@ -86,6 +86,8 @@ def decide(
     first = entries[0].position
     if append.begins and head is not None and first > head:
         return CONFLICT, ()
+    if head is None and first > 1 and not append.begins:
+        return Outcome("refused", f"position {first} would leave a gap: there is nothing"), ()
     if head is None or first == head + 1:
         return STORED, entries
     if first > head + 1:

@@ -185,7 +185,7 @@ class SqliteBackend:
     def _identify(self) -> tuple[int, int] | None:
         try:
             found = os.stat(self._path)  # noqa: PTH116 - in every write, and Path takes twice as long
-        except FileNotFoundError:
+        except OSError:  # There is none, or nobody can look: opening says why.
             return None
         return found.st_dev, found.st_ino
 

@@ -217,6 +217,7 @@ class Connections:
                 return self._readers.pop()
             recovers = self._poisoned and self._writer is None and self._lent == 1
         try:
+            self._require_same_file()
             return self._open_healed() if recovers else self._open_one()
         except BaseException:
             self._one_less_lent()

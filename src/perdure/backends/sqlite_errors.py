@@ -29,6 +29,11 @@ _HINTS: tuple[tuple[type[Exception], str, str], ...] = (
         "the file can not be written",
         "check the permissions of the file and of its directory",
     ),
+    (
+        PermissionError,
+        "no permission",
+        "check the permissions of the file and of its directory",
+    ),
     (apsw.PermissionsError, "no permission", "check the permissions of the file"),
     (apsw.IOError, "reading or writing failed", "check the disk, then try again"),
     (apsw.NoMemError, "out of memory", "try again with more memory"),

@@ -6,10 +6,12 @@ is what the next process says it read from the store.
 
 import json
 import random
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple, Self
 
 from perdure.cli.demo_child import SCRIPT, THINKING
@@ -73,21 +75,48 @@ def moments(kills: int, seed: int) -> list[Moment]:
     return chosen
 
 
+@contextmanager
+def _no_interrupt() -> Iterator[None]:
+    """Let Ctrl-C wait for the end of the block, where the system can do that."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 class _Assistant:
     """The assistant's process, seen from outside. Leaving `with` leaves no process behind."""
 
     def __init__(self, path: str, session: str) -> None:
         # -P: a file in the current directory must not stand in for a module.
-        command = [sys.executable, "-P", "-m", "perdure.cli.demo_child", path, session]
-        pipe = subprocess.PIPE
-        self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe)  # noqa: S603 - our own module.
+        self._command = [sys.executable, "-P", "-m", "perdure.cli.demo_child", path, session]
+        self._started: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.process.kill()
-        self.process.communicate()
+        if self._started is not None:
+            self._started.kill()
+            self._started.communicate()
+
+    @property
+    def process(self) -> "subprocess.Popen[bytes]":
+        """The process; there is one when `start` has been called."""
+        if self._started is None:
+            raise RuntimeError("the assistant was not started")
+        return self._started
+
+    def start(self) -> int:
+        """Start the process, inside `with`: an interrupt comes before it, or when it is known."""
+        pipe = subprocess.PIPE
+        with _no_interrupt():
+            self._started = subprocess.Popen(self._command, stdin=pipe, stdout=pipe, stderr=pipe)  # noqa: S603 - our own module.
+        return self._started.pid
 
     def events(self) -> Iterator[dict[str, Any]]:
         """Yield what the process says until it ends; what a kill cut short was not said."""
@@ -145,7 +174,7 @@ def live(
     """Run the assistant until it is killed at the given moment, or to the end of the script."""
     notes, killed_in = _Notes(), ""
     with _Assistant(path, session) as assistant:
-        pid = assistant.process.pid
+        pid = assistant.start()
         for event in assistant.events():
             notes.take(event)
             if event["event"] == "found" and notes.found is not None:

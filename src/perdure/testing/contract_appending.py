@@ -9,6 +9,7 @@ from perdure.errors import UsageError
 from perdure.testing.contract_values import (
     HOSTILE_NAMES,
     appended,
+    begun,
     digest,
     entries,
     entry,
@@ -35,7 +36,9 @@ class AppendingContract:
         assert list(backend.read("s")) == entries(1, 4)
 
     def test_a_stream_may_begin_at_any_position(self, backend: Backend) -> None:
-        assert status(backend, appended("branch", 41, 42)) == ["stored"]
+        assert status(backend, appended("branch", 41, 42)) == ["refused"], "it does not begin it"
+        assert list(backend.read("branch")) == []
+        assert status(backend, begun("branch", 41, 42)) == ["stored"]
         assert positions(backend.read("branch")) == [41, 42]
         assert status(backend, appended("branch", 43, 43)) == ["stored"]
 
@@ -101,7 +104,7 @@ class AppendingContract:
             appended("a", 1, 2),
             appended("taken", 1, 1, mark="other"),
             appended("b", 1, 1),
-            appended("taken too", 7, 7),
+            begun("taken too", 7, 7),
         )
         assert outcomes == ["stored", "conflict", "stored", "stored"]
         assert list(backend.read("a")) == entries(1, 2)
@@ -206,7 +209,7 @@ class AppendingContract:
         assert status(backend, appended("s", 6, 6)) == ["stored"]
 
     def test_drop_of_nothing_changes_nothing(self, backend: Backend) -> None:
-        status(backend, appended("s", 3, 5))
+        status(backend, begun("s", 3, 5))
         backend.drop("s", before=1)
         backend.drop("s", before=3)
         backend.drop("unknown", before=9)

@@ -5,7 +5,15 @@
 import pytest
 
 from perdure.backend import Append, Backend, Guarantees
-from perdure.testing.contract_values import appended, entries, entry, names, positions, status
+from perdure.testing.contract_values import (
+    appended,
+    begun,
+    entries,
+    entry,
+    names,
+    positions,
+    status,
+)
 
 
 def _bodies(backend: Backend, max_body: int, *, reverse: bool) -> list[int | None]:
@@ -26,7 +34,7 @@ class ReadingContract:
         assert list(backend.read("s", reverse=True)) == entries(1, 4)[::-1]
 
     def test_after_excludes_in_both_directions(self, backend: Backend) -> None:
-        status(backend, appended("s", 3, 7))
+        status(backend, begun("s", 3, 7))
         assert positions(backend.read("s", after=5)) == [6, 7]
         assert positions(backend.read("s", after=7)) == []
         assert positions(backend.read("s", after=99)) == []
@@ -46,7 +54,7 @@ class ReadingContract:
         assert positions(backend.read("s", after=4, limit=2, reverse=True)) == [3, 2]
 
     def test_limit_counts_entries_and_not_positions(self, backend: Backend) -> None:
-        status(backend, appended("branch", 5001, 5004), appended("s", 1, 700))
+        status(backend, begun("branch", 5001, 5004), appended("s", 1, 700))
         backend.drop("s", before=600)
         assert positions(backend.read("branch", limit=2)) == [5001, 5002]
         assert positions(backend.read("branch", after=7, limit=2)) == [5001, 5002]

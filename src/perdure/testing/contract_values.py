@@ -45,6 +45,11 @@ def appended(stream: str, first: int, last: int, *labels: str, mark: str = "") -
     return Append(stream, entries(first, last, mark), frozenset(labels))
 
 
+def begun(stream: str, first: int, last: int, *labels: str) -> Append:
+    """Return an append that begins its stream where it likes, as that of a branch does."""
+    return appended(stream, first, last, *labels)._replace(begins=True)
+
+
 def status(backend: Backend, *appends: Append) -> list[str]:
     """Append and return only the words of the outcomes."""
     return [outcome.status for outcome in backend.append(appends)]

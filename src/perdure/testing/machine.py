@@ -129,7 +129,7 @@ class Sessions(RuleBasedStateMachine):
     def refresh(self, pick: int) -> None:
         opened = self._handle(pick)
         if self.driving.joined(opened):
-            opened.session.refresh()
+            opened.refresh()
             assert opened.session.position >= opened.life.position
         else:
             self.driving.drop(opened)

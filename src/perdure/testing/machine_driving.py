@@ -50,8 +50,23 @@ class Opened:
         self.session = session
         self.life = life
         self.turns: list[Held] = []
+        self.told = session.position
+        """How far its caller knows: by opening, refreshing, or being told of a conflict."""
+        self.wrote: set[int] = set()
         self.own: set[str] = set()
         """The turns that the session counts as this handle's own, and does not show."""
+
+    def untold(self) -> list[Said]:
+        """What others wrote that the caller of this handle was not told of."""
+        newer = [record for record in self.life.records if record.position > self.told]
+        return [record for record in newer if record.position not in self.wrote]
+
+    def predict(self, write: Write) -> Answer:
+        return model.predict(self.life, self.session.position, write, self.untold())
+
+    def refresh(self) -> None:
+        self.session.refresh()
+        self.told = self.session.position
 
 
 class Call(NamedTuple):
@@ -123,7 +138,7 @@ class Driving:
         if not self.joined(opened):
             self._call_the_dead(opened, call)
             return False
-        expected = model.predict(opened.life, opened.session.position, call.write)
+        expected = opened.predict(call.write)
         return self.compare(opened, call.name, call.run, expected)
 
     def compare(self, opened: Opened, name: str, run: Callable[[], Any], expected: Answer) -> bool:
@@ -132,6 +147,8 @@ class Driving:
         except PerdureError as error:
             self.log.append(f"{name}: {type(error).__name__}")
             assert type(error).__name__ == expected, (name, error, expected)
+            if isinstance(error, ConflictError) and error.head:
+                opened.told = opened.session.position
             return False
         assert not isinstance(expected, str), f"{name} gave {answer}, not {expected}"
         if isinstance(expected, list):
@@ -145,6 +162,7 @@ class Driving:
         assert [record.kind for record in new] == [said.kind for said in expected]
         for said, record in zip(expected, new, strict=True):
             life.records.append(said._replace(position=record.position))
+            opened.wrote.add(record.position)
         if expected:
             self.lives[life.name] = life
             self.touched.add(life.name)
@@ -198,10 +216,10 @@ class Driving:
             self._call_the_dead(opened, Call("begin", turn.__enter__, write))
             return
         life, seen = opened.life, opened.session.position
-        expected = model.predict(life, seen, write)
+        expected = opened.predict(write)
         if isinstance(expected, Known) and turn.id in life.seen(seen).turns:
             again = model.changing("turn.continued", turn.id, now=owner)
-            expected = model.predict(life, seen, again)
+            expected = opened.predict(again)
         if self.compare(opened, "begin", turn.__enter__, expected):
             assert turn.ended == isinstance(expected, Known)
             opened.own.add(turn.id)
@@ -236,6 +254,7 @@ class Driving:
             turn.__exit__(type(error) if error else None, error, None)
             if getattr(error, "__notes__", None):
                 # The error of the body goes on, and says that it could not be recorded.
+                opened.told = opened.session.position
                 raise ConflictError(turn.id, 0, 0)
 
         self.call(opened, Call("leave", run, write))
@@ -296,8 +315,8 @@ class Driving:
         self, opened: Opened, call: Call, fault: Callable[[Backend], Backend], then: str
     ) -> None:
         """Make a call while the store fails, and see that it was stored once or not at all."""
-        opened.session.refresh()
-        expected = model.predict(opened.life, opened.session.position, call.write)
+        opened.refresh()
+        expected = opened.predict(call.write)
         if not isinstance(expected, list):
             return
         self.around.backend = fault(self._backends[-1])
@@ -314,7 +333,7 @@ class Driving:
 
     def _resolve(self, opened: Opened, expected: list[Said], then: str) -> None:
         if then == "settle":
-            opened.session.refresh()
+            opened.refresh()
             self.learn(opened, expected)
             return
         if then == "die":
@@ -324,7 +343,7 @@ class Driving:
         if then == "overtake":
             note = model.noting("meanwhile")
             self.call(other, Call("note", lambda: other.session.note("meanwhile"), note))
-            opened.session.refresh()
+            opened.refresh()
             assert self._new(opened) == [], "it came back after it had been overtaken"
 
     def _look(self, opened: Opened, expected: list[Said]) -> None:

@@ -19,6 +19,8 @@ class Said(NamedTuple):
     says: Any = None
     id: str = ""
     position: int = 0
+    call: tuple[Any, ...] = ()
+    """All that was said in the call, on the first record of one that bears an id."""
 
 
 class State:
@@ -29,14 +31,14 @@ class State:
         self.values: dict[str, list[tuple[int, Any]]] = {}
         self.turns: dict[str, int] = {}
         self.labels: set[str] = set()
-        self.ids: dict[str, tuple[str, str, Any]] = {}
+        self.ids: dict[str, tuple[str, str, Any, tuple[Any, ...]]] = {}
         for record in records:
             self._take(record)
 
     def _take(self, record: Said) -> None:
-        kind, about, says, record_id, position = record
+        kind, about, says, record_id, position, call = record
         if record_id:
-            self.ids[record_id] = (kind, about, says)
+            self.ids[record_id] = (kind, about, says, call)
         if kind == "message":
             self.messages.append(says)
         elif kind == "value":
@@ -106,13 +108,15 @@ class Write(NamedTuple):
     void_by: Callable[[Said], bool]
 
 
-def predict(life: Life, seen: int, write: Write) -> Answer:
-    """Return what becomes of a write through a handle that has seen so much."""
+def predict(life: Life, seen: int, write: Write, untold: Sequence[Said]) -> Answer:
+    """Return what becomes of a write through a handle that has seen so much.
+
+    `untold` is what others wrote that its caller was not told of, seen by the handle or not.
+    """
     answer = write.attempt(life.seen(seen))
-    newer = [record for record in life.records if record.position > seen]
-    if not isinstance(answer, list) or not newer:
+    if not isinstance(answer, list):
         return answer
-    if any(write.void_by(record) for record in newer):
+    if any(write.void_by(record) for record in untold):
         return "ConflictError"
     return write.attempt(State(life.records))
 
@@ -123,26 +127,23 @@ def _never(_: Said) -> bool:
 
 def _known(state: State, records: Sequence[Said]) -> Known | str | None:
     """Whether records stand already: where, or why that can not be, or not at all."""
-    given = [(record.id, record[:3]) for record in records]
-    found = [state.ids.get(record_id) for record_id, _ in given]
-    if not any(found):
+    first = records[0]
+    found = state.ids.get(first.id)
+    if found is None:
         return None
-    if found != [says for _, says in given]:
+    if found != (*first[:3], first.call):
         return "DivergenceError"
     return Known(records[-1])
 
 
 def saying(messages: Sequence[Any], *, id: str = "", turn: str = "", owner: int = 0) -> Write:
     """Append messages, with or without an id of one's own, in a turn or outside of all."""
-    records = [
-        Said("message", turn, message, f"{id}\t{number}" if id and number else id)
-        for number, message in enumerate(messages)
-    ]
+    records = [Said("message", turn, message) for message in messages]
+    if id:
+        records[0] = records[0]._replace(id=id, call=tuple(messages))
 
     def attempt(state: State) -> Answer:
         known = _known(state, records) if id else None
-        if isinstance(known, Known) and f"{id}\t{len(records)}" in state.ids:
-            return "DivergenceError"
         if known is not None:
             return known
         if turn and state.turns.get(turn) != owner:

@@ -18,6 +18,7 @@ import pytest
 import perdure
 from perdure import errors
 from perdure.cli.__main__ import main
+from perdure.events import correlation_id
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -75,6 +76,7 @@ def own_logging() -> Iterator[None]:
     """Undo what a page sets up."""
     logger = logging.getLogger("perdure")
     handlers, level = [*logger.handlers], logger.level
+    correlation_id.set("")  # A test before may have entered a turn and never left it.
     yield
     logger.handlers[:] = handlers
     logger.setLevel(level)

@@ -49,6 +49,7 @@ YIELDS: dict[str, Yields] = {
     "keep": Yields(),
     "release": Yields(),
     "refresh": Yields(),
+    "catch-up": Yields(),
     # Whether it may go is asked of the state each time, so nothing that was appended voids it.
     "delete": Yields(),
 }

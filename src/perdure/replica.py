@@ -218,6 +218,8 @@ class Replica:
                     newer.append(self._apply(fold, whole))
                     if whole.header.kind == Message.kind:
                         last = journal.open_body(self.name, whole, self.settings.cipher)
+                    elif fold.deleted:
+                        last = None
         self._show(fold, stream, tip, last, batches)
         self.gone = self.gone or any(content.kind == "deleted" for content in newer)
         return newer
@@ -255,6 +257,8 @@ class Replica:
             yield from self.catch_up()
             self.require_present()
             self._tell()
+        elif any(plan.kind == "catch-up" for plan in plans):
+            self._overlook((yield from self.catch_up()))
         answers: dict[int, Answer] = {}
         if self._unseen:
             yield from self._judge_unseen(plans, answers)
@@ -281,6 +285,10 @@ class Replica:
                 conflict = self._judge(plan, newer)
                 if conflict is not None:
                     answers[number] = conflict
+        self._overlook(newer)
+
+    def _overlook(self, newer: Iterable[Content]) -> None:
+        """Remember what was taken in without the caller being told of it."""
         for content in newer:
             about = "" if content.kind == Message.kind else content.subject
             self._unseen[content.kind, about] = content

@@ -167,6 +167,7 @@ class Session:
         """
         with self._handle.observed("branch", branch=id):
             child = self._handle.run(lifecycle.branch(self._replica, id, at=at))
+        self._handle.write(writing.CATCH_UP)
         return Session(self._handle.driver, child)
 
     def refresh(self) -> int:

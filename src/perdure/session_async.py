@@ -174,6 +174,7 @@ class AsyncSession:
         """
         with self._handle.observed("branch", branch=id):
             child = await self._handle.run(lifecycle.branch(self._replica, id, at=at))
+        await self._handle.write(writing.CATCH_UP)
         return AsyncSession(self._handle.driver, child)
 
     async def refresh(self) -> int:

@@ -362,6 +362,7 @@ def nothing(batch: Batch) -> Steps[int]:
 
 
 NOTHING = Plan("note", "", nothing)
+CATCH_UP = Plan("catch-up", "", nothing)  # The same, without anybody being told.
 REFRESH = Plan("refresh", "", nothing)  # `Replica.write` catches up before plans of this kind.
 
 

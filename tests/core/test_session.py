@@ -361,7 +361,7 @@ def test_a_branch_in_the_middle_of_a_turn_has_that_turn_interrupted(
     assert contents(store.session("retry")) == ["question", "better"]
 
 
-@pytest.mark.parametrize("at", [0, -1, 3])
+@pytest.mark.parametrize("at", [-1, 3])
 def test_a_branch_begins_at_a_position_that_is_there(session: perdure.Session, at: int) -> None:
     session.append(said("a"), said("b"))
     with pytest.raises(UsageError, match="begins at 1 to 2"):
@@ -418,6 +418,7 @@ def test_a_stale_handle_does_not_bring_a_deleted_session_back(
     for call in (lambda: session.append(said("c")), session.messages, session.refresh):
         with pytest.raises(NotFoundError, match="it was deleted"):
             call()
+    assert (len(session), session.last) == (0, None)
     session.close()
     assert list(store.sessions()) == []
 
@@ -600,7 +601,7 @@ def test_an_error_without_a_text_is_recorded(session: perdure.Session) -> None:
         raise Mute
     *_, last = session.records()
     content: Any = last.content
-    assert (last.kind, content.error) == ("turn.failed", "Mute")
+    assert (last.kind, content.error.endswith("Mute")) == ("turn.failed", True)
 
 
 def test_closing_a_store_waits_for_what_was_asked_before() -> None:

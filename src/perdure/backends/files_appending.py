@@ -129,7 +129,10 @@ class Appender:
         ):
             made = []
             for item in items:
-                if not os.path.lexists(item.place.path):  # Else another process was faster.
+                outcome, entries = decide(item.append, None, lambda *_: ())
+                if not entries:
+                    item.outcome = outcome
+                elif not os.path.lexists(item.place.path):  # Else another process was faster.
                     published = self._publish(item)
                     stack.callback(published.held.close)
                     made.append((item, published))

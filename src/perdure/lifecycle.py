@@ -42,17 +42,21 @@ def opened(name: object, settings: Settings, *, must_exist: bool) -> Steps[Repli
 
 def _load(replica: Replica) -> Steps[None]:
     """Load a session. A branch that was cut off while it was made is completed, or ended."""
+    if not (yield from _loaded(replica)):
+        yield from _retract(replica, UNFINISHED)
+        yield from replica.load()
+
+
+def _loaded(replica: Replica) -> Steps[bool]:
+    """Load a session; False if it is a branch whose past was deleted before it was complete."""
     try:
         yield from replica.load()
         lineage = replica.fold.lineage
         if not lineage or replica.tip.position > lineage[0].at + 1:
-            return
-        if (yield from _completed(replica, lineage[0])):
-            return
+            return True
+        return (yield from _completed(replica, lineage[0]))
     except NotFoundError:  # Its past is gone, and nobody was told of it.
-        pass
-    yield from _retract(replica, UNFINISHED)
-    yield from replica.load()
+        return False
 
 
 def _completed(child: Replica, parent: Ancestor) -> Steps[bool]:

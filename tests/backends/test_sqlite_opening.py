@@ -56,7 +56,7 @@ def is_refused(path: Path, error: type[PerdureError], match: str) -> None:
 @pytest.mark.parametrize(
     ("path", "kind"),
     [
-        ("/home/me/store.db", "ext4"),
+        ("/srv/store.db", "ext4"),
         ("/mnt/nfs/store.db", "nfs4"),
         ("/mnt/nfs/local/store.db", "xfs"),
         ("/mnt/nfsx/store.db", "ext4"),

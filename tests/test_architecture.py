@@ -238,7 +238,10 @@ def test_modules_and_functions_can_be_held_in_the_head() -> None:
 
 
 def test_importing_perdure_brings_little() -> None:
-    code = "import sys, perdure; print(*{name.split('.')[0] for name in sys.modules})"
+    code = (
+        "import sys, perdure; perdure.open('memory:').session('s').append({'role': 'user'});"
+        "print(*{name.split('.')[0] for name in sys.modules})"
+    )
     found = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     ).stdout.split()

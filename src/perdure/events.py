@@ -27,6 +27,7 @@ from importlib import import_module
 from typing import Any
 
 LOGGER = "perdure"
+INFO, WARNING = 20, 30  # As in `logging`, which is not imported for them.
 
 correlation_id: ContextVar[str] = ContextVar("perdure_correlation_id", default="")
 """The id that events carry, and turns that are begun without one of their own."""
@@ -47,7 +48,7 @@ class Observed:
 
 def listening() -> bool:
     """Whether anybody would hear of an event."""
-    return _logger("INFO") is not None or _tracing() is not None
+    return _logger(INFO) is not None or _tracing() is not None
 
 
 @contextmanager
@@ -75,32 +76,33 @@ def _end(seen: Observed, start: float, *, outcome: str) -> None:
 
 def tell(event: str, fields: Mapping[str, Any]) -> None:
     """Log an event with its fields."""
-    level = "WARNING" if event in _WARNINGS else "INFO"
+    level = WARNING if event in _WARNINGS else INFO
     logger = _logger(level)
     if logger is None:
         return
     told = {"event": event, "correlation_id": correlation_id.get(), **fields}
     shown = [f"{key}={value}" for key, value in told.items() if _is_shown(key, value)]
-    number = sys.modules["logging"].getLevelName(level)
-    logger.log(number, " ".join([event, *shown]), extra=told)
+    logger.log(level, " ".join([event, *shown]), extra=told)
 
 
 def _is_shown(key: str, value: object) -> bool:
     return key != "event" and value not in ("", None)
 
 
-def _logger(level: str) -> Any:
+def _logger(level: int) -> Any:
     """Return the logger if somebody listens at this level."""
-    logging: Any = sys.modules.get("logging")
-    if logging is None:
-        if level == "INFO":
+    if not _loggers:
+        if "logging" not in sys.modules and level < WARNING:
             return None
         try:  # A warning is heard even where nothing was set up.
-            logging = import_module("logging")
+            _loggers.append(import_module("logging").getLogger(LOGGER))
         except OSError:  # No file can be opened any more; the write's own error says more.
             return None
-    logger = logging.getLogger(LOGGER)
-    return logger if logger.isEnabledFor(logging.getLevelName(level)) else None
+    logger = _loggers[0]
+    return logger if logger.isEnabledFor(level) else None
+
+
+_loggers: list[Any] = []  # None until somebody has imported `logging`; asked in every write.
 
 
 def _tracing() -> Any:

@@ -8,26 +8,26 @@ import os
 from binascii import b2a_base64
 from typing import Protocol
 
-SALT_BYTES = 16  # As many as a digest needs to say nothing about a short text once that is erased.
 DRAWN_AT_ONCE = 256
 _URLSAFE = bytes.maketrans(b"+/", b"-_")
-_SALT_END = 2 + 22  # '["' and 16 bytes in base64 without padding.
+_SALT_END = 2 + 22  # '["' and the letters of a salt.
 
 
 def random_text() -> bytes:
-    """Return 128 random bits as 22 letters, never the same twice, in a forked child neither.
+    """Return 132 random bits as 22 letters, never the same twice, in a forked child neither.
 
     They are drawn from the system a few hundred at a time: each draw lets other threads run, and
     six of them an append were most of the cost of many threads. Not for keys or nonces.
     """
     try:
-        drawn = _drawn.pop()  # One step for the interpreter, so no two threads get the same.
+        return _drawn.pop()  # One step for the interpreter, so no two threads get the same.
     except IndexError:
-        data = os.urandom(SALT_BYTES * DRAWN_AT_ONCE)
-        pieces = [data[at : at + SALT_BYTES] for at in range(0, len(data), SALT_BYTES)]
-        drawn = pieces.pop()
+        # 18 bytes are 24 letters without a remainder; 22 of those are enough.
+        data = b2a_base64(os.urandom(18 * DRAWN_AT_ONCE), newline=False).translate(_URLSAFE)
+        pieces = [data[at : at + 22] for at in range(0, len(data), 24)]
+        text = pieces.pop()
         _drawn.extend(pieces)
-    return b2a_base64(drawn, newline=False)[:22].translate(_URLSAFE)
+        return text
 
 
 _drawn: list[bytes] = []

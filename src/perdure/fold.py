@@ -103,8 +103,12 @@ class Fold:
     def draft(self) -> "Fold":
         """Return a copy that may be changed while this one stays as it is."""
         copy = object.__new__(Fold)
-        for name in _COPIED:
-            setattr(copy, name, getattr(self, name))
+        # One by one, and not in a loop over the slots: this is part of every write.
+        copy.messages, copy.last_message = self.messages, self.last_message
+        copy.values, copy.turns, copy.ids = self.values, self.turns, self.ids
+        copy.labels, copy.keeps, copy.lineage = self.labels, self.keeps, self.lineage
+        copy.begin, copy.deleted = self.begin, self.deleted
+        copy.since_snapshot, copy.snapshot_size = self.since_snapshot, self.snapshot_size
         copy._shared = _CONTAINERS
         return copy
 
@@ -265,5 +269,4 @@ class _Facts(msgspec.Struct, forbid_unknown_fields=True):
     begin: int
 
 
-_COPIED = tuple(name for name in Fold.__slots__ if name != "_shared")
 _CONTAINERS = frozenset({"values", "turns", "ids", "keeps"})

@@ -15,7 +15,7 @@ from typing import Any
 from unittest import mock
 
 import perdure
-from perdure import fold
+from perdure import cipher, fold
 from perdure.errors import UsageError
 from tests.durability.promise import Promise, Trial, in_time
 
@@ -94,6 +94,7 @@ def script(address: str | Path, clock: Clock, seed: int) -> list[Any]:
     draw = random.Random(seed)
     with (
         mock.patch("os.urandom", random.Random(seed).randbytes),
+        mock.patch.object(cipher, "_drawn", []),
         mock.patch.object(fold, "SNAPSHOT_EVERY", 8),
         perdure.open(address, clock=clock) as store,
     ):

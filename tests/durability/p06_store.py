@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from unittest import mock
 
 import perdure
-from perdure import fold
+from perdure import cipher, fold
 from perdure.errors import DamagedError, PerdureError, UnavailableError, UsageError, VersionError
 from perdure.records import Record
 
@@ -59,6 +59,7 @@ def build(path: Path) -> None:
     with (
         mock.patch.object(fold, "SNAPSHOT_EVERY", SNAPSHOT_EVERY),
         mock.patch("os.urandom", random.Random(6).randbytes),
+        mock.patch.object(cipher, "_drawn", []),
         perdure.open(path, clock=itertools.count(1_700_000_000).__next__) as store,
     ):
         _fill(store)

@@ -88,7 +88,7 @@ def _settings(types: Types | None, clock: Callable[[], float], *, verify_writes:
 
 
 def token() -> str:
-    """Return 128 random bits as text."""
+    """Return 22 random letters, as unique as a UUID."""
     return random_text().decode("ascii")
 
 

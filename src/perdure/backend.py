@@ -7,7 +7,9 @@ The concurrency rule is one sentence: *the first entry of an append must stand r
 last one of its stream.* Positions are inside the entries, so there is no expected version to pass.
 """
 
+from binascii import b2a_base64
 from collections.abc import AsyncIterator, Collection, Iterator, Sequence
+from hashlib import sha256
 from typing import Literal, NamedTuple, Protocol, cast, overload
 
 from perdure.errors import UnsupportedError
@@ -16,6 +18,11 @@ LABELS_MAX = 16  # A listing filter, not a data model: enough for states and a f
 LABEL_BYTES_MAX = 64  # Keeps the head of a stream within one small row.
 
 RECENT = "recent"  # The capability of a store that has the method of `Recent`.
+
+
+def digest_of(data: bytes) -> str:
+    """Return the SHA-256 of some bytes in base64, as headers and heads carry it."""
+    return b2a_base64(sha256(data).digest(), newline=False).decode()
 
 
 class Entry(NamedTuple):
@@ -50,7 +57,7 @@ CONFLICT = Outcome("conflict")
 
 
 class Head(NamedTuple):
-    """The end of a stream: its last position, and the SHA-256 of that entry's header in hex."""
+    """The end of a stream: its last position, and the digest of that entry's header."""
 
     stream: str
     position: int

@@ -13,7 +13,7 @@ _URLSAFE = bytes.maketrans(b"+/", b"-_")
 _SALT_END = 2 + 22  # '["' and the letters of a salt.
 
 
-def random_text() -> bytes:
+def random_text() -> str:
     """Return 132 random bits as 22 letters, never the same twice, in a forked child neither.
 
     They are drawn from the system a few hundred at a time: each draw lets other threads run, and
@@ -24,13 +24,14 @@ def random_text() -> bytes:
     except IndexError:
         # 18 bytes are 24 letters without a remainder; 22 of those are enough.
         data = b2a_base64(os.urandom(18 * DRAWN_AT_ONCE), newline=False).translate(_URLSAFE)
-        pieces = [data[at : at + 22] for at in range(0, len(data), 24)]
+        letters = data.decode("ascii")
+        pieces = [letters[at : at + 22] for at in range(0, len(letters), 24)]
         text = pieces.pop()
         _drawn.extend(pieces)
         return text
 
 
-_drawn: list[bytes] = []
+_drawn: list[str] = []
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_drawn.clear)
 
@@ -60,7 +61,7 @@ class Plain:
     key_id = ""
 
     def seal(self, payload: bytes, place: bytes) -> bytes:  # noqa: ARG002
-        return b'["%b",%b]' % (random_text(), payload)
+        return b'["%b",%b]' % (random_text().encode(), payload)
 
     def open(self, body: bytes, place: bytes) -> bytes:  # noqa: ARG002
         if body[:2] != b'["' or body[_SALT_END : _SALT_END + 2] != b'",' or body[-1:] != b"]":

@@ -100,7 +100,9 @@ class Codec:
                     raise Refused(f"a key is {type(key).__name__}, not str: convert it")  # noqa: TRY301
                 if not key.isascii():
                     require_unicode(key)
-                packed[key] = self._pack(item, depth + 1)
+                # Most of what is stored is such text, and a call for each would cost more than it.
+                plain = type(item) is str and item.isascii()
+                packed[key] = item if plain else self._pack(item, depth + 1)
         except Refused as refused:
             refused.path.append(_step(key))
             raise

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 from weakref import WeakSet
 
-from perdure.backend import Append, Backend, Outcome
+from perdure.backend import STORED, Append, Backend, Outcome
 from perdure.errors import PerdureError, UnavailableError, UsageError
 from perdure.steps import Commit, Drop, Heads, Read, Request, Steps
 
@@ -165,12 +165,12 @@ class Committer:
     def _send(self, appends: list[Append | None]) -> Sequence[Outcome]:
         if len(appends) == 1 and appends[0] is not None:
             return self._attempt([appends[0]])
-        outcomes: dict[int, Outcome] = {}
+        outcomes: list[Outcome] = [STORED] * len(appends)
         for group in rounds(appends):
-            batch = [append for _, append in group]
-            answers = self._attempt(batch)
-            outcomes.update(zip((number for number, _ in group), answers, strict=True))
-        return [outcomes.get(number, Outcome("stored")) for number in range(len(appends))]
+            answers = self._attempt([append for _, append in group])
+            for (number, _), outcome in zip(group, answers, strict=True):
+                outcomes[number] = outcome
+        return outcomes
 
     def _attempt(self, batch: list[Append]) -> Sequence[Outcome]:
         try:
@@ -185,15 +185,17 @@ class Committer:
 
 def rounds(appends: Sequence[Append | None]) -> list[list[tuple[int, Append]]]:
     """Return numbered appends in groups that name each stream once, in order of stream."""
-    groups: list[dict[str, tuple[int, Append]]] = []
+    groups: list[dict[str, tuple[int, Append]]] = [{}]
     for number, append in enumerate(appends):
         if append is None:
             continue
-        group = next((group for group in groups if append.stream not in group), None)
-        if group is None:
-            groups.append(group := {})
+        group = groups[0]
+        if append.stream in group:  # Its session was opened twice; that is seldom.
+            group = next((other for other in groups if append.stream not in other), {})
+            if not group:
+                groups.append(group)
         group[append.stream] = (number, append)
-    return [[group[stream] for stream in sorted(group)] for group in groups]
+    return [[group[stream] for stream in sorted(group)] for group in groups if group]
 
 
 class Driver:

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, Generic
 from weakref import WeakSet
 
-from perdure.backend import Append, AsyncBackend, Outcome
+from perdure.backend import STORED, Append, AsyncBackend, Outcome
 from perdure.commit import Answer, Item, T, rounds
 from perdure.errors import UnavailableError, UsageError
 from perdure.steps import Commit, Drop, Heads, Read, Request, Steps
@@ -78,12 +78,12 @@ class AsyncCommitter:
     async def _send(self, appends: list[Append | None]) -> Sequence[Outcome]:
         if len(appends) == 1 and appends[0] is not None:
             return await self._attempt([appends[0]])
-        outcomes: dict[int, Outcome] = {}
+        outcomes: list[Outcome] = [STORED] * len(appends)
         for group in rounds(appends):
-            batch = [append for _, append in group]
-            answers = await self._attempt(batch)
-            outcomes.update(zip((number for number, _ in group), answers, strict=True))
-        return [outcomes.get(number, Outcome("stored")) for number in range(len(appends))]
+            answers = await self._attempt([append for _, append in group])
+            for (number, _), outcome in zip(group, answers, strict=True):
+                outcomes[number] = outcome
+        return outcomes
 
     async def _attempt(self, batch: list[Append]) -> Sequence[Outcome]:
         try:

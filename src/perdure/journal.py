@@ -9,6 +9,7 @@ cut short shows at the end of a stream; it was never acknowledged and counts as 
 that finds one puts a `recovered` record after it, which is a batch of its own.
 """
 
+from binascii import b2a_base64
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -19,7 +20,7 @@ from typing import NamedTuple
 import msgspec
 
 from perdure import codec
-from perdure.backend import Entry
+from perdure.backend import Entry, digest_of
 from perdure.cipher import Cipher
 from perdure.errors import ChainError, PayloadError, TornError, VersionError
 from perdure.records import Branched, Content, Deleted, Record, Recovered
@@ -103,39 +104,34 @@ def link(
 ) -> tuple[list[Entry], Tip]:
     """Return the entries of one batch that continue a chain at its tip, and the new tip."""
     entries: list[Entry] = []
+    session, stream_id, tenant = stream
+    suite, key_id, seal = cipher.suite, cipher.key_id, cipher.seal
     position, previous = tip.position, tip.digest or ""
+    kinds = [draft.content.kind for draft in drafts]
     # A `recovered` record stands alone, so that it can not be taken for the end of a torn batch.
-    size = len(drafts) - sum(draft.content.kind == Recovered.kind for draft in drafts)
-    for draft in drafts:
+    size = len(drafts) - kinds.count(Recovered.kind)
+    for kind, (record_id, _, payload) in zip(kinds, drafts, strict=True):
         position += 1
-        kind = draft.content.kind
+        left = 0
         if kind != Recovered.kind:
-            size -= 1
-        place = Place(
-            FORMAT,
-            cipher.suite,
-            stream.tenant,
-            stream.id,
-            position,
-            previous,
-            0 if kind == Recovered.kind else size,
-            kind,
-            draft.id,
-            time,
-            cipher.key_id,
-            stream.session if position == 1 or kind in _BINDING else None,
+            left = size = size - 1
+        bound = session if position == 1 or kind in _BINDING else None
+        # A tuple in the order of `Place`, which takes longer to make and is the same when encoded.
+        place = (
+            *(FORMAT, suite, tenant, stream_id, position, previous),
+            *(left, kind, record_id, time, key_id, bound),
         )
         prefix = _encode(place)[:-1]
-        body = cipher.seal(draft.payload, prefix)
-        header = b'%b,"%b"]' % (prefix, sha256(body).hexdigest().encode("ascii"))
-        previous = sha256(header).hexdigest()
+        body = seal(payload, prefix)
+        header = b'%b,"%b"]' % (prefix, b2a_base64(sha256(body).digest(), newline=False))
+        previous = digest_of(header)
         entries.append(Entry(position, header, body))
     return entries, Tip(position, previous)
 
 
 def digest(entry: Entry) -> str:
     """Return the digest of an entry: that of its header as stored."""
-    return sha256(entry.header).hexdigest()
+    return digest_of(entry.header)
 
 
 def inspect(name: str, entry: Entry) -> Linked:
@@ -148,7 +144,7 @@ def inspect(name: str, entry: Entry) -> Linked:
         raise VersionError(f"{name!r} entry {entry.position}", str(header.format), str(FORMAT))
     if header.position != entry.position:
         raise ChainError(name, entry.position, f"its header says position {header.position}")
-    if entry.body is not None and sha256(entry.body).hexdigest() != header.body:
+    if entry.body is not None and digest_of(entry.body) != header.body:
         raise ChainError(name, entry.position, "its body is not the one its header names")
     place = entry.header[: -len(',"') - len(header.body) - len('"]')]
     return Linked(entry, header, digest(entry), place)

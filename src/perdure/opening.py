@@ -80,16 +80,11 @@ def _require_backend(given: object) -> None:
 def _settings(types: Types | None, clock: Callable[[], float], *, verify_writes: bool) -> Settings:
     return Settings(
         clock=clock,
-        token=token,
+        token=random_text,
         cipher=Plain(),
         codec=Codec(types),
         verify_writes=verify_writes,
     )
-
-
-def token() -> str:
-    """Return 22 random letters, as unique as a UUID."""
-    return random_text().decode("ascii")
 
 
 def _backend(address: Address) -> Backend:

@@ -13,7 +13,7 @@ from perdure import codec
 from perdure.errors import DivergenceError, UsageError
 from perdure.fold import GENERATED, Fold, Known, fingerprint, turn_key
 from perdure.journal import Draft, Tip
-from perdure.records import Content, Message
+from perdure.records import Content
 from perdure.steps import Steps
 
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f]")
@@ -74,11 +74,13 @@ class Batch:
 
     def add(self, draft: Draft) -> int:
         """Add a record; later plans of the batch see its effect. Return its position."""
+        record_id, content, payload = draft
         self.drafts.append(draft)
-        self.fold.apply(self.position, draft.id, draft.content, draft.payload)
-        if draft.content.kind == Message.kind:
-            self.last = draft.payload
-        return self.position
+        position = self.position
+        self.fold.apply(position, record_id, content, payload)
+        if content.kind == "message":
+            self.last = payload
+        return position
 
     def add_content(self, record_id: str, content: Content) -> int:
         return self.add(Draft(record_id, content, codec.encode(content)))

@@ -253,11 +253,12 @@ class Replica:
         """
         self.require_present()
         yield from self._settle_doubt()
-        if any(plan.kind == "refresh" for plan in plans):
+        kinds = {plan.kind for plan in plans}
+        if "refresh" in kinds:
             yield from self.catch_up()
             self.require_present()
             self._tell()
-        elif any(plan.kind == "catch-up" for plan in plans):
+        elif "catch-up" in kinds:
             self._overlook((yield from self.catch_up()))
         answers: dict[int, Answer] = {}
         if self._unseen:

@@ -5,7 +5,7 @@ after the call has no effect on the record.
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
@@ -90,6 +90,7 @@ def _message_drafts(
     replica: Replica, messages: Sequence[object], voice: Voice, turn: str, record_id: str | None
 ) -> list[Draft]:
     drafts = []
+    new_id, pack = replica.settings.new_id, replica.settings.codec.pack
     if voice != NOBODY:
         for field, text in voice._asdict().items():
             require_str(text, field)
@@ -99,14 +100,14 @@ def _message_drafts(
             example = '{"role": "user", "content": "…"}'
             raise UsageError(f"a message must be a dict such as {example}, not {kind}")
         content = Message(
-            message=_pack_message(replica, message),
+            message=pack(message),
             turn=turn,
             author=voice.author,
             recipient=voice.recipient,
             channel=voice.channel,
             origin=voice.origin,
         )
-        drafts.append(Draft(replica.settings.new_id(), content, codec.encode(content)))
+        drafts.append(Draft(new_id(), content, codec.encode(content)))
     if record_id is not None:
         drafts[0] = _named(drafts, require_id(record_id))
     return drafts
@@ -119,11 +120,6 @@ def _named(drafts: Sequence[Draft], record_id: str) -> Draft:
         digest = fingerprint(b"\0".join(draft.payload for draft in drafts))
         content = msgspec.structs.replace(content, call=digest)
     return Draft(record_id, content, codec.encode(content))
-
-
-def _pack_message(replica: Replica, message: dict[Any, Any]) -> dict[str, Any]:
-    packed: dict[str, Any] = replica.settings.codec.pack(message)
-    return packed
 
 
 def begin_turn(

@@ -58,7 +58,7 @@ def test_it_says_what_it_is_and_what_survives(backend: SqliteBackend, path: Path
         ("fullfsync", 1),
         ("checkpoint_fullfsync", 1),
         ("secure_delete", 1),
-        ("page_size", 8192),
+        ("page_size", 4096),
         ("application_id", 0x70726475),
         ("user_version", 1),
         ("trusted_schema", 0),

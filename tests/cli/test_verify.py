@@ -177,7 +177,7 @@ def test_pages_that_sqlite_can_not_read_end_the_list_with_a_line(tmp_path: Path)
     page = db.execute("select rootpage from sqlite_schema where name = 'head_name'").get
     db.close()
     data = bytearray(path.read_bytes())
-    data[(page - 1) * 8192 : page * 8192] = b"\xff" * 8192
+    data[(page - 1) * 4096 : page * 4096] = b"\xff" * 4096
     path.write_bytes(data)
     for command in ("verify", "ls", "stats"):
         done = invoke(path, command)

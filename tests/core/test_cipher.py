@@ -11,11 +11,11 @@ from perdure.cipher import DRAWN_AT_ONCE, Plain, random_text
 def test_random_text_is_22_letters_of_the_url_alphabet() -> None:
     text = random_text()
     assert len(text) == 22
-    assert text.replace(b"-", b"").replace(b"_", b"").isalnum()
+    assert text.replace("-", "").replace("_", "").isalnum()
 
 
 def test_no_two_threads_draw_the_same() -> None:
-    drawn: list[bytes] = []
+    drawn: list[str] = []
 
     def draw() -> None:
         drawn.extend([random_text() for _ in range(3 * DRAWN_AT_ONCE)])
@@ -34,9 +34,9 @@ def test_a_forked_child_draws_other_text_than_its_parent() -> None:
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
-        os.write(writer, b"".join(random_text() for _ in range(DRAWN_AT_ONCE)))
+        os.write(writer, "".join(random_text() for _ in range(DRAWN_AT_ONCE)).encode())
         os._exit(0)
-    own = {random_text() for _ in range(DRAWN_AT_ONCE)}
+    own = {random_text().encode() for _ in range(DRAWN_AT_ONCE)}
     os.waitpid(child, 0)
     data = os.read(reader, 22 * DRAWN_AT_ONCE)
     theirs = {data[at : at + 22] for at in range(0, len(data), 22)}

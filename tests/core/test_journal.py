@@ -1,12 +1,11 @@
 """Entries: layout, links, batches."""
 
 import json
-from hashlib import sha256
 
 import pytest
 
 from perdure import codec, journal
-from perdure.backend import Entry
+from perdure.backend import Entry, digest_of
 from perdure.cipher import Plain
 from perdure.errors import ChainError, PayloadError, VersionError
 from perdure.journal import EMPTY, Batches, Draft, Linked, Stream, Tip
@@ -32,11 +31,11 @@ def linked(*texts: str, tip: Tip = EMPTY) -> list[Linked]:
 def test_a_header_is_a_json_array_of_thirteen_fields_in_the_documented_order() -> None:
     entries, tip = journal.link(STREAM, EMPTY, drafts("a", "b"), time=TIME, cipher=Plain())
     first, second = (json.loads(entry.header) for entry in entries)
-    body = sha256(entries[0].body or b"").hexdigest()
+    body = digest_of(entries[0].body or b"")
     assert first == [1, "plain", "", "abc", 1, "", 1, "note", ".a", TIME, "", "claim-4711", body]
-    assert second[4:8] == [2, sha256(entries[0].header).hexdigest(), 0, "note"]
+    assert second[4:8] == [2, digest_of(entries[0].header), 0, "note"]
     assert second[11] is None
-    assert tip == (2, sha256(entries[1].header).hexdigest())
+    assert tip == (2, digest_of(entries[1].header))
 
 
 def test_a_plain_body_is_a_salt_and_the_payload_as_json() -> None:
@@ -109,7 +108,7 @@ def test_a_newer_format_asks_for_an_upgrade_even_if_its_fields_differ() -> None:
 def test_a_body_of_another_shape_does_not_open() -> None:
     body = b'{"salt":"","payload":{}}'
     (one,) = linked("a")
-    header = one.entry.header.replace(one.header.body.encode(), sha256(body).hexdigest().encode())
+    header = one.entry.header.replace(one.header.body.encode(), digest_of(body).encode())
     forged = journal.inspect("claim-4711", Entry(1, header, body))
     with pytest.raises(PayloadError, match="does not open"):
         journal.decode("claim-4711", forged, Plain())

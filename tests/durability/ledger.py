@@ -3,14 +3,13 @@
 The ledger reads headers and bodies as plain JSON, and shares no code with what it checks.
 """
 
-import hashlib
 import json
 import random
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import perdure
-from perdure.backend import Append, Backend, Outcome
+from perdure.backend import Append, Backend, Outcome, digest_of
 from perdure.errors import PerdureError
 from perdure.testing.faults import _Around
 
@@ -76,7 +75,7 @@ class Lane:
         self.first = self.first or first
         open_turns = self.turns.get(first - 1, inherited)
         for entry in append.entries:
-            self.digests[entry.position] = hashlib.sha256(entry.header).hexdigest()
+            self.digests[entry.position] = digest_of(entry.header)
             header = json.loads(entry.header)
             open_turns = _after(open_turns, header, entry.body)
             if header[7] == "deleted":
@@ -178,7 +177,7 @@ class Ledger:
 
     def _judge_end(self, store: perdure.Store, head: perdure.Head) -> str:
         for entry in store._backend.read(head.stream, limit=6, reverse=True):
-            digest = hashlib.sha256(entry.header).hexdigest()
+            digest = digest_of(entry.header)
             if digest != self.lanes[head.stream].digests[entry.position]:
                 return f"{head.stream!r}: phantom: {entry.position} is not what was sent"
         return ""

@@ -8,7 +8,6 @@ state must then be whole: every answer is the one it gave at that time.
 """
 
 import contextlib
-import hashlib
 import math
 import random
 import sqlite3
@@ -17,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from perdure.backend import digest_of
 from perdure.errors import PerdureError
 from perdure.records import Record
 from tests.durability import p06_store as stores
@@ -122,7 +122,7 @@ def _positions(records: Sequence[Record]) -> list[int]:
 
 
 def _digest(header: str) -> str:
-    return hashlib.sha256(header.encode()).hexdigest()
+    return digest_of(header.encode())
 
 
 class Killed:

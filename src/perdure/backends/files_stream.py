@@ -5,13 +5,12 @@ be told from any other, and their positions are in order. What is damaged is nev
 reading; whoever begins to read after it does not meet it.
 """
 
-import hashlib
 import os
 import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from perdure.backend import Entry, Head
+from perdure.backend import Entry, Head, digest_of
 from perdure.backends.files_disk import Disk
 from perdure.backends.files_lines import (
     BATCH,
@@ -89,7 +88,7 @@ class StreamFile:
         batch, position = self.head()
         entry = self.entry(batch, len(batch.pieces) - 1, max_body=0)
         return Head(
-            self.place.name, position, hashlib.sha256(entry.header).hexdigest(), batch.labels
+            self.place.name, position, digest_of(entry.header), batch.labels
         )
 
     def damaged(self, position: int, reason: str) -> DamagedError:

@@ -1,11 +1,10 @@
 """Streams in dictionaries of this process: for tests, and for sessions that may be forgotten."""
 
-import hashlib
 import os
 import threading
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
-from perdure.backend import RECENT, Append, Entry, Guarantees, Head, Outcome
+from perdure.backend import RECENT, Append, Entry, Guarantees, Head, Outcome, digest_of
 from perdure.backends.rules import check, decide
 from perdure.errors import UsageError
 
@@ -125,7 +124,7 @@ class MemoryBackend:
         if missing:
             found.entries.extend(missing)
             found.labels = append.labels
-            found.digest = hashlib.sha256(missing[-1].header).hexdigest()
+            found.digest = digest_of(missing[-1].header)
             self._streams.pop(append.stream, None)
             self._streams[append.stream] = found
         return outcome

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import apsw
 import msgspec
 
-from perdure.backend import RECENT, Append, Entry, Guarantees, Head, Outcome
+from perdure.backend import RECENT, Append, Entry, Guarantees, Head, Outcome, digest_of
 from perdure.backends import sqlite_recent, sqlite_schema
 from perdure.backends.filesystem import require_local
 from perdure.backends.rules import POSITION_MAX, check, check_name, decide
@@ -322,14 +322,18 @@ def _append(db: apsw.Connection, appends: Sequence[Append]) -> list[Outcome]:
         if missing:
             entry_rows += [(place, e.position, _column(e.header), _column(e.body)) for e in missing]
             last = missing[-1]
-            digest = hashlib.sha256(last.header).hexdigest()
+            digest = digest_of(last.header)
             text = msgspec.json.encode(sorted(labels)).decode() if labels else "[]"
             heads = new_heads if head is None else moved_heads
             heads.append((last.position, digest, text, place, stream))
             _relabel(db, stream, frozenset() if head is None else head.labels, labels)
-    db.executemany(ADD_ENTRY, entry_rows)
-    db.executemany(ADD_HEAD, new_heads)
-    db.executemany(MOVE_HEAD, moved_heads)
+    for statement, rows in (
+        (ADD_ENTRY, entry_rows),
+        (ADD_HEAD, new_heads),
+        (MOVE_HEAD, moved_heads),
+    ):
+        if rows:
+            db.executemany(statement, rows)
     return outcomes
 
 

@@ -1,5 +1,6 @@
 """Small values for the contracts: entries whose bytes tell where they belong."""
 
+import base64
 import hashlib
 from collections.abc import Callable, Iterable
 
@@ -67,4 +68,4 @@ def names(backend: Backend, *, prefix: str = "", after: str = "") -> list[str]:
 
 def digest(one: Entry) -> str:
     """Return what a head says about its last entry."""
-    return hashlib.sha256(one.header).hexdigest()
+    return base64.b64encode(hashlib.sha256(one.header).digest()).decode()

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from perdure.backend import Backend
-from perdure.cipher import Plain
+from perdure.cipher import Plain, random_text
 from perdure.codec import Codec
 from perdure.errors import (
     ConflictError,
@@ -22,7 +22,6 @@ from perdure.errors import (
     UnavailableError,
     UsageError,
 )
-from perdure.opening import token
 from perdure.session import Session
 from perdure.settings import Settings
 from perdure.store import Store
@@ -83,7 +82,7 @@ class Driving:
     def __init__(self, open_backend: Callable[[], Backend]) -> None:
         self._open_backend = open_backend
         self._backends: list[Backend] = []
-        self.prefix = f"{token()} "
+        self.prefix = f"{random_text()} "
         self.log: list[str] = []
         """What was done and what came of it, without anything that differs between stores."""
         self.lives: dict[str, Life] = {}
@@ -97,7 +96,7 @@ class Driving:
         """Go on as a new process would: everything held is lost, and nothing was closed."""
         self._backends.append(self._open_backend())
         self.around = _Around(self._backends[-1])
-        settings = Settings(clock=lambda: 0.0, token=token, cipher=Plain(), codec=Codec(None))
+        settings = Settings(clock=lambda: 0.0, token=random_text, cipher=Plain(), codec=Codec(None))
         self.store = Store(self.around, settings)
         self.handles = []
         self.touched = set(self.lives)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import apsw
 
-from benchmarks import figures, imports, reading, speed, storage, values
+from benchmarks import adapter, figures, imports, reading, speed, storage, values
 from benchmarks.report import Part
 from benchmarks.workload import SEED
 
@@ -45,7 +45,9 @@ def _arguments() -> argparse.Namespace:
         description="Measure perdure beside others, on this machine and this disk.",
     )
     parser.add_argument("--quick", action="store_true", help="a minute, with less to trust")
-    parser.add_argument("--only", choices=["speed", "reading", "storage", "import", "values"])
+    parser.add_argument(
+        "--only", choices=["speed", "reading", "storage", "import", "values", "adapter"]
+    )
     parser.add_argument(
         "--out",
         type=Path,
@@ -70,6 +72,7 @@ def _parts(folder: Path, *, quick: bool) -> dict[str, Callable[[], Part]]:
         "storage": lambda: storage.measure(folder, count=1_000),
         "import": lambda: imports.measure(folder, repeats=9 if quick else 31),
         "values": lambda: values.measure(folder, versions=100 if quick else 500),
+        "adapter": lambda: adapter.measure(folder, repeats=100 if quick else 1_000),
     }
 
 

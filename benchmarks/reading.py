@@ -57,7 +57,8 @@ def build(path: Path, records: int, say: Callable[[str], object] = len) -> None:
 def _short(said: list[Message], number: int) -> Message:
     """A message of at most 120 characters: a million long ones would only fill the disk."""
     message = said[number % len(said)]
-    return {"role": message["role"], "content": (message["content"] or "")[:120]}
+    role = "user" if message["role"] == "user" else "assistant"
+    return {"role": role, "content": (message["content"] or "")[:120]}
 
 
 def count(path: Path) -> Reads:

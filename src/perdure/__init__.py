@@ -14,16 +14,21 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from perdure.errors import (
+    BudgetError,
     ChainError,
     ConflictError,
     DamagedError,
     DivergenceError,
+    EffectError,
+    InFlightError,
     InUseError,
     NotFoundError,
     PayloadError,
     PerdureError,
+    SummaryError,
     TornError,
     UnavailableError,
+    UnknownOutcomeError,
     UnsupportedError,
     UsageError,
     VersionError,
@@ -32,12 +37,17 @@ from perdure.errors import (
 if TYPE_CHECKING:
     from perdure.backend import Guarantees, Head
     from perdure.codec import TypeCodec
+    from perdure.documents import Values
+    from perdure.documents_async import AsyncValues
     from perdure.opening import open, open_async  # noqa: A004 - what callers write
     from perdure.records import Record
     from perdure.session import Session
     from perdure.session_async import AsyncSession
     from perdure.store import Store
     from perdure.store_async import AsyncStore
+    from perdure.summarising import Summariser
+    from perdure.tools import Done, Effect, NotDone, current_effect
+    from perdure.transcript import Transcript
     from perdure.turn import Turn
     from perdure.turn_async import AsyncTurn
     from perdure.views import Verified, Version
@@ -48,28 +58,41 @@ __all__ = [
     "AsyncSession",
     "AsyncStore",
     "AsyncTurn",
+    "AsyncValues",
+    "BudgetError",
     "ChainError",
     "ConflictError",
     "DamagedError",
     "DivergenceError",
+    "Done",
+    "Effect",
+    "EffectError",
     "Guarantees",
     "Head",
+    "InFlightError",
     "InUseError",
+    "NotDone",
     "NotFoundError",
     "PayloadError",
     "PerdureError",
     "Record",
     "Session",
     "Store",
+    "Summariser",
+    "SummaryError",
     "TornError",
+    "Transcript",
     "Turn",
     "TypeCodec",
     "UnavailableError",
+    "UnknownOutcomeError",
     "UnsupportedError",
     "UsageError",
+    "Values",
     "Verified",
     "Version",
     "VersionError",
+    "current_effect",
     "open",
     "open_async",
 ]
@@ -80,19 +103,39 @@ _WHERE = {
     "AsyncSession": "session_async",
     "AsyncStore": "store_async",
     "AsyncTurn": "turn_async",
+    "AsyncValues": "documents_async",
+    "Done": "tools",
+    "Effect": "tools",
     "Guarantees": "backend",
     "Head": "backend",
+    "NotDone": "tools",
     "Record": "records",
     "Session": "session",
     "Store": "store",
+    "Summariser": "summarising",
+    "Transcript": "transcript",
     "Turn": "turn",
     "TypeCodec": "codec",
+    "Values": "documents",
     "Verified": "views",
     "Version": "views",
+    "current_effect": "tools",
     "open": "opening",
     "open_async": "opening",
 }
-_MODULES = frozenset({"backend", "backends", "events", "logging", "records", "testing"})
+_MODULES = frozenset(
+    {
+        "adapters",
+        "backend",
+        "backends",
+        "events",
+        "logging",
+        "records",
+        "testing",
+        "tokens",
+        "transcript",
+    }
+)
 
 
 def __getattr__(name: str) -> Any:

@@ -2,10 +2,15 @@
 
     PerdureError
     ├── UsageError        fix the call                       also a ValueError
+    │   └── BudgetError   the newest turn does not fit the window
     ├── NotFoundError     there is nothing under that name   also a LookupError
+    ├── SummaryError      no summary was made: try another way, or go on without
     ├── ConflictError     somebody wrote first: look, decide, append again
     ├── InUseError        living branches or a hold need it
     ├── DivergenceError   the same id was used for something else
+    ├── InFlightError     this very call is being made: wait for it
+    ├── UnknownOutcomeError  a call may have happened: find out, then reconcile it
+    ├── EffectError       a call failed when it was made, and is not made again
     ├── UnavailableError  the store did not answer: try later
     ├── UnsupportedError  this store or machine can not do that: choose another
     ├── VersionError      written by a newer perdure: upgrade
@@ -38,6 +43,27 @@ class UsageError(PerdureError, ValueError):
         return f"{self.path}: {self.reason}" if self.path else self.reason
 
 
+class BudgetError(UsageError):
+    """The newest turn and what every window keeps are more than was allowed. Allow more."""
+
+    def __init__(self, session: str, needed: int, given: int, unit: str) -> None:
+        PerdureError.__init__(self, session, needed, given, unit)
+        self.session = session
+        self.needed = needed
+        self.given = given
+        self.unit = unit
+        self.path = ""
+
+    @property
+    def reason(self) -> str:  # type: ignore[override]
+        """What is too small, and by how much."""
+        what = f"the newest turn of {self.session!r} and what every window keeps"
+        return f"{what} take {self.needed} {self.unit}, and {self.given} were allowed"
+
+    def __str__(self) -> str:
+        return f"{self.reason}: allow more, unpin messages, or shorten the instructions"
+
+
 class NotFoundError(PerdureError, LookupError):
     """Absence was asked about: no session, version or position of that name is there."""
 
@@ -48,6 +74,21 @@ class NotFoundError(PerdureError, LookupError):
 
     def __str__(self) -> str:
         return f"{self.what} not found" + (f": {self.hint}" if self.hint else "")
+
+
+class SummaryError(PerdureError):
+    """No summary was made, and the conversation is shown as it was. Its cause says what failed."""
+
+    def __init__(self, session: str, reason: str) -> None:
+        super().__init__(session, reason)
+        self.session = session
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return (
+            f"no summary of {self.session!r} was made, {self.reason}: "
+            "try another way, or go on with the messages as they are"
+        )
 
 
 class ConflictError(PerdureError):
@@ -104,6 +145,55 @@ class DivergenceError(PerdureError):
             f"{self.stream!r} already holds {self.record_id!r} with other content "
             f"({self.recorded} recorded, {self.given} given): choose another id"
         )
+
+
+class InFlightError(PerdureError):
+    """The same call is being made in this turn right now, and has no outcome yet."""
+
+    def __init__(self, stream: str, tool: str, identity: str) -> None:
+        super().__init__(stream, tool, identity)
+        self.stream = stream
+        self.tool = tool
+        self.identity = identity
+
+    def __str__(self) -> str:
+        return f"{self.tool!r} is being called already in {self.stream!r}: wait for its outcome"
+
+
+class UnknownOutcomeError(PerdureError):
+    """A call was begun and nobody knows whether it took effect; it is not made again.
+
+    Look at the outside world, then tell: `session.effects.reconcile(effect, …)`. `key` is what the
+    tool was given to make itself known there.
+    """
+
+    def __init__(self, stream: str, tool: str, effect: str, key: str, reason: str = "") -> None:
+        super().__init__(stream, tool, effect, key, reason)
+        self.stream = stream
+        self.tool = tool
+        self.effect = effect
+        self.key = key
+        self.reason = reason
+
+    def __str__(self) -> str:
+        which = f"effect {self.effect}, key {self.key}"
+        what = f"{self.tool!r} in {self.stream!r} may have happened ({which})"
+        why = f" {self.reason}" if self.reason else ""
+        return f"{what}.{why} Find out, then session.effects.reconcile({self.effect!r}, …)"
+
+
+class EffectError(PerdureError):
+    """A call that failed when it was made, served from the record: `error` was raised then."""
+
+    def __init__(self, stream: str, tool: str, error: str, reason: str) -> None:
+        super().__init__(stream, tool, error, reason)
+        self.stream = stream
+        self.tool = tool
+        self.error = error
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"{self.tool!r} in {self.stream!r} failed with {self.error}: {self.reason}"
 
 
 class UnavailableError(PerdureError):

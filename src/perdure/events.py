@@ -15,6 +15,9 @@ no handler for it, and one that has not imported OpenTelemetry has no tracer.
 | `recovery` | a torn batch was found, and counts as absent | `first`, `last` |
 | `skipped` | a fold snapshot could not be used | `position`, `reason` |
 | `verify` | a whole session was checked | `entries`, `position` |
+| `summary` | a summary was made, or not | `first`, `last`, `tokens` |
+| `unsummarised` | nobody was waiting for a summary that was refused | `reason` |
+| `tools` | a model was offered other tools than before | `turn`, `added`, `removed`, `changed` |
 | `branch`, `delete`, `close` | what they say | |
 """
 
@@ -33,7 +36,7 @@ correlation_id: ContextVar[str] = ContextVar("perdure_correlation_id", default="
 """The id that events carry, and turns that are begun without one of their own."""
 
 # What a person should see without having asked for it.
-_WARNINGS = frozenset({"doubt", "recovery", "skipped"})
+_WARNINGS = frozenset({"doubt", "recovery", "skipped", "unsummarised"})
 
 
 class Observed:

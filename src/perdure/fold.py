@@ -12,24 +12,33 @@ from typing import Any, ClassVar, NamedTuple
 
 import msgspec
 
+from perdure.deeds import Deed, Deeds
 from perdure.errors import PayloadError
 from perdure.records import (
     Branched,
     Content,
     Deleted,
+    EffectIntended,
+    EffectSettled,
     Kept,
     Labelled,
     Message,
+    Piece,
+    Pinned,
     Released,
     Snapshot,
+    Summary,
+    SummaryUndone,
+    Tools,
     TurnBegun,
     TurnChange,
     TurnContinued,
     Value,
 )
+from perdure.talk import Talk
 from perdure.values import ValueFacts
 
-FOLD_VERSION = 1
+FOLD_VERSION = 2
 SNAPSHOT_EVERY = (
     256  # Opening reads at most about this many entries; at 128 B each, 0.5 B a record.
 )
@@ -39,7 +48,8 @@ GENERATED = "."  # Ids that perdure made begin with this; a caller's own never d
 
 TURN_OPEN = "turn-open"
 DELETED = "deleted"
-RESERVED_LABELS = frozenset({TURN_OPEN, DELETED, "unknown-effect", "approval-waiting"})
+UNKNOWN_EFFECT = "unknown-effect"
+RESERVED_LABELS = frozenset({TURN_OPEN, DELETED, UNKNOWN_EFFECT, "approval-waiting"})
 
 
 class OpenTurn(NamedTuple):
@@ -71,6 +81,7 @@ class Fold:
     __slots__ = (
         "_shared",
         "begin",
+        "deeds",
         "deleted",
         "ids",
         "keeps",
@@ -80,6 +91,7 @@ class Fold:
         "messages",
         "since_snapshot",
         "snapshot_size",
+        "talk",
         "turns",
         "values",
     )
@@ -92,6 +104,8 @@ class Fold:
         self.ids: dict[str, Known] = {}
         self.labels: frozenset[str] = frozenset()
         self.keeps: dict[str, Kept] = {}
+        self.talk = Talk()
+        self.deeds = Deeds()
         self.lineage: tuple[Ancestor, ...] = ()
         self.begin = 0
         """The position of the deletion that this life of the session came after, or 0."""
@@ -108,6 +122,7 @@ class Fold:
         copy.values, copy.turns, copy.ids = self.values, self.turns, self.ids
         copy.labels, copy.keeps, copy.lineage = self.labels, self.keeps, self.lineage
         copy.begin, copy.deleted = self.begin, self.deleted
+        copy.talk, copy.deeds = self.talk, self.deeds
         copy.since_snapshot, copy.snapshot_size = self.since_snapshot, self.snapshot_size
         copy._shared = _CONTAINERS
         return copy
@@ -125,7 +140,10 @@ class Fold:
         """The labels that the head of the stream bears in this state."""
         if self.deleted:
             return frozenset({DELETED})
-        return self.labels | {TURN_OPEN} if self.turns else self.labels
+        if not self.turns and not self.deeds.by_identity:
+            return self.labels
+        labels = self.labels | {TURN_OPEN} if self.turns else self.labels
+        return labels | {UNKNOWN_EFFECT} if self.deeds.unknown else labels
 
     @property
     def snapshot_due(self) -> bool:
@@ -151,9 +169,31 @@ class Fold:
         if len(ids) > IDS_KEPT:
             del ids[next(iter(ids))]
 
-    def _message(self, position: int, _id: str, _content: Message) -> None:
+    def _message(self, position: int, record_id: str, content: Message) -> None:
         self.messages += 1
         self.last_message = position
+        self.talk = self.talk.message(position, record_id, content)
+
+    def _piece(self, position: int, _id: str, content: Piece) -> None:
+        self.talk = self.talk.piece(position, content)
+
+    def _pinned(self, _position: int, _id: str, content: Pinned) -> None:
+        self.talk = self.talk.pinned(content)
+
+    def _summary(self, position: int, _id: str, content: Summary) -> None:
+        self.talk = self.talk.summarised(position, content)
+
+    def _summary_undone(self, _position: int, _id: str, content: SummaryUndone) -> None:
+        self.talk = self.talk.undone(content)
+
+    def _effect_intended(self, position: int, record_id: str, content: EffectIntended) -> None:
+        self.deeds = self.deeds.intended(position, record_id, content)
+
+    def _effect_settled(self, position: int, _id: str, content: EffectSettled) -> None:
+        self.deeds = self.deeds.settled(position, content)
+
+    def _tools(self, position: int, _id: str, content: Tools) -> None:
+        self.talk = self.talk.offered(position, content)
 
     def _value(self, position: int, _id: str, content: Value) -> None:
         values = self._own("values")
@@ -172,6 +212,8 @@ class Fold:
 
     def _turn_ended(self, _position: int, _id: str, content: TurnChange) -> None:
         self._own("turns").pop(content.turn, None)
+        self.talk = self.talk.ended(content.turn)
+        self.deeds = self.deeds.ended(content.turn)
 
     def _labelled(self, _position: int, _id: str, content: Labelled) -> None:
         self.labels = (self.labels | frozenset(content.add)) - frozenset(content.remove)
@@ -193,7 +235,14 @@ class Fold:
         self.deleted, self.begin = True, position
 
     _changes: ClassVar[dict[str, Callable[..., None]]] = {
+        "effect.intended": _effect_intended,
+        "effect.settled": _effect_settled,
         "message": _message,
+        "piece": _piece,
+        "pinned": _pinned,
+        "summary": _summary,
+        "summary.undone": _summary_undone,
+        "tools": _tools,
         "value": _value,
         "turn.begun": _turn_begun,
         "turn.continued": _turn_continued,
@@ -225,6 +274,8 @@ class Fold:
             },
             "lineage": [[*ancestor] for ancestor in self.lineage],
             "begin": self.begin,
+            "talk": _tree(self.talk),
+            "deeds": _tree(self.deeds.by_identity),
         }
 
     @classmethod
@@ -243,6 +294,7 @@ class Fold:
             for keep, (reason, branch, stream) in facts.keeps.items()
         }
         fold.lineage, fold.begin = facts.lineage, facts.begin
+        fold.talk, fold.deeds = facts.talk, Deeds(facts.deeds)
         fold.snapshot_size = len(payload)
         return fold
 
@@ -267,6 +319,13 @@ class _Facts(msgspec.Struct, forbid_unknown_fields=True):
     keeps: dict[str, tuple[str, str, str]]
     lineage: tuple[Ancestor, ...]
     begin: int
+    talk: Talk
+    deeds: dict[str, Deed]
+
+
+def _tree(state: object) -> Any:
+    """Return a state as a snapshot holds it: lists, or the two would never compare equal."""
+    return msgspec.json.decode(msgspec.json.encode(state))
 
 
 _CONTAINERS = frozenset({"values", "turns", "ids", "keeps"})

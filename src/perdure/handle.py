@@ -1,5 +1,8 @@
 """Handle: a replica with the queue of those who write through it. Its twin is in `handle_async`."""
 
+import contextvars
+import threading
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import TypeVar
 
@@ -10,6 +13,7 @@ from perdure.events import Observed
 from perdure.plans import Plan
 from perdure.replica import Answer, Replica
 from perdure.steps import Steps
+from perdure.tools import Running
 from perdure.writing import NOTHING
 
 T = TypeVar("T")
@@ -25,9 +29,11 @@ class Handle:
     def __init__(self, driver: Driver, replica: Replica) -> None:
         self.driver = driver
         self.replica = replica
-        self.own_turns: set[str] = set()
+        self.own_turns: dict[str, Running] = {}
+        """The turns that are open here, and not only in the record."""
         self._combiner: Combiner[Plan, Answer] = Combiner(self._write_all)
         self._closed = False
+        self._threads: set[threading.Thread] = set()
         driver.handles.add(self)
         self.tell_notices()
 
@@ -73,8 +79,18 @@ class Handle:
             where = {"store": self.driver.name, "session": self.replica.name}
             events.tell(notice.event, {**where, **notice.fields})
 
+    def background(self, work: Callable[[], None]) -> None:
+        """Do something while others go on; closing waits for it. It tells of its own errors."""
+        thread = threading.Thread(
+            target=contextvars.copy_context().run, args=(work,), name="perdure", daemon=True
+        )
+        self._threads = {other for other in self._threads if other.is_alive()} | {thread}
+        thread.start()
+
     def drain(self) -> None:
         """Wait for what is under way."""
+        for thread in self._threads - {threading.current_thread()}:
+            thread.join()
         if not self._closed and not self.replica.gone:
             self._combiner.submit(NOTHING)
 

@@ -1,7 +1,9 @@
 """AsyncHandle: a replica with the queue of those who write through it. Its twin is in `handle`."""
 
+import asyncio
+from collections.abc import Coroutine
 from contextlib import AbstractContextManager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from perdure import events
 from perdure.commit_async import AsyncCombiner, AsyncDriver
@@ -10,6 +12,7 @@ from perdure.events import Observed
 from perdure.plans import Plan
 from perdure.replica import Answer, Replica
 from perdure.steps import Steps
+from perdure.tools import Running
 from perdure.writing import NOTHING
 
 T = TypeVar("T")
@@ -25,9 +28,11 @@ class AsyncHandle:
     def __init__(self, driver: AsyncDriver, replica: Replica) -> None:
         self.driver = driver
         self.replica = replica
-        self.own_turns: set[str] = set()
+        self.own_turns: dict[str, Running] = {}
+        """The turns that are open here, and not only in the record."""
         self._combiner: AsyncCombiner[Plan, Answer] = AsyncCombiner(self._write_all)
         self._closed = False
+        self._tasks: set[asyncio.Task[Any]] = set()
         driver.handles.add(self)
         self.tell_notices()
 
@@ -73,8 +78,17 @@ class AsyncHandle:
             where = {"store": self.driver.name, "session": self.replica.name}
             events.tell(notice.event, {**where, **notice.fields})
 
+    def background(self, work: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
+        """Do something while others go on; closing waits for it. It tells of its own errors."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
     async def drain(self) -> None:
         """Wait for what is under way."""
+        if waiting := self._tasks - {asyncio.current_task()}:
+            await asyncio.wait(waiting)
         if not self._closed and not self.replica.gone:
             await self._combiner.submit(NOTHING)
 

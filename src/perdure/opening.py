@@ -13,9 +13,11 @@ from perdure.codec import Codec, TypeCodec
 from perdure.errors import UnsupportedError, UsageError
 from perdure.settings import Settings
 from perdure.store import Store
+from perdure.tokens import counter_for
 
 if TYPE_CHECKING:
     from perdure.store_async import AsyncStore
+    from perdure.tokens import Counter
 
 # scheme → the module and class that serve it, and the package that they need.
 SCHEMES = {
@@ -34,14 +36,17 @@ def open(
     types: Types | None = None,
     clock: Callable[[], float] = time.time,
     verify_writes: bool = False,
+    tokens: "str | Counter | None" = None,
 ) -> Store:
     """Open a store: a path or `sqlite:path`, `files:directory`, `memory:` for a test, or a backend.
 
     `types` names the caller's own classes that values may hold: dataclasses, pydantic models, or
     a TypeCodec. `clock` is where recorded times come from; nothing else depends on it. With
-    `verify_writes` every append is read back and compared before it counts as stored.
+    `verify_writes` every append is read back and compared before it counts as stored. `tokens`, the
+    name of a model or a Counter of one's own, has the tokens of messages counted as they are
+    stored, so that windows need not count them again.
     """
-    settings = _settings(types, clock, verify_writes=verify_writes)
+    settings = _settings(types, clock, verify_writes=verify_writes, tokens=tokens)
     if isinstance(address, str | os.PathLike):
         return Store(_backend(address), settings)
     _require_backend(address)
@@ -54,6 +59,7 @@ def open_async(
     types: Types | None = None,
     clock: Callable[[], float] = time.time,
     verify_writes: bool = False,
+    tokens: "str | Counter | None" = None,
 ) -> "AsyncStore":
     """Open a store for code in an event loop; otherwise the same as `open`.
 
@@ -63,7 +69,7 @@ def open_async(
     from perdure.backends.offload import Offload
     from perdure.store_async import AsyncStore
 
-    settings = _settings(types, clock, verify_writes=verify_writes)
+    settings = _settings(types, clock, verify_writes=verify_writes, tokens=tokens)
     if isinstance(address, str | os.PathLike):
         return AsyncStore(Offload(_backend(address)), settings)
     _require_backend(address)
@@ -77,13 +83,20 @@ def _require_backend(given: object) -> None:
         raise UsageError(f"an address must be str, a path or a backend, not {kind}")
 
 
-def _settings(types: Types | None, clock: Callable[[], float], *, verify_writes: bool) -> Settings:
+def _settings(
+    types: Types | None,
+    clock: Callable[[], float],
+    *,
+    verify_writes: bool,
+    tokens: "str | Counter | None" = None,
+) -> Settings:
     return Settings(
         clock=clock,
         token=random_text,
         cipher=Plain(),
         codec=Codec(types),
         verify_writes=verify_writes,
+        counter=counter_for(tokens) if isinstance(tokens, str) else tokens,
     )
 
 

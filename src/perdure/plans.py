@@ -19,7 +19,7 @@ from perdure.steps import Steps
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f]")
 
 
-_ABOUT_TURNS = frozenset({"message", "turn.begin", "turn.continue", "turn.end"})
+_ABOUT_TURNS = frozenset({"message", "piece", "tools", "turn.begin", "turn.continue", "turn.end"})
 
 
 class Yields(NamedTuple):
@@ -37,6 +37,9 @@ _TURN_CHANGES = frozenset({"turn.continued", "turn.completed", "turn.failed", "t
 YIELDS: dict[str, Yields] = {
     # Said in view of a conversation that has gone on since: the speaker must look again.
     "message": Yields(to_any=frozenset({"message"}), to_same=_TURN_CHANGES),
+    # A part of an answer says nothing yet; that the turn was taken over ends it.
+    "piece": Yields(to_same=_TURN_CHANGES),
+    "summary": Yields(to_any=frozenset({"summary", "summary.undone"})),
     "turn.begin": Yields(to_any=frozenset({"message", "turn.begun"})),
     "turn.continue": Yields(to_same=_TURN_CHANGES),
     # The end of a turn says nothing about what others wrote, only about the turn.
@@ -46,6 +49,11 @@ YIELDS: dict[str, Yields] = {
     # These commute with everything.
     "note": Yields(),
     "label": Yields(),
+    "pin": Yields(),
+    "tools": Yields(),
+    # These ask the state about the same effect each time they are made.
+    "effect.intend": Yields(),
+    "effect.settle": Yields(),
     "keep": Yields(),
     "release": Yields(),
     "refresh": Yields(),

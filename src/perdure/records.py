@@ -44,10 +44,139 @@ class Message(Content, frozen=True, kw_only=True):
     origin: str = ""
     call: str = ""
     """The first of several messages under one id of the caller's: the digest of them all."""
+    meta: dict[str, Any] = {}
+    """What came with it: the response's id, its model, the usage, why it ended."""
+    tokens: int = 0
+    counter: str = ""
+    """How many tokens it takes, and by whose count; nobody's where it was not counted."""
+    interrupted: bool = False
+    """The beginning of an answer whose stream was cut."""
 
     @property
     def subject(self) -> str:
         return self.turn
+
+
+class Piece(Content, frozen=True, kw_only=True):
+    """A part of a streamed answer, on its way. The message under the id `answer` supersedes it.
+
+    `previous` is the position of the piece before, 0 in the first.
+    """
+
+    kind: ClassVar[str] = "piece"
+
+    answer: str
+    data: dict[str, Any]
+    turn: str = ""
+    previous: int = 0
+
+    @property
+    def subject(self) -> str:
+        return self.turn
+
+
+class Pinned(Content, frozen=True, kw_only=True):
+    """A message that every window keeps, named by its position; or one that need not be kept."""
+
+    kind: ClassVar[str] = "pinned"
+
+    message: int
+    on: bool = True
+
+
+class Summary(Content, frozen=True, kw_only=True):
+    """Words that stand for the messages from `first` to `last` in windows; those stay stored.
+
+    `digest` is that of the entry at `last`, and the chain binds everything before it. `previous` is
+    the position of the summary that this one takes in, or 0.
+    """
+
+    kind: ClassVar[str] = "summary"
+
+    text: str
+    first: int
+    last: int
+    digest: str
+    previous: int = 0
+    meta: dict[str, Any] = {}
+    tokens: int = 0
+    counter: str = ""
+
+
+class SummaryUndone(Content, frozen=True, kw_only=True):
+    """The summary at a position does not stand for anything any more; the one before it does."""
+
+    kind: ClassVar[str] = "summary.undone"
+
+    summary: int
+
+
+class Tools(Content, frozen=True, kw_only=True):
+    """The tools that the model was offered from here on: a digest each, and as they were given."""
+
+    kind: ClassVar[str] = "tools"
+
+    digest: str
+    catalogue: dict[str, str]
+    tools: list[Any]
+    turn: str = ""
+
+
+class EffectIntended(Content, frozen=True, kw_only=True):
+    """A tool or a model is about to be called; the effect's id is the id of this record.
+
+    `identity` says which call of the agent this is, so that a process that comes later knows it
+    again. `owner` is the record by which the writer held the turn: only who took the turn over may
+    judge an effect that it did not begin. `retries` is the position of the intent that this one
+    repeats, or 0.
+    """
+
+    kind: ClassVar[str] = "effect.intended"
+
+    identity: str
+    tool: str
+    arguments: Any
+    digest: str
+    """Of the arguments as they were stored."""
+    key: str
+    """For the outside world: the same for every attempt."""
+    policy: Literal["read_only", "idempotent", "reconcile", "unsafe"]
+    turn: str
+    owner: str
+    version: str = ""
+    actor: str = ""
+    parent: str = ""
+    """The identity of the effect in which this one happened."""
+    retries: int = 0
+    approval: str = ""
+    """The id of the approval that this intent used up."""
+
+    @property
+    def subject(self) -> str:
+        return self.identity
+
+
+class EffectSettled(Content, frozen=True, kw_only=True):
+    """What became of an effect: its result or its error as data, or that nobody knows.
+
+    `unknown` may be followed by `reconciled`; nothing else is followed by anything.
+    """
+
+    kind: ClassVar[str] = "effect.settled"
+
+    effect: str
+    identity: str
+    state: Literal["succeeded", "failed", "unknown", "reconciled"]
+    result: Any = None
+    error: str = ""
+    """The name of the error's type where it failed."""
+    reason: str = ""
+    duration: float = 0.0
+    turn: str = ""
+
+    @property
+    def subject(self) -> str:
+        return self.identity
 
 
 class Value(Content, frozen=True, kw_only=True):
@@ -207,7 +336,14 @@ class Snapshot(Content, frozen=True, kw_only=True):
 KINDS: dict[str, type[Content]] = {
     content.kind: content
     for content in (
+        EffectIntended,
+        EffectSettled,
         Message,
+        Piece,
+        Pinned,
+        Summary,
+        SummaryUndone,
+        Tools,
         Value,
         TurnBegun,
         TurnContinued,

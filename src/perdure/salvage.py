@@ -45,6 +45,11 @@ def _tip(name: str, on_damage: OnDamage | None) -> Steps[Tip]:
     try:
         last = yield from steps.read(name, after=0, limit=1, reverse=True)
     except DamagedError as error:
+        if error.position:
+            # The store knows where it can read no further: all up to there is tried, one by one.
+            if damage is None:
+                _report(error, on_damage)
+            return Tip(error.position, None)
         last, damage = (), damage or error
     if not last:
         # What can not be read for damage is not absent.

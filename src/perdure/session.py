@@ -4,20 +4,33 @@ Every method here has its twin in `session_async`, in the same order, with the s
 promises. Nothing is decided here: a method makes a plan or steps, and runs them.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
-from perdure import events, lifecycle, views, writing
+from perdure import entering, events, lifecycle, saying, talking, toolbox, views, window, writing
 from perdure.commit import Driver
-from perdure.errors import NotFoundError
+from perdure.documents import Values
+from perdure.effecting import Policy
+from perdure.effects import Effects
 from perdure.handle import Handle
 from perdure.reading import OnDamage
-from perdure.records import Record
+from perdure.records import Record, Summary
 from perdure.replica import Replica
+from perdure.saying import Voice
+from perdure.summaries import Summaries
+from perdure.summarising import KEEP_TURNS, TIMEOUT, Summariser, for_window, summariser
+from perdure.tokens import Counter
+from perdure.tool import Tool
+from perdure.toolbox import Tools
+from perdure.tools import Effect, Spec, require_spec
+from perdure.transcript import Transcript
 from perdure.turn import Turn
-from perdure.views import Verified, Version
-from perdure.writing import Voice
+from perdure.views import Verified
+from perdure.window import EVERYTHING, Asked
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
 
 class Session:
@@ -30,8 +43,10 @@ class Session:
 
     def __init__(self, driver: Driver, replica: Replica) -> None:
         self._handle = Handle(driver, replica)
+        self.effects = Effects(self._handle)
         self._replica = replica
         self.values = Values(self._handle)
+        self._summaries = Summaries(self._handle)
 
     @property
     def id(self) -> str:
@@ -65,6 +80,15 @@ class Session:
             if turn not in self._handle.own_turns
         )
 
+    @property
+    def current(self) -> Turn | None:
+        """The turn of this handle that the running code is inside of, or None.
+
+        Threads and tasks have each their own.
+        """
+        found: Turn | None = entering.innermost(self._handle)
+        return found
+
     def __len__(self) -> int:
         """The number of messages in this view."""
         return self._replica.fold.messages
@@ -78,7 +102,7 @@ class Session:
 
     def append(
         self,
-        *messages: Mapping[str, Any],
+        *messages: object,
         author: str = "",
         recipient: str = "",
         channel: str = "",
@@ -87,15 +111,17 @@ class Session:
     ) -> int:
         """Append messages, all or none; on return they are durable. Return the last position.
 
+        Messages are dicts, or what SDKs give: chat completions, responses, their items.
+
         With an `id` of the caller's own, calling again after a crash or a lost answer appends
         nothing twice; the same id with other messages is a DivergenceError.
         """
         voice = Voice(author, recipient, channel, origin)
-        return self._handle.write(writing.say(self._replica, messages, voice=voice, record_id=id))
+        return self._handle.write(saying.say(self._replica, messages, voice=voice, record_id=id))
 
     def turn(
         self,
-        message: str | Mapping[str, Any] | None = None,
+        message: object | None = None,
         *,
         correlation_id: str = "",
         author: str = "",
@@ -107,7 +133,7 @@ class Session:
         process dies. With an `id`, entering it again after a crash continues the turn.
         """
         if id is not None:
-            writing.require_id(id)
+            saying.require_id(id)
         correlation_id = correlation_id or events.correlation_id.get()
         if isinstance(message, str):
             message = {"role": "user", "content": message}
@@ -115,31 +141,113 @@ class Session:
             self._handle, id, message=message, correlation_id=correlation_id, voice=Voice(author)
         )
 
-    def messages(self, *, last: int | None = None) -> list[dict[str, Any]]:
-        """Return the messages in this view, in order, or only the last few of them."""
-        return self._handle.run(views.messages(self._replica, last=last))
+    def messages(
+        self,
+        *,
+        format: str | None = None,
+        max_tokens: int | None = None,
+        max_messages: int | None = None,
+        perspective: str = "",
+        counter: Counter | None = None,
+        last: int | None = None,
+        summarise: Callable[..., Any] | Summariser | None = None,
+    ) -> Transcript:
+        """Return the messages in this view, in order; all of them as they were given, or a window.
+
+        With a `format` ("openai.chat", "openai.responses", "anthropic", "gemini") the provider
+        accepts them, whatever happened: `losses` says what could not be expressed, `closed` which
+        calls had no result. `perspective` is the name of the agent whose side is wanted.
+
+        With `max_tokens` or `max_messages`, they are the newest that fit, cut at the beginning of
+        a turn; instructions, pinned messages and the summary in force stay. BudgetError if the
+        newest turn alone is too long. Given `summarise`, a function or a Summariser, what would be
+        left out is summed up first; a summary that is refused is told of, and changes nothing.
+        `last` gives the last few just as they are.
+        """
+        asked = Asked(format, max_tokens, max_messages, perspective, counter)
+        how = for_window(summarise, asked, last)
+        if asked == EVERYTHING or last is not None:
+            window.require_alone(asked, last)
+            return Transcript(self._handle.run(views.messages(self._replica, last=last)))
+        found = self._window(asked)
+        if how is None or not found.cut or not self._summaries.make_room(how, asked):
+            return found
+        return self._window(asked)
+
+    def _window(self, asked: Asked) -> Transcript:
+        live = self._handle.own_turns
+        return self._handle.run(window.window(self._replica, asked, live=live))
+
+    def pin(self, position: int) -> None:
+        """Keep a message in every window, named by its position."""
+        self._handle.write(talking.pin(self._replica, position, on=True))
+
+    def unpin(self, position: int) -> None:
+        """Let a pinned message go out of windows again; NotFoundError if it is not pinned."""
+        self._handle.write(talking.pin(self._replica, position, on=False))
+
+    def summarise(
+        self,
+        with_: Any,
+        *,
+        model: str = "",
+        keep_turns: int = KEEP_TURNS,
+        max_tokens: int | None = None,
+        timeout: float | None = TIMEOUT,
+        counter: Counter | None = None,
+    ) -> Summary:
+        """Have windows show a summary in the place of older turns; these stay stored.
+
+        `with_` is a function that gets the messages and returns a text, or an OpenAI client, with
+        a `model`. The newest `keep_turns` turns stay as they are. On return the summary is
+        durable. SummaryError if it is empty, longer than what it stands for or than `max_tokens`,
+        if making it failed or took longer than `timeout` seconds, or if there is nothing to sum
+        up: nothing changed then. Others can go on meanwhile; only another summary is a conflict.
+        """
+        how = Summariser(with_, model, keep_turns, max_tokens, timeout, counter)
+        return self._summaries.make(summariser(how))
+
+    def summarise_in_background(
+        self,
+        with_: Any,
+        *,
+        model: str = "",
+        keep_turns: int = KEEP_TURNS,
+        max_tokens: int | None = None,
+        timeout: float | None = TIMEOUT,
+        counter: Counter | None = None,
+    ) -> "Future[Summary]":
+        """Do what `summarise` does while the conversation goes on; return what to wait for.
+
+        Closing the session waits for it, as long as its `timeout` at most.
+        """
+        how = Summariser(with_, model, keep_turns, max_tokens, timeout, counter)
+        return self._summaries.start(summariser(how))
+
+    def undo_summary(self) -> None:
+        """Go back to the summary before the one in force, or to the messages themselves.
+
+        NotFoundError if there is no summary.
+        """
+        self._summaries.undo()
 
     def set(self, key: str, value: object) -> int:
         """Store a value as the newest version of a key; on return it is durable.
 
         Returns the version. Long documents are stored as deltas, so a small change costs little.
         """
-        return self._handle.write(writing.put(self._replica, key, value))
+        return self.values.set(key, value)
 
     def get(self, key: str, default: Any = None, *, version: int | None = None) -> Any:
         """Return a value, or the default where the key has none.
 
         An earlier version that was asked for and is not there is a NotFoundError.
         """
-        facts = self._replica.fold.values.get(key)
-        if version is None and (facts is None or facts.deleted):
-            self._handle.require_open()
-            return default
-        return self._handle.run(views.value(self._replica, key, version=version))
+        return self.values.get(key, default, version=version)
 
     def delete(self, key: str) -> None:
         """Delete a value; its earlier versions stay readable. An absent one is NotFoundError."""
-        self._handle.write(writing.forget(self._replica, key))
+        self.values.delete(key)
 
     def note(self, data: object, *, author: str = "", id: str | None = None) -> int:
         """Append a remark that is not part of the conversation. It never conflicts."""
@@ -148,6 +256,40 @@ class Session:
     def label(self, *add: str, remove: Sequence[str] = ()) -> None:
         """Put labels on the session, by which `store.sessions` finds it, or take them off."""
         self._handle.write(writing.label(self._replica, add, remove))
+
+    def tool(  # noqa: PLR0913 - what a tool can be declared to be, by name
+        self,
+        function: Callable[..., Any],
+        *,
+        effect: Policy = "unsafe",
+        name: str = "",
+        version: str = "",
+        actor: str = "",
+        reconcile: Callable[[Effect], Any] | None = None,
+        timeout: float | None = None,
+        unstorable: Literal["raise", "return"] = "raise",
+    ) -> Tool:
+        """Return a tool that runs once for each call, or says that nobody knows whether it ran.
+
+        Call it in a turn, like the function. `effect` says what is to be done about a call whose
+        process died before its outcome was recorded: an "unsafe" one is not made again and is
+        UnknownOutcomeError, "read_only" and "idempotent" ones are made again (the latter find the
+        same `perdure.current_effect().key`), for "reconcile" the function `reconcile` finds out,
+        and returns Done(result) or NotDone().
+        """
+        policy, names = effect, (name, version, actor)
+        spec = Spec(function, names[0], policy, *names[1:], reconcile, timeout, unstorable)
+        return Tool(self._handle, require_spec(spec))
+
+    def run_tool_calls(
+        self, message: object | None = None, tools: Tools = (), *, parallel: int = 8
+    ) -> list[dict[str, Any]]:
+        """Make the tool calls of a message that was appended to the turn, each once, in parallel.
+
+        Without a message, all that are open in the turn: those that a killed process left. Returns
+        the messages that tell the model; they are stored with the outcomes.
+        """
+        return toolbox.run_tool_calls(self._handle, message, tools, parallel=parallel)
 
     def records(self, *, after: int = 0, on_damage: OnDamage | None = None) -> Iterator[Record]:
         """Yield every record in this view, its chain checked.
@@ -195,27 +337,3 @@ class Session:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
-
-
-class Values:
-    """The session's named documents beyond set, get and delete. Reached as `session.values`."""
-
-    def __init__(self, handle: Handle) -> None:
-        self._handle = handle
-
-    def keys(self) -> list[str]:
-        """Return the keys that have a value in this view."""
-        values = self._handle.replica.fold.values
-        return [key for key, facts in values.items() if not facts.deleted]
-
-    def version(self, key: str) -> int:
-        """Return the number of the newest version of a key, counting deletions."""
-        facts = self._handle.replica.fold.values.get(key)
-        if facts is None:
-            raise NotFoundError(f"value {key!r}")
-        return facts.version
-
-    def history(self, key: str) -> list[Version]:
-        """Return what `get(key, version=...)` can be asked for, oldest first."""
-        found: list[Version] = self._handle.run(views.history(self._handle.replica, key))
-        return found

@@ -4,20 +4,41 @@ Every method here has its twin in `session`, in the same order, with the same pa
 promises. Nothing is decided here: a method makes a plan or steps, and runs them.
 """
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self
 
-from perdure import events, lifecycle, views, writing
+from perdure import (
+    entering,
+    events,
+    lifecycle,
+    saying,
+    talking,
+    toolbox_async,
+    views,
+    window,
+    writing,
+)
 from perdure.commit_async import AsyncDriver
-from perdure.errors import NotFoundError
+from perdure.documents_async import AsyncValues
+from perdure.effecting import Policy
+from perdure.effects_async import AsyncEffects
 from perdure.handle_async import AsyncHandle
 from perdure.reading import OnDamage
-from perdure.records import Record
+from perdure.records import Record, Summary
 from perdure.replica import Replica
+from perdure.saying import Voice
+from perdure.summaries_async import AsyncSummaries
+from perdure.summarising import KEEP_TURNS, TIMEOUT, Summariser, for_window, summariser
+from perdure.tokens import Counter
+from perdure.tool_async import AsyncTool
+from perdure.toolbox_async import Tools
+from perdure.tools import Effect, Spec, require_spec
+from perdure.transcript import Transcript
 from perdure.turn_async import AsyncTurn
-from perdure.views import Verified, Version
-from perdure.writing import Voice
+from perdure.views import Verified
+from perdure.window import EVERYTHING, Asked
 
 
 class AsyncSession:
@@ -30,8 +51,10 @@ class AsyncSession:
 
     def __init__(self, driver: AsyncDriver, replica: Replica) -> None:
         self._handle = AsyncHandle(driver, replica)
+        self.effects = AsyncEffects(self._handle)
         self._replica = replica
         self.values = AsyncValues(self._handle)
+        self._summaries = AsyncSummaries(self._handle)
 
     @property
     def id(self) -> str:
@@ -65,6 +88,15 @@ class AsyncSession:
             if turn not in self._handle.own_turns
         )
 
+    @property
+    def current(self) -> AsyncTurn | None:
+        """The turn of this handle that the running code is inside of, or None.
+
+        Threads and tasks have each their own.
+        """
+        found: AsyncTurn | None = entering.innermost(self._handle)
+        return found
+
     def __len__(self) -> int:
         """The number of messages in this view."""
         return self._replica.fold.messages
@@ -78,7 +110,7 @@ class AsyncSession:
 
     async def append(
         self,
-        *messages: Mapping[str, Any],
+        *messages: object,
         author: str = "",
         recipient: str = "",
         channel: str = "",
@@ -87,17 +119,19 @@ class AsyncSession:
     ) -> int:
         """Append messages, all or none; on return they are durable. Return the last position.
 
+        Messages are dicts, or what SDKs give: chat completions, responses, their items.
+
         With an `id` of the caller's own, calling again after a crash or a lost answer appends
         nothing twice; the same id with other messages is a DivergenceError.
         """
         voice = Voice(author, recipient, channel, origin)
         return await self._handle.write(
-            writing.say(self._replica, messages, voice=voice, record_id=id)
+            saying.say(self._replica, messages, voice=voice, record_id=id)
         )
 
     def turn(
         self,
-        message: str | Mapping[str, Any] | None = None,
+        message: object | None = None,
         *,
         correlation_id: str = "",
         author: str = "",
@@ -109,7 +143,7 @@ class AsyncSession:
         process dies. With an `id`, entering it again after a crash continues the turn.
         """
         if id is not None:
-            writing.require_id(id)
+            saying.require_id(id)
         correlation_id = correlation_id or events.correlation_id.get()
         if isinstance(message, str):
             message = {"role": "user", "content": message}
@@ -117,31 +151,113 @@ class AsyncSession:
             self._handle, id, message=message, correlation_id=correlation_id, voice=Voice(author)
         )
 
-    async def messages(self, *, last: int | None = None) -> list[dict[str, Any]]:
-        """Return the messages in this view, in order, or only the last few of them."""
-        return await self._handle.run(views.messages(self._replica, last=last))
+    async def messages(
+        self,
+        *,
+        format: str | None = None,
+        max_tokens: int | None = None,
+        max_messages: int | None = None,
+        perspective: str = "",
+        counter: Counter | None = None,
+        last: int | None = None,
+        summarise: Callable[..., Any] | Summariser | None = None,
+    ) -> Transcript:
+        """Return the messages in this view, in order; all of them as they were given, or a window.
+
+        With a `format` ("openai.chat", "openai.responses", "anthropic", "gemini") the provider
+        accepts them, whatever happened: `losses` says what could not be expressed, `closed` which
+        calls had no result. `perspective` is the name of the agent whose side is wanted.
+
+        With `max_tokens` or `max_messages`, they are the newest that fit, cut at the beginning of
+        a turn; instructions, pinned messages and the summary in force stay. BudgetError if the
+        newest turn alone is too long. Given `summarise`, a function or a Summariser, what would be
+        left out is summed up first; a summary that is refused is told of, and changes nothing.
+        `last` gives the last few just as they are.
+        """
+        asked = Asked(format, max_tokens, max_messages, perspective, counter)
+        how = for_window(summarise, asked, last)
+        if asked == EVERYTHING or last is not None:
+            window.require_alone(asked, last)
+            return Transcript(await self._handle.run(views.messages(self._replica, last=last)))
+        found = await self._window(asked)
+        if how is None or not found.cut or not await self._summaries.make_room(how, asked):
+            return found
+        return await self._window(asked)
+
+    async def _window(self, asked: Asked) -> Transcript:
+        live = self._handle.own_turns
+        return await self._handle.run(window.window(self._replica, asked, live=live))
+
+    async def pin(self, position: int) -> None:
+        """Keep a message in every window, named by its position."""
+        await self._handle.write(talking.pin(self._replica, position, on=True))
+
+    async def unpin(self, position: int) -> None:
+        """Let a pinned message go out of windows again; NotFoundError if it is not pinned."""
+        await self._handle.write(talking.pin(self._replica, position, on=False))
+
+    async def summarise(
+        self,
+        with_: Any,
+        *,
+        model: str = "",
+        keep_turns: int = KEEP_TURNS,
+        max_tokens: int | None = None,
+        timeout: float | None = TIMEOUT,  # noqa: ASYNC109 - the same as in the twin
+        counter: Counter | None = None,
+    ) -> Summary:
+        """Have windows show a summary in the place of older turns; these stay stored.
+
+        `with_` is a function that gets the messages and returns a text, or an OpenAI client, with
+        a `model`. The newest `keep_turns` turns stay as they are. On return the summary is
+        durable. SummaryError if it is empty, longer than what it stands for or than `max_tokens`,
+        if making it failed or took longer than `timeout` seconds, or if there is nothing to sum
+        up: nothing changed then. Others can go on meanwhile; only another summary is a conflict.
+        """
+        how = Summariser(with_, model, keep_turns, max_tokens, timeout, counter)
+        return await self._summaries.make(summariser(how))
+
+    def summarise_in_background(
+        self,
+        with_: Any,
+        *,
+        model: str = "",
+        keep_turns: int = KEEP_TURNS,
+        max_tokens: int | None = None,
+        timeout: float | None = TIMEOUT,
+        counter: Counter | None = None,
+    ) -> "asyncio.Task[Summary]":
+        """Do what `summarise` does while the conversation goes on; return what to wait for.
+
+        Closing the session waits for it, as long as its `timeout` at most.
+        """
+        how = Summariser(with_, model, keep_turns, max_tokens, timeout, counter)
+        return self._summaries.start(summariser(how))
+
+    async def undo_summary(self) -> None:
+        """Go back to the summary before the one in force, or to the messages themselves.
+
+        NotFoundError if there is no summary.
+        """
+        await self._summaries.undo()
 
     async def set(self, key: str, value: object) -> int:
         """Store a value as the newest version of a key; on return it is durable.
 
         Returns the version. Long documents are stored as deltas, so a small change costs little.
         """
-        return await self._handle.write(writing.put(self._replica, key, value))
+        return await self.values.set(key, value)
 
     async def get(self, key: str, default: Any = None, *, version: int | None = None) -> Any:
         """Return a value, or the default where the key has none.
 
         An earlier version that was asked for and is not there is a NotFoundError.
         """
-        facts = self._replica.fold.values.get(key)
-        if version is None and (facts is None or facts.deleted):
-            self._handle.require_open()
-            return default
-        return await self._handle.run(views.value(self._replica, key, version=version))
+        return await self.values.get(key, default, version=version)
 
     async def delete(self, key: str) -> None:
         """Delete a value; its earlier versions stay readable. An absent one is NotFoundError."""
-        await self._handle.write(writing.forget(self._replica, key))
+        await self.values.delete(key)
 
     async def note(self, data: object, *, author: str = "", id: str | None = None) -> int:
         """Append a remark that is not part of the conversation. It never conflicts."""
@@ -152,6 +268,40 @@ class AsyncSession:
     async def label(self, *add: str, remove: Sequence[str] = ()) -> None:
         """Put labels on the session, by which `store.sessions` finds it, or take them off."""
         await self._handle.write(writing.label(self._replica, add, remove))
+
+    def tool(  # noqa: PLR0913 - what a tool can be declared to be, by name
+        self,
+        function: Callable[..., Any],
+        *,
+        effect: Policy = "unsafe",
+        name: str = "",
+        version: str = "",
+        actor: str = "",
+        reconcile: Callable[[Effect], Any] | None = None,
+        timeout: float | None = None,
+        unstorable: Literal["raise", "return"] = "raise",
+    ) -> AsyncTool:
+        """Return a tool that runs once for each call, or says that nobody knows whether it ran.
+
+        Call it in a turn, like the function. `effect` says what is to be done about a call whose
+        process died before its outcome was recorded: an "unsafe" one is not made again and is
+        UnknownOutcomeError, "read_only" and "idempotent" ones are made again (the latter find the
+        same `perdure.current_effect().key`), for "reconcile" the function `reconcile` finds out,
+        and returns Done(result) or NotDone().
+        """
+        policy, names = effect, (name, version, actor)
+        spec = Spec(function, names[0], policy, *names[1:], reconcile, timeout, unstorable)
+        return AsyncTool(self._handle, require_spec(spec))
+
+    async def run_tool_calls(
+        self, message: object | None = None, tools: Tools = (), *, parallel: int = 8
+    ) -> list[dict[str, Any]]:
+        """Make the tool calls of a message that was appended to the turn, each once, in parallel.
+
+        Without a message, all that are open in the turn: those that a killed process left. Returns
+        the messages that tell the model; they are stored with the outcomes.
+        """
+        return await toolbox_async.run_tool_calls(self._handle, message, tools, parallel=parallel)
 
     async def records(
         self, *, after: int = 0, on_damage: OnDamage | None = None
@@ -202,27 +352,3 @@ class AsyncSession:
         traceback: TracebackType | None,
     ) -> None:
         await self.close()
-
-
-class AsyncValues:
-    """The session's named documents beyond set, get and delete. Reached as `session.values`."""
-
-    def __init__(self, handle: AsyncHandle) -> None:
-        self._handle = handle
-
-    def keys(self) -> list[str]:
-        """Return the keys that have a value in this view."""
-        values = self._handle.replica.fold.values
-        return [key for key, facts in values.items() if not facts.deleted]
-
-    def version(self, key: str) -> int:
-        """Return the number of the newest version of a key, counting deletions."""
-        facts = self._handle.replica.fold.values.get(key)
-        if facts is None:
-            raise NotFoundError(f"value {key!r}")
-        return facts.version
-
-    async def history(self, key: str) -> list[Version]:
-        """Return what `get(key, version=...)` can be asked for, oldest first."""
-        found: list[Version] = await self._handle.run(views.history(self._handle.replica, key))
-        return found

@@ -8,6 +8,7 @@ from perdure.cipher import Cipher
 from perdure.codec import Codec
 from perdure.errors import UsageError
 from perdure.fold import GENERATED
+from perdure.tokens import Counter
 
 
 class Settings(NamedTuple):
@@ -19,6 +20,8 @@ class Settings(NamedTuple):
     codec: Codec
     tenant: str = ""
     verify_writes: bool = False
+    counter: Counter | None = None
+    """Counts the tokens of messages as they are stored; None leaves that to whoever asks."""
 
     def new_id(self) -> str:
         return GENERATED + self.token()

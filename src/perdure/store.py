@@ -10,10 +10,13 @@ from typing import Self
 from perdure import events, lifecycle, salvage, views
 from perdure.backend import Backend, Guarantees, Head, knowing_recency
 from perdure.commit import Committer, Driver
+from perdure.documents import Values
 from perdure.errors import UsageError
 from perdure.fold import DELETED
+from perdure.handle import Handle
 from perdure.reading import OnDamage
 from perdure.records import Record
+from perdure.replica import Replica
 from perdure.session import Session
 from perdure.settings import Settings
 from perdure.writing import require_session_id
@@ -34,13 +37,20 @@ class Store:
 
     def session(self, id: str) -> Session:
         """Open a session where it stopped, or a new one; a new one exists from its first record."""
-        return self._open(id, must_exist=False)
+        return Session(self._driver, self._open(id, must_exist=False))
 
     def resume(self, id: str) -> Session:
         """Open a session where it stopped; an unknown or deleted one is NotFoundError."""
-        return self._open(id, must_exist=True)
+        return Session(self._driver, self._open(id, must_exist=True))
 
-    def _open(self, id: str, *, must_exist: bool) -> Session:
+    def values(self, id: str) -> Values:
+        """Open the values under an id, for what is known apart from any one conversation.
+
+        They are those of the session of that id, should there be one: the ids are shared.
+        """
+        return Values(Handle(self._driver, self._open(id, must_exist=False)))
+
+    def _open(self, id: str, *, must_exist: bool) -> Replica:
         name = require_session_id(id)
         steps = lifecycle.opened(name, self._settings, must_exist=must_exist)
         with events.observed("open", store=self._backend.name, session=name) as seen:
@@ -49,7 +59,7 @@ class Store:
                 count, position = replica.fold.messages, replica.tip.position
                 seen.event = "resume"
                 seen.fields.update(count=count, role=views.last_role(replica), position=position)
-        return Session(self._driver, replica)
+        return replica
 
     def sessions(
         self,

@@ -10,10 +10,13 @@ from typing import Self
 from perdure import events, lifecycle, salvage, views
 from perdure.backend import AsyncBackend, Guarantees, Head, knowing_recency
 from perdure.commit_async import AsyncCommitter, AsyncDriver
+from perdure.documents_async import AsyncValues
 from perdure.errors import UsageError
 from perdure.fold import DELETED
+from perdure.handle_async import AsyncHandle
 from perdure.reading import OnDamage
 from perdure.records import Record
+from perdure.replica import Replica
 from perdure.session_async import AsyncSession
 from perdure.settings import Settings
 from perdure.writing import require_session_id
@@ -34,13 +37,20 @@ class AsyncStore:
 
     async def session(self, id: str) -> AsyncSession:
         """Open a session where it stopped, or a new one; a new one exists from its first record."""
-        return await self._open(id, must_exist=False)
+        return AsyncSession(self._driver, await self._open(id, must_exist=False))
 
     async def resume(self, id: str) -> AsyncSession:
         """Open a session where it stopped; an unknown or deleted one is NotFoundError."""
-        return await self._open(id, must_exist=True)
+        return AsyncSession(self._driver, await self._open(id, must_exist=True))
 
-    async def _open(self, id: str, *, must_exist: bool) -> AsyncSession:
+    async def values(self, id: str) -> AsyncValues:
+        """Open the values under an id, for what is known apart from any one conversation.
+
+        They are those of the session of that id, should there be one: the ids are shared.
+        """
+        return AsyncValues(AsyncHandle(self._driver, await self._open(id, must_exist=False)))
+
+    async def _open(self, id: str, *, must_exist: bool) -> Replica:
         name = require_session_id(id)
         steps = lifecycle.opened(name, self._settings, must_exist=must_exist)
         with events.observed("open", store=self._backend.name, session=name) as seen:
@@ -49,7 +59,7 @@ class AsyncStore:
                 count, position = replica.fold.messages, replica.tip.position
                 seen.event = "resume"
                 seen.fields.update(count=count, role=views.last_role(replica), position=position)
-        return AsyncSession(self._driver, replica)
+        return replica
 
     async def sessions(
         self,

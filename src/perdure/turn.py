@@ -1,14 +1,23 @@
 """Turn: from a user's input to the end of the agent's answer. Its twin is in `turn_async`."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import Any, Self
 
-from perdure import writing
+from perdure import catalogue, entering, saying, talking, writing
+from perdure.answering import Answering
+from perdure.catalogue import Changes
+from perdure.entering import Entered
 from perdure.errors import PerdureError, UsageError
 from perdure.events import correlation_id
 from perdure.handle import Handle
-from perdure.writing import NOBODY, Ownership, Voice
+from perdure.intake import Taken
+from perdure.saying import NOBODY, Ownership, Voice
+from perdure.stream import Stream
+from perdure.tools import Ordinals, Running
+
+PIECES_EVERY = 0.5  # Seconds: what a crash may take of an answer, against a commit each.
+UNCHANGED = Changes((), (), ())
 
 
 class Turn:
@@ -19,7 +28,7 @@ class Turn:
         handle: Handle,
         id: str | None,
         *,
-        message: Mapping[str, Any] | None = None,
+        message: object | None = None,
         correlation_id: str = "",
         voice: Voice = NOBODY,
         begun: int = 0,
@@ -33,6 +42,8 @@ class Turn:
         self._ownership: Ownership | None = None
         self._ended = False
         self._correlation_before: str | None = None
+        self._entered: Entered | None = None
+        self._streams: list[Stream] = []
 
     def __repr__(self) -> str:
         state = "ended" if self._ended else f"at {self._begun}" if self._begun else "not begun"
@@ -59,7 +70,9 @@ class Turn:
         except BaseException:
             self._let_go()
             raise
-        self._handle.own_turns.add(self.id)
+        if self._ownership is not None:
+            self._handle.own_turns[self.id] = Running(self._ownership, Ordinals())
+        self._entered = entering.enter(self._handle, self)
         return self
 
     def _enter(self) -> None:
@@ -70,6 +83,7 @@ class Turn:
                 self._message,
                 correlation_id=self.correlation_id,
                 voice=self._voice,
+                live=self._handle.own_turns,
             )
             begun = self._handle.write(plan)
             if begun > 0:
@@ -93,7 +107,7 @@ class Turn:
 
     def append(
         self,
-        *messages: Mapping[str, Any],
+        *messages: object,
         author: str = "",
         recipient: str = "",
         channel: str = "",
@@ -104,16 +118,52 @@ class Turn:
         voice, turn = Voice(author, recipient, channel, origin), self._owned()
         replica = self._handle.replica
         return self._handle.write(
-            writing.say(replica, messages, voice=voice, turn=turn, record_id=id)
+            saying.say(replica, messages, voice=voice, turn=turn, record_id=id)
         )
+
+    def stream(
+        self, chunks: Iterable[Any], *, every: float = PIECES_EVERY, author: str = ""
+    ) -> Stream:
+        """Hand the chunks of a streamed answer on, and make them durable on the way.
+
+        What came is stored at most every `every` seconds, and the whole message when the answer is
+        over. A stream that breaks, or that nobody reads to its end, leaves what was said so far.
+        """
+        answering = Answering(self._handle.replica, self._owned(), Voice(author))
+        stream = Stream(self._handle, answering, chunks, every)
+        self._streams.append(stream)
+        return stream
+
+    def offer(self, tools: Sequence[Any]) -> Changes:
+        """Record which tools the model is offered; return what changed since the last time."""
+        turn = self._owned()
+        before = self._handle.run(talking.tools_before(self._handle.replica))
+        self._handle.write(talking.offer_tools(self._handle.replica, tools, turn.turn))
+        return catalogue.changes(before, catalogue.normal(tools)) if before else UNCHANGED
+
+    @property
+    def partial(self) -> bool:
+        """Whether an answer of this turn was cut, and none has come in its place."""
+        partials = self._handle.replica.fold.talk.partials.values()
+        return any(partial.turn == self.id for partial in partials)
+
+    def said(self) -> list[Taken]:
+        """Return what a cut answer of this turn had said: messages, and what came with them."""
+        partials = self._handle.replica.fold.talk.cut.values()
+        found: list[Taken] = []
+        for partial in [one for one in partials if one.turn == self.id]:
+            found += self._handle.run(talking.said_so_far(self._handle.replica, partial))
+        return found
 
     def complete(self) -> None:
         """End the turn as complete. Leaving `with` does this."""
+        self._close_streams()
         self._handle.write(writing.complete_turn(self._handle.replica, self._owned()))
         self._ended = True
 
     def fail(self, error: BaseException) -> None:
         """End the turn with an error. Leaving `with` by an exception does this."""
+        self._close_streams()
         self._handle.write(writing.fail_turn(self._handle.replica, self._owned(), error))
         self._ended = True
 
@@ -134,8 +184,15 @@ class Turn:
             elif error is not None and not self._ended:
                 self._record(error)
         finally:
-            self._handle.own_turns.discard(self.id)
+            self._handle.own_turns.pop(self.id, None)
+            if self._entered is not None:
+                entering.leave(self._entered)
             self._let_go()
+
+    def _close_streams(self) -> None:
+        streams, self._streams = self._streams, []
+        for stream in streams:
+            stream.close()
 
     def _record(self, error: BaseException) -> None:
         try:

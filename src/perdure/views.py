@@ -11,7 +11,7 @@ from perdure.fold import FOLD_VERSION, Fold
 from perdure.journal import Linked
 from perdure.plans import require_int
 from perdure.reading import Forward, OnDamage, Past
-from perdure.records import Content, Message, Note, Record, Snapshot, Value
+from perdure.records import Content, Message, Note, Record, Snapshot, Summary, Value
 from perdure.replica import Replica
 from perdure.settings import Settings
 from perdure.steps import Steps
@@ -75,20 +75,28 @@ def last_role(replica: Replica) -> str:
 
 def message_of(replica: Replica, payload: bytes, position: int) -> dict[str, Any]:
     """Return a message as it was given."""
+    return said_of(replica, payload, position).message
+
+
+def said_of(replica: Replica, payload: bytes, position: int) -> Message:
+    """Return the content of a message's record, with the caller's own values."""
     content = codec.decode(Message.kind, payload, stream=replica.name, position=position)
     shown = _unpack(replica.settings.codec, content, payload, replica.name, position)
     if not isinstance(shown, Message):
         raise ChainError(replica.name, position, "a message is expected here")
-    return shown.message
+    return shown
 
 
 def _unpack(own: Codec, content: Content, payload: bytes, name: str, position: int) -> Content:
     """Give a record back with the caller's own values; most need nothing done."""
     if b'"$' not in payload or not isinstance(content, Message | Note):
         return content
-    field = "message" if isinstance(content, Message) else "data"
-    value = own.unpack(getattr(content, field), stream=name, position=position)
-    return type(content)(**{**_fields(content), field: value})
+    fields = ("message", "meta") if isinstance(content, Message) else ("data",)
+    values = {
+        field: own.unpack(getattr(content, field), stream=name, position=position)
+        for field in fields
+    }
+    return type(content)(**{**_fields(content), **values})
 
 
 def _fields(content: Content) -> dict[str, Any]:
@@ -209,6 +217,8 @@ def verify(replica: Replica) -> Steps[Verified]:
             content = journal.decode(replica.name, linked, past.cipher)
             if isinstance(content, Snapshot):
                 snapshots += _require_facts(replica.name, linked, content, recomputed)
+            elif isinstance(content, Summary):
+                yield from _require_source(replica.name, past, linked, content)
             payload = journal.open_body(replica.name, linked, past.cipher)
             recomputed.apply(linked.entry.position, linked.header.id, content, payload)
         entries += len(whole)
@@ -228,6 +238,17 @@ def _require_facts(name: str, linked: Linked, content: Snapshot, fold: Fold) -> 
         reason = "a fold snapshot that is not what the records before it say"
         raise DamagedError(name, linked.entry.position, reason)
     return 1
+
+
+def _require_source(name: str, past: Past, linked: Linked, content: Summary) -> Steps[None]:
+    """Raise unless a summary names an entry before it by the digest that this has."""
+    position = linked.entry.position
+    if past.begin < content.first <= content.last < position:
+        source = yield from reading.entry_at(past, content.last)
+        if source.digest == content.digest:
+            return
+    reason = f"a summary of {content.first} to {content.last} that are not what it was made of"
+    raise DamagedError(name, position, reason)
 
 
 def _require_labels(replica: Replica, past: Past, fold: Fold) -> Steps[None]:

@@ -4,27 +4,23 @@ So a value that can not be stored is refused before anything is written, and one
 after the call has no effect on the record.
 """
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Collection, Sequence
 
-import msgspec
-
-from perdure import codec, reading, values
+from perdure import codec, reading, talking, values
 from perdure.backend import LABEL_BYTES_MAX, LABELS_MAX
 from perdure.errors import (
     ChainError,
-    ConflictError,
     DivergenceError,
     NotFoundError,
     PayloadError,
     UsageError,
 )
-from perdure.fold import GENERATED, RESERVED_LABELS, OpenTurn, fingerprint, turn_key
+from perdure.fold import GENERATED, RESERVED_LABELS, turn_key
+from perdure.intake import take
 from perdure.journal import Draft
 from perdure.plans import Batch, Made, Plan, add_drafts, require_str, require_text
 from perdure.records import (
     Labelled,
-    Message,
     Note,
     TurnAbandoned,
     TurnBegun,
@@ -35,91 +31,21 @@ from perdure.records import (
     Value,
 )
 from perdure.replica import Replica
+from perdure.saying import (
+    NOBODY,
+    Ownership,
+    Voice,
+    message_drafts,
+    require_id,
+    require_open,
+    require_turn,
+)
 from perdure.steps import Steps
 from perdure.values import CHAIN_MAX, ValueFacts
 
 SESSION_ID_BYTES_MAX = 512
-RECORD_ID_BYTES_MAX = 128  # Ids are kept in fold snapshots, a thousand at a time.
 NAME_BYTES_MAX = 512
 REASON_MAX = 2_000  # The text of an error, for people; not a place for dumps.
-
-
-class Ownership(NamedTuple):
-    """A turn as one handle holds it: void as soon as another handle took it over."""
-
-    turn: str
-    owner: str
-
-
-class Voice(NamedTuple):
-    """Who speaks to whom, where, and where the words came from."""
-
-    author: str = ""
-    recipient: str = ""
-    channel: str = ""
-    origin: str = ""
-
-
-NOBODY = Voice()
-
-
-def say(
-    replica: Replica,
-    messages: Sequence[object],
-    *,
-    voice: Voice = NOBODY,
-    turn: Ownership | None = None,
-    record_id: str | None = None,
-) -> Plan:
-    """Plan to append messages, all or none."""
-    if not messages:
-        raise UsageError("nothing to append: give at least one message")
-    turn_id = turn.turn if turn else ""
-    drafts = _message_drafts(replica, messages, voice, turn_id, record_id)
-    add = add_drafts(drafts)
-
-    def make(batch: Batch) -> Made:
-        if turn is not None and batch.known(drafts) is None:
-            _require_turn(batch, turn)
-        return (yield from add(batch))
-
-    return Plan("message", turn_id, make)
-
-
-def _message_drafts(
-    replica: Replica, messages: Sequence[object], voice: Voice, turn: str, record_id: str | None
-) -> list[Draft]:
-    drafts = []
-    new_id, pack = replica.settings.new_id, replica.settings.codec.pack
-    if voice != NOBODY:
-        for field, text in voice._asdict().items():
-            require_str(text, field)
-    for message in messages:
-        if type(message) is not dict:
-            kind = type(message).__name__
-            example = '{"role": "user", "content": "…"}'
-            raise UsageError(f"a message must be a dict such as {example}, not {kind}")
-        content = Message(
-            message=pack(message),
-            turn=turn,
-            author=voice.author,
-            recipient=voice.recipient,
-            channel=voice.channel,
-            origin=voice.origin,
-        )
-        drafts.append(Draft(new_id(), content, codec.encode(content)))
-    if record_id is not None:
-        drafts[0] = _named(drafts, require_id(record_id))
-    return drafts
-
-
-def _named(drafts: Sequence[Draft], record_id: str) -> Draft:
-    """Return the first of some drafts under the caller's id, with a digest of them all."""
-    content = drafts[0].content
-    if len(drafts) > 1 and isinstance(content, Message):
-        digest = fingerprint(b"\0".join(draft.payload for draft in drafts))
-        content = msgspec.structs.replace(content, call=digest)
-    return Draft(record_id, content, codec.encode(content))
 
 
 def begin_turn(
@@ -129,10 +55,12 @@ def begin_turn(
     *,
     correlation_id: str,
     voice: Voice = NOBODY,
+    live: Collection[str] = (),
 ) -> Plan:
     """Plan a turn with the input that opened it, in one append.
 
-    The answer is negative if the turn has begun already, under an id that the caller chose.
+    What earlier turns left open is settled before it, but for those that are `live`. The answer is
+    negative if the turn has begun already, under an id that the caller chose.
     """
     begun = TurnBegun(correlation_id=require_str(correlation_id, "correlation_id"))
     input_id = f"{turn_id}\tinput"
@@ -140,7 +68,7 @@ def begin_turn(
         raise UsageError(f"a correlation_id must be at most {NAME_BYTES_MAX} bytes of UTF-8")
     drafts = []
     if message is not None:
-        drafts = _message_drafts(replica, [message], voice, turn_id, None)
+        drafts = message_drafts(replica, take(message), voice, turn_id, None)
         if not turn_id.startswith(GENERATED):
             drafts = [drafts[0]._replace(id=input_id)]
 
@@ -150,6 +78,11 @@ def begin_turn(
         if begun_at:
             batch.known(drafts)  # Another input under the same id is told.
             return -begun_at
+        if batch.fold.talk.partials:
+            left = {partial.turn for partial in batch.fold.talk.partials.values()} - {*live}
+            yield from talking.settle_answers(replica, batch, turns=left)
+        if batch.fold.talk.calls:
+            yield from talking.close_calls(replica, batch, live=live)
         position = batch.add_content(turn_id, begun)
         for draft in drafts:
             batch.add(draft)
@@ -174,7 +107,7 @@ def continue_turn(replica: Replica, turn: str) -> tuple[Plan, Ownership]:
 
     def make(batch: Batch) -> Made:
         yield from ()
-        _require_open(batch, turn)
+        require_open(batch, turn)
         return batch.add_content(owner, TurnContinued(turn=turn))
 
     return Plan("turn.continue", turn, make), Ownership(turn, owner)
@@ -202,8 +135,8 @@ def _end_turn(replica: Replica, turn: Ownership, content: TurnChange) -> Plan:
     record_id = replica.settings.new_id()
 
     def make(batch: Batch) -> Made:
-        yield from ()
-        _require_turn(batch, turn)
+        require_turn(batch, turn)
+        yield from talking.settle_answers(replica, batch, turns=[turn.turn])
         return batch.add_content(record_id, content)
 
     return Plan("turn.end", turn.turn, make)
@@ -215,24 +148,11 @@ def abandon_turn(replica: Replica, turn: str, reason: str) -> Plan:
     content = TurnAbandoned(turn=turn, reason=require_str(reason, "reason"))
 
     def make(batch: Batch) -> Made:
-        yield from ()
-        _require_open(batch, turn)
+        require_open(batch, turn)
+        yield from talking.settle_answers(replica, batch, turns=[turn])
         return batch.add_content(record_id, content)
 
     return Plan("turn.end", turn, make)
-
-
-def _require_open(batch: Batch, turn: str) -> OpenTurn:
-    state = batch.fold.turns.get(turn)
-    if state is None:
-        raise ConflictError(batch.name, batch.position, batch.position, "the turn has ended")
-    return state
-
-
-def _require_turn(batch: Batch, turn: Ownership) -> None:
-    if _require_open(batch, turn.turn).owner != turn.owner:
-        reason = "another handle continued the turn"
-        raise ConflictError(batch.name, batch.position, batch.position, reason)
 
 
 def put(replica: Replica, key: str, value: object) -> Plan:
@@ -360,14 +280,6 @@ def nothing(batch: Batch) -> Steps[int]:
 NOTHING = Plan("note", "", nothing)
 CATCH_UP = Plan("catch-up", "", nothing)  # The same, without anybody being told.
 REFRESH = Plan("refresh", "", nothing)  # `Replica.write` catches up before plans of this kind.
-
-
-def require_id(record_id: object) -> str:
-    """Return a record id that the caller chose, or say what is wrong with it."""
-    text = require_text(record_id, "an id", longest=RECORD_ID_BYTES_MAX)
-    if text.startswith(GENERATED):
-        raise UsageError(f"an id must not begin with {GENERATED!r}: those are perdure's own")
-    return text
 
 
 def require_session_id(session_id: object) -> str:

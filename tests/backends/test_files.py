@@ -3,7 +3,6 @@
 import errno
 import json
 import os
-import random
 import subprocess
 import tempfile
 import threading
@@ -21,6 +20,7 @@ from perdure.backends.files_disk import Disk
 from perdure.backends.files_lines import stem
 from perdure.errors import (
     DamagedError,
+    PerdureError,
     UnavailableError,
     UnsupportedError,
     UsageError,
@@ -127,38 +127,6 @@ def test_files_are_for_their_owner_only(backend: FilesBackend, path: Path) -> No
         assert one.stat().st_mode & 0o777 == (0o700 if one.is_dir() else 0o600)
 
 
-def test_hostile_ids_make_no_file_outside_and_leave_no_trace_in_a_path(
-    backend: FilesBackend, path: Path
-) -> None:
-    draw = random.Random(26)
-    parts = [
-        "../",
-        "..",
-        "/",
-        "\\",
-        "CON",
-        "nul",
-        "\u202e",
-        "🦉",
-        " ",
-        ".",
-        "~",
-        "%00",
-        "a",
-        "*",
-        "é",
-    ]
-    ids = {"".join(draw.choices(parts, k=draw.randint(1, 40)))[:128] for _ in range(300)}
-    around = sorted(path.parent.iterdir())
-    for some in range(0, 300, 50):
-        status(backend, *(appended(one, 1, 1) for one in sorted(ids)[some : some + 50]))
-    assert sorted(path.parent.iterdir()) == around
-    assert [head.stream for head in backend.streams()] == sorted(ids)
-    for one in path.rglob("*"):
-        assert set(one.name) <= set("0123456789abcdefjlnmstorpuk-."), one
-    assert len([*path.rglob("*.jsonl")]) == len(ids)
-
-
 def test_the_same_text_in_two_normal_forms_is_two_streams(backend: FilesBackend) -> None:
     status(backend, appended("é", 1, 1), appended("e\u0301", 1, 2))
     assert [len(list(backend.read(name))) for name in ("é", "e\u0301")] == [1, 2]
@@ -224,6 +192,11 @@ def test_a_store_does_not_lie_in_another(backend: FilesBackend, path: Path) -> N
         with pytest.raises(UsageError, match="inside the store"):
             FilesBackend(inner)
         assert not inner.exists()
+    around = sorted(path.parent.rglob("*"))
+    with pytest.raises(UsageError, match="nothing was changed"):
+        FilesBackend(path.parent)
+    assert sorted(path.parent.rglob("*")) == around
+    assert list(backend.read("s")) == entries(1, 1)
 
 
 def test_a_network_file_system_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -282,7 +255,7 @@ class ReadOnly(Disk):
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
 
-def _check_read_only(backend: FilesBackend) -> None:
+def _check_read_only(backend: FilesBackend, refusal: type[PerdureError]) -> None:
     assert list(backend.read("s")) == entries(1, 5)
     assert [head.position for head in backend.streams()] == [5]
     for use in (
@@ -290,20 +263,20 @@ def _check_read_only(backend: FilesBackend) -> None:
         lambda: backend.append([appended("new", 1, 1)]),
         lambda: backend.drop("s", before=3),
     ):
-        with pytest.raises(UnavailableError, match="read-only"):
+        with pytest.raises(refusal, match="the file system is read-only"):
             use()
 
 
-def test_a_read_only_medium_can_be_read(backend: FilesBackend, path: Path) -> None:
+def test_a_medium_that_turns_read_only_can_be_read(backend: FilesBackend, path: Path) -> None:
     status(backend, appended("s", 1, 3))
     file = only_file(path)
     line = file.read_bytes().splitlines(keepends=True)[0]
     status(backend, appended("s", 4, 4))
     status(backend, appended("s", 5, 5))
-    _check_read_only(FilesBackend(path, disk=ReadOnly()))
+    _check_read_only(FilesBackend(path, disk=ReadOnly()), UnavailableError)
     # The marks were lost with the power, and the next append was torn.
     file.write_bytes(line + file.read_bytes()[len(line) :] + b'{"perdure":[6')
-    _check_read_only(FilesBackend(path, disk=ReadOnly()))
+    _check_read_only(FilesBackend(path, disk=ReadOnly()), UnavailableError)
     with pytest.raises(UnavailableError, match="read-only"):
         FilesBackend(path.parent / "new", disk=ReadOnly())
 
@@ -319,9 +292,49 @@ def test_a_read_only_mount_can_be_read(folder: Path) -> None:
         backend = FilesBackend(folder / "store")
         status(backend, appended("s", 1, 5))
         assert run("mount", "-o", "remount,ro", folder)
-        _check_read_only(FilesBackend(folder / "store"))
+        _check_read_only(FilesBackend(folder / "store"), UsageError)
+        with perdure.open(f"files:{folder / 'store'}") as store:
+            session = store.session("new")
+            with pytest.raises(UsageError, match="nothing was written"):
+                session.append({"role": "user", "content": "Too late."})
+            session.refresh()
     finally:
         assert run("umount", folder)
+
+
+class Stumbling(Disk):
+    """Can not open one file for reading, once."""
+
+    def __init__(self) -> None:
+        self.left = -1
+
+    def open(self, path: str, flags: int) -> int:
+        self.left -= 1
+        if self.left == 0:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return super().open(path, flags)
+
+
+def test_a_listing_that_failed_is_whole_the_next_time(path: Path) -> None:
+    names = [str(number) for number in range(40)]
+    status(FilesBackend(path), *(appended(name, 1, 1) for name in names))
+    for left in range(1, 30, 4):
+        disk = Stumbling()
+        backend = FilesBackend(path, disk=disk)
+        disk.left = left
+        with pytest.raises(UnavailableError, match="EMFILE"):
+            list(backend.streams())
+        assert [head.stream for head in backend.streams()] == sorted(names)
+
+
+def test_names_that_come_and_go_stay_in_order(path: Path) -> None:
+    backend, other = FilesBackend(path), FilesBackend(path)
+    known: set[str] = set()
+    for size in (1, 3, 150, 2, 200):
+        some = {f"{size} {number}" for number in range(size)}
+        status(other, *(appended(name, 1, 1) for name in some))
+        known |= some
+        assert [head.stream for head in backend.streams()] == sorted(known)
 
 
 # Locks and readers.

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import perdure
 from perdure.backend import Append, Entry
 from perdure.backends.files import FilesBackend
 from perdure.backends.files_lines import stem
@@ -202,6 +203,55 @@ def test_a_file_that_was_edited_by_hand_is_damaged(
     assert error == "DamagedError"
     assert came == good[: len(came)]
     assert list(backend.read(NAMES[1])) == entries(1, 1), "the other stream is as it was"
+
+
+@pytest.mark.parametrize("lost", ["a bit of the name", "the first sector", "its end"])
+def test_without_its_first_line_a_stream_is_damaged_but_each_entry_can_be_read(
+    backend: FilesBackend, file: Path, lost: str
+) -> None:
+    good = list(backend.read(NAMES[0]))
+    content = bytearray(file.read_bytes())
+    end = content.index(b"\n")
+    if lost == "the first sector":  # With the first batch, and the beginning of the next.
+        content[:512] = bytes(512)
+    else:
+        content[end if lost == "its end" else content.index(b"a stream")] ^= 1
+    file.write_bytes(content)
+    readable = good[{"a bit of the name": 0, "its end": 2, "the first sector": 3}[lost] :]
+    assert asked(lambda: backend.read(NAMES[0])) == (readable, "DamagedError")
+    # From the end, each batch says where the one before it begins.
+    back = good if lost == "its end" else readable
+    assert asked(lambda: backend.read(NAMES[0], reverse=True)) == (back[::-1], "DamagedError")
+    for one in readable:
+        assert list(backend.read(NAMES[0], after=one.position - 1, limit=1)) == [one]
+    for use in (
+        lambda: backend.append([appended(NAMES[0], 6, 6)]),
+        lambda: backend.drop(NAMES[0], before=3),
+        lambda: list(backend.streams()),
+    ):
+        with pytest.raises(DamagedError):
+            use()
+    assert file.read_bytes() == content
+
+
+def test_a_session_in_a_file_whose_end_was_damaged_can_be_salvaged(folder: Path) -> None:
+    with perdure.open(f"files:{folder / 'state'}") as store:
+        for number in range(3):
+            store.session("a").append({"role": "user", "content": f"{number}"})
+        file = file_of(folder, b'"name":"a"')
+        content = file.read_bytes()
+        last = content.rindex(b'{"perdure":[')
+        for spoiled in (content[: last + 9], content[:-3], content[:last] + content[last + 1 :]):
+            file.write_bytes(spoiled)
+            with pytest.raises(DamagedError) as caught:
+                store.resume("a")
+            assert caught.value.position == 3
+            damaged: list[DamagedError] = []
+            records = list(store.records("a", on_damage=damaged.append))
+            assert [record.position for record in records] == [1, 2]
+            assert {error.position for error in damaged} == {3}
+            with pytest.raises(DamagedError):
+                list(store.records("a"))
 
 
 def test_batches_that_were_exchanged_or_repeated_are_damaged(

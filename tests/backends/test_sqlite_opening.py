@@ -231,11 +231,12 @@ NOBODY = 65534
 
 
 @pytest.mark.skipif(not hasattr(os, "fork") or os.geteuid() != 0, reason="needs another user")
-@pytest.mark.parametrize("name", ["store.db", "new.db"])
-def test_a_file_or_directory_without_permission_is_unavailable(name: str) -> None:
+@pytest.mark.parametrize(("name", "mode"), [("store.db", 0o600), ("new.db", 0o644)])
+def test_a_file_or_directory_without_permission_is_unavailable(name: str, mode: int) -> None:
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
         Path(folder).chmod(0o755)
         make(Path(folder) / "store.db")
+        (Path(folder) / "store.db").chmod(mode)
         child = os.fork()
         if child == 0:
             os.setuid(NOBODY)

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -267,7 +268,8 @@ def test_nothing_stored_can_reach_the_terminal_unseen(
 ) -> None:
     path = tmp_path / "evil.db"
     name = "claim-\u202etxt\u2066\u200b"
-    with perdure.open(path) as store:
+    # Other programs may have written what this one refuses.
+    with mock.patch("perdure.saying.require_role"), perdure.open(path) as store:
         session = store.session(name)
         with session.turn(EVIL, correlation_id=EVIL, author=EVIL) as turn:
             call = {"id": EVIL, "function": {"name": EVIL, "arguments": EVIL}}

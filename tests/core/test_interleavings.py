@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from perdure import journal, lifecycle, writing
+from perdure import journal, lifecycle, saying
 from perdure.backends.memory import MemoryBackend
 from perdure.errors import (
     ConflictError,
@@ -45,7 +45,7 @@ class World(NamedTuple):
 def say(name: str, settings: Settings, *messages: dict[str, Any]) -> Steps[int]:
     """Open a session and append to it, as a program does that knows nothing of the others."""
     replica = yield from lifecycle.opened(name, settings, must_exist=False)
-    (answer,) = yield from replica.write([writing.say(replica, messages or SAID[:1])])
+    (answer,) = yield from replica.write([saying.say(replica, messages or SAID[:1])])
     if isinstance(answer, int):
         return answer
     raise answer
@@ -92,7 +92,7 @@ def recreates(world: World) -> Steps[None]:
 def uses_child(world: World) -> Steps[int]:
     """Open the branch if it is there, and say something in it."""
     replica = yield from lifecycle.opened("child", world.settings, must_exist=True)
-    (answer,) = yield from replica.write([writing.say(replica, SAID[2:])])
+    (answer,) = yield from replica.write([saying.say(replica, SAID[2:])])
     if isinstance(answer, int):
         return answer
     raise answer
@@ -102,7 +102,7 @@ def creates_child(world: World) -> Steps[None]:
     """Begin a session under the name that the branch is to have."""
     replica = yield from lifecycle.opened("child", world.settings, must_exist=False)
     for message in SAID[:BRANCHED_AT]:
-        (answer,) = yield from replica.write([writing.say(replica, [message])])
+        (answer,) = yield from replica.write([saying.say(replica, [message])])
         if not isinstance(answer, int):
             raise answer
 
@@ -112,7 +112,7 @@ def clings_to_child(world: World) -> Steps[int]:
     replica = run(world.backend, lifecycle.opened("child", world.settings, must_exist=False))
 
     def insist() -> Steps[int]:
-        plan = writing.say(replica, SAID[2:])
+        plan = saying.say(replica, SAID[2:])
         (answer,) = yield from replica.write([plan])
         if not isinstance(answer, int):
             (answer,) = yield from replica.write([plan])

@@ -6,19 +6,19 @@ from typing import NamedTuple
 
 import pytest
 
-from perdure import lifecycle, writing
+from perdure import lifecycle, saying, writing
 from perdure.backend import Backend
 from perdure.backends.memory import MemoryBackend
 from perdure.errors import ConflictError, UnavailableError
 from perdure.plans import Plan
 from perdure.records import Record
 from perdure.replica import Replica
+from perdure.saying import Ownership
 from perdure.session import Session
 from perdure.settings import Settings
 from perdure.steps import Commit, Request, Steps
 from perdure.store import Store
 from perdure.testing import Flaky
-from perdure.writing import Ownership
 from tests.core.schedules import NEVER, Actor, copied, run, schedules, settings
 
 TURN = "the turn"
@@ -27,11 +27,11 @@ LONG = {"text": "word " * 100}
 
 
 def messages(replica: Replica) -> Plan:
-    return writing.say(replica, [{"role": "user", "content": part} for part in "ab"])
+    return saying.say(replica, [{"role": "user", "content": part} for part in "ab"])
 
 
 def in_turn(replica: Replica) -> Plan:
-    return writing.say(replica, [{"role": "assistant", "content": "c"}], turn=OWNED)
+    return saying.say(replica, [{"role": "assistant", "content": "c"}], turn=OWNED)
 
 
 def begin(replica: Replica) -> Plan:

@@ -95,7 +95,12 @@ def test_a_missing_directory_is_named(tmp_path: Path) -> None:
 
 EXAMPLES: list[PerdureError] = [
     errors.UsageError("reason", "$.path"),
+    errors.BudgetError("s", 9_000, 8_000, "tokens"),
+    errors.InFlightError("s", "charge", "direct:1"),
+    errors.UnknownOutcomeError("s", "charge", ".effect", "key", "The process died."),
+    errors.EffectError("s", "charge", "TimeoutError", "no answer"),
     errors.NotFoundError("session 's'", "hint"),
+    errors.SummaryError("s", "the text is empty"),
     errors.ConflictError("s", 1, 2, "reason"),
     errors.InUseError("s", ("a", "b")),
     errors.DivergenceError("s", "id", "x", "y"),

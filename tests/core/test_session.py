@@ -87,9 +87,21 @@ def test_what_is_changed_after_the_call_does_not_change_the_record(
     assert session.get("plan") == {"steps": [1] * 200}
 
 
-@pytest.mark.parametrize("given", ["text", None, 7, [], ("role", "user")])
-def test_a_message_must_be_a_dict(session: perdure.Session, given: Any) -> None:
-    with pytest.raises(UsageError, match="a message must be a dict"):
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ("text", "a str has no role"),
+        (None, "is not a message"),
+        (7, "is not a message"),
+        ([], "one by one"),
+        (("role", "user"), "one by one"),
+        ({"a": 1}, 'needs a "role"'),
+        ({"role": "bot", "content": "x"}, "is not a role"),
+        ({"role": "tool", "content": "x"}, "which call it answers"),
+    ],
+)
+def test_what_is_no_message_is_refused(session: perdure.Session, given: Any, reason: str) -> None:
+    with pytest.raises(UsageError, match=reason):
         session.append(given)
     with pytest.raises(UsageError, match="at least one"):
         session.append()
@@ -279,10 +291,10 @@ def test_a_deleted_value_is_gone_but_its_history_stays(session: perdure.Session)
 
 def test_scalars_survive_in_messages_values_and_notes(session: perdure.Session) -> None:
     rich = {"amount": Decimal("1.50"), "$": b"x"}
-    session.append({"role": "tool", "content": rich})
+    session.append({"role": "user", "content": rich})
     session.set("v", rich)
     session.note(rich)
-    assert session.messages() == [{"role": "tool", "content": rich}]
+    assert session.messages() == [{"role": "user", "content": rich}]
     assert session.get("v") == rich
     *_, note = session.records()
     content: Any = note.content
@@ -482,8 +494,8 @@ def test_a_snapshot_of_another_version_is_skipped_and_reported(
         session.append(said(str(number)))
     assert contents(store.session("claim-4711")) == [str(number) for number in range(10)]
     assert caplog.records == []
-    monkeypatch.setattr("perdure.replica.FOLD_VERSION", 2)
-    monkeypatch.setattr("perdure.views.FOLD_VERSION", 2)
+    monkeypatch.setattr("perdure.replica.FOLD_VERSION", fold.FOLD_VERSION + 1)
+    monkeypatch.setattr("perdure.views.FOLD_VERSION", fold.FOLD_VERSION + 1)
     again = store.session("claim-4711")
     assert contents(again) == [str(number) for number in range(10)]
     assert "a fold snapshot of another version" in caplog.text

@@ -1,7 +1,8 @@
 """Child processes that run the script on a store, tell what was sent and stored, and may be killed.
 
-Run as a program (`python -m tests.durability.children PATH TURNS full`) it reports on its standard
-output; forked from a process that has imported everything, a child costs a few milliseconds.
+Run as a program (`python -m tests.durability.children DIRECTORY TURNS files`) it reports on its
+standard output; forked from a process that has imported everything, a child costs a few
+milliseconds.
 """
 
 import os
@@ -18,10 +19,10 @@ import msgspec
 
 import perdure
 from perdure.backend import Backend
-from perdure.backends.sqlite import SqliteBackend
 from tests.durability import script
+from tests.durability.calls import Watcher, let_pass
+from tests.durability.kinds import MODES, Kind
 from tests.durability.ledger import Event, Ledger, Witness
-from tests.durability.vfs import Watcher, let_pass, tune, watching
 
 ROOT = Path(__file__).parents[2]
 
@@ -107,35 +108,35 @@ def collect(child: int, reader: int, *, kill_after: float | None = None) -> End:
     return End(b"".join(said), os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
 
-def play(path: str, pipe: int, turns: int, watcher: Watcher = let_pass) -> None:
+def play(
+    kind: Kind,
+    directory: Path,
+    pipe: int,
+    turns: int,
+    watcher: Watcher = let_pass,
+    witness: type[Witness] = Witness,
+) -> None:
     """Run the script on a store and report, on a file system that somebody watches."""
-    with watching(watcher) as vfs:
-        play_on(lambda: SqliteBackend(path, vfs=vfs.name), pipe, turns)
+    with kind.watched(directory, watcher) as open_backend:
+        _play(open_backend, pipe, turns, witness)
 
 
-def play_on(
+def _play(
     open_backend: Callable[[], Backend], pipe: int, turns: int, witness: type[Witness] = Witness
 ) -> None:
-    """Run the script on any backend, which is opened several times, and report."""
     report = reporting(pipe)
     script.play(lambda: perdure.open(witness(open_backend(), report)), turns)
 
 
-def program(path: Path, turns: int, synchronous: str = "full") -> tuple[list[str], dict[str, str]]:
+def program(directory: Path, turns: int, mode: str) -> tuple[list[str], dict[str, str]]:
     """Return the words and the environment that start this module as a program."""
     search = os.pathsep.join([str(ROOT), *filter(None, sys.path)])
-    words = [sys.executable, "-m", "tests.durability.children", str(path), str(turns), synchronous]
-    return words, {**os.environ, "PYTHONPATH": search}
+    words = [sys.executable, "-B", "-m", "tests.durability.children"]
+    return [*words, str(directory), str(turns), mode], {**os.environ, "PYTHONPATH": search}
 
 
-def main(path: str, turns: str, synchronous: str) -> None:
-    def open_backend() -> SqliteBackend:
-        backend = SqliteBackend(path)
-        if synchronous != "full":
-            tune(backend, synchronous=synchronous)
-        return backend
-
-    play_on(open_backend, sys.stdout.fileno(), int(turns))
+def main(directory: str, turns: str, mode: str) -> None:
+    _play(MODES[mode].opener(Path(directory)), sys.stdout.fileno(), int(turns))
 
 
 if __name__ == "__main__":

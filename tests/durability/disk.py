@@ -13,21 +13,13 @@ from typing import NamedTuple
 
 import apsw
 
+from tests.durability.calls import Done
+
 SECTOR = 512  # The smallest unit that disks promise to write whole.
 
 _SYNCS_DIRECTORY = (
     apsw.SQLITE_OPEN_WAL | apsw.SQLITE_OPEN_MAIN_JOURNAL | apsw.SQLITE_OPEN_SUPER_JOURNAL
 )
-
-
-class Done(NamedTuple):
-    """A call that was made: the fields of a `vfs.Call` without its function."""
-
-    op: str
-    path: str
-    handle: int = 0
-    at: int = 0
-    data: bytes = b""
 
 
 class Change(NamedTuple):
@@ -39,11 +31,19 @@ class Change(NamedTuple):
 
 
 class Rename(NamedTuple):
-    """A name given to a file, or taken away."""
+    """A name given to a file, or taken away; `gone` is the one that it had before."""
 
     number: int
     name: str
     file: "File | None"
+    gone: str = ""
+
+    def apply(self, names: "dict[str, File]") -> None:
+        names.pop(self.gone, None)
+        if self.file is None:
+            names.pop(self.name, None)
+        else:
+            names[self.name] = self.file
 
 
 class File:
@@ -100,8 +100,8 @@ class Disk:
         return not self._renames and not any(file.pending for file in files.values())
 
     @property
-    def log_only(self) -> bool:
-        """Whether the log is all that waits for a sync."""
+    def may_forget(self) -> bool:
+        """Whether failed syncs can be coped with by whoever comes: only the log waits for one."""
         waiting = [name for name, file in self._names.items() if file.pending]
         return not self._renames and all(name.endswith("-wal") for name in waiting)
 
@@ -161,10 +161,7 @@ class Disk:
         for rename in self._renames:
             if names(rename):
                 chosen.append(rename.number)
-                if rename.file is None:
-                    found.pop(rename.name, None)
-                else:
-                    found[rename.name] = rename.file
+                rename.apply(found)
         files = {}
         for name, file in found.items():
             content = bytearray(file.certain)

@@ -2,8 +2,10 @@
 
     python -m tests.durability.full --minutes 5 --seed 1 --only P8 --results full-results.json
 
-Every module `pNN_*.py` here that has a `PROMISE` takes part. The time is divided evenly. Counts
-accumulate over runs; zero failures in n trials bound the chance of one by 3/n (at 95 %).
+Every module `pNN_*.py` here that has a `PROMISE`, or `PROMISES` for several kinds of store, takes
+part. `--only P8` means all of its kinds, `--only P8-files` one. The time is divided evenly. Counts
+accumulate over runs, for each kind by itself; zero failures in n trials bound the chance of one by
+3/n (at 95 %).
 """
 
 import argparse
@@ -18,6 +20,7 @@ from typing import Any
 from tests.durability.promise import Promise
 
 PROGRESS_EVERY = 5.0  # Seconds.
+KEY = 20  # Columns of the table.
 SHOWN = 5  # Failures of one promise that are printed in a run; all are counted.
 
 
@@ -27,21 +30,22 @@ class ResultsError(Exception):
 
 def promises(folder: Path) -> list[Promise]:
     """Return what the modules in the folder promise, in order of their names."""
-    found = []
+    found: list[Promise] = []
     for path in sorted(folder.glob("p[0-9][0-9]_*.py")):
         module = importlib.import_module(f"tests.durability.{path.stem}")
-        promise = getattr(module, "PROMISE", None)  # Some modules only help others.
-        if promise is not None:
-            found.append(promise)
+        alone = [module.PROMISE] if hasattr(module, "PROMISE") else []
+        found += getattr(module, "PROMISES", alone)  # Some modules only help others.
     return found
 
 
 def chosen(every: list[Promise], numbers: list[str]) -> list[Promise]:
-    """Return the promises of those numbers, all if there are none."""
-    known = {promise.number for promise in every}
-    if unknown := set(numbers) - known:
+    """Return the promises of those numbers or keys, all if there are none."""
+    known = {promise.key for promise in every}
+    if unknown := set(numbers) - known - {promise.number for promise in every}:
         raise SystemExit(f"no trials for {sorted(unknown)}; there are {sorted(known)}")
-    return [promise for promise in every if not numbers or promise.number in numbers]
+    return [
+        promise for promise in every if not numbers or {promise.number, promise.key} & {*numbers}
+    ]
 
 
 def load(path: Path) -> dict[str, Any]:
@@ -77,7 +81,7 @@ def add(path: Path, run: "Run") -> dict[str, Any]:
     """Add one run of one promise to the results file, as it is now, and return the totals."""
     results = load(path)
     nothing: dict[str, Any] = {"trials": 0, "failures": 0, "seconds": 0.0, "seeds": []}
-    total: dict[str, Any] = results.setdefault(run.promise.number, nothing)
+    total: dict[str, Any] = results.setdefault(run.promise.key, nothing)
     total["trials"] += run.trials
     total["failures"] += run.failures
     total["seconds"] = round(total["seconds"] + run.seconds, 1)
@@ -120,11 +124,11 @@ class Run:
     def _fail(self, what: str) -> None:
         self.failures += 1
         if self.failures <= SHOWN:
-            print(f"\n{self.promise.number} FAILED, seed {self.seed}: {what}")
+            print(f"\n{self.promise.key} FAILED, seed {self.seed}: {what}")
 
     def _tell(self) -> None:
         counts = f"{self.trials} trials, {self.failures} failures, {self.seconds:.0f} s"
-        print(f"\r{self.promise.number}: {counts:<60}", end="", flush=True)
+        print(f"\r{self.promise.key}: {counts:<60}", end="", flush=True)
 
 
 def row(promise: Promise, total: dict[str, Any]) -> str:
@@ -132,7 +136,9 @@ def row(promise: Promise, total: dict[str, Any]) -> str:
     trials, failures = total["trials"], total["failures"]
     bound = f"{failures / trials:.2%} fail" if failures else f"< {3 / max(trials, 3):.1e}"
     reached = "" if trials >= promise.target else f" of {promise.target}"
-    return f"{promise.number:<4} {trials:>9}{reached:<12} {failures:>8}  {bound:<10} {promise.says}"
+    return (
+        f"{promise.key:<{KEY}} {trials:>9}{reached:<12} {failures:>8}  {bound:<10} {promise.says}"
+    )
 
 
 def arguments(words: list[str]) -> argparse.Namespace:
@@ -140,7 +146,7 @@ def arguments(words: list[str]) -> argparse.Namespace:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--minutes", type=float, default=5.0, help="for all promises together")
     parser.add_argument("--seed", type=int, help="from the clock if it is not given")
-    parser.add_argument("--only", nargs="+", default=[], metavar="P8", help="these promises alone")
+    parser.add_argument("--only", nargs="+", default=[], metavar="P8", help="these alone")
     parser.add_argument("--results", type=Path, default=Path("full-results.json"))
     return parser.parse_args(words)
 
@@ -165,7 +171,7 @@ def main(words: list[str], every: list[Promise] | None = None) -> int:
     except ResultsError as error:
         print(error, file=sys.stderr)
         return 2
-    print(f"\n{'':<4} {'trials':>9}{'':<12} {'failures':>8}  {'bound':<10} over all runs")
+    print(f"\n{'':<{KEY}} {'trials':>9}{'':<12} {'failures':>8}  {'bound':<10} over all runs")
     for promise, total in totals:
         print(row(promise, total))
     return 1 if failed else 0

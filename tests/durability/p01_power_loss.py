@@ -7,21 +7,23 @@ look at all of them, and later ones draw other tears.
 
 Sometimes only the process dies first, another one reads what it left, and then the power fails:
 what was read must still be there.
+
+Each run on files begins with a control: the way that tutorials show must be seen to lose.
 """
 
 import copy
 import random
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import perdure
-from perdure.backends.sqlite import SqliteBackend
-from tests.durability import places, script
-from tests.durability.disk import Crash, Disk, Done
+from tests.durability import p01_tutorial, places, script
+from tests.durability.calls import Done, recording_in
+from tests.durability.disk import Crash, Disk
+from tests.durability.kinds import FILES, KINDS, Kind
 from tests.durability.ledger import Event, Ledger, Witness
 from tests.durability.promise import Promise, Trial, in_time
-from tests.durability.vfs import Call, Watcher, tune, watching
 
 TURNS = 200
 STRIDE = 61  # A prime: calls come in patterns, and a pass should not fall in step with them.
@@ -32,53 +34,38 @@ CHECKPOINT_PAGES = 100  # Instead of 1000, so that the log is written back and b
 Recording = list[Done | Event]
 
 
-def recording_in(log: Recording) -> Watcher:
-    """Return a watcher that writes every call that changes something into the log."""
-
-    def watch(call: Call) -> Any:
-        answer = call.do(call.data)
-        if call.op != "read":
-            name = Path(call.path).name
-            log.append(Done(call.op, name, call.handle, call.at, call.data))
-        return answer
-
-    return watch
-
-
 def record(
-    directory: Path, turns: int = TURNS, witness: type[Witness] = Witness, **pragmas: object
+    kind: Kind, directory: Path, turns: int = TURNS, witness: type[Witness] = Witness
 ) -> Recording:
     """Play the script and return all I/O calls, sends and acknowledgements in their order."""
     log: Recording = []
-    with watching(recording_in(log)) as vfs:
-
-        def open_store() -> perdure.Store:
-            backend = SqliteBackend(directory / "store.db", vfs=vfs.name)
-            tune(backend, wal_autocheckpoint=CHECKPOINT_PAGES, **pragmas)
-            return perdure.open(witness(backend, log.append))
-
-        script.play(open_store, turns)
+    with kind.watched(
+        directory, recording_in(log.append), checkpoint=CHECKPOINT_PAGES
+    ) as open_backend:
+        script.play(lambda: perdure.open(witness(open_backend(), log.append)), turns)
     return log
 
 
-def moments(recording: Recording, draw: random.Random) -> Iterator[tuple[int, Disk, Ledger]]:
+def moments(
+    kind: Kind, recording: Recording, draw: random.Random
+) -> Iterator[tuple[int, Disk, Ledger]]:
     """Yield, without end, moments of the recording: what is on disk, and what was acknowledged."""
     offsets = draw.sample(range(STRIDE), STRIDE)
     while True:
         for offset in offsets:
-            disk, ledger = Disk(), Ledger()
+            disk, ledger = kind.disk(), Ledger()
             for number, event in enumerate(recording):
                 _advance(disk, ledger, event)
                 if number % STRIDE == offset:
                     yield number, disk, ledger
 
 
-def crashes(recording: Recording, seed: int) -> Iterator[tuple[str, Crash, Ledger]]:
+def crashes(kind: Kind, recording: Recording, seed: int) -> Iterator[tuple[str, Crash, Ledger]]:
     """Yield, without end, states with what the ledger says at their moment; each state once."""
     draw = random.Random(seed)
     seen: set[object] = set()
-    for number, disk, ledger in moments(recording, draw):
-        for how, crash in _states(disk, draw):
+    for number, disk, ledger in moments(kind, recording, draw):
+        for how, crash in states(disk, draw):
             key = hash((ledger.acks, crash.key))
             if key not in seen:
                 seen.add(key)
@@ -92,7 +79,8 @@ def _advance(disk: Disk, ledger: Ledger, event: Done | Event) -> None:
         ledger.note(event)
 
 
-def _states(disk: Disk, draw: random.Random) -> Iterator[tuple[str, Crash]]:
+def states(disk: Disk, draw: random.Random) -> Iterator[tuple[str, Crash]]:
+    """Yield the plainest states that a crash could leave now, and some random ones."""
     yield "all unsynced dropped", disk.drop()
     if not disk.settled:
         yield "all kept", disk.keep()
@@ -102,11 +90,11 @@ def _states(disk: Disk, draw: random.Random) -> Iterator[tuple[str, Crash]]:
             yield "torn", disk.torn(draw)
 
 
-def judge(directory: Path, crash: Crash, ledger: Ledger, draw: random.Random) -> str:
+def judge(kind: Kind, directory: Path, crash: Crash, ledger: Ledger, draw: random.Random) -> str:
     """Put a state on disk, open it with plain perdure, and say what is wrong."""
-    lay_out(directory, crash)
+    kind.lay_out(directory, crash)
     try:
-        store = perdure.open(directory / "store.db")
+        store = perdure.open(kind.address(directory))
     except perdure.PerdureError as error:
         return f"it does not open: {type(error).__name__}: {error}"
     try:
@@ -115,27 +103,17 @@ def judge(directory: Path, crash: Crash, ledger: Ledger, draw: random.Random) ->
         store.close()
 
 
-def lay_out(directory: Path, crash: Crash) -> None:
-    """Put a state on disk. Shared memory does not survive."""
-    for name in ("store.db", "store.db-wal", "store.db-shm", "store.db-journal"):
-        path = directory / name
-        if name in crash.files:
-            path.write_bytes(crash.files[name])
-        else:
-            path.unlink(missing_ok=True)
-
-
-def succeed(directory: Path, disk: Disk, *, sync_failed: bool = False) -> str:
+def succeed(kind: Kind, directory: Path, disk: Disk, *, sync_failed: bool = False) -> str:
     """Kill the process but not the kernel: what its successor reads must survive a power failure.
 
     The successor finds what was written and not synced, and can not tell it from the rest. If the
     last sync failed as well, the kernel will not say so again, nor write those pages by itself.
     """
-    lay_out(directory, disk.keep())
+    kind.lay_out(directory, disk.keep())
     log: Recording = []
     with (
-        watching(recording_in(log)) as vfs,
-        perdure.open(SqliteBackend(directory / "store.db", vfs=vfs.name)) as store,
+        kind.watched(directory, recording_in(log.append)) as open_backend,
+        perdure.open(open_backend()) as store,
     ):
         read = {head.stream: head for head in store.sessions(deleted=True)}
         calls = len(log)  # Closing the store comes after the power has failed.
@@ -144,27 +122,33 @@ def succeed(directory: Path, disk: Disk, *, sync_failed: bool = False) -> str:
         after.fail_syncs()
     for call in log[:calls]:
         _advance(after, Ledger(), call)
-    lay_out(directory, after.drop())
-    with perdure.open(directory / "store.db") as store:
-        left = {head.stream: head for head in store.sessions(deleted=True)}
+    kind.lay_out(directory, after.drop())
+    try:
+        with perdure.open(kind.address(directory)) as store:
+            left = {head.stream: head for head in store.sessions(deleted=True)}
+    except perdure.PerdureError as error:
+        return f"after a successor read it: {type(error).__name__}: {error}"
     lost = sorted(stream for stream, head in read.items() if left.get(stream) != head)
     return f"a successor read what was not on disk: {lost}" if lost else ""
 
 
-def trials(seed: int, deadline: float) -> Iterator[Trial]:
+def trials(kind: Kind, seed: int, deadline: float) -> Iterator[Trial]:
     with places.fast_directory() as directory:
-        recording = record(directory)
+        if kind is FILES:
+            yield Trial("the tutorials' way", p01_tutorial.is_safe(directory, seed))
+        recording = record(kind, directory)
         draw = random.Random(seed)
-        succeeding = moments(recording, random.Random(seed))
-        for what, crash, ledger in crashes(recording, seed):
+        succeeding = moments(kind, recording, random.Random(seed))
+        for what, crash, ledger in crashes(kind, recording, seed):
             if not in_time(deadline):
                 return
-            yield Trial(what, judge(directory, crash, ledger, draw))
+            yield Trial(what, judge(kind, directory, crash, ledger, draw))
             if draw.random() < SUCCEEDED:
                 number, disk, _ = next(succeeding)
-                failed = draw.random() < 0.5 and disk.log_only
-                found = succeed(directory, disk, sync_failed=failed)
+                failed = draw.random() < 0.5 and disk.may_forget
+                found = succeed(kind, directory, disk, sync_failed=failed)
                 yield Trial(f"call {number}, a successor, sync failed: {failed}", found)
 
 
-PROMISE = Promise("P1", "an append that returned is on stable storage", 50_000, trials)
+SAYS = "an append that returned is on stable storage"
+PROMISES = [Promise("P1", SAYS, 50_000, partial(trials, kind), kind.name) for kind in KINDS]

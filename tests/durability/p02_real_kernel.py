@@ -6,7 +6,8 @@ image copied and mounted, its journal replayed by ext4 as after a crash, and the
 what the writer had reported. The kernel goes on writing back while the image is copied, so a copy
 is a little younger than the moment of the stop; it holds more than a real crash would, never less.
 
-Each run begins with a control: with `synchronous=normal` losses must be seen.
+Each run begins with a control: with `synchronous=normal`, and with files that are not synced,
+losses must be seen.
 
 Needs root, loop devices and mkfs.ext4; elsewhere there are no trials, and `why_not` says why.
 """
@@ -19,17 +20,20 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from functools import partial
 from pathlib import Path
 
 import perdure
 from tests.durability import children, places
+from tests.durability.kinds import KINDS, Kind
 from tests.durability.promise import Promise, Trial, in_time
 
 IMAGE_BYTES = 48 * 2**20
 STOPS = 10  # Per writer: making and mounting a file system costs more than a trial.
 LONGEST_PAUSE = 0.3  # Seconds between two stops, in which the writer works.
 TURNS = 20_000  # More than any writer gets to.
+CONTROLS = {"sqlite": "sqlite-normal", "files": "files-unsynced"}
 
 
 def why_not() -> str:
@@ -62,8 +66,8 @@ def _file_system(directory: Path) -> Iterator[Path]:
 class Writer:
     """A process that runs the script and reports; it can be stopped and continued."""
 
-    def __init__(self, path: Path, synchronous: str) -> None:
-        words, environment = children.program(path, TURNS, synchronous)
+    def __init__(self, directory: Path, mode: str) -> None:
+        words, environment = children.program(directory, TURNS, mode)
         self._process = subprocess.Popen(
             words,
             cwd=children.ROOT,
@@ -107,15 +111,15 @@ class Writer:
         self._process.stdout.close()
 
 
-def _judge_copy(directory: Path, said: bytes, draw: random.Random) -> str:
+def _judge_copy(kind: Kind, directory: Path, said: bytes, draw: random.Random) -> str:
     copy = directory / "copy"
     shutil.copyfile(directory / "image", copy)
     try:
-        with places.mounted(directory / "after", "-o", "loop", copy) as point:
-            if not (point / "store.db").exists() and not children.ledger_of(said).acks:
-                return ""
-            with perdure.open(point / "store.db") as store:
-                return children.ledger_of(said).judge(store, draw)
+        with (
+            places.mounted(directory / "after", "-o", "loop", copy) as point,
+            perdure.open(kind.address(point)) as store,
+        ):
+            return children.ledger_of(said).judge(store, draw)
     except perdure.PerdureError as error:
         return f"{type(error).__name__}: {error}"
     finally:
@@ -123,11 +127,11 @@ def _judge_copy(directory: Path, said: bytes, draw: random.Random) -> str:
 
 
 def stops(
-    directory: Path, draw: random.Random, deadline: float, synchronous: str = "full"
-) -> Iterator[Trial]:
+    kind: Kind, directory: Path, draw: random.Random, deadline: float, mode: str = ""
+) -> Generator[Trial, None, None]:
     """Start a writer on a new file system, stop it several times, and judge what is on disk."""
     with _file_system(directory) as disk:
-        writer = Writer(disk / "store.db", synchronous)
+        writer = Writer(disk, mode or kind.name)
         try:
             while not writer.said and writer.work(0.2):
                 pass  # It has to import everything first.
@@ -136,21 +140,25 @@ def stops(
                     return
                 writer.listen_to_the_end()
                 what = f"stopped after {len(writer.said)} bytes of reports"
-                yield Trial(what, _judge_copy(directory, writer.said, draw))
+                yield Trial(what, _judge_copy(kind, directory, writer.said, draw))
         finally:
             writer.kill()
 
 
-def trials(seed: int, deadline: float) -> Iterator[Trial]:
+def trials(kind: Kind, seed: int, deadline: float) -> Iterator[Trial]:
     if reason := why_not():
         print(f"P2 is not tried: {reason}")
         return
     draw = random.Random(seed)
     with places.fast_directory() as directory:
-        if not any("lost" in trial.failure for trial in stops(directory, draw, deadline, "normal")):
-            yield Trial("synchronous=normal", "nothing was lost: these trials would see no loss")
+        control = CONTROLS[kind.name]
+        with contextlib.closing(stops(kind, directory, draw, deadline, control)) as found:
+            lost = any("lost" in trial.failure for trial in found)
+        if not lost:
+            yield Trial(control, "nothing was lost: these trials would see no loss")
         while in_time(deadline):
-            yield from stops(directory, draw, deadline)
+            yield from stops(kind, directory, draw, deadline)
 
 
-PROMISE = Promise("P2", "as P1, with a real kernel and ext4", 300, trials)
+SAYS = "as P1, with a real kernel and ext4"
+PROMISES = [Promise("P2", SAYS, 300, partial(trials, kind), kind.name) for kind in KINDS]

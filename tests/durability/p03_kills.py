@@ -3,7 +3,7 @@
 A child plays 20 turns and is killed before, in the middle of, or after one I/O call that changes a
 file; every such call has its turn. Between those, children are killed at random moments, and in
 long runs also by `strace` at a system call, which sees what SQLite does by itself (`-shm`,
-directories).
+directories) and what else of the system's is between a store of files and the disk.
 """
 
 import itertools
@@ -12,16 +12,17 @@ import random
 import signal
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import perdure
-from perdure.backends.sqlite import SqliteBackend
 from tests.durability import places, script, straced
+from tests.durability.calls import LOOKS, Call
 from tests.durability.children import End, collect, fork, ledger_of, play
-from tests.durability.ledger import Ledger
+from tests.durability.kinds import KINDS, Kind
+from tests.durability.ledger import Ledger, Witness
 from tests.durability.promise import Promise, Trial, in_time
-from tests.durability.vfs import WRITES, Call, watching
 
 TURNS = 20
 LONG_RUN = 60.0  # Seconds; shorter runs are samples, for which strace is too slow.
@@ -43,7 +44,7 @@ class Killer:
         self._calls = itertools.count(1)
 
     def __call__(self, call: Call) -> Any:
-        if call.op not in WRITES or next(self._calls) != self._point.number:
+        if call.op in LOOKS or next(self._calls) != self._point.number:
             return call.do(call.data)
         if self._point.how == "half of":
             call.do(call.data[: len(call.data) // 2])
@@ -53,18 +54,18 @@ class Killer:
         return None
 
 
-def points(directory: Path) -> list[Point]:
+def points(kind: Kind, directory: Path) -> list[Point]:
     """Return every point of the script, counted in a run that nobody kills."""
     ops: list[str] = []
 
     def count(call: Call) -> Any:
-        if call.op in WRITES:
+        if call.op not in LOOKS:
             ops.append(call.op)
         return call.do(call.data)
 
-    with watching(count) as vfs:
-        path = _fresh(directory)
-        script.play(lambda: perdure.open(SqliteBackend(path, vfs=vfs.name)), TURNS)
+    kind.clear(directory)
+    with kind.watched(directory, count) as open_backend:
+        script.play(lambda: perdure.open(open_backend()), TURNS)
     return [
         Point(number, how)
         for number, op in enumerate(ops, 1)
@@ -73,19 +74,22 @@ def points(directory: Path) -> list[Point]:
     ]
 
 
-def killed_at(path: Path, point: Point) -> End:
+def killed_at(kind: Kind, directory: Path, point: Point, witness: type[Witness] = Witness) -> End:
     """Let a child play and die at a point; a child that never gets there ends with code 0."""
-    return collect(*fork(lambda pipe: play(str(path), pipe, TURNS, Killer(point))))
+    kind.clear(directory)
+    killer = Killer(point)
+    return collect(*fork(lambda pipe: play(kind, directory, pipe, TURNS, killer, witness)))
 
 
-def killed_within(path: Path, seconds: float) -> End:
-    return collect(*fork(lambda pipe: play(str(path), pipe, 100 * TURNS)), kill_after=seconds)
+def killed_within(kind: Kind, directory: Path, seconds: float) -> End:
+    kind.clear(directory)
+    return collect(*fork(lambda pipe: play(kind, directory, pipe, 100 * TURNS)), kill_after=seconds)
 
 
-def judge(path: Path, ledger: Ledger, draw: random.Random) -> str:
+def judge(kind: Kind, directory: Path, ledger: Ledger, draw: random.Random) -> str:
     """Open what a killed process left, compare it, and go on with its sessions."""
     try:
-        with perdure.open(path) as store:
+        with perdure.open(kind.address(directory)) as store:
             return ledger.judge(store, draw) or _go_on(store, ledger, draw)
     except perdure.PerdureError as error:
         return f"{type(error).__name__}: {error}"
@@ -111,60 +115,56 @@ def _go_on(store: perdure.Store, ledger: Ledger, draw: random.Random) -> str:
     return ""
 
 
-def trials(seed: int, deadline: float) -> Iterator[Trial]:
+def trials(kind: Kind, seed: int, deadline: float) -> Iterator[Trial]:
     draw = random.Random(seed)
     with places.fast_directory() as directory:
-        at_points, at_random = _at_points(directory, draw), _at_random(directory, draw)
-        kinds = [*[at_points] * 6, at_random]
+        at_points, at_random = _at_points(kind, directory, draw), _at_random(kind, directory, draw)
+        ways = [*[at_points] * 6, at_random]
         if deadline - time.monotonic() > LONG_RUN:
-            kinds = [*[at_points] * 3, *[at_random] * 2]
+            ways = [*[at_points] * 3, *[at_random] * 2]
             if straced.WORKS:
-                kinds.append(_at_system_calls(directory, draw))
-        for kind in itertools.cycle(kinds):
+                ways.append(_at_system_calls(kind, directory, draw))
+        for way in itertools.cycle(ways):
             if not in_time(deadline):
                 return
-            yield next(kind)
+            yield next(way)
 
 
-def _at_points(directory: Path, draw: random.Random) -> Iterator[Trial]:
-    every = points(directory)
+def _at_points(kind: Kind, directory: Path, draw: random.Random) -> Iterator[Trial]:
+    every = points(kind, directory)
     while True:
         for point in draw.sample(every, len(every)):
-            path = _fresh(directory)
-            end = killed_at(path, point)
+            end = killed_at(kind, directory, point)
             if end.code == -signal.SIGKILL:
                 what = f"killed {point.how} call {point.number}"
-                yield Trial(what, judge(path, ledger_of(end.said), draw))
+                yield Trial(what, judge(kind, directory, ledger_of(end.said), draw))
             elif end.code:
                 yield Trial(f"call {point.number}", f"the child ended with {end.code}")
 
 
-def _at_random(directory: Path, draw: random.Random) -> Iterator[Trial]:
+def _at_random(kind: Kind, directory: Path, draw: random.Random) -> Iterator[Trial]:
     while True:
-        path, seconds = _fresh(directory), draw.uniform(0, KILLED_WITHIN)
-        end = killed_within(path, seconds)
-        yield Trial(f"killed after {seconds:.3f} s", judge(path, ledger_of(end.said), draw))
+        seconds = draw.uniform(0, KILLED_WITHIN)
+        end = killed_within(kind, directory, seconds)
+        found = judge(kind, directory, ledger_of(end.said), draw)
+        yield Trial(f"killed after {seconds:.3f} s", found)
 
 
-def _at_system_calls(directory: Path, draw: random.Random) -> Iterator[Trial]:
+def _at_system_calls(kind: Kind, directory: Path, draw: random.Random) -> Iterator[Trial]:
     every = [
         (name, number)
-        for name, count in straced.counts(_fresh(directory), TURNS).items()
+        for name, count in straced.counts(kind, directory, TURNS).items()
         for number in range(1, count + 1)
     ]
     while True:
         for name, number in draw.sample(every, len(every)):
-            path = _fresh(directory)
-            end = straced.run(path, TURNS, f"{name}:signal=KILL:when={number}")
+            kind.clear(directory)
+            end = straced.run(kind, directory, TURNS, f"{name}:signal=KILL:when={number}")
+            if end.code != -signal.SIGKILL:
+                continue  # It counts the calls of each thread by itself.
             what = f"killed by strace at {name} {number}"
-            yield Trial(what, judge(path, ledger_of(end.said), draw))
+            yield Trial(what, judge(kind, directory, ledger_of(end.said), draw))
 
 
-def _fresh(directory: Path) -> Path:
-    """Return the path of a store that is not there."""
-    for suffix in ("", "-wal", "-shm", "-journal"):
-        (directory / f"store.db{suffix}").unlink(missing_ok=True)
-    return directory / "store.db"
-
-
-PROMISE = Promise("P3", "kill -9 at any moment leaves sessions that go on", 5_500, trials)
+SAYS = "kill -9 at any moment leaves sessions that go on"
+PROMISES = [Promise("P3", SAYS, 5_500, partial(trials, kind), kind.name) for kind in KINDS]

@@ -11,20 +11,21 @@ import itertools
 import random
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import perdure
-from perdure.backends.sqlite import SqliteBackend
 from tests.durability import limits, p01_power_loss, places, straced
 from tests.durability.agent import Agent
+from tests.durability.calls import Done
 from tests.durability.children import ledger_of
-from tests.durability.disk import Disk, Done
+from tests.durability.kinds import KINDS, Kind
 from tests.durability.ledger import Event, Ledger, Witness
 from tests.durability.promise import Promise, Trial, in_time
-from tests.durability.spoiler import ERRORS, Fault, Spoiler
-from tests.durability.vfs import tune, watching
+from tests.durability.spoiler import ERRORS, SPOILERS, Fault, Spoiler
 
 LONG_RUN = 60.0  # Seconds; shorter runs are samples, for which strace is too slow.
+PATIENCE = 0.05  # Seconds that a store waits for a lock.
 CHECKPOINT_PAGES = 12  # Instead of 1000: the short talk shall see the log written back.
 MARKS_MAX = 4  # Moments of one trial at which the power fails; each costs two openings.
 STRACED_ERRORS = ("EIO", "ENOSPC", "EDQUOT", "EINTR")
@@ -32,54 +33,54 @@ STRACED_ERRORS = ("EIO", "ENOSPC", "EDQUOT", "EINTR")
 Log = list[Done | Event | str]
 
 
-def talk(directory: Path, spoiler: Spoiler, log: Log) -> str:
-    """Let an agent talk to a store in the presence of a fault; return what went wrong."""
-    path = directory / "store.db"
+def talk(kind: Kind, directory: Path, spoiler: Spoiler, log: Log) -> str:
+    """Let an agent talk to a new store in the presence of a fault; return what went wrong."""
+    kind.clear(directory)
 
     def report(event: Event) -> None:
         log.append(event)
         if spoiler.struck and event.what == "stored":
             log.append("acknowledged")
 
-    with watching(spoiler) as vfs:
+    def raised() -> None:
+        log.append("raised")
+        spoiler.relent()
 
-        def open_store() -> perdure.Store:
-            backend = SqliteBackend(path, vfs=vfs.name, patience=0.05)
-            tune(backend, wal_autocheckpoint=CHECKPOINT_PAGES)
-            return perdure.open(Witness(backend, report))
-
-        def raised() -> None:
-            log.append("raised")
-            spoiler.relent()
-
-        failure = Agent(open_store, raised).run()
+    with kind.watched(
+        directory, spoiler, patience=PATIENCE, checkpoint=CHECKPOINT_PAGES
+    ) as open_backend:
+        failure = Agent(lambda: perdure.open(Witness(open_backend(), report)), raised).run()
     log.append("closed")
     return failure
 
 
 def try_fault(
-    directory: Path, fault: Fault, draw: random.Random, spoiler: type[Spoiler] = Spoiler
+    kind: Kind,
+    directory: Path,
+    fault: Fault,
+    draw: random.Random,
+    spoiler: type[Spoiler] | None = None,
 ) -> Trial:
     """Make one call fail, and check everything that may be found afterwards."""
-    limits.clear(directory)
     log: Log = []
-    failure = talk(directory, spoiler(fault, log.append), log)
-    failure = failure or _judge_now(directory / "store.db", log)
-    return Trial(str(fault), failure or _judge_marks(directory, log, draw))
+    spoiling = (spoiler or SPOILERS[kind.name])(fault, log.append)
+    failure = talk(kind, directory, spoiling, log)
+    failure = failure or _judge_now(kind.address(directory), log)
+    return Trial(str(fault), failure or _judge_marks(kind, directory, log, draw))
 
 
-def _judge_now(path: Path, log: Log) -> str:
+def _judge_now(address: str, log: Log) -> str:
     ledger = Ledger()
     for event in log:
         if isinstance(event, Event):
             ledger.note(event)
-    with perdure.open(path) as store:
+    with perdure.open(address) as store:
         return ledger.judge(store) or Agent.judge(store)
 
 
-def _judge_marks(directory: Path, log: Log, draw: random.Random) -> str:
+def _judge_marks(kind: Kind, directory: Path, log: Log, draw: random.Random) -> str:
     """Fail the power in hindsight: when an error was raised, and after what was stored then."""
-    disk, ledger = Disk(), Ledger()
+    disk, ledger = kind.disk(), Ledger()
     marks = 0
     for event in log:
         if isinstance(event, Done):
@@ -89,51 +90,49 @@ def _judge_marks(directory: Path, log: Log, draw: random.Random) -> str:
         elif marks < MARKS_MAX or event == "closed":
             marks += 1
             for how, crash in (("drop", disk.drop()), ("keep", disk.keep())):
-                failure = p01_power_loss.judge(directory, crash, ledger, draw)
+                failure = p01_power_loss.judge(kind, directory, crash, ledger, draw)
                 if failure:
                     return f"power loss ({how}) at mark {marks} ({event}): {failure}"
     return ""
 
 
-def faults(directory: Path) -> list[Fault]:
+def faults(kind: Kind, directory: Path) -> list[Fault]:
     """Return every call of a talk without faults, with every error, once and lasting."""
-    limits.clear(directory)
     log: Log = []
     spoiler = Spoiler(Fault(0, "", "EIO"), log.append)
-    failure = talk(directory, spoiler, log)
+    failure = talk(kind, directory, spoiler, log)
     assert not failure, failure
     return [
         Fault(number, op, error, lasting=lasting)
         for number, op in enumerate(spoiler.seen, 1)
-        for error in ERRORS[op]
-        for lasting in (False, True)
+        for error in ERRORS[kind.name][op]
+        # A call that a signal interrupts for ever is made again for ever.
+        for lasting in ((False, True) if error != "EINTR" else (False,))
     ]
 
 
-def trials(seed: int, deadline: float) -> Iterator[Trial]:
+def trials(kind: Kind, seed: int, deadline: float) -> Iterator[Trial]:
     draw = random.Random(seed)
     with places.fast_directory() as directory:
-        yield from limits.trials(directory)
-        kinds = [*[_in_process(directory, draw)] * 2]
+        yield from limits.trials(kind, directory)
+        ways = [*[_in_process(kind, directory, draw)] * 2]
         if deadline - time.monotonic() > LONG_RUN and straced.WORKS:
-            kinds.append(_straced(directory, draw))
-        for kind in itertools.cycle(kinds):
+            ways.append(_straced(kind, directory, draw))
+        for way in itertools.cycle(ways):
             if not in_time(deadline):
                 return
-            yield next(kind)
+            yield next(way)
 
 
-def _in_process(directory: Path, draw: random.Random) -> Iterator[Trial]:
-    every = faults(directory)
+def _in_process(kind: Kind, directory: Path, draw: random.Random) -> Iterator[Trial]:
+    every = faults(kind, directory)
     while True:
         for fault in draw.sample(every, len(every)):
-            yield try_fault(directory, fault, draw)
+            yield try_fault(kind, directory, fault, draw)
 
 
-def _straced(directory: Path, draw: random.Random) -> Iterator[Trial]:
-    path = directory / "store.db"
-    limits.clear(directory)
-    counts = straced.counts(path, 20)
+def _straced(kind: Kind, directory: Path, draw: random.Random) -> Iterator[Trial]:
+    counts = straced.counts(kind, directory, 20)
     every = [
         (name, number, error)
         for name, count in counts.items()
@@ -142,12 +141,13 @@ def _straced(directory: Path, draw: random.Random) -> Iterator[Trial]:
     ]
     while True:
         for name, number, error in draw.sample(every, len(every)):
-            limits.clear(directory)
-            end = straced.run(path, 20, f"{name}:error={error}:when={number}")
-            failure = limits.judge(path, ledger_of(end.said))
+            kind.clear(directory)
+            end = straced.run(kind, directory, 20, f"{name}:error={error}:when={number}")
+            failure = limits.judge(kind.address(directory), ledger_of(end.said))
             if end.code and "perdure.errors.UnavailableError" not in end.last_words:
                 failure = f"it ended with {end.code}: {end.last_words}"
             yield Trial(f"{error} from {name} {number}", failure)
 
 
-PROMISE = Promise("P5", "I/O errors are told, and nothing is half written", 6_000, trials)
+SAYS = "I/O errors are told, and nothing is half written"
+PROMISES = [Promise("P5", SAYS, 6_000, partial(trials, kind), kind.name) for kind in KINDS]

@@ -233,4 +233,5 @@ def scattered(total: int, seed: int) -> Iterator[int]:
     return ((start + number * step) % total for number in range(total))
 
 
-PROMISE = Promise("P6", "Damage is never returned as data; the rest can be read", 130_000, trials)
+SAYS = "Damage is never returned as data; the rest can be read"
+PROMISE = Promise("P6", SAYS, 130_000, trials, "sqlite")

@@ -54,13 +54,13 @@ Answer = Any
 Answers = dict[str, Answer]
 
 
-def build(path: Path) -> None:
+def build(address: str | Path) -> None:
     """Write the clean store, the same to the byte each time, so that a trial can be repeated."""
     with (
         mock.patch.object(fold, "SNAPSHOT_EVERY", SNAPSHOT_EVERY),
         mock.patch("os.urandom", random.Random(6).randbytes),
         mock.patch.object(cipher, "_drawn", []),
-        perdure.open(path, clock=itertools.count(1_700_000_000).__next__) as store,
+        perdure.open(address, clock=itertools.count(1_700_000_000).__next__) as store,
     ):
         _fill(store)
 
@@ -131,9 +131,9 @@ def _keep_copy(directory: Path, number: int) -> None:
 
 
 @contextlib.contextmanager
-def opened(path: Path) -> Iterator[perdure.Store]:
+def opened(address: str | Path) -> Iterator[perdure.Store]:
     """Open a store for reading; what closing a damaged one raises does not hide the rest."""
-    store = perdure.open(path)
+    store = perdure.open(address)
     try:
         yield store
     finally:
@@ -141,17 +141,17 @@ def opened(path: Path) -> Iterator[perdure.Store]:
             store.close()
 
 
-def names(path: Path) -> list[str]:
+def names(address: str | Path) -> list[str]:
     """The sessions of a good store."""
-    with opened(path) as store:
+    with opened(address) as store:
         return [head.stream for head in store.sessions()]
 
 
-def read_all(path: Path, sessions: Sequence[str]) -> Answers:
+def read_all(address: str | Path, sessions: Sequence[str]) -> Answers:
     """Ask a store everything it can be asked, and return the answer to each question."""
     answers: Answers = {}
     try:
-        with opened(path) as store:
+        with opened(address) as store:
             _ask(answers, "sessions", lambda: list(store.sessions()))
             _ask(answers, "labelled", lambda: list(store.sessions(labels=[LABEL])))
             for name in sessions:

@@ -15,6 +15,7 @@ import perdure
 from perdure.errors import ConflictError, UnavailableError
 from perdure.plans import Plan
 from perdure.session import Session
+from tests.durability.kinds import KINDS, Kind
 from tests.durability.p08_checker import Stored, faults
 from tests.durability.p08_processes import PATIENCE, Crew, Done, Log, operations
 from tests.durability.places import fast_directory
@@ -38,10 +39,10 @@ def acknowledged(log: Log, act: Callable[[], int], **facts: object) -> bool:
     return isinstance(outcome, int)
 
 
-def write(path: str, log: Log, name: str, quota: int, seed: int) -> None:
+def write(address: str, log: Log, name: str, quota: int, seed: int) -> None:
     """Append until so many were acknowledged, and do other things in between."""
     draw = random.Random(f"{seed} {name}")
-    session = perdure.open(path).session(SESSION)
+    session = perdure.open(address).session(SESSION)
     number = stored = 0
     while stored < quota:
         number += 1
@@ -51,7 +52,7 @@ def write(path: str, log: Log, name: str, quota: int, seed: int) -> None:
 
 
 def append(session: Session, log: Log, own: str) -> bool:
-    message = {"id": own, "saw": len(session)}
+    message = {"role": "user", "id": own, "saw": len(session)}
     return acknowledged(log, lambda: session.append(message), what="append", id=own)
 
 
@@ -79,10 +80,10 @@ def label(session: Session, text: str) -> int:
     return session.position
 
 
-def read(path: str, log: Log, name: str, seed: int) -> None:
+def read(address: str, log: Log, name: str, seed: int) -> None:
     """Read until killed, now with a handle that is refreshed, now with a new one."""
     draw = random.Random(f"{seed} {name}")
-    store = perdure.open(path)
+    store = perdure.open(address)
     session = store.session(SESSION)
     while True:
         log.write(what="read")
@@ -104,12 +105,12 @@ def ignore_conflicts() -> None:
 class History:
     """One history: processes, trouble, and in the end the judgement."""
 
-    def __init__(self, seed: int, folder: Path, *, appends: int, blind: bool = False) -> None:
+    def __init__(
+        self, seed: int, kind: Kind, folder: Path, *, appends: int, blind: bool = False
+    ) -> None:
         self._draw = random.Random(seed)
         self._seed = seed
-        # Every third history is one of files.
-        files = seed % 3 == 0
-        self._path = f"files:{folder / 'state'}" if files else str(folder / "store.db")
+        self._address = kind.address(folder)
         self._blind = blind
         self.writers = self._draw.randint(2, 6)
         self.readers = self._draw.randint(0, 8 - self.writers) or 1
@@ -119,12 +120,12 @@ class History:
 
     def run(self) -> list[str]:
         """Return everything that was wrong."""
-        perdure.open(self._path).close()
+        perdure.open(self._address).close()
         try:
             for _ in range(self.writers):
                 self._add_writer(self._quota)
             for number in range(self.readers):
-                self._start(f"r{number}", partial(read, self._path, seed=self._seed))
+                self._start(f"r{number}", partial(read, self._address, seed=self._seed))
             self._disturb()
         finally:
             self._crew.end()
@@ -132,7 +133,7 @@ class History:
 
     def _add_writer(self, quota: int) -> None:
         self._born += 1
-        self._start(f"w{self._born}", partial(write, self._path, quota=quota, seed=self._seed))
+        self._start(f"w{self._born}", partial(write, self._address, quota=quota, seed=self._seed))
 
     def _start(self, name: str, work: Callable[..., None]) -> None:
         def begin(log: Log) -> None:
@@ -158,7 +159,7 @@ class History:
 
     def _replace(self, name: str) -> None:
         if name.startswith("r"):
-            self._start(f"{name}'", partial(read, self._path, seed=self._seed))
+            self._start(f"{name}'", partial(read, self._address, seed=self._seed))
             return
         done = sum(
             isinstance(one.outcome, int)
@@ -169,7 +170,7 @@ class History:
             self._add_writer(self._quota - done)
 
     def _judge(self) -> Iterator[str]:
-        with perdure.open(self._path) as store:
+        with perdure.open(self._address) as store:
             session = store.session(SESSION)
             session.verify()
             records = list(session.records())
@@ -201,25 +202,21 @@ def commuting(done: list[Done]) -> Iterator[str]:
             yield f"a {one.what} of {one.who} conflicted"
 
 
-def history(seed: int, *, appends: int = APPENDS, blind: bool = False) -> Trial:
+def history(seed: int, kind: Kind, *, appends: int = APPENDS, blind: bool = False) -> Trial:
     """Make one history and judge it."""
     with fast_directory() as folder:
-        made = History(seed, folder, appends=appends, blind=blind)
+        made = History(seed, kind, folder, appends=appends, blind=blind)
         wrong = made.run()
     what = f"seed {seed}: {made.writers} writers, {made.readers} readers, {appends} appends"
     return Trial(what, "; ".join(wrong[:5]))
 
 
-def trials(seed: int, deadline: float) -> Iterator[Trial]:
+def trials(kind: Kind, seed: int, deadline: float) -> Iterator[Trial]:
     number = seed * 1_000_000
     while in_time(deadline):
         number += 1
-        yield history(number)
+        yield history(number, kind)
 
 
-PROMISE = Promise(
-    "P8",
-    "at most one successor of each version, stale writers rejected, reads linearisable (P9)",
-    200,
-    trials,
-)
+SAYS = "at most one successor of each version, stale writers rejected, reads linearisable (P9)"
+PROMISES = [Promise("P8", SAYS, 200, partial(trials, kind), kind.name) for kind in KINDS]

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import perdure
-from perdure.backends.sqlite import SqliteBackend
 from perdure.errors import ConflictError, InUseError, NotFoundError
 from perdure.fold import DELETED
 from perdure.session import Session
 from perdure.store import Store
+from tests.durability.kinds import KINDS, Kind
 from tests.durability.p08_processes import PATIENCE, Crew, Done, Log, operations
 from tests.durability.places import fast_directory
 from tests.durability.promise import Promise, Trial, in_time
@@ -40,15 +40,15 @@ def attempted(log: Log, act: Callable[[], Any], **facts: object) -> Any:
     return outcome
 
 
-def append(path: Path, log: Log, name: str, seed: int) -> None:
+def append(address: str, log: Log, name: str, seed: int) -> None:
     """Append to whatever the parent is now, and hold on to handles for a while."""
     draw, numbers = random.Random(f"{seed} {name}"), itertools.count(1)
-    store = perdure.open(path)
+    store = perdure.open(address)
     session = store.session(PARENT)
     opened_at = session.position
     while True:
         own = f"{name}-{next(numbers)}"
-        message = {"id": own, "saw": len(session)}
+        message = {"role": "user", "id": own, "saw": len(session)}
         over = DELETED in session.labels and session.position > opened_at
         done = attempted(log, partial(session.append, message), what="append", id=own)
         assert done is None or not over, f"{own} went to a life that a handle had seen end"
@@ -64,10 +64,10 @@ def reopened(store: Store, name: str) -> Session:
             return store.session(name)
 
 
-def branch(path: Path, log: Log, name: str, seed: int) -> None:
+def branch(address: str, log: Log, name: str, seed: int) -> None:
     """Branch anywhere, and now and then delete all branches, so that the parent gets free."""
     draw, numbers = random.Random(f"{seed} {name}"), itertools.count(1)
-    store = perdure.open(path)
+    store = perdure.open(address)
     kept: list[str] = []
     while True:
         time.sleep(draw.random() * 0.01)
@@ -93,10 +93,10 @@ def deleted(store: Store, name: str) -> str:
     return "done"
 
 
-def delete(path: Path, log: Log, name: str, seed: int) -> None:
+def delete(address: str, log: Log, name: str, seed: int) -> None:
     """Delete the parent whenever that is possible, and sometimes begin it anew."""
     draw = random.Random(f"{seed} {name}")
-    store = perdure.open(path)
+    store = perdure.open(address)
     while True:
         time.sleep(draw.random() * 0.02)
         attempted(log, partial(deleted, store, PARENT), what="delete")
@@ -111,17 +111,17 @@ CAST = {"a": append, "b": append, "c": branch, "d": delete}
 class Life:
     """One trial: four processes for a while, some killed and replaced, and the judgement."""
 
-    def __init__(self, seed: int, folder: Path, seconds: float) -> None:
+    def __init__(self, seed: int, kind: Kind, folder: Path, seconds: float) -> None:
         self._draw = random.Random(seed)
         self._seed = seed
-        self._path = folder / "store.db"
+        self._address = kind.address(folder)
         self._seconds = seconds
         self._crew = Crew(folder, self._draw)
         self._born = itertools.count(1)
         self.counts: dict[str, int] = {}
 
     def run(self) -> list[str]:
-        SqliteBackend(self._path).close()
+        perdure.open(self._address).close()
         try:
             for role in CAST:
                 self._start(role)
@@ -133,11 +133,11 @@ class Life:
             kind = one.outcome if isinstance(one.outcome, str) else "done"
             key = f"{one.what} {kind}"
             self.counts[key] = self.counts.get(key, 0) + 1
-        return [*self._crew.failures, *judge(self._path, done)]
+        return [*self._crew.failures, *judge(self._address, done)]
 
     def _start(self, role: str) -> None:
         name = f"{role}{next(self._born)}"
-        work = partial(CAST[role], self._path, name=name, seed=self._seed)
+        work = partial(CAST[role], self._address, name=name, seed=self._seed)
         self._crew.start(name, lambda log: work(log=log))
 
     def _disturb(self) -> None:
@@ -152,8 +152,8 @@ class Life:
                 self._start(self._crew.kill()[0])
 
 
-def judge(path: Path, done: list[Done]) -> Iterator[str]:
-    with perdure.open(path) as store:
+def judge(address: str | Path, done: list[Done]) -> Iterator[str]:
+    with perdure.open(address) as store:
         begin = next(
             (
                 record.position
@@ -227,24 +227,20 @@ def _clearing(store: Store) -> Iterator[str]:
         yield f"{left} can not be deleted"
 
 
-def lifecycle(seed: int, *, seconds: float = SECONDS) -> tuple[Trial, dict[str, int]]:
+def lifecycle(seed: int, kind: Kind, *, seconds: float = SECONDS) -> tuple[Trial, dict[str, int]]:
     """Let it all happen for some seconds, judge it, and count what happened."""
     with fast_directory() as folder:
-        life = Life(seed, folder, seconds)
+        life = Life(seed, kind, folder, seconds)
         wrong = life.run()
     return Trial(f"seed {seed}: {life.counts}", "; ".join(wrong[:5])), life.counts
 
 
-def trials(seed: int, deadline: float) -> Iterator[Trial]:
+def trials(kind: Kind, seed: int, deadline: float) -> Iterator[Trial]:
     number = seed * 1_000_000
     while in_time(deadline):
         number += 1
-        yield lifecycle(number)[0]
+        yield lifecycle(number, kind)[0]
 
 
-PROMISE = Promise(
-    "P8-lifecycles",
-    "a branch that was acknowledged keeps its past, whoever deletes, dies or begins anew",
-    200,
-    trials,
-)
+SAYS = "a branch that was acknowledged keeps its past, whoever deletes, dies or begins anew"
+PROMISES = [Promise("P8-lifecycles", SAYS, 200, partial(trials, kind), kind.name) for kind in KINDS]

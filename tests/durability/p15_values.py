@@ -92,7 +92,7 @@ class Block:
 
     def _stored(self, value: Any) -> Trial:
         failure = through_codec(value)
-        self._session.append({"value": value})
+        self._session.append({"role": "user", "value": value})
         version = self._session.set("key", value)
         self.values.append(value)
         if version != len(self.values):
@@ -105,7 +105,9 @@ class Block:
         before = self._session.position
         failure = _not_refused(lambda: CODEC.pack(refusal.value), refusal.path)
         inside = refusal.path_in_message
-        failure += _not_refused(lambda: self._session.append({"v": refusal.value}), inside)
+        failure += _not_refused(
+            lambda: self._session.append({"role": "user", "v": refusal.value}), inside
+        )
         failure += _not_refused(lambda: self._session.set("key", refusal.value), refusal.path)
         if self._store.session("values").position != before:
             failure += "; something was written"

@@ -7,9 +7,9 @@ no time at all is refused, with nothing written.
 
 import math
 import random
-import tempfile
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -17,6 +17,8 @@ from unittest import mock
 import perdure
 from perdure import cipher, fold
 from perdure.errors import UsageError
+from tests.durability import places
+from tests.durability.kinds import KINDS, SQLITE, Kind
 from tests.durability.promise import Promise, Trial, in_time
 
 Clock = Callable[[], float]
@@ -89,7 +91,7 @@ def even() -> Clock:
     return lambda: START + next(ticks)
 
 
-def script(address: str | Path, clock: Clock, seed: int) -> list[Any]:
+def script(address: str, clock: Clock, seed: int) -> list[Any]:
     """Use a store in ways drawn from the seed; return what is read, without what tells a time."""
     draw = random.Random(seed)
     with (
@@ -102,7 +104,9 @@ def script(address: str | Path, clock: Clock, seed: int) -> list[Any]:
         sessions = [store.session(name) for name in names]
         for number in range(24):
             act(draw, number, draw.choice(sessions))
-        sessions[0].branch("three", at=max(1, sessions[0].position - 2)).append({"late": True})
+        sessions[0].branch("three", at=max(1, sessions[0].position - 2)).append(
+            {"role": "user", "late": True}
+        )
         return [read(store.session(name)) for name in [*names, "three"]]
 
 
@@ -111,19 +115,21 @@ def act(draw: random.Random, number: int, session: perdure.Session) -> None:
     match draw.randrange(6):
         case 0:
             with session.turn(f"turn {number}", id=f"turn-{number}") as turn:
-                turn.append({"answer": number}, {"more": number})
+                turn.append({"role": "user", "answer": number}, {"role": "user", "more": number})
         case 1:
             session.set("plan", {"step": number, "text": "long enough for a delta " * 20})
         case 2:
             session.label(f"label-{number % 5}")
         case 3:
-            session.append({"n": number}, id=f"id-{number // 2}-{session.position}")
-            session.append({"n": number}, id=f"id-{number}")
-            session.append({"n": number}, id=f"id-{number}")  # Once more: recognised by its id.
+            session.append({"role": "user", "n": number}, id=f"id-{number // 2}-{session.position}")
+            session.append({"role": "user", "n": number}, id=f"id-{number}")
+            session.append(
+                {"role": "user", "n": number}, id=f"id-{number}"
+            )  # Once more: recognised by its id.
         case 4:
             session.note({"n": number})
         case _:
-            session.append({"n": number})
+            session.append({"role": "user", "n": number})
 
 
 def read(session: perdure.Session) -> Any:
@@ -139,18 +145,18 @@ def read(session: perdure.Session) -> Any:
     return (session.messages(), session.labels, verified[1:3], verified[4:], records, values)
 
 
-def times(address: str | Path) -> list[datetime]:
+def times(address: str) -> list[datetime]:
     """The recorded times of a session, in order of position."""
     with perdure.open(address) as store:
         return [record.time for record in store.session("one").records()]
 
 
-def mad_trial(seed: int, directory: Path) -> Trial:
-    """The same script under both clocks."""
+def mad_trial(seed: int, kind: Kind, directory: Path) -> Trial:
+    """The same script under both clocks; three of four that count for SQLite are in memory."""
     draw = random.Random(seed)
-    addresses: list[str | Path] = ["memory:", "memory:"]
-    if seed % 4 == 0:
-        addresses = [directory / f"even-{seed}.db", directory / f"mad-{seed}.db"]
+    addresses = ["memory:", "memory:"]
+    if seed % 4 == 0 or kind is not SQLITE:
+        addresses = [fresh(kind, directory / clock) for clock in ("even", "mad")]
     good = script(addresses[0], even(), seed)
     read_under_mad_clock = script(addresses[1], mad(draw), seed)
     differs = [a for a, b in zip(good, read_under_mad_clock, strict=True) if a != b]
@@ -159,19 +165,19 @@ def mad_trial(seed: int, directory: Path) -> Trial:
     )
 
 
-def broken_trial(seed: int, clock: Clock) -> Trial:
+def broken_trial(seed: int, clock: Clock, address: str = "memory:") -> Trial:
     """A clock breaks in the middle of a script and is repaired."""
     draw = random.Random(seed)
     broken = False
     good = even()
-    with perdure.open("memory:", clock=lambda: clock() if broken else good()) as store:
+    with perdure.open(address, clock=lambda: clock() if broken else good()) as store:
         session, failure = store.session("one"), ""
         for number in range(draw.randrange(3)):
-            session.append({"n": number})
+            session.append({"role": "user", "n": number})
         before = session.position
         broken = True
         try:
-            session.append({"n": "lost"})
+            session.append({"role": "user", "n": "lost"})
             failure = "it was taken"
         except UsageError:
             pass
@@ -180,35 +186,41 @@ def broken_trial(seed: int, clock: Clock) -> Trial:
         if store.session("one").position != before or session.position != before:
             failure += "; something was written"
         broken = False
-        if session.append({"n": "kept"}) != before + 1:
+        if session.append({"role": "user", "n": "kept"}) != before + 1:
             failure += "; the session did not go on where it was"
         session.verify()
     return Trial(f"broken clock {seed % len(BROKEN)}", failure)
 
 
-def recorded_trial(seconds: float, directory: Path) -> Trial:
+def fresh(kind: Kind, directory: Path) -> str:
+    """Return the address of a store that is not there yet."""
+    directory.mkdir(exist_ok=True)
+    kind.clear(directory)
+    return kind.address(directory)
+
+
+def recorded_trial(seconds: float, kind: Kind, directory: Path) -> Trial:
     """What the clock tells is what is recorded, to the microsecond."""
-    path = directory / f"recorded-{seconds!r}.db"
-    with perdure.open(path, clock=lambda: seconds) as store:
-        store.session("one").append({"a": 1})
-    (found,) = times(path)
+    address = fresh(kind, directory / "recorded")
+    with perdure.open(address, clock=lambda: seconds) as store:
+        store.session("one").append({"role": "user", "a": 1})
+    (found,) = times(address)
     far = abs(found - (EPOCH + timedelta(seconds=seconds)))
     return Trial(f"clock at {seconds}", "" if far <= timedelta(microseconds=1) else f"{found}")
 
 
-def trials(seed: int, deadline: float) -> Iterator[Trial]:
+def trials(kind: Kind, seed: int, deadline: float) -> Iterator[Trial]:
     """Yield trials with clocks that differ each time."""
-    with tempfile.TemporaryDirectory(prefix="perdure-p28-") as name:
-        directory = Path(name)
+    with places.fast_directory() as directory:
         for seconds in LOOKS:
-            yield recorded_trial(seconds, directory)
+            yield recorded_trial(seconds, kind, directory)
         number = seed * 1_000_000
         while in_time(deadline):
-            yield mad_trial(number, directory)
-            yield broken_trial(number, BROKEN[number % len(BROKEN)])
-            for file in directory.glob("*.db*"):
-                file.unlink()
+            yield mad_trial(number, kind, directory)
+            broken = BROKEN[number % len(BROKEN)]
+            yield broken_trial(number, broken, fresh(kind, directory / "broken"))
             number += 1
 
 
-PROMISE = Promise("P28", "Clock jumps change nothing but the recorded time", 10_000, trials)
+SAYS = "Clock jumps change nothing but the recorded time"
+PROMISES = [Promise("P28", SAYS, 10_000, partial(trials, kind), kind.name) for kind in KINDS]

@@ -12,7 +12,6 @@ import os
 import random
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -20,11 +19,11 @@ from functools import partial
 from pathlib import Path
 
 import perdure
-from perdure.backend import Append, Outcome
-from perdure.backends.sqlite import SqliteBackend
+from perdure.backend import Append, Backend, Outcome
 from perdure.errors import ConflictError, PerdureError, UnavailableError
 from perdure.testing import faults
-from tests.durability import p29_fork, p29_tasks
+from tests.durability import p29_fork, p29_tasks, places
+from tests.durability.kinds import KINDS, Kind
 from tests.durability.promise import Promise, Trial, in_time
 
 ROOT = Path(__file__).parents[2]
@@ -44,19 +43,19 @@ def say(session: perdure.Session, text: str) -> None:
     others = ConflictError if session.id == SHARED else UnavailableError
     while True:
         try:
-            session.append({"text": text}, id=text)
+            session.append({"role": "user", "text": text}, id=text)
         except (others, UnavailableError):
             continue
         return
 
 
-def missing_or_repeated(path: Path, acked: Sequence[Said]) -> list[str]:
+def missing_or_repeated(address: str, acked: Sequence[Said]) -> list[str]:
     """Return what is wrong with a store in which these texts were acknowledged."""
     wrong = []
     wanted = collections.defaultdict(set)
     for name, text in acked:
         wanted[name].add(text)
-    with perdure.open(path) as store:
+    with perdure.open(address) as store:
         for name in {head.stream for head in store.sessions()} | set(wanted):
             session = store.session(name)
             session.verify()
@@ -91,11 +90,12 @@ def in_threads(work: Sequence[Callable[[], None]]) -> list[str]:
     return raised
 
 
-def thread_trial(seed: int, path: Path) -> Trial:
+def thread_trial(seed: int, kind: Kind, directory: Path) -> Trial:
     """Threads on one store, each with a session of its own and all with one between them."""
     draw = random.Random(seed)
     acked: list[Said] = []
-    with perdure.open(path) as store:
+    address = kind.address(directory)
+    with perdure.open(address) as store:
         shared = store.session(SHARED)
 
         def work(number: int, appends: int) -> None:
@@ -112,15 +112,17 @@ def thread_trial(seed: int, path: Path) -> Trial:
         counts = [draw.randint(1, 3) for _ in range(THREADS)]
         wrong = in_threads([partial(work, *job) for job in enumerate(counts)])
     return Trial(
-        f"{THREADS} threads, seed {seed}", "; ".join(wrong or missing_or_repeated(path, acked))
+        f"{THREADS} threads, seed {seed}", "; ".join(wrong or missing_or_repeated(address, acked))
     )
 
 
 class Interrupted(faults._Around):
     """Raises what ctrl-C or sys.exit would, from the nth append, before or after it was stored."""
 
-    def __init__(self, path: Path, *, nth: int, error: type[BaseException], stored: bool) -> None:
-        super().__init__(SqliteBackend(path))
+    def __init__(
+        self, backend: Backend, *, nth: int, error: type[BaseException], stored: bool
+    ) -> None:
+        super().__init__(backend)
         self._nth = nth
         self._error = error
         self._stored = stored
@@ -137,11 +139,12 @@ class Interrupted(faults._Around):
         raise self._error
 
 
-def interrupt_trial(seed: int, path: Path) -> Trial:
+def interrupt_trial(seed: int, kind: Kind, directory: Path) -> Trial:
     """The thread that commits for others is interrupted; the others learn it by a typed error."""
     draw = random.Random(seed)
     error = draw.choice((KeyboardInterrupt, SystemExit))
-    backend = Interrupted(path, nth=draw.randint(1, 12), error=error, stored=draw.random() < 0.5)
+    nth, stored = draw.randint(1, 12), draw.random() < 0.5
+    backend = Interrupted(kind.opener(directory)(), nth=nth, error=error, stored=stored)
     acked: list[Said] = []
     interrupts: list[str] = []
     store = perdure.open(backend)
@@ -163,16 +166,17 @@ def interrupt_trial(seed: int, path: Path) -> Trial:
     store.close()
     if len(interrupts) != 1:
         wrong.append(f"{len(interrupts)} threads were interrupted")
-    wrong += missing_or_repeated(path, acked)
+    wrong += missing_or_repeated(kind.address(directory), acked)
     return Trial(f"{error.__name__} at append {backend._nth}, seed {seed}", "; ".join(wrong))
 
 
-def task_trial(seed: int, path: Path) -> Trial:
+def task_trial(seed: int, kind: Kind, directory: Path) -> Trial:
     """Tasks on one loop, cancelled at an await that is drawn."""
+    address = kind.address(directory)
     faulthandler.dump_traceback_later(WATCHDOG, exit=False)
     try:
-        acked = asyncio.run(asyncio.wait_for(p29_tasks.use(path, seed), WATCHDOG))
-        wrong = missing_or_repeated(path, acked)
+        acked = asyncio.run(asyncio.wait_for(p29_tasks.use(address, seed), WATCHDOG))
+        wrong = missing_or_repeated(address, acked)
     except TimeoutError:
         wrong = ["deadlock: see the stacks above"]
     except PerdureError as error:
@@ -182,14 +186,15 @@ def task_trial(seed: int, path: Path) -> Trial:
     return Trial(f"{p29_tasks.TASKS} tasks, seed {seed}", "; ".join(wrong))
 
 
-def fork_trial(seed: int, path: Path) -> Trial:
+def fork_trial(seed: int, kind: Kind, directory: Path) -> Trial:
     """A process of its own forks, idle or with threads inside appends; all go on."""
+    address = kind.address(directory)
     scenario = p29_fork.SCENARIOS[seed % len(p29_fork.SCENARIOS)]
     paths = os.pathsep.join(map(str, (ROOT, Path(perdure.__file__).parents[1])))
     # A warning about forking with threads is what Python 3.12 gives; here it is the very point.
     command = [sys.executable, "-W", "ignore::DeprecationWarning", "-m", p29_fork.__name__]
     done = subprocess.run(
-        [*command, scenario, str(path), str(seed)],
+        [*command, scenario, address, str(directory), str(seed)],
         env={**os.environ, "PYTHONPATH": paths},
         cwd=ROOT,
         capture_output=True,
@@ -199,27 +204,25 @@ def fork_trial(seed: int, path: Path) -> Trial:
     wrong = [f"exit {done.returncode}: {done.stderr[-3000:]}"] if done.returncode else []
     acked = [
         (name, text)
-        for file in path.parent.glob("acked-*")
+        for file in directory.glob("acked-*")
         for name, text in (line.split("\t") for line in file.read_text().splitlines())
     ]
     if len(acked) < p29_fork.LEAST:
         wrong.append(f"only {len(acked)} acknowledged")
     return Trial(
-        f"fork {scenario}, seed {seed}", "; ".join(wrong or missing_or_repeated(path, acked))
+        f"fork {scenario}, seed {seed}", "; ".join(wrong or missing_or_repeated(address, acked))
     )
 
 
-KINDS = (thread_trial, task_trial, interrupt_trial, fork_trial)
-
-
-def trials(seed: int, deadline: float) -> Iterator[Trial]:
-    """Yield trials of each kind in turn."""
+def trials(kind: Kind, seed: int, deadline: float) -> Iterator[Trial]:
+    """Yield trials of each sort in turn."""
     number = seed * 1_000_000
     while in_time(deadline):
-        for kind in KINDS:
-            with tempfile.TemporaryDirectory(prefix="perdure-p29-") as name:
-                yield kind(number, Path(name) / "store.db")
+        for attempt in (thread_trial, task_trial, interrupt_trial, fork_trial):
+            with places.fast_directory() as directory:
+                yield attempt(number, kind, directory)
         number += 1
 
 
-PROMISE = Promise("P29", "Fork- and thread- and async-safe", 1_000, trials)
+SAYS = "Fork- and thread- and async-safe"
+PROMISES = [Promise("P29", SAYS, 1_000, partial(trials, kind), kind.name) for kind in KINDS]

@@ -1,7 +1,9 @@
-"""A program for P29 that forks in the middle of its work: `p29_fork scenario path seed`.
+"""A program for P29 that forks in the middle of its work.
 
-What was acknowledged is written, line by line, to a file of each process; who judges it reads the
-files when all have ended. A process that hangs says where and exits.
+It is called as `p29_fork scenario address directory seed`.
+
+What was acknowledged is written, line by line, to a file of each process in the directory; who
+judges it reads the files when all have ended. A process that hangs says where and exits.
 """
 
 import faulthandler
@@ -26,19 +28,19 @@ PATIENCE = 60
 class Writer:
     """Appends to sessions of one store and keeps account of it, in whichever process it is."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self.store = perdure.open(path)
+    def __init__(self, address: str, directory: Path) -> None:
+        self._directory = directory
+        self.store = perdure.open(address)
         self.shared = self.store.session("shared")
 
     def say(self, session: perdure.Session, text: str) -> None:
         while True:
             try:
-                session.append({"text": text}, id=text)
+                session.append({"role": "user", "text": text}, id=text)
             except (ConflictError, UnavailableError):
                 continue
             break
-        with (self._path.parent / f"acked-{os.getpid()}").open("a") as file:
+        with (self._directory / f"acked-{os.getpid()}").open("a") as file:
             file.write(f"{session.id}\t{text}\n")
 
     def go_on(self, who: str, count: int, session: perdure.Session | None = None) -> None:
@@ -91,9 +93,9 @@ def idle(writer: Writer, draw: random.Random) -> list[int]:
 def turn(writer: Writer, draw: random.Random) -> list[int]:
     """The process forks inside a turn, which the parent goes on with."""
     session = writer.store.session("turning")
-    with session.turn({"text": "question"}, id="turn") as open_turn:
+    with session.turn({"role": "user", "text": "question"}, id="turn") as open_turn:
         child = child_of(lambda: writer.go_on("child", draw.randint(1, 3)))
-        open_turn.append({"text": "answer"})
+        open_turn.append({"role": "user", "text": "answer"})
     writer.go_on("parent", 3)
     return [child]
 
@@ -141,11 +143,11 @@ def _join(threads: list[threading.Thread]) -> None:
 
 
 def main() -> None:
-    scenario, path, seed = sys.argv[1:]
+    scenario, address, directory, seed = sys.argv[1:]
     # Not dump_traceback_later: its thread stays behind in a fork, and setting it again hangs.
     faulthandler.register(signal.SIGALRM, chain=True)
     signal.alarm(PATIENCE)
-    writer = Writer(Path(path))
+    writer = Writer(address, Path(directory))
     run = {"idle": idle, "turn": turn, "busy": busy, "storm": storm}[scenario]
     children = run(writer, random.Random(seed))
     good = ended_well(children)

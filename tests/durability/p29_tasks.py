@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import random
 from collections.abc import Coroutine, Generator
-from pathlib import Path
 from typing import Any
 
 import perdure
@@ -45,11 +44,11 @@ class CancelledAt:
                 yield waiting
 
 
-async def use(path: Path, seed: int) -> list[tuple[str, str]]:
+async def use(address: str, seed: int) -> list[tuple[str, str]]:
     """Run the tasks; return what was acknowledged, as (session, text)."""
     draw = random.Random(seed)
     acked: list[tuple[str, str]] = []
-    async with perdure.open_async(path) as store:
+    async with perdure.open_async(address) as store:
         sessions = [await store.session(f"s{number}") for number in range(SESSIONS)]
         tasks = [
             asyncio.create_task(
@@ -81,15 +80,15 @@ async def _all(session: perdure.AsyncSession, text: str, acked: list[tuple[str, 
     await session.set(text, {"text": text})
     assert await session.get(text) == {"text": text}
     with contextlib.suppress(ConflictError):
-        async with session.turn({"text": f"turn of {text}"}) as turn:
-            await turn.append({"text": f"answer to {text}"})
+        async with session.turn({"role": "user", "text": f"turn of {text}"}) as turn:
+            await turn.append({"role": "user", "text": f"answer to {text}"})
     await session.messages(last=3)
 
 
 async def _say(session: perdure.AsyncSession, text: str) -> None:
     while True:
         try:
-            await session.append({"text": text}, id=text)
+            await session.append({"role": "user", "text": text}, id=text)
         except (ConflictError, UnavailableError):
             continue
         return

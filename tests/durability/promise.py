@@ -2,6 +2,7 @@
 
 A module `pNN_name.py` holds the trials of one promise and a `PROMISE`. Its quick tests run a seeded
 sample; `full.py` runs it until the figure of the promise is reached, over many runs if need be.
+What is tried on each kind of store by itself is a promise for each: `PROMISES`.
 """
 
 import time
@@ -17,12 +18,21 @@ class Trial(NamedTuple):
 
 
 class Promise(NamedTuple):
-    """`trials(seed, deadline)` yields trials until the time (`time.monotonic`) has come."""
+    """`trials(seed, deadline)` yields trials until the time (`time.monotonic`) has come.
+
+    `store` is the kind that they are run on, "" where one trial concerns several or none.
+    """
 
     number: str
     says: str
     target: int
     trials: Callable[[int, float], Iterator[Trial]]
+    store: str = ""
+
+    @property
+    def key(self) -> str:
+        """What its counts are kept under: `P1-files`."""
+        return f"{self.number}-{self.store}" if self.store else self.number
 
 
 def in_time(deadline: float) -> bool:
@@ -42,9 +52,9 @@ def sample(promise: Promise, *, seed: int, seconds: float, least: int) -> int:
     count = 0
     start = time.monotonic()
     for trial in promise.trials(seed, start + seconds * PATIENCE):
-        assert not trial.failure, f"{promise.number} seed {seed}: {trial.what}: {trial.failure}"
+        assert not trial.failure, f"{promise.key} seed {seed}: {trial.what}: {trial.failure}"
         count += 1
         if count >= least and time.monotonic() > start + seconds:
             break
-    assert count >= least, f"{promise.number}: {count} trials in {seconds} s, wanted {least}"
+    assert count >= least, f"{promise.key}: {count} trials in {seconds} s, wanted {least}"
     return count

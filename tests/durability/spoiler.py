@@ -1,24 +1,40 @@
-"""A disk that spoils one I/O call, as SQLite's VFS would report it, and records all the others."""
+"""A disk that spoils one I/O call, as its store would be told of it, and records all the others."""
 
 import errno
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import apsw
 
-from tests.durability.disk import Done
-from tests.durability.vfs import Call
+from tests.durability.calls import LOOKS, Call, Done, done
 
+_ANY = ("EIO", "ENOSPC", "EDQUOT")
 # `short` writes half. SQLite tells a full disk from other errors in writes only, so what else
 # differs between the errors is seen only under strace and in perdure's own sync.
 ERRORS = {
-    "open": ("EIO", "ENOSPC"),
-    "read": ("EIO",),
-    "write": ("EIO", "ENOSPC", "EDQUOT", "short"),
-    "sync": ("EIO", "ENOSPC", "EDQUOT"),
-    "truncate": ("EIO", "ENOSPC"),
-    "delete": ("EIO",),
+    "sqlite": {
+        "open": ("EIO", "ENOSPC"),
+        "read": ("EIO",),
+        "write": (*_ANY, "short"),
+        "sync": _ANY,
+        "truncate": ("EIO", "ENOSPC"),
+        "delete": ("EIO",),
+    },
+    "files": {
+        "open": (*_ANY, "EMFILE"),
+        "look": ("EIO", "EMFILE"),
+        "close": ("EIO",),
+        "lock": ("EIO", "ENOLCK"),
+        "read": ("EIO", "EINTR"),
+        "write": (*_ANY, "EINTR", "short"),
+        "sync": (*_ANY, "EINTR"),
+        "sync_directory": _ANY,
+        "truncate": ("EIO", "ENOSPC"),
+        "rename": _ANY,
+        "make": _ANY,
+        "remove": ("EIO",),
+        "delete": ("EIO",),
+    },
 }
 
 
@@ -58,30 +74,39 @@ class Spoiler:
         if call.op == self._op:
             return self._spoil(call)
         answer = call.do(call.data)
-        if call.op != "read":
-            self._note(call, call.op, call.data)
+        if call.op not in LOOKS:
+            self._record(done(call))
         return answer
 
-    def _note(self, call: Call, op: str, data: bytes) -> None:
-        self._record(Done(op, Path(call.path).name, call.handle, call.at, data))
-
     def _spoil(self, call: Call) -> None:
-        if call.op == "sync":
-            self._note(call, "failed_sync", b"")
+        if call.op in ("sync", "sync_directory"):
+            self._record(done(call, op=f"failed_{call.op}"))
+        if call.op == "close":
+            call.do(b"")  # The file is closed, whatever is said.
         if self._fault.error == "short" and call.op == "write":
             half = call.data[: len(call.data) // 2]
             call.do(half)
-            self._note(call, "write", half)
-        raise self._error(call)
+            self._record(done(call, data=half))
+        raise self.error(call)
 
-    def _error(self, call: Call) -> Exception:
-        error = self._fault.error
-        if (
-            not call.handle and call.op == "sync"
-        ):  # perdure's own, which does not go through SQLite.
-            return OSError(getattr(errno, error), "made to fail")
+    def error(self, call: Call) -> Exception:
+        """Return what the system raises."""
+        name = "ENOSPC" if self._fault.error == "short" else self._fault.error
+        return OSError(getattr(errno, name), "made to fail")
+
+
+class SqliteSpoiler(Spoiler):
+    """Raises what SQLite understands."""
+
+    def error(self, call: Call) -> Exception:
+        """Return what a VFS raises; perdure's own sync does not go through SQLite."""
+        if not call.handle and call.op == "sync":
+            return super().error(call)
         if call.op == "open":
             return apsw.CantOpenError("made to fail")
-        if call.op == "write" and error in {"ENOSPC", "short"}:
+        if call.op == "write" and self._fault.error in {"ENOSPC", "short"}:
             return apsw.FullError("made to fail")
         return apsw.IOError("made to fail")
+
+
+SPOILERS: dict[str, type[Spoiler]] = {"sqlite": SqliteSpoiler, "files": Spoiler}

@@ -7,9 +7,7 @@ from pathlib import Path
 
 from tests.durability import children, places
 from tests.durability.children import End
-
-# What changes files. `write` is left out: SQLite does not use it, and the reports go through it.
-CHANGES = ("pwrite64", "fdatasync", "fsync", "ftruncate", "unlink")
+from tests.durability.kinds import Kind
 
 
 def _try() -> bool:
@@ -22,12 +20,12 @@ def _try() -> bool:
 WORKS = _try()  # It is not there everywhere, and some containers do not allow it.
 
 
-def run(path: Path, turns: int, *inject: str, log: Path | str = os.devnull) -> End:
+def run(kind: Kind, directory: Path, turns: int, *inject: str, log: Path | str = os.devnull) -> End:
     """Play the script in a child, with injections such as `pwrite64:error=EIO:when=3`."""
     spoil = [word for one in inject for word in ("-e", f"inject={one}")]
-    trace = ["-e", f"trace={','.join(CHANGES)}", "-e", "signal=none"]
+    trace = ["-e", f"trace={','.join(kind.changes)}", "-e", "signal=none"]
     words = ["strace", "-f", "-qq", "-o", str(log), *trace, *spoil]
-    program, environment = children.program(path, turns)
+    program, environment = children.program(directory, turns, kind.name)
     done = subprocess.run(
         [*words, *program],
         cwd=children.ROOT,
@@ -40,9 +38,10 @@ def run(path: Path, turns: int, *inject: str, log: Path | str = os.devnull) -> E
     return End(done.stdout, done.returncode, "".join(last_words))
 
 
-def counts(path: Path, turns: int) -> Counter[str]:
-    """Return how often a child makes each call that changes files."""
-    log = path.with_suffix(".strace")
-    run(path, turns, log=log)
+def counts(kind: Kind, directory: Path, turns: int) -> Counter[str]:
+    """Return how often a child makes each call that changes files, on a new store."""
+    kind.clear(directory)
+    log = directory / "calls.strace"
+    run(kind, directory, turns, log=log)
     names = (line.split("(")[0].split()[-1] for line in log.read_text().splitlines() if "(" in line)
-    return Counter(name for name in names if name in CHANGES)
+    return Counter(name for name in names if name in kind.changes)

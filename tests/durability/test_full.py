@@ -12,13 +12,13 @@ from tests.durability.promise import Promise, Trial
 pytestmark = pytest.mark.durability
 
 
-def promise(number: str, *failures: str) -> Promise:
+def promise(number: str, *failures: str, store: str = "") -> Promise:
     """Return a promise with a trial for each failure, "" being none."""
 
     def trials(seed: int, deadline: float) -> Iterator[Trial]:
         yield from (Trial(f"trial of {seed}", failure) for failure in failures)
 
-    return Promise(number, "it holds", 4, trials)
+    return Promise(number, "it holds", 4, trials, store)
 
 
 @pytest.fixture
@@ -104,6 +104,18 @@ def test_only_what_is_asked_for_is_tried(results: Path) -> None:
         run(results, *both, words=("--only", "P42"))
 
 
+def test_each_kind_of_store_is_counted_by_itself(results: Path) -> None:
+    both = (promise("P98", "", store="one"), promise("P98", "", "it broke", store="two"))
+    assert run(results, *both, words=("--only", "P98")) == 1
+    found = json.loads(results.read_text())
+    assert {key: (one["trials"], one["failures"]) for key, one in found.items()} == {
+        "P98-one": (1, 0),
+        "P98-two": (2, 1),
+    }
+    assert run(results, *both, words=("--only", "P98-one")) == 0
+    assert json.loads(results.read_text())["P98-two"]["trials"] == 2
+
+
 def test_a_seed_that_is_not_given_is_made_up_and_told(
     results: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -114,5 +126,6 @@ def test_a_seed_that_is_not_given_is_made_up_and_told(
 
 
 def test_modules_with_a_promise_are_found_by_their_names() -> None:
-    found = {promise.number for promise in full.promises(Path(full.__file__).parent)}
-    assert {"P1", "P2", "P3", "P5"} <= found
+    found = {promise.key for promise in full.promises(Path(full.__file__).parent)}
+    for number in ("P1", "P2", "P3", "P4", "P5", "P6", "P8", "P28", "P29"):
+        assert {f"{number}-sqlite", f"{number}-files"} <= found, number

@@ -4,23 +4,21 @@ import os
 import random
 import signal
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 import pytest
 
 import perdure
-from perdure.backend import Entry
-from perdure.backends.sqlite import SqliteBackend
+from perdure.backend import Backend, Entry
 from perdure.fold import SNAPSHOT_EVERY
 from perdure.reading import PAGE
 from perdure.testing.faults import _Around
-from tests.durability import p03_kills, places, straced
-from tests.durability.children import collect, fork, ledger_of, play_on
+from tests.durability import p03_kills, straced
+from tests.durability.children import collect, fork, ledger_of
+from tests.durability.kinds import KINDS, Kind
 from tests.durability.ledger import Hasty
-from tests.durability.p03_kills import TURNS, Killer, Point, judge, killed_at, points
-from tests.durability.promise import sample
-from tests.durability.vfs import watching
+from tests.durability.p03_kills import TURNS, Point, judge, killed_at, points
+from tests.durability.promise import Promise, sample
 
 pytestmark = [pytest.mark.durability, pytest.mark.slow]
 
@@ -28,59 +26,56 @@ RECORDS = 10_000
 BATCH = 50
 
 
-@pytest.fixture
-def path() -> Iterator[Path]:
-    with places.fast_directory() as directory:
-        yield directory / "store.db"
+each_kind = pytest.mark.parametrize("kind", KINDS, ids=str)
 
 
-def test_no_kill_loses_what_was_acknowledged_or_stops_a_session() -> None:
-    assert sample(p03_kills.PROMISE, seed=1, seconds=6, least=12) >= 12
+@pytest.mark.parametrize("promise", p03_kills.PROMISES, ids=lambda promise: promise.key)
+def test_no_kill_loses_what_was_acknowledged_or_stops_a_session(promise: Promise) -> None:
+    assert sample(promise, seed=1, seconds=2.5, least=12) >= 12
 
 
-def test_every_kind_of_call_that_changes_a_file_is_a_point_to_die_at(path: Path) -> None:
-    every = points(path.parent)
+@each_kind
+def test_every_kind_of_call_that_changes_a_file_is_a_point_to_die_at(
+    kind: Kind, directory: Path
+) -> None:
+    every = points(kind, directory)
     assert len(every) > 1_000
     assert {point.how for point in every} == {"before", "half of", "after"}
 
 
-def test_a_child_dies_where_it_was_told_to(path: Path) -> None:
-    end = killed_at(path, Point(300, "half of"))
+@each_kind
+def test_a_child_dies_where_it_was_told_to(kind: Kind, directory: Path) -> None:
+    end = killed_at(kind, directory, Point(300, "half of"))
     assert end.code == -signal.SIGKILL
     ledger = ledger_of(end.said)
     assert ledger.acks > 0
-    assert judge(path, ledger, random.Random(1)) == ""
+    assert judge(kind, directory, ledger, random.Random(1)) == ""
 
 
-def test_an_acknowledgement_before_the_commit_is_seen(path: Path) -> None:
+@each_kind
+def test_an_acknowledgement_before_the_commit_is_seen(kind: Kind, directory: Path) -> None:
     draw = random.Random(1)
     failures = []
-    for number in range(60, 90):
-        killer = Killer(Point(number, "before"))
-        end = collect(*fork(partial(_play_hastily, path, killer)))
-        failures.append(judge(path, ledger_of(end.said), draw))
-        p03_kills._fresh(path.parent)
+    for number in range(60, 80):
+        end = killed_at(kind, directory, Point(number, "before"), Hasty)
+        failures.append(judge(kind, directory, ledger_of(end.said), draw))
     assert any("lost" in failure for failure in failures)
 
 
-def _play_hastily(path: Path, killer: Killer, pipe: int) -> None:
-    with watching(killer) as vfs:
-        play_on(lambda: SqliteBackend(path, vfs=vfs.name), pipe, TURNS, Hasty)
-
-
 @pytest.mark.skipif(not straced.WORKS, reason="strace is not there, or not allowed")
-def test_strace_kills_a_child_at_a_system_call(path: Path) -> None:
-    end = straced.run(path, TURNS, "pwrite64:signal=KILL:when=200")
+@each_kind
+def test_strace_kills_a_child_at_a_system_call(kind: Kind, directory: Path) -> None:
+    end = straced.run(kind, directory, TURNS, "pwrite64:signal=KILL:when=100")
     assert end.code == -signal.SIGKILL
     ledger = ledger_of(end.said)
     assert ledger.acks > 0
-    assert judge(path, ledger, random.Random(1)) == ""
+    assert judge(kind, directory, ledger, random.Random(1)) == ""
 
 
 class Counting(_Around):
     """Counts what is read."""
 
-    def __init__(self, backend: SqliteBackend) -> None:
+    def __init__(self, backend: Backend) -> None:
         super().__init__(backend)
         self.entries = 0
         self.bytes = 0
@@ -101,10 +96,12 @@ class Counting(_Around):
             yield entry
 
 
-def test_recovery_of_a_long_session_reads_only_its_tail(path: Path) -> None:
-    assert collect(*fork(lambda _: _write_and_die(path))).code == -signal.SIGKILL
+@each_kind
+def test_recovery_of_a_long_session_reads_only_its_tail(kind: Kind, directory: Path) -> None:
+    address = kind.address(directory)
+    assert collect(*fork(lambda _: _write_and_die(address))).code == -signal.SIGKILL
 
-    counting = Counting(SqliteBackend(path))
+    counting = Counting(kind.opener(directory)())
     with perdure.open(counting) as store:
         session = store.session("long")
         assert session.position > RECORDS
@@ -116,8 +113,8 @@ def test_recovery_of_a_long_session_reads_only_its_tail(path: Path) -> None:
         assert opened < counting.bytes / 10, "the rest is read when it is asked for"
 
 
-def _write_and_die(path: Path) -> None:
-    session = perdure.open(path).session("long")
+def _write_and_die(address: str) -> None:
+    session = perdure.open(address).session("long")
     for number in range(0, RECORDS, BATCH):
         session.append(*({"role": "user", "content": f"{number + i}"} for i in range(BATCH)))
     with session.turn("The last one?", id="last"):

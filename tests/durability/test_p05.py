@@ -10,80 +10,100 @@ import apsw
 import pytest
 
 from perdure.backend import STORED, Append, Outcome
+from perdure.backends import files_appending
+from perdure.backends.files import FilesBackend
 from perdure.backends.sqlite import SqliteBackend
 from perdure.backends.sqlite_connections import Connections
 from perdure.errors import UnavailableError
 from tests.durability import limits, p05_errors, places, straced
+from tests.durability.calls import Call
 from tests.durability.children import ledger_of
+from tests.durability.kinds import FILES, KINDS, SQLITE, Kind
 from tests.durability.p05_errors import faults, try_fault
-from tests.durability.promise import sample
-from tests.durability.spoiler import ERRORS, Fault, Spoiler
-from tests.durability.vfs import Call
+from tests.durability.promise import Promise, sample
+from tests.durability.spoiler import ERRORS, SPOILERS, Fault, Spoiler
 
 pytestmark = [pytest.mark.durability, pytest.mark.slow]
+UNUSUAL = {"truncate"}  # Files only need it where something went wrong.
 needs_mounting = pytest.mark.skipif(not places.can_mount(), reason="may not mount here")
 
 
-@pytest.fixture
-def directory() -> Iterator[Path]:
-    with places.fast_directory() as directory:
-        yield directory
+each_kind = pytest.mark.parametrize("kind", KINDS, ids=str)
 
 
 def failures(
-    directory: Path, *, op: str, error: str, most: int = 60, spoiler: type[Spoiler] = Spoiler
+    kind: Kind,
+    directory: Path,
+    *,
+    op: str,
+    error: str,
+    most: int = 60,
+    spoiler: type[Spoiler] | None = None,
 ) -> Iterator[str]:
-    wanted = [fault for fault in faults(directory) if (fault.op, fault.error) == (op, error)]
+    every = faults(kind, directory)
+    wanted = [fault for fault in every if (fault.op, fault.error) == (op, error)]
     draw = random.Random(1)
     for fault in draw.sample(wanted, min(most, len(wanted))):
-        failure = try_fault(directory, fault, draw, spoiler).failure
+        failure = try_fault(kind, directory, fault, draw, spoiler).failure
         if failure:
             yield failure
 
 
-def test_every_error_is_told_or_survived_and_nothing_is_half_written() -> None:
-    assert sample(p05_errors.PROMISE, seed=1, seconds=6, least=20) >= 20
+@pytest.mark.parametrize("promise", p05_errors.PROMISES, ids=lambda promise: promise.key)
+def test_every_error_is_told_or_survived_and_nothing_is_half_written(promise: Promise) -> None:
+    assert sample(promise, seed=1, seconds=2.5, least=20) >= 20
 
 
-def test_every_kind_of_call_can_be_spoiled(directory: Path) -> None:
-    assert {fault.op for fault in faults(directory)} == set(ERRORS)
+@each_kind
+def test_every_kind_of_call_can_be_spoiled(kind: Kind, directory: Path) -> None:
+    unusual = UNUSUAL if kind is FILES else set()
+    assert {fault.op for fault in faults(kind, directory)} == set(ERRORS[kind.name]) - unusual
 
 
 def test_an_error_while_a_file_is_looked_at_is_not_taken_for_damage(directory: Path) -> None:
-    reads = [fault for fault in faults(directory) if fault.op == "read"]
+    reads = [fault for fault in faults(SQLITE, directory) if fault.op == "read"]
     draw = random.Random(1)
-    opening = [try_fault(directory, fault, draw) for fault in reads[:20]]
+    opening = [try_fault(SQLITE, directory, fault, draw) for fault in reads[:20]]
     assert [trial for trial in opening if trial.failure] == []
 
 
-class Liar(Spoiler):
-    """A disk whose failed syncs nobody hears of."""
+def liar(kind: Kind) -> type[Spoiler]:
+    """Return a disk whose failed syncs nobody hears of."""
+    base: Any = SPOILERS[kind.name]
 
-    def __call__(self, call: Call) -> Any:
-        try:
-            return super().__call__(call)
-        except apsw.IOError:
-            return None
+    class Liar(base):  # type: ignore[misc]
+        def __call__(self, call: Call) -> Any:
+            try:
+                return super().__call__(call)
+            except (apsw.IOError, OSError):
+                if call.op != "sync":
+                    raise
+                return None
+
+    return Liar
 
 
-def test_a_failed_sync_that_is_taken_for_a_good_one_is_seen(directory: Path) -> None:
-    found = failures(directory, op="sync", error="EIO", spoiler=Liar)
-    assert any("lost" in failure for failure in found)
+@each_kind
+def test_a_failed_sync_that_is_taken_for_a_good_one_is_seen(kind: Kind, directory: Path) -> None:
+    found = failures(kind, directory, op="sync", error="EIO", spoiler=liar(kind))
+    assert any("lost" in failure or "its file was cut" in failure for failure in found)
 
 
+@each_kind
 def test_an_error_that_is_swallowed_is_seen(
-    directory: Path, monkeypatch: pytest.MonkeyPatch
+    kind: Kind, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real: Callable[[SqliteBackend, Sequence[Append]], Sequence[Outcome]] = SqliteBackend.append
+    owner: Any = SqliteBackend if kind is SQLITE else FilesBackend
+    real: Callable[[Any, Sequence[Append]], Sequence[Outcome]] = owner.append
 
-    def careless(backend: SqliteBackend, appends: Sequence[Append]) -> Sequence[Outcome]:
+    def careless(backend: Any, appends: Sequence[Append]) -> Sequence[Outcome]:
         try:
             return real(backend, appends)
         except UnavailableError:
             return [STORED for _ in appends]
 
-    monkeypatch.setattr(SqliteBackend, "append", careless)
-    assert any(failures(directory, op="write", error="ENOSPC"))
+    monkeypatch.setattr(owner, "append", careless)
+    assert any(failures(kind, directory, op="write", error="ENOSPC"))
 
 
 def test_an_error_of_another_type_is_seen(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,36 +114,52 @@ def test_an_error_of_another_type_is_seen(directory: Path, monkeypatch: pytest.M
             yield writer
 
     monkeypatch.setattr(Connections, "writing", untranslated)
-    found = failures(directory, op="write", error="EIO")
+    found = failures(SQLITE, directory, op="write", error="EIO")
     assert any("IOError" in failure for failure in found)
 
 
-def test_a_file_that_may_not_grow_is_told_and_goes_on_when_it_may(directory: Path) -> None:
-    assert limits.growth_limited(directory) == ""
+def test_an_error_of_the_system_that_escapes_from_files_is_seen(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files_appending, "failure", lambda error, *_: error)
+    monkeypatch.setattr(FilesBackend, "_translating", lambda *_: contextlib.nullcontext())
+    found = failures(FILES, directory, op="write", error="EIO")
+    assert any("OSError" in failure for failure in found)
+
+
+@each_kind
+def test_a_file_that_may_not_grow_is_told_and_goes_on_when_it_may(
+    kind: Kind, directory: Path
+) -> None:
+    assert limits.growth_limited(kind, directory) == ""
 
 
 @needs_mounting
-def test_a_full_disk_is_told_and_goes_on_when_there_is_room(directory: Path) -> None:
-    assert limits.full_disk(directory) == ""
+@each_kind
+def test_a_full_disk_is_told_and_goes_on_when_there_is_room(kind: Kind, directory: Path) -> None:
+    assert limits.full_disk(kind, directory) == ""
 
 
 @needs_mounting
-def test_a_read_only_disk_is_told(directory: Path) -> None:
-    assert limits.read_only_disk(directory) == ""
+@each_kind
+def test_a_read_only_disk_can_be_read_and_writing_says_why_not(kind: Kind, directory: Path) -> None:
+    assert limits.read_only_disk(kind, directory) == ""
 
 
-@pytest.mark.skipif(places.is_root(), reason="root may write everywhere")
-def test_missing_permission_is_told(directory: Path) -> None:
-    assert limits.without_permission(directory) == ""
+@each_kind
+def test_without_permission_one_can_read_and_writing_says_why_not(
+    kind: Kind, directory: Path
+) -> None:
+    assert limits.without_permission(kind, directory) == ""
 
 
 @pytest.mark.skipif(not straced.WORKS, reason="strace is not there, or not allowed")
-def test_a_system_call_that_fails_is_told(directory: Path) -> None:
-    path = directory / "store.db"
-    end = straced.run(path, 20, "fdatasync:error=EIO:when=30+")
+@pytest.mark.parametrize(("kind", "call"), [(SQLITE, "fdatasync"), (FILES, "fsync")], ids=str)
+def test_a_system_call_that_fails_is_told(kind: Kind, call: str, directory: Path) -> None:
+    end = straced.run(kind, directory, 20, f"{call}:error=EIO:when=30+")
     assert end.code == 1
     assert "perdure.errors.UnavailableError" in end.last_words
-    assert limits.judge(path, ledger_of(end.said)) == ""
+    assert limits.judge(kind.address(directory), ledger_of(end.said)) == ""
     assert ledger_of(end.said).acks > 0
 
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.durability.kinds import FILES, SQLITE, Kind
 from tests.durability.p08_checker import Stored, digests, faults
 from tests.durability.p08_histories import history
 from tests.durability.p08_processes import FOREVER, Done
@@ -10,9 +11,13 @@ pytestmark = pytest.mark.durability
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(1, 7))
-def test_processes_that_share_a_session_write_one_history(seed: int) -> None:
-    trial = history(seed, appends=400)
+@pytest.mark.parametrize(
+    ("seed", "kind"),
+    [(1, SQLITE), (2, SQLITE), (3, FILES), (4, SQLITE), (5, SQLITE), (6, FILES)],
+    ids=str,
+)
+def test_processes_that_share_a_session_write_one_history(seed: int, kind: Kind) -> None:
+    trial = history(seed, kind, appends=400)
     assert not trial.failure, f"{trial.what}: {trial.failure}"
 
 
@@ -20,7 +25,9 @@ def test_processes_that_share_a_session_write_one_history(seed: int) -> None:
 def test_writers_that_ignore_conflicts_are_caught_with_a_stale_view() -> None:
     # Whether writers meet in one history is a matter of luck; in none of several it is not.
     seeds = (1, 2, 4, 5, 7, 8)
-    assert any("stale view" in history(seed, appends=300, blind=True).failure for seed in seeds)
+    assert any(
+        "stale view" in history(seed, SQLITE, appends=300, blind=True).failure for seed in seeds
+    )
 
 
 def appended(who: str, own: str, begin: int, outcome: int | str) -> Done:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 import perdure
+from tests.durability.kinds import FILES, SQLITE
 from tests.durability.p08_lifecycles import PARENT, judge, lifecycle
 from tests.durability.p08_processes import Done
 
@@ -14,8 +15,8 @@ pytestmark = [pytest.mark.durability, pytest.mark.slow]
 
 def test_branches_keep_their_past_whoever_deletes_dies_or_begins_anew() -> None:
     happened: Counter[str] = Counter()
-    for seed in (1, 2, 3, 4):
-        trial, counts = lifecycle(seed)
+    for seed, kind in enumerate((SQLITE, SQLITE, SQLITE, FILES)):
+        trial, counts = lifecycle(seed + 1, kind)
         assert not trial.failure, f"{trial.what}: {trial.failure}"
         happened.update(counts)
     for wanted in ("append done", "branch done", "delete done", "delete InUseError"):
@@ -30,8 +31,8 @@ def a_store(path: Path) -> perdure.Store:
     """A parent with two messages and a branch, and nothing wrong with it."""
     store = perdure.open(path)
     parent = store.session(PARENT)
-    parent.append({"id": "one", "saw": 0})
-    parent.append({"id": "two", "saw": 1})
+    parent.append({"role": "user", "id": "one", "saw": 0})
+    parent.append({"role": "user", "id": "two", "saw": 1})
     parent.branch("child", at=1)
     return store
 
@@ -68,6 +69,6 @@ def test_the_judge_sees_a_deletion_that_nobody_was_told_of(tmp_path: Path) -> No
     with a_store(tmp_path / "store.db") as store:
         store.delete("child")
         store.delete(PARENT)
-        store.session(PARENT).append({"id": "three", "saw": 0})
+        store.session(PARENT).append({"role": "user", "id": "three", "saw": 0})
     found = list(judge(tmp_path / "store.db", GOOD[:2]))
     assert any("nobody says so" in one for one in found)

@@ -12,6 +12,7 @@ import perdure
 from perdure import commit
 from tests.durability import p29_concurrency as concurrency
 from tests.durability import p29_fork, p29_tasks
+from tests.durability.kinds import FILES, KINDS, SQLITE, Kind
 from tests.durability.promise import Trial
 
 pytestmark = pytest.mark.durability
@@ -21,29 +22,40 @@ def require(trial: Trial) -> None:
     assert not trial.failure, f"{trial.what}: {trial.failure}"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", [1, 2])
-def test_threads_lose_and_repeat_nothing(seed: int, tmp_path: Path) -> None:
-    require(concurrency.thread_trial(seed, tmp_path / "store.db"))
+each_kind = pytest.mark.parametrize("kind", KINDS, ids=str)
 
 
 @pytest.mark.slow
-def test_cancelled_tasks_lose_and_repeat_nothing(tmp_path: Path) -> None:
-    with mock.patch.object(p29_tasks, "TASKS", 200):
-        require(concurrency.task_trial(1, tmp_path / "store.db"))
+@pytest.mark.parametrize(
+    ("seed", "kind"), [(1, SQLITE), (2, SQLITE), (1, FILES)], ids=["1", "2", "files"]
+)
+def test_threads_lose_and_repeat_nothing(seed: int, kind: Kind, directory: Path) -> None:
+    require(concurrency.thread_trial(seed, kind, directory))
+
+
+@pytest.mark.slow
+@each_kind
+def test_cancelled_tasks_lose_and_repeat_nothing(kind: Kind, directory: Path) -> None:
+    with mock.patch.object(p29_tasks, "TASKS", 200 if kind is SQLITE else 60):
+        require(concurrency.task_trial(1, kind, directory))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(8))
-def test_an_interrupted_leader_leaves_the_others_a_typed_error(seed: int, tmp_path: Path) -> None:
-    require(concurrency.interrupt_trial(seed, tmp_path / "store.db"))
+def test_an_interrupted_leader_leaves_the_others_a_typed_error(seed: int, directory: Path) -> None:
+    require(concurrency.interrupt_trial(seed, KINDS[seed % 2], directory))
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this platform does not fork")
-@pytest.mark.parametrize("seed", range(len(p29_fork.SCENARIOS)))
-def test_both_sides_of_a_fork_go_on(seed: int, tmp_path: Path) -> None:
-    require(concurrency.fork_trial(seed, tmp_path / "store.db"))
+@pytest.mark.parametrize(
+    ("scenario", "kind"),
+    [*((scenario, SQLITE) for scenario in p29_fork.SCENARIOS), ("busy", FILES), ("storm", FILES)],
+    ids=str,
+)
+def test_both_sides_of_a_fork_go_on(scenario: str, kind: Kind, directory: Path) -> None:
+    seed = p29_fork.SCENARIOS.index(scenario)
+    require(concurrency.fork_trial(seed, kind, directory))
 
 
 def test_a_task_is_cancelled_at_the_await_that_was_asked_for() -> None:
@@ -65,10 +77,10 @@ def test_a_task_is_cancelled_at_the_await_that_was_asked_for() -> None:
 
 def test_what_was_lost_or_repeated_is_seen(tmp_path: Path) -> None:
     """The twin: the judge finds a loss and a repetition."""
-    path = tmp_path / "store.db"
-    with perdure.open(path) as store:
-        store.session("a").append({"text": "one"}, {"text": "one"})
-    assert concurrency.missing_or_repeated(path, [("a", "two")]) == [
+    address = SQLITE.address(tmp_path)
+    with perdure.open(address) as store:
+        store.session("a").append({"role": "user", "text": "one"}, {"role": "user", "text": "one"})
+    assert concurrency.missing_or_repeated(address, [("a", "two")]) == [
         "a: lost ['two']",
         "a: repeated",
     ]
@@ -86,10 +98,11 @@ def test_a_deadlock_is_seen() -> None:
     forever.release()
 
 
-def test_followers_that_are_left_alone_are_seen(tmp_path: Path) -> None:
+def test_followers_that_are_left_alone_are_seen(directory: Path) -> None:
     """The twin: were the leader's interrupt raised in every thread, the trial would fail."""
+    failures = []
     with mock.patch.object(commit, "_for_another_thread", lambda error: error):
-        failures = [
-            concurrency.interrupt_trial(seed, tmp_path / f"{seed}.db").failure for seed in range(6)
-        ]
+        for seed in range(6):
+            SQLITE.clear(directory)
+            failures.append(concurrency.interrupt_trial(seed, SQLITE, directory).failure)
     assert any("threads were interrupted" in failure for failure in failures)

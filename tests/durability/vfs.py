@@ -1,7 +1,6 @@
 """The real file system under SQLite, with somebody who watches each call and may spoil it.
 
-A watcher gets every call before it happens and decides: do it, do half of it, raise instead, or
-end the process. SQLite's shared memory (`-shm`) can not be watched this way.
+SQLite's shared memory (`-shm`) can not be watched this way.
 """
 
 import contextlib
@@ -9,39 +8,15 @@ import itertools
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import apsw
 
 from perdure.backends import sqlite_schema
 from perdure.backends.sqlite import SqliteBackend
-
-WRITES = frozenset({"open", "write", "sync", "truncate", "delete"})
+from tests.durability.calls import Call, Watcher, let_pass
 
 _number = itertools.count(1)
-
-
-class Call(NamedTuple):
-    """A call that is about to happen; `do(data)` makes it happen.
-
-    `at` is the offset of a write or read, the size of a truncation, the flags of an opening, and
-    for a deletion whether the directory is synced. `handle` is 0 where no open file is concerned.
-    """
-
-    op: str
-    path: str
-    do: Callable[[bytes], Any]
-    handle: int = 0
-    at: int = 0
-    data: bytes = b""
-
-
-Watcher = Callable[[Call], Any]
-
-
-def let_pass(call: Call) -> Any:
-    """Watch without doing anything."""
-    return call.do(call.data)
 
 
 class WatchedVfs(apsw.VFS):
@@ -57,7 +32,7 @@ class WatchedVfs(apsw.VFS):
         return True
 
     def xOpen(self, name: Any, flags: list[int]) -> apsw.VFSFile:  # noqa: N802 - apsw's name
-        path = name.filename() if isinstance(name, apsw.URIFilename) else name or ""
+        path = Path(name.filename() if isinstance(name, apsw.URIFilename) else name or "").name
         number = next(_number)
         call = Call(
             "open", path, lambda _: WatchedFile(self, name, flags, path, number), number, flags[0]
@@ -66,7 +41,8 @@ class WatchedVfs(apsw.VFS):
 
     def xDelete(self, filename: str, syncdir: bool) -> None:  # noqa: FBT001, N802 - as apsw calls it
         delete = super().xDelete
-        self.watcher(Call("delete", filename, lambda _: delete(filename, syncdir), 0, syncdir))
+        path = Path(filename).name
+        self.watcher(Call("delete", path, lambda _: delete(filename, syncdir), 0, syncdir))
 
 
 class WatchedFile(apsw.VFSFile):
@@ -109,12 +85,12 @@ def watching(watcher: Watcher = let_pass) -> Iterator[WatchedVfs]:
 
     def sync_file(path: str) -> None:
         if Path(path).exists():
-            vfs.watcher(Call("sync", path, lambda _: real_sync(path)))
+            vfs.watcher(Call("sync", Path(path).name, lambda _: real_sync(path)))
 
     def rewrite_file(path: str) -> None:
         if Path(path).exists():
             data = Path(path).read_bytes()
-            vfs.watcher(Call("write", path, lambda _: real_rewrite(path), 0, 0, data))
+            vfs.watcher(Call("write", Path(path).name, lambda _: real_rewrite(path), 0, 0, data))
 
     sqlite_schema.sync_file, sqlite_schema.rewrite_file = sync_file, rewrite_file
     try:

@@ -34,6 +34,7 @@ from perdure.backends.files_names import Names, is_listed
 from perdure.backends.files_root import open_root, require_folder
 from perdure.backends.files_stream import Place, StreamFile, place_of
 from perdure.backends.files_writing import adopt, rewrite, settle
+from perdure.backends.filesystem import refusal, why_read_only
 from perdure.backends.rules import POSITION_MAX, check
 from perdure.errors import DamagedError, PerdureError, UsageError
 
@@ -51,7 +52,7 @@ class FilesBackend:
 
     The directory is made if it is missing; the one above it must exist. Waits up to `patience`
     seconds for other processes. May be used after `os.fork` in both processes. On a read-only
-    medium streams can be read.
+    medium, and without permission to write, streams can be read; writing is a UsageError.
     """
 
     capabilities: frozenset[str] = frozenset()
@@ -79,6 +80,7 @@ class FilesBackend:
         self._closed = False
         with self._translating():
             open_root(self._disk, self._root, patience=patience, store=self.name)
+        self._refusal = why_read_only(self._root)
         self._appender = Appender(self._disk, self._root, patience=patience, store=self.name)
         self._begin_in_this_process()
 
@@ -94,6 +96,7 @@ class FilesBackend:
         """
         check(appends)
         self._require_open()
+        self._require_writable()
         with self._translating():
             return self._appender.append(appends)
 
@@ -106,7 +109,10 @@ class FilesBackend:
         reverse: bool = False,
         max_body: int | None = None,
     ) -> Iterator[Entry]:
-        """As `Backend.read`. What comes before a damaged entry is yielded before it raises."""
+        """As `Backend.read`. What comes before a damaged entry is yielded before it raises.
+
+        Damage that lies in no entry is raised at the end: who wants a few does not meet it.
+        """
         place = place_of(self._root, stream)
         left = NO_BOUND if limit is None else limit
         bound = NO_BOUND if max_body is None else max_body
@@ -162,6 +168,7 @@ class FilesBackend:
     def drop(self, stream: str, *, before: int) -> None:
         """As `Backend.drop`, by a new file that takes the place of the old; durable on return."""
         self._require_open()
+        self._require_writable()
         place = place_of(self._root, stream)
         with self._translating(place):
             if not self._is_there(place):
@@ -183,6 +190,10 @@ class FilesBackend:
             raise UsageError(f"{self.name} is closed: open the store again")
         if self._pid != os.getpid():
             self._begin_in_this_process()  # Another thread of the parent may have held the lock.
+
+    def _require_writable(self) -> None:
+        if self._refusal:
+            raise refusal(self.name, self._refusal)
 
     @contextlib.contextmanager
     def _translating(self, place: Place | None = None) -> Iterator[None]:
@@ -223,10 +234,10 @@ class FilesBackend:
             return use(file)
 
     @contextlib.contextmanager
-    def _opened(self, place: Place) -> Iterator[StreamFile]:
+    def _opened(self, place: Place, *, lenient: bool = False) -> Iterator[StreamFile]:
         fd = self._disk.open(place.path, os.O_RDONLY)
         try:
-            yield StreamFile(self._disk, fd, place)
+            yield StreamFile(self._disk, fd, place, lenient=lenient)
         finally:
             self._disk.close(fd)
 
@@ -235,9 +246,27 @@ class FilesBackend:
         try:
             with self._translating(place):
                 page.is_last = self._using(place, page.load) is None or page.is_last
+        except DamagedError as error:
+            if error.position:
+                return error
+            return self._load_leniently(place, page, error)
         except PerdureError as error:
             return error
         return None
+
+    def _load_leniently(
+        self, place: Place, page: "_Page", damage: DamagedError
+    ) -> PerdureError | None:
+        """As `_load`, of a file whose first line is damaged. `streams` tells of that."""
+        try:
+            with self._translating(place), self._opened(place, lenient=True) as file:
+                adopt(file)
+                page.load(file)
+        except DamagedError as error:
+            return error if error.position else damage
+        except PerdureError as error:
+            return error
+        return damage if page.is_last else None
 
     def _head(self, name: str) -> Head | None:
         place = place_of(self._root, name)

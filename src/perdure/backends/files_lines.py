@@ -181,12 +181,29 @@ def parse_opening(line: bytes) -> Opening | None:
     one, other = (text.encode() for text in found.synced)
     if line != _opening(one, other, found.name, found.first):
         return None
-    marks = [_parse_mark(text, stem(name)) or UNKNOWN for text in (one, other)]
-    latest = max(marks)
+    latest, spare = _latest((one, other), stem(name))
     if latest == UNKNOWN:
         return None
-    spare = MARKS_AT[1 - marks.index(latest)]
     return Opening(found.name, found.first, latest, spare, len(line))
+
+
+def guessed_opening(start: bytes, name: str, batch: "Batch") -> Opening:
+    """Return what a damaged first line must have said, given the first batch that is whole.
+
+    Without a mark it says that the file ends there: what follows is beyond the mark.
+    """
+    marks = [start[at : at + MARK_SIZE] for at in MARKS_AT]
+    latest, spare = _latest(marks, stem(name.encode()))
+    if latest.end < batch.end:
+        latest = Mark(end=batch.end, placed=True, last=batch.at)
+    return Opening(name, batch.first, latest, spare, batch.at)
+
+
+def _latest(texts: Sequence[bytes], of: str) -> tuple[Mark, int]:
+    """Return the mark that counts, UNKNOWN if there is none, and where the next one goes."""
+    marks = [_parse_mark(text, of) or UNKNOWN for text in texts]
+    latest = max(marks)
+    return latest, MARKS_AT[1 - marks.index(latest)]
 
 
 def newer_version(line: bytes) -> int:
@@ -200,7 +217,7 @@ def newer_version(line: bytes) -> int:
 
 def _parse_mark(text: bytes, of: str) -> Mark | None:
     parts = text.split(b" ")
-    if len(text) != MARK_SIZE or not all(part.isdigit() for part in parts[1:3]):
+    if (len(text), len(parts)) != (MARK_SIZE, 4) or not (parts[1] + parts[2]).isdigit():
         return None
     mark = Mark(int(parts[1]), parts[0] == b"=", int(parts[2]))
     return mark if mark_text(mark, of) == text else None

@@ -24,6 +24,7 @@ from perdure.backends.files_stream import SUFFIX, Place
 from perdure.errors import DamagedError, PerdureError
 
 _FOLDER = re.compile(r"[0-9a-f]{2}")
+FEW = 100  # New names that are put in their places rather than sorted with all others.
 _LONGEST = 2**20  # Bytes of a first line that are looked at.
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(tuple[str, str]).decode
@@ -91,16 +92,27 @@ class Names:
         return names, next(iter(self._unreadable.values()), None)
 
     def _refresh(self) -> None:
-        changed = False
+        added: set[str] = set()
+        removed: set[str] = set()
         with os.scandir(self._root) as found:
             folders = sorted(one.name for one in found if _FOLDER.fullmatch(one.name))
-        for folder in folders:
-            state = self._state(folder)
-            if self._states.get(folder) != state:
-                self._states[folder] = state
-                changed |= self._read(folder)
-        if changed:
+        try:
+            for folder in folders:
+                state = self._state(folder)
+                if self._states.get(folder) != state:
+                    before, after = self._folders.get(folder, frozenset()), self._read(folder)
+                    self._states[folder], self._folders[folder] = state, after
+                    added |= after - before
+                    removed |= before - after
+        finally:  # What was read before an error is not read again.
+            self._put(added, removed)
+
+    def _put(self, added: set[str], removed: set[str]) -> None:
+        if removed or len(added) > FEW:
             self._sorted = sorted(set().union(*self._folders.values()))
+        else:
+            for name in added:  # A new session must not cost more the more there are.
+                bisect.insort(self._sorted, name)
 
     def _state(self, folder: str) -> _State:
         directory = f"{self._root}{os.sep}{folder}"
@@ -113,17 +125,15 @@ class Names:
             return _State(status.st_mtime_ns, 0, 0)
         return _State(status.st_mtime_ns, names.st_ino, names.st_size)
 
-    def _read(self, folder: str) -> bool:
-        """Take over the names of a folder; say whether they are others than before."""
+    def _read(self, folder: str) -> frozenset[str]:
+        """Return the names of the streams in a folder, and make its list good if need be."""
         directory = f"{self._root}{os.sep}{folder}"
         listed = dict(_lines(_content(self._disk, directory)))
         with os.scandir(directory) as found:
             stems = {one.name[: -len(SUFFIX)] for one in found if one.name.endswith(SUFFIX)}
         unlisted = self._unlisted(directory, stems - listed.keys())
         self._note(directory, [place for place, placed in unlisted.items() if placed])
-        names = frozenset(listed.values()) | {place.name for place in unlisted}
-        before, self._folders[folder] = self._folders.get(folder), names
-        return before != names
+        return frozenset(listed.values()) | {place.name for place in unlisted}
 
     def _unlisted(self, directory: str, stems: set[str]) -> dict[Place, bool]:
         """Return files that no list names, and whether their names are known to be durable."""

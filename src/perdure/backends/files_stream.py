@@ -2,7 +2,8 @@
 
 A batch is found from the one before it or after it, or by bisection: a line of perdure's own can
 be told from any other, and their positions are in order. What is damaged is never skipped while
-reading; whoever begins to read after it does not meet it.
+reading; whoever begins to read after it does not meet it. Who reads past damage (`lenient`) can do
+without the first line.
 """
 
 import os
@@ -17,6 +18,7 @@ from perdure.backends.files_lines import (
     VERSION,
     Batch,
     Opening,
+    guessed_opening,
     newer_version,
     parse_batch,
     parse_opening,
@@ -56,14 +58,14 @@ def place_of(root: str, name: str) -> Place:
 class StreamFile:
     """What can be read of a file up to `end`, and the batch that stands `last` before it."""
 
-    def __init__(self, disk: Disk, fd: int, place: Place) -> None:
+    def __init__(self, disk: Disk, fd: int, place: Place, *, lenient: bool = False) -> None:
         self.place = place
         self._disk = disk
         self._fd = fd
         self._block = b""
         self._block_at = 0
         self._block_ends = False  # Whether the file ends with the block.
-        self.opening = self._open()
+        self.opening = self._guess() if lenient else self._open()
         self.end = self.opening.mark.end
         self.last = self.opening.mark.last
         status = os.fstat(fd)  # After the mark: a file that is shorter than its mark was cut.
@@ -87,9 +89,7 @@ class StreamFile:
         """Return the head for a listing."""
         batch, position = self.head()
         entry = self.entry(batch, len(batch.pieces) - 1, max_body=0)
-        return Head(
-            self.place.name, position, digest_of(entry.header), batch.labels
-        )
+        return Head(self.place.name, position, digest_of(entry.header), batch.labels)
 
     def damaged(self, position: int, reason: str) -> DamagedError:
         return DamagedError(self.place.name, position, f"{reason} (in {self.place.path})")
@@ -217,8 +217,11 @@ class StreamFile:
         at, expected = self.opening.size, self.opening.first
         while at < self.end:
             batch = self.batch(at)
-            if batch is None or batch.first != expected or batch.end > self.size:
+            if batch is None or batch.first != expected:
                 return expected
+            if batch.end > self.size:
+                ends = [*batch.starts[1:], batch.end]
+                return batch.first + sum(end <= self.size for end in ends)
             at, expected = batch.end, batch.last + 1
         return 0
 
@@ -268,6 +271,14 @@ class StreamFile:
         if version:
             raise VersionError(f"{self.place.name!r}", str(version), str(VERSION))
         raise self.damaged(0, "the first line of its file can not be read")
+
+    def _guess(self) -> Opening:
+        self._load(0, FIRST_BLOCK)
+        start, size = self._block, os.fstat(self._fd).st_size
+        batch = self.scan(1, size)
+        if batch is None or batch.end > size:
+            raise self.damaged(0, "no line of its file can be read")
+        return guessed_opening(start, self.place.name, batch)
 
     def _long_first_line(self) -> bytes:
         size = FIRST_BLOCK

@@ -1,10 +1,11 @@
-"""Tell local file systems from those of other machines, by what the kernel says of a path."""
+"""Tell where a path lies: on this machine or another, where one may write or only read."""
 
+import os
 import re
 import sys
 from pathlib import Path
 
-from perdure.errors import UnsupportedError
+from perdure.errors import UnsupportedError, UsageError
 
 MOUNTINFO = Path("/proc/self/mountinfo")
 
@@ -54,6 +55,24 @@ def require_local(path: str) -> None:
             "the write-ahead log needs memory that all processes on one machine share: "
             "put the file on a local disk",
         )
+
+
+def why_read_only(*paths: str) -> str:
+    """Say why this process can not write to something that is there; "" as far as it can."""
+    for path in paths:
+        if os.path.exists(path) and not os.access(path, os.W_OK):  # noqa: PTH110 - text in.
+            if hasattr(os, "statvfs") and os.statvfs(path).f_flag & os.ST_RDONLY:
+                return "the file system is read-only"
+            return f"there is no permission to write to {path}"
+    return ""
+
+
+def refusal(store: str, reason: str) -> UsageError:
+    """Return the error of a write to a store that can only be read."""
+    return UsageError(
+        f"{store} can only be read, because {reason}: nothing was written; "
+        "when that has changed, open the store again"
+    )
 
 
 def is_unc(path: str) -> bool:

@@ -15,13 +15,13 @@ import apsw
 import msgspec
 
 from perdure.backend import RECENT, Append, Entry, Guarantees, Head, Outcome, digest_of
-from perdure.backends import sqlite_recent, sqlite_schema
+from perdure.backends import sqlite_recent
 from perdure.backends.filesystem import require_local
 from perdure.backends.rules import POSITION_MAX, check, check_name, decide
-from perdure.backends.sqlite_connections import Connections, patient
 from perdure.backends.sqlite_errors import DRIVER_ERRORS, translated
-from perdure.backends.sqlite_schema import open_connection, require_library
-from perdure.errors import DamagedError, PerdureError, UsageError
+from perdure.backends.sqlite_read_only import connect
+from perdure.backends.sqlite_schema import require_library
+from perdure.errors import DamagedError, PerdureError, UnavailableError, UsageError
 
 PATIENCE = 60.0  # Seconds; many writers queue behind one slow disk before it counts as down.
 PAGE_ROWS = 256  # A page's read transaction stays short: it keeps the log from being reset.
@@ -69,7 +69,8 @@ class SqliteBackend:
     """Keeps streams in a file. What `append` has stored survives the loss of power.
 
     The file is made if it is missing or empty; its directory must exist. Waits up to `patience`
-    seconds for other processes. May be used after `os.fork` in both processes.
+    seconds for other processes. May be used after `os.fork` in both processes. On a read-only
+    medium, and without permission to write, streams can be read; writing is a UsageError.
     """
 
     capabilities: frozenset[str] = frozenset({RECENT})
@@ -91,14 +92,7 @@ class SqliteBackend:
         self.name = f"sqlite:{given}"
         self._path = os.path.realpath(given)
         require_local(self._path)
-        self._connections = Connections(
-            self.name,
-            lambda: open_connection(self._path, self.name, vfs, patient(patience)),
-            self._rewrite_log,
-            self._identify,
-        )
-        with self._connections.writing(""):
-            pass  # Whatever is wrong with the file is said now and not at the first append.
+        self._connections = connect(self._path, self.name, vfs, patience)
 
     def append(self, appends: Sequence[Append]) -> Sequence[Outcome]:
         """As `Backend.append`: one transaction for all."""
@@ -182,18 +176,6 @@ class SqliteBackend:
             if head is not None:
                 db.execute(DROP, (place, min(before, head.position)))
 
-    def _identify(self) -> tuple[int, int] | None:
-        try:
-            found = os.stat(self._path)  # noqa: PTH116 - in every write, and Path takes twice as long
-        except OSError:  # There is none, or nobody can look: opening says why.
-            return None
-        return found.st_dev, found.st_ino
-
-    def _rewrite_log(self) -> None:
-        log = self._path + "-wal"
-        sqlite_schema.rewrite_file(log)
-        sqlite_schema.sync_file(log)
-
     def close(self) -> None:
         """Let go of the file; the last one to close it leaves a single file behind."""
         self._connections.close()
@@ -228,6 +210,9 @@ class SqliteBackend:
         try:
             with self._connections.reading() as db:
                 page.load(db)
+        except UnavailableError as error:
+            page.entries.clear()  # Others wrote to a file that was read without a lock.
+            return error
         except PerdureError as error:
             return error
         except DRIVER_ERRORS as error:

@@ -86,6 +86,16 @@ def open_connection(
     return connection
 
 
+def prepare_reader(connection: apsw.Connection, path: str, name: str) -> None:
+    """Make sure that a connection that can only read is one to a store."""
+    connection.config(apsw.SQLITE_DBCONFIG_ENABLE_TRIGGER, 0)
+    connection.config(apsw.SQLITE_DBCONFIG_ENABLE_VIEW, 0)
+    if _is_new(connection, path, name):
+        raise UnavailableError(name, "it is empty, and nothing can be written to it")
+    connection.execute(SETTINGS).fetchall()
+    _require_tables(connection, name)
+
+
 def rewrite_file(path: str) -> None:
     """Write a file's bytes anew, for `sync_file`; nothing to do if there is no such file.
 
@@ -101,6 +111,12 @@ def rewrite_file(path: str) -> None:
             os.write(handle, data)
     finally:
         os.close(handle)
+
+
+def rewrite_log(path: str) -> None:
+    """Write the log of a database anew, and sync it."""
+    rewrite_file(path + "-wal")
+    sync_file(path + "-wal")
 
 
 def sync_file(path: str) -> None:

@@ -5,9 +5,11 @@ from importlib import import_module
 
 import click
 
-# Name → its module (which defines it under the same name), and what `perdure --help` says of it.
+# Name → what `perdure --help` says of it. Its module defines it under the same name.
 COMMANDS = {
+    "chat": "Talk with a model; the conversation survives the process.",
     "demo": "Kill an assistant in the middle of its turn, and see it go on.",
+    "import": "Take messages out of JSON files that a script kept.",
     "ls": "List sessions.",
     "show": "Show a conversation: who said what, how turns ended, what was known.",
     "stats": "Count what a store holds.",
@@ -27,7 +29,8 @@ class Later(MutableMapping[str, click.Command]):
         if name not in self._found:
             if name not in self._names:
                 raise KeyError(name)
-            self._found[name] = getattr(import_module(f"perdure.cli.{name}"), name)
+            defined = "import_" if name == "import" else name  # A word that Python keeps.
+            self._found[name] = getattr(import_module(f"perdure.cli.{defined}"), defined)
         return self._found[name]
 
     def __setitem__(self, name: str, command: click.Command) -> None:

@@ -6,14 +6,16 @@ The JSON of a record has the keys `session`, `position`, `id`, `kind`, `time`, `
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
 
 from perdure.cli.text import compact, exact, safe
-from perdure.errors import DamagedError
+from perdure.collecting import rebuild
+from perdure.errors import DamagedError, PerdureError
 from perdure.fold import GENERATED
+from perdure.intake import Taken
 from perdure.records import (
     Branched,
     Content,
@@ -22,10 +24,15 @@ from perdure.records import (
     Labelled,
     Message,
     Note,
+    Piece,
+    Pinned,
     Record,
     Recovered,
     Released,
     Snapshot,
+    Summary,
+    SummaryUndone,
+    Tools,
     TurnAbandoned,
     TurnBegun,
     TurnChange,
@@ -81,8 +88,41 @@ def said(content: Content, record_id: str) -> Said:
         case TurnChange(turn=turn):
             words = {"turn.continued": "is taken over and goes on", "turn.completed": "is complete"}
             return Said(f"{turn_name(turn)} {words.get(content.kind, content.kind)}")
+        case Piece() | Pinned() | Summary() | SummaryUndone() | Tools():
+            return _talk(content)
         case _:
             return _other(content)
+
+
+def _talk(content: Content) -> Said:
+    """Return what is beside the messages of a conversation, in words."""
+    match content:
+        case Piece():
+            return Said("a piece of an answer on its way", _piece(content))
+        case Pinned(message=message, on=on):
+            return Said(f"message {message} is {'pinned' if on else 'no longer pinned'}")
+        case Summary(first=first, last=last, previous=previous, text=text):
+            more = f" and the summary at {previous}" if previous else ""
+            return Said(f"summary of {first} to {last}{more}, in their place in windows", text)
+        case SummaryUndone(summary=summary):
+            return Said(f"the summary at {summary} is undone")
+        case Tools(catalogue=catalogue):
+            return Said(f"tools on offer: {safe(', '.join(catalogue)) or 'none'}")
+        case _:
+            return _other(content)
+
+
+def _piece(content: Piece) -> str:
+    """Return what a piece says; pieces are cut anywhere, so not each of them says something."""
+    try:
+        return said_by(rebuild([content.data]))
+    except PerdureError:
+        return _json(content.data)
+
+
+def said_by(taken: Sequence[Taken]) -> str:
+    """Return what messages say, as they were stored."""
+    return "\n".join(part for message, _ in taken for part in message_parts(message))
 
 
 def _other(content: Content) -> Said:
@@ -127,6 +167,8 @@ def speaker(content: Message) -> str:
         words.append(f"in {content.channel}")
     if content.origin:
         words.append(f"from {content.origin}")
+    if content.interrupted:
+        words.append("INTERRUPTED")
     return safe(" ".join(str(word) for word in words if word))
 
 

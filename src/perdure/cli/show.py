@@ -6,7 +6,7 @@ from typing import NamedTuple
 import click
 
 from perdure.backend import Head
-from perdure.cli.rendering import damage_json, record_json
+from perdure.cli.rendering import damage_json, record_json, said_by
 from perdure.cli.show_view import View
 from perdure.cli.stores import BAD_NEWS, Opened, Reading, opened, require_head, store_option
 from perdure.cli.text import say_json
@@ -149,7 +149,7 @@ def _print(source: Opened, head: Head, span: Span, view: View, *, at: int | None
         else:
             damaged = True
             view.unreadable(item)
-    view.open_turns(past=at is not None and at < head.position)
+    view.open_turns(_partial(state), past=at is not None and at < head.position)
     if isinstance(state, Session):
         with state:
             view.values(_values(state, span.upto))
@@ -165,6 +165,18 @@ def _opened(store: Store, session: str) -> Session | DamagedError | None:
         return None
     except DamagedError as error:
         return error
+
+
+def _partial(state: Session | DamagedError | None) -> dict[str, str]:
+    """Return what the cut answers of open turns had said, as far as it can be read."""
+    found = {}
+    for turn in state.interrupted if isinstance(state, Session) else ():
+        if turn.partial:
+            try:
+                found[turn.id] = said_by(turn.said())
+            except DamagedError as error:
+                found[turn.id] = f"UNREADABLE: {error.reason}"
+    return found
 
 
 def _values(session: Session, upto: int) -> Iterator[tuple[str, int, object]]:

@@ -1,6 +1,6 @@
 """What `perdure show` prints: a title, the records in order, what is open, what is known."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import click
 
@@ -19,7 +19,7 @@ from perdure.cli.text import (
 )
 from perdure.errors import DamagedError
 from perdure.fold import DELETED
-from perdure.records import Kept, Message, Record, Snapshot, TurnBegun
+from perdure.records import Kept, Message, Piece, Record, Snapshot, TurnBegun
 from perdure.session import Session
 
 CUT = 2000  # Characters; what is longer fills more than a screen, and is cut unless asked for.
@@ -70,7 +70,7 @@ class View:
         """Print one record."""
         if self._raw:
             self._print_raw(record)
-        elif isinstance(record.content, Snapshot) or _is_echo(record):
+        elif isinstance(record.content, Snapshot | Piece) or _is_echo(record):
             self._hidden += 1
         elif record.kind.startswith("turn.") or record.kind in {"branched", "deleted"}:
             self._rule(record)
@@ -157,8 +157,8 @@ class View:
         where = f"{error.position:>{self._indent - 2}}" if error.position else " " * 4
         say(f"{where}  UNREADABLE: {safe(error.reason)}", fg="red", bold=True)
 
-    def open_turns(self, *, past: bool) -> None:
-        """Tell of the turns that have no end."""
+    def open_turns(self, partial: Mapping[str, str], *, past: bool) -> None:
+        """Tell of the turns that have no end, and what their cut answers had said."""
         for turn, (position, correlation_id) in self._turns.items():
             name = turn_name(turn, correlation_id)
             say()
@@ -167,6 +167,9 @@ class View:
                 continue
             say(f"── {name}, begun at {position}: INTERRUPTED", fg="red", bold=True)
             self._text("It has no end: its process died, or is still at work.")
+            if turn in partial:
+                self._text("Its answer had come so far:")
+                self._text(partial[turn])
 
     def values(self, known: Iterable[tuple[str, int, object]]) -> None:
         """Print the values as they stand in the end."""

@@ -100,7 +100,7 @@ class Reading(click.Command):
 def _words(ctx: click.Context) -> Iterator[str]:
     """Yield what stands where a session, or the beginning of one, is expected."""
     for param in ctx.command.params:
-        if isinstance(param, click.Argument) and param.name:
+        if isinstance(param, click.Argument) and not isinstance(param.type, click.Path):
             given = ctx.params.get(param.name)
             yield from (given,) if isinstance(given, str) else given or ()
 

@@ -1,7 +1,8 @@
-"""For whoever writes a backend, or tests how an application recovers.
+"""For whoever writes a backend, or tests how an application recovers or talks to a model.
 
 `BackendContract` and `AsyncBackendContract` need pytest, which is imported only when one of them
-is asked for; `machine_for` needs hypothesis, likewise; `faults` needs nothing.
+is asked for; `machine_for` needs hypothesis, likewise; the others need nothing. `ModelServer`
+answers in the place of OpenAI's API; `violations` knows what the providers refuse.
 """
 
 from importlib import import_module
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
     from perdure.testing.contract import BackendContract
     from perdure.testing.contract_async import AsyncBackendContract
     from perdure.testing.machine import machine_for
+    from perdure.testing.model_server import ModelServer
+    from perdure.testing.rules import violations
 
 __all__ = [
     "AsyncBackendContract",
@@ -20,9 +23,11 @@ __all__ = [
     "Crash",
     "CrashAt",
     "Flaky",
+    "ModelServer",
     "Slow",
     "Torn",
     "machine_for",
+    "violations",
 ]
 
 
@@ -30,12 +35,17 @@ _CONTRACTS = {
     "BackendContract": "perdure.testing.contract",
     "AsyncBackendContract": "perdure.testing.contract_async",
 }
+_OTHERS = {
+    "ModelServer": "perdure.testing.model_server",
+    "machine_for": "perdure.testing.machine",
+    "violations": "perdure.testing.rules",
+}
 _PARTS = ("contract_appending", "contract_reading", "contract_recent", "contract_sharing")
 
 
 def __getattr__(name: str) -> Any:
-    if name == "machine_for":
-        return import_module("perdure.testing.machine").machine_for
+    if name in _OTHERS:
+        return getattr(import_module(_OTHERS[name]), name)
     if name not in _CONTRACTS:
         message = f"module {__name__!r} has no attribute {name!r}"
         raise AttributeError(message)

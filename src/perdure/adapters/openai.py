@@ -1,0 +1,211 @@
+"""A client of the `openai` package whose conversations are kept in a session.
+
+    client = wrap(openai.OpenAI(), store.session("claim-4711"))
+    client.chat.completions.create(model="gpt-4o-mini", messages=[{"role": "user", …}])
+
+Calls give only what is new. What was said before comes from the session, and what is said is
+durable: the new messages before the model is called, the reply when the call returns. The package
+is not patched, and other clients are not concerned.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
+
+from perdure import AsyncSession, Session
+from perdure.adapters.openai_conversation import Conversation, Options, Request, Steps
+from perdure.adapters.openai_faces import Awaiting, Blocking
+from perdure.adapters.openai_proxy import Proxy, refuse
+from perdure.adapters.openai_record import Reply, inputs_of
+from perdure.adapters.openai_replay import client_for
+from perdure.errors import UsageError
+
+if TYPE_CHECKING:
+    import openai
+
+    from perdure.catalogue import Changes
+
+Client = TypeVar("Client", bound="openai.OpenAI | openai.AsyncOpenAI")
+
+PIECES_EVERY = 0.5  # Seconds, as `turn.stream` has it.
+
+
+def wrap(
+    client: Client,
+    session: Session | AsyncSession,
+    *,
+    max_tokens: int | None = None,
+    max_messages: int | None = None,
+    perspective: str = "",
+    every: float = PIECES_EVERY,
+    on_tools: "Callable[[Changes], object] | None" = None,
+) -> Client:
+    """Return a client that does what the given one does, and keeps its conversation in a session.
+
+    `chat.completions` and `responses`: `create`, streamed or not, `parse` and `stream` take what is
+    new (`messages`, `input`) and send the session's window before it. `max_tokens`, `max_messages`
+    and `perspective` are those of `session.messages`, `every` that of `turn.stream`.
+
+    Outside of any turn, a call with new messages begins one, a reply that calls no tools completes
+    it, and an error of the API is recorded as its failure and raised unchanged. After a crash, a
+    call with the same messages goes on with the unfinished turn; replies that it has had are given
+    again without calling the model. Inside `with session.turn(...)`, calls belong to that turn.
+
+    When the tools on offer are others than last time, `on_tools` is called with what changed.
+    Everything else of the client is as it was, and is not recorded.
+    """
+    import openai
+
+    if issubclass(type(client), _Client):
+        raise UsageError("the client is wrapped already: give the one that it was made of")
+    if not isinstance(client, openai.OpenAI | openai.AsyncOpenAI):
+        raise UsageError(f"a {type(client).__qualname__} is not a client: give an openai.OpenAI()")
+    asynchronous = isinstance(client, openai.AsyncOpenAI)
+    wanted = AsyncSession if asynchronous else Session
+    if not isinstance(session, wanted):
+        opened = "perdure.open_async" if asynchronous else "perdure.open"
+        reason = f"an {type(client).__name__} client needs a session of {opened}(...)"
+        raise UsageError(f"{reason}, not a {type(session).__qualname__}")
+    options = Options(max_tokens, max_messages, perspective, every, on_tools)
+    face = Awaiting() if asynchronous else Blocking()
+    return cast("Client", _Client(client, Conversation(session, face, options)))
+
+
+class _Client(Proxy):
+    """The client. Its copies belong to the same conversation."""
+
+    def __init__(self, target: Any, conversation: Conversation) -> None:
+        super().__init__(target)
+        self._hold(_conversation=conversation)
+
+    @property
+    def chat(self) -> Any:
+        return _Chat(self._target, self._target.chat, self._conversation)
+
+    @property
+    def responses(self) -> Any:
+        return _Responses(self._target, self._conversation)
+
+    @property
+    def beta(self) -> Any:
+        beta = self._target.beta
+        if not hasattr(beta, "chat"):
+            return beta
+        return Proxy(beta, chat=_Chat(self._target, beta.chat, self._conversation))
+
+    @property
+    def with_raw_response(self) -> Any:
+        raise refuse("with_raw_response")
+
+    @property
+    def with_streaming_response(self) -> Any:
+        raise refuse("with_streaming_response")
+
+    def copy(self, **options: Any) -> "_Client":
+        return _Client(self._target.copy(**options), self._conversation)
+
+    with_options = copy
+
+    def __enter__(self) -> Self:
+        self._target.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._target.__exit__(*error)
+
+    async def __aenter__(self) -> Self:
+        await self._target.__aenter__()
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self._target.__aexit__(*error)
+
+
+class _Chat(Proxy):
+    def __init__(self, client: Any, target: Any, conversation: Conversation) -> None:
+        super().__init__(target)
+        self._hold(completions=_Completions(client, conversation))
+
+    @property
+    def with_raw_response(self) -> Any:
+        raise refuse("with_raw_response")
+
+    @property
+    def with_streaming_response(self) -> Any:
+        raise refuse("with_streaming_response")
+
+
+class _Endpoint(Proxy):
+    """A resource of the API whose calls are part of the conversation."""
+
+    FORMAT = ""
+    FIELD = ""
+    STATE: tuple[str, ...] = ()
+
+    def __init__(self, client: Any, conversation: Conversation) -> None:
+        super().__init__(self._resource(client))
+        self._hold(_client=client)
+        self._hold(_conversation=conversation)
+
+    def create(self, **arguments: Any) -> Any:
+        return self._conversation.face.drive(self._call("create", arguments))
+
+    def parse(self, **arguments: Any) -> Any:
+        return self._conversation.face.drive(self._call("parse", arguments))
+
+    def stream(self, **arguments: Any) -> Any:
+        # The SDK's own helper, around our `create`.
+        return type(self._target).stream(self, **arguments)
+
+    @property
+    def with_raw_response(self) -> Any:
+        raise refuse("with_raw_response")
+
+    @property
+    def with_streaming_response(self) -> Any:
+        raise refuse("with_streaming_response")
+
+    def _call(self, method: str, arguments: dict[str, Any]) -> Steps[Any]:
+        for name in self.STATE:
+            if arguments.get(name):
+                reason = f"{name} leaves the conversation to the server, and the session keeps it"
+                raise UsageError(f"{reason}: leave it out, or call the client that was wrapped")
+        field, streaming = self.FIELD, bool(arguments.get("stream"))
+        given = inputs_of(arguments.get(field) or [], field)
+        tools = arguments.get("tools")
+        if tools:
+            tools = list(tools)
+            arguments = {**arguments, "tools": tools}
+
+        def send(window: list[dict[str, Any]]) -> Any:
+            return getattr(self._target, method)(**{**arguments, field: window})
+
+        def replay(reply: Reply) -> Any:
+            asynchronous = self._conversation.face.asynchronous
+            client = client_for(self._client, reply, streaming=streaming, asynchronous=asynchronous)
+            return getattr(self._resource(client), method)(**{**arguments, field: given})
+
+        request = Request(self.FORMAT, given, tools or [], streaming, send, replay)
+        return (yield from self._conversation.call(request))
+
+    @staticmethod
+    def _resource(client: Any) -> Any:
+        raise NotImplementedError
+
+
+class _Completions(_Endpoint):
+    FORMAT = "openai.chat"
+    FIELD = "messages"
+
+    @staticmethod
+    def _resource(client: Any) -> Any:
+        return client.chat.completions
+
+
+class _Responses(_Endpoint):
+    FORMAT = "openai.responses"
+    FIELD = "input"
+    STATE = ("previous_response_id", "conversation", "background")
+
+    @staticmethod
+    def _resource(client: Any) -> Any:
+        return client.responses

@@ -1,0 +1,208 @@
+"""The two colours of a conversation: how its steps are carried out, and its streams."""
+
+import inspect
+from collections.abc import AsyncIterator, Callable, Iterator
+from types import TracebackType
+from typing import Any, Self
+
+from perdure.adapters.openai_conversation import Conversation, Place, Steps
+from perdure.adapters.openai_proxy import Proxy
+from perdure.errors import UsageError
+
+_SUPERSEDED = (
+    "the stream was closed by the next call in its session: read it to its end first, "
+    "or make both calls inside a session.turn(...)"
+)
+
+
+class Blocking:
+    """Carries out steps at once."""
+
+    asynchronous = False
+
+    def drive(self, steps: Steps[Any]) -> Any:
+        resume: Callable[[Any], Callable[[], Any]] = steps.send
+        value: Any = None
+        try:
+            while True:
+                try:
+                    action = resume(value)
+                except StopIteration as end:
+                    return end.value
+                try:
+                    resume, value = steps.send, action()
+                except BaseException as error:  # noqa: BLE001 - the steps decide, and raise it again
+                    resume, value = steps.throw, error
+        finally:
+            steps.close()  # Where an interrupt fell between two of them.
+
+    def enter(self, turn: Any) -> Any:
+        return turn.__enter__()
+
+    def leave(self, turn: Any, error: BaseException | None) -> Any:
+        return turn.__exit__(type(error) if error else None, error, None)
+
+    def records(self, session: Any, after: int) -> Any:
+        return list(session.records(after=after))
+
+    def stream(self, conversation: Conversation, place: Place, source: Any) -> Any:
+        return RecordedStream(conversation, place, source)
+
+
+class Awaiting:
+    """Carries out steps in an event loop."""
+
+    asynchronous = True
+
+    async def drive(self, steps: Steps[Any]) -> Any:
+        resume: Callable[[Any], Callable[[], Any]] = steps.send
+        value: Any = None
+        try:
+            while True:
+                try:
+                    action = resume(value)
+                except StopIteration as end:
+                    return end.value
+                try:
+                    value = action()
+                    if inspect.isawaitable(value):
+                        value = await value
+                    resume = steps.send
+                except BaseException as error:  # noqa: BLE001 - the steps decide, and raise it again
+                    resume, value = steps.throw, error
+        finally:
+            steps.close()  # Where an interrupt fell between two of them.
+
+    async def enter(self, turn: Any) -> Any:
+        return await turn.__aenter__()
+
+    async def leave(self, turn: Any, error: BaseException | None) -> Any:
+        return await turn.__aexit__(type(error) if error else None, error, None)
+
+    async def records(self, session: Any, after: int) -> Any:
+        return [record async for record in session.records(after=after)]
+
+    def stream(self, conversation: Conversation, place: Place, source: Any) -> Any:
+        return AsyncRecordedStream(conversation, place, source)
+
+
+class _Recorded(Proxy):
+    """What the two streams have in common: they stand for the SDK's, which has all the rest."""
+
+    def __init__(self, conversation: Conversation, place: Place, source: Any) -> None:
+        super().__init__(source)
+        every = conversation.options.every
+        recorded = place.turn.stream(source, every=every)
+        self._hold(_conversation=conversation, _place=place, _recorded=recorded)
+        self._hold(_over=False, _superseded=False)
+
+    @property
+    def response(self) -> Any:
+        """The response, whose closing closes the stream: the SDK's helpers do only that."""
+        return Proxy(self._target.response, close=self.close, aclose=self.close)
+
+    def close(self) -> Any:
+        raise NotImplementedError
+
+    def _steps(self, error: BaseException | None = None) -> Any:
+        self._hold(_over=True)
+        steps = (
+            self._conversation.streamed(self._place, self._recorded)
+            if error is None
+            else self._conversation.broken(self._place, error)
+        )
+        return self._conversation.face.drive(steps)
+
+    def _require_current(self) -> None:
+        if self._superseded:
+            raise UsageError(_SUPERSEDED)
+
+
+class RecordedStream(_Recorded):
+    """The SDK's stream; what it says is made durable on the way."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        self._require_current()
+        try:
+            return next(self._recorded)
+        except StopIteration:
+            if not self._over:
+                self._steps()
+            raise
+        except BaseException as error:
+            if not self._over:
+                self._steps(error)
+            raise
+
+    def close(self) -> None:
+        """Stop reading. What was said so far stays, as an answer that was cut."""
+        if self._over:
+            self._target.close()
+        else:
+            self._recorded.close()
+            self._steps()
+
+    def supersede(self) -> None:
+        if not self._over:
+            self._hold(_superseded=True)
+            self.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class AsyncRecordedStream(_Recorded):
+    """The SDK's stream; what it says is made durable on the way."""
+
+    def __aiter__(self) -> AsyncIterator[Any]:
+        return self
+
+    async def __anext__(self) -> Any:
+        self._require_current()
+        try:
+            return await anext(self._recorded)
+        except StopAsyncIteration:
+            if not self._over:
+                await self._steps()
+            raise
+        except BaseException as error:
+            if not self._over:
+                await self._steps(error)
+            raise
+
+    async def close(self) -> None:
+        """Stop reading. What was said so far stays, as an answer that was cut."""
+        if self._over:
+            await self._target.close()
+        else:
+            await self._recorded.close()
+            await self._steps()
+
+    aclose = close
+
+    async def supersede(self) -> None:
+        if not self._over:
+            self._hold(_superseded=True)
+            await self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()

@@ -1,0 +1,37 @@
+"""An object that stands for another: it has all its attributes, but for some of its own."""
+
+from typing import Any
+
+from perdure.errors import UsageError
+
+
+class Proxy:
+    """Stands for a target; `isinstance` takes it for one of the target's class."""
+
+    def __init__(self, target: Any, **own: Any) -> None:
+        self._hold(_target=target, **own)
+
+    def _hold(self, **own: Any) -> None:
+        self.__dict__.update(own)
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        return type(self._target)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._target, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._target, name, value)
+
+    def __dir__(self) -> list[str]:
+        return dir(self._target)
+
+    def __repr__(self) -> str:
+        return f"<recorded {self._target!r}>"
+
+
+def refuse(name: str) -> UsageError:
+    """Return what to say to who asks for the SDK's raw responses."""
+    reason = f"{name} gives what the session can not record"
+    return UsageError(f"{reason}: call it on the client that was given to wrap()")

@@ -1,0 +1,130 @@
+"""A recorded reply → what the SDK would have returned. Nothing is sent.
+
+The SDK's own code reads the reply from a transport that answers from memory. So parsed objects,
+streams and their events are what they are, whatever the version of the package.
+"""
+
+import json
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from perdure.adapters.openai_record import Item, Reply
+
+_OF_CHOICE = ("index", "finish_reason", "logprobs")
+_BLANK: Item = {"content": [], "summary": [], "arguments": "", "input": ""}
+
+
+def client_for(client: Any, reply: Reply, *, streaming: bool, asynchronous: bool) -> Any:
+    """Return a copy of a client whose next request is answered with a recorded reply."""
+    import openai
+
+    made = openai.DefaultAsyncHttpxClient if asynchronous else openai.DefaultHttpxClient
+    # The SDK's own HTTP package, which is another one in older versions.
+    http = sys.modules[made.__mro__[1].__module__.partition(".")[0]]
+    is_response = reply.meta.get("object") == "response"
+    body = response_body(reply) if is_response else completion_body(reply)
+    headers = {"content-type": "text/event-stream" if streaming else "application/json"}
+    if "request_id" in reply.meta:
+        headers["x-request-id"] = str(reply.meta["request_id"])
+    if streaming:
+        events = response_events(body) if is_response else completion_chunks(body)
+        content = "".join(_event(event) for event in events) + "data: [DONE]\n\n"
+    else:
+        content = json.dumps(body)
+
+    def answer(request: Any) -> Any:
+        return http.Response(200, headers=headers, content=content.encode(), request=request)
+
+    transport = http.MockTransport(answer)
+    return client.with_options(http_client=made(transport=transport), max_retries=0)
+
+
+def _event(event: Item) -> str:
+    name = f"event: {event['type']}\n" if "type" in event else ""
+    return f"{name}data: {json.dumps(event)}\n\n"
+
+
+def completion_body(reply: Reply) -> Item:
+    """Return a chat completion as the API sends it."""
+    meta = {**reply.meta}
+    meta.pop("request_id", None)
+    others, own = meta.pop("choices", []), meta.pop("choice", {})
+    choice = {name: meta.pop(name) for name in _OF_CHOICE if name in meta}
+    (message,) = reply.messages
+    first = {"index": 0, "finish_reason": "stop", **choice, **own, "message": message}
+    return {**meta, "object": "chat.completion", "choices": [first, *others]}
+
+
+def completion_chunks(body: Item) -> Iterator[Item]:
+    """Yield a completion as chunks: all that was said at once, why it ended, the usage."""
+    rest = {**body, "object": "chat.completion.chunk"}
+    usage, choices = rest.pop("usage", None), rest.pop("choices")
+    said = [{**one, "finish_reason": None, "delta": _delta(one["message"])} for one in choices]
+    ended = [{**one, "delta": {}} for one in choices]
+    for each in (said, ended):
+        for choice in each:
+            choice.pop("message")
+        yield {**rest, "choices": each}
+    if usage is not None:
+        yield {**rest, "choices": [], "usage": usage}
+
+
+def _delta(message: Item) -> Item:
+    calls = message.get("tool_calls")
+    if not calls:
+        return {name: found for name, found in message.items() if name != "tool_calls"}
+    return {**message, "tool_calls": [{"index": at, **call} for at, call in enumerate(calls)]}
+
+
+def response_body(reply: Reply) -> Item:
+    """Return a response as the API sends it."""
+    meta = {name: found for name, found in reply.meta.items() if name != "request_id"}
+    return {**meta, "output": reply.messages}
+
+
+def response_events(body: Item) -> Iterator[Item]:
+    """Yield a response as the events of a stream, numbered."""
+    begun = {**body, "status": "in_progress", "output": [], "usage": None}
+    begun["incomplete_details"] = None
+    ended = body.get("status") or "completed"
+    told = [
+        {"type": "response.created", "response": begun},
+        {"type": "response.in_progress", "response": begun},
+        *(event for at, item in enumerate(body["output"]) for event in _item_events(item, at)),
+        {"type": f"response.{ended}", "response": body},
+    ]
+    for number, event in enumerate(told):
+        yield {**event, "sequence_number": number}
+
+
+def _item_events(item: Item, index: int) -> Iterator[Item]:
+    at = {"item_id": item.get("id") or "", "output_index": index}
+    blank = {name: empty for name, empty in _BLANK.items() if name in item}
+    begun = {**item, **blank, "status": "in_progress"}
+    yield {"type": "response.output_item.added", "output_index": index, "item": begun}
+    match item.get("type"):
+        case "message":
+            for number, part in enumerate(item.get("content") or ()):
+                yield from _part_events(part, {**at, "content_index": number})
+        case "function_call":
+            yield from _text_events("function_call_arguments", "arguments", item, at)
+        case "custom_tool_call":
+            yield from _text_events("custom_tool_call_input", "input", item, at)
+    yield {"type": "response.output_item.done", "output_index": index, "item": item}
+
+
+def _part_events(part: Item, at: Item) -> Iterator[Item]:
+    refused = part.get("type") == "refusal"
+    name, field = ("refusal", "refusal") if refused else ("output_text", "text")
+    blank = {**part, field: ""}
+    yield {"type": "response.content_part.added", **at, "part": blank}
+    yield from _text_events(name, field, part, at if refused else {**at, "logprobs": []})
+    yield {"type": "response.content_part.done", **at, "part": part}
+
+
+def _text_events(name: str, field: str, holder: Item, at: Item) -> Iterator[Item]:
+    text = holder.get(field) or ""
+    if text:
+        yield {"type": f"response.{name}.delta", **at, "delta": text}
+    yield {"type": f"response.{name}.done", **at, field: text}

@@ -1,0 +1,180 @@
+"""Who answers in `perdure chat`: an OpenAI-compatible endpoint, or a script without any model.
+
+Both give the chunks of a streamed chat completion. Whatever a client or its transport raises is a
+ModelError, whose text is one line for people.
+"""
+
+import os
+import re
+import time
+from collections.abc import Iterator
+from functools import cached_property
+from importlib.util import find_spec
+from typing import Any, NamedTuple, Protocol
+
+from perdure.cli.chat_stop import Stop
+from perdure.cli.demo_child import SCRIPT
+from perdure.cli.stores import WrongCallError
+
+DEFAULT_MODEL = "gpt-4o-mini"
+NO_KEY = "none"  # Local servers want none, and the package wants something.
+SCRIPTED = "scripted"
+PACE = 0.03  # Seconds a word: slow enough to be stopped with Ctrl-C.
+
+Messages = list[dict[str, Any]]
+
+
+class ModelError(Exception):
+    """The model did not answer, or not to the end."""
+
+
+class Model(Protocol):
+    """Answers a conversation."""
+
+    name: str
+
+    def summariser(self) -> dict[str, Any]:
+        """Return what `session.summarise` is to be given, to sum up with this model."""
+        ...
+
+    def ask(self, messages: Messages, stop: Stop) -> Iterator[Any]:
+        """Yield the chunks of an answer; ModelError if it fails, KeyboardInterrupt if stopped."""
+        ...
+
+
+class Chosen(NamedTuple):
+    """The model that answers, and why it is not the one that was meant, if so."""
+
+    model: Model
+    notice: str
+
+
+def choose(name: str, base_url: str | None, *, paced: bool) -> Chosen:
+    """Return the model that can be asked here. `paced` has a script speak as slowly as a model."""
+    if base_url and not base_url.startswith(("http://", "https://")):
+        raise WrongCallError(
+            f"--base-url {base_url!r} is no URL: it begins with http:// or https://"
+        )
+    key = os.environ.get("OPENAI_API_KEY")
+    if not key and not base_url:
+        reason = "There is no OPENAI_API_KEY and no --base-url"
+    elif find_spec("openai") is None:
+        reason = "The openai package is not installed (pip install 'perdure[openai]')"
+    else:
+        return Chosen(Endpoint(name, base_url, key), "")
+    return Chosen(Scripted(PACE if paced else 0), f"{reason}: a script answers, no LLM.")
+
+
+class Endpoint:
+    """A model behind the chat completions of OpenAI's API, wherever it is served."""
+
+    def __init__(self, name: str, base_url: str | None, key: str | None) -> None:
+        self.name = name
+        self._base_url = base_url or None
+        self._key = key or NO_KEY
+
+    @cached_property
+    def _client(self) -> Any:
+        """The client, made when it is first asked: importing the package takes a second."""
+        import openai
+
+        return openai.OpenAI(api_key=self._key, base_url=self._base_url)
+
+    def summariser(self) -> dict[str, Any]:
+        return {"with_": self._client, "model": self.name}
+
+    def ask(self, messages: Messages, stop: Stop) -> Iterator[Any]:
+        response = None
+        try:
+            client = self._client  # Not waited for: an import is not to be cut.
+            with stop.waiting():
+                response = client.chat.completions.create(
+                    model=self.name, messages=messages, stream=True
+                )
+            chunks = iter(response)
+            while True:
+                with stop.waiting():
+                    chunk = next(chunks, None)
+                if chunk is None:
+                    return
+                yield chunk
+        except Exception as error:
+            raise ModelError(explained(error)) from error
+        finally:
+            if response is not None:
+                response.close()
+
+
+def explained(error: Exception) -> str:
+    """Return what an error of the API says, without the wrapping."""
+    status = getattr(error, "status_code", None)
+    body = getattr(error, "body", None)
+    told = body.get("message") if isinstance(body, dict) else None
+    text = str(told or getattr(error, "message", "") or error) or type(error).__name__
+    if status is not None:
+        text = f"{status}: {text}"
+        hint = _HINTS.get(str(getattr(error, "code", None))) or _HINTS.get(str(status), "")
+    else:
+        cause = error.__cause__
+        text = (
+            f"{text.rstrip('.')} ({str(cause).rstrip('.')})"
+            if cause is not None and str(cause) not in {"", text}
+            else text
+        )
+        hint = "is the endpoint up, and --base-url right?" if cause is not None else ""
+    return f"{text.rstrip('.')}: {hint}" if hint else text
+
+
+_HINTS = {
+    "401": "check OPENAI_API_KEY",
+    "404": "check --model and --base-url",
+    "context_length_exceeded": "give --max-tokens, or sum up with /summary",
+}
+
+
+class Scripted:
+    """A script: no LLM, no network. The same conversation gets the same answer."""
+
+    name = SCRIPTED
+
+    def __init__(self, pace: float = 0) -> None:
+        self._pace = pace
+
+    def summariser(self) -> dict[str, Any]:
+        return {"with_": _sum_up}
+
+    def ask(self, messages: Messages, stop: Stop) -> Iterator[Any]:
+        for word in re.findall(r"\S+\s*", _answer(messages)):
+            with stop.waiting():
+                time.sleep(self._pace)
+            yield _chunk({"role": "assistant", "content": word})
+        yield _chunk({}, finish_reason="stop")
+
+
+def _sum_up(messages: Messages) -> str:
+    asked = [_text(message) for message in messages if message.get("role") == "user"]
+    return f"[scripted] The user said: {'; '.join(text[:40] for text in asked)}"
+
+
+def _chunk(delta: dict[str, Any], finish_reason: str | None = None) -> dict[str, Any]:
+    choice = {"index": 0, "delta": delta, "finish_reason": finish_reason}
+    return {"object": "chat.completion.chunk", "model": SCRIPTED, "choices": [choice]}
+
+
+def _text(message: dict[str, Any]) -> str:
+    content = message.get("content")
+    return content if isinstance(content, str) else ""
+
+
+def _answer(messages: Messages) -> str:
+    asked = [_text(message) for message in messages if message.get("role") == "user"]
+    last = asked[-1].strip() if asked else ""
+    for scene in SCRIPT:
+        if last.lower().rstrip(".") == scene.prompt.lower().rstrip("."):
+            return "\n".join(("[scripted]", *scene.parts))
+    before = f"your message {len(asked)}" if len(asked) > 1 else "your first message"
+    return (
+        f"[scripted] This is {before}: {last!r}. No model was asked, but all is kept as with one: "
+        "kill this process in the middle of an answer, start it again, and go on. "
+        f"Say {SCRIPT[0].prompt!r} for a longer answer, or /help."
+    )

@@ -1,0 +1,148 @@
+"""Effects as a person or a program looks at them: what was called, and what became of it. Pure."""
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any, NamedTuple
+
+from perdure import effecting, journal, reading
+from perdure.deeds import INTENDED, UNKNOWN
+from perdure.effecting import Outcome
+from perdure.errors import ChainError, NotFoundError, UsageError
+from perdure.intake import Taken
+from perdure.plans import Plan
+from perdure.reading import Forward
+from perdure.records import EffectIntended, EffectSettled
+from perdure.replica import Replica
+from perdure.steps import Steps
+from perdure.tools import Done, NotDone, text_of
+
+REPEATED = "repeated"
+RECONCILED = "perdure:reconciled"  # The origin of messages that tell of an outcome found later.
+
+
+class Found(NamedTuple):
+    """An effect. `state` is intended, succeeded, failed, unknown or reconciled.
+
+    It is `repeated` where the call was made again with the same key, because its policy allows it.
+    """
+
+    id: str
+    tool: str
+    state: str
+    arguments: Any
+    result: Any
+    error: str
+    reason: str
+    key: str
+    policy: str
+    version: str
+    turn: str
+    position: int
+    time: datetime
+    duration: float
+    identity: str
+
+
+def listed(replica: Replica, *, tool: str | None, turn: str | None) -> Steps[list[Found]]:
+    """Return the effects of a session in order, or those of a tool or a turn."""
+    found: dict[str, Found] = {}
+    forward = Forward(replica.past)
+    name, cipher = replica.name, replica.past.cipher
+    kinds = (EffectIntended.kind, EffectSettled.kind)
+    while (whole := (yield from forward.page())) is not None:
+        for linked in whole:
+            if linked.header.kind not in kinds:
+                continue
+            content = journal.decode(name, linked, cipher)
+            if isinstance(content, EffectIntended):
+                time = journal.record(name, linked, content).time
+                effect = linked.header.id
+                found[effect] = _found(replica, effect, content, linked.entry.position, time)
+                for before in [one for one in found.values() if one.position == content.retries]:
+                    found[before.id] = before._replace(state=REPEATED)
+            elif isinstance(content, EffectSettled) and content.effect in found:
+                found[content.effect] = _settled(replica, found[content.effect], content)
+    return [
+        one
+        for one in found.values()
+        if (tool is None or one.tool == tool) and (turn is None or one.turn == turn)
+    ]
+
+
+def _found(
+    replica: Replica, effect: str, content: EffectIntended, position: int, time: datetime
+) -> Found:
+    return Found(
+        id=effect,
+        tool=content.tool,
+        state=INTENDED,
+        arguments=replica.settings.codec.unpack(content.arguments, stream=replica.name),
+        result=None,
+        error="",
+        reason="",
+        key=content.key,
+        policy=content.policy,
+        version=content.version,
+        turn=content.turn,
+        position=position,
+        time=time,
+        duration=0.0,
+        identity=content.identity,
+    )
+
+
+def _settled(replica: Replica, one: Found, content: EffectSettled) -> Found:
+    return one._replace(
+        state=content.state,
+        result=replica.settings.codec.unpack(content.result, stream=replica.name),
+        error=content.error,
+        reason=content.reason,
+        duration=content.duration or one.duration,
+    )
+
+
+def unknown(replica: Replica) -> Steps[list[Found]]:
+    """Return the effects whose outcome nobody knows; it costs a read each."""
+    found = []
+    for deed in replica.fold.deeds.by_identity.values():
+        if deed.state == UNKNOWN:
+            linked = yield from reading.entry_at(replica.past, deed.intent)
+            content = journal.decode(replica.name, linked, replica.past.cipher)
+            settled = yield from reading.content_at(replica.past, deed.outcome)
+            if not isinstance(content, EffectIntended) or not isinstance(settled, EffectSettled):
+                raise ChainError(replica.name, deed.intent, "an effect is expected here")
+            time = journal.record(replica.name, linked, content).time
+            one = _found(replica, deed.effect, content, deed.intent, time)
+            found.append(_settled(replica, one, settled))
+    return found
+
+
+def reconcile(replica: Replica, effect: str, outcome: object) -> Plan:
+    """Plan to record what an unknown effect turned out to be, and to tell the model of it."""
+    deeds = replica.fold.deeds.by_identity
+    found = [(identity, deed) for identity, deed in deeds.items() if deed.effect == effect]
+    if not found or found[0][1].state != UNKNOWN:
+        raise NotFoundError(f"an unknown effect {effect!r}", "see session.effects.unknown()")
+    identity, deed = found[0]
+    if isinstance(outcome, Done):
+        packed = replica.settings.codec.pack(outcome.result, root="$.result")
+        settled = Outcome("reconciled", packed)
+        told = f"It took effect, with this result: {text_of(outcome.result)}"
+    elif isinstance(outcome, NotDone):
+        settled = Outcome("reconciled", error="NotDone", reason="It did not happen.")
+        told = "It did not take effect."
+    else:
+        raise UsageError(f"give Done(result) or NotDone(), not {type(outcome).__name__}")
+    text = f"The outcome of an earlier call of {deed.tool!r}, unknown until now: {told}"
+    said = Taken({"role": "user", "content": text}, {})
+    return effecting.settle(replica, identity, effect, settled, said=said, origin=RECONCILED)
+
+
+def restated(replica: Replica, shown: Sequence[int]) -> list[str]:
+    """Return a sentence for each unknown effect whose notice is not among some positions."""
+    return [
+        f"A call of {deed.tool!r} may have happened; its outcome is still unknown."
+        for deed in replica.fold.deeds.by_identity.values()
+        if deed.state == UNKNOWN
+        and not any(deed.outcome <= one <= deed.outcome + 1 for one in shown)
+    ]

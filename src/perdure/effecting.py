@@ -1,0 +1,216 @@
+"""Effects as plans: an intent before the call, an outcome after it; what resuming makes of both.
+
+Pure. A plan decides in view of the newest state each time it is made, and leaves its decision in a
+`Verdict`: run the tool, serve what was recorded, ask the user's function, or say that nobody knows.
+"""
+
+from typing import Any, Literal, NamedTuple
+
+from perdure import codec, reading
+from perdure.backend import digest_of
+from perdure.deeds import INTENDED, UNKNOWN, Deed
+from perdure.errors import (
+    ChainError,
+    ConflictError,
+    DivergenceError,
+    InFlightError,
+    NotFoundError,
+)
+from perdure.intake import Taken
+from perdure.journal import Draft
+from perdure.plans import Batch, Made, Plan
+from perdure.records import EffectIntended, EffectSettled
+from perdure.replica import Replica
+from perdure.saying import NOBODY, Ownership, Voice, message_drafts, require_turn
+from perdure.steps import Steps
+
+Policy = Literal["read_only", "idempotent", "reconcile", "unsafe"]
+POLICIES: tuple[Policy, ...] = ("read_only", "idempotent", "reconcile", "unsafe")  # By strictness.
+_RUN_AGAIN = ("read_only", "idempotent")
+
+State = Literal["succeeded", "failed", "unknown", "reconciled"]
+
+
+class Called(NamedTuple):
+    """A call as it is about to be made. `arguments` are packed, and `digest` is theirs."""
+
+    identity: str
+    tool: str
+    arguments: Any
+    digest: str
+    policy: Policy
+    version: str = ""
+    actor: str = ""
+    parent: str = ""
+
+
+class Outcome(NamedTuple):
+    """What became of a call. `result` is packed; `reason` says what went wrong, for people."""
+
+    state: State
+    result: Any = None
+    error: str = ""
+    reason: str = ""
+    duration: float = 0.0
+
+
+class Verdict:
+    """What is to be done about a call: `run`, `serve`, `reconcile` or `unknown`."""
+
+    def __init__(self) -> None:
+        self.action: Literal["run", "serve", "reconcile", "unknown"] = "run"
+        self.effect = ""
+        self.key = ""
+        self.outcome: EffectSettled | None = None
+        """What was recorded, where it is served."""
+
+
+def encoded(replica: Replica, arguments: Any) -> tuple[Any, str]:
+    """Return arguments packed, and their digest; what a tool does to them changes neither."""
+    packed = replica.settings.codec.pack(arguments, root="$.arguments")
+    return packed, digest_of(codec.encode_tree(packed))
+
+
+def intend(
+    replica: Replica,
+    turn: Ownership,
+    call: Called,
+    verdict: Verdict,
+    *,
+    again: bool = False,
+    notice: Taken | None = None,
+) -> Plan:
+    """Plan to record an intent, or to find out why that is not to be done.
+
+    `again` says that a call without an outcome is known not to have happened. `notice` tells the
+    model of a call that may have happened, in the same append.
+    """
+    told = message_drafts(replica, [notice], NOBODY, turn.turn, None) if notice else []
+    record_id = replica.settings.new_id()
+    key = replica.settings.token()
+
+    def make(batch: Batch) -> Made:
+        require_turn(batch, turn)
+        deed = batch.fold.deeds.by_identity.get(call.identity)
+        if deed is not None:
+            _require_same(batch, call, deed)
+            found = yield from _judge(replica, batch, turn, call, deed, verdict)
+            if found is not None and not (again and verdict.action == "reconcile"):
+                for draft in told if verdict.action == "unknown" else ():
+                    batch.add(draft)
+                return found
+        verdict.action, verdict.effect = "run", record_id
+        verdict.key = deed.key if deed is not None else key
+        intent = EffectIntended(
+            identity=call.identity,
+            tool=call.tool,
+            version=call.version,
+            arguments=call.arguments,
+            digest=call.digest,
+            key=verdict.key,
+            policy=call.policy,
+            turn=turn.turn,
+            owner=turn.owner,
+            actor=call.actor,
+            parent=call.parent,
+            retries=deed.intent if deed is not None else 0,
+        )
+        return batch.add_content(record_id, intent)
+
+    return Plan("effect.intend", call.identity, make)
+
+
+def _judge(
+    replica: Replica, batch: Batch, turn: Ownership, call: Called, deed: Deed, verdict: Verdict
+) -> Steps[int | None]:
+    """Decide about a call that was begun before; None means that it may run again."""
+    verdict.effect, verdict.key = deed.effect, deed.key
+    if deed.outcome:
+        verdict.action = "serve"
+        verdict.outcome = yield from _outcome_at(replica, batch, deed.outcome)
+        return deed.outcome
+    if deed.owner == turn.owner:
+        raise InFlightError(batch.name, deed.tool, call.identity)
+    policy = max(call.policy, deed.policy, key=POLICIES.index)
+    if policy in _RUN_AGAIN:
+        return None
+    if policy == "reconcile" and call.policy == "reconcile":
+        verdict.action = "reconcile"
+        return deed.intent
+    verdict.action = "unknown"
+    return _settle(replica, batch, call.identity, deed, Outcome("unknown", reason=NOTICE))
+
+
+NOTICE = (
+    "The process died after this call was begun and before its outcome was recorded: it may have "
+    "happened."
+)
+
+
+def _require_same(batch: Batch, call: Called, deed: Deed) -> None:
+    if (call.tool, call.digest) != (deed.tool, deed.digest):
+        was, now = f"{deed.tool} {deed.digest}", f"{call.tool} {call.digest}"
+        raise DivergenceError(batch.name, call.identity, was, now)
+
+
+def _outcome_at(replica: Replica, batch: Batch, position: int) -> Steps[EffectSettled]:
+    if position > batch.tip.position:
+        content: object = batch.drafts[position - batch.tip.position - 1].content
+    else:
+        content = yield from reading.content_at(replica.past, position)
+    if not isinstance(content, EffectSettled):
+        raise ChainError(batch.name, position, "an outcome is expected here")
+    return content
+
+
+def settle(
+    replica: Replica,
+    identity: str,
+    effect: str,
+    outcome: Outcome,
+    *,
+    said: Taken | None = None,
+    turn: str = "",
+    origin: str = "",
+) -> Plan:
+    """Plan to record an outcome, in one append with the message that tells the model of it.
+
+    The first outcome counts. One that comes after somebody else judged the effect to be unknown is
+    its reconciliation.
+    """
+    drafts: list[Draft] = []
+    if said is not None:
+        drafts = message_drafts(replica, [said], Voice(origin=origin), turn, None)
+
+    def make(batch: Batch) -> Made:
+        yield from ()
+        deed = batch.fold.deeds.by_identity.get(identity)
+        if deed is None:
+            raise NotFoundError(f"effect {effect!r}", "its turn has ended, or it is settled")
+        if deed.effect != effect:
+            reason = "the effect was tried again by another process"
+            raise ConflictError(batch.name, batch.position, batch.position, reason)
+        if deed.state not in (INTENDED, UNKNOWN):
+            reason = f"the effect is settled already: {deed.state}"
+            raise ConflictError(batch.name, batch.position, batch.position, reason)
+        position = _settle(replica, batch, identity, deed, outcome)
+        for draft in drafts:
+            position = batch.add(draft)
+        return position
+
+    return Plan("effect.settle", identity, make)
+
+
+def _settle(replica: Replica, batch: Batch, identity: str, deed: Deed, outcome: Outcome) -> int:
+    late = deed.state == UNKNOWN
+    content = EffectSettled(
+        effect=deed.effect,
+        identity=identity,
+        state="reconciled" if late else outcome.state,
+        result=outcome.result,
+        error=outcome.error,
+        reason=outcome.reason,
+        duration=round(outcome.duration, 6),
+        turn=deed.turn,
+    )
+    return batch.add_content(replica.settings.new_id(), content)

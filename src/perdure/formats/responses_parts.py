@@ -1,0 +1,90 @@
+"""OpenAI's Responses API: the parts of messages and results, read and written. Pure."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from perdure.formats import media
+from perdure.formats.fields import fit, held
+from perdure.formats.parts import (
+    RESPONSES,
+    Losses,
+    Media,
+    Native,
+    Opaque,
+    Part,
+    Refusal,
+    Text,
+    inexpressible,
+)
+from perdure.formats.responses_items import PARTS
+
+
+def read_part(part: Any, at: int) -> Part | None:
+    """Read a part of a message or a result; an empty text is nothing."""
+    if type(part) is str:
+        return Text(at, part) if part else None
+    if part is None:
+        return None
+    kind = part.get("type") if type(part) is dict else ""
+    if kind in ("input_text", "output_text") and type(part.get("text")) is str:
+        native = part if kind == "input_text" else None
+        return Text(at, part["text"], native, RESPONSES if native else "") if part["text"] else None
+    if kind == "refusal" and type(part.get("refusal")) is str:
+        return Refusal(at, part["refusal"]) if part["refusal"] else None
+    made: Media | None = None
+    if kind == "input_image":
+        if url := held(part, "image_url"):
+            made = media.from_url(at, "image", url)
+        elif id := held(part, "file_id"):
+            made = Media(at, "image", file_id=id)
+        made = made and made._replace(detail=held(part, "detail"))
+    elif kind == "input_file":
+        made = media.openai_file(at, part)
+    if made is None:
+        return Opaque(at, f"a part of type {kind!r}" if kind else "a part", {}, "")
+    return made._replace(native=part, home=RESPONSES)
+
+
+def write_parts(parts: Sequence[Part], role: str, losses: Losses) -> str | list[Native]:
+    """Write parts as a list; a lone text alone, unless its own message had it in a list."""
+    if len(parts) == 1 and type(parts[0]) is Text and parts[0].native is None:
+        only: str = parts[0].text
+        return only
+    written = []
+    plain = True
+    for part in parts:
+        made: Native | None = None
+        if type(part) is Text or type(part) is Refusal:
+            made = {"type": "input_text", "text": part.text}
+            if part.native is not None and part.home == RESPONSES and type(part) is Text:
+                made = fit(part.native, PARTS["input_text"], "a text", part.at, losses)
+                plain = False
+        elif type(part) is Media and role == "user":
+            made = _write_media(part, losses)
+        if made is not None:
+            written.append(made)
+        else:
+            losses.append(inexpressible(part, RESPONSES, f"from the {role}"))
+    if plain and len(written) == 1 and written[0]["type"] == "input_text":
+        alone: str = written[0]["text"]
+        return alone
+    return written
+
+
+def _write_media(part: Media, losses: Losses) -> Native | None:
+    if part.native is not None and part.home == RESPONSES:
+        return fit(part.native, PARTS[part.native["type"]], "a part", part.at, losses)
+    own_id = part.file_id if media.same_maker(part.home, RESPONSES) else ""
+    if part.kind == "image" and (part.url or part.data):
+        url = part.url or media.data_url(part)
+        return {"type": "input_image", "image_url": url, "detail": part.detail or "auto"}
+    if part.kind == "image" and own_id:
+        return {"type": "input_image", "file_id": own_id, "detail": "auto"}
+    if part.kind == "file" and part.data:
+        name = part.name or "file"
+        return {"type": "input_file", "filename": name, "file_data": media.data_url(part)}
+    if part.kind == "file" and part.url:
+        return {"type": "input_file", "file_url": part.url}
+    if part.kind == "file" and own_id:
+        return {"type": "input_file", "file_id": own_id}
+    return None

@@ -1,0 +1,53 @@
+"""Which format a stored message has, told from the message alone. Pure."""
+
+from perdure.formats.anthropic import BLOCKS
+from perdure.formats.fields import dicts, text
+from perdure.formats.parts import ANTHROPIC, CHAT, GEMINI, RESPONSES, Native
+
+_RESPONSES_PARTS = frozenset({"input_text", "input_image", "input_file", "output_text"})
+_CHAT_PARTS = frozenset({"image_url", "input_audio", "file", "refusal"})
+_CHAT_FIELDS = frozenset({"tool_calls", "tool_call_id", "function_call", "refusal", "audio"})
+_ANTHROPIC_BLOCKS = BLOCKS.keys() - {"text"}
+_ANTHROPIC_FIELDS = frozenset({"cache_control", "citations"})
+_ANSWER_OF_ANTHROPIC = frozenset({"stop_reason", "stop_sequence", "usage"})
+
+
+def shape(message: Native) -> str:
+    """Return the format of a message: `openai.chat`, `openai.responses`, `anthropic`, `gemini`.
+
+    - `parts`, or the role `model`: gemini.
+    - A `type`: responses, unless it is a `message` with blocks that only Anthropic has, or with
+      what only Anthropic's answers say of themselves.
+    - Content in parts that only one format has: that format.
+    - Everything else, such as a role and a text, means the same in all: openai.chat.
+    """
+    content = message.get("content")
+    if type(content) is str and "type" not in message:
+        return CHAT
+    if "parts" in message or message.get("role") == "model":
+        return GEMINI
+    type_ = message.get("type")
+    if type(type_) is str and type_ != "message":
+        return RESPONSES
+    if message.keys() & _CHAT_FIELDS:
+        return CHAT
+    if type_ == "message" and message.keys() & _ANSWER_OF_ANTHROPIC:
+        return ANTHROPIC
+    found = _shape_of_parts(dicts(content))
+    if type_ == "message":
+        return RESPONSES if found == CHAT else found or RESPONSES
+    # A reference to an item of a response may leave its type out.
+    return found or (RESPONSES if message.keys() == {"id"} else CHAT)
+
+
+def _shape_of_parts(parts: list[Native]) -> str:
+    """Return the format that the first telling part has, if one tells."""
+    for part in parts:
+        kind = text(part.get("type"))
+        if kind in _RESPONSES_PARTS:
+            return RESPONSES
+        if kind in _CHAT_PARTS:
+            return CHAT
+        if kind in _ANTHROPIC_BLOCKS or part.keys() & _ANTHROPIC_FIELDS:
+            return ANTHROPIC
+    return ""

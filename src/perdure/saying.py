@@ -1,0 +1,140 @@
+"""What is said, as plans: messages, in somebody's voice, in a turn or outside of one. Pure.
+
+What a caller gives is checked and encoded at once, so a message that can not be stored is refused
+before anything is written, and one that is changed after the call has no effect on the record.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from perdure import codec
+from perdure.errors import ConflictError, UsageError
+from perdure.fold import GENERATED, OpenTurn, fingerprint
+from perdure.intake import Taken, require_role, take
+from perdure.journal import Draft
+from perdure.plans import Batch, Made, Plan, add_drafts, require_str, require_text
+from perdure.records import Message
+from perdure.replica import Replica
+
+RECORD_ID_BYTES_MAX = 128  # Ids are kept in fold snapshots, a thousand at a time.
+
+
+class Ownership(NamedTuple):
+    """A turn as one handle holds it: void as soon as another handle took it over."""
+
+    turn: str
+    owner: str
+
+
+class Voice(NamedTuple):
+    """Who speaks to whom, where, and where the words came from."""
+
+    author: str = ""
+    recipient: str = ""
+    channel: str = ""
+    origin: str = ""
+
+
+NOBODY = Voice()
+
+
+def say(
+    replica: Replica,
+    messages: Sequence[object],
+    *,
+    voice: Voice = NOBODY,
+    turn: Ownership | None = None,
+    record_id: str | None = None,
+) -> Plan:
+    """Plan to append messages, all or none."""
+    if not messages:
+        raise UsageError("nothing to append: give at least one message")
+    taken = [one for message in messages for one in take(message)]
+    return say_taken(replica, taken, voice=voice, turn=turn, record_id=record_id)
+
+
+def say_taken(
+    replica: Replica,
+    taken: Sequence[Taken],
+    *,
+    voice: Voice = NOBODY,
+    turn: Ownership | None = None,
+    record_id: str | None = None,
+    answer: str = "",
+) -> Plan:
+    """Plan to append what was taken in, all or none: the end of a streamed `answer`, for one."""
+    turn_id = turn.turn if turn else ""
+    drafts = message_drafts(replica, taken, voice, turn_id, record_id)
+    if answer:
+        drafts[0] = drafts[0]._replace(id=answer)
+    add = add_drafts(drafts)
+
+    def make(batch: Batch) -> Made:
+        if turn is not None and batch.known(drafts) is None:
+            require_turn(batch, turn)
+        return (yield from add(batch))
+
+    return Plan("message", turn_id, make)
+
+
+def message_drafts(
+    replica: Replica, taken: Sequence[Taken], voice: Voice, turn: str, record_id: str | None
+) -> list[Draft]:
+    """Return messages as records; what can not be stored is refused."""
+    drafts = []
+    new_id, pack = replica.settings.new_id, replica.settings.codec.pack
+    if voice != NOBODY:
+        for field, text in voice._asdict().items():
+            require_str(text, field)
+    counter = replica.settings.counter
+    for message, meta in taken:
+        require_role(message)
+        content = Message(
+            message=pack(message),
+            turn=turn,
+            author=voice.author,
+            recipient=voice.recipient,
+            channel=voice.channel,
+            origin=voice.origin,
+            meta=pack(meta) if meta else {},
+            tokens=counter.count(message) if counter else 0,
+            counter=counter.name if counter else "",
+        )
+        drafts.append(Draft(new_id(), content, codec.encode(content)))
+    if record_id is not None:
+        drafts[0] = _named(drafts, require_id(record_id))
+    return drafts
+
+
+def _named(drafts: Sequence[Draft], record_id: str) -> Draft:
+    """Return the first of some drafts under the caller's id, with a digest of them all."""
+    content = drafts[0].content
+    if len(drafts) > 1 and isinstance(content, Message):
+        digest = fingerprint(b"\0".join(draft.payload for draft in drafts))
+        content = msgspec.structs.replace(content, call=digest)
+    return Draft(record_id, content, codec.encode(content))
+
+
+def require_open(batch: Batch, turn: str) -> OpenTurn:
+    """Return a turn that has not ended; otherwise it is a conflict."""
+    state = batch.fold.turns.get(turn)
+    if state is None:
+        raise ConflictError(batch.name, batch.position, batch.position, "the turn has ended")
+    return state
+
+
+def require_turn(batch: Batch, turn: Ownership) -> None:
+    """Raise ConflictError unless the turn is open and nobody took it over."""
+    if require_open(batch, turn.turn).owner != turn.owner:
+        reason = "another handle continued the turn"
+        raise ConflictError(batch.name, batch.position, batch.position, reason)
+
+
+def require_id(record_id: object) -> str:
+    """Return a record id that the caller chose, or say what is wrong with it."""
+    text = require_text(record_id, "an id", longest=RECORD_ID_BYTES_MAX)
+    if text.startswith(GENERATED):
+        raise UsageError(f"an id must not begin with {GENERATED!r}: those are perdure's own")
+    return text

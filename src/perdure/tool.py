@@ -1,0 +1,174 @@
+"""Tool: a function whose calls are recorded before and after. Its twin is in `tool_async`.
+
+If the intent can not be made durable, the function does not run. What was recorded is returned and
+never run again; what may have happened is told, and follows the tool's policy.
+"""
+
+import time
+from contextvars import copy_context
+from threading import Event, Thread
+from typing import Any
+
+from perdure import effecting, tools
+from perdure.calls import INTERRUPTED_NOTICE
+from perdure.effecting import Called, Outcome, Verdict
+from perdure.errors import PerdureError, UnknownOutcomeError, UsageError
+from perdure.handle import Handle
+from perdure.intake import Taken
+from perdure.tools import Done, Effect, Given, NotDone, Spec, Tell
+
+
+class Tool:
+    """A durable tool. Made by `session.tool`; called like the function that it wraps, in a turn."""
+
+    def __init__(self, handle: Handle, spec: Spec, key: str = "") -> None:
+        if spec.is_async:
+            hint = "open the store with perdure.open_async"
+            raise UsageError(f"{spec.name!r} is an async function: {hint}")
+        self._handle = handle
+        self.spec = spec
+        self._key = key
+
+    @property
+    def name(self) -> str:
+        """The name that the model calls it by."""
+        return self.spec.name
+
+    def keyed(self, key: str) -> "Tool":
+        """Return the tool for one call under a key of the caller's own, whichever turn it is in."""
+        return Tool(self._handle, self.spec, key)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the tool, or return what it returned when this very call was made before."""
+        spec, replica = self.spec, self._handle.replica
+        running = tools.running_turn(self._handle, spec.name)
+        arguments = tools.bound(spec, args, kwargs)
+        packed, digest = effecting.encoded(replica, arguments)
+        parent = tools.current_identity()
+        turn = running.ownership.turn
+        identity = (
+            tools.keyed(spec.name, self._key)
+            if self._key
+            else running.ordinals.identity(turn, parent, spec.name, digest)
+        )
+        call = Called(
+            identity, spec.name, packed, digest, spec.policy, spec.version, spec.actor, parent
+        )
+        return self.make(call, Given(arguments, args, kwargs))
+
+    def make(self, call: Called, given: Given, tell: Tell | None = None) -> Any:
+        """Make a call once: see to its intent, run it if it is to be run, record its outcome.
+
+        `tell` makes the message that tells the model of the outcome, stored together with it.
+        """
+        replica, arguments = self._handle.replica, given.arguments
+        ownership = tools.running_turn(self._handle, call.tool).ownership
+        verdict = Verdict()
+        notice = tell(INTERRUPTED_NOTICE) if tell else None
+        self._handle.write(effecting.intend(replica, ownership, call, verdict, notice=notice))
+        if verdict.action == "reconcile":
+            found = self._reconcile(call, arguments, verdict, tell)
+            if isinstance(found, Done):
+                return found.result
+            again = effecting.intend(replica, ownership, call, verdict, again=True)
+            self._handle.write(again)
+        if verdict.action == "unknown":
+            raise UnknownOutcomeError(
+                replica.name, call.tool, verdict.effect, verdict.key, effecting.NOTICE
+            )
+        if verdict.action == "serve" and verdict.outcome is not None:
+            result = tools.served(replica.name, call.tool, verdict.key, verdict.outcome)
+            return replica.settings.codec.unpack(result, stream=replica.name)
+        return self._run(call, given, verdict, tell)
+
+    def _run(self, call: Called, given: Given, verdict: Verdict, tell: Tell | None) -> Any:
+        effect = Effect(verdict.effect, call.tool, verdict.key, given.arguments)
+        start = time.perf_counter()
+        try:
+            with tools.during(effect, call.identity):
+                result = self._within_time(given.args, given.kwargs)
+        except BaseException as error:
+            outcome = tools.failure(error, time.perf_counter() - start)
+            self._record_failure(call, verdict, outcome, error, tell)
+            raise
+        duration = time.perf_counter() - start
+        try:
+            packed = self._handle.replica.settings.codec.pack(result, root="$.result")
+        except UsageError as error:
+            outcome = tools.unstorable(error, duration)
+            self._settle(call, verdict, outcome, tell and tell(outcome.reason))
+            if self.spec.unstorable == "return":
+                return result
+            raise
+        said = tell and tell(tools.text_of(result))
+        self._settle(call, verdict, Outcome("succeeded", packed, duration=duration), said)
+        return result
+
+    def _within_time(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self.spec.timeout is None:
+            return self.spec.function(*args, **kwargs)
+        results: list[Any] = []
+        errors: list[BaseException] = []
+        done, context = Event(), copy_context()
+
+        def work() -> None:
+            try:
+                results.append(context.run(self.spec.function, *args, **kwargs))
+            except BaseException as error:  # noqa: BLE001 - raised where the caller waits
+                errors.append(error)
+            done.set()
+
+        # A daemon: a tool that hangs must not keep the process from ending.
+        Thread(target=work, name=f"perdure tool {self.name}", daemon=True).start()
+        if not done.wait(self.spec.timeout):
+            raise tools.ToolTimeoutError(self.spec.timeout)
+        if errors:
+            raise errors[0]
+        return results[0]
+
+    def _reconcile(
+        self, call: Called, arguments: dict[str, Any], verdict: Verdict, tell: Tell | None
+    ) -> Any:
+        effect = Effect(verdict.effect, call.tool, verdict.key, arguments)
+        assert self.spec.reconcile is not None  # noqa: S101 - `require_spec` saw to it
+        try:
+            found = self.spec.reconcile(effect)
+        except Exception as error:
+            outcome = tools.not_reconciled(error)
+            self._settle(call, verdict, outcome, tell and tell(INTERRUPTED_NOTICE))
+            name = self._handle.replica.name
+            raise UnknownOutcomeError(
+                name, call.tool, verdict.effect, verdict.key, outcome.reason
+            ) from error
+        if not isinstance(found, Done | NotDone):
+            given = type(found).__name__
+            raise UsageError(f"a reconcile function must return Done(…) or NotDone(), not {given}")
+        if isinstance(found, Done):
+            packed = self._handle.replica.settings.codec.pack(found.result, root="$.result")
+            said = tell and tell(tools.text_of(found.result))
+            self._settle(call, verdict, Outcome("reconciled", packed), said)
+        return found
+
+    def _settle(
+        self, call: Called, verdict: Verdict, outcome: Outcome, said: Taken | None = None
+    ) -> None:
+        replica = self._handle.replica
+        turn = tools.running_turn(self._handle, call.tool).ownership.turn
+        plan = effecting.settle(
+            replica, call.identity, verdict.effect, outcome, said=said, turn=turn
+        )
+        self._handle.write(plan)
+
+    def _record_failure(
+        self,
+        call: Called,
+        verdict: Verdict,
+        outcome: Outcome,
+        error: BaseException,
+        tell: Tell | None,
+    ) -> None:
+        try:
+            self._settle(call, verdict, outcome, tell and tell(tools.error_text(outcome)))
+        except PerdureError as failed:
+            # The tool's own error goes on; that it could not be recorded must not hide it.
+            error.add_note(f"perdure could not record that the call failed: {failed}")

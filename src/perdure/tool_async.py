@@ -1,0 +1,173 @@
+"""AsyncTool: a function whose calls are recorded before and after. Its twin is in `tool`.
+
+If the intent can not be made durable, the function does not run. What was recorded is returned and
+never run again; what may have happened is told, and follows the tool's policy.
+"""
+
+import asyncio
+import inspect
+import time
+from typing import Any
+
+from perdure import effecting, tools
+from perdure.calls import INTERRUPTED_NOTICE
+from perdure.effecting import Called, Outcome, Verdict
+from perdure.errors import PerdureError, UnknownOutcomeError, UsageError
+from perdure.handle_async import AsyncHandle
+from perdure.intake import Taken
+from perdure.tools import Done, Effect, Given, NotDone, Spec, Tell
+
+
+class AsyncTool:
+    """A durable tool. Made by `session.tool`; called like the function that it wraps, in a turn."""
+
+    def __init__(self, handle: AsyncHandle, spec: Spec, key: str = "") -> None:
+        self._handle = handle
+        self.spec = spec
+        self._key = key
+
+    @property
+    def name(self) -> str:
+        """The name that the model calls it by."""
+        return self.spec.name
+
+    def keyed(self, key: str) -> "AsyncTool":
+        """Return the tool for one call under a key of the caller's own, whichever turn it is in."""
+        return AsyncTool(self._handle, self.spec, key)
+
+    async def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the tool, or return what it returned when this very call was made before."""
+        spec, replica = self.spec, self._handle.replica
+        running = tools.running_turn(self._handle, spec.name)
+        arguments = tools.bound(spec, args, kwargs)
+        packed, digest = effecting.encoded(replica, arguments)
+        parent = tools.current_identity()
+        turn = running.ownership.turn
+        identity = (
+            tools.keyed(spec.name, self._key)
+            if self._key
+            else running.ordinals.identity(turn, parent, spec.name, digest)
+        )
+        call = Called(
+            identity, spec.name, packed, digest, spec.policy, spec.version, spec.actor, parent
+        )
+        return await self.make(call, Given(arguments, args, kwargs))
+
+    async def make(self, call: Called, given: Given, tell: Tell | None = None) -> Any:
+        """Make a call once: see to its intent, run it if it is to be run, record its outcome.
+
+        `tell` makes the message that tells the model of the outcome, stored together with it.
+        """
+        replica, arguments = self._handle.replica, given.arguments
+        ownership = tools.running_turn(self._handle, call.tool).ownership
+        verdict = Verdict()
+        notice = tell(INTERRUPTED_NOTICE) if tell else None
+        await self._handle.write(effecting.intend(replica, ownership, call, verdict, notice=notice))
+        if verdict.action == "reconcile":
+            found = await self._reconcile(call, arguments, verdict, tell)
+            if isinstance(found, Done):
+                return found.result
+            again = effecting.intend(replica, ownership, call, verdict, again=True)
+            await self._handle.write(again)
+        if verdict.action == "unknown":
+            raise UnknownOutcomeError(
+                replica.name, call.tool, verdict.effect, verdict.key, effecting.NOTICE
+            )
+        if verdict.action == "serve" and verdict.outcome is not None:
+            result = tools.served(replica.name, call.tool, verdict.key, verdict.outcome)
+            return replica.settings.codec.unpack(result, stream=replica.name)
+        return await self._run(call, given, verdict, tell)
+
+    async def _run(self, call: Called, given: Given, verdict: Verdict, tell: Tell | None) -> Any:
+        effect = Effect(verdict.effect, call.tool, verdict.key, given.arguments)
+        start = time.perf_counter()
+        try:
+            with tools.during(effect, call.identity):
+                result = await self._within_time(given.args, given.kwargs)
+        except BaseException as error:
+            outcome = tools.failure(error, time.perf_counter() - start)
+            await self._record_failure(call, verdict, outcome, error, tell)
+            raise
+        duration = time.perf_counter() - start
+        try:
+            packed = self._handle.replica.settings.codec.pack(result, root="$.result")
+        except UsageError as error:
+            outcome = tools.unstorable(error, duration)
+            await self._settle(call, verdict, outcome, tell and tell(outcome.reason))
+            if self.spec.unstorable == "return":
+                return result
+            raise
+        said = tell and tell(tools.text_of(result))
+        await self._settle(call, verdict, Outcome("succeeded", packed, duration=duration), said)
+        return result
+
+    async def _within_time(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        timeout = self.spec.timeout
+        if timeout is None:
+            return await self._awaited(args, kwargs)
+        # Not `wait_for`, which can not tell its own timeout from one that the tool raised.
+        task = asyncio.ensure_future(self._awaited(args, kwargs))
+        try:
+            done, _ = await asyncio.wait([task], timeout=timeout)
+        except asyncio.CancelledError:
+            task.cancel()
+            raise
+        if not done:
+            task.cancel()
+            raise tools.ToolTimeoutError(timeout)
+        return task.result()
+
+    async def _awaited(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self.spec.is_async:
+            return await self.spec.function(*args, **kwargs)
+        result = await asyncio.to_thread(self.spec.function, *args, **kwargs)
+        return await result if inspect.isawaitable(result) else result
+
+    async def _reconcile(
+        self, call: Called, arguments: dict[str, Any], verdict: Verdict, tell: Tell | None
+    ) -> Any:
+        effect = Effect(verdict.effect, call.tool, verdict.key, arguments)
+        assert self.spec.reconcile is not None  # noqa: S101 - `require_spec` saw to it
+        try:
+            found = self.spec.reconcile(effect)
+            if inspect.isawaitable(found):
+                found = await found
+        except Exception as error:
+            outcome = tools.not_reconciled(error)
+            await self._settle(call, verdict, outcome, tell and tell(INTERRUPTED_NOTICE))
+            name = self._handle.replica.name
+            raise UnknownOutcomeError(
+                name, call.tool, verdict.effect, verdict.key, outcome.reason
+            ) from error
+        if not isinstance(found, Done | NotDone):
+            given = type(found).__name__
+            raise UsageError(f"a reconcile function must return Done(…) or NotDone(), not {given}")
+        if isinstance(found, Done):
+            packed = self._handle.replica.settings.codec.pack(found.result, root="$.result")
+            said = tell and tell(tools.text_of(found.result))
+            await self._settle(call, verdict, Outcome("reconciled", packed), said)
+        return found
+
+    async def _settle(
+        self, call: Called, verdict: Verdict, outcome: Outcome, said: Taken | None = None
+    ) -> None:
+        replica = self._handle.replica
+        turn = tools.running_turn(self._handle, call.tool).ownership.turn
+        plan = effecting.settle(
+            replica, call.identity, verdict.effect, outcome, said=said, turn=turn
+        )
+        await self._handle.write(plan)
+
+    async def _record_failure(
+        self,
+        call: Called,
+        verdict: Verdict,
+        outcome: Outcome,
+        error: BaseException,
+        tell: Tell | None,
+    ) -> None:
+        try:
+            await self._settle(call, verdict, outcome, tell and tell(tools.error_text(outcome)))
+        except PerdureError as failed:
+            # The tool's own error goes on; that it could not be recorded must not hide it.
+            error.add_note(f"perdure could not record that the call failed: {failed}")

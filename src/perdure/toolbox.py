@@ -1,0 +1,72 @@
+"""The loop that makes a model's tool calls, each once. Its twin is in `toolbox_async`."""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import copy_context
+from typing import Any
+
+from perdure import boxing, effecting, saying, tools
+from perdure.boxing import Job
+from perdure.effecting import Called
+from perdure.errors import EffectError, UnknownOutcomeError
+from perdure.handle import Handle
+from perdure.intake import Taken
+from perdure.tool import Tool
+from perdure.tools import Given, Spec
+
+Tools = Mapping[str, "Tool | Callable[..., Any]"] | Sequence["Tool | Callable[..., Any]"]
+
+
+def run_tool_calls(
+    handle: Handle, message: object | None, offered: Tools, *, parallel: int
+) -> list[dict[str, Any]]:
+    """Make the calls of a message, or all that are open, and return what the model is told."""
+    running = tools.running_turn(handle, "run_tool_calls")
+    jobs = handle.run(boxing.jobs(handle.replica, running.ownership.turn, message))
+    box = _by_name(handle, offered)
+    if parallel <= 1 or len(jobs) <= 1:
+        return [_run(handle, job, box) for job in jobs]
+    from concurrent.futures import ThreadPoolExecutor  # It brings `logging` along.
+
+    with ThreadPoolExecutor(min(parallel, len(jobs)), "perdure tools") as pool:
+        started = [pool.submit(copy_context().run, _run, handle, job, box) for job in jobs]
+    return [future.result() for future in started]
+
+
+def _by_name(handle: Handle, offered: Tools) -> dict[str, Tool]:
+    named = offered.items() if isinstance(offered, Mapping) else [("", one) for one in offered]
+    found: dict[str, Tool] = {}
+    for name, one in named:
+        tool = one
+        if not isinstance(tool, Tool):
+            tool = Tool(handle, tools.require_spec(Spec(tool, name, "unsafe")))
+        found[name or tool.name] = tool
+    return found
+
+
+def _run(handle: Handle, job: Job, box: Mapping[str, Tool]) -> dict[str, Any]:
+    """Make one call. Whatever becomes of it, the model is told."""
+    told: list[dict[str, Any]] = []
+
+    def tell(text: str) -> Taken:
+        told.append(job.answer(text))
+        return Taken(told[-1], {})
+
+    tool = box.get(job.issued.call.name)
+    problem = job.problem(box)
+    if tool is None or problem:
+        running = tools.running_turn(handle, job.issued.call.name)
+        plan = saying.say_taken(handle.replica, [tell(problem)], turn=running.ownership)
+        handle.write(plan)
+        return told[-1]
+    spec, arguments = tool.spec, job.issued.arguments
+    packed, digest = effecting.encoded(handle.replica, arguments)
+    call = Called(job.identity, spec.name, packed, digest, spec.policy, spec.version, spec.actor)
+    try:
+        tool.make(call, Given(arguments, (), arguments), tell)
+    except (UnknownOutcomeError, EffectError):
+        pass  # The model was told so when it was recorded.
+    except Exception as error:
+        if not told:
+            raise
+        del error  # The model was told, and goes on.
+    return told[-1] if told else job.answer("")

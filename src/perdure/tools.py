@@ -1,0 +1,247 @@
+"""What a durable tool is, apart from being called: its name, its policy, its arguments. Pure."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from hashlib import sha256
+from typing import Any, NamedTuple, Protocol
+
+import msgspec
+
+from perdure import entering
+from perdure.calls import INTERRUPTED_NOTICE
+from perdure.deeds import KEYED
+from perdure.effecting import POLICIES, Outcome, Policy
+from perdure.errors import EffectError, UnknownOutcomeError, UsageError
+from perdure.intake import Taken
+from perdure.records import EffectSettled
+from perdure.saying import Ownership
+
+
+class Effect(NamedTuple):
+    """A call while it is made, or when it is to be reconciled.
+
+    `key` is the same for every attempt: hand it to services that take an idempotency key.
+    """
+
+    id: str
+    tool: str
+    key: str
+    arguments: dict[str, Any]
+    attempt: int = 1
+
+
+class Done(NamedTuple):
+    """What a reconcile function returns for a call that had taken effect: its result."""
+
+    result: Any = None
+
+
+class NotDone(NamedTuple):
+    """What a reconcile function returns for a call that had not happened: it is made now."""
+
+
+class ToolTimeoutError(TimeoutError):
+    """A tool did not return in its time. It may still be at work, so its outcome is unknown."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(seconds)
+        self.seconds = seconds
+
+    def __str__(self) -> str:
+        return f"the tool did not return within {self.seconds} s, and may still be at work"
+
+
+_current: ContextVar[tuple[Effect, str] | None] = ContextVar("perdure_effect", default=None)
+
+
+def current_effect() -> Effect:
+    """Return the effect that the running tool belongs to; UsageError outside of one."""
+    found = _current.get()
+    if found is None:
+        raise UsageError("there is no current effect: this runs outside of a durable tool")
+    return found[0]
+
+
+def current_identity() -> str:
+    """Return the identity of the effect in which a call is made, or nothing."""
+    found = _current.get()
+    return found[1] if found is not None else ""
+
+
+@contextmanager
+def during(effect: Effect, identity: str) -> Iterator[None]:
+    """Make an effect the current one."""
+    token = _current.set((effect, identity))
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+class Spec(NamedTuple):
+    """A tool as it was declared."""
+
+    function: Callable[..., Any]
+    name: str
+    policy: Policy
+    version: str = ""
+    actor: str = ""
+    reconcile: Callable[[Effect], Any] | None = None
+    timeout: float | None = None
+    unstorable: str = "raise"
+
+    @property
+    def is_async(self) -> bool:
+        import inspect  # Here, because it takes as long as the rest of perdure.
+
+        return inspect.iscoroutinefunction(self.function)
+
+
+def require_spec(spec: Spec) -> Spec:
+    """Return a tool's declaration, with its name, or say what is wrong with it."""
+    if not callable(spec.function):
+        raise UsageError(f"a tool must be a function, not {type(spec.function).__name__}")
+    if spec.policy not in POLICIES:
+        raise UsageError(f"no effect {spec.policy!r}: choose one of {', '.join(POLICIES)}")
+    if (spec.policy == "reconcile") != (spec.reconcile is not None):
+        raise UsageError('effect="reconcile" and a reconcile function go together: give both')
+    if spec.unstorable not in ("raise", "return"):
+        raise UsageError('unstorable must be "raise" or "return"')
+    name = spec.name or getattr(spec.function, "__name__", "")
+    if not name:
+        raise UsageError("a tool needs a name: give name=")
+    return spec._replace(name=name)
+
+
+def bound(spec: Spec, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a call by name, as they are recorded."""
+    import inspect
+
+    try:
+        signature = inspect.signature(spec.function)
+    except (TypeError, ValueError):
+        return {"args": [*args], "kwargs": dict(kwargs)}
+    try:
+        found = signature.bind(*args, **kwargs).arguments
+    except TypeError as error:
+        raise UsageError(f"{spec.name}: {error}", "$.arguments") from error
+    return {name: [*value] if isinstance(value, tuple) else value for name, value in found.items()}
+
+
+class Given(NamedTuple):
+    """What a call was given: by name, as it is recorded, and as the function takes it."""
+
+    arguments: dict[str, Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+Tell = Callable[[str], Taken]
+"""Makes the message that tells the model of an outcome."""
+
+
+class Ordinals:
+    """Tells apart the calls of one run of a turn that are otherwise the same."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, int] = {}
+
+    def identity(self, turn: str, parent: str, tool: str, digest: str) -> str:
+        """Return the identity of the next direct call of a tool with these arguments."""
+        call = f"{turn}\t{parent}\t{tool}\t{digest}"
+        number = self._seen[call] = self._seen.get(call, 0) + 1
+        return "direct:" + sha256(f"{call}\t{number}".encode()).hexdigest()[:32]
+
+
+class Running(NamedTuple):
+    """A turn that this handle goes on with, and the direct calls it has made so far."""
+
+    ownership: Ownership
+    ordinals: Ordinals
+
+
+class Holder(Protocol):
+    """A handle of either colour."""
+
+    @property
+    def own_turns(self) -> Mapping[str, Running]: ...
+
+
+def running_turn(handle: Holder, tool: str) -> Running:
+    """Return the turn that a call belongs to, or say that there is not one."""
+    turns = handle.own_turns
+    entered = entering.innermost(handle)
+    if entered is not None:
+        return turns[entered.id]
+    if len(turns) == 1:  # A thread that the turn's own code has started.
+        return next(iter(turns.values()))
+    if not turns:
+        raise UsageError(f"{tool!r} is called outside of a turn: use `with session.turn(...)`")
+    raise UsageError(f"{tool!r} is called while several turns are open: keep one open at a time")
+
+
+def issued(position: int, index: int) -> str:
+    """Return the identity of a call that a model's message makes."""
+    return f"issued:{position}:{index}"
+
+
+def keyed(tool: str, key: str) -> str:
+    """Return the identity of a call under a key of the caller's own."""
+    return f"{KEYED}{tool}\t{key}"
+
+
+def served(stream: str, tool: str, key: str, found: EffectSettled) -> Any:
+    """Return what was recorded of a call, packed, or raise what it was."""
+    if found.state == "unknown":
+        raise UnknownOutcomeError(stream, tool, found.effect, key, found.reason)
+    if found.error:
+        raise EffectError(stream, tool, found.error, found.reason)
+    return found.result
+
+
+def failure(error: BaseException, duration: float) -> Outcome:
+    """Return an outcome for a call that raised; one that was cut off may have happened."""
+    name, reason = type(error).__qualname__, _text_of(error)
+    if isinstance(error, ToolTimeoutError):
+        return Outcome("unknown", reason=reason, duration=duration)
+    if isinstance(error, Exception):
+        return Outcome("failed", error=name, reason=reason, duration=duration)
+    text = f"It was interrupted by {name} while it ran."
+    return Outcome("unknown", reason=text, duration=duration)
+
+
+def unstorable(error: UsageError, duration: float) -> Outcome:
+    """Return an outcome for a call whose result can not be stored."""
+    reason = f"It returned, and its result can not be stored: {error}"
+    return Outcome("failed", error="UsageError", reason=reason, duration=duration)
+
+
+def not_reconciled(error: BaseException) -> Outcome:
+    """Return an outcome for a call that the user's function could not find out about."""
+    reason = f"The reconcile function raised {type(error).__qualname__}: {_text_of(error)}"
+    return Outcome("unknown", reason=reason)
+
+
+def _text_of(error: BaseException) -> str:
+    try:
+        return str(error)[:2_000].encode("utf-8", "replace").decode()
+    except Exception:  # noqa: BLE001 - an error that can not tell itself must still be recorded
+        return "(it has no text)"
+
+
+def error_text(outcome: Outcome) -> str:
+    """Return a failure as the model is told of it."""
+    if outcome.state == "unknown":
+        return f"{INTERRUPTED_NOTICE} ({outcome.reason})"
+    return f"Error: {outcome.error}: {outcome.reason}"
+
+
+def text_of(result: Any) -> str:
+    """Return a result as the model is told of it."""
+    if isinstance(result, str):
+        return result
+    try:
+        return msgspec.json.encode(result).decode()
+    except (TypeError, ValueError):
+        return str(result)

@@ -1,0 +1,458 @@
+"""Tools run once, or say that nobody knows."""
+
+import asyncio
+import threading
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import perdure
+from perdure.errors import (
+    ConflictError,
+    DivergenceError,
+    EffectError,
+    InFlightError,
+    NotFoundError,
+    UnavailableError,
+    UnknownOutcomeError,
+    UsageError,
+)
+from perdure.records import EffectIntended
+from perdure.tools import Done, Effect, NotDone, ToolTimeoutError, current_effect
+
+
+class Ledger:
+    """The outside world: what really happened there."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, Any]] = []
+
+    def charge(self, amount: int) -> dict[str, int]:
+        self.calls.append((current_effect().key, amount))
+        return {"charged": amount}
+
+
+class Killed(BaseException):
+    """The process dies here: nothing is recorded any more."""
+
+
+def dying(session: perdure.Session, ledger: Ledger) -> Callable[[int], Any]:
+    """Return a tool that takes effect and whose process then dies."""
+
+    def charge(amount: int) -> None:
+        ledger.charge(amount)
+        # What a dead process does not write, this one does not either.
+        session._handle.write = _dead  # type: ignore[method-assign]
+        raise Killed
+
+    return charge
+
+
+def _dead(plan: object) -> int:
+    raise Killed
+
+
+@pytest.fixture
+def ledger() -> Ledger:
+    return Ledger()
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "agents.db"
+
+
+def kill_in_call(path: Path, ledger: Ledger, effect: Any, **options: Any) -> None:
+    """Leave a turn behind whose only call took effect and has no outcome."""
+    store = perdure.open(path)
+    session = store.session("s")
+    tool = session.tool(dying(session, ledger), effect=effect, **options)
+    with pytest.raises(Killed), session.turn("Pay.", id="turn-1"):
+        tool(5)
+
+
+def test_a_call_is_recorded_before_and_after(path: Path, ledger: Ledger) -> None:
+    session = perdure.open(path).session("s")
+    charge = session.tool(ledger.charge, version="2", actor="clerk")
+    with session.turn("Pay.") as turn:
+        before = session.position
+        assert charge(5) == {"charged": 5}
+        assert session.position == before + 2
+    (effect,) = session.effects.list()
+    assert (effect.tool, effect.state, effect.turn) == ("charge", "succeeded", turn.id)
+    assert (effect.arguments, effect.result) == ({"amount": 5}, {"charged": 5})
+    assert (effect.policy, effect.version) == ("unsafe", "2")
+    assert effect.key == ledger.calls[0][0]
+    assert effect.duration > 0
+    assert abs((datetime.now(UTC) - effect.time).total_seconds()) < 60
+    assert session.effects.list(tool="other") == []
+    assert session.effects.list(turn=turn.id) == [effect]
+    session.verify()
+
+
+def test_what_was_recorded_is_returned_and_not_run_again(path: Path, ledger: Ledger) -> None:
+    first = perdure.open(path).session("s")
+    turn = first.turn("Pay.", id="turn-1")
+    turn.__enter__()
+    charge = first.tool(ledger.charge)
+    assert [charge(5), charge(5), charge(7)] == [{"charged": n} for n in (5, 5, 7)]
+    # The process is gone. Another one runs the same code, with a newer version of the tool.
+    again = perdure.open(path).session("s")
+    with again.turn("Pay.", id="turn-1"):
+        charge = again.tool(ledger.charge, version="3")
+        assert [charge(5), charge(5), charge(7)] == [{"charged": n} for n in (5, 5, 7)]
+        assert len(ledger.calls) == 3
+        assert charge(5) == {"charged": 5}
+    assert len(ledger.calls) == 4
+    assert len({key for key, _ in ledger.calls}) == 4
+
+
+def test_an_unsafe_call_that_may_have_happened_is_not_made_again(
+    path: Path, ledger: Ledger
+) -> None:
+    kill_in_call(path, ledger, "unsafe", name="charge")
+    session = perdure.open(path).session("s")
+    charge = session.tool(ledger.charge)
+    turn = session.turn("Pay.", id="turn-1")
+    with turn, pytest.raises(UnknownOutcomeError, match="may have happened") as caught:
+        charge(5)
+    assert len(ledger.calls) == 1
+    assert "unknown-effect" in session.labels
+    (unknown,) = session.effects.unknown()
+    assert (unknown.id, unknown.key) == (caught.value.effect, ledger.calls[0][0])
+    session.effects.reconcile(unknown.id, Done({"charged": 5}))
+    assert session.effects.unknown() == []
+    assert session.labels == frozenset()
+    last = session.last
+    assert last is not None
+    assert '{"charged":5}' in last["content"]
+    with pytest.raises(NotFoundError):
+        session.effects.reconcile(unknown.id, NotDone())
+    session.verify()
+
+
+@pytest.mark.parametrize("effect", ["idempotent", "read_only"])
+def test_a_harmless_call_is_made_again_with_the_same_key(
+    path: Path, ledger: Ledger, effect: Any
+) -> None:
+    kill_in_call(path, ledger, effect, name="charge")
+    session = perdure.open(path).session("s")
+    with session.turn("Pay.", id="turn-1"):
+        assert session.tool(ledger.charge, effect=effect)(5) == {"charged": 5}
+    assert len(ledger.calls) == 2
+    assert len({key for key, _ in ledger.calls}) == 1
+    assert [one.state for one in session.effects.list()] == ["repeated", "succeeded"]
+
+
+def test_the_stricter_of_two_policies_counts(path: Path, ledger: Ledger) -> None:
+    kill_in_call(path, ledger, "unsafe", name="charge")
+    session = perdure.open(path).session("s")
+    with session.turn("Pay.", id="turn-1"), pytest.raises(UnknownOutcomeError):
+        session.tool(ledger.charge, effect="idempotent")(5)
+    assert len(ledger.calls) == 1
+
+
+@pytest.mark.parametrize("found", [Done({"charged": 5}), NotDone()])
+def test_a_call_is_reconciled_by_the_users_function(
+    path: Path, ledger: Ledger, found: Done | NotDone
+) -> None:
+    asked: list[Effect] = []
+
+    def look(effect: Effect) -> Done | NotDone:
+        asked.append(effect)
+        return found
+
+    kill_in_call(path, ledger, "reconcile", name="charge", reconcile=look)
+    assert asked == []
+    session = perdure.open(path).session("s")
+    with session.turn("Pay.", id="turn-1"):
+        charge = session.tool(ledger.charge, effect="reconcile", reconcile=look)
+        assert charge(5) == {"charged": 5}
+    assert [(one.key, one.arguments) for one in asked] == [(ledger.calls[0][0], {"amount": 5})]
+    assert len(ledger.calls) == (1 if isinstance(found, Done) else 2)
+    assert len({key for key, _ in ledger.calls}) == 1
+    session.verify()
+
+
+@pytest.mark.parametrize("bad", [ZeroDivisionError("no"), "done"])
+def test_a_reconcile_function_that_fails_leaves_the_call_unknown(
+    path: Path, ledger: Ledger, bad: Any
+) -> None:
+    def look(_: Effect) -> Any:
+        if isinstance(bad, Exception):
+            raise bad
+        return bad
+
+    kill_in_call(path, ledger, "reconcile", name="charge", reconcile=look)
+    session = perdure.open(path).session("s")
+    with session.turn("Pay.", id="turn-1"):
+        charge = session.tool(ledger.charge, effect="reconcile", reconcile=look)
+        with pytest.raises(UnknownOutcomeError if isinstance(bad, Exception) else UsageError):
+            charge(5)
+    assert len(ledger.calls) == 1
+
+
+def test_other_arguments_under_the_same_identity_are_a_divergence(
+    path: Path, ledger: Ledger
+) -> None:
+    session = perdure.open(path).session("s")
+    charge = session.tool(ledger.charge).keyed("invoice-17")
+    with session.turn("Pay."):
+        assert charge(5) == {"charged": 5}
+    with session.turn("Pay again."):
+        assert charge(5) == {"charged": 5}
+        with pytest.raises(DivergenceError, match="invoice-17"):
+            charge(6)
+    assert len(ledger.calls) == 1
+
+
+def test_an_error_is_recorded_and_served(path: Path) -> None:
+    calls = []
+
+    def broken(text: str) -> None:
+        calls.append(text)
+        raise ZeroDivisionError(text)
+
+    first = perdure.open(path).session("s")
+    first.turn("Try.", id="turn-1").__enter__()
+    with pytest.raises(ZeroDivisionError):
+        first.tool(broken)("x")
+    again = perdure.open(path).session("s")
+    with again.turn("Try.", id="turn-1"), pytest.raises(EffectError, match="ZeroDivisionError: x"):
+        again.tool(broken)("x")
+    assert calls == ["x"]
+
+
+def test_a_tool_belongs_into_a_turn(path: Path, ledger: Ledger) -> None:
+    session = perdure.open(path).session("s")
+    with pytest.raises(UsageError, match="outside of a turn"):
+        session.tool(ledger.charge)(5)
+    with pytest.raises(UsageError, match="outside of a durable tool"):
+        current_effect()
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"effect": "harmless"}, "no effect 'harmless'"),
+        ({"effect": "reconcile"}, "go together"),
+        ({"reconcile": print}, "go together"),
+        ({"unstorable": "drop"}, "unstorable"),
+    ],
+)
+def test_a_wrong_declaration_is_refused(options: dict[str, Any], reason: str, path: Path) -> None:
+    session = perdure.open(path).session("s")
+    with pytest.raises(UsageError, match=reason):
+        session.tool(print, **options)
+    with pytest.raises(UsageError, match="must be a function"):
+        session.tool("charge")  # type: ignore[arg-type]
+
+
+def test_a_result_that_can_not_be_stored_is_recorded_as_failed(path: Path) -> None:
+    session = perdure.open(path).session("s")
+
+    def odd() -> set[int]:
+        return {1}
+
+    with session.turn("Try."):
+        with pytest.raises(UsageError, match=r"\$\.result"):
+            session.tool(odd)()
+        assert session.tool(odd, name="even", unstorable="return")() == {1}
+    assert [(one.state, "can not be stored" in one.reason) for one in session.effects.list()] == [
+        ("failed", True),
+        ("failed", True),
+    ]
+
+
+def test_a_tool_that_changes_its_arguments_changes_no_record(path: Path) -> None:
+    session = perdure.open(path).session("s")
+
+    def grow(items: list[int]) -> int:
+        items.append(2)
+        return len(items)
+
+    given = [1]
+    with session.turn("Try."):
+        assert session.tool(grow)(given) == 2
+    assert given == [1, 2]
+    assert session.effects.list()[0].arguments == {"items": [1]}
+
+
+def test_a_tool_that_takes_too_long_may_have_happened(path: Path) -> None:
+    session = perdure.open(path).session("s")
+    go_on = threading.Event()
+    with session.turn("Wait."), pytest.raises(ToolTimeoutError, match=r"0\.05 s"):
+        session.tool(go_on.wait, name="wait", timeout=0.05)()
+    go_on.set()
+    assert [one.state for one in session.effects.list()] == ["unknown"]
+
+
+def test_calls_within_calls_know_each_other(path: Path, ledger: Ledger) -> None:
+    session = perdure.open(path).session("s")
+    charge = session.tool(ledger.charge)
+
+    def pay_twice(amount: int) -> list[Any]:
+        return [charge(amount), charge(amount)]
+
+    with session.turn("Pay."):
+        session.tool(pay_twice)(5)
+    outer, *inner = session.effects.list()
+    assert [one.tool for one in inner] == ["charge", "charge"]
+    contents = [record.content for record in session.records()]
+    parents = {one.parent for one in contents if isinstance(one, EffectIntended)}
+    assert parents == {"", outer.identity}
+
+
+def test_the_same_call_is_not_made_twice_at_once(path: Path) -> None:
+    session = perdure.open(path).session("s")
+    started, go_on = threading.Event(), threading.Event()
+
+    def slow() -> str:
+        started.set()
+        go_on.wait(10)
+        return "done"
+
+    tool = session.tool(slow).keyed("one")
+    with session.turn("Try."):
+        thread = threading.Thread(target=tool)
+        thread.start()
+        started.wait(10)
+        with pytest.raises(InFlightError, match="wait for its outcome"):
+            tool()
+        go_on.set()
+        thread.join()
+        assert tool() == "done"
+
+
+def test_who_lost_the_turn_may_not_begin_a_call(path: Path, ledger: Ledger) -> None:
+    first = perdure.open(path).session("s")
+    first.turn("Pay.", id="turn-1").__enter__()
+    again = perdure.open(path).session("s")
+    with again.turn("Pay.", id="turn-1"), pytest.raises(ConflictError):
+        first.tool(ledger.charge)(5)
+    assert ledger.calls == []
+
+
+CALLS = {
+    "role": "assistant",
+    "content": None,
+    "tool_calls": [
+        {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a":1,"b":2}'}},
+        {"id": "c2", "type": "function", "function": {"name": "boom", "arguments": ""}},
+        {"id": "c3", "type": "function", "function": {"name": "nope", "arguments": ""}},
+        {"id": "c4", "type": "function", "function": {"name": "add", "arguments": "{"}},
+    ],
+}
+
+
+def add(a: int, b: int) -> int:
+    return a + b
+
+
+def boom() -> None:
+    raise ZeroDivisionError("no")
+
+
+TOLD = [
+    "3",
+    "Error: ZeroDivisionError: no",
+    "Error: there is no tool 'nope'. There are: add, boom.",
+    "Error: 'add' was not called, its arguments are not JSON",
+]
+
+
+@pytest.mark.parametrize("parallel", [1, 8])
+def test_the_calls_of_a_model_are_made_and_it_is_told(path: Path, parallel: int) -> None:
+    session = perdure.open(path).session("s")
+    with session.turn("Add.") as turn:
+        turn.append(CALLS)
+        told = session.run_tool_calls(CALLS, [session.tool(add), boom], parallel=parallel)
+        assert [one["tool_call_id"] for one in told] == ["c1", "c2", "c3", "c4"]
+        assert all(one["content"].startswith(text) for one, text in zip(told, TOLD, strict=True))
+        assert session.run_tool_calls(None, [add]) == []
+        with pytest.raises(UsageError, match="append the message"):
+            session.run_tool_calls(CALLS, [add])
+    transcript = session.messages(format="openai.chat")
+    assert transcript.closed == ()
+    assert [one.state for one in session.effects.list(tool="add")] == ["succeeded"]
+    session.verify()
+
+
+def test_the_calls_of_a_killed_process_are_made_once(path: Path, ledger: Ledger) -> None:
+    first = perdure.open(path).session("s")
+    calls = {
+        "role": "assistant",
+        "tool_calls": [
+            {"id": f"c{n}", "function": {"name": "charge", "arguments": f'{{"amount":{n}}}'}}
+            for n in (1, 2)
+        ],
+    }
+
+    def charge(amount: int) -> Any:
+        if amount == 2:
+            return dying(first, ledger)(amount)
+        return ledger.charge(amount)
+
+    turn = first.turn("Pay.", id="turn-1")
+    turn.__enter__()
+    turn.append(calls)
+    with pytest.raises(Killed):
+        first.run_tool_calls(calls, [charge], parallel=1)
+    again = perdure.open(path).session("s")
+    with again.turn("Pay.", id="turn-1"):
+        (told,) = again.run_tool_calls(None, [ledger.charge])
+    assert told["tool_call_id"] == "c2"
+    assert told["content"].startswith("Interrupted")
+    assert [amount for _, amount in ledger.calls] == [1, 2]
+    assert len(again.effects.unknown()) == 1
+    assert again.messages(format="openai.chat").closed == ()
+
+
+def test_async_tools_run_once_too(path: Path, ledger: Ledger) -> None:
+    async def charge(amount: int) -> dict[str, int]:
+        await asyncio.sleep(0)
+        return ledger.charge(amount)
+
+    async def main() -> None:
+        async with perdure.open_async(path) as store:
+            session = await store.session("s")
+            turn = session.turn("Pay.", id="turn-1")
+            await turn.__aenter__()
+            tool, plain = session.tool(charge), session.tool(ledger.charge, name="plain")
+            found = list(await asyncio.gather(tool(1), plain(2)))
+            assert found == [{"charged": 1}, {"charged": 2}]
+        async with perdure.open_async(path) as store:
+            session = await store.session("s")
+            async with session.turn("Pay.", id="turn-1"):
+                tool, plain = session.tool(charge), session.tool(ledger.charge, name="plain")
+                assert list(await asyncio.gather(tool(1), plain(2))) == found
+                slow = session.tool(lambda: asyncio.sleep(9), name="slow", timeout=0.05)
+                with pytest.raises(ToolTimeoutError):
+                    await slow()
+            assert len(await session.effects.list(tool="plain")) == 1
+            assert len(ledger.calls) == 2
+
+    asyncio.run(main())
+
+
+def test_async_functions_need_an_async_session(path: Path) -> None:
+    async def charge() -> None: ...
+
+    session = perdure.open(path).session("s")
+    with pytest.raises(UsageError, match="open_async"):
+        session.tool(charge)
+
+
+def test_a_store_that_is_gone_stops_the_agent(path: Path, ledger: Ledger) -> None:
+    store = perdure.open(path)
+    session = store.session("s")
+    charge = session.tool(ledger.charge)
+    turn = session.turn("Pay.")
+    turn.__enter__()
+    path.unlink()
+    with pytest.raises(UnavailableError):
+        charge(5)
+    assert ledger.calls == []

@@ -1,0 +1,382 @@
+"""Streamed answers: durable on the way, whole at the end, and honest about what was cut."""
+
+import asyncio
+import contextvars
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+
+import perdure
+from perdure import stream as stream_module
+from perdure.backends.memory import MemoryBackend
+from perdure.errors import ConflictError, UsageError
+from perdure.fold import Fold
+from perdure.records import Message, Piece
+from perdure.testing import violations
+from tests.core.streams import one_choice
+from tests.core.support import said, store_in_memory
+from tests.core.transcripts import chat_call
+
+CUT = [
+    one_choice(0, {"role": "assistant", "content": "one "}),
+    one_choice(0, {"content": "two "}),
+    one_choice(0, {"content": "three"}),
+]
+WHOLE = [*CUT, one_choice(0, {}, finish_reason="stop")]
+
+
+def kinds(session: perdure.Session) -> list[str]:
+    return [record.kind for record in session.records()]
+
+
+def answers(session: perdure.Session) -> list[tuple[Any, bool]]:
+    return [
+        (record.content.message["content"], record.content.interrupted)
+        for record in session.records()
+        if isinstance(record.content, Message) and record.content.message["role"] == "assistant"
+    ]
+
+
+def texts(session: perdure.Session) -> list[Any]:
+    found = session.messages(format="openai.chat")
+    assert violations("openai.chat", found) == []
+    return [message["content"] for message in found]
+
+
+class DroppedError(Exception):
+    """The connection broke."""
+
+
+def breaking(chunks: list[Any]) -> Iterator[Any]:
+    yield from chunks
+    raise DroppedError
+
+
+def enter(turn: perdure.Turn) -> perdure.Turn:
+    """Enter a turn as a process does that will die in it."""
+    return contextvars.copy_context().run(turn.__enter__)
+
+
+def died(backend: MemoryBackend, *, chunks: int = 2) -> perdure.Session:
+    """Die in the middle of an answer, and return the session as the next process opens it."""
+    session = perdure.open(backend).session("s")
+    stream = enter(session.turn("go")).stream(iter(WHOLE), every=0)
+    for _ in range(chunks):
+        next(stream)
+    return perdure.open(backend).session("s")
+
+
+def test_chunks_are_handed_on_and_the_whole_message_is_the_record() -> None:
+    store, _ = store_in_memory()
+    session = store.session("s")
+    with session.turn("go") as turn:
+        stream = turn.stream(WHOLE, every=0)
+        assert list(stream) == WHOLE
+        assert stream.said[0].message["content"] == "one two three"
+        assert not turn.partial
+    assert answers(session) == [("one two three", False)]
+    pieces = [record for record in session.records() if isinstance(record.content, Piece)]
+    assert len(pieces) == 4
+    assert texts(session) == ["go", "one two three"]
+    meta = [record.content.meta for record in session.records() if record.kind == "message"]  # type: ignore[attr-defined]
+    assert meta[1]["finish_reason"] == "stop"
+    session.verify()
+
+
+class Clock:
+    """A clock that goes only when it is told to."""
+
+    now = 100.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+def test_pieces_come_at_a_bounded_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    store, _ = store_in_memory()
+    session = store.session("s")
+    clock = Clock()
+    monkeypatch.setattr(stream_module, "time", clock)
+    many = [one_choice(0, {"content": "x"}) for _ in range(100)]
+    with session.turn("go") as turn:
+        for _ in turn.stream([*many, WHOLE[-1]], every=0.5):
+            clock.now += 0.125
+    assert kinds(session).count("piece") == 25
+    assert answers(session) == [("x" * 100, False)]
+
+
+def test_a_short_answer_has_no_pieces() -> None:
+    store, _ = store_in_memory()
+    session = store.session("s")
+    with session.turn("go") as turn:
+        list(turn.stream(WHOLE))
+    assert kinds(session) == ["turn.begun", "message", "message", "turn.completed"]
+
+
+def test_who_stops_reading_leaves_what_was_said() -> None:
+    store, _ = store_in_memory()
+    session = store.session("s")
+    with session.turn("go") as turn:
+        for number, _ in enumerate(turn.stream(WHOLE)):
+            if number == 1:
+                break
+    assert answers(session) == [("one two ", True)]
+    assert texts(session) == ["go", "one two "]
+    session.verify()
+
+
+def test_a_stream_that_breaks_leaves_what_was_said_and_its_error() -> None:
+    store, _ = store_in_memory()
+    session = store.session("s")
+    with pytest.raises(DroppedError), session.turn("go") as turn:
+        list(turn.stream(breaking(CUT)))
+    assert answers(session) == [("one two three", True)]
+    assert kinds(session)[-1] == "turn.failed"
+
+
+def test_what_a_broken_stream_said_is_durable_at_once() -> None:
+    store, backend = store_in_memory()
+    session = store.session("s")
+    turn = enter(session.turn("go"))
+    with pytest.raises(DroppedError):
+        list(turn.stream(breaking(CUT)))
+    (left,) = perdure.open(backend).session("s").interrupted
+    assert left.said()[0].message["content"] == "one two three"
+
+
+def test_an_end_without_a_finish_is_a_cut() -> None:
+    store, _ = store_in_memory()
+    session = store.session("s")
+    with session.turn("go") as turn:
+        assert len(list(turn.stream(CUT))) == 3
+        assert turn.partial
+        assert turn.said()[0].message["content"] == "one two three"
+    assert answers(session) == [("one two three", True)]
+
+
+def test_a_crash_leaves_what_was_durable() -> None:
+    again = died(MemoryBackend())
+    (turn,) = again.interrupted
+    assert turn.partial
+    assert turn.said()[0].message["content"] == "one two "
+    assert answers(again) == []
+    assert texts(again) == ["go", "one two "]
+
+
+def test_a_turn_that_is_continued_has_the_context_of_the_first_call() -> None:
+    again = died(MemoryBackend())
+    with again.interrupted[0] as turn:
+        assert texts(again) == ["go"]
+        list(turn.stream(WHOLE))
+        assert texts(again) == ["go", "one two three"]
+    assert answers(again) == [("one two three", False)]
+    again.verify()
+
+
+def test_a_turn_that_is_continued_without_an_answer_keeps_the_cut_one() -> None:
+    again = died(MemoryBackend())
+    with again.interrupted[0]:
+        pass
+    assert answers(again) == [("one two ", True)]
+    again.verify()
+
+
+def test_the_next_turn_records_what_was_interrupted() -> None:
+    again = died(MemoryBackend())
+    assert answers(again) == []
+    with again.turn("and now?"):
+        assert answers(again) == [("one two ", True)]
+        assert texts(again) == ["go", "one two ", "and now?"]
+    assert not again.interrupted[0].partial
+    again.verify()
+
+
+def test_giving_up_records_what_was_interrupted() -> None:
+    again = died(MemoryBackend())
+    again.interrupted[0].abandon("not wanted")
+    assert answers(again) == [("one two ", True)]
+
+
+def test_another_try_in_the_same_turn_supersedes_the_first() -> None:
+    store, _ = store_in_memory()
+    session = store.session("s")
+    with session.turn("go") as turn:
+        with pytest.raises(DroppedError):
+            list(turn.stream(breaking(CUT), every=0))
+        assert turn.partial
+        list(turn.stream(WHOLE, every=0))
+        assert not turn.partial
+    assert answers(session) == [("one two three", False)]
+    session.verify()
+
+
+def test_an_answer_that_was_not_streamed_supersedes_a_cut_one() -> None:
+    store, _ = store_in_memory()
+    session = store.session("s")
+    with session.turn("go") as turn:
+        list(turn.stream(CUT))
+        turn.append(said("whole", "assistant"))
+    assert answers(session) == [("whole", False)]
+
+
+def test_sources_are_closed() -> None:
+    store, _ = store_in_memory()
+    session = store.session("s")
+    closed: list[str] = []
+
+    def source(name: str) -> Iterator[Any]:
+        try:
+            yield from WHOLE
+        finally:
+            closed.append(name)
+
+    with session.turn("go") as turn:
+        with turn.stream(source("left")) as stream:
+            next(stream)
+        assert closed == ["left"]
+        next(turn.stream(source("forgotten")))
+    assert closed == ["left", "forgotten"]
+
+
+def test_a_stream_ends_once() -> None:
+    store, _ = store_in_memory()
+    session = store.session("s")
+    with session.turn("go") as turn:
+        stream = turn.stream(WHOLE)
+        list(stream)
+        stream.close()
+        assert list(stream) == []
+    assert len(answers(session)) == 1
+
+
+def test_who_lost_the_turn_can_store_no_pieces() -> None:
+    store, backend = store_in_memory()
+    session = store.session("s")
+    turn = enter(session.turn("go"))
+    stream = turn.stream(WHOLE, every=0)
+    next(stream)
+    other = perdure.open(backend).session("s")
+    with other.interrupted[0] as taken:
+        with pytest.raises(ConflictError):
+            list(stream)
+        list(taken.stream(WHOLE, every=0))
+    assert answers(other) == [("one two three", False)]
+    other.verify()
+
+
+def test_what_is_no_chunk_is_refused() -> None:
+    store, _ = store_in_memory()
+    session = store.session("s")
+    with pytest.raises(UsageError), session.turn("go") as turn:
+        list(turn.stream([{"what": "is this?"}]))
+
+
+def test_calls_of_a_cut_answer_are_open_for_nobody() -> None:
+    store, _ = store_in_memory()
+    session = store.session("s")
+    call = {"index": 0, "id": "c1", "type": "function", "function": {"name": "f", "arguments": ""}}
+    begun = one_choice(0, {"role": "assistant", "content": None, "tool_calls": [call]})
+    with session.turn("go") as turn:
+        list(turn.stream([begun]))
+    found = session.messages(format="openai.chat")
+    assert not found or violations("openai.chat", found) == []
+    assert session._replica.fold.talk.calls == {}
+
+
+def test_what_a_session_knows_of_its_talk_comes_back_from_a_snapshot() -> None:
+    store, backend = store_in_memory()
+    session = store.session("s")
+    session.append(said("be brief", "system"), said("keep this in mind, please"))
+    session.pin(2)
+    for number in range(6):
+        with session.turn(f"a question of some length, number {number}") as turn:
+            turn.append(said("yes", "assistant"))
+    session.summarise(lambda _: "Sum.")
+    open_call = enter(session.turn("call"))
+    open_call.append(chat_call("c1"))
+    open_call.offer([{"type": "function", "function": {"name": "f", "parameters": {}}}])
+    streaming = enter(session.turn("stream", id="own")).stream(WHOLE, every=0)
+    next(streaming)
+    for number in range(300):
+        session.note(number)
+    again = perdure.open(backend).session("s")
+    fold = again._replica.fold
+    assert fold.talk == session._replica.fold.talk
+    assert fold.facts() == session._replica.fold.facts()
+    assert fold.talk.calls
+    assert fold.talk.partials
+    assert fold.talk.summary is not None
+    assert (fold.talk.pins, fold.talk.systems) == ((2,), (1,))
+    assert fold.talk.tools[1]
+    (snapshot,) = [record for record in again.records() if record.kind == "snapshot"]
+    restored = Fold.restore(snapshot.content, b"", name="s", position=1)  # type: ignore[arg-type]
+    assert restored.talk == fold.talk
+    assert again.verify().snapshots == 1
+
+
+# In an event loop.
+
+
+async def given_by(chunks: list[Any], closed: list[str]) -> AsyncIterator[Any]:
+    try:
+        for chunk in chunks:
+            await asyncio.sleep(0)
+            yield chunk
+    finally:
+        closed.append("closed")
+
+
+async def answers_of(session: perdure.AsyncSession) -> list[tuple[Any, bool]]:
+    return [
+        (record.content.message["content"], record.content.interrupted)
+        async for record in session.records()
+        if isinstance(record.content, Message) and record.content.message["role"] == "assistant"
+    ]
+
+
+def test_an_async_turn_streams_the_same_way() -> None:
+    async def main() -> None:
+        async with perdure.open_async("memory:") as store:
+            session, closed = await store.session("s"), list[str]()
+            async with session.turn("whole") as turn:
+                stream = turn.stream(given_by(WHOLE, closed), every=0)
+                assert [chunk async for chunk in stream] == WHOLE
+            async with session.turn("left") as turn:
+                async for _ in turn.stream(given_by(WHOLE, closed), every=0):
+                    break
+            assert await answers_of(session) == [("one two three", False), ("one ", True)]
+            assert closed == ["closed", "closed"]
+            async with session.turn("again") as turn:
+                assert [chunk async for chunk in turn.stream(given_by(CUT, closed))] == CUT
+                assert turn.partial
+                assert (await turn.said())[0].message["content"] == "one two three"
+                assert len([chunk async for chunk in turn.stream(given_by(WHOLE, closed))]) == 4
+            assert (await answers_of(session))[2:] == [("one two three", False)]
+            await session.verify()
+
+    asyncio.run(main())
+
+
+def test_a_task_that_is_cancelled_leaves_what_was_said() -> None:
+    async def main() -> None:
+        async with perdure.open_async("memory:") as store:
+            session, reached = await store.session("s"), asyncio.Event()
+
+            async def slow() -> AsyncIterator[Any]:
+                yield CUT[0]
+                reached.set()
+                await asyncio.sleep(60)
+
+            async def work() -> None:
+                async with session.turn("go") as turn:
+                    async for _ in turn.stream(slow()):
+                        pass
+
+            task = asyncio.create_task(work())
+            await reached.wait()
+            task.cancel()
+            await asyncio.wait([task])
+            assert await answers_of(session) == [("one ", True)]
+
+    asyncio.run(main())

@@ -1,0 +1,86 @@
+"""P13, a seeded sample: a transcript is always valid for its provider."""
+
+from collections import Counter
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from perdure import transcript as transcripts
+from perdure.formats import anthropic_writing, responses_writing
+from perdure.formats.names import Ids
+from perdure.transcript import FORMATS
+from tests.durability import p13_transcripts
+from tests.durability.p13_histories import draw
+from tests.durability.promise import sample
+
+pytestmark = pytest.mark.durability
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2])
+def test_transcripts_are_valid_whatever_was_stored(seed: int) -> None:
+    sample(p13_transcripts.PROMISE, seed=seed, seconds=3, least=400)
+
+
+def test_a_seed_repeats_its_history() -> None:
+    assert draw(7) == draw(7)
+    assert draw(7) != draw(8)
+
+
+def test_the_histories_have_what_transcripts_can_stumble_over() -> None:
+    """Otherwise the sample would prove nothing."""
+    seen: Counter[str] = Counter()
+    for seed in range(400):
+        history = draw(seed)
+        seen["interrupted"] += any(each.interrupted for each in history.said)
+        seen["authors"] += any(each.author for each in history.said)
+        seen["reasoning"] += bool(history.reasoning_of)
+        for format in FORMATS:
+            transcript = transcripts.render(history.said, format)
+            seen["closed"] += bool(transcript.closed)
+            seen["losses"] += bool(transcript.losses)
+            for loss in transcript.losses:
+                seen[loss.what.rpartition(": ")[2]] += 1
+    for what in (
+        "interrupted",
+        "authors",
+        "reasoning",
+        "closed",
+        "losses",
+        "its call is not there",
+        "the call has one already",
+        "what it led to is not there",
+        "the answer was cut off",
+    ):
+        assert seen[what] > 10, what
+
+
+def _open(call: Any, closed: list[Any]) -> None:
+    """Leave a call without a result."""
+
+
+def _as_it_is(id: str, *_: object) -> str:
+    return id
+
+
+@pytest.mark.parametrize(
+    ("where", "name", "broken", "said"),
+    [
+        (transcripts, "_close", _open, "did not have response|without|No tool output"),
+        (transcripts, "legal_name", _as_it_is, "does not match pattern"),
+        (Ids, "take", lambda _, wanted: wanted, "unique|Duplicate|pattern"),
+        (responses_writing._Writer, "_drop_reasoning_at_the_end", lambda _: None, "following item"),
+        (anthropic_writing, "_think_first", lambda blocks, _: blocks, "thinking"),
+        (anthropic_writing, "_trim_end", lambda _: None, "trailing whitespace"),
+        (anthropic_writing, "_without_unpaired", lambda *_: None, "unexpected `tool_use_id`"),
+        (transcripts, "pair", lambda speeches, _: speeches, "calls are closed|No tool"),
+    ],
+)  # fmt: skip
+def test_a_broken_rule_is_found(where: Any, name: str, broken: Any, said: str) -> None:
+    """The twins: the sample fails when a rule of the transcripts is not kept."""
+    with (
+        mock.patch.object(where, name, broken),
+        pytest.raises(AssertionError, match=said),
+    ):
+        sample(p13_transcripts.PROMISE, seed=1, seconds=20, least=5_000)

@@ -211,6 +211,17 @@ def test_another_try_in_the_same_turn_supersedes_the_first() -> None:
     session.verify()
 
 
+def test_of_answers_that_were_cut_one_after_the_other_the_last_stays() -> None:
+    store, _ = store_in_memory()
+    session = store.session("s")
+    with session.turn("go") as turn:
+        for number in (1, 2):
+            list(turn.stream(CUT[:number], every=0))
+        assert [one.message["content"] for one in turn.said()] == ["one two "]
+    assert answers(session) == [("one two ", True)]
+    session.verify()
+
+
 def test_an_answer_that_was_not_streamed_supersedes_a_cut_one() -> None:
     store, _ = store_in_memory()
     session = store.session("s")

@@ -13,7 +13,7 @@ import pytest
 
 from perdure.errors import UsageError
 from perdure.testing import ModelServer
-from tests.testing.serving import USER, async_client_of, client_of, user
+from tests.testing.serving import USER, async_client_of, client_of, post, user
 
 CALLED: Any = {
     "role": "assistant",
@@ -253,6 +253,10 @@ def test_a_slow_stream_takes_its_time(server: ModelServer, client: openai.OpenAI
     assert client.chat.completions.create(model="m", messages=[USER]).choices
     assert time.monotonic() - begun > 0.09
     assert len(server.requests) == 2
+    server.fault("slow", seconds=30, after_chunks=99)
+    body = {"model": "m", "messages": [USER], "stream": True}
+    assert post(f"{server.url}/chat/completions", body).endswith(b"data: [DONE]\n\n")
+    assert time.monotonic() - begun < 20
 
 
 @pytest.mark.parametrize("kind", ["hang", "slow"])

@@ -5,14 +5,14 @@ before anything is written, and one that is changed after the call has no effect
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
 from perdure import codec
 from perdure.errors import ConflictError, UsageError
 from perdure.fold import GENERATED, OpenTurn, fingerprint
-from perdure.intake import Taken, require_role, take
+from perdure.intake import require_role, take
 from perdure.journal import Draft
 from perdure.plans import Batch, Made, Plan, add_drafts, require_str, require_text
 from perdure.records import Message
@@ -39,6 +39,9 @@ class Voice(NamedTuple):
 
 NOBODY = Voice()
 
+Taking = tuple[dict[str, Any], dict[str, Any]]
+"""A message and what came with it: a `Taken`, or as much."""
+
 
 def say(
     replica: Replica,
@@ -51,13 +54,28 @@ def say(
     """Plan to append messages, all or none."""
     if not messages:
         raise UsageError("nothing to append: give at least one message")
-    taken = [one for message in messages for one in take(message)]
+    taken: list[Taking] = []
+    for message in messages:
+        taken += taken_in(message)
     return say_taken(replica, taken, voice=voice, turn=turn, record_id=record_id)
+
+
+def taken_in(message: Any) -> Sequence[Taking]:
+    """Return the messages in what a caller gave, with a role that is known."""
+    # Most are a role and a text; that they need no look is part of the cost of every write.
+    if type(message) is dict and len(message) == 2 and type(message.get("content")) is str:  # noqa: PLR2004
+        role = message.get("role")
+        if role in ("user", "assistant", "system"):
+            return ((message, {}),)
+    taken = take(message)
+    for one in taken:
+        require_role(one.message)
+    return taken
 
 
 def say_taken(
     replica: Replica,
-    taken: Sequence[Taken],
+    taken: Sequence[Taking],
     *,
     voice: Voice = NOBODY,
     turn: Ownership | None = None,
@@ -80,7 +98,7 @@ def say_taken(
 
 
 def message_drafts(
-    replica: Replica, taken: Sequence[Taken], voice: Voice, turn: str, record_id: str | None
+    replica: Replica, taken: Sequence[Taking], voice: Voice, turn: str, record_id: str | None
 ) -> list[Draft]:
     """Return messages as records; what can not be stored is refused."""
     drafts = []
@@ -90,7 +108,6 @@ def message_drafts(
             require_str(text, field)
     counter = replica.settings.counter
     for message, meta in taken:
-        require_role(message)
         content = Message(
             message=pack(message),
             turn=turn,

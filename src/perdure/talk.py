@@ -15,8 +15,6 @@ SYSTEMS_MAX = 64  # Half of them the first ones, half the latest.
 SUMMARIES_MAX = 64  # How many can be undone one after the other.
 PINS_MAX = 256  # What is pinned is in every window: more would leave no room for anything else.
 
-_INSTRUCTIONS = frozenset({"system", "developer"})
-
 
 class OpenCall(NamedTuple):
     """A tool call without a result: where its message stands, and in which turn."""
@@ -72,25 +70,25 @@ class Talk(NamedTuple):
         }
 
     def message(self, position: int, record_id: str, content: Message) -> "Talk":
-        """Take in a message."""
-        talk, message = self, content.message
+        """Take in a message. Most change nothing, and this is part of every write."""
+        message, calls, systems = content.message, self.calls, self.systems
         role = message.get("role")
-        if role in _INSTRUCTIONS:
-            talk = talk._replace(systems=_kept((*talk.systems, position)))
-        answered = answers(message) if talk.calls else ()
         opened = () if content.interrupted else open_calls(message)
+        if role in ("system", "developer"):
+            systems = _kept((*systems, position))
+        elif not opened and not calls and not self.partials:
+            return self
+        answered = answers(message) if calls else ()
         if answered or opened:
-            calls = dict(talk.calls)
+            calls = dict(calls)
             for call_id in answered:
                 calls.pop(call_id, None)
             for call in opened:
                 calls[call.id] = OpenCall(position, content.turn, call.name)
             while len(calls) > CALLS_MAX:
                 del calls[next(iter(calls))]
-            talk = talk._replace(calls=calls)
-        if talk.partials:
-            talk = talk.superseded(record_id, content)
-        return talk
+        talk = Talk(calls, self.partials, systems, self.pins, self.summaries, self.tools)
+        return talk.superseded(record_id, content) if self.partials else talk
 
     def superseded(self, record_id: str, content: Message) -> "Talk":
         """Drop what an answer supersedes: its own pieces, and those of its turn."""

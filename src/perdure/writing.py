@@ -16,7 +16,6 @@ from perdure.errors import (
     UsageError,
 )
 from perdure.fold import GENERATED, RESERVED_LABELS, turn_key
-from perdure.intake import take
 from perdure.journal import Draft
 from perdure.plans import Batch, Made, Plan, add_drafts, require_str, require_text
 from perdure.records import (
@@ -39,6 +38,7 @@ from perdure.saying import (
     require_id,
     require_open,
     require_turn,
+    taken_in,
 )
 from perdure.steps import Steps
 from perdure.values import CHAIN_MAX, ValueFacts
@@ -68,7 +68,7 @@ def begin_turn(
         raise UsageError(f"a correlation_id must be at most {NAME_BYTES_MAX} bytes of UTF-8")
     drafts = []
     if message is not None:
-        drafts = message_drafts(replica, take(message), voice, turn_id, None)
+        drafts = message_drafts(replica, taken_in(message), voice, turn_id, None)
         if not turn_id.startswith(GENERATED):
             drafts = [drafts[0]._replace(id=input_id)]
 

@@ -91,6 +91,9 @@ def test_a_spoken_answer_is_given_by_its_id_or_by_its_words() -> None:
     elsewhere = give(RESPONSES, USER, answer)
     assert elsewhere[1] == {"role": "assistant", "content": "hi there"}
     assert places(elsewhere) == [2]
+    unnamed = give(CHAT, USER, {**answer, "audio": {**audio, "id": {}}})
+    assert unnamed[1] == {"role": "assistant", "content": "hi there"}
+    assert places(unnamed) == [2]
 
 
 def test_names_that_chat_refuses_are_changed_and_told() -> None:

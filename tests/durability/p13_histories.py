@@ -102,6 +102,7 @@ class Drawing(Chat, Responses, Anthropic, Gemini):
         """Let two workers write at the same time, each in a turn of its own."""
         if any(each.turn for each in said):
             return said
+        self.disturbed = self.disturbed or self.cut
         middle = self.pick(*(index for index, safe in enumerate(safe_cuts(said)) if safe))
         halves = [
             [each._replace(turn=turn) for each in half]
@@ -113,6 +114,7 @@ class Drawing(Chat, Responses, Anthropic, Gemini):
         return mixed + halves[0] + halves[1]
 
     def _cut(self, said: list[Said]) -> list[Said]:
+        self.cut = True
         self.disturbed = self.disturbed or any(each.turn for each in said)
         first = self.draw.randrange(len(said))
         return said[first : self.draw.randint(first, len(said))]

@@ -60,6 +60,7 @@ class Source:
         self.reasoning_of: dict[str, str] = {}
         self.hosted: set[str] = set()
         self.disturbed = False
+        self.cut = False
         self.count = 0
         self.marker = ""
 

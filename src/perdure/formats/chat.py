@@ -60,7 +60,7 @@ def _read_rest(message: Native, at: int, parts: list[Part]) -> None:
         parts.append(Refusal(at, refusal))
     audio = message.get("audio")
     if type(audio) is dict:
-        sound = {"id": text(audio.get("id"))} if audio.get("id") else {}
+        sound = {"id": audio["id"]} if text(audio.get("id")) else {}
         parts.append(Opaque(at, "a spoken answer", sound, CHAT if sound else ""))
         if words := text(audio.get("transcript")):
             parts.append(Text(at, words, audio, SPOKEN))

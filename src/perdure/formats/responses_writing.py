@@ -60,7 +60,8 @@ class _Writer:
         self._items: list[tuple[Native, int]] = []
         self._ids: set[str] = set()
         self._answerable: set[str] = set()
-        # Whether the reasoning that a model's item came with may be missing: at the beginning,
+        self._begun = False  # Whether anything but answers was written.
+        # Whether the reasoning that an answer's item came with may be missing: at the beginning,
         # which may be cut out of an answer, and after reasoning that could not be given.
         self._bereft = True
 
@@ -79,7 +80,7 @@ class _Writer:
             if content:
                 self._items.append(({"role": word, "content": content}, speech.at))
         if speech.role == "user" and self._items and self._items[-1][0].get("role") == "user":
-            self._bereft = False
+            self._begun = True
 
     def finish(self) -> list[Native]:
         """Return the items, with ids only where they must be or follow reasoning."""
@@ -95,6 +96,7 @@ class _Writer:
     def _add_answer(self, parts: list[Part]) -> None:
         message: Native | None = None  # The item, or the list of parts, that texts go into.
         results: list[tuple[Native, int]] = []
+        self._bereft = not self._begun
         for part in parts:
             if results and type(part) is not ToolCall:
                 self._add_results(results)
@@ -117,7 +119,7 @@ class _Writer:
     def _add_results(self, results: list[tuple[Native, int]]) -> None:
         if results:
             self._items += results
-            self._bereft = False
+            self._begun, self._bereft = True, False
             results.clear()
 
     def _drop_reasoning_at_the_end(self) -> None:
@@ -125,7 +127,6 @@ class _Writer:
         while self._items and self._items[-1][0].get("type") == "reasoning":
             item, at = self._items.pop()
             self._ids.discard(item["id"])  # It may be there again, with what it led to.
-            self._bereft = True
             self._losses.append(inexpressible(Reasoning(at, item, RESPONSES), RESPONSES))
 
     def _add_words(self, part: Text | Refusal, message: Native | None) -> Native | None:
@@ -190,7 +191,7 @@ class _Writer:
             self._losses.append(Loss(part.at, what))
         elif item := self._fit(part.native, CONTEXT[type_], type_, part.at):
             self._items.append((item, part.at))
-            self._bereft = False
+            self._begun = True
 
     def _add_call(self, call: ToolCall) -> list[tuple[Native, int]]:
         """Add a call, and return its result to be added after the others; or neither."""

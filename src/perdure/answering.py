@@ -2,6 +2,7 @@
 
 from perdure import saying, talking
 from perdure.collecting import Collector, collector_for
+from perdure.errors import UsageError
 from perdure.intake import Taken
 from perdure.plans import Plan
 from perdure.replica import Replica
@@ -22,7 +23,10 @@ class Answering:
         """Take the next chunk; what is none is UsageError."""
         if self._collector is None:
             self._collector = collector_for(chunk)
-        self._collector.take(chunk)
+        try:
+            self._collector.take(chunk)
+        except (TypeError, AttributeError, LookupError, RecursionError) as error:
+            raise UsageError(f"a {type(chunk).__qualname__} that is no chunk: {error}") from error
 
     @property
     def said(self) -> list[Taken]:

@@ -31,6 +31,9 @@ class ChatCollector:
             return
         if not _is_chunk(data):
             raise UsageError(f"a {type(chunk).__qualname__} is not a chunk of a chat completion")
+        for choice in data["choices"] or ():
+            if not isinstance(choice.get("index") or 0, int):
+                raise UsageError("the index of a choice is not a number", "$.choices")
         self._recent.add(data)
         for choice in data["choices"] or ():
             index = choice.get("index") or 0

@@ -1,6 +1,5 @@
 """Effects as a person or a program looks at them: what was called, and what became of it. Pure."""
 
-from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
@@ -46,6 +45,7 @@ class Found(NamedTuple):
 def listed(replica: Replica, *, tool: str | None, turn: str | None) -> Steps[list[Found]]:
     """Return the effects of a session in order, or those of a tool or a turn."""
     found: dict[str, Found] = {}
+    at: dict[int, str] = {}
     forward = Forward(replica.past)
     name, cipher = replica.name, replica.past.cipher
     kinds = (EffectIntended.kind, EffectSettled.kind)
@@ -58,7 +58,9 @@ def listed(replica: Replica, *, tool: str | None, turn: str | None) -> Steps[lis
                 time = journal.record(name, linked, content).time
                 effect = linked.header.id
                 found[effect] = _found(replica, effect, content, linked.entry.position, time)
-                for before in [one for one in found.values() if one.position == content.retries]:
+                at[linked.entry.position] = effect
+                if content.retries in at:
+                    before = found[at[content.retries]]
                     found[before.id] = before._replace(state=REPEATED)
             elif isinstance(content, EffectSettled) and content.effect in found:
                 found[content.effect] = _settled(replica, found[content.effect], content)
@@ -136,13 +138,3 @@ def reconcile(replica: Replica, effect: str, outcome: object) -> Plan:
     text = f"The outcome of an earlier call of {deed.tool!r}, unknown until now: {told}"
     said = Taken({"role": "user", "content": text}, {})
     return effecting.settle(replica, identity, effect, settled, said=said, origin=RECONCILED)
-
-
-def restated(replica: Replica, shown: Sequence[int]) -> list[str]:
-    """Return a sentence for each unknown effect whose notice is not among some positions."""
-    return [
-        f"A call of {deed.tool!r} may have happened; its outcome is still unknown."
-        for deed in replica.fold.deeds.by_identity.values()
-        if deed.state == UNKNOWN
-        and not any(deed.outcome <= one <= deed.outcome + 1 for one in shown)
-    ]

@@ -57,7 +57,8 @@ class Outcome(NamedTuple):
 class Verdict:
     """What is to be done about a call: `run`, `serve`, `reconcile` or `unknown`."""
 
-    def __init__(self) -> None:
+    def __init__(self, turn: str) -> None:
+        self.turn = turn
         self.action: Literal["run", "serve", "reconcile", "unknown"] = "run"
         self.effect = ""
         self.key = ""
@@ -129,7 +130,8 @@ def _judge(
         verdict.action = "serve"
         verdict.outcome = yield from _outcome_at(replica, batch, deed.outcome)
         return deed.outcome
-    if deed.owner == turn.owner:
+    going_on = deed.turn != turn.turn and deed.turn in batch.fold.turns
+    if deed.owner == turn.owner or going_on:  # Of another turn, only who takes that over may judge.
         raise InFlightError(batch.name, deed.tool, call.identity)
     policy = max(call.policy, deed.policy, key=POLICIES.index)
     if policy in _RUN_AGAIN:
@@ -199,6 +201,14 @@ def settle(
         return position
 
     return Plan("effect.settle", identity, make)
+
+
+def forsake(replica: Replica, batch: Batch, turn: str) -> None:
+    """Add that nobody knows about calls that have no outcome when their turn ends."""
+    for identity, deed in [*batch.fold.deeds.by_identity.items()]:
+        if deed.turn == turn and deed.state == INTENDED:
+            reason = "The turn ended before the outcome was recorded: it may have happened."
+            _settle(replica, batch, identity, deed, Outcome("unknown", reason=reason))
 
 
 def _settle(replica: Replica, batch: Batch, identity: str, deed: Deed, outcome: Outcome) -> int:

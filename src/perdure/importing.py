@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from perdure import calls, codec
 from perdure.errors import UsageError
 from perdure.importing_json import LISTS, Element, read
-from perdure.importing_text import Repair
+from perdure.importing_text import IN_NOTE, Repair
 from perdure.intake import ROLES, require_role
 
 # What programs call those who speak, where it is not what providers call them.
@@ -26,6 +26,10 @@ ALIASES = {
 }
 _ITEM = re.compile(r"\w+_call|\w+_output|mcp_\w+|message|reasoning|compaction|item_reference")
 _SILENT = frozenset({"role", "content", "name", "refusal", "tool_call_id", "type", "id"})
+# How pickles begin: from protocol 2 on, of lists and dicts in 1, of those and others in 0.
+_PICKLE = re.compile(
+    rb"\x80|[\]}]q\0|\([dlt]p\d+\n|\(?[VS][^\n]*\np\d+\n|c[\w.]+\n[\w.]+\n(?:p\d+\n|q\0)"
+)
 _NAME_MAX = 64  # Letters; providers take no longer names of speakers.
 
 
@@ -53,7 +57,7 @@ def parse(data: bytes) -> Imported:
     Whatever the file holds, this does not raise, but for a pickle, which is UsageError. Messages
     are as `session.append` takes them; but one that is too large for a record is not told here.
     """
-    if data[:1] == b"\x80":
+    if _PICKLE.match(data):
         reason = "a pickle is not read, since reading one runs what it says"
         raise UsageError(f"{reason}: let the program that wrote it write JSON")
     found = read(data)
@@ -84,7 +88,7 @@ class _Judge:
             message = self._message(number, element.value)
         except UsageError as error:
             reason = error.reason.partition(":")[0]
-            self._repair(number, f"no message: {reason}", "its text is kept in a note")
+            self._repair(number, f"no message: {reason}", f"its text {IN_NOTE}")
             self._leave(number, element, reason)
             return
         if number in self._keep_raw:
@@ -236,4 +240,4 @@ def _kind(value: object) -> str:
     return names[type(value)]
 
 
-__all__ = ["LISTS", "Imported", "Leftover", "Repair", "parse"]
+__all__ = ["IN_NOTE", "LISTS", "Imported", "Leftover", "Repair", "parse"]

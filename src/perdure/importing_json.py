@@ -6,18 +6,23 @@ so that damage costs only the element that it is in, wherever the next one can b
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from perdure.importing_text import Repair, Source
+from perdure.importing_text import IN_NOTE, Repair, Source
 
 LISTS = ("messages", "history", "chat_history", "conversation", "memory")
 """The keys under which an object holds its messages."""
 
 _DIGITS_MAX = 4_000  # Python refuses to parse much longer integers, and `codec` to store them.
+_KEYS_TOLD = 20
+_TOO_DEEP = "Nested too deeply"
 _SPACE = re.compile(r"\s*")
 _LIST = re.compile(rf'"(?:{"|".join(LISTS)})"\s*:\s*\[')
-_STRING_OR_COMMA = re.compile(r'("[^"\\]*+(?:\\.[^"\\]*+)*+")|,(?=\s*[\]}])', re.DOTALL)
+_STRING_OR_COMMA = re.compile(  # A string may be cut: it is gone through once even so.
+    r'("[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z))|,(?=\s*[\]}])', re.DOTALL
+)
 
 
 class Element(NamedTuple):
@@ -61,10 +66,18 @@ class _Reader:
             self.repairs.append(Repair("nothing: the file is empty", "no message was found", 0))
         elif self._text[at] == "[":
             self._rest(self._array(at + 1))
+            self._require_elements("an empty list")
         elif self._text[at] == "{" and self._holds_list(at):
             self._rest(self._object(at + 1))
+            keys = ", ".join(repr(key[:40]) for key in [*self.about][:_KEYS_TOLD])
+            looked_for = f"no message under {', '.join(map(repr, LISTS))}"
+            self._require_elements(f"{looked_for}; other keys are {keys or 'none'}")
         else:
             self._stream(at)
+
+    def _require_elements(self, found: str) -> None:
+        if not self.elements:
+            self.repairs.append(Repair(found, "no message was found", 0))
 
     def _holds_list(self, at: int) -> bool:
         """Say whether one object fills the file, or did before it was cut, and holds a list."""
@@ -149,9 +162,7 @@ class _Reader:
         cut = end == len(self._text)
         found = "cut off, or damaged from here on" if cut else "damaged here"
         byte, number = self._source.byte_at(where), len(self.elements)
-        self.repairs.append(
-            Repair(f"{found}: {reason}", "its text is kept in a note", byte, number)
-        )
+        self.repairs.append(Repair(f"{found}: {reason}", f"its text {IN_NOTE}", byte, number))
         return end
 
     def _indent_at(self, at: int) -> str | None:
@@ -188,12 +199,24 @@ def _in_words(message: str) -> str:
     return message[:1].lower() + message[1:]
 
 
+class _Text(str):
+    """A text whose lines `json` does not count: it does so from the start for each error."""
+
+    __slots__ = ()
+
+    def count(self, *_: object) -> int:
+        return 0
+
+    def rfind(self, *_: object) -> int:
+        return -1
+
+
 class _Values:
     """Decodes single values, and remembers what was met on the way that JSON does not have."""
 
     def __init__(self, text: str) -> None:
-        self._text = text
-        self._clean: str | None = None
+        self._text = _Text(text)
+        self._clean: _Text | None = None
         self._met: list[Repair] = []
         hooks: dict[str, Any] = {
             "object_pairs_hook": self._pairs,
@@ -210,7 +233,7 @@ class _Values:
             return self._decode(self._strict, self._text, at, [])
         except ValueError as error:
             first = error
-        for text, found in self._attempts():
+        for text, found in self._attempts(str(first)):
             try:
                 repair = Repair(found, "read as it was meant")
                 return self._decode(self._lenient, text, at, [repair])
@@ -218,10 +241,14 @@ class _Values:
                 continue
         raise first
 
-    def _attempts(self) -> Iterator[tuple[str, str]]:
-        yield self._text, "a control character that is not escaped"
+    def _attempts(self, error: str) -> Iterator[tuple[str, str]]:
+        if error.startswith(_TOO_DEEP):
+            return
+        if error.startswith("Invalid control character"):
+            yield self._text, "a control character that is not escaped"
         if self._clean is None:  # A space takes the place of a comma, so that indexes stay.
-            self._clean = _STRING_OR_COMMA.sub(lambda match: match[1] or " ", self._text)
+            clean = _STRING_OR_COMMA.sub(lambda match: match[1] or " ", self._text)
+            self._clean = _Text(clean)
         yield self._clean, "a comma before a closing bracket"
 
     def _decode(
@@ -231,17 +258,16 @@ class _Values:
         try:
             value, end = decoder.raw_decode(text, at)
         except RecursionError:
-            raise json.JSONDecodeError("Nested too deeply", text, at) from None
+            raise json.JSONDecodeError(_TOO_DEEP, text, at) from None
         return value, end, self._met
 
     def _pairs(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         made = dict(pairs)
         if len(made) < len(pairs):
-            keys = [key for key, _ in pairs]
-            for key in made:
-                if keys.count(key) > 1:
-                    found = f"the key {key[:40]!r} {keys.count(key)} times in one object"
-                    done = "the last one holds; the text of all is kept in a note"
+            for key, times in Counter(key for key, _ in pairs).items():
+                if times > 1:
+                    found = f"the key {key[:40]!r} {times} times in one object"
+                    done = f"the last one holds; the text of all {IN_NOTE}"
                     self._met.append(Repair(found, done, keep_raw=True))
         return made
 

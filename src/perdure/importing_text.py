@@ -11,6 +11,9 @@ _MARKS = (
     (b"\xfe\xff", "utf-16-be", "UTF-16"),
 )
 
+IN_NOTE = "is kept in a note"
+"""How a repair ends whose text goes into a note, if anything is written at all."""
+
 
 class Repair(NamedTuple):
     """Something that is not as it should be, and what was made of it. `element` counts from 1."""
@@ -44,13 +47,17 @@ class Source:
         self._measured = (0, self._start)
 
     def byte_at(self, index: int) -> int:
-        """Return where in the file a character stands; cheap where it is asked in order."""
+        """Return where in the file a character stands; cheap near the last one asked for."""
         at, byte = self._measured
         if index < at:
-            at, byte = 0, self._start
-        byte += len(self.text[at:index].encode(self._encoding, "replace"))
+            byte -= self._size(index, at)
+        else:
+            byte += self._size(at, index)
         self._measured = (index, byte)
         return byte
+
+    def _size(self, start: int, end: int) -> int:
+        return len(self.text[start:end].encode(self._encoding, "replace"))
 
     def _decoded(self, data: bytes) -> str:
         kept = data.rstrip(b"\0") if self._encoding == "utf-8" else data

@@ -41,7 +41,12 @@ def take(given: object) -> list[Taken]:
             # Every append comes by here, and calling the class takes twice as long.
             return [tuple.__new__(Taken, (given, {}))]
         return [Taken(_with_plain_parts(given), {})]
-    taken = _take_data(_exported(given))
+    try:
+        taken = _take_data(_exported(given))
+    except (TypeError, ValueError, AttributeError, LookupError, RecursionError) as error:
+        if isinstance(error, UsageError):
+            raise
+        raise UsageError(f"{_name(given)} holds no message where one is expected") from error
     if taken is None:
         if type(given) is dict:
             return [Taken(given, {})]

@@ -36,7 +36,7 @@ def _issued(call: Call, index: int, given: object) -> Issued:
         return Issued(call, index, {}, "its arguments are not an object")
     try:
         found = msgspec.json.decode(given.encode())
-    except (msgspec.DecodeError, UnicodeError) as error:
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         return Issued(call, index, {}, f"its arguments are not JSON: {error}")
     if not isinstance(found, dict):
         return Issued(call, index, {}, "its arguments are not a JSON object")

@@ -19,7 +19,9 @@ from perdure.steps import Steps
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f]")
 
 
-_ABOUT_TURNS = frozenset({"message", "piece", "tools", "turn.begin", "turn.continue", "turn.end"})
+_ABOUT_TURNS = frozenset(
+    {"answer", "message", "piece", "tools", "turn.begin", "turn.continue", "turn.end"}
+)
 
 
 class Yields(NamedTuple):
@@ -37,8 +39,10 @@ _TURN_CHANGES = frozenset({"turn.continued", "turn.completed", "turn.failed", "t
 YIELDS: dict[str, Yields] = {
     # Said in view of a conversation that has gone on since: the speaker must look again.
     "message": Yields(to_any=frozenset({"message"}), to_same=_TURN_CHANGES),
-    # A part of an answer says nothing yet; that the turn was taken over ends it.
+    # A part of an answer says nothing yet; that the turn was taken over ends it. The end of a
+    # streamed answer was heard already: it is not taken back because somebody else spoke meanwhile.
     "piece": Yields(to_same=_TURN_CHANGES),
+    "answer": Yields(to_same=_TURN_CHANGES),
     "summary": Yields(to_any=frozenset({"summary", "summary.undone"})),
     "turn.begin": Yields(to_any=frozenset({"message", "turn.begun"})),
     "turn.continue": Yields(to_same=_TURN_CHANGES),

@@ -70,6 +70,8 @@ class ResponseCollector:
         kind = field_of(event, "type")
         if not isinstance(kind, str):
             raise UsageError(f"a {type(event).__qualname__} is not an event of a response")
+        if not isinstance(field_of(event, "output_index") or 0, int):
+            raise UsageError("the output_index of an event is not a number", "$.output_index")
         subject, _, verb = kind.rpartition(".")
         if verb == "delta":
             if subject in _PLACES:

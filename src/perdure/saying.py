@@ -17,6 +17,7 @@ from perdure.journal import Draft
 from perdure.plans import Batch, Made, Plan, add_drafts, require_str, require_text
 from perdure.records import Message
 from perdure.replica import Replica
+from perdure.tokens import counted
 
 RECORD_ID_BYTES_MAX = 128  # Ids are kept in fold snapshots, a thousand at a time.
 
@@ -69,6 +70,8 @@ def taken_in(message: Any) -> Sequence[Taking]:
             return ((message, {}),)
     taken = take(message)
     for one in taken:
+        if type(one.message) is not dict:
+            raise UsageError(f"a {type(one.message).__name__} stands where a message is expected")
         require_role(one.message)
     return taken
 
@@ -94,7 +97,7 @@ def say_taken(
             require_turn(batch, turn)
         return (yield from add(batch))
 
-    return Plan("message", turn_id, make)
+    return Plan("answer" if answer else "message", turn_id, make)
 
 
 def message_drafts(
@@ -116,16 +119,16 @@ def message_drafts(
             channel=voice.channel,
             origin=voice.origin,
             meta=pack(meta) if meta else {},
-            tokens=counter.count(message) if counter else 0,
-            counter=counter.name if counter else "",
+            tokens=counted(counter, message) if counter else 0,
+            counter=require_str(counter.name, "the name of a counter") if counter else "",
         )
         drafts.append(Draft(new_id(), content, codec.encode(content)))
     if record_id is not None:
-        drafts[0] = _named(drafts, require_id(record_id))
+        drafts[0] = named(drafts, require_id(record_id))
     return drafts
 
 
-def _named(drafts: Sequence[Draft], record_id: str) -> Draft:
+def named(drafts: Sequence[Draft], record_id: str) -> Draft:
     """Return the first of some drafts under the caller's id, with a digest of them all."""
     content = drafts[0].content
     if len(drafts) > 1 and isinstance(content, Message):

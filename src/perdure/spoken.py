@@ -8,12 +8,13 @@ from typing import Any, NamedTuple
 
 from perdure import journal, reading, views
 from perdure.calls import Call, closing
+from perdure.deeds import UNKNOWN
 from perdure.errors import ChainError
 from perdure.reading import Backward
 from perdure.records import Message, Recovered, Summary
 from perdure.replica import Replica
 from perdure.steps import Steps
-from perdure.tokens import Counter
+from perdure.tokens import Counter, counted
 from perdure.transcript import Said, safe_cuts
 
 PAGE = 32  # Entries read at once: windows are short, and most of a larger page would be wasted.
@@ -49,7 +50,7 @@ class Counting(NamedTuple):
 
     def message(self, message: dict[str, Any]) -> int:
         """Return how many tokens a message takes that has no record."""
-        return 0 if self.counter is None else self.counter.count(message)
+        return 0 if self.counter is None else counted(self.counter, message)
 
     def record(self, position: int, content: Message) -> Counted:
         """Return a message's record, counted."""
@@ -65,7 +66,7 @@ class Counting(NamedTuple):
         if self.counter is None:
             return Counted(said, 0)
         known = content.counter == self.counter.name
-        tokens = content.tokens if known else self.counter.count(content.message)
+        tokens = content.tokens if known else counted(self.counter, content.message)
         return Counted(said, tokens + self.notices.get(position, 0))
 
     def summary(self, last: int, content: Summary) -> Counted:
@@ -89,6 +90,17 @@ def summary_message(text: str) -> dict[str, Any]:
     return {"role": SUMMARY_ROLE, "content": SUMMARY_HEADING + text}
 
 
+def unknown_effects(replica: Replica, counting: Counting) -> list[Counted]:
+    """Return a line for each call that may have happened and whose notice was summed up."""
+    summary, found = replica.fold.talk.summary, []
+    for deed in replica.fold.deeds.by_identity.values():
+        if deed.state == UNKNOWN and summary is not None and deed.outcome <= summary.last:
+            text = f"A call of {deed.tool!r} may have happened; its outcome is still unknown."
+            message = {"role": "system", "content": text}
+            found.append(Counted(Said(deed.outcome, message), counting.message(message)))
+    return found
+
+
 class Reader:
     """Messages after a position, newest first, by the page; torn batches are left out."""
 
@@ -99,6 +111,8 @@ class Reader:
         self._counting = counting
         self._backward = Backward(replica.name, past.cipher, past, tenant=past.stream.tenant)
         self._torn = past.torn or (0, 0)
+        self._ids: set[str] = set()
+        """Of messages; what a whole answer supersedes bears the same id."""
 
     def page(self) -> Steps[list[Counted] | None]:
         """Return some messages, perhaps none, or None at the end."""
@@ -118,7 +132,9 @@ class Reader:
             if kind == Message.kind and not self._torn[0] <= position <= self._torn[1]:
                 payload = journal.open_body(name, linked, cipher)
                 said = views.said_of(self._replica, payload, position)
-                found.append(self._counting.record(position, said))
+                if not (said.interrupted and linked.header.id in self._ids):
+                    found.append(self._counting.record(position, said))
+                self._ids.add(linked.header.id)
         return found
 
 

@@ -17,7 +17,7 @@ from perdure.records import Summary
 from perdure.replica import Replica
 from perdure.spoken import Counted, Counting
 from perdure.steps import Steps
-from perdure.tokens import ESTIMATE, REPLY_TOKENS, Counter
+from perdure.tokens import ESTIMATE, REPLY_TOKENS, Counter, counted
 from perdure.transcript import Transcript, render
 from perdure.window import EVERYTHING, Asked
 
@@ -121,7 +121,9 @@ def chosen(
     talk, past = replica.fold.talk, replica.past
     before = yield from spoken.summary_in_force(replica, counting)
     ordered = yield from _since(replica, talk.summary.last if talk.summary else 0, counting)
-    index = _index(ordered, asked, room, live)
+    # Nor are calls parted from results that others may still give.
+    waiting = {call.turn for call in talk.calls.values()} & replica.fold.turns.keys()
+    index = _index(ordered, asked, room, {*live, *waiting})
     kept = {*talk.systems}
     old = [one for one in ordered[:index] if one.said.position not in kept]
     if not old:
@@ -222,7 +224,7 @@ def checked(asked: Summariser, work: Work, given: object) -> Summary:
     if not text.strip():
         raise SummaryError(work.session, "the text is empty")
     counter = work.counting.counter or ESTIMATE
-    tokens = counter.count(spoken.summary_message(text))
+    tokens = counted(counter, spoken.summary_message(text))
     for most, what in ((work.limit, "were allowed"), (work.tokens, "is what it would replace")):
         if most is not None and tokens > most:
             raise SummaryError(work.session, f"it takes {tokens} tokens, and {most} {what}")

@@ -73,6 +73,9 @@ class Talk(NamedTuple):
         """Take in a message. Most change nothing, and this is part of every write."""
         message, calls, systems = content.message, self.calls, self.systems
         role = message.get("role")
+        quiet = not calls and not self.partials and role in ("user", "assistant")
+        if quiet and len(message) == 2 and type(message.get("content")) is str:  # noqa: PLR2004
+            return self
         opened = () if content.interrupted else open_calls(message)
         if role in ("system", "developer"):
             systems = _kept((*systems, position))

@@ -11,7 +11,13 @@ from typing import Any
 from perdure import catalogue, codec, reading
 from perdure.calls import Call, answers, closing, open_calls
 from perdure.collecting import rebuild
-from perdure.errors import ChainError, ConflictError, NotFoundError, UsageError
+from perdure.errors import (
+    ChainError,
+    ConflictError,
+    NotFoundError,
+    UsageError,
+    VersionError,
+)
 from perdure.intake import Taken
 from perdure.journal import Draft
 from perdure.plain import exported
@@ -53,7 +59,12 @@ def said_so_far(
             raise ChainError(replica.name, position, "a piece of an answer is expected here")
         pieces.append(replica.settings.codec.unpack(content.data, stream=replica.name))
         position = content.previous
-    return rebuild(pieces[::-1])
+    try:
+        return rebuild(pieces[::-1])
+    except (UsageError, VersionError) as error:
+        # What was said must not keep anybody from going on; the pieces stay in the record.
+        text = "(An answer that was cut, and can not be put together again.)"
+        return [Taken({"role": "assistant", "content": text}, {"unreadable": str(error)})]
 
 
 def _content_at(replica: Replica, batch: Batch | None, position: int) -> Steps[object]:

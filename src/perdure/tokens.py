@@ -19,7 +19,15 @@ from perdure.tokens_shapes import (
 if TYPE_CHECKING:
     from splintr import AnyTokenizer
 
-__all__ = ["ESTIMATE", "REPLY_TOKENS", "Counter", "Estimate", "TextCounter", "counter_for"]
+__all__ = [
+    "ESTIMATE",
+    "REPLY_TOKENS",
+    "Counter",
+    "Estimate",
+    "TextCounter",
+    "counted",
+    "counter_for",
+]
 
 
 class Counter(Protocol):
@@ -33,6 +41,15 @@ class Counter(Protocol):
     def count(self, message: Mapping[str, Any]) -> int:
         """Return how many tokens a message takes in a prompt, what surrounds it included."""
         ...
+
+
+def counted(counter: Counter, message: Mapping[str, Any]) -> int:
+    """Return a message's count, or say that it is none: what can not be read back is not stored."""
+    tokens = counter.count(message)
+    if type(tokens) is not int or tokens < 0:
+        reason = f"the counter {counter.name!r} must count to an int of 0 or more, not {tokens!r}"
+        raise UsageError(reason)
+    return tokens
 
 
 COMMON_TOKENS = 0.4  # A frequent letter or a space. English takes 0.2, Welsh and Kabyle nearly 0.4.

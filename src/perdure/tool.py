@@ -14,8 +14,8 @@ from perdure.calls import INTERRUPTED_NOTICE
 from perdure.effecting import Called, Outcome, Verdict
 from perdure.errors import PerdureError, UnknownOutcomeError, UsageError
 from perdure.handle import Handle
-from perdure.intake import Taken
-from perdure.tools import Done, Effect, Given, NotDone, Spec, Tell
+from perdure.plans import require_text
+from perdure.tools import Done, Effect, Given, NotDone, Spec, Telling
 
 
 class Tool:
@@ -36,6 +36,7 @@ class Tool:
 
     def keyed(self, key: str) -> "Tool":
         """Return the tool for one call under a key of the caller's own, whichever turn it is in."""
+        require_text(key, "a key", longest=tools.NAME_BYTES_MAX)
         return Tool(self._handle, self.spec, key)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -56,15 +57,16 @@ class Tool:
         )
         return self.make(call, Given(arguments, args, kwargs))
 
-    def make(self, call: Called, given: Given, tell: Tell | None = None) -> Any:
+    def make(self, call: Called, given: Given, tell: Telling | None = None) -> Any:
         """Make a call once: see to its intent, run it if it is to be run, record its outcome.
 
-        `tell` makes the message that tells the model of the outcome, stored together with it.
+        `tell` makes the message that tells the model of the outcome, stored together with it, and
+        knows when it was.
         """
         replica, arguments = self._handle.replica, given.arguments
         ownership = tools.running_turn(self._handle, call.tool).ownership
-        verdict = Verdict()
-        notice = tell(INTERRUPTED_NOTICE) if tell else None
+        verdict = Verdict(ownership.turn)
+        notice = tell.say(INTERRUPTED_NOTICE) if tell else None
         self._handle.write(effecting.intend(replica, ownership, call, verdict, notice=notice))
         if verdict.action == "reconcile":
             found = self._reconcile(call, arguments, verdict, tell)
@@ -73,6 +75,8 @@ class Tool:
             again = effecting.intend(replica, ownership, call, verdict, again=True)
             self._handle.write(again)
         if verdict.action == "unknown":
+            if tell is not None:
+                tell.told = tell.last
             raise UnknownOutcomeError(
                 replica.name, call.tool, verdict.effect, verdict.key, effecting.NOTICE
             )
@@ -81,7 +85,7 @@ class Tool:
             return replica.settings.codec.unpack(result, stream=replica.name)
         return self._run(call, given, verdict, tell)
 
-    def _run(self, call: Called, given: Given, verdict: Verdict, tell: Tell | None) -> Any:
+    def _run(self, call: Called, given: Given, verdict: Verdict, tell: Telling | None) -> Any:
         effect = Effect(verdict.effect, call.tool, verdict.key, given.arguments)
         start = time.perf_counter()
         try:
@@ -96,12 +100,12 @@ class Tool:
             packed = self._handle.replica.settings.codec.pack(result, root="$.result")
         except UsageError as error:
             outcome = tools.unstorable(error, duration)
-            self._settle(call, verdict, outcome, tell and tell(outcome.reason))
+            self._settle(call, verdict, outcome, outcome.reason, tell)
             if self.spec.unstorable == "return":
                 return result
             raise
-        said = tell and tell(tools.text_of(result))
-        self._settle(call, verdict, Outcome("succeeded", packed, duration=duration), said)
+        outcome = Outcome("succeeded", packed, duration=duration)
+        self._settle(call, verdict, outcome, tools.text_of(result), tell)
         return result
 
     def _within_time(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -127,7 +131,7 @@ class Tool:
         return results[0]
 
     def _reconcile(
-        self, call: Called, arguments: dict[str, Any], verdict: Verdict, tell: Tell | None
+        self, call: Called, arguments: dict[str, Any], verdict: Verdict, tell: Telling | None
     ) -> Any:
         effect = Effect(verdict.effect, call.tool, verdict.key, arguments)
         assert self.spec.reconcile is not None  # noqa: S101 - `require_spec` saw to it
@@ -135,7 +139,7 @@ class Tool:
             found = self.spec.reconcile(effect)
         except Exception as error:
             outcome = tools.not_reconciled(error)
-            self._settle(call, verdict, outcome, tell and tell(INTERRUPTED_NOTICE))
+            self._settle(call, verdict, outcome, INTERRUPTED_NOTICE, tell)
             name = self._handle.replica.name
             raise UnknownOutcomeError(
                 name, call.tool, verdict.effect, verdict.key, outcome.reason
@@ -145,19 +149,30 @@ class Tool:
             raise UsageError(f"a reconcile function must return Done(…) or NotDone(), not {given}")
         if isinstance(found, Done):
             packed = self._handle.replica.settings.codec.pack(found.result, root="$.result")
-            said = tell and tell(tools.text_of(found.result))
-            self._settle(call, verdict, Outcome("reconciled", packed), said)
+            outcome = Outcome("reconciled", packed)
+            self._settle(call, verdict, outcome, tools.text_of(found.result), tell)
         return found
 
     def _settle(
-        self, call: Called, verdict: Verdict, outcome: Outcome, said: Taken | None = None
+        self,
+        call: Called,
+        verdict: Verdict,
+        outcome: Outcome,
+        text: str,
+        tell: Telling | None,
     ) -> None:
-        replica = self._handle.replica
-        turn = tools.running_turn(self._handle, call.tool).ownership.turn
+        said = tell.say(text) if tell else None
         plan = effecting.settle(
-            replica, call.identity, verdict.effect, outcome, said=said, turn=turn
+            self._handle.replica,
+            call.identity,
+            verdict.effect,
+            outcome,
+            said=said,
+            turn=verdict.turn,
         )
         self._handle.write(plan)
+        if tell is not None and said is not None:
+            tell.told = said.message
 
     def _record_failure(
         self,
@@ -165,10 +180,10 @@ class Tool:
         verdict: Verdict,
         outcome: Outcome,
         error: BaseException,
-        tell: Tell | None,
+        tell: Telling | None,
     ) -> None:
         try:
-            self._settle(call, verdict, outcome, tell and tell(tools.error_text(outcome)))
+            self._settle(call, verdict, outcome, tools.error_text(outcome), tell)
         except PerdureError as failed:
             # The tool's own error goes on; that it could not be recorded must not hide it.
             error.add_note(f"perdure could not record that the call failed: {failed}")

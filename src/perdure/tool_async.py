@@ -14,8 +14,8 @@ from perdure.calls import INTERRUPTED_NOTICE
 from perdure.effecting import Called, Outcome, Verdict
 from perdure.errors import PerdureError, UnknownOutcomeError, UsageError
 from perdure.handle_async import AsyncHandle
-from perdure.intake import Taken
-from perdure.tools import Done, Effect, Given, NotDone, Spec, Tell
+from perdure.plans import require_text
+from perdure.tools import Done, Effect, Given, NotDone, Spec, Telling
 
 
 class AsyncTool:
@@ -33,6 +33,7 @@ class AsyncTool:
 
     def keyed(self, key: str) -> "AsyncTool":
         """Return the tool for one call under a key of the caller's own, whichever turn it is in."""
+        require_text(key, "a key", longest=tools.NAME_BYTES_MAX)
         return AsyncTool(self._handle, self.spec, key)
 
     async def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -53,15 +54,16 @@ class AsyncTool:
         )
         return await self.make(call, Given(arguments, args, kwargs))
 
-    async def make(self, call: Called, given: Given, tell: Tell | None = None) -> Any:
+    async def make(self, call: Called, given: Given, tell: Telling | None = None) -> Any:
         """Make a call once: see to its intent, run it if it is to be run, record its outcome.
 
-        `tell` makes the message that tells the model of the outcome, stored together with it.
+        `tell` makes the message that tells the model of the outcome, stored together with it, and
+        knows when it was.
         """
         replica, arguments = self._handle.replica, given.arguments
         ownership = tools.running_turn(self._handle, call.tool).ownership
-        verdict = Verdict()
-        notice = tell(INTERRUPTED_NOTICE) if tell else None
+        verdict = Verdict(ownership.turn)
+        notice = tell.say(INTERRUPTED_NOTICE) if tell else None
         await self._handle.write(effecting.intend(replica, ownership, call, verdict, notice=notice))
         if verdict.action == "reconcile":
             found = await self._reconcile(call, arguments, verdict, tell)
@@ -70,6 +72,8 @@ class AsyncTool:
             again = effecting.intend(replica, ownership, call, verdict, again=True)
             await self._handle.write(again)
         if verdict.action == "unknown":
+            if tell is not None:
+                tell.told = tell.last
             raise UnknownOutcomeError(
                 replica.name, call.tool, verdict.effect, verdict.key, effecting.NOTICE
             )
@@ -78,7 +82,7 @@ class AsyncTool:
             return replica.settings.codec.unpack(result, stream=replica.name)
         return await self._run(call, given, verdict, tell)
 
-    async def _run(self, call: Called, given: Given, verdict: Verdict, tell: Tell | None) -> Any:
+    async def _run(self, call: Called, given: Given, verdict: Verdict, tell: Telling | None) -> Any:
         effect = Effect(verdict.effect, call.tool, verdict.key, given.arguments)
         start = time.perf_counter()
         try:
@@ -93,12 +97,12 @@ class AsyncTool:
             packed = self._handle.replica.settings.codec.pack(result, root="$.result")
         except UsageError as error:
             outcome = tools.unstorable(error, duration)
-            await self._settle(call, verdict, outcome, tell and tell(outcome.reason))
+            await self._settle(call, verdict, outcome, outcome.reason, tell)
             if self.spec.unstorable == "return":
                 return result
             raise
-        said = tell and tell(tools.text_of(result))
-        await self._settle(call, verdict, Outcome("succeeded", packed, duration=duration), said)
+        outcome = Outcome("succeeded", packed, duration=duration)
+        await self._settle(call, verdict, outcome, tools.text_of(result), tell)
         return result
 
     async def _within_time(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -124,7 +128,7 @@ class AsyncTool:
         return await result if inspect.isawaitable(result) else result
 
     async def _reconcile(
-        self, call: Called, arguments: dict[str, Any], verdict: Verdict, tell: Tell | None
+        self, call: Called, arguments: dict[str, Any], verdict: Verdict, tell: Telling | None
     ) -> Any:
         effect = Effect(verdict.effect, call.tool, verdict.key, arguments)
         assert self.spec.reconcile is not None  # noqa: S101 - `require_spec` saw to it
@@ -134,7 +138,7 @@ class AsyncTool:
                 found = await found
         except Exception as error:
             outcome = tools.not_reconciled(error)
-            await self._settle(call, verdict, outcome, tell and tell(INTERRUPTED_NOTICE))
+            await self._settle(call, verdict, outcome, INTERRUPTED_NOTICE, tell)
             name = self._handle.replica.name
             raise UnknownOutcomeError(
                 name, call.tool, verdict.effect, verdict.key, outcome.reason
@@ -144,19 +148,36 @@ class AsyncTool:
             raise UsageError(f"a reconcile function must return Done(…) or NotDone(), not {given}")
         if isinstance(found, Done):
             packed = self._handle.replica.settings.codec.pack(found.result, root="$.result")
-            said = tell and tell(tools.text_of(found.result))
-            await self._settle(call, verdict, Outcome("reconciled", packed), said)
+            outcome = Outcome("reconciled", packed)
+            await self._settle(call, verdict, outcome, tools.text_of(found.result), tell)
         return found
 
     async def _settle(
-        self, call: Called, verdict: Verdict, outcome: Outcome, said: Taken | None = None
+        self,
+        call: Called,
+        verdict: Verdict,
+        outcome: Outcome,
+        text: str,
+        tell: Telling | None,
     ) -> None:
-        replica = self._handle.replica
-        turn = tools.running_turn(self._handle, call.tool).ownership.turn
+        said = tell.say(text) if tell else None
         plan = effecting.settle(
-            replica, call.identity, verdict.effect, outcome, said=said, turn=turn
+            self._handle.replica,
+            call.identity,
+            verdict.effect,
+            outcome,
+            said=said,
+            turn=verdict.turn,
         )
-        await self._handle.write(plan)
+        # A caller that is cancelled does not undo what the tool did: its outcome is recorded.
+        writing = asyncio.ensure_future(self._handle.write(plan))
+        try:
+            await asyncio.shield(writing)
+        except asyncio.CancelledError:
+            await writing
+            raise
+        if tell is not None and said is not None:
+            tell.told = said.message
 
     async def _record_failure(
         self,
@@ -164,10 +185,10 @@ class AsyncTool:
         verdict: Verdict,
         outcome: Outcome,
         error: BaseException,
-        tell: Tell | None,
+        tell: Telling | None,
     ) -> None:
         try:
-            await self._settle(call, verdict, outcome, tell and tell(tools.error_text(outcome)))
+            await self._settle(call, verdict, outcome, tools.error_text(outcome), tell)
         except PerdureError as failed:
             # The tool's own error goes on; that it could not be recorded must not hide it.
             error.add_note(f"perdure could not record that the call failed: {failed}")

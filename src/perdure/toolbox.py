@@ -9,9 +9,8 @@ from perdure.boxing import Job
 from perdure.effecting import Called
 from perdure.errors import EffectError, UnknownOutcomeError
 from perdure.handle import Handle
-from perdure.intake import Taken
 from perdure.tool import Tool
-from perdure.tools import Given, Spec
+from perdure.tools import Given, Spec, Telling
 
 Tools = Mapping[str, "Tool | Callable[..., Any]"] | Sequence["Tool | Callable[..., Any]"]
 
@@ -45,28 +44,28 @@ def _by_name(handle: Handle, offered: Tools) -> dict[str, Tool]:
 
 def _run(handle: Handle, job: Job, box: Mapping[str, Tool]) -> dict[str, Any]:
     """Make one call. Whatever becomes of it, the model is told."""
-    told: list[dict[str, Any]] = []
-
-    def tell(text: str) -> Taken:
-        told.append(job.answer(text))
-        return Taken(told[-1], {})
-
+    tell = Telling(job.answer)
     tool = box.get(job.issued.call.name)
     problem = job.problem(box)
     if tool is None or problem:
-        running = tools.running_turn(handle, job.issued.call.name)
-        plan = saying.say_taken(handle.replica, [tell(problem)], turn=running.ownership)
-        handle.write(plan)
-        return told[-1]
+        return _say(handle, tell, problem)
     spec, arguments = tool.spec, job.issued.arguments
     packed, digest = effecting.encoded(handle.replica, arguments)
     call = Called(job.identity, spec.name, packed, digest, spec.policy, spec.version, spec.actor)
     try:
-        tool.make(call, Given(arguments, (), arguments), tell)
-    except (UnknownOutcomeError, EffectError):
-        pass  # The model was told so when it was recorded.
+        result = tool.make(call, Given(arguments, (), arguments), tell)
     except Exception as error:
-        if not told:
+        # What was recorded of the call, the model was told with it, and goes on.
+        if tell.told is None and not isinstance(error, UnknownOutcomeError | EffectError):
             raise
-        del error  # The model was told, and goes on.
-    return told[-1] if told else job.answer("")
+        result = str(error)
+    if tell.told is None:  # It was served from the record, where nobody had told the model.
+        return _say(handle, tell, tools.text_of(result))
+    return tell.told
+
+
+def _say(handle: Handle, tell: Telling, text: str) -> dict[str, Any]:
+    running = tools.running_turn(handle, "run_tool_calls")
+    said = tell.say(text)
+    handle.write(saying.say_taken(handle.replica, [said], turn=running.ownership))
+    return said.message

@@ -9,9 +9,8 @@ from perdure.boxing import Job
 from perdure.effecting import Called
 from perdure.errors import EffectError, UnknownOutcomeError
 from perdure.handle_async import AsyncHandle
-from perdure.intake import Taken
 from perdure.tool_async import AsyncTool
-from perdure.tools import Given, Spec
+from perdure.tools import Given, Spec, Telling
 
 Tools = Mapping[str, "AsyncTool | Callable[..., Any]"] | Sequence["AsyncTool | Callable[..., Any]"]
 
@@ -29,7 +28,11 @@ async def run_tool_calls(
         async with limit:
             return await _run(handle, job, box)
 
-    return [*await asyncio.gather(*map(run, jobs))]
+    found = await asyncio.gather(*map(run, jobs), return_exceptions=True)
+    for error in found:
+        if isinstance(error, BaseException):
+            raise error
+    return [one for one in found if not isinstance(one, BaseException)]
 
 
 def _by_name(handle: AsyncHandle, offered: Tools) -> dict[str, AsyncTool]:
@@ -45,28 +48,28 @@ def _by_name(handle: AsyncHandle, offered: Tools) -> dict[str, AsyncTool]:
 
 async def _run(handle: AsyncHandle, job: Job, box: Mapping[str, AsyncTool]) -> dict[str, Any]:
     """Make one call. Whatever becomes of it, the model is told."""
-    told: list[dict[str, Any]] = []
-
-    def tell(text: str) -> Taken:
-        told.append(job.answer(text))
-        return Taken(told[-1], {})
-
+    tell = Telling(job.answer)
     tool = box.get(job.issued.call.name)
     problem = job.problem(box)
     if tool is None or problem:
-        running = tools.running_turn(handle, job.issued.call.name)
-        plan = saying.say_taken(handle.replica, [tell(problem)], turn=running.ownership)
-        await handle.write(plan)
-        return told[-1]
+        return await _say(handle, tell, problem)
     spec, arguments = tool.spec, job.issued.arguments
     packed, digest = effecting.encoded(handle.replica, arguments)
     call = Called(job.identity, spec.name, packed, digest, spec.policy, spec.version, spec.actor)
     try:
-        await tool.make(call, Given(arguments, (), arguments), tell)
-    except (UnknownOutcomeError, EffectError):
-        pass  # The model was told so when it was recorded.
+        result = await tool.make(call, Given(arguments, (), arguments), tell)
     except Exception as error:
-        if not told:
+        # What was recorded of the call, the model was told with it, and goes on.
+        if tell.told is None and not isinstance(error, UnknownOutcomeError | EffectError):
             raise
-        del error  # The model was told, and goes on.
-    return told[-1] if told else job.answer("")
+        result = str(error)
+    if tell.told is None:  # It was served from the record, where nobody had told the model.
+        return await _say(handle, tell, tools.text_of(result))
+    return tell.told
+
+
+async def _say(handle: AsyncHandle, tell: Telling, text: str) -> dict[str, Any]:
+    running = tools.running_turn(handle, "run_tool_calls")
+    said = tell.say(text)
+    await handle.write(saying.say_taken(handle.replica, [said], turn=running.ownership))
+    return said.message

@@ -14,6 +14,7 @@ from perdure.deeds import KEYED
 from perdure.effecting import POLICIES, Outcome, Policy
 from perdure.errors import EffectError, UnknownOutcomeError, UsageError
 from perdure.intake import Taken
+from perdure.plans import require_str, require_text
 from perdure.records import EffectSettled
 from perdure.saying import Ownership
 
@@ -51,6 +52,8 @@ class ToolTimeoutError(TimeoutError):
     def __str__(self) -> str:
         return f"the tool did not return within {self.seconds} s, and may still be at work"
 
+
+NAME_BYTES_MAX = 512  # As of values: it is kept in fold snapshots.
 
 _current: ContextVar[tuple[Effect, str] | None] = ContextVar("perdure_effect", default=None)
 
@@ -111,6 +114,12 @@ def require_spec(spec: Spec) -> Spec:
     name = spec.name or getattr(spec.function, "__name__", "")
     if not name:
         raise UsageError("a tool needs a name: give name=")
+    require_text(name, "a tool's name", longest=NAME_BYTES_MAX)
+    require_str(spec.version, "version")
+    require_str(spec.actor, "actor")
+    seconds: object = spec.timeout
+    if seconds is not None and not (isinstance(seconds, int | float) and seconds > 0):
+        raise UsageError(f"a timeout must be a number of seconds above 0, not {spec.timeout!r}")
     return spec._replace(name=name)
 
 
@@ -137,8 +146,18 @@ class Given(NamedTuple):
     kwargs: dict[str, Any]
 
 
-Tell = Callable[[str], Taken]
-"""Makes the message that tells the model of an outcome."""
+class Telling:
+    """Makes the message that tells the model of an outcome. `told` is the one that was stored."""
+
+    def __init__(self, answer: Callable[[str], dict[str, Any]]) -> None:
+        self._answer = answer
+        self.last: dict[str, Any] | None = None
+        self.told: dict[str, Any] | None = None
+
+    def say(self, text: str) -> Taken:
+        """Return the message; it is not told before it is stored."""
+        self.last = self._answer(text)
+        return Taken(self.last, {})
 
 
 class Ordinals:
@@ -173,6 +192,8 @@ def running_turn(handle: Holder, tool: str) -> Running:
     turns = handle.own_turns
     entered = entering.innermost(handle)
     if entered is not None:
+        if entered.id not in turns:
+            raise UsageError(f"{tool!r} is called in a turn that has ended: begin another")
         return turns[entered.id]
     if len(turns) == 1:  # A thread that the turn's own code has started.
         return next(iter(turns.values()))

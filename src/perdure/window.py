@@ -61,6 +61,7 @@ def window(replica: Replica, asked: Asked, *, live: Collection[str]) -> Steps[Tr
     counting = Counting.of(replica, None if asked.max_tokens is None else counter)
     kept = yield from spoken.instructions(replica, counting)
     kept += yield from spoken.summary_in_force(replica, counting)
+    kept += spoken.unknown_effects(replica, counting)
     kept.sort(key=lambda one: one.said.position)
     partials = yield from _partials(replica, counting, live)
     budget = _Budget(replica.name, asked, kept, partials)

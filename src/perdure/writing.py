@@ -6,7 +6,7 @@ after the call has no effect on the record.
 
 from collections.abc import Collection, Sequence
 
-from perdure import codec, reading, talking, values
+from perdure import codec, effecting, reading, talking, values
 from perdure.backend import LABEL_BYTES_MAX, LABELS_MAX
 from perdure.errors import (
     ChainError,
@@ -35,6 +35,7 @@ from perdure.saying import (
     Ownership,
     Voice,
     message_drafts,
+    named,
     require_id,
     require_open,
     require_turn,
@@ -70,7 +71,7 @@ def begin_turn(
     if message is not None:
         drafts = message_drafts(replica, taken_in(message), voice, turn_id, None)
         if not turn_id.startswith(GENERATED):
-            drafts = [drafts[0]._replace(id=input_id)]
+            drafts[0] = named(drafts, input_id)
 
     def make(batch: Batch) -> Made:
         yield from ()
@@ -137,6 +138,7 @@ def _end_turn(replica: Replica, turn: Ownership, content: TurnChange) -> Plan:
     def make(batch: Batch) -> Made:
         require_turn(batch, turn)
         yield from talking.settle_answers(replica, batch, turns=[turn.turn])
+        effecting.forsake(replica, batch, turn.turn)
         return batch.add_content(record_id, content)
 
     return Plan("turn.end", turn.turn, make)
@@ -150,6 +152,7 @@ def abandon_turn(replica: Replica, turn: str, reason: str) -> Plan:
     def make(batch: Batch) -> Made:
         require_open(batch, turn)
         yield from talking.settle_answers(replica, batch, turns=[turn])
+        effecting.forsake(replica, batch, turn)
         return batch.add_content(record_id, content)
 
     return Plan("turn.end", turn, make)

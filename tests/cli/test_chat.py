@@ -8,7 +8,9 @@ import shlex
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Mapping
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -168,6 +170,8 @@ def test_without_a_name_a_new_session_is_named_after_the_date(
     ("fault", "told"),
     [
         ({"status": 401}, r"401: .+: check OPENAI_API_KEY"),
+        ({"status": 403}, r"403: .+: check that OPENAI_API_KEY may use --model"),
+        ({"status": 429, "times": 3}, r"429: .+: wait a little, or check the limits of your plan"),
         ({"status": 404}, r"404: .+: check --model and --base-url"),
         ({"status": 400}, r"400: .+"),
     ],
@@ -180,7 +184,7 @@ def test_an_error_of_the_api_is_one_line_and_a_failed_turn(
     assert done.exit_code == 1
     _, error, hint = done.stderr.splitlines()
     assert re.fullmatch(told, error)
-    assert hint == "The turn is recorded as failed. Enter asks the model again."
+    assert hint == "The turn is recorded as failed."  # In a pipe, nobody presses Enter.
     assert ends(path, "s1") == ["turn.failed", "turn.completed"]
     # The empty line asked again: the same context, and the question is there once.
     assert messages(path, "s1") == [("user", "Hello"), ("assistant", done.stdout.strip())]
@@ -192,12 +196,88 @@ def test_an_answer_that_breaks_off_is_kept_as_interrupted(path: Path, server: Mo
     done = chat(path, "s1", say="[[len 20]]\n", server=server)
     assert done.exit_code == 1
     assert "what was said is kept" in done.stderr
-    with perdure.open(path) as store:
-        *_, message, end = store.resume("s1").records()
-    assert message.content.interrupted  # type: ignore[attr-defined]
-    assert message.content.message["content"] == done.stdout.removesuffix("\n")  # type: ignore[attr-defined]
+    assert "Enter" not in done.stderr
+    with perdure.open(path) as store, store.resume("s1") as session:
+        (turn,) = session.interrupted
+        (taken,) = turn.said()
+    assert taken.message["content"] == done.stdout.removesuffix("\n")
     assert done.stdout.strip()
-    assert end.kind == "turn.failed"
+    server.fault("disconnect", after_chunks=3)
+    (told,) = objects(chat(path, "s1", "--json", say="\n", server=server))
+    assert told["interrupted"]
+    assert told["content"] == taken.message["content"]
+    assert told["error"]
+    server.fault(status=400)
+    done = chat(path, "s1", say="\n\n\n", server=server)
+    assert "400: " in done.stderr
+    assert done.stderr.endswith("Nothing is without an answer: say something.\n")
+    assert messages(path, "s1") == [("user", "[[len 20]]"), ("assistant", done.stdout.strip())]
+    assert len(sent(server)) == 4
+    assert {json.dumps(one) for one in sent(server)} == {
+        '[{"role": "user", "content": "[[len 20]]"}]'
+    }
+    assert ends(path, "s1") == ["turn.completed"]
+
+
+def test_who_says_something_else_after_a_break_gives_the_turn_up(
+    path: Path, server: ModelServer
+) -> None:
+    server.fault("disconnect", after_chunks=3)
+    chat(path, "s1", say="[[len 20]]\nNever mind.\n", server=server)
+    assert ends(path, "s1") == ["turn.abandoned", "turn.completed"]
+    roles = [role for role, _ in messages(path, "s1")]
+    assert roles == ["user", "assistant", "user", "assistant"]
+
+
+@pytest.mark.parametrize("key", ["abc\ndef-secret", "abc def-secret", "abc\u2026def-secret"])
+def test_a_key_that_is_none_is_refused_and_not_shown(
+    path: Path, server: ModelServer, key: str
+) -> None:
+    done = chat(path, "s1", say="Hello\n", server=server, OPENAI_API_KEY=key)
+    assert (done.exit_code, path.exists(), server.requests) == (2, False, [])
+    assert "OPENAI_API_KEY is no key" in done.stderr
+    assert "secret" not in done.output
+
+
+def test_a_key_is_stripped_and_never_shown(
+    path: Path, server: ModelServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chat(path, "s1", say="Hello\n", server=server, OPENAI_API_KEY=" sk-secret\n")
+    assert server.requests[0].headers["authorization"] == "Bearer sk-secret"
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-secret\n")
+    assert explained(ValueError("Bearer sk-secret is bad")) == "Bearer [OPENAI_API_KEY] is bad"
+    monkeypatch.setenv("OPENAI_API_KEY", "x")
+    assert explained(ValueError("an example")) == "an example"
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        (b"data: {oops\n\n", r"The endpoint sent what is no JSON \(.+\): check --base-url"),
+        (b"<html>Sign in</html>", r"The endpoint's reply is no completion: check --base-url"),
+    ],
+)
+def test_an_endpoint_that_speaks_otherwise_is_one_line(path: Path, body: bytes, told: str) -> None:
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["content-length"]))
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as other:
+        threading.Thread(target=other.serve_forever, args=(0.01,)).start()
+        try:
+            url = f"http://127.0.0.1:{other.server_port}"
+            done = chat(path, "s1", "--base-url", url, say="Hello\n")
+        finally:
+            other.shutdown()
+    assert done.exit_code == 1
+    assert re.fullmatch(told, done.stderr.splitlines()[1])
+    assert ends(path, "s1") == ["turn.failed"]
 
 
 def test_nobody_there_is_one_line(path: Path) -> None:
@@ -212,7 +292,9 @@ def test_what_is_wrong_with_the_call_is_exit_code_2(path: Path) -> None:
     done = chat(path, "s1", "--base-url", "localhost:1234", say="Hello\n")
     assert (done.exit_code, path.exists()) == (2, False)
     assert "begins with http:// or https://" in done.stderr
-    assert chat(path, "", say="Hello\n").exit_code == 0  # No name, as when a variable is empty.
+    done = chat(path, "", say="Hello\n")  # As when a variable is empty.
+    assert (done.exit_code, path.exists()) == (2, False)
+    assert "name of the session is empty" in done.stderr
     assert chat(path, "x" * 2000, say="Hello\n").exit_code == 2
     done = chat(Path("memory:"), "s1", say="Hello\n")
     assert done.exit_code == 2

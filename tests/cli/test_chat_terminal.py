@@ -131,6 +131,26 @@ def test_ctrl_c_stops_an_answer_and_keeps_it(tmp_path: Path, server: ModelServer
     assert ends == ["turn.abandoned", "turn.completed"]
 
 
+def test_enter_goes_on_after_a_dropped_stream(tmp_path: Path, server: ModelServer) -> None:
+    server.fault("disconnect", after_chunks=5)
+    with chat(tmp_path, server, "s1") as terminal:
+        terminal.wait_for(PROMPT)
+        terminal.write(LONG)
+        shown = terminal.wait_for(f"\n{PROMPT}")
+        assert "what was said is kept.\nEnter asks the model again" in shown
+        terminal.write("")
+        terminal.wait_for("assistant (gpt-4o-mini)\n")
+        terminal.wait_for(f"\n\n{PROMPT}")
+        terminal.write("")
+        terminal.wait_for("Nothing is without an answer: say something.")
+        terminal.wait_for(PROMPT)
+        terminal.press(CTRL_D)
+        assert terminal.end() == 0
+    first, second = server.requests
+    assert first.body == second.body
+    assert [role for role, *_ in said(tmp_path, "s1")] == ["user", "assistant"]
+
+
 def test_ctrl_c_before_the_first_word_and_in_the_middle_of_a_line(
     tmp_path: Path, server: ModelServer
 ) -> None:

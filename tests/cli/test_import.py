@@ -184,8 +184,46 @@ def test_a_file_without_messages_is_bad_news_and_makes_no_session(text: str) -> 
     done = invoke(None, "import", "x.json")
     assert done.exit_code == 1
     assert "EMPTY  x.json: no message was found in it" in done.stdout
-    assert "note" not in done.stdout.replace("kept in a note", "")
+    assert done.stdout.splitlines()[-1] == "  Nothing was written; keep the file."
+    assert "note" not in done.stdout
+    (found,) = objects(invoke(None, "import", "x.json", "--json"))
+    assert found["state"] == "empty"
+    assert found["repairs"]
+    assert "kept" not in json.dumps(found)
     assert not Path("agents.db").exists()
+
+
+def test_a_file_whose_messages_lie_deeper_says_where_it_looked() -> None:
+    done = invoke(None, "import", keep("x.json", {"state": {"messages": MESSAGES}}))
+    assert done.exit_code == 1
+    assert "no message under 'messages', 'history', 'chat_history'" in done.stdout
+    assert "other keys are 'state'" in done.stdout
+
+
+def test_the_file_that_can_not_be_imported_is_named() -> None:
+    Path("p2.json").write_bytes(b"(lp0\n.")
+    keep("large.json", [said("x" * (16 * 2**20))])
+    keep("a\nb.json")
+    for name, reason in [
+        ("p2.json", "p2.json: a pickle is not read"),
+        ("large.json", "large.json: message 1 is 16,777,"),
+        ("a\nb.json", r"a\nb.json: a session id must not hold control characters: give --session"),
+    ]:
+        done = invoke(None, "import", keep("good.json"), name)
+        assert done.exit_code == 2
+        assert reason in done.stderr
+        assert not Path("agents.db").exists()
+    assert invoke(None, "import", "a\nb.json", "--session", "ab").exit_code == 0
+    assert messages_of("ab") == MESSAGES
+
+
+@pytest.mark.parametrize("store", [None, "other.db"])
+def test_the_command_to_look_works_for_a_session_that_begins_with_a_dash(store: str | None) -> None:
+    keep("-dash.json")
+    done = invoke(None, "import", *(["--store", store] if store else []), "--", "-dash.json")
+    command = done.stdout.splitlines()[-1].removeprefix("  Look: perdure ")
+    assert command == ("show --store other.db -- -dash" if store else "show -- -dash")
+    assert "how are you" in invoke(None, *command.split()).stdout
 
 
 def test_a_pickle_is_refused_with_its_reason() -> None:

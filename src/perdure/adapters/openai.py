@@ -12,11 +12,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
 from perdure import AsyncSession, Session
-from perdure.adapters.openai_conversation import Conversation, Options, Request, Steps
+from perdure.adapters.openai_conversation import Conversation
 from perdure.adapters.openai_faces import Awaiting, Blocking
 from perdure.adapters.openai_proxy import Proxy, refuse
 from perdure.adapters.openai_record import Reply, inputs_of
 from perdure.adapters.openai_replay import client_for
+from perdure.adapters.openai_state import Options, Request, Steps
 from perdure.errors import UsageError
 
 if TYPE_CHECKING:
@@ -46,9 +47,10 @@ def wrap(
     and `perspective` are those of `session.messages`, `every` that of `turn.stream`.
 
     Outside of any turn, a call with new messages begins one, a reply that calls no tools completes
-    it, and an error of the API is recorded as its failure and raised unchanged. After a crash, a
-    call with the same messages goes on with the unfinished turn; replies that it has had are given
-    again without calling the model. Inside `with session.turn(...)`, calls belong to that turn.
+    it, and an error of the API is recorded as its failure and raised unchanged. After a crash, or
+    a stream that broke, a call with the same messages goes on with the unfinished turn; replies
+    that it has had are given again without calling the model. Inside `with session.turn(...)`,
+    calls belong to that turn.
 
     When the tools on offer are others than last time, `on_tools` is called with what changed.
     Everything else of the client is as it was, and is not recorded.

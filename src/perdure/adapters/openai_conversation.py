@@ -4,52 +4,18 @@ No I/O of its own and no colour: a call is a generator that yields what is to be
 (`openai_faces`) does it, blocking or awaiting.
 """
 
-from collections.abc import Callable, Generator, Iterable, MutableMapping, Sequence
-from threading import Lock
-from typing import Any, NamedTuple, TypeVar
-from weakref import WeakKeyDictionary
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from perdure.adapters import openai_record as record
-from perdure.adapters.openai_record import Exchange, Item, Reply
-from perdure.errors import BudgetError, UsageError
+from perdure.adapters.openai_record import Exchange, Item
+from perdure.adapters.openai_state import Options, Place, Request, Steps, state_of
+from perdure.errors import BudgetError, PerdureError, UsageError
 from perdure.events import tell
 
-T = TypeVar("T")
-Steps = Generator[Callable[[], Any], Any, T]
-
-TURN_MAX = (
-    4096  # Records of an unfinished turn that are read to see whether a call goes on with it.
-)
+# Records of an unfinished turn that are read to see whether a call goes on with it.
+TURN_MAX = 4096
 TAIL = 64  # Records at the end of a session that say how its last turn ended.
-
-
-class Options(NamedTuple):
-    """How much of the session a model is told, and how its answers are kept."""
-
-    max_tokens: int | None
-    max_messages: int | None
-    perspective: str
-    every: float
-    on_tools: Callable[[Any], object] | None
-
-
-class Request(NamedTuple):
-    """A call of the API: what is new in it, and how it is made once the rest is known."""
-
-    format: str
-    given: list[Item]
-    tools: Sequence[Any]
-    streaming: bool
-    send: Callable[[list[Item]], Any]
-    replay: Callable[[Reply], Any]
-
-
-class Place(NamedTuple):
-    """Where a call belongs: its turn, whether the turn is ours to end, and a reply it has had."""
-
-    turn: Any
-    own: bool
-    reply: Reply | None = None
 
 
 class Conversation:
@@ -59,29 +25,22 @@ class Conversation:
         self.session = session
         self.face = face
         self.options = options
-        self._turn: Any = None
-        self._trail: list[Exchange] = []  # What an unfinished turn had, and was not asked for yet.
-        self._calls: list[str] = []
-        self._stream: Any = None
-        self._passed: set[str] = set()
-        self._instructions: list[Item] | None = None
-        self._entered: MutableMapping[Any, list[Exchange]] = WeakKeyDictionary()
-        self._busy = Lock()
+        self._state = state_of(session)
 
     def call(self, request: Request) -> Steps[Any]:
         """Carry a call out. On return what was said is durable, or on its way as a stream."""
         turn = self.session.current
-        if turn is not None and turn is not self._turn:
+        if turn is not None and turn is not self._state.turn:
             place = yield from self._inside(turn, request.given)
             return (yield from self._answered(place, request))
-        if not self._busy.acquire(blocking=False):
+        if not self._state.busy.acquire(blocking=False):
             reason = f"another call in the session {self.session.id!r} is under way"
             raise UsageError(f"{reason}: wait for it, or make both inside a session.turn(...)")
         try:
             place = yield from self._placed(request.given)
             return (yield from self._answered(place, request))
         finally:
-            self._busy.release()
+            self._state.busy.release()
 
     def _answered(self, place: Place, request: Request) -> Steps[Any]:
         turn, reply = place.turn, place.reply
@@ -96,31 +55,42 @@ class Conversation:
             result = yield lambda: request.send(list(window))
             if request.streaming:
                 stream = self.face.stream(self, place, result)
-                self._stream = stream if place.own else self._stream
+                self._state.stream = stream if place.own else self._state.stream
                 return stream
+            record.require_reply(result, request.format)
             yield lambda: turn.append(result)
-            yield from self._settle(place, _messages(result))
+            yield from self._settle(place, record.messages_of_reply(result))
         except GeneratorExit:
             raise
         except BaseException as error:
-            if place.own:
+            if place.own and turn.partial:
+                yield from self._broke(error)
+            elif place.own:
                 yield from self._leave(error)
             raise
         return result
 
     def streamed(self, place: Place, recorded: Any) -> Steps[None]:
         """Take in that a stream is over, to its end or not."""
-        self._stream = None if place.own else self._stream
+        self._state.stream = None if place.own else self._state.stream
         if place.own and (place.turn.partial or not recorded.said):
             yield from self._give_up("the stream ended before the answer did")
         else:
             yield from self._settle(place, [taken.message for taken in recorded.said])
 
     def broken(self, place: Place, error: BaseException) -> Steps[None]:
-        """Take in that a stream broke."""
+        """Take in that a stream broke: the same call made again goes on with its turn."""
         if place.own:
-            self._stream = None
+            self._state.stream = None
+            yield from self._broke(error)
+
+    def _broke(self, error: BaseException) -> Steps[None]:
+        """Keep the turn of a cut answer open, unless it is no longer this handle's."""
+        is_lost = isinstance(error, PerdureError) and not isinstance(error, UsageError)
+        if is_lost or self._state.turn.ended:
             yield from self._leave(error)
+        else:
+            self._state.broken = error
 
     def _window(self, format: str) -> Callable[[], Any]:
         asked = self.options
@@ -144,25 +114,25 @@ class Conversation:
     def _settle(self, place: Place, reply: Iterable[Item]) -> Steps[None]:
         """End the turn, unless its reply wants results of tools."""
         if place.own:
-            self._calls = record.calls_of(reply)
-            if not self._calls:
+            self._state.calls = record.calls_of(reply)
+            if not self._state.calls:
                 yield from self._leave(None)
 
     def _leave(self, error: BaseException | None) -> Steps[None]:
-        turn, self._turn = self._turn, None
-        self._trail, self._calls = [], []
+        turn, self._state.turn = self._state.turn, None
+        self._state.trail, self._state.calls, self._state.broken = [], [], None
         yield lambda: self.face.leave(turn, error)
 
     def _give_up(self, reason: str) -> Steps[None]:
-        yield lambda: self._turn.abandon(reason)
+        yield lambda: self._state.turn.abandon(reason)
         yield from self._leave(None)
 
     # Inside a turn of the application's own.
 
     def _inside(self, turn: Any, given: list[Item]) -> Steps[Place]:
-        if turn not in self._entered:
-            self._entered[turn] = yield from self._had(turn)
-        trail = self._entered[turn]
+        if turn not in self._state.entered:
+            self._state.entered[turn] = yield from self._had(turn)
+        trail = self._state.entered[turn]
         if (
             trail
             and (trail[0].reply is not None or not turn.ended)
@@ -175,9 +145,7 @@ class Conversation:
         if turn.ended:
             reason = f"the turn {turn.id!r} has ended, and this call was not part of it"
             raise UsageError(f"{reason}: begin another with session.turn(...)")
-        news = yield from self._news(given)
-        if news:
-            yield lambda: turn.append(*news)
+        yield from self._append(turn, given)
         return Place(turn, own=False)
 
     def _had(self, turn: Any) -> Steps[list[Exchange]]:
@@ -189,10 +157,17 @@ class Conversation:
     # Outside of any: a turn goes from the first message to the first reply without calls.
 
     def _placed(self, given: list[Item]) -> Steps[Place]:
-        if self._stream is not None:
-            stream = self._stream
+        if self._state.stream is not None:
+            stream = self._state.stream
             yield stream.supersede
-        if self._turn is not None:
+        error = self._state.broken
+        if error is not None:
+            place = yield from self._taken_up(self._state.turn, given)
+            if place is not None:
+                self._state.broken = None
+                return place
+            yield from self._leave(error)
+        if self._state.turn is not None:
             place = yield from self._went_on(given)
             if place is not None:
                 return place
@@ -204,45 +179,60 @@ class Conversation:
 
     def _went_on(self, given: list[Item]) -> Steps[Place | None]:
         """Take results for the calls of the turn that is open, or what it was given before."""
-        if self._trail:
-            found, *rest = self._trail
+        if self._state.trail:
+            found, *rest = self._state.trail
             if record.same_inputs(given, found.inputs, whole=True):
-                self._trail = rest
+                self._state.trail = rest
                 yield from self._note_differing(given, found)
-                return Place(self._turn, own=True, reply=found.reply)
-            self._calls, self._trail = record.calls_at_end(self._calls, self._trail), []
+                if found.reply is None:
+                    yield from self._append(self._state.turn, record.instructions(given))
+                return Place(self._state.turn, own=True, reply=found.reply)
+            self._state.calls, self._state.trail = (
+                record.calls_at_end(self._state.calls, self._state.trail),
+                [],
+            )
         results = record.results_of(given)
-        if not results or not self._calls:
+        if not results or not self._state.calls:
             return None
-        record.require_all(results, self._calls)
-        news = yield from self._news(given)
-        yield lambda: self._turn.append(*news)
-        return Place(self._turn, own=True)
+        record.require_all(results, self._state.calls)
+        yield from self._append(self._state.turn, given)
+        return Place(self._state.turn, own=True)
 
     def _continued(self, given: list[Item]) -> Steps[Place | None]:
         """Go on with the turn that a process left unfinished, if this call is one of it."""
         interrupted = self.session.interrupted
         turn = interrupted[-1] if interrupted else None
-        if turn is None or turn.id in self._passed:
+        if turn is None or turn.id in self._state.passed:
             return None
+        place = yield from self._taken_up(turn, given)
+        if place is None:
+            self._state.passed.add(turn.id)
+        return place
+
+    def _taken_up(self, turn: Any, given: list[Item]) -> Steps[Place | None]:
+        """Go on with an unfinished turn if a call repeats its first or its last, or follows it."""
         if self.session.position - turn.start > TURN_MAX:
             return None
         records = yield lambda: self.face.records(self.session, turn.start)
         messages = record.messages_of(records, turn.id)
-        found = record.exchanges(messages or [])
-        again = messages is not None and record.same_inputs(given, found[0].inputs, whole=True)
-        calls = record.calls_at_end([], found)
-        if messages is None or not (
-            again or not messages or {*record.results_of(given)} & {*calls}
-        ):
-            self._passed.add(turn.id)
+        if messages is None:
             return None
-        yield lambda: self.face.enter(turn)
-        self._turn, self._calls, self._trail = turn, calls, found if again else []
+        found = record.exchanges(messages)
+        calls = record.calls_at_end([], found)
+        trail: list[Exchange] = []
+        if record.same_inputs(given, found[0].inputs, whole=True):
+            trail = found
+        elif found[-1].reply is None and record.same_inputs(given, found[-1].inputs, whole=True):
+            trail = found[-1:]
+        elif messages and not {*record.results_of(given)} & {*calls}:
+            return None
+        if turn is not self._state.turn:
+            yield lambda: self.face.enter(turn)
+        self._state.turn, self._state.calls, self._state.trail = turn, calls, trail
         place = yield from self._went_on(given)
         if place is None:
-            news = yield from self._news(given)
-            yield lambda: turn.append(*news)
+            again = not messages and (yield from self._is_again(given, turn.id))
+            yield from self._append(turn, record.instructions(given) if again else given)
             place = Place(turn, own=True)
         return place
 
@@ -252,11 +242,11 @@ class Conversation:
             yield from self._require_news(given)
         news = yield from self._news(given)
         if again:
-            news = [one for one in news if record.is_instruction(one)]
+            news = record.instructions(news)
         alone = news[0] if len(news) == 1 else None
         turn = self.session.turn(alone)
         yield lambda: self.face.enter(turn)
-        self._turn = turn
+        self._state.turn = turn
         if alone is None and news:
             try:
                 yield lambda: turn.append(*news)
@@ -265,17 +255,18 @@ class Conversation:
             except BaseException as error:
                 yield from self._leave(error)
                 raise
+        self._note_instructions(news)
         return Place(turn, own=True)
 
-    def _is_again(self, given: list[Item]) -> Steps[bool]:
-        """Whether a call repeats the one before, which failed: what it says stands already."""
+    def _is_again(self, given: list[Item], turn: str = "") -> Steps[bool]:
+        """Whether a call repeats the one before a turn, which failed: what it says stands."""
         words = record.said(given)
         if not words or self.session.last != words[-1]:
             return False
         recent = yield lambda: self.session.messages(last=len(words))
         after = max(0, self.session.position - TAIL)
         records = yield lambda: self.face.records(self.session, after)
-        return list(recent) == words and record.ends_failed(records)
+        return list(recent) == words and record.ends_failed(records, turn)
 
     def _require_news(self, given: list[Item]) -> Steps[None]:
         results = record.results_of(given)
@@ -292,13 +283,23 @@ class Conversation:
         """Return what is given without the instructions that stand in the session already."""
         if not any(record.is_instruction(one) for one in given):
             return given
-        if self._instructions is None:
+        if self._state.instructions is None:
             standing = yield from self._standing()
-            self._instructions = [one for one in standing if record.is_instruction(one)]
-        known = self._instructions
+            self._state.instructions = record.instructions(standing)
+        known = self._state.instructions
         news = [one for one in given if not record.is_instruction(one) or one not in known]
-        known += [one for one in news if record.is_instruction(one)]
         return news
+
+    def _append(self, turn: Any, given: list[Item]) -> Steps[None]:
+        news = yield from self._news(given)
+        if news:
+            yield lambda: turn.append(*news)
+            self._note_instructions(news)
+
+    def _note_instructions(self, news: list[Item]) -> None:
+        """Take instructions for standing, once they are durable."""
+        if self._state.instructions is not None:
+            self._state.instructions += record.instructions(news)
 
     def _standing(self) -> Steps[list[Item]]:
         limit = self.options.max_tokens
@@ -314,14 +315,3 @@ class Conversation:
         if calls:
             told = "a tool gave another result than the recorded one, which stands"
             yield lambda: self.session.note({"told": told, "calls": calls})
-
-
-def _messages(result: Any) -> list[Item]:
-    """Return the messages of a reply, as far as they can hold calls."""
-    choices = getattr(result, "choices", None)
-    if choices is None:
-        found = [one for one in getattr(result, "output", None) or () if one.type != "message"]
-    else:
-        found = [choice.message for choice in choices[:1]]
-        found = [one for one in found if one.tool_calls or one.function_call]
-    return [record.plain(one) for one in found]

@@ -5,8 +5,9 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from types import TracebackType
 from typing import Any, Self
 
-from perdure.adapters.openai_conversation import Conversation, Place, Steps
+from perdure.adapters.openai_conversation import Conversation
 from perdure.adapters.openai_proxy import Proxy
+from perdure.adapters.openai_state import Place, Steps
 from perdure.errors import UsageError
 
 _SUPERSEDED = (

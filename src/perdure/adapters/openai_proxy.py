@@ -19,6 +19,8 @@ class Proxy:
         return type(self._target)
 
     def __getattr__(self, name: str) -> Any:
+        if name == "_target":  # A copy in the making has none yet.
+            raise AttributeError(name)
         return getattr(self._target, name)
 
     def __setattr__(self, name: str, value: Any) -> None:

@@ -4,6 +4,7 @@ A turn is a row of exchanges: what was put in, and the model's reply to it. A re
 came with it (its id, model, usage); what an application put in came alone.
 """
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -13,6 +14,7 @@ from perdure.transcript import answers, open_calls
 
 Item = dict[str, Any]
 
+SHOWN = 200  # Characters of what is no reply.
 _INSTRUCTIONS = ("system", "developer")
 
 
@@ -67,6 +69,10 @@ def said(messages: Iterable[Item]) -> list[Item]:
     return [one for one in messages if not is_instruction(one)]
 
 
+def instructions(messages: Iterable[Item]) -> list[Item]:
+    return [one for one in messages if is_instruction(one)]
+
+
 def exchanges(messages: Iterable[Message]) -> list[Exchange]:
     """Return the exchanges of a turn; the last one has no reply where that has not come."""
     found: list[Exchange] = []
@@ -108,6 +114,30 @@ def require_format(reply: Reply, format: str) -> None:
         raise UsageError(f"{reason}: ask as before, or begin another turn")
 
 
+def require_reply(result: Any, format: str) -> None:
+    """Refuse what an endpoint gave in the place of a reply: a page, an error, nothing."""
+    if format == "openai.chat":
+        choices: Any = getattr(result, "choices", None)
+        found = bool(choices) and getattr(choices[0], "message", None) is not None
+    else:
+        found = isinstance(getattr(result, "output", None), list)
+    if not found:
+        text = result if isinstance(result, str) else json.dumps(plain(result), default=str)
+        reason = f"the endpoint's reply is no completion: {' '.join(text.split())[:SHOWN]}"
+        raise UsageError(f"{reason}; check base_url")
+
+
+def messages_of_reply(result: Any) -> list[Item]:
+    """Return the messages of a reply, as far as they can hold calls."""
+    choices = getattr(result, "choices", None)
+    if choices is None:
+        found = [one for one in result.output if one.type != "message"]
+    else:
+        found = [choice.message for choice in choices[:1]]
+        found = [one for one in found if one.tool_calls or one.function_call]
+    return [plain(one) for one in found]
+
+
 def messages_of(records: Iterable[Record], turn: str) -> list[Message] | None:
     """Return the messages of a turn; None if others spoke after it began."""
     found: list[Message] = []
@@ -141,9 +171,11 @@ def before_entered(records: Iterable[Record], turn: str, *, ended: bool) -> list
     return [] if any(content.meta for content in found) else found
 
 
-def ends_failed(records: Sequence[Record]) -> bool:
-    """Whether the last turn ended with an error, and nothing was said since."""
+def ends_failed(records: Sequence[Record], but: str = "") -> bool:
+    """Whether the last turn, but for one, ended with an error, and nothing was said since."""
     for record in reversed(records):
+        if but in (record.id, getattr(record.content, "turn", None)):
+            continue
         if isinstance(record.content, TurnFailed):
             return True
         if record.kind == Message.kind or record.kind.startswith("turn."):

@@ -87,6 +87,8 @@ def chat(
     What you say is durable before the model is asked, and its answer while it comes. After Ctrl-C,
     a crash or a kill, the same command shows what was last said and goes on.
     """
+    if session == "":
+        raise WrongCallError("The name of the session is empty: give one, or leave it out.")
     is_terminal = _is_terminal(sys.stdin) and _is_terminal(sys.stdout) and not as_json
     view = View(is_terminal=is_terminal, as_json=as_json)
     chosen = choose(model, base_url, paced=is_terminal)

@@ -4,6 +4,7 @@ Both give the chunks of a streamed chat completion. Whatever a client or its tra
 ModelError, whose text is one line for people.
 """
 
+import json
 import os
 import re
 import time
@@ -18,6 +19,7 @@ from perdure.cli.stores import WrongCallError
 
 DEFAULT_MODEL = "gpt-4o-mini"
 NO_KEY = "none"  # Local servers want none, and the package wants something.
+SECRET = 6  # Characters: a shorter key is none, and could be part of any word.
 SCRIPTED = "scripted"
 PACE = 0.03  # Seconds a word: slow enough to be stopped with Ctrl-C.
 
@@ -55,7 +57,12 @@ def choose(name: str, base_url: str | None, *, paced: bool) -> Chosen:
         raise WrongCallError(
             f"--base-url {base_url!r} is no URL: it begins with http:// or https://"
         )
-    key = os.environ.get("OPENAI_API_KEY")
+    key = _key()
+    if not (key.isascii() and key.isprintable()) or " " in key:
+        raise WrongCallError(
+            "OPENAI_API_KEY is no key: it has a space, a line break or another character that keys "
+            "do not have. Set it again."
+        )
     if not key and not base_url:
         reason = "There is no OPENAI_API_KEY and no --base-url"
     elif find_spec("openai") is None:
@@ -63,6 +70,10 @@ def choose(name: str, base_url: str | None, *, paced: bool) -> Chosen:
     else:
         return Chosen(Endpoint(name, base_url, key), "")
     return Chosen(Scripted(PACE if paced else 0), f"{reason}: a script answers, no LLM.")
+
+
+def _key() -> str:
+    return os.environ.get("OPENAI_API_KEY", "").strip()
 
 
 class Endpoint:
@@ -106,7 +117,14 @@ class Endpoint:
 
 
 def explained(error: Exception) -> str:
-    """Return what an error of the API says, without the wrapping."""
+    """Return what an error of the API says, without the wrapping, and without the key."""
+    text, key = _explained(error), _key()
+    return text.replace(key, "[OPENAI_API_KEY]") if len(key) >= SECRET else text
+
+
+def _explained(error: Exception) -> str:
+    if isinstance(error, json.JSONDecodeError | UnicodeDecodeError):
+        return f"The endpoint sent what is no JSON ({error}): check --base-url"
     status = getattr(error, "status_code", None)
     body = getattr(error, "body", None)
     told = body.get("message") if isinstance(body, dict) else None
@@ -127,7 +145,9 @@ def explained(error: Exception) -> str:
 
 _HINTS = {
     "401": "check OPENAI_API_KEY",
+    "403": "check that OPENAI_API_KEY may use --model",
     "404": "check --model and --base-url",
+    "429": "wait a little, or check the limits of your plan",
     "context_length_exceeded": "give --max-tokens, or sum up with /summary",
 }
 

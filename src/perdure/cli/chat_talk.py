@@ -99,6 +99,9 @@ class Talk:
             self._answer(self.open)
         elif self.open is None and (self.session.last or {}).get("role") == "user":
             self._answer(self.session.turn())
+        else:
+            self.view.notice("Nothing is without an answer: say something.")
+            self.view.space()
 
     def leave_open(self, reason: str) -> bool:
         """End the open turn: it is complete if it was answered, else abandoned."""
@@ -152,7 +155,11 @@ class Talk:
                 leaving.pop_all()  # It stays open: nothing is written of its end.
                 self._stopped(turn)
             except (ModelError, BudgetError) as error:
-                turn.fail(error.__cause__ if isinstance(error.__cause__, Exception) else error)
+                if turn.partial:
+                    self.open = turn
+                    leaving.pop_all()  # As when it was stopped: it can be gone on with.
+                else:
+                    turn.fail(error.__cause__ if isinstance(error.__cause__, Exception) else error)
                 self._failed(turn, str(error))
 
     def _prompt(self) -> Messages:
@@ -171,16 +178,19 @@ class Talk:
 
     def _stream(self, turn: Turn, messages: Messages) -> None:
         self.view.begin(self.model.name)
-        reason = None
+        reason, is_empty = None, True
         stream = turn.stream(self.model.ask(messages, self.stop))
         try:
             for chunk in stream:
+                is_empty = False
                 for choice in (field_of(chunk, "choices") or [])[:1]:
                     delta = field_of(choice, "delta")
                     self.view.said(field_of(delta, "content") or field_of(delta, "refusal") or "")
                     reason = field_of(choice, "finish_reason") or reason
         finally:
             self.view.end()
+        if is_empty:
+            raise ModelError("The endpoint's reply is no completion: check --base-url")
         if reason is None:
             raise ModelError("The answer broke off: the model did not say that it is over.")
         if reason != "stop":
@@ -215,10 +225,14 @@ class Talk:
 
     def _failed(self, turn: Turn, text: str) -> None:
         self.trouble(text)
-        if (self.session.last or {}).get("role") == "user":
-            self.view.notice("The turn is recorded as failed. Enter asks the model again.")
-        else:
-            self.view.notice("The turn is recorded as failed; what was said is kept.")
+        if self.open is turn:
+            self.view.notice("The turn stays open; what was said is kept.")
+            self.view.offer()
+            self._tell(turn, content=_so_far(turn) or None, interrupted=True, error=text)
+            return
+        can_ask = self.view.is_terminal and (self.session.last or {}).get("role") == "user"
+        hint = " Enter asks the model again." if can_ask else ""
+        self.view.notice(f"The turn is recorded as failed.{hint}")
         self._tell(turn, error=text)
 
 

@@ -82,7 +82,10 @@ class View:
         self.offer()
 
     def offer(self) -> None:
-        self.notice("Enter asks the model again with the same context; /drop gives the turn up.")
+        """Say what can be done about an open turn; in a pipe, nobody is there to do it."""
+        if self.is_terminal:
+            told = "Enter asks the model again with the same context; /drop gives the turn up."
+            self.notice(told)
 
     def begin(self, model: str) -> None:
         """Make ready for an answer."""

@@ -12,6 +12,7 @@ from perdure.cli.import_view import Outcome, outcome_json, print_outcome
 from perdure.cli.progress import Progress
 from perdure.cli.stores import BAD_NEWS, DEFAULT, Reading, WrongCallError
 from perdure.cli.text import say_json
+from perdure.errors import UsageError
 from perdure.opening import _parse
 from perdure.store import Store
 
@@ -72,14 +73,17 @@ def import_(
     targets = [session_id or path.stem for path in files]
     if len({*targets}) < len(targets) and not append:
         raise WrongCallError("Several files go into one session only with --append.")
-    plans = [
-        plan(path.name, path.read_bytes(), target)
-        for path, target in zip(files, targets, strict=True)
-    ]
+    plans = []
+    for path, target in zip(files, targets, strict=True):
+        with _naming(path.name):
+            plans.append(plan(path.name, path.read_bytes(), target))
     outcomes = []
     writes = not dry_run and any(made.imported.messages for made in plans)
     with _store(address, make=writes) as store:
-        seen = [look(store, made) for made in plans]
+        seen = []
+        for made in plans:
+            with _naming(made.file):
+                seen.append(look(store, made))
         for made, found in zip(plans, seen, strict=True):
             _require_allowed(found, made, append=append)
         total = sum(len(made.imported.messages) for made in plans)
@@ -97,6 +101,15 @@ def import_(
                     print_outcome(outcome, address)
     if any(outcome.bad_news for outcome in outcomes):
         raise SystemExit(BAD_NEWS)
+
+
+@contextmanager
+def _naming(file: str) -> Iterator[None]:
+    """Say of which of several files it is that something can not be done."""
+    try:
+        yield
+    except UsageError as error:
+        raise WrongCallError(f"{file}: {error}; nothing was imported") from error
 
 
 @contextmanager

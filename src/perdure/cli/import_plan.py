@@ -10,11 +10,13 @@ from hashlib import sha256
 from typing import Any, NamedTuple
 
 from perdure import codec
+from perdure.cli.text import safe
 from perdure.codec import Codec
 from perdure.errors import NotFoundError, UsageError
 from perdure.importing import Imported, Leftover, parse
 from perdure.records import Message, Record
 from perdure.store import Store
+from perdure.writing import require_session_id
 
 BATCH_MESSAGES = 500  # A batch is one append, held in memory and stored whole or not at all.
 BATCH_BYTES = 4 * 2**20
@@ -36,7 +38,7 @@ class Plan(NamedTuple):
 
     @property
     def origin(self) -> str:
-        return f"import:{self.file}"
+        return f"import:{safe(self.file)}"
 
     def id(self, part: object) -> str:
         return f"import-{self.digest[:32]}-{part}"
@@ -59,6 +61,10 @@ class Seen(NamedTuple):
 
 def plan(file: str, data: bytes, session: str) -> Plan:
     """Read a file and cut its messages into batches; the same bytes give the same ones."""
+    try:
+        require_session_id(session)
+    except UsageError as error:
+        raise UsageError(f"{error}: give --session with another one") from error
     imported = parse(data)
     batches = list(_batches(imported.messages))
     return Plan(file, session, sha256(data).hexdigest(), imported, batches)

@@ -8,8 +8,9 @@ import click
 from perdure.cli.import_plan import Plan
 from perdure.cli.stores import DEFAULT
 from perdure.cli.text import counted, safe, say
-from perdure.importing import Repair
+from perdure.importing import IN_NOTE, Repair
 
+UNWRITTEN = "nothing was written; keep the file"
 TOLD = 20  # Repairs that are told one by one; more of them are told by --json.
 
 
@@ -38,7 +39,7 @@ def outcome_json(outcome: Outcome) -> dict[str, Any]:
         "added": outcome.added,
         "position": outcome.position,
         "sha256": made.digest,
-        "repairs": [repair.as_dict() for repair in made.imported.repairs],
+        "repairs": [repair.as_dict() for repair in _repairs(outcome)],
         "leftovers": [
             {"element": left.element, "byte": left.byte, "reason": left.reason}
             for left in made.imported.leftovers
@@ -61,17 +62,43 @@ def print_outcome(outcome: Outcome, address: str) -> None:
     else:
         rest = f", of which {outcome.added:,} now" if outcome.added < len(imported.messages) else ""
         say(f"{name}: {messages} in session {session}{rest}, up to position {outcome.position}")
-    for repair in imported.repairs[:TOLD]:
+    repairs = _repairs(outcome)
+    for repair in repairs[:TOLD]:
         say(f"  {_where(repair):<12} {safe(repair.found)}: {safe(repair.done)}")
-    if len(imported.repairs) > TOLD:
-        more = len(imported.repairs) - TOLD
+    if len(repairs) > TOLD:
+        more = len(repairs) - TOLD
         say(f"  and {counted(more, 'more repair')} like these: --json lists all of them")
-    if imported.leftovers and outcome.state != "empty":
+    if outcome.state == "empty":
+        say(f"  {UNWRITTEN[0].upper()}{UNWRITTEN[1:]}.")
+    elif imported.leftovers:
         noted = "is kept in a note" if outcome.state == "imported" else "would be kept in a note"
         say(f"  What can not be a message, {len(imported.leftovers):,} in all, {noted}.")
     if outcome.state == "imported":
-        store = "" if address == DEFAULT else f" --store {shlex.quote(address)}"
-        say(safe(f"  Look: perdure show {shlex.quote(made.session)}{store}"))
+        say(safe(f"  Look: perdure show {_words(made.session, address)}"))
+
+
+def _words(session: str, address: str) -> str:
+    words = [] if address == DEFAULT else ["--store", address]
+    dashed = session.startswith("-")  # Else it would be read as an option.
+    return shlex.join([*words, "--", session] if dashed else [session, *words])
+
+
+def _repairs(outcome: Outcome) -> list[Repair]:
+    """Return the repairs, none of which says that something is kept if nothing was written."""
+    repairs = outcome.plan.imported.repairs
+    if outcome.state == "planned":
+        return [
+            _instead(repair, repair.done.replace(IN_NOTE, "would be kept in a note"))
+            for repair in repairs
+        ]
+    if outcome.state == "empty":
+        return [_instead(repair, UNWRITTEN) for repair in repairs]
+    return repairs
+
+
+def _instead(repair: Repair, done: str) -> Repair:
+    keeps = repair.done.endswith(IN_NOTE) or repair.done.startswith("kept")
+    return repair._replace(done=done) if keeps else repair
 
 
 def _where(repair: Repair) -> str:

@@ -1,7 +1,9 @@
 """What a wrapped client does in one process: turns, windows, failures, streams, tools."""
 
+import copy
 import logging
 import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
 import openai
@@ -299,22 +301,91 @@ def test_chunks_pass_unchanged(
     assert kinds(session) == ["turn.begun", "message", "message", "turn.completed"]
 
 
-def test_a_dropped_stream_is_a_failed_turn_with_what_was_said(
+@pytest.mark.parametrize("prompt", ["hello", "[[reason]] hello"])
+def test_the_same_call_after_a_dropped_stream_has_the_same_context(
+    client: openai.OpenAI, session: perdure.Session, server: ModelServer, prompt: str
+) -> None:
+    for api in (
+        lambda: list(say(client, prompt, stream=True)),
+        lambda: list(client.responses.create(model="m", input=prompt, stream=True)),
+    ):
+        before, begun = len(session), len(server.requests)
+        server.fault("disconnect", after_chunks=3, times=2)
+        for _ in range(2):
+            with pytest.raises(openai.APIConnectionError):
+                api()
+        server.fault(status=429)
+        with pytest.raises(openai.RateLimitError):
+            api()
+        api()
+        first, *others = sent(server)[begun:]
+        assert others == [first] * 3
+        assert [one["role"] for one in session.messages()[before:] if "role" in one] == [
+            "user",
+            "assistant",
+        ]
+    ends = [kind for kind in kinds(session) if kind.startswith("turn.")]
+    assert ends == ["turn.begun", "turn.completed"] * 2
+
+
+def test_something_else_after_a_dropped_stream_makes_its_turn_a_failed_one(
     client: openai.OpenAI, session: perdure.Session, server: ModelServer
 ) -> None:
     server.fault("disconnect", after_chunks=3)
     with pytest.raises(openai.APIConnectionError):
         list(say(client, "hello", stream=True))
-    assert kinds(session)[-1] == "turn.failed"
-    cut = [record.content for record in session.records()][-2]
+    say(client, "something else")
+    contents = [record.content for record in session.records()]
+    failed = [at for at, one in enumerate(contents) if isinstance(one, TurnFailed)]
+    assert len(failed) == 1
+    cut = contents[failed[0] - 1]
     assert isinstance(cut, Message)
     assert cut.interrupted
     assert cut.message["content"].startswith("Answer ")
-    say(client, "hello")
     assert [one["role"] for one in sent(server)[-1]] == ["user", "assistant", "user"]
+    assert kinds(session)[-1] == "turn.completed"
 
 
-def test_an_error_in_the_midst_of_a_stream_is_a_failed_turn(
+def test_another_handle_goes_on_after_a_dropped_stream(
+    bare: openai.OpenAI, server: ModelServer
+) -> None:
+    with perdure.open("memory:") as store:
+        server.fault("disconnect", after_chunks=3)
+        with pytest.raises(openai.APIConnectionError):
+            list(say(wrap(bare, store.session("s")), "hello", stream=True))
+        session = store.session("s")
+        say(wrap(bare, session), "hello")
+        assert sent(server) == [[user("hello")]] * 2
+        assert session.interrupted == ()
+
+
+def test_results_are_given_again_after_a_dropped_stream(
+    client: openai.OpenAI, session: perdure.Session, server: ModelServer
+) -> None:
+    reply = say(client, CALL)
+    server.fault("disconnect", after_chunks=3)
+    with pytest.raises(openai.APIConnectionError):
+        list(client.chat.completions.create(model="m", messages=[result(reply)], stream=True))
+    client.chat.completions.create(model="m", messages=[result(reply)])
+    assert sent(server)[-1] == sent(server)[-2]
+    roles = [one["role"] for one in session.messages()]
+    assert roles == ["user", "assistant", "tool", "assistant"]
+
+
+def test_a_stream_that_drops_after_a_call_that_failed_doubles_nothing(
+    client: openai.OpenAI, session: perdure.Session, server: ModelServer
+) -> None:
+    server.fault(status=500)
+    with pytest.raises(openai.InternalServerError):
+        say(client, "hello")
+    server.fault("disconnect", after_chunks=3)
+    with pytest.raises(openai.APIConnectionError):
+        list(say(client, "hello", stream=True))
+    say(client, "hello")
+    assert sent(server) == [[user("hello")]] * 3
+
+
+def test_an_error_in_the_midst_of_a_stream_leaves_the_turn_open(
     client: openai.OpenAI, session: perdure.Session, server: ModelServer
 ) -> None:
     for stream in (
@@ -324,7 +395,10 @@ def test_an_error_in_the_midst_of_a_stream_is_a_failed_turn(
         server.fault(status=500, after_chunks=5)
         with pytest.raises(openai.APIError):
             list(stream())
-        assert kinds(session)[-1] == "turn.failed"
+        assert session.current is not None
+        assert session.current.partial
+        list(stream())
+        assert session.current is None
     assert len(session) == 4
 
 
@@ -378,7 +452,84 @@ def test_two_calls_at_once_are_refused(
     say(client, "two")
 
 
+def test_two_wrappers_of_a_session_have_one_turn(
+    bare: openai.OpenAI, session: perdure.Session, server: ModelServer
+) -> None:
+    reply = say(wrap(bare, session), CALL)
+    other = wrap(bare, session)
+    other.chat.completions.create(model="m", messages=[result(reply)])
+    assert session.current is None
+    assert kinds(session)[-1] == "turn.completed"
+    stream = say(wrap(bare, session), "hello [[len 20]]", stream=True)
+    next(stream)
+    say(other, "again")
+    with pytest.raises(perdure.UsageError, match="read it to its end first"):
+        next(stream)
+
+
+def test_a_copy_belongs_to_the_conversation(
+    client: openai.OpenAI, session: perdure.Session
+) -> None:
+    say(copy.copy(client), "hello")
+    assert len(session) == 2
+
+
 # Bad input.
+
+
+NO_COMPLETION = [
+    ("<html>Sign in</html>", "text/html", "<html>Sign in</html>"),
+    ('{"error": {"message": "no credit left"}}', "application/json", "no credit left"),
+    ('{"id": "x", "choices": []}', "application/json", '"choices": \\[\\]'),
+    ('{"id": "x", "choices": null}', "application/json", '"choices": null'),
+    ('{"id": "x", "choices": [{"message": null}]}', "application/json", '"message": null'),
+    ("null", "application/json", "null"),
+]
+
+
+@pytest.mark.parametrize(("body", "kind", "told"), NO_COMPLETION)
+def test_what_is_no_completion_is_a_failed_turn_that_shows_it(
+    session: perdure.Session, server: ModelServer, body: str, kind: str, told: str
+) -> None:
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["content-length"]))
+            self.send_response(200)
+            self.send_header("content-type", kind)
+            self.end_headers()
+            self.wfile.write(body.encode())
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as other:
+        threading.Thread(target=other.serve_forever, args=(0.01,)).start()
+        url = f"http://127.0.0.1:{other.server_port}"
+        try:
+            with openai.OpenAI(base_url=url, api_key="test", max_retries=0) as bare:
+                client = wrap(bare, session)
+                match = f"reply is no completion: .*{told}.*; check base_url"
+                with pytest.raises(perdure.UsageError, match=match):
+                    say(client, "hello")
+                with pytest.raises(perdure.UsageError, match=match):
+                    client.responses.create(model="m", input="hello")
+        finally:
+            other.shutdown()
+    assert kinds(session)[-1] == "turn.failed"
+    assert len(session) == 1
+
+
+def test_instructions_that_could_not_be_written_are_given_again(
+    client: openai.OpenAI, session: perdure.Session, server: ModelServer
+) -> None:
+    create: Any = client.chat.completions.create
+    system = {"role": "system", "content": "Be brief."}
+    with pytest.raises(perdure.UsageError, match="is not a role"):
+        create(model="m", messages=[system, {"role": "wizard", "content": "x"}])
+    create(model="m", messages=[system, user("hello")])
+    create(model="m", messages=[system, user("hello again")])
+    assert sent(server)[0] == [system, user("hello")]
+    assert [one["role"] for one in sent(server)[1]].count("system") == 1
 
 
 def test_bad_input_is_refused_before_anything_is_written(

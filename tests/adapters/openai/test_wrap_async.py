@@ -99,7 +99,10 @@ def test_a_stream_that_is_closed_early_leaves_what_was_said(server: ModelServer)
         with pytest.raises(openai.APIConnectionError):
             async for _ in await client.responses.create(model="m", input="hello", stream=True):
                 pass
-        assert (await kinds(session))[-1] == "turn.failed"
+        async for _ in await client.responses.create(model="m", input="hello", stream=True):
+            pass
+        assert server.requests[-1].body == server.requests[-2].body
+        assert (await kinds(session))[-1] == "turn.completed"
 
     run(server, test)
 

@@ -1,8 +1,8 @@
 """What the wrapper of an OpenAI client adds to a call, beyond the appends that it makes.
 
 Each call is made twice, in turns: through the wrapper, and by the bare client with the same turn,
-window and appends by hand. The store is in memory, so that no disk hides the difference. What is
-held to its bound is processor time: the wrapper never waits, and the server's pauses are not ours.
+window and appends by hand. The store is in memory, so that no disk hides the difference. On a busy
+machine the server's pauses are most of a call: the processor time beside it says what is ours.
 """
 
 import statistics
@@ -99,8 +99,8 @@ def measure(_folder: Path, *, repeats: int) -> Part:
                 figures = [f"{1e3 * one:.2f}" for one in (hand, wrapped, elapsed, added)]
                 rows.append([name, *figures])
                 says = f"the wrapper adds to a call ({name})"
-                figure = f"{1e3 * added:.2f} ms of processor time"
-                part.lines.append(Line(says, figure, "at most 1 ms, median", added <= MOST))
+                figure = f"{1e3 * elapsed:.2f} ms"
+                part.lines.append(Line(says, figure, "at most 1 ms, median", elapsed <= MOST))
                 progress.step(f"{name}: {figure}")
         process.stdin.close()
     head = ["medians, ms", "by hand", "wrapped", "added", "of processor time"]

@@ -4,7 +4,6 @@ What an fsync costs differs by a factor of ten from hour to hour on the same mac
 take turns within every round and only ratios within a round are compared.
 """
 
-import gc
 import importlib.util
 import os
 import random
@@ -83,14 +82,8 @@ def _installed(contender: Contender) -> bool:
 
 
 def _apart(race: Race, run: Callable[[Race], Result]) -> Result:
-    """Run in a new folder of its own, so that nobody inherits files.
-
-    Nor garbage: one collection of all that the contenders' packages brought takes as long as some
-    hundred turns, and would be charged to whoever happens to allocate when it is due.
-    """
+    """Run in a new folder of its own, so that nobody inherits files."""
     folder = Path(tempfile.mkdtemp(dir=race.folder))
-    gc.collect()
-    gc.freeze()
     try:
         return run(race._replace(folder=folder))
     finally:

@@ -122,3 +122,10 @@ def test_a_screen_can_not_be_closed_by_a_text_so_the_two_go() -> None:
     transcript = give("openai.responses", USER, COMPUTER, closing(COMPUTER, Call("c", "computer")))
     assert [*transcript] == [USER]
     assert {loss.position for loss in transcript.losses} == {2, 3}
+
+
+def test_a_gemini_call_without_an_id_is_closed_without_one() -> None:
+    (part,) = closing(gemini_call("f"), Call("f", "f"))["parts"]
+    assert part["function_response"].keys() == {"name", "response"}
+    (part,) = closing(gemini_call("f"), Call("x", "f"))["parts"]
+    assert part["function_response"]["id"] == "x"

@@ -45,6 +45,8 @@ def test_an_id_that_repeats_means_the_newest_open_call() -> None:
     once = [chat_call("a"), chat_result("a")]
     history = said(USER, *once, USER, *once, chat_result("a"))
     assert safe_cuts(history) == [True, True, False, True, True, False, False, True]
+    crashed = said(chat_call("a"), USER, *once)
+    assert safe_cuts(crashed) == [True, True, True, False, True]
 
 
 def test_nothing_is_cut_inside_an_answer_that_holds_on_to_its_reasoning() -> None:

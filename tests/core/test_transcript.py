@@ -64,6 +64,7 @@ def test_nothing_said_gives_nothing(format: str) -> None:
         ({"role": "user", "content": [{"type": "text", "text": "a"}]}, CHAT),
         ({"role": "user", "content": [{"type": "file", "file": {}}]}, CHAT),
         (chat_call("a"), CHAT),
+        ({**chat_call("a"), "content": [{"type": "text", "cache_control": {}}]}, CHAT),
         (chat_result("a", [{"type": "text", "text": "a"}]), CHAT),
         (item_answer(), RESPONSES),
         ({"role": "user", "content": [{"type": "input_text", "text": "a"}]}, RESPONSES),

@@ -167,3 +167,26 @@ def test_what_can_not_be_read_of_a_cut_answer_is_told(
     done = invoke(path, "show", "claim-4711", *flag)
     assert done.exit_code == 1
     assert "UNREADABLE" in done.stdout
+
+
+def test_calls_are_shown_with_what_became_of_them(tmp_path: Path) -> None:
+    path = tmp_path / "effects.db"
+
+    def charge(amount: int) -> dict[str, int]:
+        if amount > 5:
+            raise KeyboardInterrupt
+        return {"charged": amount}
+
+    with perdure.open(path) as store:
+        session = store.session("s")
+        with session.turn("Pay."):
+            tool = session.tool(charge)
+            tool(5)
+            with pytest.raises(KeyboardInterrupt):
+                tool(6)
+    shown = invoke(path, "show", "s").stdout
+    assert "calls charge, unsafe" in shown
+    assert '{"amount": 5}' in shown
+    assert "succeeded in 0." in shown
+    assert '{"charged": 5}' in shown
+    assert "may have happened: nobody knows the outcome of effect" in shown

@@ -20,6 +20,8 @@ from perdure.records import (
     Branched,
     Content,
     Deleted,
+    EffectIntended,
+    EffectSettled,
     Kept,
     Labelled,
     Message,
@@ -90,6 +92,8 @@ def said(content: Content, record_id: str) -> Said:
             return Said(f"{turn_name(turn)} {words.get(content.kind, content.kind)}")
         case Piece() | Pinned() | Summary() | SummaryUndone() | Tools():
             return _talk(content)
+        case EffectIntended() | EffectSettled():
+            return _effect(content, record_id)
         case _:
             return _other(content)
 
@@ -110,6 +114,21 @@ def _talk(content: Content) -> Said:
             return Said(f"tools on offer: {safe(', '.join(catalogue)) or 'none'}")
         case _:
             return _other(content)
+
+
+def _effect(content: EffectIntended | EffectSettled, record_id: str) -> Said:
+    """Return a call, or what became of it, in words."""
+    if isinstance(content, EffectIntended):
+        again = f", again (as at {content.retries})" if content.retries else ""
+        return Said(
+            f"calls {safe(content.tool)}, {content.policy}{again}", _json(content.arguments)
+        )
+    which = f"effect {safe(content.effect or record_id)}"
+    if content.state == "unknown":
+        return Said(f"may have happened: nobody knows the outcome of {which}", content.reason)
+    if content.error:
+        return Said(f"{content.state}: {safe(content.error)}, {which}", content.reason)
+    return Said(f"{content.state} in {content.duration:.3f} s, {which}", _json(content.result))
 
 
 def _piece(content: Piece) -> str:

@@ -78,6 +78,10 @@ class Terminal:
         """Press a key, such as Ctrl-C."""
         os.write(self._ours, key)
 
+    def rest(self) -> None:
+        """Let the process come to wait for a key: readline loses a signal just before it does."""
+        time.sleep(0.5)
+
     def kill(self) -> None:
         """Kill the process with SIGKILL."""
         self.process.send_signal(signal.SIGKILL)

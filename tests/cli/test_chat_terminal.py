@@ -115,6 +115,7 @@ def test_ctrl_c_stops_an_answer_and_keeps_it(tmp_path: Path, server: ModelServer
         terminal.wait_for(PROMPT)
         terminal.write("[[say Fine.]]")
         terminal.wait_for(f"Fine.\n\n{PROMPT}")
+        terminal.rest()
         terminal.press(CTRL_C)
         assert terminal.end() == 0
         assert terminal.shown.endswith(f"To go on: perdure chat s1 --base-url {server.url}\n")
@@ -166,6 +167,7 @@ def test_ctrl_c_before_the_first_word_and_in_the_middle_of_a_line(
         terminal.wait_for(PROMPT)
         terminal.press(b"never sa")
         terminal.wait_for("never sa")
+        terminal.rest()
         terminal.press(CTRL_C)
         terminal.wait_for(PROMPT)
         terminal.write("/drop")

@@ -310,6 +310,27 @@ def test_importing_perdure_brings_little() -> None:
     assert {"perdure", "msgspec"} <= {*found}
 
 
+def test_opening_a_store_does_not_wait_for_heavy_modules() -> None:
+    """What takes longer to import than perdure is imported by the call that needs it."""
+    heavy = {"asyncio", "concurrent", "dataclasses", "inspect", "json", "logging"}
+    light = [path for path in SOURCE.glob("*.py") if not path.stem.endswith("_async")]
+    found = [
+        f"{path.name} imports {name}"
+        for path in light
+        if path.stem not in {"importing_json", "logging"}
+        for node in ast.parse(path.read_text("utf-8")).body
+        for name in _names(node)
+        if name.split(".")[0] in heavy
+    ]
+    assert found == []
+
+
+def _names(node: ast.stmt) -> list[str]:
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    return [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+
+
 def test_every_public_name_is_there() -> None:
     for name in perdure.__all__:
         assert getattr(perdure, name) is not None

@@ -34,11 +34,13 @@ class Deeds(NamedTuple):
     """The effects by identity."""
 
     by_identity: dict[str, Deed] = {}  # noqa: RUF012 - nobody changes it
+    unknown: int = 0
+    """Of how many the outcome is unknown: every write asks, so it is not counted each time."""
 
-    @property
-    def unknown(self) -> bool:
-        """Whether the outcome of any effect is unknown."""
-        return any(deed.state == UNKNOWN for deed in self.by_identity.values())
+    @classmethod
+    def of(cls, by_identity: dict[str, Deed]) -> "Deeds":
+        """Return the state that a snapshot holds."""
+        return cls(by_identity, sum(deed.state == UNKNOWN for deed in by_identity.values()))
 
     def intended(self, position: int, record_id: str, content: EffectIntended) -> "Deeds":
         """Take in an intent."""
@@ -70,13 +72,16 @@ class Deeds(NamedTuple):
             for identity, deed in self.by_identity.items()
             if deed.turn != turn or deed.state in (INTENDED, UNKNOWN) or identity.startswith(KEYED)
         }
-        return self if len(left) == len(self.by_identity) else Deeds(left)
+        return self if len(left) == len(self.by_identity) else Deeds(left, self.unknown)
 
     def _with(self, identity: str, deed: Deed) -> "Deeds":
+        before = self.by_identity.get(identity)
+        was = before is not None and before.state == UNKNOWN
+        unknown = self.unknown + (deed.state == UNKNOWN) - was
         deeds = {**self.by_identity, identity: deed}
         if identity.startswith(KEYED):
             keyed = [one for one in deeds if one.startswith(KEYED)]
             for one in keyed[: max(len(keyed) - KEYED_MAX, 0)]:
                 if deeds[one].state not in (INTENDED, UNKNOWN):
                     del deeds[one]
-        return Deeds(deeds)
+        return Deeds(deeds, unknown)

@@ -294,7 +294,7 @@ class Fold:
             for keep, (reason, branch, stream) in facts.keeps.items()
         }
         fold.lineage, fold.begin = facts.lineage, facts.begin
-        fold.talk, fold.deeds = facts.talk, Deeds(facts.deeds)
+        fold.talk, fold.deeds = facts.talk, Deeds.of(facts.deeds)
         fold.snapshot_size = len(payload)
         return fold
 

@@ -1,5 +1,6 @@
 """Opening a SQLite store: what is refused, with which words, and that it was not touched."""
 
+import contextlib
 import os
 import tempfile
 from pathlib import Path
@@ -121,6 +122,8 @@ def test_a_sqlite_without_that_bug_is_welcome(
 ) -> None:
     monkeypatch.setattr(apsw, "sqlite_lib_version", lambda: version)
     make(path)
+    with contextlib.closing(SqliteBackend(path)) as backend:
+        assert list(backend.read("s")) == entries(1, 2)
 
 
 @pytest.mark.parametrize("size", [1, 15, 100, 511, 512, 5000])

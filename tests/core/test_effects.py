@@ -456,3 +456,22 @@ def test_a_store_that_is_gone_stops_the_agent(path: Path, ledger: Ledger) -> Non
     with pytest.raises(UnavailableError):
         charge(5)
     assert ledger.calls == []
+
+
+def test_how_many_are_unknown_is_known_without_counting(path: Path) -> None:
+    session = perdure.open(path).session("s")
+
+    def stop() -> None:
+        raise KeyboardInterrupt
+
+    with session.turn("Stop.", id="t"):
+        for key in "ab":
+            with pytest.raises(KeyboardInterrupt):
+                session.tool(stop).keyed(key)()
+    assert session._replica.fold.deeds.unknown == 2
+    for left, found in zip((1, 0), session.effects.unknown(), strict=True):
+        session.effects.reconcile(found.id, NotDone())
+        assert session._replica.fold.deeds.unknown == left
+    deeds = session._replica.fold.deeds
+    assert type(deeds).of(deeds.by_identity) == deeds
+    session.verify()

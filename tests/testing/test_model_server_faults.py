@@ -232,7 +232,9 @@ def test_a_server_that_hangs_is_given_up_by_the_client(
 
 
 def wait_for_the_end_of_all_connections() -> None:
+    end = time.monotonic() + 10
     while any(one.name == "perdure-model-connection" for one in threading.enumerate()):
+        assert time.monotonic() < end, "a connection outlives its client"
         time.sleep(0.01)
 
 

@@ -42,7 +42,7 @@ LAYERS = [
     {"stream", "stream_async", "toolbox", "toolbox_async"},
     {"effects", "effects_async", "tool", "tool_async"},
     {"handle", "handle_async", "answering"},
-    {"boxing", "deed_views"},
+    {"tool_jobs", "deed_views"},
     {"tools"},
     {"entering"},
     {"summarising"},
@@ -68,7 +68,7 @@ LAYERS = [
 
 PURE = {
     "answering",
-    "boxing",
+    "tool_jobs",
     "cache",
     "calls",
     "catalogue",

@@ -4,12 +4,12 @@ from collections.abc import Callable, Mapping, Sequence
 from contextvars import copy_context
 from typing import Any
 
-from perdure import boxing, effecting, saying, tools
-from perdure.boxing import Job
+from perdure import effecting, saying, tool_jobs, tools
 from perdure.effecting import Called
 from perdure.errors import EffectError, UnknownOutcomeError
 from perdure.handle import Handle
 from perdure.tool import Tool
+from perdure.tool_jobs import Job
 from perdure.tools import Given, Spec, Telling
 
 Tools = Mapping[str, "Tool | Callable[..., Any]"] | Sequence["Tool | Callable[..., Any]"]
@@ -20,7 +20,7 @@ def run_tool_calls(
 ) -> list[dict[str, Any]]:
     """Make the calls of a message, or all that are open, and return what the model is told."""
     running = tools.running_turn(handle, "run_tool_calls")
-    jobs = handle.run(boxing.jobs(handle.replica, running.ownership.turn, message))
+    jobs = handle.run(tool_jobs.jobs(handle.replica, running.ownership.turn, message))
     box = _by_name(handle, offered)
     if parallel <= 1 or len(jobs) <= 1:
         return [_run(handle, job, box) for job in jobs]

@@ -4,12 +4,12 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from perdure import boxing, effecting, saying, tools
-from perdure.boxing import Job
+from perdure import effecting, saying, tool_jobs, tools
 from perdure.effecting import Called
 from perdure.errors import EffectError, UnknownOutcomeError
 from perdure.handle_async import AsyncHandle
 from perdure.tool_async import AsyncTool
+from perdure.tool_jobs import Job
 from perdure.tools import Given, Spec, Telling
 
 Tools = Mapping[str, "AsyncTool | Callable[..., Any]"] | Sequence["AsyncTool | Callable[..., Any]"]
@@ -20,7 +20,7 @@ async def run_tool_calls(
 ) -> list[dict[str, Any]]:
     """Make the calls of a message, or all that are open, and return what the model is told."""
     running = tools.running_turn(handle, "run_tool_calls")
-    jobs = await handle.run(boxing.jobs(handle.replica, running.ownership.turn, message))
+    jobs = await handle.run(tool_jobs.jobs(handle.replica, running.ownership.turn, message))
     box = _by_name(handle, offered)
     limit = asyncio.Semaphore(max(parallel, 1))
 

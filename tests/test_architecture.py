@@ -62,7 +62,7 @@ LAYERS = [
     {"records", "scalars", "backend", "chat_chunks", "response_events", "catalogue"},
     {"intake"},
     {"issued"},
-    {"plain", "deltas", "calls"},
+    {"plain", "deltas", "calls", "layered"},
     {"errors"},
 ]
 
@@ -88,6 +88,7 @@ PURE = {
     "intake",
     "issued",
     "journal",
+    "layered",
     "lifecycle",
     "pairing",
     "perspective",

@@ -5,14 +5,17 @@ that a caller gave a key of its own. The others are in the journal, and nobody w
 their identity again. A state is never changed: what changes it returns another.
 """
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
+from perdure.layered import Layered
 from perdure.records import EffectIntended, EffectSettled
 
 INTENDED = "intended"
 UNKNOWN = "unknown"
 KEYED = "key:"  # Identities that a caller chose begin with this.
 KEYED_MAX = 1_024  # How far back a caller's own key is recognised.
+_SLACK = 256  # So many more are kept before the oldest are let go, all at once.
 
 
 class Deed(NamedTuple):
@@ -33,14 +36,18 @@ class Deed(NamedTuple):
 class Deeds(NamedTuple):
     """The effects by identity."""
 
-    by_identity: dict[str, Deed] = {}  # noqa: RUF012 - nobody changes it
+    by_identity: Layered[Deed] = Layered()
     unknown: int = 0
     """Of how many the outcome is unknown: every write asks, so it is not counted each time."""
+    keyed: int = 0
+    """How many a caller gave a key of its own."""
 
     @classmethod
-    def of(cls, by_identity: dict[str, Deed]) -> "Deeds":
+    def of(cls, by_identity: Mapping[str, Deed]) -> "Deeds":
         """Return the state that a snapshot holds."""
-        return cls(by_identity, sum(deed.state == UNKNOWN for deed in by_identity.values()))
+        unknown = sum(deed.state == UNKNOWN for deed in by_identity.values())
+        keyed = sum(identity.startswith(KEYED) for identity in by_identity)
+        return cls(Layered({**by_identity}), unknown, keyed)
 
     def intended(self, position: int, record_id: str, content: EffectIntended) -> "Deeds":
         """Take in an intent."""
@@ -58,12 +65,14 @@ class Deeds(NamedTuple):
         )
         return self._with(content.identity, deed)
 
-    def settled(self, position: int, content: EffectSettled) -> "Deeds":
-        """Take in an outcome."""
+    def settled(self, position: int, content: EffectSettled, *, over: bool) -> "Deeds":
+        """Take in an outcome. `over` says that its turn has ended."""
         deed = self.by_identity.get(content.identity)
         if deed is None or deed.effect != content.effect:
             return self  # Its turn has ended, or it was tried again since.
-        return self._with(content.identity, deed._replace(state=content.state, outcome=position))
+        deed = deed._replace(state=content.state, outcome=position)
+        deeds = self._with(content.identity, deed)
+        return deeds.ended(content.turn) if over else deeds
 
     def ended(self, turn: str) -> "Deeds":
         """Take in that a turn is over: what is known of its effects is not asked for any more."""
@@ -72,16 +81,28 @@ class Deeds(NamedTuple):
             for identity, deed in self.by_identity.items()
             if deed.turn != turn or deed.state in (INTENDED, UNKNOWN) or identity.startswith(KEYED)
         }
-        return self if len(left) == len(self.by_identity) else Deeds(left, self.unknown)
+        return (
+            self if len(left) == len(self.by_identity) else self._replace(by_identity=Layered(left))
+        )
 
     def _with(self, identity: str, deed: Deed) -> "Deeds":
         before = self.by_identity.get(identity)
         was = before is not None and before.state == UNKNOWN
         unknown = self.unknown + (deed.state == UNKNOWN) - was
-        deeds = {**self.by_identity, identity: deed}
-        if identity.startswith(KEYED):
-            keyed = [one for one in deeds if one.startswith(KEYED)]
-            for one in keyed[: max(len(keyed) - KEYED_MAX, 0)]:
-                if deeds[one].state not in (INTENDED, UNKNOWN):
-                    del deeds[one]
-        return Deeds(deeds, unknown)
+        keyed = self.keyed + (before is None and identity.startswith(KEYED))
+        deeds = Deeds(self.by_identity.put(identity, deed), unknown, keyed)
+        return deeds if keyed == self.keyed else deeds._pruned()
+
+    def _pruned(self) -> "Deeds":
+        """Let the oldest go that a caller gave a key of its own, if they have become too many."""
+        if self.keyed <= KEYED_MAX + _SLACK:
+            return self
+        keyed = [one for one in self.by_identity if one.startswith(KEYED)]
+        old = {*keyed[:-KEYED_MAX]}
+        left = {
+            identity: deed
+            for identity, deed in self.by_identity.items()
+            if identity not in old or deed.state in (INTENDED, UNKNOWN)
+        }
+        gone = len(self.by_identity) - len(left)
+        return Deeds(Layered(left), self.unknown, self.keyed - gone)

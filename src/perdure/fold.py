@@ -190,7 +190,8 @@ class Fold:
         self.deeds = self.deeds.intended(position, record_id, content)
 
     def _effect_settled(self, position: int, _id: str, content: EffectSettled) -> None:
-        self.deeds = self.deeds.settled(position, content)
+        over = content.turn not in self.turns
+        self.deeds = self.deeds.settled(position, content, over=over)
 
     def _tools(self, position: int, _id: str, content: Tools) -> None:
         self.talk = self.talk.offered(position, content)
@@ -275,7 +276,7 @@ class Fold:
             "lineage": [[*ancestor] for ancestor in self.lineage],
             "begin": self.begin,
             "talk": _tree(self.talk),
-            "deeds": _tree(self.deeds.by_identity),
+            "deeds": _tree({**self.deeds.by_identity}),
         }
 
     @classmethod

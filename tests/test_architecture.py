@@ -62,7 +62,7 @@ LAYERS = [
     {"records", "scalars", "backend", "chat_chunks", "response_events", "catalogue"},
     {"intake"},
     {"issued"},
-    {"plain", "deltas", "calls", "layered"},
+    {"plain", "deltas", "calls", "layered", "guarantees"},
     {"errors"},
 ]
 
@@ -82,6 +82,7 @@ PURE = {
     "deltas",
     "fold",
     "formats",
+    "guarantees",
     "importing",
     "importing_json",
     "importing_text",

@@ -35,7 +35,7 @@ from perdure.errors import (
 )
 
 if TYPE_CHECKING:
-    from perdure.backend import Guarantees, Head
+    from perdure.backend import Head
     from perdure.codec import TypeCodec
     from perdure.documents import Values
     from perdure.documents_async import AsyncValues
@@ -106,7 +106,7 @@ _WHERE = {
     "AsyncValues": "documents_async",
     "Done": "tools",
     "Effect": "tools",
-    "Guarantees": "backend",
+    "Guarantees": "guarantees",
     "Head": "backend",
     "NotDone": "tools",
     "Record": "records",

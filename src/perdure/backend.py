@@ -13,6 +13,7 @@ from hashlib import sha256
 from typing import Literal, NamedTuple, Protocol, cast, overload
 
 from perdure.errors import UnsupportedError
+from perdure.guarantees import Guarantees
 
 LABELS_MAX = 16  # A listing filter, not a data model: enough for states and a few tags.
 LABEL_BYTES_MAX = 64  # Keeps the head of a stream within one small row.
@@ -70,14 +71,6 @@ class Head(NamedTuple):
         return self.stream
 
 
-class Guarantees(NamedTuple):
-    """What a store promises on return from `append`, named so that a person can compare."""
-
-    survives: Literal["nothing", "process death", "power loss"]
-    shared_by: Literal["one process", "one machine", "many machines"]
-    detail: str
-
-
 class Backend(Protocol):
     """Keeps streams of entries for blocking callers. Any thread may call any method.
 
@@ -92,6 +85,7 @@ class Backend(Protocol):
     """Abilities beyond these methods, declared and not guessed."""
 
     guarantees: Guarantees
+    """What this store keeps, with what was checked when it was opened."""
 
     def append(self, appends: Sequence[Append]) -> Sequence[Outcome]:
         """Store each append whole or not at all; on return what was stored survives a crash.

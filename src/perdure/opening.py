@@ -7,10 +7,12 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from perdure import events
 from perdure.backend import AsyncBackend, Backend
 from perdure.cipher import Plain, random_text
 from perdure.codec import Codec, TypeCodec
 from perdure.errors import UnsupportedError, UsageError
+from perdure.guarantees import guarantees_of
 from perdure.settings import Settings
 from perdure.store import Store
 from perdure.tokens import counter_for
@@ -45,11 +47,15 @@ def open(
     `verify_writes` every append is read back and compared before it counts as stored. `tokens`, the
     name of a model or a Counter of one's own, has the tokens of messages counted as they are
     stored, so that windows need not count them again.
+
+    What would break a promise of the store is UnsupportedError, unless the address accepts it by
+    name: `sqlite:agents.db?accept=network-filesystem`. `Store.guarantees` tells what holds.
     """
     settings = _settings(types, clock, verify_writes=verify_writes, tokens=tokens)
     if isinstance(address, str | os.PathLike):
         return Store(_backend(address), settings)
     _require_backend(address)
+    _tell_downgrades(address)
     return Store(address, settings)
 
 
@@ -73,6 +79,7 @@ def open_async(
     if isinstance(address, str | os.PathLike):
         return AsyncStore(Offload(_backend(address)), settings)
     _require_backend(address)
+    _tell_downgrades(address)
     return AsyncStore(address, settings)
 
 
@@ -104,7 +111,11 @@ def _backend(address: Address) -> Backend:
     text = os.fspath(address)
     if isinstance(text, bytes):
         raise UsageError("a path must be str, not bytes: decode it with os.fsdecode")
-    scheme, rest = _parse(text) if isinstance(address, str) else ("sqlite", text)
+    accept: frozenset[str] = frozenset()
+    scheme, rest = "sqlite", text
+    if isinstance(address, str):
+        text, accept = split_accept(text)
+        scheme, rest = _parse(text)
     if scheme not in SCHEMES:
         known = ", ".join(f"{name}:" for name in SCHEMES)
         hint = _SCHEME_HINTS.get(scheme, "")
@@ -119,13 +130,34 @@ def _backend(address: Address) -> Backend:
         hint = f"it needs the package {package!r}: pip install {package}"
         raise UnsupportedError(f"{scheme}: stores", hint) from error
     if scheme == "memory":
-        if rest:
-            raise UsageError(f"a memory store has no name, {rest!r} was given: use 'memory:'")
+        if rest or accept:
+            what = repr(rest) if rest else "something to accept"
+            raise UsageError(f"a memory store has no name, {what} was given: use 'memory:'")
         return cls()  # type: ignore[no-any-return]
     if not rest:
         what = "a directory" if scheme == "files" else "a file, such as 'agents.db'"
         raise UsageError(f"the path is empty: give the name of {what}")
-    return cls(rest)  # type: ignore[no-any-return]
+    backend: Backend = cls(rest, accept=accept) if accept else cls(rest)
+    _tell_downgrades(backend)
+    return backend
+
+
+def split_accept(address: str) -> tuple[str, frozenset[str]]:
+    """Take `accept=word,word` out of the query of an address: which weaknesses are accepted."""
+    match = re.search(r"[?&]accept=([^&?#]*)(?=&|$)", address)
+    if match is None:
+        return address, frozenset()
+    rest = address[match.end() :]
+    if match[0].startswith("?") and rest:
+        rest = "?" + rest[1:]
+    words = (word.strip() for word in match[1].split(","))
+    return address[: match.start()] + rest, frozenset(word for word in words if word)
+
+
+def _tell_downgrades(backend: "Backend | AsyncBackend") -> None:
+    for one in guarantees_of(backend).accepted:
+        fields = {"store": backend.name, "accepted": one.name, "costs": one.costs}
+        events.tell("downgrade", fields)
 
 
 _SERVER = "; there are no servers or object stores yet"

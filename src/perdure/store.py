@@ -8,11 +8,12 @@ from types import TracebackType
 from typing import Self
 
 from perdure import events, lifecycle, salvage, views
-from perdure.backend import Backend, Guarantees, Head, knowing_recency
+from perdure.backend import Backend, Head, knowing_recency
 from perdure.commit import Committer, Driver
 from perdure.documents import Values
 from perdure.errors import UsageError
 from perdure.fold import DELETED
+from perdure.guarantees import Guarantees, guarantees_of
 from perdure.handle import Handle
 from perdure.reading import OnDamage
 from perdure.records import Record
@@ -115,8 +116,11 @@ class Store:
             self._driver.run(lifecycle.delete(name, self._settings, reason=reason))
 
     def guarantees(self) -> Guarantees:
-        """Say what survives when an append has returned, and who may share the store."""
-        return self._backend.guarantees
+        """Say what survives when an append has returned, who may share the store, and what else.
+
+        It is what the backend found when it was opened; nothing is asked anew.
+        """
+        return guarantees_of(self._backend)
 
     def close(self) -> None:
         """Finish what is under way and let the store go. Closing twice is harmless."""

@@ -8,11 +8,12 @@ from types import TracebackType
 from typing import Self
 
 from perdure import events, lifecycle, salvage, views
-from perdure.backend import AsyncBackend, Guarantees, Head, knowing_recency
+from perdure.backend import AsyncBackend, Head, knowing_recency
 from perdure.commit_async import AsyncCommitter, AsyncDriver
 from perdure.documents_async import AsyncValues
 from perdure.errors import UsageError
 from perdure.fold import DELETED
+from perdure.guarantees import Guarantees, guarantees_of
 from perdure.handle_async import AsyncHandle
 from perdure.reading import OnDamage
 from perdure.records import Record
@@ -117,8 +118,11 @@ class AsyncStore:
             await self._driver.run(lifecycle.delete(name, self._settings, reason=reason))
 
     def guarantees(self) -> Guarantees:
-        """Say what survives when an append has returned, and who may share the store."""
-        return self._backend.guarantees
+        """Say what survives when an append has returned, who may share the store, and what else.
+
+        It is what the backend found when it was opened; nothing is asked anew.
+        """
+        return guarantees_of(self._backend)
 
     async def close(self) -> None:
         """Finish what is under way and let the store go. Closing twice is harmless."""

@@ -60,9 +60,8 @@ def only_file(path: Path) -> Path:
     return found
 
 
-def test_it_says_what_it_is_and_what_survives(backend: FilesBackend, path: Path) -> None:
+def test_it_says_what_it_is_and_what_it_costs(backend: FilesBackend, path: Path) -> None:
     assert backend.name == f"files:{path}"
-    assert backend.guarantees.survives == "power loss"
     assert backend.guarantees.shared_by == "one machine"
     assert "one sync for each stream" in backend.guarantees.detail
 

@@ -38,7 +38,7 @@ def test_everything_is_counted_exactly(path: Path) -> None:
     assert found["sessions"] == {"live": 3, "deleted": 1, "branches": 1, "damaged": 0}
     assert found["messages"] == kinds["message"] == 8
     assert found["records"] == dict(kinds)
-    assert found["guarantees"] == guarantees._asdict()
+    assert found["guarantees"] == guarantees.as_data()
     assert found["torn"] == 0
 
 

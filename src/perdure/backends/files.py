@@ -27,16 +27,17 @@ import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import TypeVar
 
-from perdure.backend import Append, Entry, Guarantees, Head, Outcome
+from perdure.backend import Append, Entry, Head, Outcome
 from perdure.backends.files_appending import WRITE, Appender, failure, missing
 from perdure.backends.files_disk import Disk, held, translated
 from perdure.backends.files_names import Names, is_listed
-from perdure.backends.files_root import open_root, require_folder
+from perdure.backends.files_root import VERSION, open_root, require_folder
 from perdure.backends.files_stream import Place, StreamFile, place_of
 from perdure.backends.files_writing import adopt, rewrite, settle
-from perdure.backends.filesystem import refusal, why_read_only
+from perdure.backends.filesystem import ACCEPTABLE, refusal, why_read_only
 from perdure.backends.rules import POSITION_MAX, check
 from perdure.errors import DamagedError, PerdureError, UsageError
+from perdure.guarantees import Acceptance, Check, Guarantees
 
 PATIENCE = 60.0  # Seconds; a writer may have to wait for many syncs of a slow disk.
 PAGE_ENTRIES = 256  # What is read in one go, so that a reader holds no file while it is away.
@@ -52,16 +53,11 @@ class FilesBackend:
 
     The directory is made if it is missing; the one above it must exist. Waits up to `patience`
     seconds for other processes. May be used after `os.fork` in both processes. On a read-only
-    medium, and without permission to write, streams can be read; writing is a UsageError.
+    medium, and without permission to write, streams can be read; writing is a UsageError. `accept`
+    names weaknesses that are not to be refused (`perdure.guarantees`).
     """
 
     capabilities: frozenset[str] = frozenset()
-    guarantees = Guarantees(
-        "power loss",
-        "one machine",
-        "files of JSON lines, each synced before its append is answered: one sync for each stream"
-        " of a call, so many sessions at once cost more than in one SQLite file",
-    )
 
     def __init__(
         self,
@@ -69,6 +65,7 @@ class FilesBackend:
         *,
         patience: float = PATIENCE,
         disk: Disk | None = None,
+        accept: Collection[str] = (),
     ) -> None:
         given = os.fspath(path)
         if not given or "\0" in given:
@@ -78,9 +75,13 @@ class FilesBackend:
         self._disk = disk or Disk()
         self._patience = patience
         self._closed = False
+        acceptance = Acceptance(accept, ACCEPTABLE, store=self.name)
         with self._translating():
-            open_root(self._disk, self._root, patience=patience, store=self.name)
+            place = open_root(
+                self._disk, self._root, patience=patience, store=self.name, acceptance=acceptance
+            )
         self._refusal = why_read_only(self._root)
+        self.guarantees = _promised(place, acceptance, self._refusal)
         self._appender = Appender(self._disk, self._root, patience=patience, store=self.name)
         self._begin_in_this_process()
 
@@ -277,6 +278,22 @@ class FilesBackend:
         self._require_open()
         with self._translating(), self._listing:
             return self._names.page(after, prefix, PAGE_ENTRIES)
+
+
+def _promised(place: Check, acceptance: Acceptance, why_read_only: str) -> Guarantees:
+    sync = "by the file system's own journal" if os.name == "nt" else "on"
+    writing = (Check("writing", f"only reading: {why_read_only}", "unknown"),)
+    return Guarantees(
+        "process death" if place.verdict == "weak" else "power loss",
+        "one process" if acceptance.taken else "one machine",
+        "files of JSON lines, each synced before its append is answered: one sync for each stream"
+        " of a call, so many sessions at once cost more than in one SQLite file",
+        atomic="one append",
+        engine="files",
+        version=str(VERSION),
+        checks=(*(writing if why_read_only else ()), Check("directory sync", sync), place),
+        accepted=acceptance.taken,
+    )
 
 
 class _Page:

@@ -18,10 +18,10 @@ from perdure.backends.filesystem import require_local
 from perdure.errors import (
     DamagedError,
     UnavailableError,
-    UnsupportedError,
     UsageError,
     VersionError,
 )
+from perdure.guarantees import Acceptance, Check
 
 MARKER = "perdure-store"
 LOCK = f"{MARKER}.lock"  # A file that is never replaced: whoever makes something here holds it.
@@ -37,17 +37,19 @@ class _Marker(msgspec.Struct):
     version: int
 
 
-def open_root(disk: Disk, root: str, *, patience: float, store: str) -> None:
-    """Make the directory of a store, or make sure that it is one. What exists is only read."""
+def open_root(
+    disk: Disk, root: str, *, patience: float, store: str, acceptance: Acceptance
+) -> Check:
+    """Make the directory of a store, or make sure that it is one. What exists is only read.
+
+    Return what is known of the file system.
+    """
     path = Path(root)
     if not path.parent.is_dir():
         reason = f"there is no directory {path.parent}"
         raise UnavailableError(store, reason, "make it, then try again")
-    try:
-        require_local(root)
-    except UnsupportedError as error:
-        hint = "its locks and syncs can not be relied on: use a directory on a local disk"
-        raise UnsupportedError(error.capability, hint) from error
+    needs = "its locks and syncs can not be relied on: use a directory on a local disk"
+    check = require_local(root, needs, acceptance)
     for above in path.parents:
         if os.path.lexists(above / MARKER):
             raise UsageError(f"{store} would lie inside the store {above}; nothing was changed")
@@ -57,6 +59,7 @@ def open_root(disk: Disk, root: str, *, patience: float, store: str) -> None:
         _require_empty(path, store)
         _make(disk, path, patience=patience, store=store)
     _require_ours(disk, path, store)
+    return check
 
 
 def _require_empty(path: Path, store: str) -> None:

@@ -6,6 +6,14 @@ import sys
 from pathlib import Path
 
 from perdure.errors import UnsupportedError, UsageError
+from perdure.guarantees import Acceptance, Check
+
+NETWORK = "network-filesystem"
+ACCEPTABLE = {
+    NETWORK: "other machines must not open the store, and what was stored may be lost with the "
+    "server that keeps the files"
+}
+"""What stores in files know to accept."""
 
 MOUNTINFO = Path("/proc/self/mountinfo")
 
@@ -18,6 +26,7 @@ SHARED_BY_MACHINES = frozenset((
     "gfs", "gfs2", "ocfs2", "gpfs", "pvfs2", "orangefs", "davfs", "sshfs", "fuse",
 ))
 # fmt: on
+IN_MEMORY = frozenset(("tmpfs", "ramfs"))
 
 
 def filesystem_of(path: str, mountinfo: str) -> str:
@@ -43,18 +52,35 @@ def is_shared(kind: str) -> bool:
     return kind in SHARED_BY_MACHINES or kind.startswith("fuse.")
 
 
-def require_local(path: str) -> None:
-    """Raise UnsupportedError if the path lies on a network file system, as far as one can tell."""
+def require_local(path: str, needs: str, acceptance: Acceptance) -> Check:
+    """Return what is known of the file system that a path lies on.
+
+    Raises UnsupportedError, with what the store needs, if it is one that other machines share and
+    that was not accepted; as far as one can tell.
+    """
+    kind = kind_of(path)
+    if not kind:
+        advice = "nobody can tell here where the files lie: use a local disk"
+        return Check("file system", "unknown", "unknown", advice)
+    if is_shared(kind):
+        acceptance.require(NETWORK, UnsupportedError(f"{path} lies on {kind}", needs))
+        return Check("file system", kind, "weak", needs)
+    if kind in IN_MEMORY:
+        advice = "its files are gone when the machine restarts: use a directory on a disk"
+        return Check("file system", kind, "weak", advice)
+    if kind == "overlay":
+        advice = "if this is a container, its own files are gone with it: use a volume"
+        return Check("file system", kind, "unknown", advice)
+    return Check("file system", kind)
+
+
+def kind_of(path: str) -> str:
+    """Return the type of the file system that holds a path, "" where that can not be told."""
     if sys.platform == "win32":
-        kind = "a network share" if is_unc(path) else ""
-    else:
-        kind = _kind_here(path)
-    if kind:
-        raise UnsupportedError(
-            f"{path} lies on {kind}",
-            "the write-ahead log needs memory that all processes on one machine share: "
-            "put the file on a local disk",
-        )
+        return "smb" if is_unc(path) else ""
+    if not MOUNTINFO.exists():
+        return ""  # Only Linux has it; elsewhere nothing can be told without running a program.
+    return filesystem_of(path, MOUNTINFO.read_text(errors="surrogateescape"))
 
 
 def why_read_only(*paths: str) -> str:
@@ -81,13 +107,6 @@ def is_unc(path: str) -> bool:
     if plain.startswith(("\\\\?\\", "\\\\.\\")):
         return plain[4:8].upper() == "UNC\\"
     return plain.startswith("\\\\")
-
-
-def _kind_here(path: str) -> str:
-    if not MOUNTINFO.exists():
-        return ""  # Only Linux has it; elsewhere nothing can be told without running a program.
-    kind = filesystem_of(path, MOUNTINFO.read_text(errors="surrogateescape"))
-    return kind if is_shared(kind) else ""
 
 
 def _contains(point: str, path: str) -> bool:

@@ -4,9 +4,10 @@ import os
 import threading
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
-from perdure.backend import RECENT, Append, Entry, Guarantees, Head, Outcome, digest_of
+from perdure.backend import RECENT, Append, Entry, Head, Outcome, digest_of
 from perdure.backends.rules import check, decide
 from perdure.errors import UsageError
+from perdure.guarantees import Guarantees
 
 PAGE = 256  # Entries copied at a time, so that a reader does not keep writers waiting.
 
@@ -38,7 +39,14 @@ class MemoryBackend:
 
     name = "memory:"
     capabilities: frozenset[str] = frozenset({RECENT})
-    guarantees = Guarantees("nothing", "one process", "gone when the process ends")
+    guarantees = Guarantees(
+        "nothing",
+        "one process",
+        "gone when the process ends",
+        atomic="one call",
+        engine="memory of this process",
+        version="",
+    )
 
     def __init__(self) -> None:
         self._streams: dict[str, _Stream] = {}  # In the order of their last appends.

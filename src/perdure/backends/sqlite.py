@@ -14,14 +14,15 @@ from typing import Any, TypeVar
 import apsw
 import msgspec
 
-from perdure.backend import RECENT, Append, Entry, Guarantees, Head, Outcome, digest_of
-from perdure.backends import sqlite_recent
-from perdure.backends.filesystem import require_local
+from perdure.backend import RECENT, Append, Entry, Head, Outcome, digest_of
+from perdure.backends import sqlite_guarantees, sqlite_recent
+from perdure.backends.filesystem import ACCEPTABLE, require_local
 from perdure.backends.rules import POSITION_MAX, check, check_name, decide
 from perdure.backends.sqlite_errors import DRIVER_ERRORS, translated
 from perdure.backends.sqlite_read_only import connect
 from perdure.backends.sqlite_schema import require_library
 from perdure.errors import DamagedError, PerdureError, UnavailableError, UsageError
+from perdure.guarantees import Acceptance
 
 PATIENCE = 60.0  # Seconds; many writers queue behind one slow disk before it counts as down.
 PAGE_ROWS = 256  # A page's read transaction stays short: it keeps the log from being reset.
@@ -70,13 +71,11 @@ class SqliteBackend:
 
     The file is made if it is missing or empty; its directory must exist. Waits up to `patience`
     seconds for other processes. May be used after `os.fork` in both processes. On a read-only
-    medium, and without permission to write, streams can be read; writing is a UsageError.
+    medium, and without permission to write, streams can be read; writing is a UsageError. `accept`
+    names weaknesses that are not to be refused (`perdure.guarantees`).
     """
 
     capabilities: frozenset[str] = frozenset({RECENT})
-    guarantees = Guarantees(
-        "power loss", "one machine", "SQLite, write-ahead log, synced before each answer"
-    )
 
     def __init__(
         self,
@@ -84,6 +83,7 @@ class SqliteBackend:
         *,
         vfs: str | None = None,
         patience: float = PATIENCE,
+        accept: Collection[str] = (),
     ) -> None:
         given = os.fspath(path)
         if not given or "\0" in given:
@@ -91,8 +91,10 @@ class SqliteBackend:
         require_library()
         self.name = f"sqlite:{given}"
         self._path = os.path.realpath(given)
-        require_local(self._path)
-        self._connections = connect(self._path, self.name, vfs, patience)
+        accepted = Acceptance(accept, ACCEPTABLE, store=self.name)
+        place = require_local(self._path, sqlite_guarantees.NEEDS, accepted)
+        self._connections, checks, why = connect(self._path, self.name, vfs, patience)
+        self.guarantees = sqlite_guarantees.promised(checks, place, accepted, why)
 
     def append(self, appends: Sequence[Append]) -> Sequence[Outcome]:
         """As `Backend.append`: one transaction for all."""

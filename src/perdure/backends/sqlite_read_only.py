@@ -20,15 +20,20 @@ from perdure.backends import sqlite_schema
 from perdure.backends.filesystem import refusal, why_read_only
 from perdure.backends.sqlite_connections import Connections, patient
 from perdure.backends.sqlite_errors import DRIVER_ERRORS, translated
+from perdure.backends.sqlite_guarantees import settings_of
 from perdure.errors import PerdureError, UnavailableError
+from perdure.guarantees import Check
 
 _REFUSED = (apsw.CantOpenError, apsw.ReadOnlyError, apsw.PermissionsError, OSError)
 """What a file or a log that can not be written leads to."""
 
 
-def connect(path: str, name: str, vfs: str | None, patience: float) -> Connections:
+def connect(
+    path: str, name: str, vfs: str | None, patience: float
+) -> tuple[Connections, tuple[Check, ...], str]:
     """Return connections to a store that is there and whole, made new if the file is missing.
 
+    With them come the settings that were found in force, and why nothing can be written, if so.
     Whatever is wrong with it is raised now and not at the first append.
     """
     busy = patient(patience)
@@ -39,8 +44,8 @@ def connect(path: str, name: str, vfs: str | None, patience: float) -> Connectio
         lambda: _identity(path),
     )
     try:
-        with found.writing(""):
-            return found
+        with found.writing("") as db:
+            return found, settings_of(db, name), ""
     except UnavailableError as error:
         reason = why_read_only(path, str(Path(path).parent))
         if not (reason and isinstance(error.__cause__, _REFUSED) and os.access(path, os.R_OK)):
@@ -54,7 +59,7 @@ def connect(path: str, name: str, vfs: str | None, patience: float) -> Connectio
         reason,
     )
     with only_reading.reading():
-        return only_reading
+        return only_reading, (), reason
 
 
 def _identity(path: str) -> tuple[int, int] | None:

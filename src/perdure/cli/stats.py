@@ -27,7 +27,8 @@ Examples:
 With --json, the output is one object: store; sessions (live, deleted,
 branches, damaged); messages; records (by kind); torn (entries that a crash
 cut off); bytes; largest (session, records, bytes); interrupted (session,
-turn, position, correlation_id); guarantees (survives, shared_by, detail).
+turn, position, correlation_id); guarantees (survives, shared_by, detail,
+atomic, engine, version, abilities, checks, accepted).
 """
 
 COUNTED = """\
@@ -160,7 +161,7 @@ class Tally:
                 for size, records, name in self.largest
             ],
             "interrupted": self.interrupted,
-            "guarantees": source.store.guarantees()._asdict(),
+            "guarantees": source.store.guarantees().as_data(),
         }
 
 

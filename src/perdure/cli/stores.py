@@ -22,7 +22,7 @@ from perdure.cli.text import safe
 from perdure.codec import Codec
 from perdure.errors import DamagedError, NotFoundError, PerdureError, UsageError
 from perdure.fold import DELETED
-from perdure.opening import _backend, _parse, _settings
+from perdure.opening import _backend, _parse, _settings, split_accept
 from perdure.store import Store
 
 BAD_NEWS, WRONG_CALL, UNAVAILABLE = 1, 2, 3
@@ -161,7 +161,7 @@ def _existing(address: str | None) -> str:
         if not Path(DEFAULT).exists():
             raise NoStoreError(_which())
         address = DEFAULT
-    scheme, rest = _parse(address)
+    scheme, rest = _parse(split_accept(address)[0])
     if scheme == "memory":
         raise WrongCallError("A memory store is empty when it is opened: name one on disk.")
     if scheme in {"sqlite", "files"} and rest:

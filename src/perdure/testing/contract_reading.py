@@ -2,9 +2,13 @@
 
 # ruff: noqa: S101 - these are tests, though they are shipped.
 
+from typing import get_args
+
+import msgspec
 import pytest
 
-from perdure.backend import Append, Backend, Guarantees
+from perdure.backend import Append, Backend
+from perdure.guarantees import Atomic, SharedBy, Survives, guarantees_of
 from perdure.testing.contract_values import (
     appended,
     begun,
@@ -156,5 +160,13 @@ class ReadingContract:
 
     def test_a_store_says_who_it_is_and_what_it_keeps(self, backend: Backend) -> None:
         assert backend.name
-        assert isinstance(backend.guarantees, Guarantees)
         assert isinstance(backend.capabilities, frozenset)
+        promised = guarantees_of(backend)
+        assert promised.survives in get_args(Survives)
+        assert promised.shared_by in get_args(SharedBy)
+        assert promised.atomic in get_args(Atomic)
+        assert promised.detail
+        assert promised.abilities == tuple(sorted(backend.capabilities))
+        assert all(one.name and one.found for one in promised.checks)
+        assert all(one.advice for one in promised.checks if one.verdict == "weak"), "say what to do"
+        assert msgspec.json.decode(msgspec.json.encode(promised.as_data())) == promised.as_data()

@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 import msgspec
 
 from perdure import scalars
+from perdure.content import Content
 from perdure.errors import PayloadError, UsageError, VersionError
-from perdure.records import KINDS, Content
+from perdure.records import KINDS
 from perdure.scalars import Refused, require_unicode
 
 DEPTH_MAX = 64  # Deeper trees exhaust the stack of ordinary JSON readers.

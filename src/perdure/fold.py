@@ -12,11 +12,11 @@ from typing import Any, ClassVar, NamedTuple
 
 import msgspec
 
+from perdure.content import Content
 from perdure.deeds import Deed, Deeds
 from perdure.errors import PayloadError
 from perdure.records import (
     Branched,
-    Content,
     Deleted,
     EffectIntended,
     EffectSettled,

@@ -22,8 +22,9 @@ import msgspec
 from perdure import codec
 from perdure.backend import Entry, digest_of
 from perdure.cipher import Cipher
+from perdure.content import Content
 from perdure.errors import ChainError, PayloadError, TornError, VersionError
-from perdure.records import Branched, Content, Deleted, Record, Recovered
+from perdure.records import Branched, Deleted, Record, Recovered
 
 FORMAT = 1
 

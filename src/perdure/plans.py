@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from perdure import codec
+from perdure.content import Content
 from perdure.errors import DivergenceError, UsageError
 from perdure.fold import GENERATED, Fold, Known, fingerprint, turn_key
 from perdure.journal import Draft, Tip
-from perdure.records import Content
 from perdure.steps import Steps
 
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f]")

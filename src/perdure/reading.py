@@ -10,10 +10,11 @@ from typing import NamedTuple, NoReturn
 from perdure import journal, steps
 from perdure.backend import Append, Entry, Head
 from perdure.cipher import Cipher
+from perdure.content import Content
 from perdure.errors import ChainError, DamagedError, NotFoundError, PerdureError, VersionError
 from perdure.fold import Ancestor
 from perdure.journal import Batches, Linked, Stream, Tip
-from perdure.records import Branched, Content, Deleted, Recovered
+from perdure.records import Branched, Deleted, Recovered
 from perdure.steps import Steps
 
 PAGE = 128  # Half a snapshot interval: opening takes two or three reads.

@@ -8,23 +8,7 @@ change that old readers would misread raises the version and brings an upcast (s
 from datetime import datetime
 from typing import Any, ClassVar, Literal, NamedTuple
 
-import msgspec
-
-
-class Content(
-    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
-):
-    """What one record says. `v` is the schema that it follows, left out while that is 1."""
-
-    kind: ClassVar[str] = ""
-    schema: ClassVar[int] = 1
-
-    v: int = 1
-
-    @property
-    def subject(self) -> str:
-        """The turn, value or keep that the record is about; empty where it is about none."""
-        return ""
+from perdure.content import Content
 
 
 class Message(Content, frozen=True, kw_only=True):
@@ -44,7 +28,7 @@ class Message(Content, frozen=True, kw_only=True):
     origin: str = ""
     call: str = ""
     """The first of several messages under one id of the caller's: the digest of them all."""
-    meta: dict[str, Any] = {}
+    meta: dict[str, Any] = {}  # noqa: RUF012 - msgspec gives each its own
     """What came with it: the response's id, its model, the usage, why it ended."""
     tokens: int = 0
     counter: str = ""
@@ -98,7 +82,7 @@ class Summary(Content, frozen=True, kw_only=True):
     last: int
     digest: str
     previous: int = 0
-    meta: dict[str, Any] = {}
+    meta: dict[str, Any] = {}  # noqa: RUF012 - msgspec gives each its own
     tokens: int = 0
     counter: str = ""
 

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from perdure import codec, journal, reading, steps
 from perdure.backend import Append
 from perdure.cache import Cached, ValueCache
+from perdure.content import Content
 from perdure.errors import (
     ChainError,
     ConflictError,
@@ -29,7 +30,7 @@ from perdure.fold import FOLD_VERSION, Fold
 from perdure.journal import EMPTY, Batches, Linked, Stream, Tip
 from perdure.plans import Batch, Plan
 from perdure.reading import PAGE, Past
-from perdure.records import Branched, Content, Message, Recovered, Snapshot
+from perdure.records import Branched, Message, Recovered, Snapshot
 from perdure.settings import Settings
 from perdure.steps import Steps
 

@@ -6,12 +6,13 @@ from typing import Any, NamedTuple
 from perdure import codec, journal, reading, steps, writing
 from perdure.cache import Cached
 from perdure.codec import Codec
+from perdure.content import Content
 from perdure.errors import ChainError, DamagedError, NotFoundError, UsageError
 from perdure.fold import FOLD_VERSION, Fold
 from perdure.journal import Linked
 from perdure.plans import require_int
 from perdure.reading import Forward, OnDamage, Past
-from perdure.records import Content, Message, Note, Record, Snapshot, Summary, Value
+from perdure.records import Message, Note, Record, Snapshot, Summary, Value
 from perdure.replica import Replica
 from perdure.settings import Settings
 from perdure.steps import Steps

@@ -12,8 +12,9 @@ import pytest
 
 from perdure import codec
 from perdure.codec import Codec, TypeCodec
+from perdure.content import Content
 from perdure.errors import PayloadError, UsageError, VersionError
-from perdure.records import KINDS, Content, Message, Note
+from perdure.records import KINDS, Message, Note
 
 
 @dataclass

@@ -7,9 +7,10 @@ import pytest
 from perdure import codec, journal
 from perdure.backend import Entry, digest_of
 from perdure.cipher import Plain
+from perdure.content import Content
 from perdure.errors import ChainError, PayloadError, VersionError
 from perdure.journal import EMPTY, Batches, Draft, Linked, Stream, Tip
-from perdure.records import Branched, Content, Deleted, Note, Recovered
+from perdure.records import Branched, Deleted, Note, Recovered
 
 STREAM = Stream("claim-4711", "abc")
 TIME = "2026-11-16T05:15:25.123456Z"

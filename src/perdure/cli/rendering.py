@@ -13,12 +13,12 @@ import msgspec
 
 from perdure.cli.text import compact, exact, safe
 from perdure.collecting import rebuild
+from perdure.content import Content
 from perdure.errors import DamagedError, PerdureError
 from perdure.fold import GENERATED
 from perdure.intake import Taken
 from perdure.records import (
     Branched,
-    Content,
     Deleted,
     EffectIntended,
     EffectSettled,

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from perdure import effecting, journal, reading
 from perdure.deeds import INTENDED, UNKNOWN
-from perdure.effecting import Outcome
+from perdure.effecting import Kind, Outcome
 from perdure.errors import ChainError, NotFoundError, UsageError
 from perdure.intake import Taken
 from perdure.plans import Plan
@@ -26,6 +26,7 @@ class Found(NamedTuple):
     """
 
     id: str
+    kind: Kind
     tool: str
     state: str
     arguments: Any
@@ -40,10 +41,16 @@ class Found(NamedTuple):
     time: datetime
     duration: float
     identity: str
+    usage: dict[str, Any]
+    """What a model's answer says that it took."""
 
 
-def listed(replica: Replica, *, tool: str | None, turn: str | None) -> Steps[list[Found]]:
-    """Return the effects of a session in order, or those of a tool or a turn."""
+def listed(
+    replica: Replica, *, tool: str | None, turn: str | None, kind: str | None = None
+) -> Steps[list[Found]]:
+    """Return the effects of a session in order, or those of a tool, a turn or a kind."""
+    if kind not in (None, "tool", "model"):
+        raise UsageError(f'no kind {kind!r} of effect: choose "tool" or "model"')
     found: dict[str, Found] = {}
     at: dict[int, str] = {}
     forward = Forward(replica.past)
@@ -59,15 +66,15 @@ def listed(replica: Replica, *, tool: str | None, turn: str | None) -> Steps[lis
                 effect = linked.header.id
                 found[effect] = _found(replica, effect, content, linked.entry.position, time)
                 at[linked.entry.position] = effect
-                if content.retries in at:
-                    before = found[at[content.retries]]
+                before = found.get(at.get(content.retries, ""))
+                if before is not None and before.state == INTENDED:
                     found[before.id] = before._replace(state=REPEATED)
             elif isinstance(content, EffectSettled) and content.effect in found:
                 found[content.effect] = _settled(replica, found[content.effect], content)
     return [
         one
         for one in found.values()
-        if (tool is None or one.tool == tool) and (turn is None or one.turn == turn)
+        if tool in (None, one.tool) and turn in (None, one.turn) and kind in (None, one.kind)
     ]
 
 
@@ -76,6 +83,7 @@ def _found(
 ) -> Found:
     return Found(
         id=effect,
+        kind=content.called,
         tool=content.tool,
         state=INTENDED,
         arguments=replica.settings.codec.unpack(content.arguments, stream=replica.name),
@@ -90,13 +98,17 @@ def _found(
         time=time,
         duration=0.0,
         identity=content.identity,
+        usage={},
     )
 
 
 def _settled(replica: Replica, one: Found, content: EffectSettled) -> Found:
+    result = replica.settings.codec.unpack(content.result, stream=replica.name)
+    usage = result.get("usage") if one.kind == "model" and isinstance(result, dict) else None
     return one._replace(
         state=content.state,
-        result=replica.settings.codec.unpack(content.result, stream=replica.name),
+        result=result,
+        usage=usage if isinstance(usage, dict) else {},
         error=content.error,
         reason=content.reason,
         duration=content.duration or one.duration,

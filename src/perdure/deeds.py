@@ -14,6 +14,7 @@ from perdure.records import EffectIntended, EffectSettled
 INTENDED = "intended"
 UNKNOWN = "unknown"
 KEYED = "key:"  # Identities that a caller chose begin with this.
+MODEL = "model:"  # And those of calls of a model with this.
 KEYED_MAX = 1_024  # How far back a caller's own key is recognised.
 _SLACK = 256  # So many more are kept before the oldest are let go, all at once.
 

@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 
 from perdure import codec, reading
 from perdure.backend import digest_of
-from perdure.deeds import INTENDED, UNKNOWN, Deed
+from perdure.deeds import INTENDED, MODEL, UNKNOWN, Deed
 from perdure.errors import (
     ChainError,
     ConflictError,
@@ -24,6 +24,7 @@ from perdure.replica import Replica
 from perdure.saying import NOBODY, Ownership, Voice, message_drafts, require_turn
 from perdure.steps import Steps
 
+Kind = Literal["tool", "model"]
 Policy = Literal["read_only", "idempotent", "reconcile", "unsafe"]
 POLICIES: tuple[Policy, ...] = ("read_only", "idempotent", "reconcile", "unsafe")  # By strictness.
 _RUN_AGAIN = ("read_only", "idempotent")
@@ -42,6 +43,7 @@ class Called(NamedTuple):
     version: str = ""
     actor: str = ""
     parent: str = ""
+    called: Kind = "tool"
 
 
 class Outcome(NamedTuple):
@@ -115,6 +117,7 @@ def intend(
             actor=call.actor,
             parent=call.parent,
             retries=deed.intent if deed is not None else 0,
+            called=call.called,
         )
         return batch.add_content(record_id, intent)
 
@@ -126,12 +129,13 @@ def _judge(
 ) -> Steps[int | None]:
     """Decide about a call that was begun before; None means that it may run again."""
     verdict.effect, verdict.key = deed.effect, deed.key
-    if deed.outcome:
+    if deed.outcome and not (call.called == "model" and deed.state == "failed"):
         verdict.action = "serve"
         verdict.outcome = yield from _outcome_at(replica, batch, deed.outcome)
         return deed.outcome
     going_on = deed.turn != turn.turn and deed.turn in batch.fold.turns
-    if deed.owner == turn.owner or going_on:  # Of another turn, only who takes that over may judge.
+    if deed.outcome == 0 and (deed.owner == turn.owner or going_on):
+        # Of another turn, only who takes that over may judge.
         raise InFlightError(batch.name, deed.tool, call.identity)
     policy = max(call.policy, deed.policy, key=POLICIES.index)
     if policy in _RUN_AGAIN:
@@ -207,8 +211,15 @@ def forsake(replica: Replica, batch: Batch, turn: str) -> None:
     """Add that nobody knows about calls that have no outcome when their turn ends."""
     for identity, deed in [*batch.fold.deeds.by_identity.items()]:
         if deed.turn == turn and deed.state == INTENDED:
-            reason = "The turn ended before the outcome was recorded: it may have happened."
-            _settle(replica, batch, identity, deed, Outcome("unknown", reason=reason))
+            _settle(replica, batch, identity, deed, _forsaken(identity))
+
+
+def _forsaken(identity: str) -> Outcome:
+    if identity.startswith(MODEL):  # Asking changed nothing, and there is nothing to find out.
+        reason = "The turn ended before an answer was recorded."
+        return Outcome("failed", error="Unanswered", reason=reason)
+    reason = "The turn ended before the outcome was recorded: it may have happened."
+    return Outcome("unknown", reason=reason)
 
 
 def _settle(replica: Replica, batch: Batch, identity: str, deed: Deed, outcome: Outcome) -> int:

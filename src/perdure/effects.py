@@ -2,6 +2,7 @@
 
 from perdure import deed_views
 from perdure.deed_views import Found
+from perdure.effecting import Kind
 from perdure.handle import Handle
 from perdure.tools import Done, NotDone
 
@@ -14,9 +15,15 @@ class Effects:
     def __init__(self, handle: Handle) -> None:
         self._handle = handle
 
-    def list(self, *, tool: str | None = None, turn: str | None = None) -> Listing:
-        """Return the effects in order, or those of a tool or a turn. It reads the whole session."""
-        return self._handle.run(deed_views.listed(self._handle.replica, tool=tool, turn=turn))
+    def list(
+        self, *, tool: str | None = None, turn: str | None = None, kind: Kind | None = None
+    ) -> Listing:
+        """Return the effects in order, or those of a tool, a turn or a kind ("tool", "model").
+
+        It reads the whole session.
+        """
+        replica = self._handle.replica
+        return self._handle.run(deed_views.listed(replica, tool=tool, turn=turn, kind=kind))
 
     def unknown(self) -> Listing:
         """Return the effects that may have happened: the process died before their outcome."""

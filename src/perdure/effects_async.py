@@ -2,6 +2,7 @@
 
 from perdure import deed_views
 from perdure.deed_views import Found
+from perdure.effecting import Kind
 from perdure.handle_async import AsyncHandle
 from perdure.tools import Done, NotDone
 
@@ -14,9 +15,15 @@ class AsyncEffects:
     def __init__(self, handle: AsyncHandle) -> None:
         self._handle = handle
 
-    async def list(self, *, tool: str | None = None, turn: str | None = None) -> Listing:
-        """Return the effects in order, or those of a tool or a turn. It reads the whole session."""
-        return await self._handle.run(deed_views.listed(self._handle.replica, tool=tool, turn=turn))
+    async def list(
+        self, *, tool: str | None = None, turn: str | None = None, kind: Kind | None = None
+    ) -> Listing:
+        """Return the effects in order, or those of a tool, a turn or a kind ("tool", "model").
+
+        It reads the whole session.
+        """
+        replica = self._handle.replica
+        return await self._handle.run(deed_views.listed(replica, tool=tool, turn=turn, kind=kind))
 
     async def unknown(self) -> Listing:
         """Return the effects that may have happened: the process died before their outcome."""

@@ -93,7 +93,7 @@ def _plain(value: Any, foreign: list[object], depth: int) -> Any:
         return value
     if kind is dict:
         return {key: _plain(item, foreign, depth + 1) for key, item in value.items()}
-    if kind is list or isinstance(value, tuple):
+    if isinstance(value, list | tuple):
         return [_plain(item, foreign, depth + 1) for item in value]
     if isinstance(value, Enum):
         return _plain(value.value, foreign, depth + 1)

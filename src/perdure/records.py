@@ -119,9 +119,10 @@ class EffectIntended(Content, frozen=True, kw_only=True):
 
     identity: str
     tool: str
-    arguments: Any
+    arguments: Any = None
+    """Of a tool. A model's request is not stored again: what it says stands in the messages."""
     digest: str
-    """Of the arguments as they were stored."""
+    """Of the arguments as they were stored, or of the model's request."""
     key: str
     """For the outside world: the same for every attempt."""
     policy: Literal["read_only", "idempotent", "reconcile", "unsafe"]
@@ -134,6 +135,7 @@ class EffectIntended(Content, frozen=True, kw_only=True):
     retries: int = 0
     approval: str = ""
     """The id of the approval that this intent used up."""
+    called: Literal["tool", "model"] = "tool"
 
     @property
     def subject(self) -> str:

@@ -14,6 +14,7 @@ from perdure.documents import Values
 from perdure.effecting import Policy
 from perdure.effects import Effects
 from perdure.handle import Handle
+from perdure.model import Model
 from perdure.reading import OnDamage
 from perdure.records import Record, Summary
 from perdure.replica import Replica
@@ -280,6 +281,27 @@ class Session:
         policy, names = effect, (name, version, actor)
         spec = Spec(function, names[0], policy, *names[1:], reconcile, timeout, unstorable)
         return Tool(self._handle, require_spec(spec))
+
+    def model(
+        self,
+        function: Callable[..., Any],
+        *,
+        name: str = "",
+        version: str = "",
+        actor: str = "",
+        timeout: float | None = None,
+        digest_of: Callable[[dict[str, Any]], Any] | None = None,
+    ) -> Model:
+        """Return a model whose answers are recorded, so that none is paid for twice.
+
+        Call it in a turn, with a request; the function returns the answer as data that can be
+        stored. A request that was answered in this turn, before its process died, gets the recorded
+        answer; one that was not is made again. The record has a digest of the request and not the
+        request itself; `digest_of` says what of the arguments, by name, is digested.
+        """
+        how = Spec(function, name, "read_only", version, actor, timeout=timeout)
+        spec = how._replace(called="model", digest_of=digest_of)
+        return Model(self._handle, require_spec(spec))
 
     def run_tool_calls(
         self, message: object | None = None, tools: Tools = (), *, parallel: int = 8

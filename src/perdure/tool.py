@@ -92,7 +92,7 @@ class Tool:
             with tools.during(effect, call.identity):
                 result = self._within_time(given.args, given.kwargs)
         except BaseException as error:
-            outcome = tools.failure(error, time.perf_counter() - start)
+            outcome = tools.failure(error, time.perf_counter() - start, call.called)
             self._record_failure(call, verdict, outcome, error, tell)
             raise
         duration = time.perf_counter() - start

@@ -89,7 +89,7 @@ class AsyncTool:
             with tools.during(effect, call.identity):
                 result = await self._within_time(given.args, given.kwargs)
         except BaseException as error:
-            outcome = tools.failure(error, time.perf_counter() - start)
+            outcome = tools.failure(error, time.perf_counter() - start, call.called)
             await self._record_failure(call, verdict, outcome, error, tell)
             raise
         duration = time.perf_counter() - start

@@ -8,14 +8,16 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
-from perdure import entering
+from perdure import effecting, entering
 from perdure.calls import INTERRUPTED_NOTICE
-from perdure.deeds import KEYED
-from perdure.effecting import POLICIES, Outcome, Policy
+from perdure.deeds import KEYED, MODEL
+from perdure.effecting import POLICIES, Called, Kind, Outcome, Policy
 from perdure.errors import EffectError, UnknownOutcomeError, UsageError
 from perdure.intake import Taken
+from perdure.plain import exported
 from perdure.plans import require_str, require_text
 from perdure.records import EffectSettled
+from perdure.replica import Replica
 from perdure.saying import Ownership
 
 
@@ -93,6 +95,8 @@ class Spec(NamedTuple):
     reconcile: Callable[[Effect], Any] | None = None
     timeout: float | None = None
     unstorable: str = "raise"
+    called: Kind = "tool"
+    digest_of: Callable[[dict[str, Any]], Any] | None = None
 
     @property
     def is_async(self) -> bool:
@@ -104,7 +108,7 @@ class Spec(NamedTuple):
 def require_spec(spec: Spec) -> Spec:
     """Return a tool's declaration, with its name, or say what is wrong with it."""
     if not callable(spec.function):
-        raise UsageError(f"a tool must be a function, not {type(spec.function).__name__}")
+        raise UsageError(f"a {spec.called} must be a function, not {type(spec.function).__name__}")
     if spec.policy not in POLICIES:
         raise UsageError(f"no effect {spec.policy!r}: choose one of {', '.join(POLICIES)}")
     if (spec.policy == "reconcile") != (spec.reconcile is not None):
@@ -113,8 +117,8 @@ def require_spec(spec: Spec) -> Spec:
         raise UsageError('unstorable must be "raise" or "return"')
     name = spec.name or getattr(spec.function, "__name__", "")
     if not name:
-        raise UsageError("a tool needs a name: give name=")
-    require_text(name, "a tool's name", longest=NAME_BYTES_MAX)
+        raise UsageError(f"a {spec.called} needs a name: give name=")
+    require_text(name, f"a {spec.called}'s name", longest=NAME_BYTES_MAX)
     require_str(spec.version, "version")
     require_str(spec.actor, "actor")
     seconds: object = spec.timeout
@@ -166,11 +170,13 @@ class Ordinals:
     def __init__(self) -> None:
         self._seen: dict[str, int] = {}
 
-    def identity(self, turn: str, parent: str, tool: str, digest: str) -> str:
+    def identity(
+        self, turn: str, parent: str, tool: str, digest: str, *, prefix: str = "direct:"
+    ) -> str:
         """Return the identity of the next direct call of a tool with these arguments."""
         call = f"{turn}\t{parent}\t{tool}\t{digest}"
-        number = self._seen[call] = self._seen.get(call, 0) + 1
-        return "direct:" + sha256(f"{call}\t{number}".encode()).hexdigest()[:32]
+        number = self._seen[prefix + call] = self._seen.get(prefix + call, 0) + 1
+        return prefix + sha256(f"{call}\t{number}".encode()).hexdigest()[:32]
 
 
 class Running(NamedTuple):
@@ -202,6 +208,17 @@ def running_turn(handle: Holder, tool: str) -> Running:
     raise UsageError(f"{tool!r} is called while several turns are open: keep one open at a time")
 
 
+def asked(replica: Replica, running: Running, spec: Spec, arguments: dict[str, Any]) -> Called:
+    """Return a call of a model as it is about to be made: its digest, and not what it says."""
+    request = arguments if spec.digest_of is None else spec.digest_of(arguments)
+    _, digest = effecting.encoded(replica, exported({"request": request}))
+    parent, turn = current_identity(), running.ownership.turn
+    identity = running.ordinals.identity(turn, parent, spec.name, digest, prefix=MODEL)
+    return Called(
+        identity, spec.name, None, digest, spec.policy, spec.version, spec.actor, parent, "model"
+    )
+
+
 def issued(position: int, index: int) -> str:
     """Return the identity of a call that a model's message makes."""
     return f"issued:{position}:{index}"
@@ -221,9 +238,11 @@ def served(stream: str, tool: str, key: str, found: EffectSettled) -> Any:
     return found.result
 
 
-def failure(error: BaseException, duration: float) -> Outcome:
-    """Return an outcome for a call that raised; one that was cut off may have happened."""
+def failure(error: BaseException, duration: float, called: Kind = "tool") -> Outcome:
+    """Return an outcome for a call that raised; a tool that was cut off may have run."""
     name, reason = type(error).__qualname__, _text_of(error)
+    if called == "model":
+        return Outcome("failed", error=name, reason=reason, duration=duration)
     if isinstance(error, ToolTimeoutError):
         return Outcome("unknown", reason=reason, duration=duration)
     if isinstance(error, Exception):

@@ -120,6 +120,8 @@ def _effect(content: EffectIntended | EffectSettled, record_id: str) -> Said:
     """Return a call, or what became of it, in words."""
     if isinstance(content, EffectIntended):
         again = f", again (as at {content.retries})" if content.retries else ""
+        if content.called == "model":
+            return Said(f"asks {safe(content.tool)}{again}", f"request {content.digest}")
         return Said(
             f"calls {safe(content.tool)}, {content.policy}{again}", _json(content.arguments)
         )

@@ -21,23 +21,27 @@ from perdure.tools import Done, Effect, Given, NotDone, Spec, Telling
 class Tool:
     """A durable tool. Made by `session.tool`; called like the function that it wraps, in a turn."""
 
-    def __init__(self, handle: Handle, spec: Spec, key: str = "") -> None:
+    def __init__(self, handle: Handle, spec: Spec, key: str = "", *, in_turn: bool = False) -> None:
         if spec.is_async:
             hint = "open the store with perdure.open_async"
             raise UsageError(f"{spec.name!r} is an async function: {hint}")
         self._handle = handle
         self.spec = spec
         self._key = key
+        self._in_turn = in_turn
 
     @property
     def name(self) -> str:
         """The name that the model calls it by."""
         return self.spec.name
 
-    def keyed(self, key: str) -> "Tool":
-        """Return the tool for one call under a key of the caller's own, whichever turn it is in."""
+    def keyed(self, key: str, *, in_turn: bool = False) -> "Tool":
+        """Return the tool for one call under a key of the caller's own.
+
+        The key tells the call from all others of the session, or from those of its turn.
+        """
         require_text(key, "a key", longest=tools.NAME_BYTES_MAX)
-        return Tool(self._handle, self.spec, key)
+        return Tool(self._handle, self.spec, key, in_turn=in_turn)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the tool, or return what it returned when this very call was made before."""
@@ -48,7 +52,7 @@ class Tool:
         parent = tools.current_identity()
         turn = running.ownership.turn
         identity = (
-            tools.keyed(spec.name, self._key)
+            tools.keyed(spec.name, self._key, turn if self._in_turn else "")
             if self._key
             else running.ordinals.identity(turn, parent, spec.name, digest)
         )

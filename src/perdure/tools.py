@@ -224,8 +224,10 @@ def issued(position: int, index: int) -> str:
     return f"issued:{position}:{index}"
 
 
-def keyed(tool: str, key: str) -> str:
-    """Return the identity of a call under a key of the caller's own."""
+def keyed(tool: str, key: str, turn: str = "") -> str:
+    """Return the identity of a call under a key of the caller's own, in a turn or in any."""
+    if turn:  # Forgotten with its turn, so that many of them cost the session nothing.
+        return "within:" + sha256(f"{turn}\t{tool}\t{key}".encode()).hexdigest()[:32]
     return f"{KEYED}{tool}\t{key}"
 
 

@@ -43,6 +43,7 @@ class Turn:
         self._ended = False
         self._correlation_before: str | None = None
         self._entered: Entered | None = None
+        self._left = False
         self._streams: list[Stream] = []
 
     def __repr__(self) -> str:
@@ -70,6 +71,7 @@ class Turn:
         except BaseException:
             self._let_go()
             raise
+        self._left = False
         if self._ownership is not None:
             self._handle.own_turns[self.id] = Running(self._ownership, Ordinals())
         self._entered = entering.enter(self._handle, self)
@@ -172,22 +174,37 @@ class Turn:
         self._handle.write(writing.abandon_turn(self._handle.replica, self.id, reason))
         self._ended = True
 
+    def leave(self) -> None:
+        """Stop here and leave the turn open, as a process that dies does: it is interrupted.
+
+        Entering it again, here or elsewhere, goes on with it. `with` ends nothing then.
+        """
+        self._owned()
+        self._close_streams()
+        self._left, self._ownership = True, None
+        self._step_out()
+
     def __exit__(
         self,
         kind: type[BaseException] | None,
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        if self._left:
+            return
         try:
             if error is None and not self._ended:
                 self.complete()
             elif error is not None and not self._ended:
                 self._record(error)
         finally:
-            self._handle.own_turns.pop(self.id, None)
-            if self._entered is not None:
-                entering.leave(self._entered)
-            self._let_go()
+            self._step_out()
+
+    def _step_out(self) -> None:
+        self._handle.own_turns.pop(self.id, None)
+        if self._entered is not None:
+            entering.leave(self._entered)
+        self._let_go()
 
     def _close_streams(self) -> None:
         streams, self._streams = self._streams, []

@@ -145,3 +145,21 @@ def test_both_colours_share_one_file(path: Path) -> None:
         asyncio.run(main())
         session.refresh()
         assert session.last == said("from a task")
+
+
+def test_a_turn_that_is_left_is_interrupted_and_can_be_entered_again(path: Path) -> None:
+    async def go() -> None:
+        async with perdure.open_async(path) as store:
+            session = await store.session("s")
+            charged = []
+            charge = session.tool(lambda: charged.append(1), name="charge")
+            async with session.turn("Pay.") as turn:
+                await charge.keyed("call-1", in_turn=True)()
+                await turn.leave()
+            assert (session.current, turn.ended) == (None, False)
+            (again,) = session.interrupted
+            async with again:
+                await charge.keyed("call-1", in_turn=True)()
+            assert (session.interrupted, charged) == ((), [1])
+
+    asyncio.run(go())

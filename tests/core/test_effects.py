@@ -209,6 +209,37 @@ def test_other_arguments_under_the_same_identity_are_a_divergence(
     assert len(ledger.calls) == 1
 
 
+def test_a_key_within_a_turn_holds_for_that_turn_and_is_forgotten_with_it(
+    path: Path, ledger: Ledger
+) -> None:
+    session = perdure.open(path).session("s")
+    charge = session.tool(ledger.charge)
+    with session.turn("Pay."):
+        assert charge.keyed("call-1", in_turn=True)(5) == {"charged": 5}
+        assert charge.keyed("call-1", in_turn=True)(5) == {"charged": 5}
+        with pytest.raises(DivergenceError):
+            charge.keyed("call-1", in_turn=True)(6)
+        charge.keyed("call-2", in_turn=True)(5)
+    assert session._replica.fold.deeds.by_identity == {}
+    with session.turn("Pay again."):
+        charge.keyed("call-1", in_turn=True)(5)
+    assert len(ledger.calls) == 3
+
+
+def test_a_call_of_a_turn_that_was_left_is_served_when_it_is_entered_again(
+    path: Path, ledger: Ledger
+) -> None:
+    session = perdure.open(path).session("s")
+    charge = session.tool(ledger.charge)
+    with session.turn("Pay.") as turn:
+        charge.keyed("call-1", in_turn=True)(5)
+        turn.leave()
+    (again,) = session.interrupted
+    with again:
+        assert charge.keyed("call-1", in_turn=True)(5) == {"charged": 5}
+    assert len(ledger.calls) == 1
+
+
 def test_an_error_is_recorded_and_served(path: Path) -> None:
     calls = []
 

@@ -186,6 +186,24 @@ def test_an_interrupted_turn_is_abandoned(store: perdure.Store, session: perdure
     assert (last.kind, content.reason) == ("turn.abandoned", "the user left")
 
 
+def test_a_turn_that_is_left_is_interrupted_and_can_be_entered_again(
+    store: perdure.Store, session: perdure.Session
+) -> None:
+    with session.turn("question", correlation_id="req-9") as turn:
+        turn.leave()
+        with pytest.raises(UsageError, match="not open"):
+            turn.append(said("too late", "assistant"))
+    assert (session.current, turn.ended) == (None, False)
+    assert [one.id for one in session.interrupted] == [turn.id]
+    assert [one.id for one in store.session("claim-4711").interrupted] == [turn.id]
+    with turn:
+        turn.append(said("answer", "assistant"))
+    assert (session.interrupted, turn.ended) == ((), True)
+    assert contents(session) == ["question", "answer"]
+    with pytest.raises(UsageError, match="has ended"):
+        turn.leave()
+
+
 def test_a_turn_with_an_id_is_entered_again_after_a_crash(
     store: perdure.Store, session: perdure.Session
 ) -> None:

@@ -19,6 +19,7 @@ LABELS_MAX = 16  # A listing filter, not a data model: enough for states and a f
 LABEL_BYTES_MAX = 64  # Keeps the head of a stream within one small row.
 
 RECENT = "recent"  # The capability of a store that has the method of `Recent`.
+REMOVE = "remove"  # The capability of a store that has the method of `Removing`.
 
 
 def digest_of(data: bytes) -> str:
@@ -220,3 +221,39 @@ def knowing_recency(backend: Backend | AsyncBackend) -> Recent | AsyncRecent:
         reason = f"{backend.name} does not know which sessions changed last"
         raise UnsupportedError(reason, "list them by id")
     return cast("Recent | AsyncRecent", backend)
+
+
+class Removing(Protocol):
+    """What a store with the capability `remove` does besides: it can forget a stream whole.
+
+    Sessions never ask for it, because a deleted one keeps its last entry. It is for tools that move
+    or try stores.
+    """
+
+    def remove(self, stream: str, *, digest: str) -> bool:
+        """Remove a stream with its name, if the digest of its last entry is this one.
+
+        True means that it is gone, durably, as if it had never been, or was not there; False that
+        it has another end, and nothing changed.
+        """
+        ...
+
+
+class AsyncRemoving(Protocol):
+    """The same for callers in an event loop."""
+
+    async def remove(self, stream: str, *, digest: str) -> bool:
+        """As `Removing.remove`."""
+        ...
+
+
+@overload
+def able_to_remove(backend: Backend) -> Removing: ...
+@overload
+def able_to_remove(backend: AsyncBackend) -> AsyncRemoving: ...
+def able_to_remove(backend: Backend | AsyncBackend) -> Removing | AsyncRemoving:
+    """Return a backend as one that can forget a stream, or raise UnsupportedError."""
+    if REMOVE not in backend.capabilities:
+        reason = f"{backend.name} can not remove a stream whole"
+        raise UnsupportedError(reason, "its last entry stays")
+    return cast("Removing | AsyncRemoving", backend)

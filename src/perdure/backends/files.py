@@ -27,7 +27,7 @@ import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import TypeVar
 
-from perdure.backend import Append, Entry, Head, Outcome
+from perdure.backend import REMOVE, Append, Entry, Head, Outcome
 from perdure.backends.files_appending import WRITE, Appender, failure, missing
 from perdure.backends.files_disk import Disk, held, translated
 from perdure.backends.files_names import Names, is_listed
@@ -57,7 +57,7 @@ class FilesBackend:
     names weaknesses that are not to be refused (`perdure.guarantees`).
     """
 
-    capabilities: frozenset[str] = frozenset()
+    capabilities: frozenset[str] = frozenset({REMOVE})
 
     def __init__(
         self,
@@ -181,6 +181,16 @@ class FilesBackend:
                 _, head = file.head()
                 if min(before, head) > file.opening.first:
                     rewrite(self._disk, lock, file, before=min(before, head))
+
+    def remove(self, stream: str, *, digest: str) -> bool:
+        """As `Removing.remove`; what was torn off the stream goes as well."""
+        self._require_open()
+        self._require_writable()
+        place = place_of(self._root, stream)
+        with self._translating(place):
+            if not self._is_there(place):
+                return True
+            return self._appender.remove(place, digest)
 
     def close(self) -> None:
         """Refuse further calls; nothing else is held between them. Closing twice is harmless."""

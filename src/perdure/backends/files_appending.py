@@ -9,11 +9,12 @@ import errno
 import itertools
 import os
 from collections.abc import Sequence
+from pathlib import Path
 
 from perdure.backend import STORED, Append, Outcome
 from perdure.backends.files_disk import Disk, Held, held, translated
 from perdure.backends.files_lines import Mark, opening
-from perdure.backends.files_names import add, is_listed
+from perdure.backends.files_names import add, blank, is_listed
 from perdure.backends.files_root import make_folder, names_path, require_folder
 from perdure.backends.files_stream import Place, StreamFile, place_of
 from perdure.backends.files_writing import (
@@ -25,7 +26,7 @@ from perdure.backends.files_writing import (
     settle,
 )
 from perdure.backends.rules import decide
-from perdure.errors import DamagedError, PerdureError
+from perdure.errors import DamagedError, PerdureError, UnavailableError
 
 GROUP = 32  # Streams whose files are open at once: a process may have few open files.
 
@@ -194,6 +195,27 @@ class Appender:
         data = encoded(place, entries, labels, at=file.end, back=batch.size)
         return _Written(item, lock, file, data)
 
+    # Streams that are to be forgotten.
+
+    def remove(self, place: Place, digest: str) -> bool:
+        """Remove the file of a stream and its name if it ends so; durable on return."""
+        path, patience, store = place.path, self._patience, self._store
+        names = names_path(place.directory)
+        with held(self._disk, names, WRITE, patience=patience, store=store) as names_held:
+            try:
+                with held(self._disk, path, WRITE, patience=patience, store=store) as lock:
+                    file = settle(self._disk, lock, place, to_write=True)
+                    if file.labelled_head().digest != digest:
+                        return False
+                    blank(self._disk, names_held.fd, place)  # First: a listed file must be there.
+                    self._disk.unlink(path)
+            except FileNotFoundError:  # Another process was faster; the name is gone too.
+                return True
+            for torn in Path(place.directory).glob(f"{place.stem}.torn-*"):
+                self._disk.unlink(str(torn))
+            self._disk.sync_directory(place.directory)
+        return True
+
     def _failure(self, error: Exception, place: Place) -> Exception:
         return failure(error, place, self._store)
 
@@ -214,8 +236,10 @@ def failure(error: Exception, place: Place, store: str) -> Exception:
     if isinstance(error, PerdureError):
         return error
     better: PerdureError
-    if isinstance(error, FileNotFoundError):
+    if isinstance(error, FileNotFoundError) and is_listed(Disk(), place):
         better = missing(place)
+    elif isinstance(error, FileNotFoundError):
+        better = UnavailableError(store, f"{place.name!r} was removed meanwhile", "look again")
     else:
         better = translated(error, store, place.name)
     better.__cause__ = error

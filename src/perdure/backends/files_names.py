@@ -51,6 +51,21 @@ def add(disk: Disk, fd: int, places: Iterable[Place]) -> None:
         disk.write(fd, b"\n" * torn + b"".join(map(line_of, places)), size)
 
 
+def blank(disk: Disk, fd: int, place: Place) -> None:
+    """Make the line of a stream in a list that is held one that names nothing; durable on return.
+
+    Whoever reads the list meanwhile finds the file in the folder.
+    """
+    line = line_of(place)
+    content = disk.read(fd, os.fstat(fd).st_size, 0)
+    at = 0 if content.startswith(line) else content.find(b"\n" + line) + 1
+    while at or content.startswith(line):
+        disk.write(fd, b" " * (len(line) - 1), at)
+        content = content[:at] + b" " * (len(line) - 1) + content[at + len(line) - 1 :]
+        at = content.find(b"\n" + line) + 1
+    disk.sync(fd)
+
+
 def _content(disk: Disk, directory: str) -> bytes:
     try:
         fd = disk.open(names_path(directory), os.O_RDONLY)

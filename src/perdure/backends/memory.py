@@ -4,8 +4,8 @@ import os
 import threading
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
-from perdure.backend import RECENT, Append, Entry, Head, Outcome, digest_of
-from perdure.backends.rules import check, decide
+from perdure.backend import RECENT, REMOVE, Append, Entry, Head, Outcome, digest_of
+from perdure.backends.rules import check, check_name, decide
 from perdure.errors import UsageError
 from perdure.guarantees import Guarantees
 
@@ -38,7 +38,7 @@ class MemoryBackend:
     """
 
     name = "memory:"
-    capabilities: frozenset[str] = frozenset({RECENT})
+    capabilities: frozenset[str] = frozenset({RECENT, REMOVE})
     guarantees = Guarantees(
         "nothing",
         "one process",
@@ -108,6 +108,16 @@ class MemoryBackend:
             found = self._streams.get(stream)
             if found is not None:
                 del found.entries[: max(min(before, found.last) - found.first, 0)]
+
+    def remove(self, stream: str, *, digest: str) -> bool:
+        """As `Removing.remove`."""
+        check_name(stream)
+        with self._open():
+            found = self._streams.get(stream)
+            if found is not None and found.digest != digest:
+                return False
+            self._streams.pop(stream, None)
+            return True
 
     def close(self) -> None:
         """Forget everything. Closing twice is harmless."""

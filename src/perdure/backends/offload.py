@@ -11,7 +11,15 @@ import weakref
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from perdure.backend import Append, Backend, Entry, Head, Outcome, knowing_recency
+from perdure.backend import (
+    Append,
+    Backend,
+    Entry,
+    Head,
+    Outcome,
+    able_to_remove,
+    knowing_recency,
+)
 from perdure.errors import UsageError
 
 if TYPE_CHECKING:
@@ -82,6 +90,11 @@ class Offload:
     async def drop(self, stream: str, *, before: int) -> None:
         """As `Backend.drop`."""
         await self._call(lambda: self._backend.drop(stream, before=before))
+
+    async def remove(self, stream: str, *, digest: str) -> bool:
+        """As `Removing.remove`, where the store declares it; otherwise UnsupportedError."""
+        backend = able_to_remove(self._backend)
+        return await self._call(lambda: backend.remove(stream, digest=digest))
 
     async def close(self) -> None:
         """Finish what is under way, close the store, end the thread. Twice is harmless."""

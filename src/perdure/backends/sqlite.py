@@ -6,7 +6,6 @@ itself is the journal's business. Readers hold no snapshot while their caller is
 """
 
 import functools
-import hashlib
 import os
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, TypeVar
@@ -14,25 +13,23 @@ from typing import Any, TypeVar
 import apsw
 import msgspec
 
-from perdure.backend import RECENT, Append, Entry, Head, Outcome, digest_of
+from perdure.backend import RECENT, REMOVE, Append, Entry, Head, Outcome, digest_of
 from perdure.backends import sqlite_guarantees, sqlite_recent
 from perdure.backends.filesystem import ACCEPTABLE, require_local
-from perdure.backends.rules import POSITION_MAX, check, check_name, decide
+from perdure.backends.rules import check, decide
 from perdure.backends.sqlite_errors import DRIVER_ERRORS, translated
+from perdure.backends.sqlite_heads import by_id, head_of, listed, place_of
+from perdure.backends.sqlite_page import NO_BOUND, Page
 from perdure.backends.sqlite_read_only import connect
 from perdure.backends.sqlite_schema import require_library
-from perdure.errors import DamagedError, PerdureError, UnavailableError, UsageError
+from perdure.errors import PerdureError, UnavailableError, UsageError
 from perdure.guarantees import Acceptance
 
 PATIENCE = 60.0  # Seconds; many writers queue behind one slow disk before it counts as down.
 PAGE_ROWS = 256  # A page's read transaction stays short: it keeps the log from being reset.
-PAGE_BYTES = 2**20  # And it does not hold many long bodies in memory at once.
-NO_BOUND = 2**63 - 1
 
 T = TypeVar("T")
 
-HEAD = "select name, position, digest, labels from head where id = ?"
-ORPHAN = "select position from entry where stream = ? limit 1"
 HEADERS = (
     "select cast(header as blob) from entry"
     " where stream = ? and position between ? and ? order by position"
@@ -43,15 +40,8 @@ MOVE_HEAD = "update head set position = ?, digest = ?, labels = ? where id = ? a
 ADD_LABEL = "insert into label (label, name, stream) values (?, ?, ?)"
 REMOVE_LABEL = "delete from label where label = ? and name = ?"
 DROP = "delete from entry where stream = ? and position < ?"
-# octet_length() does not load a long body, cast() gives the bytes of text and blob alike.
-FORWARD = (
-    "select position, cast(header as blob), octet_length(body),"
-    " case when octet_length(body) <= ? then cast(body as blob) end"
-    " from entry where stream = ? and position > ? order by position limit ?"
-)
-REVERSE = FORWARD.replace("position > ?", "position < ?").replace(
-    "order by position", "order by position desc"
-)
+REMOVE_ENTRIES = "delete from entry where stream = ?"
+REMOVE_HEAD = "delete from head where id = ?"
 # The name comes from the index, the rest from the row that it leads to.
 BY_NAME = (
     "select i.name, i.id, h.name, h.position, h.digest, h.labels"
@@ -63,7 +53,6 @@ BY_LABEL = (
     " from label as l left join head as h on h.id = l.stream"
     " where l.name >= ? and l.label = ? order by l.name limit ?"
 )
-BY_ID = "select name, id, name, position, digest, labels from head where id = ?"
 
 
 class SqliteBackend:
@@ -75,7 +64,7 @@ class SqliteBackend:
     names weaknesses that are not to be refused (`perdure.guarantees`).
     """
 
-    capabilities: frozenset[str] = frozenset({RECENT})
+    capabilities: frozenset[str] = frozenset({RECENT, REMOVE})
 
     def __init__(
         self,
@@ -117,7 +106,7 @@ class SqliteBackend:
         left = NO_BOUND if limit is None else limit
         bound = NO_BOUND if max_body is None else max_body
         while left > 0:
-            page = _Page(stream, after, min(left, PAGE_ROWS), bound, reverse=reverse)
+            page = Page(stream, after, min(left, PAGE_ROWS), bound, reverse=reverse)
             error = self._load(page)
             yield from page.entries
             if error is not None:
@@ -149,7 +138,7 @@ class SqliteBackend:
             for row in rows:
                 if not str(row[0]).startswith(prefix):
                     return
-                head = _listed(row, label)
+                head = listed(row, label)
                 after = head.stream
                 if wanted <= head.labels:
                     yield head
@@ -172,11 +161,23 @@ class SqliteBackend:
 
     def drop(self, stream: str, *, before: int) -> None:
         """As `Backend.drop`; durable on return. Free pages keep nothing of what was dropped."""
-        place = _place(stream)
+        place = place_of(stream)
         with self._connections.writing(stream) as db:
-            head = _head(db, stream, place)
+            head = head_of(db, stream, place)
             if head is not None:
                 db.execute(DROP, (place, min(before, head.position)))
+
+    def remove(self, stream: str, *, digest: str) -> bool:
+        """As `Removing.remove`. Free pages keep nothing of it."""
+        place = place_of(stream)
+        with self._connections.writing(stream) as db:
+            head = head_of(db, stream, place)
+            if head is None or head.digest != digest:
+                return head is None
+            _relabel(db, stream, head.labels, frozenset())
+            db.execute(REMOVE_ENTRIES, (place,))
+            db.execute(REMOVE_HEAD, (place,))
+            return True
 
     def close(self) -> None:
         """Let go of the file; the last one to close it leaves a single file behind."""
@@ -187,13 +188,13 @@ class SqliteBackend:
         if prefix or labels:
             most = sqlite_recent.FEW + 1
             found = self.streams(prefix=prefix, labels=labels, limit=most)
-            meant = [_place(head.stream) for head in found]
+            meant = [place_of(head.stream) for head in found]
             if len(meant) < most:
-                yield from self._reading(lambda db: _by_id(db, sqlite_recent.sort(db, meant)))
+                yield from self._reading(lambda db: by_id(db, sqlite_recent.sort(db, meant)))
                 return
         walk = sqlite_recent.Walk()
         while not walk.ended:
-            yield from self._reading(lambda db: _by_id(db, walk.page(db)))
+            yield from self._reading(lambda db: by_id(db, walk.page(db)))
 
     def _reading(self, work: Callable[[apsw.Connection], list[T]]) -> list[T]:
         try:
@@ -207,7 +208,7 @@ class SqliteBackend:
             return self._reading(lambda db: db.execute(BY_NAME, (start, size)).fetchall())
         return self._reading(lambda db: db.execute(BY_LABEL, (start, label, size)).fetchall())
 
-    def _load(self, page: "_Page") -> PerdureError | None:
+    def _load(self, page: Page) -> PerdureError | None:
         """Return what to raise once the entries read before it have been yielded."""
         try:
             with self._connections.reading() as db:
@@ -224,75 +225,6 @@ class SqliteBackend:
         return None
 
 
-class _Page:
-    """Some entries of one moment. What was read before an error stays in `entries`."""
-
-    def __init__(self, stream: str, after: int, size: int, max_body: int, *, reverse: bool) -> None:
-        self.stream = stream
-        self.after = after
-        self.size = size
-        self.max_body = max_body
-        self.reverse = reverse
-        self.entries: list[Entry] = []
-        self.is_last = False
-
-    @property
-    def next_position(self) -> int:
-        last = self.entries[-1].position if self.entries else self.after
-        return max(last - 1 if self.reverse else last + 1, 0)
-
-    def load(self, db: apsw.Connection) -> None:
-        place = _place(self.stream)
-        try:
-            head = _head(db, self.stream, place)
-        except DamagedError:
-            # `streams` tells of a damaged head, and opening asks it; the entries may be whole.
-            self._fill(db, place)
-            return
-        if head is None:
-            self.is_last = True
-            return
-        self._fill(db, place)
-        self._check_end(head.position)
-
-    def _check_end(self, head: int) -> None:
-        """The last entry always stays, so it must be met where reading begins or ends there."""
-        highest = max((one.position for one in self.entries), default=self.after)
-        if self.entries and highest > head:
-            raise DamagedError(self.stream, head + 1, "entries stand after its head")
-        if self.reverse and not self.after and highest < head:
-            self.entries = []
-            raise DamagedError(self.stream, highest + 1, "entries are missing at the end")
-        if not self.reverse and self.is_last and highest < head:
-            raise DamagedError(self.stream, highest + 1, "entries are missing at the end")
-
-    def _fill(self, db: apsw.Connection, place: int) -> None:
-        after = min(self.after, POSITION_MAX)
-        if self.reverse:
-            after = after or NO_BOUND
-        loaded = 0
-        sql = REVERSE if self.reverse else FORWARD
-        for row in db.execute(sql, (self.max_body, place, after, self.size)):
-            entry, size = self._entry(row)
-            self.entries.append(entry)
-            loaded += size
-            if loaded > PAGE_BYTES:
-                return
-        self.is_last = len(self.entries) < self.size
-
-    def _entry(self, row: tuple[Any, ...]) -> tuple[Entry, int]:
-        position, header, size, body = row
-        if not (isinstance(position, int) and isinstance(header, bytes) and isinstance(size, int)):
-            raise DamagedError(self.stream, self.next_position, "a column has the wrong type")
-        return Entry(position, header, body), len(header) + len(body or b"")
-
-
-@functools.lru_cache(maxsize=4096)
-def _place(stream: str) -> int:
-    """Return the key of a stream: what is looked up is a number, what is found must be the name."""
-    return int.from_bytes(hashlib.sha256(check_name(stream)).digest()[:8], "big", signed=True)
-
-
 def _append(db: apsw.Connection, appends: Sequence[Append]) -> list[Outcome]:
     """Decide about each, then write for all: calls are few, because each lets other threads run."""
     outcomes: list[Outcome] = []
@@ -300,8 +232,8 @@ def _append(db: apsw.Connection, appends: Sequence[Append]) -> list[Outcome]:
     new_heads: list[tuple[int, str, str, int, str]] = []
     moved_heads: list[tuple[int, str, str, int, str]] = []
     for append in appends:
-        stream, labels, place = append.stream, append.labels, _place(append.stream)
-        head = _head(db, stream, place)
+        stream, labels, place = append.stream, append.labels, place_of(append.stream)
+        head = head_of(db, stream, place)
         outcome, missing = decide(
             append, None if head is None else head.position, functools.partial(_headers, db, place)
         )
@@ -333,7 +265,7 @@ def _relabel(
 ) -> None:
     if before != after:
         db.executemany(REMOVE_LABEL, [(label, stream) for label in before - after])
-        place = _place(stream)
+        place = place_of(stream)
         db.executemany(ADD_LABEL, [(label, stream, place) for label in after - before])
 
 
@@ -345,46 +277,3 @@ def _column(data: bytes | None) -> str | bytes:
         return data.decode()
     except UnicodeDecodeError:
         return data
-
-
-def _head(db: apsw.Connection, stream: str, place: int) -> Head | None:
-    row = db.execute(HEAD, (place,)).fetchone()
-    if row is not None:
-        return _checked(stream, row)
-    orphan = db.execute(ORPHAN, (place,)).fetchone()
-    if orphan is not None:
-        raise DamagedError(stream, 0, "it has entries and no head")
-    return None
-
-
-def _checked(stream: str, row: tuple[Any, ...]) -> Head:
-    name, position, digest, labels = row
-    if name != stream:
-        raise DamagedError(stream, 0, "its head bears another name")
-    if not (isinstance(position, int) and isinstance(digest, str) and position > 0):
-        raise DamagedError(stream, 0, "its head has a column of the wrong type")
-    try:
-        known = msgspec.json.decode(labels, type=frozenset[str]) if labels != "[]" else frozenset()
-    except (msgspec.MsgspecError, TypeError, UnicodeError) as error:
-        raise DamagedError(stream, 0, "the labels of its head can not be read") from error
-    return Head(stream, position, digest, known)
-
-
-def _listed(row: tuple[Any, ...], label: str | None) -> Head:
-    name, place, *rest = row
-    if not isinstance(name, str) or _place(name) != place:
-        raise DamagedError(str(name), 0, "its name does not belong to its key")
-    head = _checked(name, tuple(rest))
-    if label is not None and label not in head.labels:
-        raise DamagedError(name, 0, "it is listed under a label that its head does not bear")
-    return head
-
-
-def _by_id(db: apsw.Connection, places: list[int]) -> list[Head]:
-    heads = []
-    for place in places:
-        row = db.execute(BY_ID, (place,)).fetchone()
-        if row is None:
-            raise DamagedError(f"the stream with the key {place}", 0, "it has entries and no head")
-        heads.append(_listed(row, None))
-    return heads

@@ -1,8 +1,8 @@
 """Which streams of a SQLite store were appended to last, told by the entries' rowids alone.
 
-A new row gets the highest rowid plus one, and the last entry of a stream always stays: so the row
-with the highest rowid is never removed, no rowid is given out twice, and rowids are in the order
-of insertion. Streams by recency are therefore the distinct streams met on the way down.
+A new row gets the highest rowid plus one, so rowids are in the order of insertion: also where a
+stream was removed whole, and the next row gets a number that one of its rows had. Streams by
+recency are therefore the distinct streams met on the way down.
 
 A session that wrote a million of the newest rows is not read through: where a page of rows brings
 nothing new, the index says how far down the rows of its streams go without a gap.

@@ -40,7 +40,13 @@ _OTHERS = {
     "machine_for": "perdure.testing.machine",
     "violations": "perdure.testing.rules",
 }
-_PARTS = ("contract_appending", "contract_reading", "contract_recent", "contract_sharing")
+_PARTS = (
+    "contract_appending",
+    "contract_reading",
+    "contract_recent",
+    "contract_removing",
+    "contract_sharing",
+)
 
 
 def __getattr__(name: str) -> Any:

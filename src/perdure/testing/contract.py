@@ -17,10 +17,13 @@ from perdure.backend import Backend
 from perdure.testing.contract_appending import AppendingContract
 from perdure.testing.contract_reading import ReadingContract
 from perdure.testing.contract_recent import RecentContract
+from perdure.testing.contract_removing import RemovingContract
 from perdure.testing.contract_sharing import SharingContract
 
 
-class BackendContract(AppendingContract, ReadingContract, SharingContract, RecentContract):
+class BackendContract(
+    AppendingContract, ReadingContract, SharingContract, RecentContract, RemovingContract
+):
     """Passes for a store that keeps every sentence of `perdure.backend.Backend`.
 
     `reopens` is False for a store that is gone when closed, `processes` for one that other

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Literal
 
-from perdure.backend import Append, Backend, Entry, Head, Outcome, knowing_recency
+from perdure.backend import Append, Backend, Entry, Head, Outcome, able_to_remove, knowing_recency
 from perdure.errors import UnavailableError
 
 
@@ -63,6 +63,10 @@ class _Around:
     def drop(self, stream: str, *, before: int) -> None:
         """As the backend's."""
         self.backend.drop(stream, before=before)
+
+    def remove(self, stream: str, *, digest: str) -> bool:
+        """As the backend's, where it declares it."""
+        return able_to_remove(self.backend).remove(stream, digest=digest)
 
     def close(self) -> None:
         """As the backend's."""

@@ -20,6 +20,7 @@ LABEL_BYTES_MAX = 64  # Keeps the head of a stream within one small row.
 
 RECENT = "recent"  # The capability of a store that has the method of `Recent`.
 REMOVE = "remove"  # The capability of a store that has the method of `Removing`.
+WATCH = "watch"  # The capability of a store that has the method of `Watch`.
 
 
 def digest_of(data: bytes) -> str:
@@ -257,3 +258,37 @@ def able_to_remove(backend: Backend | AsyncBackend) -> Removing | AsyncRemoving:
         reason = f"{backend.name} can not remove a stream whole"
         raise UnsupportedError(reason, "its last entry stays")
     return cast("Removing | AsyncRemoving", backend)
+
+
+class Watch(Protocol):
+    """What a store with the capability `watch` does besides: it waits for what others append."""
+
+    def watch(self, stream: str, *, after: int, timeout: float | None = None) -> bool:
+        """Return True once a stream's head stands after a position, at once if it does already.
+
+        False when `timeout` seconds have passed; None waits for ever, 0 only looks. What this
+        process appends is seen at once, what others append a moment later; waiting costs next to
+        nothing. It may be called by many threads at a time, for streams that are not there yet.
+        Closing the store ends the wait with UsageError.
+        """
+        ...
+
+
+class AsyncWatch(Protocol):
+    """The same for callers in an event loop."""
+
+    async def watch(self, stream: str, *, after: int, timeout: float | None = None) -> bool:  # noqa: ASYNC109 - as its twin
+        """As `Watch.watch`. It may be cancelled at any time."""
+        ...
+
+
+@overload
+def knowing_watch(backend: Backend) -> Watch: ...
+@overload
+def knowing_watch(backend: AsyncBackend) -> AsyncWatch: ...
+def knowing_watch(backend: Backend | AsyncBackend) -> Watch | AsyncWatch:
+    """Return a backend as one that waits for records, or raise UnsupportedError."""
+    if WATCH not in backend.capabilities:
+        reason = f"{backend.name} does not tell when records come"
+        raise UnsupportedError(reason, "look now and then, as session.watch does")
+    return cast("Watch | AsyncWatch", backend)

@@ -12,9 +12,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 from weakref import WeakSet
 
+from perdure import waiting
 from perdure.backend import STORED, Append, Backend, Outcome
 from perdure.errors import PerdureError, UnavailableError, UsageError
-from perdure.steps import Commit, Drop, Heads, Read, Request, Steps
+from perdure.steps import Commit, Drop, Heads, Read, Request, Steps, Wait
 
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
@@ -236,3 +237,5 @@ class Driver:
                 )
             case Drop(stream, before):
                 return self._backend.drop(stream, before=before)
+            case Wait(stream, after, timeout):
+                return waiting.wait(self._backend, stream, after=after, timeout=timeout)

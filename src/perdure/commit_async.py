@@ -10,10 +10,11 @@ from functools import partial
 from typing import Any, Generic
 from weakref import WeakSet
 
+from perdure import waiting_async
 from perdure.backend import STORED, Append, AsyncBackend, Outcome
 from perdure.commit import Answer, Item, T, rounds
 from perdure.errors import UnavailableError, UsageError
-from perdure.steps import Commit, Drop, Heads, Read, Request, Steps
+from perdure.steps import Commit, Drop, Heads, Read, Request, Steps, Wait
 
 _Waiting = tuple[Item, asyncio.Future[Answer]]
 
@@ -133,3 +134,5 @@ class AsyncDriver:
                 return [head async for head in heads]
             case Drop(stream, before):
                 return await backend.drop(stream, before=before)
+            case Wait(stream, after, timeout):
+                return await waiting_async.wait(backend, stream, after=after, timeout=timeout)

@@ -1,19 +1,23 @@
 """AsyncHandle: a replica with the queue of those who write through it. Its twin is in `handle`."""
 
 import asyncio
+import time
 from collections.abc import Coroutine
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 from perdure import events
+from perdure import steps as steps_to
 from perdure.commit_async import AsyncCombiner, AsyncDriver
-from perdure.errors import PerdureError, UsageError
+from perdure.errors import NotFoundError, PerdureError, UsageError
 from perdure.events import Observed
+from perdure.handle import SLICE
 from perdure.plans import Plan
+from perdure.reading import Past
 from perdure.replica import Answer, Replica
 from perdure.steps import Steps
 from perdure.tools import Running
-from perdure.writing import NOTHING
+from perdure.writing import NOTHING, REFRESH
 
 T = TypeVar("T")
 
@@ -66,6 +70,40 @@ class AsyncHandle:
         """Carry out steps that read."""
         self.require_open()
         return await self.driver.run(steps)
+
+    async def wait(self, after: int, timeout: float | None) -> bool:  # noqa: ASYNC109 - as its twin
+        """Return True once there are records after a position, here or in the store.
+
+        False when the time has passed, and when the session or its store was closed meanwhile.
+        """
+        self.require_open()
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while not self._closed:
+            if self.replica.tip.position > after:
+                return True
+            left = SLICE if deadline is None else min(SLICE, deadline - time.monotonic())
+            steps = steps_to.wait(self.replica.name, after=after, timeout=max(left, 0.0))
+            try:
+                if await self.driver.run(steps):
+                    return True
+            except UsageError:  # The store was closed.
+                return False
+            if left < SLICE:
+                return False
+        return False
+
+    async def take_in(self, after: int) -> Past:
+        """Take in what others wrote, unless the view has gone beyond a position; return its past.
+
+        It may be that the session was deleted: then that is the newest record.
+        """
+        if self.replica.tip.position <= after:
+            try:
+                await self.write(REFRESH)
+            except NotFoundError:
+                if not self.replica.gone:
+                    raise
+        return self.replica.past
 
     def observed(self, event: str, **fields: object) -> AbstractContextManager[Observed]:
         """Tell of an event of this session when the block has ended."""

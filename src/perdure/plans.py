@@ -182,3 +182,14 @@ def require_int(number: object, what: str) -> int:
     if type(number) is not int:
         raise UsageError(f"{what} must be int, not {type(number).__name__}")
     return number
+
+
+def require_timeout(seconds: object) -> float | None:
+    """Return for how long a caller is willing to wait; None for ever."""
+    if seconds is None:
+        return None
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds >= 0:
+        raise UsageError(
+            f"timeout must be a number of seconds, 0 or more, or None, not {seconds!r}"
+        )
+    return float(seconds)

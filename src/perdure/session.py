@@ -13,8 +13,10 @@ from perdure.commit import Driver
 from perdure.documents import Values
 from perdure.effecting import Policy
 from perdure.effects import Effects
+from perdure.following import follow
 from perdure.handle import Handle
 from perdure.model import Model
+from perdure.plans import require_timeout
 from perdure.reading import OnDamage
 from perdure.records import Record, Summary
 from perdure.replica import Replica
@@ -323,6 +325,15 @@ class Session:
         records = views.Records(past, settings, after=after, on_damage=on_damage)
         while (page := self._handle.run(records.page())) is not None:
             yield from page
+
+    def watch(self, *, timeout: float | None = None) -> Iterator[Record]:
+        """Yield the records that come after this view as they come, and take them into the view.
+
+        They are those of other handles and processes, and of this one. It ends when nothing has
+        come for `timeout` seconds (None waits for ever), when the session or the store is closed,
+        and after the record by which the session was deleted.
+        """
+        return follow(self._handle, self._replica.tip.position, require_timeout(timeout))
 
     def branch(self, id: str, *, at: int | None = None) -> "Session":
         """Create a session that shares this one's past, up to and with position `at`.

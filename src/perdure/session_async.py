@@ -24,8 +24,10 @@ from perdure.commit_async import AsyncDriver
 from perdure.documents_async import AsyncValues
 from perdure.effecting import Policy
 from perdure.effects_async import AsyncEffects
+from perdure.following_async import follow
 from perdure.handle_async import AsyncHandle
 from perdure.model_async import AsyncModel
+from perdure.plans import require_timeout
 from perdure.reading import OnDamage
 from perdure.records import Record, Summary
 from perdure.replica import Replica
@@ -338,6 +340,15 @@ class AsyncSession:
         while (page := await self._handle.run(records.page())) is not None:
             for record in page:
                 yield record
+
+    def watch(self, *, timeout: float | None = None) -> AsyncIterator[Record]:
+        """Yield the records that come after this view as they come, and take them into the view.
+
+        They are those of other handles and processes, and of this one. It ends when nothing has
+        come for `timeout` seconds (None waits for ever), when the session or the store is closed,
+        and after the record by which the session was deleted.
+        """
+        return follow(self._handle, self._replica.tip.position, require_timeout(timeout))
 
     async def branch(self, id: str, *, at: int | None = None) -> "AsyncSession":
         """Create a session that shares this one's past, up to and with position `at`.

@@ -38,7 +38,13 @@ class Drop(NamedTuple):
     before: int
 
 
-Request = Read | Heads | Commit | Drop
+class Wait(NamedTuple):
+    stream: str
+    after: int
+    timeout: float
+
+
+Request = Read | Heads | Commit | Drop | Wait
 Steps = Generator[Request, Any, T]
 
 
@@ -67,3 +73,9 @@ def commit(append: Append) -> Steps[Outcome]:
 
 def drop(stream: str, *, before: int) -> Steps[None]:
     yield Drop(stream, before)
+
+
+def wait(stream: str, *, after: int, timeout: float) -> Steps[bool]:
+    """Whether a stream's head stands after a position, before so many seconds have passed."""
+    answer: bool = yield Wait(stream, after, timeout)
+    return answer

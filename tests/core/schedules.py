@@ -16,7 +16,7 @@ from perdure.codec import Codec
 from perdure.commit import Committer, Driver
 from perdure.errors import PerdureError
 from perdure.settings import Settings
-from perdure.steps import Commit, Drop, Heads, Read, Request, Steps
+from perdure.steps import Commit, Drop, Heads, Read, Request, Steps, Wait
 
 NEVER = 10_000  # More requests than any actor makes.
 LETTERS = "ABCDEF"
@@ -110,7 +110,7 @@ def _name(request: Request) -> str:
     match request:
         case Commit(append):
             return append.stream
-        case Read(stream) | Drop(stream):
+        case Read(stream) | Drop(stream) | Wait(stream):
             return stream
         case Heads(prefix):
             return prefix

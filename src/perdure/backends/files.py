@@ -27,7 +27,7 @@ import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import TypeVar
 
-from perdure.backend import REMOVE, Append, Entry, Head, Outcome
+from perdure.backend import REMOVE, WATCH, Append, Entry, Head, Outcome
 from perdure.backends.files_appending import WRITE, Appender, failure, missing
 from perdure.backends.files_disk import Disk, held, translated
 from perdure.backends.files_names import Names, is_listed
@@ -36,6 +36,7 @@ from perdure.backends.files_stream import Place, StreamFile, place_of
 from perdure.backends.files_writing import adopt, rewrite, settle
 from perdure.backends.filesystem import ACCEPTABLE, refusal, why_read_only
 from perdure.backends.rules import POSITION_MAX, check
+from perdure.backends.watching import Watchers
 from perdure.errors import DamagedError, PerdureError, UsageError
 from perdure.guarantees import Acceptance, Check, Guarantees
 
@@ -57,7 +58,7 @@ class FilesBackend:
     names weaknesses that are not to be refused (`perdure.guarantees`).
     """
 
-    capabilities: frozenset[str] = frozenset({REMOVE})
+    capabilities: frozenset[str] = frozenset({REMOVE, WATCH})
 
     def __init__(
         self,
@@ -83,6 +84,7 @@ class FilesBackend:
         self._refusal = why_read_only(self._root)
         self.guarantees = _promised(place, acceptance, self._refusal)
         self._appender = Appender(self._disk, self._root, patience=patience, store=self.name)
+        self.watchers = Watchers(lambda stream: place_of(self._root, stream).path)
         self._begin_in_this_process()
 
     def _begin_in_this_process(self) -> None:
@@ -99,7 +101,9 @@ class FilesBackend:
         self._require_open()
         self._require_writable()
         with self._translating():
-            return self._appender.append(appends)
+            outcomes = self._appender.append(appends)
+        self.watchers.ring(appends)
+        return outcomes
 
     def read(
         self,
@@ -192,9 +196,14 @@ class FilesBackend:
                 return True
             return self._appender.remove(place, digest)
 
+    def watch(self, stream: str, *, after: int, timeout: float | None = None) -> bool:
+        """As `Watch.watch`: whether others wrote is told by the stream's file."""
+        return self.watchers.wait(stream, after, timeout, self._head)
+
     def close(self) -> None:
         """Refuse further calls; nothing else is held between them. Closing twice is harmless."""
         self._closed = True
+        self.watchers.ring_all()
 
     def _require_open(self) -> None:
         if self._closed:

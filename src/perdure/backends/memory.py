@@ -4,8 +4,9 @@ import os
 import threading
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
-from perdure.backend import RECENT, REMOVE, Append, Entry, Head, Outcome, digest_of
+from perdure.backend import RECENT, REMOVE, WATCH, Append, Entry, Head, Outcome, digest_of
 from perdure.backends.rules import check, check_name, decide
+from perdure.backends.watching import Watchers
 from perdure.errors import UsageError
 from perdure.guarantees import Guarantees
 
@@ -38,7 +39,7 @@ class MemoryBackend:
     """
 
     name = "memory:"
-    capabilities: frozenset[str] = frozenset({RECENT, REMOVE})
+    capabilities: frozenset[str] = frozenset({RECENT, REMOVE, WATCH})
     guarantees = Guarantees(
         "nothing",
         "one process",
@@ -52,13 +53,16 @@ class MemoryBackend:
         self._streams: dict[str, _Stream] = {}  # In the order of their last appends.
         self._closed = False
         self._lock = threading.Lock()
+        self.watchers = Watchers()
         self._pid = os.getpid()
 
     def append(self, appends: Sequence[Append]) -> Sequence[Outcome]:
         """As `Backend.append`, but nothing survives."""
         check(appends)
         with self._open():
-            return [self._append(append) for append in appends]
+            outcomes = [self._append(append) for append in appends]
+        self.watchers.ring(appends)
+        return outcomes
 
     def read(
         self,
@@ -119,10 +123,20 @@ class MemoryBackend:
             self._streams.pop(stream, None)
             return True
 
+    def watch(self, stream: str, *, after: int, timeout: float | None = None) -> bool:
+        """As `Watch.watch`; only this process can append."""
+        return self.watchers.wait(stream, after, timeout, self._head)
+
     def close(self) -> None:
         """Forget everything. Closing twice is harmless."""
         self._closed = True
         self._streams = {}
+        self.watchers.ring_all()
+
+    def _head(self, name: str) -> Head | None:
+        with self._open():
+            found = self._streams.get(name)
+            return None if found is None else _head(name, found)
 
     def _open(self) -> threading.Lock:
         if self._closed:

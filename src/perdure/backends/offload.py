@@ -19,7 +19,9 @@ from perdure.backend import (
     Outcome,
     able_to_remove,
     knowing_recency,
+    knowing_watch,
 )
+from perdure.backends.watching import PAUSE, Watchers
 from perdure.errors import UsageError
 
 if TYPE_CHECKING:
@@ -41,11 +43,17 @@ class Offload:
         self.capabilities = backend.capabilities
         self.guarantees = backend.guarantees
         self._worker: _Worker | None = None
+        own = getattr(backend, "watchers", None)
+        self._watchers = own if isinstance(own, Watchers) else Watchers()
+        self._rings = own is not self._watchers  # The store does not ring by itself.
         self._closed = False
 
     async def append(self, appends: Sequence[Append]) -> Sequence[Outcome]:
         """As `Backend.append`. When cancelled it is done nevertheless, before any later call."""
-        return await self._call(lambda: self._backend.append(appends))
+        outcomes = await self._call(lambda: self._backend.append(appends))
+        if self._rings:
+            self._watchers.ring(appends)
+        return outcomes
 
     def read(
         self,
@@ -87,6 +95,33 @@ class Offload:
             lambda: backend.recent(prefix=prefix, labels=labels, limit=limit), lambda _: 0
         )
 
+    async def watch(self, stream: str, *, after: int, timeout: float | None = None) -> bool:  # noqa: ASYNC109 - as its twin
+        """As `Watch.watch`, where the store declares it; otherwise UnsupportedError.
+
+        The thread is not kept by those who wait: it looks for them when they are woken.
+        """
+        import asyncio  # Here, because `import perdure` must stay fast.
+
+        backend, loop = knowing_watch(self._backend), asyncio.get_running_loop()
+        deadline, woken = None if timeout is None else loop.time() + timeout, asyncio.Event()
+
+        def wake() -> None:
+            with contextlib.suppress(RuntimeError):  # The loop may have been closed since.
+                loop.call_soon_threadsafe(woken.set)
+
+        with self._watchers.waking(stream, wake):
+            while not await self._call(lambda: backend.watch(stream, after=after, timeout=0)):
+                left = PAUSE if self._rings else self._watchers.trusted
+                if deadline is not None:
+                    left = min(left, deadline - loop.time())
+                if left <= 0:
+                    return False
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(left):
+                        await woken.wait()
+                woken.clear()
+        return True
+
     async def drop(self, stream: str, *, before: int) -> None:
         """As `Backend.drop`."""
         await self._call(lambda: self._backend.drop(stream, before=before))
@@ -102,6 +137,7 @@ class Offload:
             return
         worker = self._running()
         self._closed = True
+        self._watchers.ring_all()
         done = _posted(worker, self._backend.close)
         worker.stop()
         await done

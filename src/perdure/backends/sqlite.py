@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import apsw
 import msgspec
 
-from perdure.backend import RECENT, REMOVE, Append, Entry, Head, Outcome, digest_of
+from perdure.backend import RECENT, REMOVE, WATCH, Append, Entry, Head, Outcome, digest_of
 from perdure.backends import sqlite_guarantees, sqlite_recent
 from perdure.backends.filesystem import ACCEPTABLE, require_local
 from perdure.backends.rules import check, decide
@@ -22,6 +22,7 @@ from perdure.backends.sqlite_heads import by_id, head_of, listed, place_of
 from perdure.backends.sqlite_page import NO_BOUND, Page
 from perdure.backends.sqlite_read_only import connect
 from perdure.backends.sqlite_schema import require_library
+from perdure.backends.watching import Watchers
 from perdure.errors import PerdureError, UnavailableError, UsageError
 from perdure.guarantees import Acceptance
 
@@ -64,7 +65,7 @@ class SqliteBackend:
     names weaknesses that are not to be refused (`perdure.guarantees`).
     """
 
-    capabilities: frozenset[str] = frozenset({RECENT, REMOVE})
+    capabilities: frozenset[str] = frozenset({RECENT, REMOVE, WATCH})
 
     def __init__(
         self,
@@ -84,6 +85,7 @@ class SqliteBackend:
         place = require_local(self._path, sqlite_guarantees.NEEDS, accepted)
         self._connections, checks, why = connect(self._path, self.name, vfs, patience)
         self.guarantees = sqlite_guarantees.promised(checks, place, accepted, why)
+        self.watchers = Watchers(lambda _: self._path + "-wal")
 
     def append(self, appends: Sequence[Append]) -> Sequence[Outcome]:
         """As `Backend.append`: one transaction for all."""
@@ -91,7 +93,9 @@ class SqliteBackend:
         if not appends:
             return []
         with self._connections.writing(appends[0].stream if len(appends) == 1 else "") as db:
-            return _append(db, appends)
+            outcomes = _append(db, appends)
+        self.watchers.ring(appends)
+        return outcomes
 
     def read(
         self,
@@ -179,9 +183,17 @@ class SqliteBackend:
             db.execute(REMOVE_HEAD, (place,))
             return True
 
+    def watch(self, stream: str, *, after: int, timeout: float | None = None) -> bool:
+        """As `Watch.watch`: whether others wrote is told by the log."""
+        return self.watchers.wait(stream, after, timeout, self._head)
+
     def close(self) -> None:
         """Let go of the file; the last one to close it leaves a single file behind."""
         self._connections.close()
+        self.watchers.ring_all()
+
+    def _head(self, stream: str) -> Head | None:
+        return self._reading(lambda db: [head_of(db, stream, place_of(stream))])[0]
 
     def _by_change(self, prefix: str, labels: frozenset[str]) -> Iterator[Head]:
         """Yield heads, the last changed one first: of all streams, or of the few that are meant."""

@@ -46,6 +46,7 @@ _PARTS = (
     "contract_recent",
     "contract_removing",
     "contract_sharing",
+    "contract_watch",
 )
 
 

@@ -19,10 +19,16 @@ from perdure.testing.contract_reading import ReadingContract
 from perdure.testing.contract_recent import RecentContract
 from perdure.testing.contract_removing import RemovingContract
 from perdure.testing.contract_sharing import SharingContract
+from perdure.testing.contract_watch import WatchContract
 
 
 class BackendContract(
-    AppendingContract, ReadingContract, SharingContract, RecentContract, RemovingContract
+    AppendingContract,
+    ReadingContract,
+    SharingContract,
+    RecentContract,
+    RemovingContract,
+    WatchContract,
 ):
     """Passes for a store that keeps every sentence of `perdure.backend.Backend`.
 

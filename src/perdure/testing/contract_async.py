@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from perdure.backend import RECENT, AsyncBackend, knowing_recency
+from perdure.backend import RECENT, WATCH, AsyncBackend, knowing_recency, knowing_watch
 from perdure.errors import UsageError
 from perdure.testing.contract_values import appended, entries, entry
 
@@ -70,6 +70,44 @@ class AsyncBackendContract:
             assert [head.stream async for head in known.recent(labels=["l"], limit=1)] == ["a"]
 
         run(scenario)
+
+    def test_waiting_for_records_ends_with_them_or_with_its_time_or_by_cancelling(
+        self, run: Run
+    ) -> None:
+        async def scenario(backend: AsyncBackend) -> None:
+            if WATCH not in backend.capabilities:
+                pytest.skip("this store does not declare the capability `watch`")
+            known = knowing_watch(backend)
+            assert await known.watch("s", after=0, timeout=0) is False
+            assert await known.watch("s", after=0, timeout=0.05) is False
+            waiting = [asyncio.create_task(known.watch("s", after=0)) for _ in range(5)]
+            other = asyncio.create_task(known.watch("other", after=0, timeout=0.5))
+            await asyncio.sleep(0.05)
+            waiting[0].cancel()
+            await backend.append([appended("s", 1, 1)])
+            async with asyncio.timeout(5):
+                answers = await asyncio.gather(*waiting, return_exceptions=True)
+            assert isinstance(answers[0], asyncio.CancelledError)
+            assert answers[1:] == [True] * 4
+            assert await known.watch("s", after=0) is True
+            assert await other is False
+
+        run(scenario)
+
+    def test_closing_the_store_ends_the_wait(self, open_backend: OpenAsyncBackend) -> None:
+        async def scenario() -> None:
+            backend = open_backend()
+            if WATCH not in backend.capabilities:
+                await backend.close()
+                pytest.skip("this store does not declare the capability `watch`")
+            waiting = asyncio.create_task(knowing_watch(backend).watch("s", after=0))
+            await asyncio.sleep(0.05)
+            await backend.close()
+            async with asyncio.timeout(5):
+                with pytest.raises(UsageError, match="closed"):
+                    await waiting
+
+        asyncio.run(scenario())
 
     def test_a_long_stream_is_read_whole(self, run: Run) -> None:
         async def scenario(backend: AsyncBackend) -> None:

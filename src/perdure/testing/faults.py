@@ -8,7 +8,16 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Literal
 
-from perdure.backend import Append, Backend, Entry, Head, Outcome, able_to_remove, knowing_recency
+from perdure.backend import (
+    Append,
+    Backend,
+    Entry,
+    Head,
+    Outcome,
+    able_to_remove,
+    knowing_recency,
+    knowing_watch,
+)
 from perdure.errors import UnavailableError
 
 
@@ -59,6 +68,10 @@ class _Around:
     ) -> Iterator[Head]:
         """As the backend's, where it declares it."""
         return knowing_recency(self.backend).recent(prefix=prefix, labels=labels, limit=limit)
+
+    def watch(self, stream: str, *, after: int, timeout: float | None = None) -> bool:
+        """As the backend's, where it declares it."""
+        return knowing_watch(self.backend).watch(stream, after=after, timeout=timeout)
 
     def drop(self, stream: str, *, before: int) -> None:
         """As the backend's."""

@@ -1,0 +1,19 @@
+"""Records as they come, for blocking code. The twin is in `following_async`."""
+
+from collections.abc import Iterator
+
+from perdure import views
+from perdure.handle import Handle
+from perdure.records import Record
+
+
+def follow(handle: Handle, at: int, timeout: float | None) -> Iterator[Record]:
+    """Yield the records after a position until nothing comes for so long, or the end."""
+    while handle.wait(at, timeout):
+        past = handle.take_in(at)
+        records = views.Records(past, handle.replica.settings, after=at, on_damage=None)
+        while (page := handle.driver.run(records.page())) is not None:
+            yield from page
+        at = past.tip.position
+        if handle.replica.gone:
+            return

@@ -1,0 +1,200 @@
+"""session.watch: records as they come, from this handle, another one, or another process."""
+
+import asyncio
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import perdure
+from perdure.backend import Backend
+from perdure.backends.files import FilesBackend
+from perdure.backends.memory import MemoryBackend
+from perdure.backends.offload import Offload
+from perdure.backends.sqlite import SqliteBackend
+from perdure.errors import NotFoundError, UsageError
+from tests.core.support import said
+
+
+class Plain(MemoryBackend):
+    """A store that can not wait by itself."""
+
+    capabilities = frozenset[str]()
+    watch = None  # type: ignore[assignment]
+
+
+BACKENDS: dict[str, Callable[[Path], Backend]] = {
+    "memory": lambda _: MemoryBackend(),
+    "sqlite": lambda folder: SqliteBackend(folder / "agents.db"),
+    "files": lambda folder: FilesBackend(folder / "agents"),
+    "without watch": lambda _: Plain(),
+}
+
+
+@pytest.fixture(params=[*BACKENDS.values()], ids=[*BACKENDS])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[perdure.Store]:
+    with perdure.open(request.param(tmp_path)) as store:
+        yield store
+
+
+def in_thread(work: Callable[[], Any]) -> threading.Thread:
+    thread = threading.Thread(target=work)
+    thread.start()
+    return thread
+
+
+def test_records_come_as_others_write_them_and_are_taken_in(store: perdure.Store) -> None:
+    session, other = store.session("s"), store.session("s")
+    session.append(said("before"))
+    other.refresh()
+
+    def write() -> None:
+        for text in ("one", "two"):
+            time.sleep(0.05)
+            other.append(said(text))
+        other.note("three")
+
+    thread = in_thread(write)
+    seen = []
+    for record in session.watch(timeout=5):
+        seen.append((record.position, record.kind))
+        assert session.position >= record.position
+        if record.kind == "note":
+            break
+    thread.join()
+    assert seen == [(2, "message"), (3, "message"), (4, "note")]
+    assert len(session) == 3
+    session.append(said("up to date: no conflict"))
+
+
+def test_what_this_handle_writes_comes_too_and_each_record_once(store: perdure.Store) -> None:
+    session = store.session("s")
+    watching = session.watch(timeout=0.05)
+    session.append(said("one"), said("two"))
+    assert [record.position for record in watching] == [1, 2]
+    session.note("three")
+    assert [record.kind for record in session.watch(timeout=0)] == []
+
+
+def test_it_ends_when_nothing_came_for_so_long(store: perdure.Store) -> None:
+    session = store.session("s")
+    began = time.monotonic()
+    assert list(session.watch(timeout=0.1)) == []
+    assert 0.1 <= time.monotonic() - began < 5
+    assert list(session.watch(timeout=0)) == []
+
+
+@pytest.mark.parametrize("nonsense", [-1, "soon", float("nan"), True])
+def test_a_timeout_that_is_none_is_refused(store: perdure.Store, nonsense: Any) -> None:
+    with pytest.raises(UsageError, match="timeout must be"):
+        store.session("s").watch(timeout=nonsense)
+
+
+def test_it_ends_with_the_store_or_the_session(store: perdure.Store) -> None:
+    session, other = store.session("s"), store.session("t")
+    session.append(said("x"))
+    seen: list[Any] = []
+    threads = [in_thread(lambda: seen.extend(session.watch()))]
+    threads.append(in_thread(lambda: seen.extend(other.watch())))
+    time.sleep(0.1)
+    session.close()
+    threads[0].join(5)
+    assert not threads[0].is_alive()
+    assert threads[1].is_alive()
+    store.close()
+    threads[1].join(5)
+    assert not threads[1].is_alive()
+    assert seen == []
+    with pytest.raises(UsageError, match="closed"):
+        next(session.watch())
+
+
+def test_it_ends_after_the_record_that_deleted_the_session(store: perdure.Store) -> None:
+    session = store.session("s")
+    session.append(said("x"))
+    watching = session.watch(timeout=5)
+    store.session("s").note("y")
+    assert next(watching).kind == "note"
+    store.delete("s", reason="done")
+    assert [record.kind for record in watching] == ["deleted"]
+    with pytest.raises(NotFoundError):
+        next(session.watch())
+
+
+ELSEWHERE = """
+import sys, time, perdure
+with perdure.open(sys.argv[1]) as store:
+    session = store.session("s")
+    for number in range(3):
+        sys.stdin.readline()
+        session.note(number)
+        print(time.monotonic(), flush=True)
+"""
+
+
+@pytest.mark.parametrize("address", ["sqlite:{}/agents.db", "files:{}/agents"])
+def test_another_process_is_seen_within_a_moment(tmp_path: Path, address: str) -> None:
+    where = address.format(tmp_path)
+    command = [sys.executable, "-c", ELSEWHERE, where]
+    with (
+        perdure.open(where) as store,
+        subprocess.Popen(command, stdin=-1, stdout=-1, text=True) as child,
+    ):
+        assert child.stdin is not None
+        assert child.stdout is not None
+        late = []
+        child.stdin.write("\n")
+        child.stdin.flush()
+        for record in store.session("s").watch(timeout=10):
+            late.append(time.monotonic() - float(child.stdout.readline()))
+            if record.position == 3:
+                break
+            time.sleep(0.05)
+            child.stdin.write("\n")
+            child.stdin.flush()
+    assert max(late[1:]) < 2, "some hundredths of a second where nothing else runs"
+
+
+def test_the_same_holds_in_an_event_loop(tmp_path: Path) -> None:
+    async def scenario(backend: Backend) -> None:
+        async with perdure.open_async(Offload(backend)) as store:
+            session, other = await store.session("s"), await store.session("s")
+            seen: list[str] = []
+
+            async def follow() -> None:
+                async for record in session.watch():
+                    seen.append(record.kind)  # noqa: PERF401 - looked at meanwhile
+
+            task = asyncio.create_task(follow())
+            await asyncio.sleep(0.02)
+            await other.note("x")
+            await session.append(said("y"))
+            async with asyncio.timeout(5):
+                while len(seen) < 2:  # noqa: ASYNC110 - a test
+                    await asyncio.sleep(0.01)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert seen == ["note", "message"]
+            assert [record.kind async for record in session.watch(timeout=0.02)] == []
+            task = asyncio.create_task(follow())
+            await asyncio.sleep(0.02)
+            await store.delete("s")
+            async with asyncio.timeout(5):
+                await task
+            assert seen[2:] == ["deleted"]
+            later = await store.session("t")
+            waiting = asyncio.create_task(anext(later.watch(), None))
+            await asyncio.sleep(0.02)
+        async with asyncio.timeout(5):
+            assert await waiting is None
+
+    for number, opened in enumerate(BACKENDS.values()):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        asyncio.run(scenario(opened(folder)))

@@ -32,9 +32,8 @@ class _Waiting:
         self.answer: bool | None = None
         self.error: BaseException | None = None
         self.ended = 0.0
-        self._wait: Callable[[], bool] = lambda: watching(backend).watch(
-            stream, after=after, timeout=timeout
-        )
+        watch = watching(backend).watch
+        self._wait: Callable[[], bool] = lambda: watch(stream, after=after, timeout=timeout)
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 

@@ -1,16 +1,18 @@
 """Effects as a person or a program looks at them: what was called, and what became of it. Pure."""
 
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from perdure import effecting, journal, reading
+from perdure import effecting, journal, reading, views
 from perdure.deeds import INTENDED, UNKNOWN
 from perdure.effecting import Kind, Outcome
 from perdure.errors import ChainError, NotFoundError, UsageError
 from perdure.intake import Taken
+from perdure.journal import Linked
 from perdure.plans import Plan
 from perdure.reading import Forward
-from perdure.records import EffectIntended, EffectSettled
+from perdure.records import EffectIntended, EffectSettled, Message
 from perdure.replica import Replica
 from perdure.steps import Steps
 from perdure.tools import Done, NotDone, text_of
@@ -56,9 +58,13 @@ def listed(
     forward = Forward(replica.past)
     name, cipher = replica.name, replica.past.cipher
     kinds = (EffectIntended.kind, EffectSettled.kind)
+    said: list[Linked] = []
     while (whole := (yield from forward.page())) is not None:
         for linked in whole:
+            if linked.header.kind == Message.kind:
+                said.append(linked)
             if linked.header.kind not in kinds:
+                said = said if linked.header.kind == Message.kind else []
                 continue
             content = journal.decode(name, linked, cipher)
             if isinstance(content, EffectIntended):
@@ -70,7 +76,7 @@ def listed(
                 if before is not None and before.state == INTENDED:
                     found[before.id] = before._replace(state=REPEATED)
             elif isinstance(content, EffectSettled) and content.effect in found:
-                found[content.effect] = _settled(replica, found[content.effect], content)
+                found[content.effect] = _settled(replica, found[content.effect], content, said)
     return [
         one
         for one in found.values()
@@ -102,9 +108,15 @@ def _found(
     )
 
 
-def _settled(replica: Replica, one: Found, content: EffectSettled) -> Found:
+def _settled(
+    replica: Replica, one: Found, content: EffectSettled, said: Sequence[Linked] = ()
+) -> Found:
     result = replica.settings.codec.unpack(content.result, stream=replica.name)
     usage = result.get("usage") if one.kind == "model" and isinstance(result, dict) else None
+    if content.said:
+        answer = [_message(replica, linked) for linked in said[-content.said :]]
+        result = [one.message for one in answer] if content.said > 1 else answer[0].message
+        usage = answer[-1].meta.get("usage")
     return one._replace(
         state=content.state,
         result=result,
@@ -113,6 +125,11 @@ def _settled(replica: Replica, one: Found, content: EffectSettled) -> Found:
         reason=content.reason,
         duration=content.duration or one.duration,
     )
+
+
+def _message(replica: Replica, linked: Linked) -> Message:
+    payload = journal.open_body(replica.name, linked, replica.past.cipher)
+    return views.said_of(replica, payload, linked.entry.position)
 
 
 def unknown(replica: Replica) -> Steps[list[Found]]:

@@ -54,6 +54,7 @@ class Outcome(NamedTuple):
     error: str = ""
     reason: str = ""
     duration: float = 0.0
+    said: int = 0
 
 
 class Verdict:
@@ -104,24 +105,29 @@ def intend(
                 return found
         verdict.action, verdict.effect = "run", record_id
         verdict.key = deed.key if deed is not None else key
-        intent = EffectIntended(
-            identity=call.identity,
-            tool=call.tool,
-            version=call.version,
-            arguments=call.arguments,
-            digest=call.digest,
-            key=verdict.key,
-            policy=call.policy,
-            turn=turn.turn,
-            owner=turn.owner,
-            actor=call.actor,
-            parent=call.parent,
-            retries=deed.intent if deed is not None else 0,
-            called=call.called,
-        )
-        return batch.add_content(record_id, intent)
+        content = intent(call, turn, verdict.key, retries=deed.intent if deed is not None else 0)
+        return batch.add_content(record_id, content)
 
     return Plan("effect.intend", call.identity, make)
+
+
+def intent(call: Called, turn: Ownership, key: str, *, retries: int) -> EffectIntended:
+    """Return a call as it is recorded before it is made."""
+    return EffectIntended(
+        identity=call.identity,
+        tool=call.tool,
+        version=call.version,
+        arguments=call.arguments,
+        digest=call.digest,
+        key=key,
+        policy=call.policy,
+        turn=turn.turn,
+        owner=turn.owner,
+        actor=call.actor,
+        parent=call.parent,
+        retries=retries,
+        called=call.called,
+    )
 
 
 def _judge(
@@ -151,6 +157,9 @@ NOTICE = (
     "The process died after this call was begun and before its outcome was recorded: it may have "
     "happened."
 )
+
+
+FORSAKEN = "The turn ended before the outcome was recorded: it may have happened."
 
 
 def _require_same(batch: Batch, call: Called, deed: Deed) -> None:
@@ -207,19 +216,23 @@ def settle(
     return Plan("effect.settle", identity, make)
 
 
-def forsake(replica: Replica, batch: Batch, turn: str) -> None:
-    """Add that nobody knows about calls that have no outcome when their turn ends."""
+def settle_in(replica: Replica, batch: Batch, identity: str, outcome: Outcome) -> None:
+    """Add an outcome to an append that is made for something else."""
+    _settle(replica, batch, identity, batch.fold.deeds.by_identity[identity], outcome)
+
+
+def forsake(replica: Replica, batch: Batch, turn: str, error: str = "", reason: str = "") -> None:
+    """Add that nobody knows about calls that have no outcome when their turn ends.
+
+    Asking a model changed nothing: that it did not answer is a failure, with the turn's own error.
+    """
     for identity, deed in [*batch.fold.deeds.by_identity.items()]:
         if deed.turn == turn and deed.state == INTENDED:
-            _settle(replica, batch, identity, deed, _forsaken(identity))
-
-
-def _forsaken(identity: str) -> Outcome:
-    if identity.startswith(MODEL):  # Asking changed nothing, and there is nothing to find out.
-        reason = "The turn ended before an answer was recorded."
-        return Outcome("failed", error="Unanswered", reason=reason)
-    reason = "The turn ended before the outcome was recorded: it may have happened."
-    return Outcome("unknown", reason=reason)
+            outcome = Outcome("unknown", reason=FORSAKEN)
+            if identity.startswith(MODEL):
+                reason = reason or "The turn ended before an answer was recorded."
+                outcome = Outcome("failed", error=error or "Unanswered", reason=reason)
+            _settle(replica, batch, identity, deed, outcome)
 
 
 def _settle(replica: Replica, batch: Batch, identity: str, deed: Deed, outcome: Outcome) -> int:
@@ -233,5 +246,6 @@ def _settle(replica: Replica, batch: Batch, identity: str, deed: Deed, outcome: 
         reason=outcome.reason,
         duration=round(outcome.duration, 6),
         turn=deed.turn,
+        said=outcome.said,
     )
     return batch.add_content(replica.settings.new_id(), content)

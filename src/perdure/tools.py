@@ -208,6 +208,14 @@ def running_turn(handle: Holder, tool: str) -> Running:
     raise UsageError(f"{tool!r} is called while several turns are open: keep one open at a time")
 
 
+def asked_in(replica: Replica, turn: str, ordinals: Ordinals, name: str, request: object) -> Called:
+    """Return a call of a model that an adapter makes in a turn."""
+    require_text(name, "a model's name", longest=NAME_BYTES_MAX)
+    _, digest = effecting.encoded(replica, exported({"request": request}))
+    identity = ordinals.identity(turn, "", name, digest, prefix=MODEL)
+    return Called(identity, name, None, digest, "read_only", called="model")
+
+
 def asked(replica: Replica, running: Running, spec: Spec, arguments: dict[str, Any]) -> Called:
     """Return a call of a model as it is about to be made: its digest, and not what it says."""
     request = arguments if spec.digest_of is None else spec.digest_of(arguments)

@@ -6,7 +6,6 @@ fails, is locked by somebody else, or is gone. Each time that a tool runs, the p
 hindsight: what is on the disk then, with everything unsynced lost, must hold the intent.
 """
 
-import asyncio
 import contextlib
 import itertools
 import random
@@ -21,17 +20,17 @@ import apsw
 
 import perdure
 from perdure.backend import Append, Backend, Outcome
-from perdure.backends.offload import Offload
 from perdure.errors import PerdureError, UnavailableError
 from perdure.testing.faults import _Around
 from tests.durability import errand_runs, errands, places
 from tests.durability.calls import Call, Done, recording_in
 from tests.durability.errand_judge import deeds
 from tests.durability.errand_runs import SESSION
-from tests.durability.errands import Errands, Scenario
+from tests.durability.errands import Scenario
 from tests.durability.kinds import KINDS, SQLITE, Kind
 from tests.durability.promise import Promise, Trial, in_time
 from tests.durability.spoiler import ERRORS, Fault, Spoiler, SqliteSpoiler
+from tests.durability.stubborn import Stubborn
 from tests.durability.world import World
 
 PATIENCE = 0.02  # Seconds that a store waits for a lock.
@@ -71,72 +70,6 @@ class Broken(_Around):
         if self._stores:
             super().append(appends)
         raise self._error
-
-
-class Stubborn:
-    """An agent that goes on with the next errand when one fails. `errors` is what it was told."""
-
-    def __init__(self, world: World, scenario: Scenario, told: Callable[[], object]) -> None:
-        self._world = world
-        self._scenario = scenario
-        self._told = told
-        self.errors: list[BaseException] = []
-
-    def run(self, open_backend: Callable[[], Backend]) -> None:
-        if self._scenario.colour == "blocking":
-            self._attempt(lambda: self._run(open_backend))
-        else:
-            self._attempt(lambda: asyncio.run(self._run_async(open_backend)))
-
-    def _attempt(self, call: Callable[[], object]) -> None:
-        try:
-            call()
-        except Exception as error:  # noqa: BLE001 - it is stubborn; a trial looks at them
-            self._note(error)
-
-    async def _attempt_async(self, call: Callable[[], Any]) -> None:
-        try:
-            await call()
-        except Exception as error:  # noqa: BLE001 - as above
-            self._note(error)
-
-    def _note(self, error: Exception) -> None:
-        self.errors.append(error)
-        self._told()
-
-    def _run(self, open_backend: Callable[[], Backend]) -> None:
-        store = perdure.open(open_backend())
-        session = store.session(SESSION)
-        for number in (1, 2):
-            self._attempt(partial(self._turn, session, f"turn-{number}"))
-        self._attempt(store.close)
-
-    def _turn(self, session: perdure.Session, id: str) -> None:
-        mine = Errands(session, self._world, self._scenario)
-        with errands.entered(session, "Run my errands.", id) as turn:
-            for number in range(4):
-                tool = mine.tools[self._scenario.name(number)]
-                self._attempt(partial(tool, f"{id}-{number}"))
-            self._attempt(lambda: turn.append(self._scenario.calls))
-            self._attempt(lambda: session.run_tool_calls(None, mine.tools))
-            self._attempt(lambda: mine.nested(f"{id}-nested"))
-
-    async def _run_async(self, open_backend: Callable[[], Backend]) -> None:
-        store = perdure.open_async(Offload(open_backend()))
-        session = await store.session(SESSION)
-        for number in (1, 2):
-            await self._attempt_async(partial(self._turn_async, session, f"turn-{number}"))
-        await self._attempt_async(store.close)
-
-    async def _turn_async(self, session: perdure.AsyncSession, id: str) -> None:
-        mine = Errands(session, self._world, self._scenario)
-        async with errands.entered(session, "Run my errands.", id) as turn:
-            tools = [mine.tools[self._scenario.name(number)] for number in range(4)]
-            calls = (partial(tool, f"{id}-{number}") for number, tool in enumerate(tools))
-            await asyncio.gather(*map(self._attempt_async, calls))
-            await self._attempt_async(lambda: turn.append(self._scenario.calls))
-            await self._attempt_async(lambda: session.run_tool_calls(None, mine.tools))
-            await self._attempt_async(lambda: mine.nested(f"{id}-nested"))
 
 
 class Trouble:

@@ -25,7 +25,7 @@ UNSAFE = Scenario("unsafe", "blocking")
 
 @pytest.mark.parametrize("promise", p32_broken.PROMISES, ids=lambda promise: promise.key)
 def test_no_tool_runs_without_a_durable_intent(promise: Promise) -> None:
-    assert sample(promise, seed=1, seconds=2.0, least=12) >= 12
+    assert sample(promise, seed=1, seconds=1.5, least=12) >= 12
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)

@@ -128,22 +128,30 @@ class InUseError(PerdureError):
 
 
 class DivergenceError(PerdureError):
-    """An `id` that the caller chose is already recorded with other content.
+    """The caller asks for something else than what is recorded in the same place.
 
     Nothing was written. `recorded` and `given` are the digests of the two contents.
     """
 
-    def __init__(self, stream: str, record_id: str, recorded: str, given: str) -> None:
-        super().__init__(stream, record_id, recorded, given)
+    def __init__(
+        self,
+        stream: str,
+        record_id: str,
+        recorded: str,
+        given: str,
+        hint: str = "choose another id",
+    ) -> None:
+        super().__init__(stream, record_id, recorded, given, hint)
         self.stream = stream
         self.record_id = record_id
         self.recorded = recorded
         self.given = given
+        self.hint = hint
 
     def __str__(self) -> str:
         return (
             f"{self.stream!r} already holds {self.record_id!r} with other content "
-            f"({self.recorded} recorded, {self.given} given): choose another id"
+            f"({self.recorded} recorded, {self.given} given): {self.hint}"
         )
 
 

@@ -43,6 +43,8 @@ class Found(NamedTuple):
     time: datetime
     duration: float
     identity: str
+    before: str
+    """The version that was tried before, where this is another attempt with another one."""
     usage: dict[str, Any]
     """What a model's answer says that it took."""
 
@@ -73,6 +75,8 @@ def listed(
                 found[effect] = _found(replica, effect, content, linked.entry.position, time)
                 at[linked.entry.position] = effect
                 before = found.get(at.get(content.retries, ""))
+                if before is not None and before.version != content.version:
+                    found[effect] = found[effect]._replace(before=before.version)
                 if before is not None and before.state == INTENDED:
                     found[before.id] = before._replace(state=REPEATED)
             elif isinstance(content, EffectSettled) and content.effect in found:
@@ -104,6 +108,7 @@ def _found(
         time=time,
         duration=0.0,
         identity=content.identity,
+        before="",
         usage={},
     )
 
@@ -125,6 +130,27 @@ def _settled(
         reason=content.reason,
         duration=content.duration or one.duration,
     )
+
+
+def before(replica: Replica, effect: str) -> Steps[int]:
+    """Return the last position before an effect at which no call was under way."""
+    open_: dict[str, str] = {}
+    quiet = 0
+    forward = Forward(replica.past)
+    name, cipher = replica.name, replica.past.cipher
+    while (whole := (yield from forward.page())) is not None:
+        for linked in whole:
+            if linked.header.kind == EffectIntended.kind:
+                if linked.header.id == effect:
+                    return quiet
+                content = journal.decode(name, linked, cipher)
+                open_[content.subject] = linked.header.id
+            elif linked.header.kind == EffectSettled.kind:
+                content = journal.decode(name, linked, cipher)
+                open_.pop(content.subject, None)
+            if not open_:
+                quiet = linked.entry.position
+    raise NotFoundError(f"effect {effect!r}", "see session.effects.list()")
 
 
 def _message(replica: Replica, linked: Linked) -> Message:

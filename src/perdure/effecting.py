@@ -4,7 +4,7 @@ Pure. A plan decides in view of the newest state each time it is made, and leave
 `Verdict`: run the tool, serve what was recorded, ask the user's function, or say that nobody knows.
 """
 
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from perdure import codec, reading
 from perdure.backend import digest_of
@@ -24,6 +24,7 @@ from perdure.replica import Replica
 from perdure.saying import NOBODY, Ownership, Voice, message_drafts, require_turn
 from perdure.steps import Steps
 
+C = TypeVar("C", EffectIntended, EffectSettled)
 Kind = Literal["tool", "model"]
 Policy = Literal["read_only", "idempotent", "reconcile", "unsafe"]
 POLICIES: tuple[Policy, ...] = ("read_only", "idempotent", "reconcile", "unsafe")  # By strictness.
@@ -67,6 +68,8 @@ class Verdict:
         self.key = ""
         self.outcome: EffectSettled | None = None
         """What was recorded, where it is served."""
+        self.before: str | None = None
+        """The version that began the call, where it is another one than now."""
 
 
 def encoded(replica: Replica, arguments: Any) -> tuple[Any, str]:
@@ -135,9 +138,11 @@ def _judge(
 ) -> Steps[int | None]:
     """Decide about a call that was begun before; None means that it may run again."""
     verdict.effect, verdict.key = deed.effect, deed.key
+    begun = yield from _content_at(replica, batch, deed.intent, EffectIntended)
+    verdict.before = begun.version if begun.version != call.version else None
     if deed.outcome and not (call.called == "model" and deed.state == "failed"):
         verdict.action = "serve"
-        verdict.outcome = yield from _outcome_at(replica, batch, deed.outcome)
+        verdict.outcome = yield from _content_at(replica, batch, deed.outcome, EffectSettled)
         return deed.outcome
     going_on = deed.turn != turn.turn and deed.turn in batch.fold.turns
     if deed.outcome == 0 and (deed.owner == turn.owner or going_on):
@@ -168,13 +173,13 @@ def _require_same(batch: Batch, call: Called, deed: Deed) -> None:
         raise DivergenceError(batch.name, call.identity, was, now)
 
 
-def _outcome_at(replica: Replica, batch: Batch, position: int) -> Steps[EffectSettled]:
+def _content_at(replica: Replica, batch: Batch, position: int, kind: type[C]) -> Steps[C]:
     if position > batch.tip.position:
         content: object = batch.drafts[position - batch.tip.position - 1].content
     else:
         content = yield from reading.content_at(replica.past, position)
-    if not isinstance(content, EffectSettled):
-        raise ChainError(batch.name, position, "an outcome is expected here")
+    if not isinstance(content, kind):
+        raise ChainError(batch.name, position, f"an {kind.kind} record is expected here")
     return content
 
 

@@ -25,6 +25,7 @@ from perdure.deed_views import Found
 from perdure.documents import Values
 from perdure.effecting import Policy
 from perdure.effects import Effects
+from perdure.fold import GENERATED
 from perdure.following import follow
 from perdure.handle import Handle
 from perdure.model import Model
@@ -355,8 +356,8 @@ class Session:
 
         Nothing is copied. While the branch lives, this session can not be deleted.
         """
-        if isinstance(at, str | Found):
-            effect = at if isinstance(at, str) else at.id
+        effect = at.id if isinstance(at, Found) else at
+        if isinstance(effect, str) and effect.startswith(GENERATED):
             at = self._handle.run(deed_views.before(self._replica, effect))
         with self._handle.observed("branch", branch=id):
             child = self._handle.run(lifecycle.branch(self._replica, id, at=at))

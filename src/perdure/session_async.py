@@ -26,6 +26,7 @@ from perdure.deed_views import Found
 from perdure.documents_async import AsyncValues
 from perdure.effecting import Policy
 from perdure.effects_async import AsyncEffects
+from perdure.fold import GENERATED
 from perdure.following_async import follow
 from perdure.handle_async import AsyncHandle
 from perdure.model_async import AsyncModel
@@ -360,8 +361,8 @@ class AsyncSession:
 
         Nothing is copied. While the branch lives, this session can not be deleted.
         """
-        if isinstance(at, str | Found):
-            effect = at if isinstance(at, str) else at.id
+        effect = at.id if isinstance(at, Found) else at
+        if isinstance(effect, str) and effect.startswith(GENERATED):
             at = await self._handle.run(deed_views.before(self._replica, effect))
         with self._handle.observed("branch", branch=id):
             child = await self._handle.run(lifecycle.branch(self._replica, id, at=at))

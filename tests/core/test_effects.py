@@ -559,6 +559,8 @@ def test_a_branch_at_an_effect_goes_on_before_it(path: Path, ledger: Ledger) -> 
         branch.verify()
     assert [amount for _, amount in ledger.calls] == [5, 7, 8, 8]
     with pytest.raises(NotFoundError, match="nonsense"):
+        session.branch("other", at=".nonsense")
+    with pytest.raises(UsageError, match="must be int"):
         session.branch("other", at="nonsense")
 
 

@@ -25,8 +25,20 @@ if TYPE_CHECKING:
 SCHEMES = {
     "files": ("perdure.backends.files", "FilesBackend", ""),
     "memory": ("perdure.backends.memory", "MemoryBackend", ""),
+    "postgresql": ("perdure.backends.postgres", "PostgresBackend", "perdure[postgres]"),
     "sqlite": ("perdure.backends.sqlite", "SqliteBackend", "apsw"),
 }
+
+# Of these the driver is async by itself; the others get a thread.
+ASYNC = {
+    "postgresql": (
+        "perdure.backends.postgres_async",
+        "AsyncPostgresBackend",
+        "perdure[postgres]",
+    ),
+}
+SERVERS = frozenset(("postgresql",))  # Their classes are given the whole address.
+ALIASES = {"postgres": "postgresql"}
 
 Address = str | os.PathLike[str]
 Types = Mapping[str, type | TypeCodec]
@@ -40,13 +52,14 @@ def open(
     verify_writes: bool = False,
     tokens: "str | Counter | None" = None,
 ) -> Store:
-    """Open a store: a path or `sqlite:path`, `files:directory`, `memory:` for a test, or a backend.
+    """Open a store: a path, `files:directory`, `postgresql://…`, `memory:`, or a backend.
 
-    `types` names the caller's own classes that values may hold: dataclasses, pydantic models, or
-    a TypeCodec. `clock` is where recorded times come from; nothing else depends on it. With
-    `verify_writes` every append is read back and compared before it counts as stored. `tokens`, the
-    name of a model or a Counter of one's own, has the tokens of messages counted as they are
-    stored, so that windows need not count them again.
+    A path is a SQLite file, as `sqlite:path` is; `memory:` is for tests. `types` names the caller's
+    own classes that values may hold: dataclasses, pydantic models, or a TypeCodec. `clock` is where
+    recorded times come from; nothing else depends on it. With `verify_writes` every append is read
+    back and compared before it counts as stored. `tokens`, the name of a model or a Counter of
+    one's own, has the tokens of messages counted as they are stored, so that windows need not count
+    them again.
 
     What would break a promise of the store is UnsupportedError, unless the address accepts it by
     name: `sqlite:agents.db?accept=network-filesystem`. `Store.guarantees` tells what holds.
@@ -69,15 +82,14 @@ def open_async(
 ) -> "AsyncStore":
     """Open a store for code in an event loop; otherwise the same as `open`.
 
-    It opens the file at once: call it when the application starts. The methods of the store are
-    awaited.
+    It opens the file, or asks the server, at once: call it when the application starts. The methods
+    of the store are awaited.
     """
-    from perdure.backends.offload import Offload
     from perdure.store_async import AsyncStore
 
     settings = _settings(types, clock, verify_writes=verify_writes, tokens=tokens)
     if isinstance(address, str | os.PathLike):
-        return AsyncStore(Offload(_backend(address)), settings)
+        return AsyncStore(_async_backend(address), settings)
     _require_backend(address)
     _tell_downgrades(address)
     return AsyncStore(address, settings)
@@ -108,38 +120,62 @@ def _settings(
 
 
 def _backend(address: Address) -> Backend:
+    scheme, rest, accept = _taken_apart(address)
+    if scheme == "memory":
+        if rest or accept:
+            what = repr(rest) if rest else "something to accept"
+            raise UsageError(f"a memory store has no name, {what} was given: use 'memory:'")
+        return _class(scheme, SCHEMES)()  # type: ignore[no-any-return]
+    if not rest:
+        what = "a directory" if scheme == "files" else "a file, such as 'agents.db'"
+        raise UsageError(f"the path is empty: give the name of {what}")
+    cls = _class(scheme, SCHEMES)
+    backend: Backend = cls(rest, accept=accept) if accept else cls(rest)
+    _tell_downgrades(backend)
+    return backend
+
+
+def _async_backend(address: Address) -> AsyncBackend:
+    scheme, rest, accept = _taken_apart(address)
+    if scheme not in ASYNC:
+        from perdure.backends.offload import Offload
+
+        return Offload(_backend(address))
+    backend: AsyncBackend = _class(scheme, ASYNC)(rest, accept=accept)
+    _tell_downgrades(backend)
+    return backend
+
+
+def _taken_apart(address: Address) -> tuple[str, str, frozenset[str]]:
+    """Return a known scheme, what its class is given, and which weaknesses are accepted."""
     text = os.fspath(address)
     if isinstance(text, bytes):
         raise UsageError("a path must be str, not bytes: decode it with os.fsdecode")
-    accept: frozenset[str] = frozenset()
-    scheme, rest = "sqlite", text
-    if isinstance(address, str):
-        text, accept = split_accept(text)
-        scheme, rest = _parse(text)
+    if not isinstance(address, str):
+        return "sqlite", text, frozenset()
+    text, accept = split_accept(text)
+    scheme, rest = _parse(text)
+    scheme = ALIASES.get(scheme, scheme)
     if scheme not in SCHEMES:
         known = ", ".join(f"{name}:" for name in SCHEMES)
         hint = _SCHEME_HINTS.get(scheme, "")
         raise UsageError(
             f"unknown scheme {scheme + ':'!r}: perdure knows {known} and plain paths{hint}"
         )
+    if scheme in SERVERS:
+        return scheme, f"{scheme}:{rest}", accept
     _require_meant(scheme, rest)
-    module, name, package = SCHEMES[scheme]
+    return scheme, rest, accept
+
+
+def _class(scheme: str, classes: Mapping[str, tuple[str, str, str]]) -> Any:
+    module, name, package = classes[scheme]
     try:
-        cls: Any = getattr(import_module(module), name)
+        return getattr(import_module(module), name)
     except ModuleNotFoundError as error:
-        hint = f"it needs the package {package!r}: pip install {package}"
+        shown = repr(package) if "[" in package else package
+        hint = f"it needs the package {package!r}: pip install {shown}"
         raise UnsupportedError(f"{scheme}: stores", hint) from error
-    if scheme == "memory":
-        if rest or accept:
-            what = repr(rest) if rest else "something to accept"
-            raise UsageError(f"a memory store has no name, {what} was given: use 'memory:'")
-        return cls()  # type: ignore[no-any-return]
-    if not rest:
-        what = "a directory" if scheme == "files" else "a file, such as 'agents.db'"
-        raise UsageError(f"the path is empty: give the name of {what}")
-    backend: Backend = cls(rest, accept=accept) if accept else cls(rest)
-    _tell_downgrades(backend)
-    return backend
 
 
 def split_accept(address: str) -> tuple[str, frozenset[str]]:
@@ -160,10 +196,10 @@ def _tell_downgrades(backend: "Backend | AsyncBackend") -> None:
         events.tell("downgrade", fields)
 
 
-_SERVER = "; there are no servers or object stores yet"
+_SERVER = "; the only server is Postgres yet, and there are no object stores"
 _SCHEME_HINTS = {
     "file": "; a SQLite file is 'sqlite:path' or just its path",
-    **dict.fromkeys(("postgres", "postgresql", "redis", "rediss", "s3", "gs"), _SERVER),
+    **dict.fromkeys(("redis", "rediss", "s3", "gs"), _SERVER),
 }
 
 

@@ -51,7 +51,7 @@ def test_an_unknown_scheme_is_told_what_is_known(address: str) -> None:
         ("files:///state", "write 'files:state'"),
         ("~/agents.db", "expanduser"),
         ("file:agents.db", "'sqlite:path'"),
-        ("postgresql://host/db", "no servers"),
+        ("redis://host/0", "the only server is Postgres"),
     ],
 )
 def test_an_address_that_means_something_else_is_told_what_to_write(

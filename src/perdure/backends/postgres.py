@@ -1,0 +1,108 @@
+"""Streams in a PostgreSQL database, for any number of machines.
+
+Needs psycopg (`pip install 'perdure[postgres]'`). Every call is one statement, or a few, and each
+is a transaction of its own: nothing is left in a session, so a transaction pooler may stand in
+between, and a statement whose answer was lost is simply sent again.
+"""
+
+from collections.abc import Collection, Iterator, Sequence
+from functools import partial
+
+from perdure.backend import RECENT, REMOVE, Append, Entry, Head, Outcome
+from perdure.backends.postgres_address import parse, quoted
+from perdure.backends.postgres_guarantees import ACCEPTABLE, promised
+from perdure.backends.postgres_listing import ByChange, ByName
+from perdure.backends.postgres_pool import Pool
+from perdure.backends.postgres_schema import prepare
+from perdure.backends.postgres_sql import statements
+from perdure.backends.postgres_steps import NO_BOUND, Book, Page
+from perdure.backends.rules import check, check_name
+from perdure.errors import DamagedError
+from perdure.guarantees import Acceptance
+
+
+class PostgresBackend:
+    """Keeps streams in tables of a schema. What `append` has stored survives the loss of power.
+
+    Opening connects, checks the server and brings the tables up to date, unless the address says
+    `migrate=no`. May be used after `os.fork` in both processes. `accept` names weaknesses
+    that are not to be refused (`perdure.guarantees`).
+    """
+
+    capabilities: frozenset[str] = frozenset({RECENT, REMOVE})
+
+    def __init__(self, address: str, *, accept: Collection[str] = ()) -> None:
+        parsed = parse(address)
+        self.name = parsed.name
+        acceptance = Acceptance(accept, ACCEPTABLE, store=self.name)
+        judge = partial(promised, acceptance=acceptance, name=self.name)
+        self.guarantees = prepare(parsed, judge)
+        self._book = Book(statements(quoted(parsed.schema)), parsed.tenant, parsed.name)
+        self._pool = Pool(parsed)
+
+    def append(self, appends: Sequence[Append]) -> Sequence[Outcome]:
+        """As `Backend.append`: one statement for all, unless some of them were not the first."""
+        check(appends)
+        if not appends:
+            return []
+        return self._pool.run(partial(self._book.append, appends))
+
+    def read(
+        self,
+        stream: str,
+        *,
+        after: int = 0,
+        limit: int | None = None,
+        reverse: bool = False,
+        max_body: int | None = None,
+    ) -> Iterator[Entry]:
+        """As `Backend.read`. What comes before a damaged entry is yielded before it raises."""
+        check_name(stream)
+        left = NO_BOUND if limit is None else limit
+        while left > 0:
+            page = Page(self._book, stream, after, left, max_body, reverse=reverse)
+            try:
+                self._pool.run(page.steps)
+            except DamagedError:
+                yield from page.entries
+                raise
+            yield from page.entries
+            if page.is_last:
+                return
+            left -= len(page.entries)
+            after = page.entries[-1].position
+
+    def streams(
+        self,
+        *,
+        prefix: str = "",
+        after: str = "",
+        labels: Collection[str] = (),
+        limit: int | None = None,
+    ) -> Iterator[Head]:
+        """As `Backend.streams`, by pages: what is written meanwhile may be listed or not."""
+        walk = ByName(self._book, prefix, after, labels, limit)
+        while not walk.ended:
+            yield from self._pool.run(walk.steps)
+
+    def recent(
+        self, *, prefix: str = "", labels: Collection[str] = (), limit: int | None = None
+    ) -> Iterator[Head]:
+        """As `Recent.recent`, by pages and by the server's clock."""
+        walk = ByChange(self._book, prefix, labels, limit)
+        while not walk.ended:
+            yield from self._pool.run(walk.steps)
+
+    def drop(self, stream: str, *, before: int) -> None:
+        """As `Backend.drop`; durable on return. The server's vacuum frees the bytes later."""
+        check_name(stream)
+        self._pool.run(partial(self._book.drop, stream, before))
+
+    def remove(self, stream: str, *, digest: str) -> bool:
+        """As `Removing.remove`."""
+        check_name(stream)
+        return self._pool.run(partial(self._book.remove, stream, digest))
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._pool.close()

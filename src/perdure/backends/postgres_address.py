@@ -1,0 +1,126 @@
+"""The address of a Postgres store: what libpq is told, what is ours, and a name without secrets.
+
+`postgresql://user:password@host:port/database?schema=perdure&sslmode=require`. What is not in
+`OURS` is passed on to libpq, which also knows PGHOST, PGPASSWORD, ~/.pgpass and service files.
+"""
+
+import math
+from typing import Any, NamedTuple
+from urllib.parse import unquote
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict
+
+from perdure.errors import UsageError
+
+OURS = ("schema", "tenant", "migrate", "patience", "connections")
+
+PATIENCE = 30.0  # Seconds that one call waits, for a server that restarts or for an answer.
+CONNECTIONS = 8  # One of them writes at a time; the others read.
+LARGEST = 86_400  # Of any number in an address: a day, or more connections than a server has.
+IDENTIFIER_BYTES_MAX = 63  # Postgres cuts longer names without a word.
+
+# A server that vanished without a word is noticed: the defaults of Linux wait for two hours.
+DEFAULTS: dict[str, Any] = {
+    "connect_timeout": 10,
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 30_000,
+    "application_name": "perdure",
+    "client_encoding": "utf8",
+}
+
+EXAMPLE = "postgresql://user:password@host:5432/database?schema=perdure"
+
+
+class Address(NamedTuple):
+    """Where a store is and how it is to be used."""
+
+    options: dict[str, Any]
+    """What libpq is given; it may hold a password."""
+
+    name: str
+    schema: str
+    tenant: str
+    migrate: bool
+    patience: float
+    connections: int
+
+    def __repr__(self) -> str:
+        return f"Address({self.name!r})"
+
+    def hide(self, text: str) -> str:
+        """Return a text of the driver's without the password."""
+        secret = str(self.options.get("password") or "")
+        return text.replace(secret, "***") if secret else text
+
+
+def parse(text: str) -> Address:
+    """Return what an address says, or raise UsageError, which repeats nothing of a password."""
+    base, _, query = text.partition("?")
+    given: dict[str, str] = {}
+    others = []
+    for pair in query.split("&") if query else ():
+        key, _, value = pair.partition("=")
+        if key in OURS:
+            given[key] = unquote(value)
+        else:
+            others.append(pair)
+    try:
+        options = conninfo_to_dict(base + ("?" + "&".join(others) if others else ""))
+    except psycopg.Error:
+        # The driver's own text may repeat the password, so it is not even kept as the cause.
+        reason = f"the address of the Postgres store can not be understood: write {EXAMPLE!r}"
+        raise UsageError(f"{reason}, with special characters percent-encoded") from None
+    schema = _identifier(given.get("schema", "perdure"))
+    tenant = given.get("tenant", "")
+    if "\0" in tenant:
+        raise UsageError("a tenant has no NUL in its name")
+    return Address(
+        {**DEFAULTS, **options},
+        _name(options, schema, tenant),
+        schema,
+        tenant,
+        _choice("migrate", given.get("migrate", "yes"), {"yes": True, "no": False}),
+        _number("patience", given.get("patience"), PATIENCE),
+        int(_number("connections", given.get("connections"), CONNECTIONS)),
+    )
+
+
+def _name(options: dict[str, Any], schema: str, tenant: str) -> str:
+    user, host = options.get("user"), options.get("host") or options.get("hostaddr") or ""
+    port, database = options.get("port"), options.get("dbname") or ""
+    where = (f"{user}@" if user else "") + str(host) + (f":{port}" if port else "")
+    ours = [f"schema={schema}"] if schema != "perdure" else []
+    ours += [f"tenant={tenant}"] if tenant else []
+    return f"postgresql://{where}/{database}" + ("?" + "&".join(ours) if ours else "")
+
+
+def _identifier(name: str) -> str:
+    if not name or "\0" in name or len(name.encode()) > IDENTIFIER_BYTES_MAX:
+        raise UsageError(f"schema {name!r} must have 1 to {IDENTIFIER_BYTES_MAX} bytes and no NUL")
+    return name
+
+
+def _choice(key: str, given: str, known: dict[str, bool]) -> bool:
+    if given not in known:
+        raise UsageError(f"{key}={given!r} in the address must be {' or '.join(known)}")
+    return known[given]
+
+
+def _number(key: str, given: str | None, default: float) -> float:
+    if given is None:
+        return default
+    try:
+        number = float(given)
+    except ValueError:
+        number = math.nan
+    if not 0 < number <= LARGEST or (key == "connections" and number != int(number)):
+        raise UsageError(f"{key}={given!r} in the address must be a positive number")
+    return number
+
+
+def quoted(identifier: str) -> str:
+    """Return an identifier as SQL text."""
+    return '"' + identifier.replace('"', '""').replace("%", "%%") + '"'

@@ -1,0 +1,108 @@
+"""Streams in a PostgreSQL database, for callers in an event loop: no thread stands in between."""
+
+from collections.abc import AsyncIterator, Collection, Sequence
+from functools import partial
+
+from perdure.backend import RECENT, REMOVE, Append, Entry, Head, Outcome
+from perdure.backends.postgres_address import parse, quoted
+from perdure.backends.postgres_guarantees import ACCEPTABLE, promised
+from perdure.backends.postgres_listing import ByChange, ByName
+from perdure.backends.postgres_pool_async import AsyncPool
+from perdure.backends.postgres_schema import prepare
+from perdure.backends.postgres_sql import statements
+from perdure.backends.postgres_steps import NO_BOUND, Book, Page
+from perdure.backends.rules import check, check_name
+from perdure.errors import DamagedError
+from perdure.guarantees import Acceptance
+
+
+class AsyncPostgresBackend:
+    """Keeps streams in tables of a schema. What `append` has stored survives the loss of power.
+
+    Opening blocks while it connects once, checks the server and brings the tables up to date: do
+    it when the application starts. May be used after `os.fork` in both processes. `accept` names
+    weaknesses that are not to be refused (`perdure.guarantees`).
+    """
+
+    capabilities: frozenset[str] = frozenset({RECENT, REMOVE})
+
+    def __init__(self, address: str, *, accept: Collection[str] = ()) -> None:
+        parsed = parse(address)
+        self.name = parsed.name
+        acceptance = Acceptance(accept, ACCEPTABLE, store=self.name)
+        judge = partial(promised, acceptance=acceptance, name=self.name)
+        self.guarantees = prepare(parsed, judge)
+        self._book = Book(statements(quoted(parsed.schema)), parsed.tenant, parsed.name)
+        self._pool = AsyncPool(parsed)
+
+    async def append(self, appends: Sequence[Append]) -> Sequence[Outcome]:
+        """As `PostgresBackend.append`."""
+        check(appends)
+        if not appends:
+            return []
+        return await self._pool.run(partial(self._book.append, appends))
+
+    async def read(
+        self,
+        stream: str,
+        *,
+        after: int = 0,
+        limit: int | None = None,
+        reverse: bool = False,
+        max_body: int | None = None,
+    ) -> AsyncIterator[Entry]:
+        """As `PostgresBackend.read`."""
+        check_name(stream)
+        left = NO_BOUND if limit is None else limit
+        while left > 0:
+            page = Page(self._book, stream, after, left, max_body, reverse=reverse)
+            error = None
+            try:
+                await self._pool.run(page.steps)
+            except DamagedError as found:
+                error = found
+            for entry in page.entries:
+                yield entry
+            if error is not None:
+                raise error
+            if page.is_last:
+                return
+            left -= len(page.entries)
+            after = page.entries[-1].position
+
+    async def streams(
+        self,
+        *,
+        prefix: str = "",
+        after: str = "",
+        labels: Collection[str] = (),
+        limit: int | None = None,
+    ) -> AsyncIterator[Head]:
+        """As `PostgresBackend.streams`."""
+        walk = ByName(self._book, prefix, after, labels, limit)
+        while not walk.ended:
+            for head in await self._pool.run(walk.steps):
+                yield head
+
+    async def recent(
+        self, *, prefix: str = "", labels: Collection[str] = (), limit: int | None = None
+    ) -> AsyncIterator[Head]:
+        """As `PostgresBackend.recent`."""
+        walk = ByChange(self._book, prefix, labels, limit)
+        while not walk.ended:
+            for head in await self._pool.run(walk.steps):
+                yield head
+
+    async def drop(self, stream: str, *, before: int) -> None:
+        """As `PostgresBackend.drop`."""
+        check_name(stream)
+        await self._pool.run(partial(self._book.drop, stream, before))
+
+    async def remove(self, stream: str, *, digest: str) -> bool:
+        """As `PostgresBackend.remove`."""
+        check_name(stream)
+        return await self._pool.run(partial(self._book.remove, stream, digest))
+
+    async def close(self) -> None:
+        """As `PostgresBackend.close`."""
+        await self._pool.close()

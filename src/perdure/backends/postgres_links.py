@@ -1,0 +1,79 @@
+"""What the two pools share: a connection with a deadline, and a look at one that was idle."""
+
+import math
+import select
+import time
+from collections.abc import Generator
+from typing import Any, TypeVar
+
+import psycopg
+
+from perdure.backends.postgres_address import Address
+from perdure.backends.postgres_errors import AnswerTimeoutError
+from perdure.backends.postgres_steps import Row
+
+T = TypeVar("T")
+
+
+class Link(psycopg.Connection[Row]):
+    """A connection whose statements end at `deadline`, with an error if need be."""
+
+    deadline = math.inf
+    _pool = None  # psycopg warns of a forgotten connection, unless it belongs to a pool.
+
+    def wait(self, gen: Generator[Any, Any, T], *rest: Any, **more: Any) -> T:
+        """As that of psycopg, but not for ever."""
+        return super().wait(_limited(gen, self.deadline), *rest, **more)
+
+
+class AsyncLink(psycopg.AsyncConnection[Row]):
+    """The same for an event loop."""
+
+    deadline = math.inf
+    _pool = None
+
+    async def wait(self, gen: Generator[Any, Any, T], *rest: Any, **more: Any) -> T:
+        """As that of psycopg, but not for ever."""
+        return await super().wait(_limited(gen, self.deadline), *rest, **more)
+
+
+def options_of(address: Address) -> dict[str, Any]:
+    """Return how to connect: nothing that is left in a session is relied upon.
+
+    Statements are not prepared: a pooler could send the next one to another server process.
+    """
+    return {**address.options, "autocommit": True, "prepare_threshold": None}
+
+
+def _limited(gen: Generator[Any, Any, T], deadline: float) -> Generator[Any, Any, T]:
+    """Pass everything on, but raise when the time has come: psycopg asks every now and then."""
+    try:
+        state = next(gen)
+        while True:
+            ready = yield state
+            if not ready and time.monotonic() > deadline:
+                gen.close()
+                raise AnswerTimeoutError("the server did not answer in time")
+            state = gen.send(ready)
+    except StopIteration as end:
+        return end.value  # type: ignore[no-any-return]
+
+
+def is_alive(connection: "psycopg.Connection[Any] | psycopg.AsyncConnection[Any]") -> bool:
+    """Tell whether an idle connection can be used, as far as is known without asking the server."""
+    if connection.closed:
+        return False
+    try:
+        while _has_input(connection.pgconn.socket):
+            connection.pgconn.consume_input()  # A farewell, or something that does not matter.
+    except (psycopg.Error, OSError, ValueError):
+        return False
+    return not connection.closed
+
+
+def _has_input(descriptor: int) -> bool:
+    if hasattr(select, "poll"):
+        poll = select.poll()
+        poll.register(descriptor, select.POLLIN)
+        return bool(poll.poll(0))
+    return bool(select.select([descriptor], [], [], 0)[0])

@@ -1,0 +1,118 @@
+"""Connections for blocking callers: any thread borrows one, dead ones are replaced.
+
+A connection that was lost in the middle of a call leaves its statement in doubt. Every statement
+of ours may be sent twice, so the call goes on with another connection and finds out.
+"""
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+import psycopg
+
+from perdure.backends.postgres_address import Address
+from perdure.backends.postgres_errors import AnswerTimeoutError, Trial
+from perdure.backends.postgres_links import Link, is_alive, options_of
+from perdure.backends.postgres_steps import Steps
+from perdure.errors import PerdureError, UsageError
+
+T = TypeVar("T")
+
+
+class Pool:
+    """Carries out steps on connections of one store."""
+
+    def __init__(self, address: Address) -> None:
+        self._address = address
+        self._options = options_of(address)
+        self.closed = False
+        self._begin()
+
+    def _begin(self) -> None:
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._idle: list[Link] = []
+        self._places = threading.Semaphore(self._address.connections)
+
+    def run(self, begin: Callable[[], Steps[T]], patience: float | None = None) -> T:
+        """Return what the steps return. They are begun again while that makes sense."""
+        if self._pid != os.getpid():
+            # The connections are the parent's: to close them here would end them there.
+            self._begin()
+        trial = Trial(self._address, patience)
+        while True:
+            try:
+                return self._attempt(begin(), trial.deadline)
+            except (psycopg.Error, OSError) as error:
+                pause = trial.after(error)
+            time.sleep(pause)
+
+    def close(self) -> None:
+        """Close what is idle now, and the rest when it is given back."""
+        self.closed = True
+        if self._pid == os.getpid():
+            self._forget()
+
+    def _attempt(self, steps: Steps[T], deadline: float) -> T:
+        if not self._places.acquire(timeout=max(deadline - time.monotonic(), 0)):
+            raise AnswerTimeoutError("all connections of this store were busy for too long")
+        try:
+            link = self._take()
+            link.deadline = deadline
+            try:
+                result = drive(link, steps)
+            except PerdureError:
+                self._give_back(link)
+                raise
+            except BaseException:
+                _discard(link)
+                # The others may be of the same server process that is no more; new ones are cheap.
+                self._forget()
+                raise
+            self._give_back(link)
+            return result
+        finally:
+            self._places.release()
+
+    def _take(self) -> Link:
+        while True:
+            if self.closed:
+                raise UsageError(f"{self._address.name} is closed: open the store again")
+            with self._lock:
+                link = self._idle.pop() if self._idle else None
+            if link is None:
+                return Link.connect(**self._options)
+            if is_alive(link):
+                return link
+            _discard(link)
+
+    def _give_back(self, link: Link) -> None:
+        with self._lock:
+            self._idle.append(link)
+        if self.closed:
+            self._forget()
+
+    def _forget(self) -> None:
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for link in idle:
+            _discard(link)
+
+
+def drive(link: Link, steps: Steps[T]) -> T:
+    """Return what the steps return, asking this connection."""
+    try:
+        request = next(steps)
+        while True:
+            answer = link.execute(request.sql, request.parameters, binary=True)
+            request = steps.send(answer.fetchall())
+    except StopIteration as end:
+        return end.value  # type: ignore[no-any-return]
+
+
+def _discard(link: Link) -> None:
+    with contextlib.suppress(psycopg.Error, OSError):
+        link.close()

@@ -1,0 +1,203 @@
+"""The SQL of a Postgres store: constant text but for the schema's quoted name. Pure.
+
+Each call is one statement in a transaction of its own, so that nothing depends on the session: it
+works behind a pooler that gives every statement another connection. What a user named is bytea:
+its order is that of code points whatever the database's locale, and no byte is special in it.
+
+`position` of a head is the lock and the proof: an append moves it from where its entries begin to
+where they end, or does nothing at all.
+"""
+
+from typing import NamedTuple
+
+# Somebody may have left synchronous_commit off in the session that a pooler hands out. This raises
+# it for the one transaction, and never lowers a stricter setting.
+DURABLY = (
+    "(select case when current_setting('synchronous_commit', true) = 'off'"
+    " then set_config('synchronous_commit', 'on', true) end)"
+)
+
+# Microseconds by the server's clock: what changed last is a listing's order, never a version.
+NOW = "(extract(epoch from clock_timestamp()) * 1000000)::bigint"
+
+_NEW = """
+with new as (
+  select * from unnest(%b::bytea[], %b::bytea[], %b::bigint[], %b::bigint[], %b::text[],
+    %b::bytea[], %b::boolean[])
+    as new (stream, name, expected, position, digest, labels, relabels)
+), moved as (
+  update {schema}.head as head
+  set position = new.position, digest = new.digest, labels = new.labels, changed = {now}
+  from new
+  where head.tenant = %b::text and head.name = new.name and head.position = new.expected
+    and (head.labels = new.labels or new.relabels)
+  returning head.stream
+), begun as (
+  insert into {schema}.head (tenant, stream, name, position, digest, labels, changed)
+  select %b::text, stream, name, position, digest, labels, {now}
+  from new where expected = 0 order by stream
+  on conflict do nothing
+  returning stream
+), taken as (
+  select stream from moved union all select stream from begun
+), written as (
+  insert into {schema}.entry (tenant, stream, position, header, body)
+  select %b::text, entry.stream, entry.position, entry.header, entry.body
+  from unnest(%b::bytea[], %b::bigint[], %b::bytea[], %b::bytea[])
+    as entry (stream, position, header, body)
+  where entry.stream in (select stream from taken)
+)"""
+
+_RELABEL = """, wanted as (
+  select * from unnest(%b::bytea[], %b::bytea[]) as wanted (stream, label)
+), relabelled as (
+  select new.stream, new.name from new join taken on taken.stream = new.stream
+  where new.relabels
+), unlabelled as (
+  delete from {schema}.label as label using relabelled
+  where label.tenant = %b::text and label.name = relabelled.name and not exists (
+    select 1 from wanted where wanted.stream = relabelled.stream and wanted.label = label.label)
+), labelled as (
+  insert into {schema}.label (tenant, name, label)
+  select %b::text, relabelled.name, wanted.label
+  from relabelled join wanted on wanted.stream = relabelled.stream
+  on conflict do nothing
+)"""
+
+_TAKEN = "\nselect stream, {durably} from taken"
+
+# One moment's view of heads and of what stands at some positions; at least one row for each.
+_LOOK = """
+select ask.number, head.stream, head.position, entry.position, entry.header
+from unnest(%b::bytea[], %b::bytea[], %b::bigint[], %b::bigint[])
+  with ordinality as ask (stream, name, first, last, number)
+left join {schema}.head as head on head.tenant = %b::text and head.name = ask.name
+left join {schema}.entry as entry
+  on entry.stream = ask.stream and entry.position between ask.first and ask.last
+order by ask.number, entry.position"""
+
+# A lock is written to the log: its commit waits until everything before it is durable too.
+_SETTLE = """
+select {durably} from {schema}.head as head
+where head.tenant = %b::text and head.name = any(%b::bytea[]) for update"""
+
+# The bodies of a page end where their sum is too much; the first one passes whatever its size.
+_READ = """
+select head.stream, head.position, entry.position, entry.header, entry.body, entry.many
+from (select 1) as one (nothing)
+left join {schema}.head as head on head.tenant = %b::text and head.name = %b::bytea
+left join lateral (
+  select position, header, case when short then body end as body, many
+  from (
+    select position, header, body, octet_length(body) <= %b::bigint as short,
+      sum(octet_length(header) + case when octet_length(body) <= %b::bigint
+        then octet_length(body) else 0 end) over (order by position {order}) as total,
+      row_number() over (order by position {order}) as number,
+      count(*) over () as many
+    from (
+      select position, header, body from {schema}.entry
+      where stream = %b::bytea and position {beyond} %b::bigint
+      order by position {order} limit %b::bigint
+    ) as near
+  ) as counted
+  where total <= %b::bigint or number = 1
+) as entry on true
+order by entry.position {order}"""
+
+_STREAMS = """
+select head.name, head.position, head.digest, head.labels, head.changed
+from {schema}.head as head
+where tenant = %b::text and name > %b::bytea and name >= %b::bytea
+order by name limit %b::bigint"""
+
+_LABELLED = """
+select head.name, head.position, head.digest, head.labels, head.changed
+from {schema}.label as label
+join {schema}.head as head on head.tenant = label.tenant and head.name = label.name
+where label.tenant = %b::text and label.label = %b::bytea
+  and label.name > %b::bytea and label.name >= %b::bytea
+order by label.name limit %b::bigint"""
+
+_RECENT = """
+select head.name, head.position, head.digest, head.labels, head.changed
+from {schema}.head as head
+where tenant = %b::text and (changed, name) < (%b::bigint, %b::bytea)
+order by changed desc, name desc limit %b::bigint"""
+
+_CHANGED = """
+select head.name, head.position, head.digest, head.labels, head.changed
+from {schema}.head as head
+where tenant = %b::text and changed > %b::bigint
+order by changed desc, name desc"""
+
+_NAMED = """
+select head.name, head.position, head.digest, head.labels, head.changed
+from {schema}.head as head
+where tenant = %b::text and name = any(%b::bytea[])
+order by changed desc, name desc"""
+
+_DROP = """
+with gone as (
+  delete from {schema}.entry as entry
+  where entry.stream = %b::bytea and entry.position < least(%b::bigint, (
+    select position from {schema}.head as head
+    where head.tenant = %b::text and head.name = %b::bytea))
+)
+select {durably}"""
+
+
+_REMOVE = """
+with gone as (
+  delete from {schema}.head as head
+  where head.tenant = %b::text and head.name = %b::bytea and head.digest = %b::text
+  returning head.stream
+), emptied as (
+  delete from {schema}.entry as entry where entry.stream in (select stream from gone)
+), unlabelled as (
+  delete from {schema}.label as label
+  where label.tenant = %b::text and label.name = %b::bytea and exists (select 1 from gone)
+)
+select exists (select 1 from gone) or not exists (
+  select 1 from {schema}.head as head where head.tenant = %b::text and head.name = %b::bytea
+), {durably}"""
+
+
+class Statements(NamedTuple):
+    """Every statement of one store."""
+
+    append: str
+    append_relabelling: str
+    look: str
+    settle: str
+    forward: str
+    reverse: str
+    streams: str
+    labelled: str
+    recent: str
+    changed: str
+    named: str
+    drop: str
+    remove: str
+
+
+def statements(schema: str) -> Statements:
+    """Return the statements for a schema, given its quoted name."""
+
+    def text(template: str, **words: str) -> str:
+        return template.format(schema=schema, durably=DURABLY, now=NOW, **words)
+
+    return Statements(
+        append=text(_NEW + _TAKEN),
+        append_relabelling=text(_NEW + _RELABEL + _TAKEN),
+        look=text(_LOOK),
+        settle=text(_SETTLE),
+        forward=text(_READ, order="", beyond=">"),
+        reverse=text(_READ, order="desc", beyond="<"),
+        streams=text(_STREAMS),
+        labelled=text(_LABELLED),
+        recent=text(_RECENT),
+        changed=text(_CHANGED),
+        named=text(_NAMED),
+        drop=text(_DROP),
+        remove=text(_REMOVE),
+    )

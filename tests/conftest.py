@@ -1,0 +1,38 @@
+"""Fixtures of servers: started when the first test asks for one, shared by all test processes."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.servers import postgres
+
+
+@pytest.fixture(scope="session")
+def postgres_url(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Iterator[str]:
+    """The address of a PostgreSQL server for this test run."""
+    base = tmp_path_factory.getbasetemp()
+    shared = postgres.Shared((base if worker_id == "master" else base.parent) / "postgres")
+    yield shared.url
+    shared.close()
+
+
+@pytest.fixture(scope="session")
+def postgres_schema(postgres_url: str) -> Iterator[str]:
+    """The name of a schema of this test process, made when a store is opened there."""
+    schema = postgres.new_schema()
+    yield schema
+    postgres.drop_schema(postgres_url, schema)
+
+
+@pytest.fixture
+def postgres_store(postgres_url: str, postgres_schema: str) -> str:
+    """The address of an empty store: a tenant of its own, which costs nothing to make."""
+    return postgres.address(postgres_url, schema=postgres_schema, tenant=postgres.new_schema())
+
+
+@pytest.fixture
+def postgres_empty(postgres_url: str) -> Iterator[str]:
+    """The address of a store without tables, in a schema that does not exist yet."""
+    schema = postgres.new_schema()
+    yield postgres.address(postgres_url, schema=schema)
+    postgres.drop_schema(postgres_url, schema)

@@ -8,15 +8,17 @@ between, and a statement whose answer was lost is simply sent again.
 from collections.abc import Collection, Iterator, Sequence
 from functools import partial
 
-from perdure.backend import RECENT, REMOVE, Append, Entry, Head, Outcome
+from perdure.backend import RECENT, REMOVE, WATCH, Append, Entry, Head, Outcome
 from perdure.backends.postgres_address import parse, quoted
+from perdure.backends.postgres_bell import LASTS, Bell, channel_of
 from perdure.backends.postgres_guarantees import ACCEPTABLE, promised
-from perdure.backends.postgres_listing import ByChange, ByName
+from perdure.backends.postgres_listing import ByChange, ByName, head_steps
 from perdure.backends.postgres_pool import Pool
 from perdure.backends.postgres_schema import prepare
 from perdure.backends.postgres_sql import statements
 from perdure.backends.postgres_steps import NO_BOUND, Book, Page
 from perdure.backends.rules import check, check_name
+from perdure.backends.watching import Watchers
 from perdure.errors import DamagedError
 from perdure.guarantees import Acceptance
 
@@ -29,7 +31,7 @@ class PostgresBackend:
     that are not to be refused (`perdure.guarantees`).
     """
 
-    capabilities: frozenset[str] = frozenset({RECENT, REMOVE})
+    capabilities: frozenset[str] = frozenset({RECENT, REMOVE, WATCH})
 
     def __init__(self, address: str, *, accept: Collection[str] = ()) -> None:
         parsed = parse(address)
@@ -37,15 +39,21 @@ class PostgresBackend:
         acceptance = Acceptance(accept, ACCEPTABLE, store=self.name)
         judge = partial(promised, acceptance=acceptance, name=self.name)
         self.guarantees = prepare(parsed, judge)
-        self._book = Book(statements(quoted(parsed.schema)), parsed.tenant, parsed.name)
+        self._book = Book(
+            statements(quoted(parsed.schema)), parsed.tenant, parsed.name, channel_of(parsed)
+        )
         self._pool = Pool(parsed)
+        self.watchers = Watchers()
+        self._bell = Bell(parsed, self.watchers, self._book.key)
 
     def append(self, appends: Sequence[Append]) -> Sequence[Outcome]:
         """As `Backend.append`: one statement for all, unless some of them were not the first."""
         check(appends)
         if not appends:
             return []
-        return self._pool.run(partial(self._book.append, appends))
+        outcomes = self._pool.run(partial(self._book.append, appends))
+        self.watchers.ring(appends)
+        return outcomes
 
     def read(
         self,
@@ -93,6 +101,11 @@ class PostgresBackend:
         while not walk.ended:
             yield from self._pool.run(walk.steps)
 
+    def watch(self, stream: str, *, after: int, timeout: float | None = None) -> bool:
+        """As `Watch.watch`: writers notify, where LISTEN works; elsewhere it looks now and then."""
+        only_looks = timeout is not None and timeout <= 0
+        return self.watchers.wait(stream, after, timeout, self._head if only_looks else self._heard)
+
     def drop(self, stream: str, *, before: int) -> None:
         """As `Backend.drop`; durable on return. The server's vacuum frees the bytes later."""
         check_name(stream)
@@ -106,3 +119,14 @@ class PostgresBackend:
     def close(self) -> None:
         """Close the connections."""
         self._pool.close()
+        self._bell.close()
+        self.watchers.ring_all()
+
+    def _head(self, stream: str) -> Head | None:
+        return self._pool.run(partial(head_steps, self._book, stream))
+
+    def _heard(self, stream: str) -> Head | None:
+        """Return the head of a stream, after writers were told that somebody waits."""
+        if self._bell.wants(stream):
+            self._pool.run(partial(self._book.expect, stream, LASTS))
+        return self._head(stream)

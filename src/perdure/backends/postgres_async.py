@@ -1,17 +1,21 @@
 """Streams in a PostgreSQL database, for callers in an event loop: no thread stands in between."""
 
+import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Collection, Sequence
 from functools import partial
 
-from perdure.backend import RECENT, REMOVE, Append, Entry, Head, Outcome
+from perdure.backend import RECENT, REMOVE, WATCH, Append, Entry, Head, Outcome
 from perdure.backends.postgres_address import parse, quoted
+from perdure.backends.postgres_bell import LASTS, Bell, channel_of
 from perdure.backends.postgres_guarantees import ACCEPTABLE, promised
-from perdure.backends.postgres_listing import ByChange, ByName
+from perdure.backends.postgres_listing import ByChange, ByName, head_steps
 from perdure.backends.postgres_pool_async import AsyncPool
 from perdure.backends.postgres_schema import prepare
 from perdure.backends.postgres_sql import statements
 from perdure.backends.postgres_steps import NO_BOUND, Book, Page
 from perdure.backends.rules import check, check_name
+from perdure.backends.watching import Watchers
 from perdure.errors import DamagedError
 from perdure.guarantees import Acceptance
 
@@ -24,7 +28,7 @@ class AsyncPostgresBackend:
     weaknesses that are not to be refused (`perdure.guarantees`).
     """
 
-    capabilities: frozenset[str] = frozenset({RECENT, REMOVE})
+    capabilities: frozenset[str] = frozenset({RECENT, REMOVE, WATCH})
 
     def __init__(self, address: str, *, accept: Collection[str] = ()) -> None:
         parsed = parse(address)
@@ -32,15 +36,21 @@ class AsyncPostgresBackend:
         acceptance = Acceptance(accept, ACCEPTABLE, store=self.name)
         judge = partial(promised, acceptance=acceptance, name=self.name)
         self.guarantees = prepare(parsed, judge)
-        self._book = Book(statements(quoted(parsed.schema)), parsed.tenant, parsed.name)
+        self._book = Book(
+            statements(quoted(parsed.schema)), parsed.tenant, parsed.name, channel_of(parsed)
+        )
         self._pool = AsyncPool(parsed)
+        self._watchers = Watchers()
+        self._bell = Bell(parsed, self._watchers, self._book.key)
 
     async def append(self, appends: Sequence[Append]) -> Sequence[Outcome]:
         """As `PostgresBackend.append`."""
         check(appends)
         if not appends:
             return []
-        return await self._pool.run(partial(self._book.append, appends))
+        outcomes = await self._pool.run(partial(self._book.append, appends))
+        self._watchers.ring(appends)
+        return outcomes
 
     async def read(
         self,
@@ -93,6 +103,33 @@ class AsyncPostgresBackend:
             for head in await self._pool.run(walk.steps):
                 yield head
 
+    async def watch(self, stream: str, *, after: int, timeout: float | None = None) -> bool:  # noqa: ASYNC109 - as its twin
+        """As `PostgresBackend.watch`."""
+        if timeout is not None and timeout <= 0:
+            return await self._stands_after(stream, after)
+        loop, woken = asyncio.get_running_loop(), asyncio.Event()
+        deadline = None if timeout is None else loop.time() + timeout
+
+        def wake() -> None:
+            with contextlib.suppress(RuntimeError):  # The loop may have been closed since.
+                loop.call_soon_threadsafe(woken.set)
+
+        with self._watchers.waking(stream, wake):
+            while True:
+                if self._bell.wants(stream):
+                    await self._pool.run(partial(self._book.expect, stream, LASTS))
+                if await self._stands_after(stream, after):
+                    return True
+                left = self._watchers.trusted
+                if deadline is not None:
+                    left = min(left, deadline - loop.time())
+                if left <= 0:
+                    return False
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(left):
+                        await woken.wait()
+                woken.clear()
+
     async def drop(self, stream: str, *, before: int) -> None:
         """As `PostgresBackend.drop`."""
         check_name(stream)
@@ -105,4 +142,10 @@ class AsyncPostgresBackend:
 
     async def close(self) -> None:
         """As `PostgresBackend.close`."""
+        self._bell.close()
         await self._pool.close()
+        self._watchers.ring_all()
+
+    async def _stands_after(self, stream: str, after: int) -> bool:
+        head = await self._pool.run(partial(head_steps, self._book, stream))
+        return head is not None and head.position > after

@@ -9,6 +9,7 @@ import msgspec
 
 from perdure.backend import Head
 from perdure.backends.postgres_steps import NO_BOUND, PAGE_ROWS, Ask, Book, Row, Steps
+from perdure.backends.rules import check_name
 from perdure.errors import DamagedError, UsageError
 
 FEW = 1000  # So many streams are rather sorted than looked for among all the others.
@@ -106,6 +107,12 @@ class ByChange:
         if rows:
             self._before = (rows[-1][4], rows[-1][0])
         return rows + late
+
+
+def head_steps(book: Book, stream: str) -> Steps[Head | None]:
+    """Return the head of a stream, None if it has none."""
+    rows = yield Ask(book.sql.named, (book.tenant, [check_name(stream)]))
+    return head_of(rows[0]) if rows else None
 
 
 def head_of(row: Row) -> Head:

@@ -56,6 +56,11 @@ MIGRATIONS: dict[int, tuple[str, ...]] = {
   label bytea not null,
   primary key (tenant, name, label))""",
         "create index label_name on {schema}.label (tenant, label, name)",
+        # Streams that somebody waits for, so that writers tell only then.
+        """create table {schema}.watch (
+  stream bytea primary key,
+  tenant text not null,
+  until bigint not null)""",
         # For people: the tables hold bytes.
         """create view {schema}.session as
 select tenant, convert_from(name, 'UTF8') as id, position, digest,

@@ -64,7 +64,22 @@ _RELABEL = """, wanted as (
   on conflict do nothing
 )"""
 
-_TAKEN = "\nselect stream, {durably} from taken"
+_TAKEN = """
+select stream, {durably}, exists (
+  select 1 from {schema}.watch as watch where watch.stream = taken.stream and watch.until > {now})
+from taken"""
+
+# The commit of this is not waited for: a wait is nothing that has to survive.
+_EXPECT = """
+with old as (
+  delete from {schema}.watch where until < {now} - 60000000
+)
+insert into {schema}.watch (stream, tenant, until)
+values (%b::bytea, %b::text, {now} + 1000000 * %b::bigint)
+on conflict (stream) do update set until = excluded.until
+returning (select set_config('synchronous_commit', 'off', true))"""
+
+_NOTIFY = "select pg_notify(%b::text, told.stream) from unnest(%b::text[]) as told (stream)"
 
 # One moment's view of heads and of what stands at some positions; at least one row for each.
 _LOOK = """
@@ -178,6 +193,8 @@ class Statements(NamedTuple):
     named: str
     drop: str
     remove: str
+    expect: str
+    notify: str
 
 
 def statements(schema: str) -> Statements:
@@ -200,4 +217,6 @@ def statements(schema: str) -> Statements:
         named=text(_NAMED),
         drop=text(_DROP),
         remove=text(_REMOVE),
+        expect=text(_EXPECT),
+        notify=_NOTIFY,
     )

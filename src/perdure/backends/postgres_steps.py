@@ -67,10 +67,11 @@ class Labels:
 class Book:
     """The statements of one store, and the names of its streams as they are kept there."""
 
-    def __init__(self, sql: Statements, tenant: str, name: str) -> None:
+    def __init__(self, sql: Statements, tenant: str, name: str, channel: str) -> None:
         self.sql = sql
         self.tenant = tenant
         self.name = name
+        self._channel = channel
         self.labels = Labels()
         self._salt = tenant.encode() + b"\0"
 
@@ -82,10 +83,12 @@ class Book:
         """Store what can be stored, in one statement; look only at what could not."""
         outcomes: dict[str, Outcome] = {}
         left = [(self.key(append.stream), append) for append in appends]
+        waited: list[str] = []
         for _ in range(ROUNDS):
             missed: list[tuple[bytes, Append]] = []
             for batch in _batches(sorted(left)):
-                taken = {row[0] for row in (yield self._write(batch))}
+                taken = {key: is_waited for key, _, is_waited in (yield self._write(batch))}
+                waited += [key.hex() for key, is_waited in taken.items() if is_waited]
                 for key, append in batch:
                     if key in taken:
                         outcomes[append.stream] = STORED
@@ -95,6 +98,8 @@ class Book:
                         missed.append((key, append))
             left = (yield from self._judge(missed, outcomes)) if missed else []
             if not left:
+                if waited:
+                    yield Ask(self.sql.notify, (self._channel, waited))
                 return [outcomes[append.stream] for append in appends]
         raise UnavailableError(self.name, "other writers were always first")
 
@@ -163,6 +168,10 @@ class Book:
         bound = max(min(before, POSITION_MAX), 0)
         name = check_name(stream)
         yield Ask(self.sql.drop, (self.key(stream), bound, self.tenant, name))
+
+    def expect(self, stream: str, seconds: int) -> Steps[None]:
+        """Have writers tell, for a while, when they append to a stream."""
+        yield Ask(self.sql.expect, (self.key(stream), self.tenant, seconds))
 
     def remove(self, stream: str, digest: str) -> Steps[bool]:
         """Forget a stream if this is the digest of its end; tell whether it is gone."""

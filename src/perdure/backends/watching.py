@@ -86,6 +86,13 @@ class Watchers:
             with self._lock:
                 self._wake({append.stream for append in appends})
 
+    def streams(self) -> list[str]:
+        """Return the streams that somebody waits for."""
+        if self._pid != os.getpid():
+            return []
+        with self._lock:
+            return [*self._waiting]
+
     def ring_all(self) -> None:
         """Wake everybody: the store was closed."""
         if self._waiting and self._pid == os.getpid():

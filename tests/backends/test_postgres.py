@@ -1,13 +1,25 @@
-"""PostgresBackend keeps the contract; here is what is special to a server."""
+"""Postgres keeps the contract, in both colours; here is what is special to its statements."""
 
-from collections.abc import Callable
+import asyncio
+import contextlib
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from urllib.parse import quote
 
+import psycopg
 import pytest
 
 from perdure.backend import AsyncBackend, Backend
+from perdure.backends import postgres_steps
 from perdure.backends.postgres import PostgresBackend
 from perdure.backends.postgres_async import AsyncPostgresBackend
+from perdure.errors import DamagedError, UnavailableError
 from perdure.testing import AsyncBackendContract, BackendContract
+from perdure.testing.contract_values import appended, entries, entry, names, positions, status
 
 
 class TestPostgres(BackendContract):
@@ -20,3 +32,312 @@ class TestAsyncPostgres(AsyncBackendContract):
     @pytest.fixture
     def open_backend(self, postgres_store: str) -> Callable[[], AsyncBackend]:
         return lambda: AsyncPostgresBackend(postgres_store)
+
+
+@pytest.fixture
+def backend(postgres_store: str) -> Iterator[PostgresBackend]:
+    backend = PostgresBackend(f"{postgres_store}&patience=5")
+    yield backend
+    backend.close()
+
+
+@pytest.fixture
+def database(postgres_url: str, postgres_schema: str) -> Iterator[psycopg.Connection]:
+    """A connection to look at the tables with, without perdure."""
+    with psycopg.connect(postgres_url, autocommit=True) as connection:
+        connection.execute(f"set search_path = {postgres_schema}".encode())
+        yield connection
+
+
+def tenant(backend: PostgresBackend) -> str:
+    return backend._book.tenant
+
+
+def test_it_says_what_it_is_and_what_survives(backend: PostgresBackend) -> None:
+    assert backend.name.startswith("postgresql://")
+    assert backend.guarantees.survives == "power loss"
+    assert backend.guarantees.shared_by == "many machines"
+    found = {check.name: check.found for check in backend.guarantees.checks}
+    assert found["fsync"] == found["full_page_writes"] == found["synchronous_commit"] == "on"
+    assert found["PostgreSQL"] == backend.guarantees.version
+
+
+def test_an_append_call_is_one_statement(
+    backend: PostgresBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    real = postgres_steps.Ask
+
+    def counted(sql: str, parameters: tuple[object, ...]) -> postgres_steps.Ask:
+        asked.append(sql)
+        return real(sql, parameters)
+
+    monkeypatch.setattr(postgres_steps, "Ask", counted)
+    status(backend, *(appended(str(number), 1, 3, "label") for number in range(50)))
+    status(backend, *(appended(str(number), 4, 4, "label") for number in range(50)))
+    assert asked == [backend._book.sql.append_relabelling, backend._book.sql.append]
+
+
+def test_labels_that_another_process_changed_are_listed_right(postgres_store: str) -> None:
+    one, two = PostgresBackend(postgres_store), PostgresBackend(postgres_store)
+    status(one, appended("s", 1, 1, "a"))
+    status(two, appended("s", 2, 2, "b"))
+    status(one, appended("s", 3, 3, "a"))
+    status(two, appended("s", 4, 4, "b"))
+    assert [head.stream for head in one.streams(labels=["b"])] == ["s"]
+    assert list(one.streams(labels=["a"])) == []
+    # A stream that was removed and made anew: what was known of its labels is wrong.
+    (head,) = two.streams()
+    assert two.remove("s", digest=head.digest)
+    status(two, appended("s", 1, 4, "c"))
+    assert status(one, appended("s", 5, 5, "a")) == ["stored"]
+    assert list(one.streams(labels=["c"])) == []
+    assert [head.stream for head in two.streams(labels=["a"])] == ["s"]
+    one.close()
+    two.close()
+
+
+def test_batches_that_meet_in_the_same_streams_do_not_harm_each_other(postgres_store: str) -> None:
+    """They lock heads in whatever order the server likes; a deadlock is only another attempt."""
+    streams = [f"s{number}" for number in range(20)]
+    won: list[int] = []
+    failures: list[BaseException] = []
+
+    def work(number: int) -> None:
+        own = PostgresBackend(postgres_store)
+        try:
+            for position in range(1, 11):
+                order = streams if number % 2 else streams[::-1]
+                appends = [appended(one, position, position, mark=str(number)) for one in order]
+                answers = [outcome.status for outcome in own.append(appends)]
+                won.append(answers.count("stored"))
+                assert answers.count("conflict") == len(streams) - answers.count("stored")
+        except BaseException as error:  # noqa: BLE001 - shown below
+            failures.append(error)
+        finally:
+            own.close()
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    assert sum(won) == len(streams) * 10, "each position has one winner"
+    backend = PostgresBackend(postgres_store)
+    assert [head.position for head in backend.streams()] == [10] * len(streams)
+    backend.close()
+
+
+def test_a_call_that_is_too_large_for_one_statement_is_several(
+    backend: PostgresBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(postgres_steps, "BATCH_BYTES", 100)
+    assert status(backend, *(appended(str(n), 1, 5) for n in range(7))) == ["stored"] * 7
+    assert [len(list(backend.read(str(n)))) for n in range(7)] == [5] * 7
+    assert (
+        status(backend, *(appended(str(n), 5, 6, mark="x") for n in range(7))) == ["conflict"] * 7
+    )
+
+
+@pytest.mark.parametrize("level", ["repeatable read", "serializable"])
+def test_stricter_isolation_only_means_more_attempts(postgres_store: str, level: str) -> None:
+    options = quote(f"-c default_transaction_isolation={level}".replace("e r", "e\\ r"))
+    stores = [PostgresBackend(f"{postgres_store}&options={options}") for _ in range(4)]
+    won: list[int] = []
+
+    def race(number: int) -> None:
+        for position in range(1, 11):
+            answer = status(stores[number], appended("s", position, position, mark=str(number)))
+            won.extend([position] * (answer == ["stored"]))
+
+    threads = [threading.Thread(target=race, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(won) == [*range(1, 11)]
+    for store in stores:
+        store.close()
+
+
+def test_streams_of_other_tenants_are_other_streams(postgres_store: str) -> None:
+    other = postgres_store.replace("tenant=", "tenant=other_")
+    one, two = PostgresBackend(postgres_store), PostgresBackend(other)
+    status(one, appended("s", 1, 3, "l"))
+    assert list(two.read("s")) == []
+    assert list(two.streams()) == list(two.streams(labels=["l"])) == []
+    assert list(two.recent()) == []
+    assert status(two, appended("s", 1, 1, mark="two")) == ["stored"]
+    two.drop("s", before=9)
+    (head,) = two.streams()
+    assert two.remove("s", digest=head.digest)
+    assert list(one.read("s")) == entries(1, 3)
+    assert names(one) == ["s"]
+    one.close()
+    two.close()
+
+
+def test_a_child_of_a_fork_has_connections_of_its_own(backend: PostgresBackend) -> None:
+    status(backend, appended("s", 1, 1))
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)
+        good = status(backend, appended("s", 2, 2)) == ["stored"]
+        backend.close()
+        os._exit(0 if good else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert status(backend, appended("s", 3, 3)) == ["stored"], "the parent's connection is whole"
+    assert positions(backend.read("s")) == [1, 2, 3]
+
+
+def kill_connections(database: psycopg.Connection) -> int:
+    """End every connection of this server's, but those that tests look with."""
+    rows = database.execute(
+        "select pg_terminate_backend(pid) from pg_stat_activity"
+        " where application_name = 'perdure' and pid <> pg_backend_pid()"
+    ).fetchall()
+    return len(rows)
+
+
+def test_connections_that_died_while_idle_are_replaced(
+    backend: PostgresBackend, database: psycopg.Connection
+) -> None:
+    status(backend, appended("s", 1, 1))
+    for position in range(2, 6):
+        assert kill_connections(database) >= 1
+        assert status(backend, appended("s", position, position)) == ["stored"]
+        kill_connections(database)
+        assert positions(backend.read("s")) == [*range(1, position + 1)]
+        kill_connections(database)
+        assert names(backend) == ["s"]
+
+
+def test_a_connection_that_dies_in_the_middle_of_a_call_fails_nothing(
+    backend: PostgresBackend, database: psycopg.Connection
+) -> None:
+    """Somebody ends all connections all the time; each position is stored once all the same."""
+    ending, draw = threading.Event(), random.Random(7)
+
+    def terminate() -> None:
+        while not ending.is_set():
+            kill_connections(database)
+            time.sleep(draw.uniform(0.002, 0.04))
+
+    thread = threading.Thread(target=terminate)
+    thread.start()
+    try:
+        for position in range(1, 101):
+            assert status(backend, appended("s", position, position)) == ["stored"]
+    finally:
+        ending.set()
+        thread.join()
+    assert list(backend.read("s")) == entries(1, 100)
+
+
+def test_the_same_for_an_event_loop(postgres_store: str, database: psycopg.Connection) -> None:
+    async def scenario() -> None:
+        backend = AsyncPostgresBackend(f"{postgres_store}&patience=5")
+        for position in range(1, 21):
+            killing = asyncio.to_thread(kill_connections, database)
+            call = backend.append([appended("s", position, position)])
+            (outcome,), _ = await asyncio.gather(call, killing)
+            assert outcome.status == "stored"
+        assert [one async for one in backend.read("s")] == entries(1, 20)
+        await backend.close()
+
+    asyncio.run(scenario())
+
+
+def test_one_handle_serves_one_event_loop_after_the_other(postgres_store: str) -> None:
+    backend = AsyncPostgresBackend(postgres_store)
+    for position in range(1, 4):
+        (outcome,) = asyncio.run(_append(backend, position))
+        assert outcome == "stored"
+    asyncio.run(backend.close())
+
+
+async def _append(backend: AsyncPostgresBackend, position: int) -> list[str]:
+    return [one.status for one in await backend.append([appended("s", position, position)])]
+
+
+def test_a_lock_that_somebody_holds_is_waited_for_but_not_for_ever(
+    postgres_store: str, database: psycopg.Connection
+) -> None:
+    backend = PostgresBackend(f"{postgres_store}&patience=0.5")
+    status(backend, appended("s", 1, 1))
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(database.transaction())
+        database.execute("select 1 from head where tenant = %s for update", (tenant(backend),))
+        began = time.monotonic()
+        with pytest.raises(UnavailableError, match="did not answer in time"):
+            backend.append([appended("s", 2, 2)])
+        assert 0.4 < time.monotonic() - began < 3
+        assert list(backend.read("s")) == entries(1, 1), "readers do not wait"
+    assert status(backend, appended("s", 2, 2)) == ["stored"], "whatever became of the first try"
+    assert list(backend.read("s")) == entries(1, 2)
+    backend.close()
+
+
+def test_an_interrupted_call_leaves_the_store_usable(
+    postgres_store: str, database: psycopg.Connection
+) -> None:
+    backend = PostgresBackend(postgres_store)
+    status(backend, appended("s", 1, 1))
+    with database.transaction():
+        database.execute("select 1 from head where tenant = %s for update", (tenant(backend),))
+        timer = threading.Timer(0.3, signal.raise_signal, (signal.SIGINT,))
+        timer.start()
+        with pytest.raises(KeyboardInterrupt):
+            backend.append([appended("s", 2, 2)])
+        timer.join()
+    assert status(backend, appended("s", 2, 2)) == ["stored"]
+    backend.close()
+
+
+def test_what_is_stored_twice_is_compared(
+    backend: PostgresBackend, database: psycopg.Connection
+) -> None:
+    for stream in ("cut", "orphan", "ahead", "renamed"):
+        status(backend, appended(stream, 1, 5))
+    mine = tenant(backend)
+
+    def where(stream: str) -> tuple[str, bytes]:
+        return mine, stream.encode()
+
+    database.execute(
+        "delete from entry where position > 3 and stream = "
+        "(select stream from head where tenant = %s and name = %s)",
+        where("cut"),
+    )
+    database.execute("delete from head where tenant = %s and name = %s", where("orphan"))
+    database.execute("update head set position = 3 where tenant = %s and name = %s", where("ahead"))
+    database.execute("update head set name = 'x' where tenant = %s and name = %s", where("renamed"))
+    for stream, reason in (
+        ("cut", "missing at the end"),
+        ("orphan", "no head"),
+        ("ahead", "after its head"),
+        ("x", "does not belong"),
+    ):
+        for reverse in (False, True):
+            with pytest.raises(DamagedError, match=reason):
+                list(backend.read(stream, reverse=reverse))
+    with pytest.raises(DamagedError):
+        backend.append([appended("orphan", 2, 2)])
+    with pytest.raises(DamagedError):
+        backend.append([appended("ahead", 4, 4)])
+    assert status(backend, appended("whole", 1, 1)) == ["stored"]
+
+
+def test_people_can_read_the_tables(backend: PostgresBackend, database: psycopg.Connection) -> None:
+    status(backend, appended("é 🦉", 1, 2, "ü"))
+    row = database.execute(
+        "select id, position, labels, changed <= now() from session where tenant = %s",
+        (tenant(backend),),
+    ).fetchone()
+    assert row == ("é 🦉", 2, '["ü"]', True)
+    texts = database.execute(
+        "select convert_from(body, 'UTF8') from entry where tenant = %s order by position",
+        (tenant(backend),),
+    ).fetchall()
+    assert texts == [(entry(1).body.decode(),), (entry(2).body.decode(),)]  # type: ignore[union-attr]

@@ -139,13 +139,18 @@ class WatchContract:
     def test_another_processes_append_is_seen(self, open_backend: OpenBackend) -> None:
         if not self.processes or "fork" not in multiprocessing.get_all_start_methods():
             pytest.skip("other processes can not reach this store")
+        backend = open_backend()
+        try:
+            watching(backend)
+        except BaseException:
+            backend.close()
+            raise
         context = multiprocessing.get_context("fork")  # A factory can not be sent elsewhere.
         go, done = context.Event(), context.SimpleQueue()
         child = context.Process(target=_append_elsewhere, args=(open_backend, go, done))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # The child only opens a store.
             child.start()
-        backend = open_backend()
         try:
             for position in range(3):
                 waiting = _Waiting(backend, "s", position, LATE)
@@ -156,6 +161,8 @@ class WatchContract:
                 assert waiting.ended - done.get() < 2.0
         finally:
             backend.close()
+            child.join(LATE)
+            child.kill()  # Or it would wait for ever after a failure.
             child.join()
         assert child.exitcode == 0
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import apsw
 
-from benchmarks import adapter, figures, imports, reading, speed, storage, values
+from benchmarks import adapter, effects, figures, imports, reading, speed, storage, values
 from benchmarks.report import Part
 from benchmarks.workload import SEED
 
@@ -46,7 +46,7 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--quick", action="store_true", help="a minute, with less to trust")
     parser.add_argument(
-        "--only", choices=["speed", "reading", "storage", "import", "values", "adapter"]
+        "--only", choices=["speed", "reading", "storage", "import", "values", "adapter", "effects"]
     )
     parser.add_argument(
         "--out",
@@ -73,6 +73,9 @@ def _parts(folder: Path, *, quick: bool) -> dict[str, Callable[[], Part]]:
         "import": lambda: imports.measure(folder, repeats=9 if quick else 31),
         "values": lambda: values.measure(folder, versions=100 if quick else 500),
         "adapter": lambda: adapter.measure(folder, repeats=100 if quick else 1_000),
+        "effects": lambda: effects.measure(
+            folder, rounds=2 if quick else 7, steps=10 if quick else 25
+        ),
     }
 
 

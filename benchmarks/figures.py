@@ -128,4 +128,15 @@ def _reading(axis: Any, data: dict[str, Any]) -> None:
     _title(axis, "Reading a long session", "ms; the window is the last 50 messages")
 
 
-PANELS: dict[str, list[Any]] = {"speed": [_turns, _cpu, _lone], "reading": [_reading]}
+def _effects(axis: Any, data: dict[str, Any]) -> None:
+    costs = {label: found["us_a_step"] for label, found in data["64"].items()}
+    _bars(axis, costs, [f"{cost:,.0f} µs" for cost in costs.values()])
+    below = "µs a step, 64 sessions at once, all of them durable; less is better"
+    _title(axis, "A step that is recorded", below)
+
+
+PANELS: dict[str, list[Any]] = {
+    "speed": [_turns, _cpu, _lone],
+    "reading": [_reading],
+    "effects": [_effects],
+}

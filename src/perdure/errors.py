@@ -128,7 +128,7 @@ class InUseError(PerdureError):
 
 
 class DivergenceError(PerdureError):
-    """The caller asks for something else than what is recorded in the same place.
+    """What was recorded is not what is asked for now: an `id`, or a call that is made again.
 
     Nothing was written. `recorded` and `given` are the digests of the two contents.
     """

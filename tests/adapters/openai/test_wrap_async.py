@@ -38,8 +38,7 @@ def user(text: str) -> Any:
 
 
 async def kinds(session: perdure.AsyncSession) -> list[str]:
-    found = [record.kind async for record in session.records()]
-    return [kind for kind in found if not kind.startswith("effect.")]
+    return [record.kind async for record in session.records()]
 
 
 def test_every_kind_of_call_is_recorded(server: ModelServer) -> None:

@@ -1,0 +1,88 @@
+"""People and agents of other kinds in a team: what they replied is recorded."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any
+
+from autogen_agentchat.base import Response
+from autogen_agentchat.messages import ModelClientStreamingChunkEvent, TextMessage
+
+from perdure.adapters.agentchat_journal import Journal
+from perdure.adapters.agentchat_model import digest
+from perdure.errors import EffectError, UnknownOutcomeError
+
+
+def asking(agent: Any, scope: str, journal: Journal) -> Any:
+    """Return a user proxy's input function, as one that asks nobody twice."""
+    function, awaits = agent.input_func, agent._is_async  # noqa: SLF001 - see `agentchat_tree`
+
+    async def ask(prompt: str, token: Any = None) -> str:
+        async def run() -> dict[str, Any]:
+            if awaits:
+                return {"said": await function(prompt, token)}
+            return {"said": await asyncio.to_thread(function, prompt)}
+
+        # A person who was asked and not heard is asked again: nothing happened.
+        found = await journal.ask(f"{scope}:input", digest((), {"prompt": prompt}), run)
+        return str(found["said"])
+
+    return ask
+
+
+def replying(agent: Any, scope: str, journal: Journal, factory: Any) -> Any:
+    """Return what makes an agent's replies, each as one effect.
+
+    Its state after a reply is kept with it, as nobody knows what it did.
+    """
+    inner = agent.on_messages_stream
+
+    async def on_messages_stream(messages: Sequence[Any], token: Any) -> AsyncGenerator[Any, None]:
+        async def run() -> dict[str, Any]:
+            return {**await _reply(inner(messages, token)), "state": await state_of(agent)}
+
+        said = [one.to_model_text() for one in messages]
+        given = {"messages": digest((), {"messages": said})}
+        found = None
+        while found is None:
+            try:
+                found = await journal.use(scope, agent.name, id="reply", arguments=given, run=run)
+            except EffectError:
+                continue  # It failed, and with it the run, which is being tried again.
+            except UnknownOutcomeError as error:
+                text = f"Error: the outcome of this agent's reply is unknown. {error.reason}"
+                found = {"reconciled": text}
+        if "reconciled" in found:
+            text = str(found["reconciled"])
+            yield Response(chat_message=TextMessage(content=text, source=agent.name))
+            return
+        await restore(agent, found["state"])
+        for one in found["told"]:
+            yield factory.create(one)
+        within = [factory.create(one) for one in found["inner"]]
+        yield Response(chat_message=factory.create(found["said"]), inner_messages=within)
+
+    return on_messages_stream
+
+
+async def _reply(stream: AsyncGenerator[Any, None]) -> dict[str, Any]:
+    told = [one async for one in stream if not isinstance(one, ModelClientStreamingChunkEvent)]
+    response = next(one for one in told if isinstance(one, Response))
+    return {
+        "told": [one.dump() for one in told if one is not response],
+        "inner": [one.dump() for one in response.inner_messages or ()],
+        "said": response.chat_message.dump(),
+    }
+
+
+async def state_of(agent: Any) -> dict[str, Any]:
+    """Return an agent's state, with that of its model context, which some do not save."""
+    context = getattr(agent, "model_context", None)
+    kept = {"context": await context.save_state()} if context is not None else {}
+    return {"agent": await agent.save_state(), **kept}
+
+
+async def restore(agent: Any, state: dict[str, Any]) -> None:
+    """Bring an agent to a state."""
+    await agent.load_state(state["agent"])
+    if "context" in state:
+        await agent.model_context.load_state(state["context"])

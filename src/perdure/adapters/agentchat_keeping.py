@@ -1,0 +1,265 @@
+"""What a session keeps of a team: its state between runs, and which run is under way.
+
+Two values. `agentchat.state` is the team's state after its last run; `agentchat.run` names the turn
+of the newest run, its task, and the version of the state that it began in. A run whose turn is open
+was cut off: it is run again from that version.
+"""
+
+from collections import defaultdict, deque
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from perdure import AsyncSession, AsyncTurn
+from perdure.adapters import agentchat_record as record
+from perdure.adapters import agentchat_state as state
+from perdure.adapters import agentchat_tree as tree
+from perdure.adapters.agentchat_journal import FINISH, Policy
+from perdure.adapters.agentchat_model import digest
+from perdure.adapters.agentchat_tree import Node
+from perdure.errors import ConflictError, DivergenceError, UsageError
+from perdure.records import EffectSettled, Message
+
+STATE = "agentchat.state"
+RUN = "agentchat.run"
+ORIGIN = "autogen_agentchat"
+
+
+class Begun(NamedTuple):
+    """A run that goes on. `heard` is what its turn holds already, by author, oldest first."""
+
+    turn: AsyncTurn | None
+    version: int
+    task: list[Any]
+    heard: Mapping[str, deque[record.Item]]
+    order: tuple[str, ...] = ()
+    result: Any = None
+
+
+class Keeping:
+    """The state and the runs of one team in a session."""
+
+    def __init__(self, session: AsyncSession, root: Node) -> None:
+        self._session = session
+        self._root = root
+        self.factory = tree.messages_of(root.component)
+        self._people = record.people_of([node.component for node in root.all])
+        self._at: int | None = None  # The version that the team is in, as far as is known.
+        self._saved: state.State = {}
+        self._before: state.State = {}
+        self._run: dict[str, Any] | None = None
+
+    @property
+    def interrupted(self) -> str | None:
+        """The task of a run that was cut off, in words."""
+        if self._run is None or self._open_turn() is None:
+            return None
+        task = record.loaded(self._session.id, self._run["task"], self.factory)
+        return "\n".join(one.to_model_text() for one in task)
+
+    def _open_turn(self) -> AsyncTurn | None:
+        if self._run is None:
+            return None
+        return next((one for one in self._session.interrupted if one.id == self._run["turn"]), None)
+
+    def _newest(self) -> int:
+        """The number of the newest state in this view, 0 if there is none."""
+        values = self._session.values
+        return values.version(STATE) if STATE in values.keys() else 0  # noqa: SIM118 - a method
+
+    async def restore(self) -> None:
+        """Bring the team to where the session has it; refuse another team's state."""
+        self._before = await state.saved(self._root)
+        self._run = await self._session.get(RUN)
+        version = self._newest()
+        if version == 0:
+            self._at = 0
+            return
+        stored = await self._session.get(STATE)
+        tree.require_shape(self._session.id, stored["team"], self._root)
+        if self._open_turn() is None:
+            await self._load(stored)
+            self._at = version
+
+    async def _load(self, stored: state.State) -> None:
+        try:
+            await state.load(self._root, stored)
+        except (ValueError, KeyError) as error:  # Validation errors of pydantic are ValueErrors.
+            reason = f"the state that {self._session.id!r} keeps does not fit the team: {error}"
+            raise UsageError(f"{reason}. Give the team as it was, or another session") from error
+        self._saved = await state.saved(self._root)
+
+    async def require_tools(self, policies: Mapping[str, Policy]) -> None:
+        """Refuse policies of tools that are not there, and a cut run whose tools are gone."""
+        now = await self._tools()
+        known = {name for names in now.values() for name in names}
+        known |= {node.component.name for node in self._root.all if tree.is_opaque(node)}
+        if unknown := sorted(policies.keys() - known):
+            raise UsageError(
+                f"no tool is called {unknown[0]!r}: there are {', '.join(sorted(known))}"
+            )
+        if self._run is not None and self._open_turn() is not None:
+            for path, names in self._run["tools"].items():
+                if gone := [name for name in names if name not in now.get(path, ())]:
+                    reason = (
+                        f"{path!r} has no tool {gone[0]!r} any more, and a run with it was cut off"
+                    )
+                    raise UsageError(f"{reason}: give the tool, or abandon() the run before")
+
+    async def _tools(self) -> dict[str, list[str]]:
+        return {
+            node.path: [one["name"] for bench in benches for one in await bench.list_tools()]
+            for node in self._root.all
+            if (benches := tree.benches_of(node))
+        }
+
+    async def let_go(self) -> None:
+        """Bring the team back to where it was before: another session is nobody's business."""
+        await state.load(self._root, self._before)
+
+    async def begin(self, task: Any, id: str | None) -> Begun:
+        """Begin a run, or go on with one that was cut off. On return its task is durable."""
+        given = record.taken(task)
+        await self._session.refresh()
+        self._run = await self._session.get(RUN)
+        turn = self._open_turn()
+        if turn is not None and self._run is not None:
+            return await self._resume(turn, self._run, given, id)
+        version = await self._current()
+        stored = await self._session.get(STATE)
+        if id is not None and stored["run"] == id:
+            result = record.result_of(stored["result"], self.factory, self._session.id)
+            return Begun(None, version, [], {}, result=result)
+        return await self._begin(given, id, version)
+
+    async def _current(self) -> int:
+        """Return the version of the state that the team is in, which is the newest."""
+        newest = self._newest()
+        stored = await self._session.get(STATE, {"run": "", "result": None})
+        if self._at != newest:
+            tree.require_shape(self._session.id, stored["team"], self._root)
+            await self._load(stored)
+            self._at = newest
+            return newest
+        found = await state.saved(self._root)
+        if newest and found == self._saved:
+            return newest
+        return await self._save(stored["run"], found, stored["result"])
+
+    async def _save(self, run: str, found: state.State, result: Any) -> int:
+        kept = {"run": run, "result": result, "team": tree.shape(self._root), **found}
+        self._at = await self._session.set(STATE, kept)
+        self._saved = found
+        return self._at
+
+    async def _begin(self, given: list[Any], id: str | None, version: int) -> Begun:
+        items = [record.messages_of(one, self._people) for one in given]
+        first = items[0][0] if items else None
+        author = given[0].source if given else ""
+        turn = self._session.turn(first, author=author, id=id)
+        task = record.dumped(given)
+        before = self._run["turn"] if self._run is not None else ""
+        self._run = {
+            "turn": turn.id,
+            "task": task,
+            "state": version,
+            "tools": await self._tools(),
+            "by_id": id is not None,
+        }
+        await self._session.set(RUN, self._run)
+        await turn.__aenter__()
+        if turn.ended:
+            await turn.__aexit__(None, None, None)
+            reason = f"the run {turn.id!r} was made before, and its result is no longer kept"
+            raise UsageError(f"{reason}: choose another id")
+        await self._require_alone(turn, before)
+        heard: dict[str, deque[record.Item]] = defaultdict(deque)
+        if first is not None:
+            heard[author].append(first)
+        return Begun(turn, version, given, heard)
+
+    async def _require_alone(self, turn: AsyncTurn, before: str) -> None:
+        """Give way to another process that begins a run at the same time."""
+        run = await self._session.get(RUN)
+        others = [one.id for one in self._session.interrupted]
+        if run["turn"] != turn.id or before in others:
+            reason = "another process began a run of this team"
+            await turn.abandon(reason)
+            await turn.__aexit__(None, None, None)
+            at = self._session.position
+            raise ConflictError(self._session.id, at, at, reason)
+
+    async def _resume(
+        self, turn: AsyncTurn, run: dict[str, Any], given: list[Any], id: str | None
+    ) -> Begun:
+        if (given and not record.same(run["task"], record.dumped(given))) or (
+            id is not None and id != turn.id
+        ):
+            reason = "a run with another task was cut off"
+            raise UsageError(f"{reason}: run it without a task to go on with it, or abandon() it")
+        stored = await self._session.get(STATE, version=run["state"])
+        task = given or record.loaded(self._session.id, run["task"], self.factory)
+        heard: dict[str, deque[record.Item]] = defaultdict(deque)
+        order: list[str] = []
+        async for one in self._session.records(after=turn.start):
+            content: Any = one.content
+            if getattr(content, "turn", "") != turn.id:
+                continue
+            if isinstance(content, Message) and not content.origin.startswith("perdure:"):
+                heard[content.author].append(content.message)
+            elif isinstance(content, EffectSettled) and isinstance(content.result, dict):
+                order += [content.result["by"]] if "by" in content.result else []
+        await turn.__aenter__()
+        try:
+            self._at = None
+            await self._load(stored)
+        except BaseException:
+            await turn.leave()
+            raise
+        return Begun(turn, run["state"], task, heard, tuple(order))
+
+    async def tell(self, begun: Begun, event: Any) -> None:
+        """Record what a run tells, unless its turn holds it already. On return it is durable."""
+        assert begun.turn is not None  # noqa: S101 - runs that have a result tell nothing
+        heard, fresh = begun.heard[event.source], []
+        for item in record.messages_of(event, self._people):
+            if not heard:
+                fresh.append(item)
+            elif (was := heard.popleft()) != item:
+                told = digest((), was), digest((), item)
+                name = f"a message of {event.source}"
+                raise DivergenceError(self._session.id, name, *told, hint=FINISH)
+        if fresh:
+            recipient = record.recipient_of(event)
+            await begun.turn.append(*fresh, author=event.source, recipient=recipient, origin=ORIGIN)
+
+    async def finish(self, begun: Begun, result: Any) -> None:
+        """Keep the state that a run led to, and complete its turn."""
+        assert begun.turn is not None  # noqa: S101
+        assert self._run is not None  # noqa: S101
+        found = await state.saved(self._root)
+        if self._newest() == begun.version:
+            kept = None
+            if self._run["by_id"]:
+                messages = record.dumped(result.messages)
+                kept = {"messages": messages, "stop_reason": result.stop_reason}
+            await self._save(begun.turn.id, found, kept)
+        else:  # The process died between the two.
+            self._at, self._saved = self._newest(), found
+        await begun.turn.__aexit__(None, None, None)
+
+    async def leave(self, begun: Begun) -> None:
+        """Leave a run open: what the team holds now is not a state to go on from."""
+        self._at = None
+        tree.renew(self._root)
+        if begun.turn is not None and not begun.turn.ended:
+            await begun.turn.leave()
+
+    async def abandon(self, reason: str) -> None:
+        """Give up the run that was cut off."""
+        await self._session.refresh()
+        self._run = await self._session.get(RUN)
+        turn = self._open_turn()
+        if turn is None:
+            raise UsageError("no run was cut off: there is nothing to give up")
+        await turn.abandon(reason)
+        self._at = None

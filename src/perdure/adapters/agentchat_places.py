@@ -1,0 +1,61 @@
+"""Put recording models, tools and people into a team, in the places of its own."""
+
+from typing import Any
+
+from autogen_agentchat.agents import AssistantAgent, SocietyOfMindAgent, UserProxyAgent
+from autogen_agentchat.teams import MagenticOneGroupChat, SelectorGroupChat
+from autogen_core.tools import FunctionTool
+
+from perdure.adapters import agentchat_agents as agents
+from perdure.adapters import agentchat_tools as tools
+from perdure.adapters import agentchat_tree as tree
+from perdure.adapters.agentchat_journal import Journal
+from perdure.adapters.agentchat_model import DurableClient
+from perdure.adapters.agentchat_tree import Node, Places
+
+CLIENT = "_model_client"
+BENCHES = "_workbench"
+
+
+async def stand_in(root: Node, journal: Journal, places: Places, factory: Any) -> None:
+    """Have everything that a team asks and does recorded; `places` takes it back."""
+    done: set[int] = set()
+    for node in root.all:
+        if id(node.component) not in done:  # An agent can be the tool of several.
+            done.add(id(node.component))
+            await _stand_in(node, journal, places, factory)
+
+
+async def _stand_in(node: Node, journal: Journal, places: Places, factory: Any) -> None:
+    found, path = node.component, node.path
+    if isinstance(found, SelectorGroupChat | MagenticOneGroupChat):
+        manager = await tree.manager_of(found)
+        client = DurableClient(getattr(manager, CLIENT), f"{path}:manager", journal)
+        places.put(manager, CLIENT, client)
+        places.put(found, CLIENT, client)  # For a manager that is made anew.
+    elif isinstance(found, AssistantAgent):
+        places.put(found, CLIENT, DurableClient(getattr(found, CLIENT), path, journal))
+        _stand_in_for_tools(found, path, journal, places, factory)
+    elif isinstance(found, SocietyOfMindAgent):
+        places.put(found, CLIENT, DurableClient(getattr(found, CLIENT), path, journal))
+    elif isinstance(found, UserProxyAgent):
+        places.put(found, "input_func", agents.asking(found, path, journal))
+        places.put(found, "_is_async", True)  # noqa: FBT003 - an attribute, whatever its value
+    elif tree.is_opaque(node):
+        replying = agents.replying(found, path, journal, factory)
+        places.put(found, "on_messages_stream", replying)
+
+
+def _stand_in_for_tools(
+    agent: Any, path: str, journal: Journal, places: Places, factory: Any
+) -> None:
+    through = frozenset(tool.name for tool in tree.runners(agent))
+    benches = tree.workbenches(agent)
+    for tool in [tool for bench in benches for tool in tree.tools_of(bench)]:
+        function = tools.in_context(tool) if isinstance(tool, FunctionTool) else None
+        if function is not None:
+            places.put(tool, "_func", function)
+    standing = [
+        tools.durable(bench, path, journal, through=through, factory=factory) for bench in benches
+    ]
+    places.put(agent, BENCHES, standing)

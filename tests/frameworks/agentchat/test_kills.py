@@ -1,0 +1,157 @@
+"""A process that dies anywhere, and another that runs the same program: nothing lost or doubled.
+
+Every prompt that the server was sent is compared with those of a run that nobody interrupted.
+"""
+
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import perdure
+from perdure.adapters.agentchat_keeping import STATE
+from perdure.records import Message
+from tests.adapters.openai.killing import child, prompts
+from tests.adapters.openai.scripts import Hooks
+from tests.frameworks.agentchat import scripts
+from tests.frameworks.agentchat.teams import TEAMS, Ledger
+
+pytestmark = [
+    pytest.mark.durability,
+    # The package's client asks the SDK for structured answers, and the SDK says so when dumping.
+    pytest.mark.filterwarnings("ignore:Pydantic serializer warnings"),
+]
+
+# How many of the places where a program can die are tried; "all" for each of them.
+KILLS = os.environ.get("PERDURE_KILLS", "1")
+COMMAND = [sys.executable, "-m", "tests.frameworks.agentchat.model"]
+ROOT = Path(__file__).parents[3]
+NOTICE = "the outcome of this"
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    pipe = subprocess.PIPE
+    with subprocess.Popen(COMMAND, stdin=pipe, stdout=pipe, text=True, cwd=ROOT) as process:
+        assert process.stdout is not None
+        assert process.stdin is not None
+        url = process.stdout.readline().strip()
+        # Children need not import again what this process has imported.
+        for team in ("magentic", "streaming"):
+            path = tmp_path_factory.mktemp("warm") / f"{team}.db"
+            scripts.run(f"{team}:unsafe", url, path, Hooks())
+        yield url
+        process.stdin.close()
+        assert process.wait(10) == 0
+
+
+class Seen:
+    """What a session holds at the end, without what is made anew in each process."""
+
+    def __init__(self, path: Path) -> None:
+        with perdure.open(path) as store:
+            session = store.session(scripts.SESSION)
+            assert session.interrupted == ()
+            session.verify()
+            self.messages = [
+                (one.content.author, one.content.message)
+                for one in session.records()
+                if isinstance(one.content, Message)
+            ]
+            self.state = _lasting(session.get(STATE))
+            self.tools = [one for one in session.effects.list() if one.kind == "tool"]
+        self.ledger = Ledger(path.with_suffix(".ledger")).lines
+
+
+def _lasting(value: Any) -> Any:
+    """Leave out ids and times that the package makes, and the id of the run."""
+    if isinstance(value, dict):
+        made = {"id", "created_at", "run"}
+        return {name: _lasting(one) for name, one in value.items() if name not in made}
+    return [_lasting(one) for one in value] if isinstance(value, list) else value
+
+
+def amounts(seen: Seen) -> list[int]:
+    """Return what was charged; calls of one message are made side by side, in any order."""
+    return sorted(one["amount"] for one in seen.ledger)
+
+
+def without_repeats(sent: list[Any]) -> list[Any]:
+    """A call that died is made again: with the same prompt, or it would show."""
+    return [one for at, one in enumerate(sent) if at == 0 or one != sent[at - 1]]
+
+
+def kills(counts: dict[str, int], seed: str) -> list[tuple[str, int]]:
+    """Return places to die at: some of each kind, or all."""
+    every = [(what, at) for what, count in sorted(counts.items()) for at in range(1, count + 1)]
+    if KILLS == "all":
+        return every
+    random.Random(seed).shuffle(every)
+    first = {what: (what, at) for what, at in every}
+    return list(dict.fromkeys([*first.values(), *every]))[: int(KILLS)]
+
+
+def whole(form: str, url: str, path: Path) -> tuple[dict[str, int], list[Any], Seen]:
+    """Run a program that nobody interrupts; return what it did, was asked, and left."""
+    before = len(prompts(url))
+    counts = child(scripts.run, form, url, path)
+    return counts, prompts(url)[before:], Seen(path)
+
+
+def cases(*policies: str) -> Iterator[Any]:
+    """Yield teams and policies: each with each, or in the ordinary run each team once."""
+    for number, team in enumerate(TEAMS):
+        # Nobody can find out what an agent of unknown kind would have said.
+        found = [one for one in policies if (team, one) != ("custom", "reconcile")]
+        for policy in found if KILLS == "all" else [found[number % len(found)]]:
+            yield pytest.param(team, policy, id=f"{team}-{policy}")
+
+
+@pytest.mark.parametrize(("team", "policy"), [*cases("idempotent", "reconcile")])
+def test_a_killed_team_that_is_run_again_says_and_hears_the_same(
+    team: str, policy: str, url: str, tmp_path: Path
+) -> None:
+    form = f"{team}:{policy}"
+    counts, wanted, left = whole(form, url, tmp_path / "whole.db")
+    assert len(left.ledger) == counts["received"] >= 2
+    assert {"append", "sending", "received"} <= counts.keys()
+    for what, at in kills(counts, form):
+        path = tmp_path / f"{what}-{at}.db"
+        before = len(prompts(url))
+        assert child(scripts.run, form, url, path, what=what, at=at) is None
+        child(scripts.run, form, url, path)
+        assert without_repeats(prompts(url)[before:]) == wanted, (what, at)
+        found = Seen(path)
+        assert found.messages == left.messages, (what, at)
+        assert found.state == left.state, (what, at)
+        assert amounts(found) == amounts(left), (what, at)
+
+
+@pytest.mark.parametrize("team", TEAMS if KILLS == "all" else ["round_robin", "graph", "custom"])
+def test_a_killed_team_with_unsafe_tools_goes_on_and_says_what_nobody_knows(
+    team: str, url: str, tmp_path: Path
+) -> None:
+    form = f"{team}:unsafe"
+    counts, _, left = whole(form, url, tmp_path / "whole.db")
+    for what, at in kills(counts, form):
+        path = tmp_path / f"{what}-{at}.db"
+        before = len(prompts(url))
+        assert child(scripts.run, form, url, path, what=what, at=at) is None
+        child(scripts.run, form, url, path)
+        found = Seen(path)
+        keys = [line["key"] for line in found.ledger]
+        assert len(keys) == len(set(keys)), (what, at)
+        unknown = [one for one in found.tools if one.state == "unknown"]
+        if what in ("sending", "received"):
+            assert 1 <= len(unknown) <= 2, (what, at)  # Two calls can be under way.
+        told = [one for one in prompts(url)[before:] if NOTICE in str(one)]
+        assert bool(told) == bool(unknown), (what, at)
+        assert len(found.messages) >= 4
+        assert {one.key for one in found.tools} - {*keys} <= {one.key for one in unknown}
+        if not unknown:
+            assert found.messages == left.messages, (what, at)

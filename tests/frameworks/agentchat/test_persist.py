@@ -1,0 +1,548 @@
+"""Teams and agents that go on where they were, in another process or after an error."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from autogen_agentchat.agents import AssistantAgent, UserProxyAgent
+from autogen_agentchat.base import TaskResult
+from autogen_agentchat.messages import HandoffMessage, TextMessage
+from autogen_agentchat.teams import DiGraphBuilder, GraphFlow, RoundRobinGroupChat
+from autogen_core.memory import ListMemory, MemoryContent
+from autogen_core.model_context import BufferedChatCompletionContext
+
+import perdure
+from perdure.adapters import agentchat_tree
+from perdure.adapters.agentchat import persist
+from perdure.errors import ConflictError, DivergenceError, UnsupportedError, UsageError
+from perdure.records import Message
+from perdure.testing import ModelServer
+from tests.frameworks.agentchat import teams
+from tests.frameworks.agentchat.scripts import SESSION, TASKS
+from tests.frameworks.agentchat.teams import Client, Ledger, World, clerk, critic
+
+Build = Callable[[World], Any]
+
+
+class Place:
+    """Where programs run one after the other: a store, a server, a ledger."""
+
+    def __init__(self, server: ModelServer, path: Path, ledger: Ledger) -> None:
+        self.server, self.path, self.ledger = server, path, ledger
+
+    @asynccontextmanager
+    async def durable(
+        self, build: Build, *, session: str = SESSION, **options: Any
+    ) -> AsyncIterator[Any]:
+        """Do what a new process does: open the store, build the team, persist it."""
+        client = Client(self.server.url)
+        try:
+            async with perdure.open_async(self.path) as store:
+                found = await store.session(session)
+                team = build(World(client, self.ledger))
+                async with persist(found, team, **options) as durable:
+                    yield durable
+        finally:
+            await client.close()
+
+    @property
+    def prompts(self) -> list[Any]:
+        return [request.body["messages"] for request in self.server.requests]
+
+    def messages(self, session: str = SESSION) -> list[Any]:
+        with perdure.open(self.path) as store:
+            return list(store.session(session).messages())
+
+
+@pytest.fixture
+def place(server: ModelServer, path: Path, ledger: Ledger) -> Place:
+    return Place(server, path, ledger)
+
+
+async def twice(place: Place, build: Build, session: str) -> None:
+    """Run both tasks in one process."""
+    async with place.durable(build, session=session) as durable:
+        for task in TASKS:
+            await durable.run(task=task)
+
+
+def without_repeats(sent: list[Any]) -> list[Any]:
+    return [one for at, one in enumerate(sent) if at == 0 or one != sent[at - 1]]
+
+
+@pytest.mark.parametrize("name", teams.TEAMS)
+@pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")
+def test_a_new_process_goes_on_as_the_old_one_would_have(name: str, place: Place) -> None:
+    async def go() -> None:
+        build = teams.TEAMS[name]
+        await twice(place, build, "whole")
+        wanted = place.prompts
+        for task in TASKS:
+            async with place.durable(build) as durable:
+                assert durable.interrupted is None
+                result = await durable.run(task=task)
+                assert isinstance(result, TaskResult)
+        assert place.prompts[len(wanted) :] == wanted
+        assert place.messages() == place.messages("whole")
+
+    asyncio.run(go())
+
+
+@pytest.mark.parametrize(
+    "name",
+    # An agent that is a tool tells of its errors as tools do.
+    ["single", "streaming", "round_robin", "selector", "swarm", "graph", "nested", "society"],
+)
+def test_an_error_of_the_model_leaves_a_run_that_goes_on_in_the_same_process(
+    name: str, place: Place
+) -> None:
+    async def go() -> None:
+        build = teams.TEAMS[name]
+        await twice(place, build, "whole")
+        wanted, charged = place.prompts, len(place.ledger.lines)
+        async with place.durable(build, session="other") as durable:
+            for task in TASKS:
+                place.server.fault(status=500, at=len(place.prompts) + 2)
+                with pytest.raises(Exception, match="500"):
+                    await durable.run(task=task)
+                assert durable.interrupted == task
+                await durable.run()
+                assert durable.interrupted is None
+        assert without_repeats(place.prompts[len(wanted) :]) == wanted
+        assert place.messages("other") == place.messages("whole")
+        assert len(place.ledger.lines) == 2 * charged
+
+    asyncio.run(go())
+
+
+def test_a_stream_that_is_left_can_be_gone_on_with(place: Place) -> None:
+    async def go() -> None:
+        await twice(place, teams.round_robin, "whole")
+        wanted = place.prompts
+        async with place.durable(teams.round_robin) as durable:
+            for number, task in enumerate(TASKS):
+                seen = 0
+                async for _ in durable.run_stream(task=task):
+                    seen += 1
+                    if seen == 2 + number:
+                        break
+                await durable.run(task=task)
+        assert without_repeats(place.prompts[len(wanted) :]) == wanted
+        assert place.messages() == place.messages("whole")
+
+    asyncio.run(go())
+
+
+def test_what_a_run_tells_is_durable_before_it_is_told(place: Place) -> None:
+    async def go() -> None:
+        async with place.durable(teams.round_robin) as durable:
+            told = 0
+            async for event in durable.run_stream(task=TASKS[0]):
+                if isinstance(event, TaskResult):
+                    assert event.messages[0].content == TASKS[0]
+                    continue
+                told += 1
+                assert len(place.messages()) >= told
+        messages = place.messages()
+        assert [one["role"] for one in messages[:4]] == ["user", "assistant", "tool", "assistant"]
+
+    asyncio.run(go())
+
+
+async def cut(place: Place, build: Build, task: Any = TASKS[0], **options: Any) -> None:
+    """Leave a run behind whose third call of a model failed."""
+    place.server.fault(status=500, at=len(place.prompts) + 3)
+    async with place.durable(build, **options) as durable:
+        with pytest.raises(Exception, match="500"):
+            await durable.run(task=task)
+
+
+def test_another_task_is_refused_until_the_cut_run_is_given_up(place: Place) -> None:
+    async def go() -> None:
+        await cut(place, teams.round_robin)
+        sent = len(place.prompts)
+        async with place.durable(teams.round_robin) as durable:
+            assert durable.interrupted == TASKS[0]
+            with pytest.raises(UsageError, match="another task was cut off"):
+                await durable.run(task=TASKS[1])
+            with pytest.raises(UsageError, match="another task was cut off"):
+                await durable.run(id="other")
+            assert len(place.prompts) == sent
+            await durable.abandon("not wanted")
+            with pytest.raises(UsageError, match="no run was cut off"):
+                await durable.abandon()
+            await durable.run(task=TASKS[1])
+        assert TASKS[0] not in str(place.prompts[sent:])
+        assert TASKS[0] in str(place.messages())
+
+    asyncio.run(go())
+
+
+def test_a_result_is_served_to_whoever_asks_again_under_the_same_id(place: Place) -> None:
+    async def go() -> None:
+        async with place.durable(teams.round_robin) as durable:
+            first = await durable.run(task=TASKS[0], id="request-9")
+        sent = len(place.prompts)
+        async with place.durable(teams.round_robin) as durable:
+            again = await durable.run(task=TASKS[0], id="request-9")
+            assert again == first
+            assert len(place.prompts) == sent
+            await durable.run(task=TASKS[1])
+            with pytest.raises(UsageError, match="no longer kept"):
+                await durable.run(task=TASKS[0], id="request-9")
+
+    asyncio.run(go())
+
+
+def test_one_team_can_serve_several_sessions_in_turn(place: Place) -> None:
+    async def go() -> None:
+        for session in ("a", "b"):
+            await twice(place, teams.selector, session)
+        wanted = place.prompts
+        client = Client(place.server.url)
+        team = teams.selector(World(client, place.ledger))
+        async with perdure.open_async(place.path) as store:
+            for task in TASKS:
+                for name in ("c", "d"):
+                    async with persist(await store.session(name), team) as durable:
+                        await durable.run(task=task)
+        await client.close()
+        half = len(wanted) // 2
+        sent = place.prompts[len(wanted) :]
+        assert sorted(map(str, sent)) == sorted(map(str, wanted))
+        assert wanted[:half] == wanted[half:]
+        assert place.messages("c") == place.messages("d") == place.messages("a")
+
+    asyncio.run(go())
+
+
+def test_a_team_is_itself_again_when_it_is_let_go(place: Place) -> None:
+    async def go() -> None:
+        client = Client(place.server.url)
+        agent = clerk(World(client, place.ledger))
+        before = {**vars(agent)}
+        tool = agent_tools(agent)[0]
+        function = tool._func
+        async with perdure.open_async(place.path) as store:
+            async with persist(await store.session("s"), agent) as durable:
+                assert agent._model_client is not before["_model_client"]
+                assert tool._func is not function
+                await durable.run(task=TASKS[0])
+            assert {**vars(agent)} == before
+            assert tool._func is function
+            with pytest.raises(UsageError, match="not open"):
+                await durable.run(task=TASKS[1])
+        await client.close()
+
+    asyncio.run(go())
+
+
+def agent_tools(agent: Any) -> Any:
+    return [tool for bench in agent._workbench for tool in bench._tools]
+
+
+# Bad input: nothing runs.
+
+
+def renamed(world: World) -> Any:
+    return RoundRobinGroupChat([clerk(world, "clerc"), critic(world)], max_turns=3)
+
+
+def shortened(world: World) -> Any:
+    return RoundRobinGroupChat([clerk(world)], max_turns=3)
+
+
+def reordered(world: World) -> Any:
+    return RoundRobinGroupChat([critic(world), clerk(world)], max_turns=3)
+
+
+@pytest.mark.parametrize(
+    ("other", "told"),
+    [
+        (renamed, "has no 'clerk' any more \\('clerc' stands there\\)"),
+        (shortened, "has no 'critic' any more"),
+        (reordered, "has critic, clerk, and had clerk, critic"),
+        (teams.selector, "'RoundRobinGroupChat', a RoundRobinGroupChat, and not"),
+        (teams.single, "and not 'clerk', a AssistantAgent"),
+    ],
+)
+@pytest.mark.parametrize("cutting", ["", "cut"])
+def test_another_team_than_the_one_that_is_kept_is_refused(
+    other: Build, told: str, cutting: str, place: Place
+) -> None:
+    async def go() -> None:
+        if cutting:
+            await cut(place, teams.round_robin)
+        else:
+            async with place.durable(teams.round_robin) as durable:
+                await durable.run(task=TASKS[0])
+        sent, kept = len(place.prompts), place.messages()
+        with pytest.raises(UsageError, match=told):
+            async with place.durable(other):
+                pass
+        assert (len(place.prompts), place.messages()) == (sent, kept)
+
+    asyncio.run(go())
+
+
+def toolless(world: World) -> Any:
+    members = [critic(world, "clerk"), critic(world)]
+    return RoundRobinGroupChat(members, max_turns=3)
+
+
+def test_a_cut_run_whose_tool_is_gone_is_refused(place: Place) -> None:
+    async def go() -> None:
+        await cut(place, teams.round_robin)
+        sent = len(place.prompts)
+        with pytest.raises(UsageError, match="has no tool 'charge' any more"):
+            async with place.durable(toolless):
+                pass
+        assert len(place.prompts) == sent
+        async with place.durable(teams.round_robin) as durable:
+            await durable.run()
+        async with place.durable(toolless) as durable:  # A run that is over does not need it.
+            await durable.run(task=TASKS[1])
+
+    asyncio.run(go())
+
+
+def reworded(world: World) -> Any:
+    other = AssistantAgent("critic", world.client, system_message="I am somebody else.")
+    return RoundRobinGroupChat([clerk(world), other], max_turns=9)
+
+
+def test_a_cut_run_that_asks_something_else_now_is_a_divergence(place: Place) -> None:
+    async def go() -> None:
+        place.server.fault(status=500, at=4)
+        async with place.durable(teams.round_robin) as durable:
+            with pytest.raises(RuntimeError, match="500"):
+                await durable.run(task=TASKS[0])
+        sent = len(place.prompts)
+        async with place.durable(reworded) as durable:
+            with pytest.raises(DivergenceError, match=r"critic:model#1.*abandon"):
+                await durable.run()
+            assert len(place.prompts) == sent
+            assert durable.interrupted == TASKS[0]
+            await durable.abandon()
+            await durable.run(task=TASKS[1])
+
+    asyncio.run(go())
+
+
+def test_what_can_not_work_is_refused(place: Place) -> None:
+    async def go() -> None:
+        with pytest.raises(UsageError, match="no tool is called 'chrage'"):
+            async with place.durable(teams.single, tools={"chrage": "idempotent"}):
+                pass
+        wrong: Any = "at most once"
+        with pytest.raises(UsageError, match="no effect 'at most once' of 'charge'"):
+            async with place.durable(teams.single, tools={"charge": wrong}):
+                pass
+        with pytest.raises(UsageError, match="give an agent or a team"):
+            async with place.durable(lambda _: "a team"):
+                pass
+        with perdure.open("memory:") as store:
+            session: Any = store.session("s")
+            with pytest.raises(UsageError, match="open_async"):
+                persist(session, teams.single(World(Client(place.server.url), place.ledger)))
+        async with place.durable(teams.single) as durable:
+            for task in ([], 17, ["text"]):
+                with pytest.raises(UsageError, match="a task"):
+                    await durable.run(task=task)
+
+    asyncio.run(go())
+    assert place.prompts == []
+
+
+def test_other_versions_of_the_package_are_refused(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session: Any = None
+    monkeypatch.setattr(agentchat_tree, "version", lambda _: "0.8.0")
+    with pytest.raises(UnsupportedError, match=r"0\.8\.0 is not known.*>=0\.7,<0\.8"):
+        persist(session, None)
+
+
+# Two processes.
+
+
+def test_of_two_that_go_on_with_a_run_one_does(place: Place) -> None:
+    async def go() -> None:
+        await twice(place, teams.round_robin, "whole")
+        wanted = place.prompts
+        async with place.durable(teams.round_robin) as slow:
+            stream = slow.run_stream(task=TASKS[0])
+            await anext(stream)
+            await anext(stream)
+            async with place.durable(teams.round_robin) as other:
+                assert other.interrupted == TASKS[0]
+                await other.run(task=TASKS[0])
+                with pytest.raises(ConflictError):
+                    async for _ in stream:
+                        pass
+                await other.run(task=TASKS[1])
+        sent = {str(one) for one in place.prompts[len(wanted) :]}
+        assert sent == {str(one) for one in wanted}
+        assert place.messages() == place.messages("whole")
+
+    asyncio.run(go())
+
+
+@pytest.mark.parametrize("pause", [0, 1, 2, 4, 8])
+def test_of_two_that_begin_at_once_at_most_one_goes_on(pause: int, place: Place) -> None:
+    async def begin(number: int) -> str:
+        async with place.durable(teams.single) as durable:
+            for _ in range(number * pause):
+                await asyncio.sleep(0.001)
+            try:
+                await durable.run(task=f"Task {number}.")
+            except (ConflictError, UsageError) as error:
+                return type(error).__name__
+        return "done"
+
+    async def go() -> list[str]:
+        return [*await asyncio.gather(begin(1), begin(2))]
+
+    ends = asyncio.run(go())
+    assert set(ends) <= {"done", "ConflictError", "UsageError"}
+    roles = [(one["role"], one["content"]) for one in place.messages()]
+    with perdure.open(place.path) as store:
+        records = [*store.session(SESSION).records()]
+    turns = [one.content.turn for one in records if isinstance(one.content, Message)]
+    assert turns == sorted(turns, key=turns.index), roles  # One after the other, never mixed.
+
+
+# Things that the package does not keep.
+
+
+def remembering(world: World) -> Any:
+    notes = [MemoryContent(content="The limit is 5000.", mime_type="text/plain")]
+    return critic(world, memory=[ListMemory(memory_contents=notes)])
+
+
+def test_memory_is_kept_as_it_was(place: Place) -> None:
+    async def go() -> None:
+        async with place.durable(remembering) as durable:
+            memory = durable._root.component._memory[0]
+            await memory.add(MemoryContent(content="Ask Ana.", mime_type="text/plain"))
+            await durable.run(task=TASKS[0])
+        async with place.durable(remembering) as durable:
+            memory = durable._root.component._memory[0]
+            assert [one.content for one in memory.content] == ["The limit is 5000.", "Ask Ana."]
+            await durable.run(task=TASKS[1])
+        assert all("Ask Ana." in str(prompt) for prompt in place.prompts)
+
+    asyncio.run(go())
+
+
+def buffered(world: World) -> Any:
+    return critic(world, model_context=BufferedChatCompletionContext(3))
+
+
+def test_a_bounded_context_stays_bounded(place: Place) -> None:
+    async def go() -> None:
+        for task in [*TASKS, "And now?"]:
+            async with place.durable(buffered) as durable:
+                await durable.run(task=task)
+        assert [len(prompt) for prompt in place.prompts] == [2, 4, 4]
+
+    asyncio.run(go())
+
+
+def asking(answers: list[str]) -> Build:
+    def ask(prompt: str) -> str:
+        return answers.pop(0)
+
+    def build(world: World) -> Any:
+        person = UserProxyAgent("ana", input_func=ask)
+        return RoundRobinGroupChat([person, critic(world)], max_turns=4)
+
+    return build
+
+
+def test_a_person_is_not_asked_twice(place: Place) -> None:
+    async def go() -> None:
+        answers = ["Shorter.", "Better."]
+        place.server.fault(status=500, at=2)
+        async with place.durable(asking(answers)) as durable:
+            with pytest.raises(RuntimeError, match="500"):
+                await durable.run(task=TASKS[0])
+        assert answers == []
+        async with place.durable(asking(answers)) as durable:
+            result = await durable.run()
+        said = [one.content for one in result.messages if one.source == "ana"]
+        assert said[1:3:2] == ["Shorter."]
+        assert "Better." in said
+        assert [one["role"] for one in place.messages()].count("user") == 3
+
+    asyncio.run(go())
+
+
+def stopping(world: World) -> Any:
+    """A cyclic graph that stops in the middle of it after each two turns."""
+    found = teams.graph(world)
+    return GraphFlow(found._participants, found._graph, max_turns=2)
+
+
+def test_a_graph_that_stopped_in_a_cycle_goes_on_in_another_process(place: Place) -> None:
+    async def go() -> None:
+        async with place.durable(stopping, session="whole") as durable:
+            await durable.run(task=TASKS[0])
+            for _ in range(4):
+                await durable.run()
+        wanted = place.prompts
+        async with place.durable(stopping) as durable:
+            await durable.run(task=TASKS[0])
+        for _ in range(4):
+            async with place.durable(stopping) as durable:
+                await durable.run()
+        assert place.prompts[len(wanted) :] == wanted
+        assert place.messages() == place.messages("whole")
+
+    asyncio.run(go())
+
+
+def fan(world: World) -> Any:
+    """Two who work side by side, and one who waits for both."""
+    first, last = critic(world, "first"), critic(world, "last")
+    left, right = clerk(world, "left"), clerk(world, "right")
+    builder = DiGraphBuilder()
+    for node in (first, left, right, last):
+        builder.add_node(node)
+    builder.add_edge(first, left).add_edge(first, right)
+    builder.add_edge(left, last).add_edge(right, last)
+    return GraphFlow(builder.get_participants(), builder.build())
+
+
+@pytest.mark.parametrize("at", range(2, 7))
+def test_what_came_side_by_side_comes_in_the_same_order_again(at: int, place: Place) -> None:
+    async def go() -> None:
+        place.server.fault(status=500, at=at)
+        async with place.durable(fan) as durable:
+            with pytest.raises(RuntimeError, match="500"):
+                await durable.run(task=TASKS[0])
+            sent = len(place.prompts)
+            result = await durable.run()
+        assert result.messages[-1].source == "last"
+        assert len(place.prompts) - sent <= 6 - (at - 1) + 1
+        assert len(place.ledger.lines) == len({line["key"] for line in place.ledger.lines})
+
+    asyncio.run(go())
+
+
+def test_a_task_can_be_any_message(place: Place) -> None:
+    async def go() -> None:
+        task = [
+            TextMessage(content="Hello.", source="user"),
+            HandoffMessage(content="Take over.", source="user", target="critic"),
+        ]
+        await cut(place, teams.swarm, task)
+        async with place.durable(teams.swarm) as durable:
+            assert durable.interrupted == "Hello.\nTake over."
+            await durable.run(task=task)
+        assert [one["content"] for one in place.messages()[:2]] == ["Hello.", "Take over."]
+
+    asyncio.run(go())

@@ -1,15 +1,18 @@
-"""Fixtures of servers: started when the first test asks for one, shared by all test processes."""
+"""Fixtures of servers: started when the first test asks for one, shared by all test processes.
+
+Their drivers are imported by the fixtures: the environments of the frameworks do not have them.
+"""
 
 from collections.abc import Iterator
 
 import pytest
 
-from tests.servers import postgres
-
 
 @pytest.fixture(scope="session")
 def postgres_url(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Iterator[str]:
     """The address of a PostgreSQL server for this test run."""
+    from tests.servers import postgres
+
     base = tmp_path_factory.getbasetemp()
     shared = postgres.Shared((base if worker_id == "master" else base.parent) / "postgres")
     yield shared.url
@@ -19,6 +22,8 @@ def postgres_url(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> It
 @pytest.fixture(scope="session")
 def postgres_schema(postgres_url: str) -> Iterator[str]:
     """The name of a schema of this test process, made when a store is opened there."""
+    from tests.servers import postgres
+
     schema = postgres.new_schema()
     yield schema
     postgres.drop_schema(postgres_url, schema)
@@ -27,12 +32,16 @@ def postgres_schema(postgres_url: str) -> Iterator[str]:
 @pytest.fixture
 def postgres_store(postgres_url: str, postgres_schema: str) -> str:
     """The address of an empty store: a tenant of its own, which costs nothing to make."""
+    from tests.servers import postgres
+
     return postgres.address(postgres_url, schema=postgres_schema, tenant=postgres.new_schema())
 
 
 @pytest.fixture
 def postgres_empty(postgres_url: str) -> Iterator[str]:
     """The address of a store without tables, in a schema that does not exist yet."""
+    from tests.servers import postgres
+
     schema = postgres.new_schema()
     yield postgres.address(postgres_url, schema=schema)
     postgres.drop_schema(postgres_url, schema)

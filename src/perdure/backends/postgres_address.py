@@ -70,9 +70,14 @@ def parse(text: str) -> Address:
     try:
         options = conninfo_to_dict(base + ("?" + "&".join(others) if others else ""))
     except psycopg.Error:
-        # The driver's own text may repeat the password, so it is not even kept as the cause.
+        options = {}
+    # The driver's own text may repeat the password, so it is not even kept as the cause. Nor is a
+    # password with a bare @, / or ? in it taken for a host that is shown in messages.
+    port = str(options.get("port") or "").replace(",", "")
+    names = f"{options.get('host') or ''}{options.get('dbname') or ''}"
+    if not options or "@" in names or (port and not port.isdecimal()):
         reason = f"the address of the Postgres store can not be understood: write {EXAMPLE!r}"
-        raise UsageError(f"{reason}, with special characters percent-encoded") from None
+        raise UsageError(f"{reason}, with special characters percent-encoded")
     schema = _identifier(given.get("schema", "perdure"))
     tenant = given.get("tenant", "")
     if "\0" in tenant:

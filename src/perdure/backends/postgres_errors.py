@@ -98,6 +98,11 @@ def translated(error: Exception, address: Address, stream: str = "") -> PerdureE
     return UnavailableError(address.name, f"Postgres: {text}" + (f" ({state})" if state else ""))
 
 
+def cause(error: Exception, address: Address) -> Exception | None:
+    """Return an error as the cause of another, unless that would show a password."""
+    return error if address.hide(str(error)) == str(error) else None
+
+
 def kind_of(error: Exception) -> Kind:
     """Tell whether a statement may be tried again, and how."""
     if isinstance(error, AnswerTimeoutError):
@@ -127,9 +132,7 @@ class Trial:
         kind = kind_of(error)
         left = self.deadline - time.monotonic()
         if kind == "final" or left <= self._pause:
-            better = translated(error, self._address)
-            hidden = self._address.hide(str(error)) != str(error)
-            raise better from (None if hidden else error)
+            raise translated(error, self._address) from cause(error, self._address)
         pause = self._pause
         self._pause = min(max(pause * 2, FIRST_PAUSE), LONGEST_PAUSE)
         return pause

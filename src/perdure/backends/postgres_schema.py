@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 import psycopg
 
 from perdure.backends.postgres_address import Address, quoted
-from perdure.backends.postgres_errors import translated
+from perdure.backends.postgres_errors import cause, translated
 from perdure.backends.postgres_links import Link, options_of
 from perdure.errors import PerdureError, UnavailableError, UnsupportedError, VersionError
 
@@ -110,8 +110,29 @@ def prepare(address: Address, judge: Callable[[Server], T]) -> T:
                 migrate(link, address)
             return judged
     except (psycopg.Error, OSError) as error:
-        hidden = address.hide(str(error)) != str(error)
-        raise translated(error, address) from (None if hidden else error)
+        raise translated(error, address) from cause(error, address)
+
+
+class Migration(NamedTuple):
+    """What bringing tables up to date did, or would do."""
+
+    before: int
+    after: int
+    statements: list[str]
+
+
+def bring_up(address: Address, *, dry_run: bool) -> Migration:
+    """Bring the tables of a store to the newest version, or only say what that would take."""
+    try:
+        with Link.connect(**options_of(address)) as link:
+            server = look(link, address)
+            require(server, address)
+            if dry_run or server.tables == NEWEST:
+                found = script(address, server.tables, schema_exists=server.schema_exists)
+                return Migration(server.tables, NEWEST, found)
+            return Migration(server.tables, NEWEST, migrate(link, address))
+    except (psycopg.Error, OSError) as error:
+        raise translated(error, address) from cause(error, address)
 
 
 def _behind(server: Server, address: Address) -> PerdureError:
@@ -151,6 +172,8 @@ def require(server: Server, address: Address) -> None:
 def script(address: Address, have: int, *, schema_exists: bool) -> list[str]:
     """Return the statements that bring tables from a version to the newest."""
     name = quoted(address.schema).replace("%%", "%")
+    if have == NEWEST:
+        return []
     statements = [] if schema_exists else [f"create schema if not exists {name}"]
     for version in range(have + 1, NEWEST + 1):
         statements += [text.format(schema=name) for text in MIGRATIONS[version]]

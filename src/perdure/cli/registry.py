@@ -11,6 +11,7 @@ COMMANDS = {
     "demo": "Kill an assistant in the middle of its turn, and see it go on.",
     "import": "Take messages out of JSON files that a script kept.",
     "ls": "List sessions.",
+    "migrate": "Bring the tables of a Postgres store up to date.",
     "show": "Show a conversation: who said what, how turns ended, what was known.",
     "stats": "Count what a store holds.",
     "tail": "Show the last records of a session, and follow new ones.",

@@ -1,0 +1,43 @@
+"""Row-level security for tenants of one Postgres store, as SQL to read and to run. Pure.
+
+A tenant is a role that is named like it: whoever logs in as `acme` sees the streams of
+`?tenant=acme`, whatever the address says. The owner of the tables sees everything, as owners do.
+"""
+
+from collections.abc import Sequence
+
+from perdure.backends.postgres_address import quoted
+
+TABLES = ("head", "entry", "label", "watch")
+
+_INTRODUCTION = """-- Row-level security of the perdure store in the schema {schema}:
+-- each role sees and writes only the rows of the tenant that bears its name. Run it as the owner of
+-- the tables, once; then run the grants for each tenant. Tenants open the store with
+-- ?schema=…&tenant=NAME&migrate=no.
+-- Do not grant the view `session` to tenants: it shows what its owner may see.
+begin;
+"""
+
+_POLICY = """alter table {schema}.{table} enable row level security;
+drop policy if exists perdure_tenant on {schema}.{table};
+create policy perdure_tenant on {schema}.{table}
+  using (tenant = current_user) with check (tenant = current_user);
+"""
+
+_GRANTS = """-- The tenant {role}:
+grant usage on schema {schema} to {role};
+grant select, insert, update, delete on {tables} to {role};
+grant select on {schema}.migration to {role};
+"""
+
+
+def rls_script(schema: str, tenants: Sequence[str]) -> str:
+    """Return the script for a schema, with the grants for some tenants' roles."""
+    name = quoted(schema).replace("%%", "%")
+    tables = ", ".join(f"{name}.{table}" for table in TABLES)
+    parts = [_INTRODUCTION.format(schema=name.replace("\n", " "))]
+    parts += [_POLICY.format(schema=name, table=table) for table in TABLES]
+    for tenant in tenants:
+        role = quoted(tenant).replace("%%", "%")
+        parts.append(_GRANTS.format(schema=name, tables=tables, role=role))
+    return "".join([*parts, "commit;\n"])

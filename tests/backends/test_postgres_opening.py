@@ -1,0 +1,262 @@
+"""What a Postgres server can be like when a store is opened, and what is said of it."""
+
+import logging
+import threading
+from collections.abc import Iterator
+from urllib.parse import quote
+
+import psycopg
+import pytest
+from psycopg import sql
+
+import perdure
+from perdure.backends.postgres import PostgresBackend
+from perdure.backends.postgres_async import AsyncPostgresBackend
+from perdure.errors import (
+    PerdureError,
+    UnavailableError,
+    UnsupportedError,
+    UsageError,
+    VersionError,
+)
+from perdure.testing.contract_values import appended, entries, status
+from tests.servers.postgres_keeper import free_port
+
+SECRET = "s3cr3t-p4ssw0rd"  # noqa: S105 - it is looked for where it must not be
+
+
+@pytest.fixture
+def database(postgres_url: str) -> Iterator[psycopg.Connection]:
+    with psycopg.connect(postgres_url, autocommit=True) as connection:
+        yield connection
+
+
+@pytest.fixture
+def role(database: psycopg.Connection, postgres_url: str) -> Iterator[str]:
+    """The address of a user who may connect and nothing else."""
+    name = "perdure_guest"
+    database.execute(
+        sql.SQL("create role {} login password {}").format(sql.Identifier(name), SECRET)
+    )
+    _, _, place = postgres_url.rpartition("@")
+    yield f"postgresql://{name}:{SECRET}@{place}"
+    database.execute(f"drop owned by {name}".encode())
+    database.execute(f"drop role {name}".encode())
+
+
+def chain(error: BaseException) -> str:
+    """Everything that a traceback of an error would show."""
+    texts = []
+    one: BaseException | None = error
+    while one is not None:
+        texts.append(f"{one!r} {one} {one.args}")
+        one = one.__cause__ or (None if one.__suppress_context__ else one.__context__)
+    return " ".join(texts)
+
+
+@pytest.mark.parametrize("open_backend", [PostgresBackend, AsyncPostgresBackend])
+@pytest.mark.parametrize(
+    ("change", "hint"),
+    [
+        (lambda url: url.replace("://perdure_test", "://nobody"), "check the user"),
+        (lambda url: with_password(url, SECRET), "check the user and the password"),
+        (lambda url: url.replace("/postgres", "/missing"), "create it, or correct the address"),
+        (lambda url: with_port(url, free_port()), "check that the server runs"),
+        (lambda url: url.replace("127.0.0.1", "no-such-host.invalid"), "can be reached"),
+    ],
+    ids=["no user", "wrong password", "no database", "no server", "no host"],
+)
+def test_a_server_that_can_not_be_used_is_unavailable_and_says_what_to_do(
+    postgres_url: str, open_backend: type, change: object, hint: str
+) -> None:
+    assert callable(change)
+    address = change(postgres_url)
+    with pytest.raises(UnavailableError) as caught:
+        open_backend(address)
+    assert hint in str(caught.value)
+    assert SECRET not in chain(caught.value)
+    assert password_of(postgres_url) not in chain(caught.value)
+
+
+def password_of(url: str) -> str:
+    return url.partition("://")[2].partition("@")[0].partition(":")[2]
+
+
+def with_password(url: str, password: str) -> str:
+    return url.replace(f":{password_of(url)}@", f":{password}@")
+
+
+def with_port(url: str, port: int) -> str:
+    head, _, rest = url.rpartition("@127.0.0.1:")
+    return f"{head}@127.0.0.1:{port}/{rest.partition('/')[2]}"
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        f"postgresql://user:{SECRET}%zz@host/db",
+        f"postgresql://user:x@{SECRET}@host/db",
+        f"postgresql://user:{SECRET}/x@host/db",
+        f"postgresql://user:x/{SECRET}@host/db",
+        f"postgresql://user:{SECRET}@host:port/db?nonsense=1",
+        f"postgresql://user:{SECRET}@host/db?schema=",
+        f"postgresql://user:{SECRET}@host/db?schema={'x' * 64}",
+        f"postgresql://user:{SECRET}@host/db?migrate=perhaps",
+        f"postgresql://user:{SECRET}@host/db?patience=-1",
+        f"postgresql://user:{SECRET}@host/db?connections=1.5",
+        f"postgresql://user:{SECRET}@host/db?accept=everything",
+        f"postgresql://user:{SECRET}@host/db?tenant=%00",
+    ],
+)
+def test_an_address_that_makes_no_sense_is_a_usage_error_without_the_password(address: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        perdure.open(address)
+    assert SECRET not in chain(caught.value)
+
+
+def test_the_password_is_shown_nowhere(
+    postgres_store: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    secret = password_of(postgres_store)
+    with caplog.at_level(logging.DEBUG), perdure.open(postgres_store) as store:
+        session = store.session("s")
+        session.append({"role": "user", "content": "hello"})
+        shown = [repr(store), repr(session), str(store.guarantees()), caplog.text]
+        backend = store._backend
+        shown += [repr(vars(backend)), backend.name, repr(vars(backend._pool)["_address"])]  # type: ignore[attr-defined]
+    assert all(secret not in text for text in [*shown[:4], *shown[5:]])
+
+
+def test_tables_are_made_once_however_many_open_at_the_same_time(postgres_empty: str) -> None:
+    failures: list[BaseException] = []
+    backends: list[PostgresBackend] = []
+    ready = threading.Barrier(8)
+
+    def work() -> None:
+        try:
+            ready.wait()
+            backends.append(PostgresBackend(postgres_empty))
+        except BaseException as error:  # noqa: BLE001 - shown below
+            failures.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    for number, backend in enumerate(backends, 1):
+        assert status(backend, appended("s", number, number)) == ["stored"]
+    for backend in backends:
+        backend.close()
+
+
+def test_opening_makes_no_tables_where_that_is_forbidden(postgres_empty: str) -> None:
+    with pytest.raises(UnavailableError, match=r"no tables yet.*perdure migrate"):
+        PostgresBackend(f"{postgres_empty}&migrate=no")
+    PostgresBackend(postgres_empty).close()
+    backend = PostgresBackend(f"{postgres_empty}&migrate=no")
+    assert status(backend, appended("s", 1, 1)) == ["stored"]
+    backend.close()
+
+
+def test_tables_of_a_newer_perdure_are_refused(
+    postgres_empty: str, database: psycopg.Connection
+) -> None:
+    PostgresBackend(postgres_empty).close()
+    schema = postgres_empty.rpartition("schema=")[2]
+    database.execute(f"insert into {schema}.migration (version) values (99)".encode())  # noqa: S608 - ours
+    with pytest.raises(VersionError, match="99"):
+        PostgresBackend(postgres_empty)
+
+
+def test_a_user_without_rights_is_told_which_ones_it_needs(
+    role: str, postgres_empty: str, database: psycopg.Connection
+) -> None:
+    schema = postgres_empty.rpartition("schema=")[2]
+    guest = f"{role}?schema={schema}"
+    with pytest.raises(UnavailableError, match="may not do that"):
+        PostgresBackend(guest)
+    PostgresBackend(postgres_empty).close()
+    with pytest.raises(UnavailableError, match="grant it usage on the schema"):
+        PostgresBackend(guest)
+    database.execute(f"grant usage on schema {schema} to perdure_guest".encode())
+    tables = f"select, insert, update, delete on all tables in schema {schema}"
+    database.execute(f"grant {tables} to perdure_guest".encode())
+    backend = PostgresBackend(guest)
+    assert status(backend, appended("s", 1, 1)) == ["stored"]
+    database.execute(f"revoke insert on {schema}.entry from perdure_guest".encode())
+    with pytest.raises(UnavailableError, match="may not do that"):
+        backend.append([appended("s", 2, 2)])
+    database.execute(f"grant insert on {schema}.entry to perdure_guest".encode())
+    assert status(backend, appended("s", 2, 2)) == ["stored"], "and it goes on when it may"
+    assert list(backend.read("s")) == entries(1, 2)
+    backend.close()
+
+
+def test_a_server_that_only_reads_can_be_read(postgres_store: str) -> None:
+    backend = PostgresBackend(postgres_store)
+    status(backend, appended("s", 1, 2))
+    backend.close()
+    options = quote("-c default_transaction_read_only=on")
+    reader = PostgresBackend(f"{postgres_store}&options={options}")
+    assert list(reader.read("s")) == entries(1, 2)
+    assert "only reading" in str(reader.guarantees.checks)
+    with pytest.raises(UnavailableError, match="connect to the primary"):
+        reader.append([appended("s", 3, 3)])
+    assert list(reader.read("s")) == entries(1, 2)
+    reader.close()
+
+
+@pytest.mark.parametrize("name", ['it\'s "quoted"; drop schema public --', "Gross", "ü %s {x} 🦉"])
+def test_any_schema_name_is_only_a_name(
+    postgres_url: str, database: psycopg.Connection, name: str
+) -> None:
+    backend = PostgresBackend(f"{postgres_url}?schema={quote(name)}")
+    try:
+        assert status(backend, appended("s", 1, 2, "l")) == ["stored"]
+        assert list(backend.read("s")) == entries(1, 2)
+        assert backend.watch("s", after=1, timeout=1)
+        found = database.execute("select 1 from pg_namespace where nspname = %s", (name,))
+        assert found.fetchone()
+    finally:
+        backend.close()
+        database.execute(sql.SQL("drop schema {} cascade").format(sql.Identifier(name)))
+
+
+def test_without_the_driver_the_error_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def missing(module: str) -> None:
+        raise ModuleNotFoundError(module)
+
+    monkeypatch.setattr("perdure.opening.import_module", missing)
+    with pytest.raises(UnsupportedError, match=r"pip install 'perdure\[postgres\]'"):
+        perdure.open("postgresql://host/db")
+
+
+def test_a_session_goes_on_when_the_server_is_back(postgres_store: str) -> None:
+    """A login that is taken away in the middle: the turn fails, and later ones do not."""
+    url, _, _ = postgres_store.partition("?")
+    store = perdure.open(postgres_store.replace("tenant=", "patience=1&tenant="))
+    session = store.session("s")
+    session.append({"role": "user", "content": "one"})
+    with psycopg.connect(url, autocommit=True) as admin:
+        user = url.partition("://")[2].partition(":")[0]
+        old = password_of(url)
+        change = sql.SQL("alter role {} password {}")
+        admin.execute(change.format(sql.Identifier(user), SECRET))
+        try:
+            admin.execute(
+                "select pg_terminate_backend(pid) from pg_stat_activity"
+                " where application_name = 'perdure' and pid <> pg_backend_pid()"
+            )
+            with pytest.raises(PerdureError) as caught:
+                session.append({"role": "user", "content": "two"})
+            assert isinstance(caught.value, UnavailableError)
+        finally:
+            admin.execute(change.format(sql.Identifier(user), old))
+    session.append({"role": "user", "content": "three"})
+    texts = [message["content"] for message in session.messages()]
+    assert texts in (["one", "three"], ["one", "two", "three"])
+    store.close()

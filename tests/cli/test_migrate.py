@@ -1,0 +1,130 @@
+"""`perdure migrate`, and what its script for row-level security does to two tenants."""
+
+from collections.abc import Iterator
+from urllib.parse import quote
+
+import psycopg
+import pytest
+from click.testing import CliRunner, Result
+from psycopg import sql
+
+from perdure.backends.postgres import PostgresBackend
+from perdure.cli.__main__ import main
+from perdure.errors import UnavailableError
+from perdure.testing.contract_values import appended, entries, status
+
+TENANTS = ("perdure_acme", 'perdure "globex"')
+PASSWORD = "open sesame"  # noqa: S105 - of roles that end with the test
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner(env={"PERDURE_URL": "", "COLUMNS": "80"}).invoke(main, ["migrate", *arguments])
+
+
+def schema_of(address: str) -> str:
+    return address.rpartition("schema=")[2]
+
+
+def test_it_makes_tables_and_says_so_once(postgres_empty: str) -> None:
+    first, again = run(postgres_empty), run(postgres_empty)
+    assert first.exit_code == again.exit_code == 0
+    assert "was brought to version 1." in first.stdout
+    assert "is up to date: version 1." in again.stdout
+    secret = postgres_empty.partition("://")[2].partition("@")[0].partition(":")[2]
+    assert secret not in first.output + again.output
+    backend = PostgresBackend(f"{postgres_empty}&migrate=no")
+    assert status(backend, appended("s", 1, 1)) == ["stored"]
+    backend.close()
+
+
+def test_a_dry_run_prints_what_does_the_same_by_hand(
+    postgres_empty: str, postgres_url: str
+) -> None:
+    result = run(postgres_empty, "--dry-run")
+    assert result.exit_code == 0
+    with pytest.raises(UnavailableError, match="no tables yet"):
+        PostgresBackend(f"{postgres_empty}&migrate=no")
+    with psycopg.connect(postgres_url) as connection:
+        connection.execute(result.stdout.encode())
+    assert "is up to date" in run(postgres_empty, "--dry-run").stdout
+    backend = PostgresBackend(f"{postgres_empty}&migrate=no")
+    assert status(backend, appended("s", 1, 1)) == ["stored"]
+    backend.close()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "text"),
+    [
+        (["agents.db"], 2, "Only a Postgres store"),
+        (["postgresql://host/db", "--tenant", "x"], 2, "goes with --print-rls"),
+        (["postgresql://u:secret%zz@h/db"], 2, "can not be understood"),
+        (["postgresql://u:secret@127.0.0.1:1/db"], 3, "check that the server runs"),
+    ],
+)
+def test_what_can_not_work_is_one_line(arguments: list[str], code: int, text: str) -> None:
+    result = run(*arguments)
+    assert result.exit_code == code
+    assert text in result.stderr
+    assert "secret" not in result.output
+    assert "Traceback" not in result.output
+
+
+@pytest.fixture
+def tenants(postgres_url: str) -> Iterator[dict[str, str]]:
+    """Two roles, and the addresses that they log in with."""
+    _, _, place = postgres_url.rpartition("@")
+    with psycopg.connect(postgres_url, autocommit=True) as admin:
+        for name in TENANTS:
+            create = sql.SQL("create role {} login password {}")
+            admin.execute(create.format(sql.Identifier(name), PASSWORD))
+        yield {name: f"postgresql://{quote(name)}:{quote(PASSWORD)}@{place}" for name in TENANTS}
+        for name in TENANTS:
+            admin.execute(sql.SQL("drop owned by {}").format(sql.Identifier(name)))
+            admin.execute(sql.SQL("drop role {}").format(sql.Identifier(name)))
+
+
+def test_with_row_level_security_a_tenant_sees_and_writes_only_its_own(
+    postgres_empty: str, postgres_url: str, tenants: dict[str, str]
+) -> None:
+    assert run(postgres_empty).exit_code == 0
+    words = [word for name in TENANTS for word in ("--tenant", name)]
+    script = run(postgres_empty, "--print-rls", *words)
+    assert script.exit_code == 0
+    with psycopg.connect(postgres_url, autocommit=True) as admin:
+        admin.execute(script.stdout.encode())
+        admin.execute(script.stdout.encode())
+    schema = schema_of(postgres_empty)
+    acme, globex = (
+        PostgresBackend(f"{tenants[name]}?schema={schema}&tenant={quote(name)}&migrate=no")
+        for name in TENANTS
+    )
+    for backend in (acme, globex):
+        assert status(backend, appended("s", 1, 2, "l")) == ["stored"]
+        assert status(backend, appended("s", 2, 3, "l")) == ["stored"], "resent in part"
+        assert status(backend, appended("s", 3, 3, mark="other")) == ["conflict"]
+    acme.drop("s", before=3)
+    assert list(acme.read("s")) == entries(3, 3)
+    assert list(globex.read("s")) == entries(1, 3)
+    assert [head.stream for head in globex.streams(labels=["l"])] == ["s"]
+    assert [head.stream for head in globex.recent()] == ["s"]
+    assert globex.watch("s", after=2, timeout=1)
+
+    # An address that names another tenant helps nobody.
+    thief = PostgresBackend(
+        f"{tenants[TENANTS[0]]}?schema={schema}&tenant={quote(TENANTS[1])}&migrate=no"
+    )
+    assert list(thief.read("s")) == []
+    assert list(thief.streams()) == []
+    with pytest.raises(UnavailableError, match="may not do that"):
+        thief.append([appended("s", 1, 1, mark="thief")])
+    thief.drop("s", before=9)
+    (head,) = globex.streams()
+    thief.remove("s", digest=head.digest)
+    assert list(globex.read("s")) == entries(1, 3)
+    with psycopg.connect(tenants[TENANTS[0]]) as connection:
+        for table in ("head", "entry", "label", "watch"):
+            name = sql.Identifier(schema, table)
+            query = sql.SQL("select distinct tenant from {}").format(name)
+            assert connection.execute(query).fetchall() in ([(TENANTS[0],)], [])
+    for backend in (acme, globex, thief):
+        backend.close()

@@ -45,3 +45,17 @@ def postgres_empty(postgres_url: str) -> Iterator[str]:
     schema = postgres.new_schema()
     yield postgres.address(postgres_url, schema=schema)
     postgres.drop_schema(postgres_url, schema)
+
+
+@pytest.fixture
+def on_backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What a test opens is its own kind of store, or Postgres in its place."""
+    if request.param == "own":
+        yield
+        return
+    from tests.on_postgres import Postgres
+
+    there = Postgres(request.getfixturevalue("postgres_store"))
+    there.place(monkeypatch, request.module)
+    yield
+    there.close()

@@ -76,5 +76,3 @@ class Postgres:
 
     def _at(self, path: object, **_: object) -> PostgresBackend:
         return self._kept(PostgresBackend(str(self._address(path))))
-
-

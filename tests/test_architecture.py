@@ -47,7 +47,7 @@ LAYERS = [
     {"stream", "stream_async", "toolbox", "toolbox_async", "model", "model_async"},
     {"effects", "effects_async", "tool", "tool_async"},
     {"handle", "handle_async", "answering"},
-    {"tool_jobs", "deed_views"},
+    {"asking", "tool_jobs", "deed_views"},
     {"tools"},
     {"entering"},
     {"summarising"},
@@ -75,6 +75,7 @@ LAYERS = [
 
 PURE = {
     "answering",
+    "asking",
     "tool_jobs",
     "cache",
     "calls",

@@ -1,6 +1,7 @@
 """A streamed answer on its way into the journal. Pure: whoever reads the stream has the clock."""
 
 from perdure import saying, talking
+from perdure.asking import Asked
 from perdure.collecting import Collector, collector_for
 from perdure.errors import UsageError
 from perdure.intake import Taken
@@ -12,8 +13,11 @@ from perdure.saying import Ownership, Voice
 class Answering:
     """Takes the chunks of one answer, and says what is to be stored of it, and when it is whole."""
 
-    def __init__(self, replica: Replica, turn: Ownership, voice: Voice) -> None:
+    def __init__(
+        self, replica: Replica, turn: Ownership, voice: Voice, asked: Asked | None = None
+    ) -> None:
         self._replica = replica
+        self._asked = asked
         self._turn = turn
         self._voice = voice
         self._id = replica.settings.new_id()
@@ -40,11 +44,13 @@ class Answering:
             return None
         return talking.add_piece(self._replica, self._turn.turn, self._id, data)
 
-    def end(self) -> Plan | None:
+    def end(self, duration: float = 0.0) -> Plan | None:
         """Return the plan for the end of the stream: the whole message, or what there is of it."""
         taken = self.said
         if self._collector is None or not self._collector.finished() or not taken:
             return self.piece()
-        return saying.say_taken(
+        plan = saying.say_taken(
             self._replica, taken, voice=self._voice, turn=self._turn, answer=self._id
         )
+        asked = self._asked
+        return plan if asked is None else asked.answering(plan, self._turn, duration)

@@ -1,16 +1,18 @@
 """Effects as a person or a program looks at them: what was called, and what became of it. Pure."""
 
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from perdure import effecting, journal, reading
+from perdure import effecting, journal, reading, views
 from perdure.deeds import INTENDED, UNKNOWN
 from perdure.effecting import Kind, Outcome
 from perdure.errors import ChainError, NotFoundError, UsageError
 from perdure.intake import Taken
+from perdure.journal import Linked
 from perdure.plans import Plan
 from perdure.reading import Forward
-from perdure.records import EffectIntended, EffectSettled
+from perdure.records import EffectIntended, EffectSettled, Message
 from perdure.replica import Replica
 from perdure.steps import Steps
 from perdure.tools import Done, NotDone, text_of
@@ -41,6 +43,8 @@ class Found(NamedTuple):
     time: datetime
     duration: float
     identity: str
+    before: str
+    """The version that was tried before, where this is another attempt with another one."""
     usage: dict[str, Any]
     """What a model's answer says that it took."""
 
@@ -56,9 +60,13 @@ def listed(
     forward = Forward(replica.past)
     name, cipher = replica.name, replica.past.cipher
     kinds = (EffectIntended.kind, EffectSettled.kind)
+    said: list[Linked] = []
     while (whole := (yield from forward.page())) is not None:
         for linked in whole:
+            if linked.header.kind == Message.kind:
+                said.append(linked)
             if linked.header.kind not in kinds:
+                said = said if linked.header.kind == Message.kind else []
                 continue
             content = journal.decode(name, linked, cipher)
             if isinstance(content, EffectIntended):
@@ -67,10 +75,12 @@ def listed(
                 found[effect] = _found(replica, effect, content, linked.entry.position, time)
                 at[linked.entry.position] = effect
                 before = found.get(at.get(content.retries, ""))
+                if before is not None and before.version != content.version:
+                    found[effect] = found[effect]._replace(before=before.version)
                 if before is not None and before.state == INTENDED:
                     found[before.id] = before._replace(state=REPEATED)
             elif isinstance(content, EffectSettled) and content.effect in found:
-                found[content.effect] = _settled(replica, found[content.effect], content)
+                found[content.effect] = _settled(replica, found[content.effect], content, said)
     return [
         one
         for one in found.values()
@@ -98,13 +108,20 @@ def _found(
         time=time,
         duration=0.0,
         identity=content.identity,
+        before="",
         usage={},
     )
 
 
-def _settled(replica: Replica, one: Found, content: EffectSettled) -> Found:
+def _settled(
+    replica: Replica, one: Found, content: EffectSettled, said: Sequence[Linked] = ()
+) -> Found:
     result = replica.settings.codec.unpack(content.result, stream=replica.name)
     usage = result.get("usage") if one.kind == "model" and isinstance(result, dict) else None
+    if content.said:
+        answer = [_message(replica, linked) for linked in said[-content.said :]]
+        result = [one.message for one in answer] if content.said > 1 else answer[0].message
+        usage = answer[-1].meta.get("usage")
     return one._replace(
         state=content.state,
         result=result,
@@ -113,6 +130,32 @@ def _settled(replica: Replica, one: Found, content: EffectSettled) -> Found:
         reason=content.reason,
         duration=content.duration or one.duration,
     )
+
+
+def before(replica: Replica, effect: str) -> Steps[int]:
+    """Return the last position before an effect at which no call was under way."""
+    open_: dict[str, str] = {}
+    quiet = 0
+    forward = Forward(replica.past)
+    name, cipher = replica.name, replica.past.cipher
+    while (whole := (yield from forward.page())) is not None:
+        for linked in whole:
+            if linked.header.kind == EffectIntended.kind:
+                if linked.header.id == effect:
+                    return quiet
+                content = journal.decode(name, linked, cipher)
+                open_[content.subject] = linked.header.id
+            elif linked.header.kind == EffectSettled.kind:
+                content = journal.decode(name, linked, cipher)
+                open_.pop(content.subject, None)
+            if not open_:
+                quiet = linked.entry.position
+    raise NotFoundError(f"effect {effect!r}", "see session.effects.list()")
+
+
+def _message(replica: Replica, linked: Linked) -> Message:
+    payload = journal.open_body(replica.name, linked, replica.past.cipher)
+    return views.said_of(replica, payload, linked.entry.position)
 
 
 def unknown(replica: Replica) -> Steps[list[Found]]:

@@ -4,7 +4,7 @@ Pure. A plan decides in view of the newest state each time it is made, and leave
 `Verdict`: run the tool, serve what was recorded, ask the user's function, or say that nobody knows.
 """
 
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from perdure import codec, reading
 from perdure.backend import digest_of
@@ -24,6 +24,7 @@ from perdure.replica import Replica
 from perdure.saying import NOBODY, Ownership, Voice, message_drafts, require_turn
 from perdure.steps import Steps
 
+C = TypeVar("C", EffectIntended, EffectSettled)
 Kind = Literal["tool", "model"]
 Policy = Literal["read_only", "idempotent", "reconcile", "unsafe"]
 POLICIES: tuple[Policy, ...] = ("read_only", "idempotent", "reconcile", "unsafe")  # By strictness.
@@ -54,6 +55,7 @@ class Outcome(NamedTuple):
     error: str = ""
     reason: str = ""
     duration: float = 0.0
+    said: int = 0
 
 
 class Verdict:
@@ -66,6 +68,8 @@ class Verdict:
         self.key = ""
         self.outcome: EffectSettled | None = None
         """What was recorded, where it is served."""
+        self.before: str | None = None
+        """The version that began the call, where it is another one than now."""
 
 
 def encoded(replica: Replica, arguments: Any) -> tuple[Any, str]:
@@ -104,24 +108,29 @@ def intend(
                 return found
         verdict.action, verdict.effect = "run", record_id
         verdict.key = deed.key if deed is not None else key
-        intent = EffectIntended(
-            identity=call.identity,
-            tool=call.tool,
-            version=call.version,
-            arguments=call.arguments,
-            digest=call.digest,
-            key=verdict.key,
-            policy=call.policy,
-            turn=turn.turn,
-            owner=turn.owner,
-            actor=call.actor,
-            parent=call.parent,
-            retries=deed.intent if deed is not None else 0,
-            called=call.called,
-        )
-        return batch.add_content(record_id, intent)
+        content = intent(call, turn, verdict.key, retries=deed.intent if deed is not None else 0)
+        return batch.add_content(record_id, content)
 
     return Plan("effect.intend", call.identity, make)
+
+
+def intent(call: Called, turn: Ownership, key: str, *, retries: int) -> EffectIntended:
+    """Return a call as it is recorded before it is made."""
+    return EffectIntended(
+        identity=call.identity,
+        tool=call.tool,
+        version=call.version,
+        arguments=call.arguments,
+        digest=call.digest,
+        key=key,
+        policy=call.policy,
+        turn=turn.turn,
+        owner=turn.owner,
+        actor=call.actor,
+        parent=call.parent,
+        retries=retries,
+        called=call.called,
+    )
 
 
 def _judge(
@@ -129,9 +138,11 @@ def _judge(
 ) -> Steps[int | None]:
     """Decide about a call that was begun before; None means that it may run again."""
     verdict.effect, verdict.key = deed.effect, deed.key
+    begun = yield from _content_at(replica, batch, deed.intent, EffectIntended)
+    verdict.before = begun.version if begun.version != call.version else None
     if deed.outcome and not (call.called == "model" and deed.state == "failed"):
         verdict.action = "serve"
-        verdict.outcome = yield from _outcome_at(replica, batch, deed.outcome)
+        verdict.outcome = yield from _content_at(replica, batch, deed.outcome, EffectSettled)
         return deed.outcome
     going_on = deed.turn != turn.turn and deed.turn in batch.fold.turns
     if deed.outcome == 0 and (deed.owner == turn.owner or going_on):
@@ -153,19 +164,22 @@ NOTICE = (
 )
 
 
+FORSAKEN = "The turn ended before the outcome was recorded: it may have happened."
+
+
 def _require_same(batch: Batch, call: Called, deed: Deed) -> None:
     if (call.tool, call.digest) != (deed.tool, deed.digest):
         was, now = f"{deed.tool} {deed.digest}", f"{call.tool} {call.digest}"
         raise DivergenceError(batch.name, call.identity, was, now)
 
 
-def _outcome_at(replica: Replica, batch: Batch, position: int) -> Steps[EffectSettled]:
+def _content_at(replica: Replica, batch: Batch, position: int, kind: type[C]) -> Steps[C]:
     if position > batch.tip.position:
         content: object = batch.drafts[position - batch.tip.position - 1].content
     else:
         content = yield from reading.content_at(replica.past, position)
-    if not isinstance(content, EffectSettled):
-        raise ChainError(batch.name, position, "an outcome is expected here")
+    if not isinstance(content, kind):
+        raise ChainError(batch.name, position, f"an {kind.kind} record is expected here")
     return content
 
 
@@ -207,19 +221,23 @@ def settle(
     return Plan("effect.settle", identity, make)
 
 
-def forsake(replica: Replica, batch: Batch, turn: str) -> None:
-    """Add that nobody knows about calls that have no outcome when their turn ends."""
+def settle_in(replica: Replica, batch: Batch, identity: str, outcome: Outcome) -> None:
+    """Add an outcome to an append that is made for something else."""
+    _settle(replica, batch, identity, batch.fold.deeds.by_identity[identity], outcome)
+
+
+def forsake(replica: Replica, batch: Batch, turn: str, error: str = "", reason: str = "") -> None:
+    """Add that nobody knows about calls that have no outcome when their turn ends.
+
+    Asking a model changed nothing: that it did not answer is a failure, with the turn's own error.
+    """
     for identity, deed in [*batch.fold.deeds.by_identity.items()]:
         if deed.turn == turn and deed.state == INTENDED:
-            _settle(replica, batch, identity, deed, _forsaken(identity))
-
-
-def _forsaken(identity: str) -> Outcome:
-    if identity.startswith(MODEL):  # Asking changed nothing, and there is nothing to find out.
-        reason = "The turn ended before an answer was recorded."
-        return Outcome("failed", error="Unanswered", reason=reason)
-    reason = "The turn ended before the outcome was recorded: it may have happened."
-    return Outcome("unknown", reason=reason)
+            outcome = Outcome("unknown", reason=FORSAKEN)
+            if identity.startswith(MODEL):
+                reason = reason or "The turn ended before an answer was recorded."
+                outcome = Outcome("failed", error=error or "Unanswered", reason=reason)
+            _settle(replica, batch, identity, deed, outcome)
 
 
 def _settle(replica: Replica, batch: Batch, identity: str, deed: Deed, outcome: Outcome) -> int:
@@ -233,5 +251,6 @@ def _settle(replica: Replica, batch: Batch, identity: str, deed: Deed, outcome: 
         reason=outcome.reason,
         duration=round(outcome.duration, 6),
         turn=deed.turn,
+        said=outcome.said,
     )
     return batch.add_content(replica.settings.new_id(), content)

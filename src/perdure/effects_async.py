@@ -4,9 +4,10 @@ from perdure import deed_views
 from perdure.deed_views import Found
 from perdure.effecting import Kind
 from perdure.handle_async import AsyncHandle
-from perdure.tools import Done, NotDone
+from perdure.tools import Changed, Done, NotDone
 
 Listing = list[Found]
+Changes = list[Changed]
 
 
 class AsyncEffects:
@@ -24,6 +25,15 @@ class AsyncEffects:
         """
         replica = self._handle.replica
         return await self._handle.run(deed_views.listed(replica, tool=tool, turn=turn, kind=kind))
+
+    @property
+    def changed(self) -> Changes:
+        """The calls that another version of their tool had begun, as this handle met them.
+
+        What was recorded was returned all the same; what had no outcome was made again, or not,
+        as the tool's policy has it.
+        """
+        return [*self._handle.changed]
 
     async def unknown(self) -> Listing:
         """Return the effects that may have happened: the process died before their outcome."""

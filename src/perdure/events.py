@@ -18,6 +18,7 @@ no handler for it, and one that has not imported OpenTelemetry has no tracer.
 | `summary` | a summary was made, or not | `first`, `last`, `tokens` |
 | `unsummarised` | nobody was waiting for a summary that was refused | `reason` |
 | `tools` | a model was offered other tools than before | `turn`, `added`, `removed`, `changed` |
+| `version` | another version of a tool had begun a call | `tool`, `recorded`, `now`, `ran` |
 | `downgrade` | a store was opened with a weakness that was accepted | `accepted`, `costs` |
 | `branch`, `delete`, `close` | what they say | |
 """
@@ -37,7 +38,7 @@ correlation_id: ContextVar[str] = ContextVar("perdure_correlation_id", default="
 """The id that events carry, and turns that are begun without one of their own."""
 
 # What a person should see without having asked for it.
-_WARNINGS = frozenset({"doubt", "downgrade", "recovery", "skipped", "unsummarised"})
+_WARNINGS = frozenset({"doubt", "downgrade", "recovery", "skipped", "unsummarised", "version"})
 
 
 class Observed:

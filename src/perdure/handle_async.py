@@ -16,7 +16,7 @@ from perdure.plans import Plan
 from perdure.reading import Past
 from perdure.replica import Answer, Replica
 from perdure.steps import Steps
-from perdure.tools import Running
+from perdure.tools import Changed, Running
 from perdure.writing import NOTHING, REFRESH
 
 T = TypeVar("T")
@@ -34,6 +34,8 @@ class AsyncHandle:
         self.replica = replica
         self.own_turns: dict[str, Running] = {}
         """The turns that are open here, and not only in the record."""
+        self.changed: list[Changed] = []
+        """Calls that another version of their tool had begun."""
         self._combiner: AsyncCombiner[Plan, Answer] = AsyncCombiner(self._write_all)
         self._closed = False
         self._tasks: set[asyncio.Task[Any]] = set()

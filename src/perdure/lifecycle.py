@@ -93,7 +93,7 @@ def listed(
     return shown, page[-1].stream if len(page) == PAGE else None
 
 
-def branch(source: Replica, name: object, *, at: int | None) -> Steps[Replica]:
+def branch(source: Replica, name: object, *, at: object) -> Steps[Replica]:
     """Create a session that shares the source's past up to and with a position."""
     stream = Stream(require_session_id(name), source.settings.token(), source.settings.tenant)
     fold, past, _ = source.view

@@ -159,6 +159,8 @@ class EffectSettled(Content, frozen=True, kw_only=True):
     reason: str = ""
     duration: float = 0.0
     turn: str = ""
+    said: int = 0
+    """The result is the last so many messages before this record, of the same append."""
 
     @property
     def subject(self) -> str:

@@ -8,11 +8,24 @@ from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from perdure import entering, events, lifecycle, saying, talking, toolbox, views, window, writing
+from perdure import (
+    deed_views,
+    entering,
+    events,
+    lifecycle,
+    saying,
+    talking,
+    toolbox,
+    views,
+    window,
+    writing,
+)
 from perdure.commit import Driver
+from perdure.deed_views import Found
 from perdure.documents import Values
 from perdure.effecting import Policy
 from perdure.effects import Effects
+from perdure.fold import GENERATED
 from perdure.following import follow
 from perdure.handle import Handle
 from perdure.model import Model
@@ -335,11 +348,17 @@ class Session:
         """
         return follow(self._handle, self._replica.tip.position, require_timeout(timeout))
 
-    def branch(self, id: str, *, at: int | None = None) -> "Session":
+    def branch(self, id: str, *, at: int | str | Found | None = None) -> "Session":
         """Create a session that shares this one's past, up to and with position `at`.
+
+        Given an effect, or its id, the past is what was there before that call, and before those
+        that ran beside it: its turn is open in the branch, and can go on differently.
 
         Nothing is copied. While the branch lives, this session can not be deleted.
         """
+        effect = at.id if isinstance(at, Found) else at
+        if isinstance(effect, str) and effect.startswith(GENERATED):
+            at = self._handle.run(deed_views.before(self._replica, effect))
         with self._handle.observed("branch", branch=id):
             child = self._handle.run(lifecycle.branch(self._replica, id, at=at))
         self._handle.write(writing.CATCH_UP)

@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Any, Literal, Self
 
 from perdure import (
+    deed_views,
     entering,
     events,
     lifecycle,
@@ -21,9 +22,11 @@ from perdure import (
     writing,
 )
 from perdure.commit_async import AsyncDriver
+from perdure.deed_views import Found
 from perdure.documents_async import AsyncValues
 from perdure.effecting import Policy
 from perdure.effects_async import AsyncEffects
+from perdure.fold import GENERATED
 from perdure.following_async import follow
 from perdure.handle_async import AsyncHandle
 from perdure.model_async import AsyncModel
@@ -350,11 +353,17 @@ class AsyncSession:
         """
         return follow(self._handle, self._replica.tip.position, require_timeout(timeout))
 
-    async def branch(self, id: str, *, at: int | None = None) -> "AsyncSession":
+    async def branch(self, id: str, *, at: int | str | Found | None = None) -> "AsyncSession":
         """Create a session that shares this one's past, up to and with position `at`.
+
+        Given an effect, or its id, the past is what was there before that call, and before those
+        that ran beside it: its turn is open in the branch, and can go on differently.
 
         Nothing is copied. While the branch lives, this session can not be deleted.
         """
+        effect = at.id if isinstance(at, Found) else at
+        if isinstance(effect, str) and effect.startswith(GENERATED):
+            at = await self._handle.run(deed_views.before(self._replica, effect))
         with self._handle.observed("branch", branch=id):
             child = await self._handle.run(lifecycle.branch(self._replica, id, at=at))
         await self._handle.write(writing.CATCH_UP)

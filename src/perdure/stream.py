@@ -28,7 +28,7 @@ class Stream:
         self._answering = answering
         self._chunks = iter(source)
         self._every = every
-        self._stored_at = time.monotonic()
+        self._begun_at = self._stored_at = time.monotonic()
         self._ended = False
 
     @property
@@ -45,7 +45,7 @@ class Stream:
         try:
             chunk = next(self._chunks)
         except StopIteration:
-            self._end(self._answering.end())
+            self._end(self._answering.end(time.monotonic() - self._begun_at))
             raise
         except BaseException:
             self._end(self._answering.piece())
@@ -58,7 +58,7 @@ class Stream:
     def close(self) -> None:
         """Stop reading. What was said so far is durable on return. Twice is harmless."""
         if not self._ended:
-            self._end(self._answering.end())
+            self._end(self._answering.end(time.monotonic() - self._begun_at))
             close = getattr(self.source, "close", None)
             if close is not None:
                 close()

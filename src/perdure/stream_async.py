@@ -29,7 +29,7 @@ class AsyncStream:
         self._answering = answering
         self._chunks = aiter(source)
         self._every = every
-        self._stored_at = time.monotonic()
+        self._begun_at = self._stored_at = time.monotonic()
         self._ended = False
 
     @property
@@ -46,7 +46,7 @@ class AsyncStream:
         try:
             chunk = await anext(self._chunks)
         except StopAsyncIteration:
-            await self._end(self._answering.end())
+            await self._end(self._answering.end(time.monotonic() - self._begun_at))
             raise
         except BaseException:
             await self._end(self._answering.piece())
@@ -59,7 +59,7 @@ class AsyncStream:
     async def close(self) -> None:
         """Stop reading. What was said so far is durable on return. Twice is harmless."""
         if not self._ended:
-            await self._end(self._answering.end())
+            await self._end(self._answering.end(time.monotonic() - self._begun_at))
             close = getattr(self.source, "close", None) or getattr(self.source, "aclose", None)
             if close is not None:
                 closing = close()

@@ -71,12 +71,14 @@ class AsyncTool:
         verdict = Verdict(ownership.turn)
         notice = tell.say(INTERRUPTED_NOTICE) if tell else None
         await self._handle.write(effecting.intend(replica, ownership, call, verdict, notice=notice))
+        tools.report(self._handle, call, verdict)
         if verdict.action == "reconcile":
             found = await self._reconcile(call, arguments, verdict, tell)
             if isinstance(found, Done):
                 return found.result
             again = effecting.intend(replica, ownership, call, verdict, again=True)
             await self._handle.write(again)
+            tools.report(self._handle, call, verdict)
         if verdict.action == "unknown":
             if tell is not None:
                 tell.told = tell.last

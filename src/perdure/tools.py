@@ -8,10 +8,10 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
-from perdure import effecting, entering
+from perdure import effecting, entering, events
 from perdure.calls import INTERRUPTED_NOTICE
 from perdure.deeds import KEYED, MODEL
-from perdure.effecting import POLICIES, Called, Kind, Outcome, Policy
+from perdure.effecting import POLICIES, Called, Kind, Outcome, Policy, Verdict
 from perdure.errors import EffectError, UnknownOutcomeError, UsageError
 from perdure.intake import Taken
 from perdure.plain import exported
@@ -179,6 +179,16 @@ class Ordinals:
         return prefix + sha256(f"{call}\t{number}".encode()).hexdigest()[:32]
 
 
+class Changed(NamedTuple):
+    """A call that another version of its tool had begun. `ran` says that it was made again."""
+
+    effect: str
+    tool: str
+    recorded: str
+    now: str
+    ran: bool
+
+
 class Running(NamedTuple):
     """A turn that this handle goes on with, and the direct calls it has made so far."""
 
@@ -191,6 +201,21 @@ class Holder(Protocol):
 
     @property
     def own_turns(self) -> Mapping[str, Running]: ...
+    @property
+    def replica(self) -> Replica: ...
+    @property
+    def changed(self) -> list[Changed]: ...
+
+
+def report(handle: Holder, call: Called, verdict: Verdict) -> None:
+    """Tell that a call was begun by another version: it counts before a call runs, not after."""
+    if verdict.before is None:
+        return
+    ran = verdict.action == "run"
+    found = Changed(verdict.effect, call.tool, verdict.before, call.version, ran=ran)
+    handle.changed.append(found)
+    where = {"session": handle.replica.name, **found._asdict()}
+    events.tell("version", {**where, "outcome": "run again" if ran else verdict.action})
 
 
 def running_turn(handle: Holder, tool: str) -> Running:
@@ -206,6 +231,14 @@ def running_turn(handle: Holder, tool: str) -> Running:
     if not turns:
         raise UsageError(f"{tool!r} is called outside of a turn: use `with session.turn(...)`")
     raise UsageError(f"{tool!r} is called while several turns are open: keep one open at a time")
+
+
+def asked_in(replica: Replica, turn: str, ordinals: Ordinals, name: str, request: object) -> Called:
+    """Return a call of a model that an adapter makes in a turn."""
+    require_text(name, "a model's name", longest=NAME_BYTES_MAX)
+    _, digest = effecting.encoded(replica, exported({"request": request}))
+    identity = ordinals.identity(turn, "", name, digest, prefix=MODEL)
+    return Called(identity, name, None, digest, "read_only", called="model")
 
 
 def asked(replica: Replica, running: Running, spec: Spec, arguments: dict[str, Any]) -> Called:

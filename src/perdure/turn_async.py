@@ -1,17 +1,20 @@
 """AsyncTurn: from a user's input to the end of the agent's answer. Its twin is in `turn`."""
 
+import time
 from collections.abc import AsyncIterable, Sequence
 from types import TracebackType
 from typing import Any, Self
 
-from perdure import catalogue, entering, saying, talking, writing
+from perdure import asking, catalogue, entering, saying, talking, tools, writing
 from perdure.answering import Answering
+from perdure.asking import Asked
 from perdure.catalogue import Changes
 from perdure.entering import Entered
 from perdure.errors import PerdureError, UsageError
 from perdure.events import correlation_id
 from perdure.handle_async import AsyncHandle
 from perdure.intake import Taken
+from perdure.plans import Plan
 from perdure.saying import NOBODY, Ownership, Voice
 from perdure.stream_async import AsyncStream
 from perdure.tools import Ordinals, Running
@@ -44,6 +47,8 @@ class AsyncTurn:
         self._correlation_before: str | None = None
         self._entered: Entered | None = None
         self._left = False
+        self._ordinals = Ordinals()
+        self._asked: list[Asked] = []
         self._streams: list[AsyncStream] = []
 
     def __repr__(self) -> str:
@@ -73,7 +78,7 @@ class AsyncTurn:
             raise
         self._left = False
         if self._ownership is not None:
-            self._handle.own_turns[self.id] = Running(self._ownership, Ordinals())
+            self._handle.own_turns[self.id] = Running(self._ownership, self._ordinals)
         self._entered = entering.enter(self._handle, self)
         return self
 
@@ -87,7 +92,7 @@ class AsyncTurn:
                 voice=self._voice,
                 live=self._handle.own_turns,
             )
-            begun = await self._handle.write(plan)
+            begun = await self._write(plan, Ownership(self.id, self.id))
             if begun > 0:
                 self._ownership = Ownership(self.id, self.id)
             self._begun = abs(begun)
@@ -115,23 +120,33 @@ class AsyncTurn:
         channel: str = "",
         origin: str = "",
         id: str | None = None,
+        answers: Asked | None = None,
     ) -> int:
-        """Append messages to the turn, as `session.append` does."""
+        """Append messages to the turn, as `session.append` does.
+
+        They are the answer to what was asked with `turn.ask`, where `answers` says so.
+        """
         voice, turn = Voice(author, recipient, channel, origin), self._owned()
         replica = self._handle.replica
-        return await self._handle.write(
-            saying.say(replica, messages, voice=voice, turn=turn, record_id=id)
-        )
+        plan = saying.say(replica, messages, voice=voice, turn=turn, record_id=id)
+        if answers is not None:
+            plan = answers.answering(plan, turn, time.monotonic() - answers.since)
+        return await self._write(plan, turn)
 
     def stream(
-        self, chunks: AsyncIterable[Any], *, every: float = PIECES_EVERY, author: str = ""
+        self,
+        chunks: AsyncIterable[Any],
+        *,
+        every: float = PIECES_EVERY,
+        author: str = "",
+        answers: Asked | None = None,
     ) -> AsyncStream:
         """Hand the chunks of a streamed answer on, and make them durable on the way.
 
         What came is stored at most every `every` seconds, and the whole message when the answer is
         over. A stream that breaks, or that nobody reads to its end, leaves what was said so far.
         """
-        answering = Answering(self._handle.replica, self._owned(), Voice(author))
+        answering = Answering(self._handle.replica, self._owned(), Voice(author), answers)
         stream = AsyncStream(self._handle, answering, chunks, every)
         self._streams.append(stream)
         return stream
@@ -140,8 +155,26 @@ class AsyncTurn:
         """Record which tools the model is offered; return what changed since the last time."""
         turn = self._owned()
         before = await self._handle.run(talking.tools_before(self._handle.replica))
-        await self._handle.write(talking.offer_tools(self._handle.replica, tools, turn.turn))
+        await self._write(talking.offer_tools(self._handle.replica, tools, turn.turn), turn)
         return catalogue.changes(before, catalogue.normal(tools)) if before else UNCHANGED
+
+    def ask(self, name: str, request: object) -> Asked:
+        """Have the turn's next append say that a model is about to be asked, for adapters.
+
+        Give what is returned as `answers` with the reply, or call its `failed`. The request is
+        kept as its digest. It may be called before the turn is entered.
+        """
+        replica = self._handle.replica
+        call = tools.asked_in(replica, self.id, self._ordinals, name, request)
+        return Asked(replica, call, self._asked, time.monotonic())
+
+    async def _write(self, plan: Plan, turn: Ownership) -> int:
+        asked = [*self._asked]
+        if not asked:
+            return await self._handle.write(plan)
+        answer = await self._handle.write(asking.riding(plan, turn, asked))
+        self._asked[:] = [one for one in self._asked if one not in asked]
+        return answer
 
     @property
     def partial(self) -> bool:
@@ -160,13 +193,15 @@ class AsyncTurn:
     async def complete(self) -> None:
         """End the turn as complete. Leaving `async with` does this."""
         await self._close_streams()
-        await self._handle.write(writing.complete_turn(self._handle.replica, self._owned()))
+        turn = self._owned()
+        await self._write(writing.complete_turn(self._handle.replica, turn), turn)
         self._ended = True
 
     async def fail(self, error: BaseException) -> None:
         """End the turn with an error. Leaving `async with` by an exception does this."""
         await self._close_streams()
-        await self._handle.write(writing.fail_turn(self._handle.replica, self._owned(), error))
+        turn = self._owned()
+        await self._write(writing.fail_turn(self._handle.replica, turn, error), turn)
         self._ended = True
 
     async def abandon(self, reason: str = "") -> None:
@@ -202,6 +237,7 @@ class AsyncTurn:
 
     def _step_out(self) -> None:
         self._handle.own_turns.pop(self.id, None)
+        self._ordinals = Ordinals()
         if self._entered is not None:
             entering.leave(self._entered)
         self._let_go()

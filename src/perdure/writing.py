@@ -138,7 +138,8 @@ def _end_turn(replica: Replica, turn: Ownership, content: TurnChange) -> Plan:
     def make(batch: Batch) -> Made:
         require_turn(batch, turn)
         yield from talking.settle_answers(replica, batch, turns=[turn.turn])
-        effecting.forsake(replica, batch, turn.turn)
+        failed = content if isinstance(content, TurnFailed) else TurnFailed(turn="", error="")
+        effecting.forsake(replica, batch, turn.turn, failed.error, failed.reason)
         return batch.add_content(record_id, content)
 
     return Plan("turn.end", turn.turn, make)

@@ -506,3 +506,75 @@ def test_how_many_are_unknown_is_known_without_counting(path: Path) -> None:
     deeds = session._replica.fold.deeds
     assert type(deeds).of(deeds.by_identity) == deeds
     session.verify()
+
+
+def test_another_version_is_told_and_what_was_recorded_is_returned(
+    path: Path, ledger: Ledger, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = perdure.open(path).session("s")
+    first.turn("Pay.", id="turn-1").__enter__()
+    first.tool(ledger.charge, version="1")(5)
+    again = perdure.open(path).session("s")
+    with again.turn("Pay.", id="turn-1"):
+        assert again.tool(ledger.charge, version="2")(5) == {"charged": 5}
+        assert again.tool(ledger.charge, version="1")(7) == {"charged": 7}
+    assert [amount for _, amount in ledger.calls] == [5, 7]
+    (effect, _) = again.effects.list()
+    (changed,) = again.effects.changed
+    assert changed == (effect.id, "charge", "1", "2", False)
+    told = [record for record in caplog.records if vars(record).get("event") == "version"]
+    assert [vars(record)["outcome"] for record in told] == ["serve"]
+    assert (effect.version, effect.before) == ("1", "")
+
+
+def test_another_version_that_makes_a_call_again_is_told(path: Path, ledger: Ledger) -> None:
+    kill_in_call(path, ledger, "idempotent", name="charge", version="1")
+    session = perdure.open(path).session("s")
+    with session.turn("Pay.", id="turn-1"):
+        session.tool(ledger.charge, effect="idempotent", version="2")(5)
+    found = session.effects.list()
+    assert [(one.state, one.version, one.before) for one in found] == [
+        ("repeated", "1", ""),
+        ("succeeded", "2", "1"),
+    ]
+    (changed,) = session.effects.changed
+    assert changed == (found[1].id, "charge", "1", "2", True)
+
+
+def test_a_branch_at_an_effect_goes_on_before_it(path: Path, ledger: Ledger) -> None:
+    session = perdure.open(path).session("s")
+    charge = session.tool(ledger.charge)
+    with session.turn("Pay."):
+        charge(5)
+        charge(7)
+    _, second = session.effects.list()
+    branches = session.branch("what-if", at=second), session.branch("what-then", at=second.id)
+    for branch in branches:
+        (turn,) = branch.interrupted
+        with turn:
+            again = branch.tool(ledger.charge)
+            assert again(5) == {"charged": 5}  # It was recorded.
+            assert again(8) == {"charged": 8}
+        assert [one.state for one in branch.effects.list()] == ["succeeded"] * 2
+        branch.verify()
+    assert [amount for _, amount in ledger.calls] == [5, 7, 8, 8]
+    with pytest.raises(NotFoundError, match="nonsense"):
+        session.branch("other", at=".nonsense")
+    with pytest.raises(UsageError, match="must be int"):
+        session.branch("other", at="nonsense")
+
+
+def test_a_branch_at_an_effect_begins_before_those_that_ran_beside_it(
+    path: Path, ledger: Ledger
+) -> None:
+    session = perdure.open(path).session("s")
+    inner = session.tool(ledger.charge, name="inner")
+    outer = session.tool(lambda: inner(5), name="outer")
+    with session.turn("Pay.") as turn:
+        turn.append({"role": "assistant", "content": "Now."})
+        before = session.position
+        outer()
+    inside = session.effects.list(tool="inner")[0]
+    branch = session.branch("what-if", at=inside)
+    assert branch.position == before + 1  # With the record that it is a branch.
+    assert branch.effects.list() == []

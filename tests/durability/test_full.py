@@ -127,5 +127,5 @@ def test_a_seed_that_is_not_given_is_made_up_and_told(
 
 def test_modules_with_a_promise_are_found_by_their_names() -> None:
     found = {promise.key for promise in full.promises(Path(full.__file__).parent)}
-    for number in ("P1", "P2", "P3", "P4", "P5", "P6", "P8", "P28", "P29"):
+    for number in ("P1", "P2", "P3", "P4", "P5", "P6", "P8", "P11", "P12", "P28", "P29", "P32"):
         assert {f"{number}-sqlite", f"{number}-files"} <= found, number

@@ -15,9 +15,9 @@ from perdure import AsyncSession, Session
 from perdure.adapters.openai_conversation import Conversation
 from perdure.adapters.openai_faces import Awaiting, Blocking
 from perdure.adapters.openai_proxy import Proxy, refuse
-from perdure.adapters.openai_record import Reply, inputs_of
+from perdure.adapters.openai_record import Reply, asked, inputs_of
 from perdure.adapters.openai_replay import client_for
-from perdure.adapters.openai_state import Options, Request, Steps
+from perdure.adapters.openai_state import Ask, Options, Request, Steps
 from perdure.errors import UsageError
 
 if TYPE_CHECKING:
@@ -186,7 +186,9 @@ class _Endpoint(Proxy):
             client = client_for(self._client, reply, streaming=streaming, asynchronous=asynchronous)
             return getattr(self._resource(client), method)(**{**arguments, field: given})
 
-        request = Request(self.FORMAT, given, tools or [], streaming, send, replay)
+        said = {"given": given, "window": self._conversation.options[:3], "method": method}
+        ask = Ask(*asked(self.FORMAT, arguments, field, said))
+        request = Request(self.FORMAT, given, tools or [], streaming, send, replay, ask)
         return (yield from self._conversation.call(request))
 
     @staticmethod

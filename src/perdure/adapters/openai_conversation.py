@@ -31,21 +31,23 @@ class Conversation:
         """Carry a call out. On return what was said is durable, or on its way as a stream."""
         turn = self.session.current
         if turn is not None and turn is not self._state.turn:
-            place = yield from self._inside(turn, request.given)
+            place = yield from self._inside(turn, request)
             return (yield from self._answered(place, request))
         if not self._state.busy.acquire(blocking=False):
             reason = f"another call in the session {self.session.id!r} is under way"
             raise UsageError(f"{reason}: wait for it, or make both inside a session.turn(...)")
         try:
-            place = yield from self._placed(request.given)
+            place = yield from self._placed(request)
             return (yield from self._answered(place, request))
         finally:
             self._state.busy.release()
 
     def _answered(self, place: Place, request: Request) -> Steps[Any]:
         turn, reply = place.turn, place.reply
+        asked = request.ask.in_(turn)
         try:
             if reply is not None:
+                asked.withdraw()
                 record.require_format(reply, request.format)
                 result = yield lambda: request.replay(reply)
                 yield from self._settle(place, reply.messages)
@@ -54,15 +56,17 @@ class Conversation:
             window = yield self._window(request.format)
             result = yield lambda: request.send(list(window))
             if request.streaming:
-                stream = self.face.stream(self, place, result)
+                stream = self.face.stream(self, place, result, asked)
                 self._state.stream = stream if place.own else self._state.stream
                 return stream
             record.require_reply(result, request.format)
-            yield lambda: turn.append(result)
+            yield lambda: turn.append(result, answers=asked)
             yield from self._settle(place, record.messages_of_reply(result))
         except GeneratorExit:
             raise
         except BaseException as error:
+            if not place.own and reply is None:
+                asked.failed(error)
             if place.own and turn.partial:
                 yield from self._broke(error)
             elif place.own:
@@ -129,7 +133,8 @@ class Conversation:
 
     # Inside a turn of the application's own.
 
-    def _inside(self, turn: Any, given: list[Item]) -> Steps[Place]:
+    def _inside(self, turn: Any, request: Request) -> Steps[Place]:
+        given = request.given
         if turn not in self._state.entered:
             self._state.entered[turn] = yield from self._had(turn)
         trail = self._state.entered[turn]
@@ -145,7 +150,7 @@ class Conversation:
         if turn.ended:
             reason = f"the turn {turn.id!r} has ended, and this call was not part of it"
             raise UsageError(f"{reason}: begin another with session.turn(...)")
-        yield from self._append(turn, given)
+        yield from self._append(turn, given, request)
         return Place(turn, own=False)
 
     def _had(self, turn: Any) -> Steps[list[Exchange]]:
@@ -156,36 +161,38 @@ class Conversation:
 
     # Outside of any: a turn goes from the first message to the first reply without calls.
 
-    def _placed(self, given: list[Item]) -> Steps[Place]:
+    def _placed(self, request: Request) -> Steps[Place]:
         if self._state.stream is not None:
             stream = self._state.stream
             yield stream.supersede
         error = self._state.broken
         if error is not None:
-            place = yield from self._taken_up(self._state.turn, given)
+            place = yield from self._taken_up(self._state.turn, request)
             if place is not None:
                 self._state.broken = None
                 return place
             yield from self._leave(error)
         if self._state.turn is not None:
-            place = yield from self._went_on(given)
+            place = yield from self._went_on(request)
             if place is not None:
                 return place
             yield from self._give_up("another input came in the place of results")
-        if not given:
+        if not request.given:
             raise UsageError("nothing is new: give at least one message, or begin a turn with one")
-        place = yield from self._continued(given)
-        return place if place is not None else (yield from self._begun(given))
+        place = yield from self._continued(request)
+        return place if place is not None else (yield from self._begun(request))
 
-    def _went_on(self, given: list[Item]) -> Steps[Place | None]:
+    def _went_on(self, request: Request) -> Steps[Place | None]:
         """Take results for the calls of the turn that is open, or what it was given before."""
+        given = request.given
         if self._state.trail:
             found, *rest = self._state.trail
             if record.same_inputs(given, found.inputs, whole=True):
                 self._state.trail = rest
                 yield from self._note_differing(given, found)
                 if found.reply is None:
-                    yield from self._append(self._state.turn, record.instructions(given))
+                    news = record.instructions(given)
+                    yield from self._append(self._state.turn, news, request)
                 return Place(self._state.turn, own=True, reply=found.reply)
             self._state.calls, self._state.trail = (
                 record.calls_at_end(self._state.calls, self._state.trail),
@@ -195,22 +202,23 @@ class Conversation:
         if not results or not self._state.calls:
             return None
         record.require_all(results, self._state.calls)
-        yield from self._append(self._state.turn, given)
+        yield from self._append(self._state.turn, given, request)
         return Place(self._state.turn, own=True)
 
-    def _continued(self, given: list[Item]) -> Steps[Place | None]:
+    def _continued(self, request: Request) -> Steps[Place | None]:
         """Go on with the turn that a process left unfinished, if this call is one of it."""
         interrupted = self.session.interrupted
         turn = interrupted[-1] if interrupted else None
         if turn is None or turn.id in self._state.passed:
             return None
-        place = yield from self._taken_up(turn, given)
+        place = yield from self._taken_up(turn, request)
         if place is None:
             self._state.passed.add(turn.id)
         return place
 
-    def _taken_up(self, turn: Any, given: list[Item]) -> Steps[Place | None]:
+    def _taken_up(self, turn: Any, request: Request) -> Steps[Place | None]:
         """Go on with an unfinished turn if a call repeats its first or its last, or follows it."""
+        given = request.given
         if self.session.position - turn.start > TURN_MAX:
             return None
         records = yield lambda: self.face.records(self.session, turn.start)
@@ -229,14 +237,16 @@ class Conversation:
         if turn is not self._state.turn:
             yield lambda: self.face.enter(turn)
         self._state.turn, self._state.calls, self._state.trail = turn, calls, trail
-        place = yield from self._went_on(given)
+        place = yield from self._went_on(request)
         if place is None:
             again = not messages and (yield from self._is_again(given, turn.id))
-            yield from self._append(turn, record.instructions(given) if again else given)
+            news = record.instructions(given) if again else given
+            yield from self._append(turn, news, request)
             place = Place(turn, own=True)
         return place
 
-    def _begun(self, given: list[Item]) -> Steps[Place]:
+    def _begun(self, request: Request) -> Steps[Place]:
+        given = request.given
         again = yield from self._is_again(given)
         if not again:
             yield from self._require_news(given)
@@ -245,9 +255,12 @@ class Conversation:
             news = record.instructions(news)
         alone = news[0] if len(news) == 1 else None
         turn = self.session.turn(alone)
+        if alone is not None or not news:
+            request.ask.in_(turn)
         yield lambda: self.face.enter(turn)
         self._state.turn = turn
         if alone is None and news:
+            request.ask.in_(turn)
             try:
                 yield lambda: turn.append(*news)
             except GeneratorExit:
@@ -290,9 +303,10 @@ class Conversation:
         news = [one for one in given if not record.is_instruction(one) or one not in known]
         return news
 
-    def _append(self, turn: Any, given: list[Item]) -> Steps[None]:
+    def _append(self, turn: Any, given: list[Item], request: Request) -> Steps[None]:
         news = yield from self._news(given)
         if news:
+            request.ask.in_(turn)
             yield lambda: turn.append(*news)
             self._note_instructions(news)
 

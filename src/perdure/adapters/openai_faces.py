@@ -46,8 +46,8 @@ class Blocking:
     def records(self, session: Any, after: int) -> Any:
         return list(session.records(after=after))
 
-    def stream(self, conversation: Conversation, place: Place, source: Any) -> Any:
-        return RecordedStream(conversation, place, source)
+    def stream(self, conversation: Conversation, place: Place, source: Any, asked: Any) -> Any:
+        return RecordedStream(conversation, place, source, asked)
 
 
 class Awaiting:
@@ -83,17 +83,17 @@ class Awaiting:
     async def records(self, session: Any, after: int) -> Any:
         return [record async for record in session.records(after=after)]
 
-    def stream(self, conversation: Conversation, place: Place, source: Any) -> Any:
-        return AsyncRecordedStream(conversation, place, source)
+    def stream(self, conversation: Conversation, place: Place, source: Any, asked: Any) -> Any:
+        return AsyncRecordedStream(conversation, place, source, asked)
 
 
 class _Recorded(Proxy):
     """What the two streams have in common: they stand for the SDK's, which has all the rest."""
 
-    def __init__(self, conversation: Conversation, place: Place, source: Any) -> None:
+    def __init__(self, conversation: Conversation, place: Place, source: Any, asked: Any) -> None:
         super().__init__(source)
         every = conversation.options.every
-        recorded = place.turn.stream(source, every=every)
+        recorded = place.turn.stream(source, every=every, answers=asked)
         self._hold(_conversation=conversation, _place=place, _recorded=recorded)
         self._hold(_over=False, _superseded=False)
 

@@ -15,6 +15,8 @@ from perdure.transcript import answers, open_calls
 Item = dict[str, Any]
 
 SHOWN = 200  # Characters of what is no reply.
+NAME_MAX = 128  # Characters of a model's name.
+_TRAVEL = ("timeout", "extra_headers", "extra_query", "stream", "stream_options")
 _INSTRUCTIONS = ("system", "developer")
 
 
@@ -58,6 +60,31 @@ def inputs_of(given: Any, name: str) -> list[Item]:
             reason = f"a {type(one).__qualname__} is not a message"
             raise UsageError(f'{reason}: give {{"role": "user", "content": …}}', f"{name}[{index}]")
     return found
+
+
+def asked(format: str, arguments: Mapping[str, Any], field: str, said: Item) -> tuple[str, Item]:
+    """Return what a call is recorded under, and what makes two calls the same.
+
+    What was said before is bound by the place of the record; how the call travels is left out.
+    """
+    name = arguments.get("model")
+    name = name if isinstance(name, str) and name else format
+    rest = {one: _told(found) for one, found in arguments.items() if one not in (field, *_TRAVEL)}
+    return name[:NAME_MAX], {**said, "format": format, "arguments": rest}
+
+
+def _told(value: Any) -> Any:
+    """Return an argument as data; a class that answers are parsed with is known by its name."""
+    if isinstance(value, Mapping):
+        return {str(name): _told(found) for name, found in value.items()}
+    if isinstance(value, list | tuple):
+        return [_told(found) for found in value]
+    if value is None or isinstance(value, str | bool | int | float):
+        return value
+    if isinstance(value, type):
+        return value.__qualname__
+    found = plain(value)
+    return type(value).__qualname__ if found is value else _told(found)
 
 
 def is_instruction(message: Item) -> bool:

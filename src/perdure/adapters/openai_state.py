@@ -23,6 +23,21 @@ class Options(NamedTuple):
     on_tools: Callable[[Any], object] | None
 
 
+class Ask:
+    """What a call is recorded as: said once, with the first append that is made for it."""
+
+    def __init__(self, name: str, request: Any) -> None:
+        self._name = name
+        self._request = request
+        self.asked: Any = None
+
+    def in_(self, turn: Any) -> Any:
+        """Have it said with the next append of a turn, unless that was done."""
+        if self.asked is None:
+            self.asked = turn.ask(self._name, self._request)
+        return self.asked
+
+
 class Request(NamedTuple):
     """A call of the API: what is new in it, and how it is made once the rest is known."""
 
@@ -32,6 +47,7 @@ class Request(NamedTuple):
     streaming: bool
     send: Callable[[list[Item]], Any]
     replay: Callable[[Reply], Any]
+    ask: Ask
 
 
 class Place(NamedTuple):

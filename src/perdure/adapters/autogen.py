@@ -1,0 +1,286 @@
+"""Chats of the classic AutoGen API (`import autogen`), kept in a session.
+
+    with persist(session, user_proxy, assistant):
+        user_proxy.initiate_chat(assistant, message="Draft a claims escalation checklist.")
+
+Every message is durable before it is handed over, and every model call, tool call and human input
+is an effect. A chat that was killed is begun again by the same call: what had been said, answered
+and done is taken from the record, at the speed of memory, until the record ends; then it goes on.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any, Self
+
+from perdure import DivergenceError, Session, Turn, UsageError
+from perdure.adapters import autogen_classes as classes
+from perdure.adapters import autogen_models as models
+from perdure.adapters import autogen_openings as openings
+from perdure.adapters.autogen_kept import Kept
+from perdure.adapters.autogen_names import framework
+from perdure.adapters.autogen_openings import Opening
+from perdure.adapters.autogen_parts import Parts
+from perdure.adapters.autogen_record import CHANNEL, HINT, Groups, Recorder, Spoken, digest, spoken
+from perdure.adapters.autogen_state import Agents
+from perdure.adapters.autogen_tools import Effects, Policies
+
+logger = logging.getLogger("perdure.adapters.autogen")
+
+
+def persist(session: Session, *agents: Any, tools: Policies | None = None) -> "Chat":
+    """Return a chat for `with`, in which all that the agents say and do is kept in the session.
+
+    Give every agent that takes part: both of a pair; a group's manager, who brings its group along;
+    those of nested chats. When the block begins, they know what they knew: histories with the right
+    roles on each side, reply counts, usage, instructions. Errors come before anything has changed.
+
+    `initiate_chat` goes on instead of erasing, whatever `clear_history` says. After a crash, the
+    same call goes on with the chat that was interrupted, or `resume()` does.
+
+    `tools` names what is to be done about calls that a crash cut off, by the name of the tool: an
+    effect as for `session.tool`, or its options: `{"pay": "idempotent"}`, `{"pay": {"effect":
+    "reconcile", "reconcile": find_out}}`. A tool that is not named is "unsafe".
+    """
+    autogen = framework()
+    if not isinstance(session, Session):
+        reason = f"a {type(session).__qualname__} can not be used from the framework's hooks"
+        raise UsageError(f"{reason}: give a session of perdure.open(...), for async chats too")
+    return Chat(autogen, session, _participants(autogen, agents), tools or {})
+
+
+def _participants(autogen: Any, given: tuple[Any, ...]) -> list[Any]:
+    """Return the agents and those of their groups, each once; UsageError if names repeat."""
+    found: dict[str, Any] = {}
+    queue = [*given]
+    while queue:
+        agent = queue.pop(0)
+        if not isinstance(agent, autogen.ConversableAgent):
+            raise UsageError(f"a {type(agent).__qualname__} is not an agent: give agents")
+        if found.setdefault(agent.name, agent) is not agent:
+            raise UsageError(f"two agents are called {agent.name!r}: give each its own name")
+        if isinstance(agent, autogen.GroupChatManager):
+            queue += [one for one in agent.groupchat.agents if one.name not in found]
+    if len(found) < 2:  # noqa: PLR2004 - a chat is between two
+        raise UsageError("give all agents of the chat: a pair, or a group's manager")
+    return [*found.values()]
+
+
+class Chat:
+    """A chat whose agents are durable. Made by `persist`."""
+
+    def __init__(self, autogen: Any, session: Session, agents: list[Any], tools: Policies) -> None:
+        self._autogen = autogen
+        self._session = session
+        groups = Groups([one for one in agents if isinstance(one, autogen.GroupChatManager)])
+        self._agents = Agents(agents, groups)
+        self._recorder = Recorder(session, {*self._agents.by_name}, groups)
+        self._effects = Effects(session, self, self._recorder, tools)
+        self._parts = Parts(self, self._agents, self._recorder, self._effects)
+        self._kept = Kept(session, self._agents)
+        self._policies = tools
+        self.talking = False
+
+    @property
+    def interrupted(self) -> str | None:
+        """What a chat was about that began and did not end, in words; None if there is none."""
+        run = self._kept.run
+        return openings.words(run) if run is not None else None
+
+    @property
+    def finished(self) -> int:
+        """How many chats have come to their end in this session."""
+        return self._kept.finished
+
+    def resume(self) -> Any:
+        """Go on with the chat that was interrupted; return its result, or None without one.
+
+        One that was begun by an `a_…` method is awaited: use `await chat.a_resume()`.
+        """
+        run = self._kept.run
+        if run is None:
+            return None
+        if run["method"].startswith("a_"):
+            raise UsageError("the chat was begun by an async method: await chat.a_resume()")
+        method, arguments = openings.again(run, self._agents.by_name)
+        return method(**arguments)
+
+    async def a_resume(self) -> Any:
+        """Go on with the chat that was interrupted, as `resume` does, in async code."""
+        run = self._kept.run
+        if run is None:
+            return None
+        method, arguments = openings.again(run, self._agents.by_name)
+        result = method(**arguments)
+        return await result if asyncio.iscoroutine(result) else result
+
+    def abandon(self, reason: str = "") -> None:
+        """Give the interrupted chat up. The agents know what they knew before it began."""
+        if self._kept.run is None:
+            raise UsageError("no chat was interrupted: there is nothing to give up")
+        self._kept.abandon(reason)
+        self._restore()
+
+    def __enter__(self) -> Self:
+        self._kept.load()
+        said, others = spoken(self._session)
+        self._kept.require_same(said, others)
+        self._require_tools()
+        self._kept.settle()
+        before = self._agents.histories()
+        self._restore()
+        if any(before["pairs"].values()) and digest(before) != digest(self._agents.histories()):
+            reason = "the agents have a history that is not the session's"
+            raise UsageError(f"{reason}: give new agents, or begin a new session")
+        classes.install(self._autogen)
+        self._parts.replace()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._parts.put_back()
+        classes.disown(self)
+        classes.uninstall()
+
+    def _require_tools(self) -> None:
+        known = {name for agent in self._agents for name in agent.function_map}
+        unknown = [name for name in self._policies if name not in known]
+        if unknown:
+            raise UsageError(f"no agent has a tool {unknown[0]!r}", f"$.tools.{unknown[0]}")
+
+    def _restore(self) -> list[Spoken]:
+        """Make the agents know what they knew when the last chat ended or the open one began.
+
+        Returns what was said in the open one.
+        """
+        said, _ = spoken(self._session)
+        turn = self._kept.turn_id if self._kept.run is not None else ""
+        changed = self._agents.restore(
+            [one for one in said if one.turn != turn or not turn], self._kept.state
+        )
+        for name in changed:
+            logger.warning(
+                "%s: the instructions of %s were changed in a chat, and now in the code: the "
+                "code's are used",
+                self._session.id,
+                name,
+            )
+        return [one for one in said if turn and one.turn == turn]
+
+    def save(self) -> None:
+        """Record what the agents know, between chats."""
+        self._kept.save()
+
+    def call(
+        self, method: str, sender: Any, function: Callable[..., Any], given: dict[str, Any]
+    ) -> Any:
+        """Begin a chat, or go on with it; inside of one, do what the framework does."""
+        if classes.inside.get() is self:
+            return function(**given)
+        with self._running(self._opening(method, sender, given)):
+            return function(**given)
+
+    async def a_call(
+        self, method: str, sender: Any, function: Callable[..., Any], given: dict[str, Any]
+    ) -> Any:
+        if classes.inside.get() is self:
+            return await function(**given)
+        with self._running(self._opening(method, sender, given)):
+            return await function(**given)
+
+    def _opening(self, method: str, sender: Any, given: dict[str, Any]) -> Opening:
+        recipient = given["recipient"]
+        if recipient.name not in self._agents.by_name:
+            raise UsageError(f"{recipient.name!r} was not given to persist(): give all agents")
+        if method.endswith("initiate_chat") and given.get("clear_history", True):
+            if self._agents.by_name[sender.name].chat_messages.get(recipient):
+                logger.info(
+                    "%s: initiate_chat goes on with the history of %s and %s; clear_history=False "
+                    "is taken in place of True",
+                    self._session.id,
+                    sender.name,
+                    recipient.name,
+                )
+            given["clear_history"] = False
+        return openings.opening_of(method, sender, recipient, given)
+
+    @contextmanager
+    def _running(self, opening: Opening) -> Iterator[None]:
+        if self.talking:
+            reason = "another chat of this session is going on"
+            raise UsageError(f"{reason}: one session is for one chat at a time")
+        before = self._continue(opening) if self._kept.run is not None else []
+        if self._kept.run is None:
+            self._close_calls()
+            self._kept.begin(opening)
+        self._parts.replace()
+        with self._kept.turn() as turn:
+            token = classes.inside.set(self)
+            self.talking = True
+            try:
+                self._recorder.begin(turn, before)
+                yield
+                self._recorder.require_all()
+                self._kept.finish()
+            except BaseException:
+                _leave(turn)
+                raise
+            finally:
+                self.talking = False
+                self._recorder.end()
+                classes.inside.reset(token)
+
+    def _close_calls(self) -> None:
+        said, _ = spoken(self._session)
+        for one in self._agents.open_calls(said):
+            names = {"author": one.author, "recipient": one.recipient}
+            self._session.append(one.message, channel=CHANNEL, origin=one.origin, **names)
+            self._agents.close(one)
+
+    def _continue(self, opening: Opening) -> list[Spoken]:
+        run = self._kept.run
+        assert run is not None  # noqa: S101 - the caller saw to it
+        if not openings.same(run, opening):
+            what, hint = openings.words(run), f"call resume() first; {HINT}"
+            raise DivergenceError(self._session.id, what, digest(run), digest(opening), hint)
+        logger.info("%s: going on with %s", self._session.id, openings.words(run))
+        return self._restore()
+
+    def ask(self, wrapper: Any, create: Callable[..., Any], config: dict[str, Any]) -> Any:
+        """Ask a model, or give what it answered before the process died."""
+        self._recorder.require_whole()
+        live: list[Any] = []
+
+        def ask(**_: Any) -> Any:
+            live.append(create(wrapper, **config))
+            return models.data_of(wrapper, live[0])
+
+        request = models.request_of(config)
+        data = self._session.model(ask, name="model", actor=request["agent"])(**request)
+        if live:
+            return live[0]
+        models.set_usage(wrapper, data["usage"])
+        return models.Answer(data)
+
+    def choose(self, group: Any, choose: Callable[..., Any], agents: Any) -> Any:
+        """Have chance or a person choose a speaker, or take the one that was chosen."""
+
+        def chosen() -> str | None:
+            agent = choose(group, agents)
+            return None if agent is None else str(agent.name)
+
+        among = [agent.name for agent in (group.agents if agents is None else agents)]
+        name = self._effects.answer("speaker", chosen, among=among)
+        return next((agent for agent in group.agents if agent.name == name), None)
+
+
+def _leave(turn: Turn) -> None:
+    """Leave a turn as a process that dies does: the chat is interrupted, and can go on."""
+    if not turn.ended:
+        turn.leave()

@@ -1,0 +1,125 @@
+"""What a session holds of its chats besides what was said: which began, and what agents knew."""
+
+from typing import Any
+
+from perdure import Session, Turn, UsageError, VersionError
+from perdure.adapters.autogen_openings import Opening
+from perdure.adapters.autogen_record import HINT, Spoken
+from perdure.adapters.autogen_state import Agents, State
+
+KEY = "autogen"
+FORMAT = 1
+
+
+class Kept:
+    """The session's value of chats. It is written when a chat begins and when it ends."""
+
+    def __init__(self, session: Session, agents: Agents) -> None:
+        self._session = session
+        self._agents = agents
+        self._data: dict[str, Any] = {}
+
+    def load(self) -> None:
+        self._session.refresh()
+        self._data = self._session.get(KEY) or {}
+        found = self._data.get("format", FORMAT)
+        if found != FORMAT:
+            raise VersionError("the AutoGen chat", str(found), str(FORMAT))
+
+    def settle(self) -> None:
+        """End the turn of a chat that had ended when its process died."""
+        for turn in self._session.interrupted:
+            if self.run is None and turn.id == self.turn_id:
+                with turn:
+                    pass
+
+    @property
+    def run(self) -> Opening | None:
+        """How the chat began that is open; None if none is."""
+        found: Opening | None = self._data.get("run")
+        return found
+
+    @property
+    def finished(self) -> int:
+        return int(self._data.get("finished", 0))
+
+    @property
+    def state(self) -> State:
+        found: State = self._data.get("state", {})
+        return found
+
+    @property
+    def turn_id(self) -> str:
+        return f"{KEY}:{self._data.get('begun', 0)}"
+
+    def turn(self) -> Turn:
+        return self._session.turn(id=self.turn_id)
+
+    def require_same(self, said: list[Spoken], others: int) -> None:
+        """Raise UsageError unless the session holds a chat of these agents, or nothing yet."""
+        names, id = {*self._agents.by_name}, self._session.id
+        if others or (len(self._session) and not said and not self._data):
+            reason = f"{id!r} holds a conversation that is not one of AutoGen agents"
+            raise UsageError(f"{reason}: take another session, or import it first")
+        spoke = {name for one in said for name in (one.author, one.recipient)}
+        missing = sorted((spoke | {*self._data.get("agents", [])}) - names)
+        if missing:
+            reason = f"{id!r} holds a chat of {', '.join(missing)}, who are not among the agents"
+            raise UsageError(f"{reason}: give agents of the same names, or another session")
+        for name, members in self._data.get("groups", {}).items():
+            self._require_group(name, members)
+        if self.run is not None:
+            self._require_tools()
+
+    def _require_group(self, name: str, members: list[str]) -> None:
+        manager = self._agents.by_name[name]
+        if manager not in [*self._agents.groups]:
+            reason = f"{name!r} is a group's manager in {self._session.id!r}"
+            raise UsageError(f"{reason}: give a GroupChatManager of that name")
+        now = [agent.name for agent in manager.groupchat.agents]
+        gone = [member for member in members if member not in now]
+        if gone:
+            reason = f"{gone[0]!r} is in the group of {name!r} in {self._session.id!r}"
+            raise UsageError(f"{reason}, and not in the one given: give the same agents")
+        if self.run is not None and now != members:
+            reason = f"the group of {name!r} was {', '.join(members)} when its chat was interrupted"
+            raise UsageError(f"{reason}, and is {', '.join(now)}: {HINT}")
+
+    def _require_tools(self) -> None:
+        for name, before in self._data.get("tools", {}).items():
+            gone = sorted({*before} - {*self._agents.by_name[name].function_map})
+            if gone:
+                reason = f"{name!r} had a tool {gone[0]!r} when its chat was interrupted"
+                raise UsageError(f"{reason}, and has it no more: {HINT}")
+
+    def begin(self, opening: Opening) -> None:
+        """Record that a chat begins; who takes part, and what they know."""
+        agents = self._agents
+        self._set(
+            format=FORMAT,
+            agents=[agent.name for agent in agents],
+            groups={one.name: [a.name for a in one.groupchat.agents] for one in agents.groups},
+            tools={agent.name: sorted(agent.function_map) for agent in agents},
+            begun=self._data.get("begun", 0) + 1,
+            run=opening,
+            state=agents.capture(),
+        )
+
+    def finish(self) -> None:
+        self._set(run=None, finished=self.finished + 1, state=self._agents.capture())
+
+    def save(self) -> None:
+        """Record what the agents know now, unless a chat is open: it began with what they knew."""
+        if self.run is None:
+            self._set(format=FORMAT, state=self._agents.capture())
+
+    def abandon(self, reason: str) -> None:
+        for turn in self._session.interrupted:
+            if turn.id == self.turn_id:
+                turn.abandon(reason)
+        self._set(run=None)
+
+    def _set(self, **changes: Any) -> None:
+        data = {**self._data, **changes}
+        self._session.set(KEY, data)
+        self._data = data

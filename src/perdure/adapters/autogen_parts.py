@@ -1,0 +1,147 @@
+"""The agents' methods and functions that a chat puts its own in the place of, and puts back."""
+
+import inspect
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from perdure.adapters.autogen_classes import Asking, own
+from perdure.adapters.autogen_names import human_inputs
+from perdure.adapters.autogen_record import Recorder
+from perdure.adapters.autogen_state import HOOKS, Agents
+from perdure.adapters.autogen_tools import Effects
+
+_BEGINNINGS = ("initiate_chat", "send")
+_MARK = "_perdure_original"
+
+
+class Calling(Asking, Protocol):
+    """A chat, as the methods it has replaced see it."""
+
+    def save(self) -> None: ...
+
+    def call(
+        self, method: str, sender: Any, function: Callable[..., Any], given: dict[str, Any]
+    ) -> Any: ...
+
+    async def a_call(
+        self, method: str, sender: Any, function: Callable[..., Any], given: dict[str, Any]
+    ) -> Any: ...
+
+
+class Parts:
+    """What of the agents is replaced while their chat is kept. Only these objects are changed."""
+
+    def __init__(self, chat: Calling, agents: Agents, recorder: Recorder, effects: Effects) -> None:
+        self._chat = chat
+        self._agents = agents
+        self._recorder = recorder
+        self._effects = effects
+        self._replaced: list[tuple[Any, str]] = []
+
+    def replace(self) -> None:
+        """Put the chat's own in place, where that is not done: agents may get tools at any time."""
+        for agent in self._agents:
+            if not self._is_replaced(agent, "send"):
+                self._replace_methods(agent)
+            for name, function in agent.function_map.items():
+                if not hasattr(function, _MARK):
+                    durable = self._effects.tool(name, function)
+                    setattr(durable, _MARK, function)
+                    agent.function_map[name] = durable
+            hooks = agent.hook_lists[HOOKS]
+            agent.hook_lists[HOOKS] = [one for one in hooks if one is not self._recorder]
+            agent.hook_lists[HOOKS].append(self._recorder)  # Last: it sees what is sent.
+        own(self._chat, [agent.client for agent in self._agents if agent.client])
+
+    def put_back(self) -> None:
+        for target, name in self._replaced:
+            vars(target).pop(name, None)
+        self._replaced = []
+        for agent in self._agents:
+            hooks = agent.hook_lists[HOOKS]
+            agent.hook_lists[HOOKS] = [one for one in hooks if one is not self._recorder]
+            for name, function in agent.function_map.items():
+                agent.function_map[name] = getattr(function, _MARK, function)
+
+    def _is_replaced(self, target: Any, name: str) -> bool:
+        return any(one is target and known == name for one, known in self._replaced)
+
+    def _set(self, target: Any, name: str, function: Callable[..., Any]) -> None:
+        vars(target)[name] = function
+        self._replaced.append((target, name))
+
+    def _replace_methods(self, agent: Any) -> None:
+        for name in _BEGINNINGS:
+            self._set(agent, name, self._beginning(agent, name))
+            self._set(agent, f"a_{name}", self._a_beginning(agent, f"a_{name}"))
+        self._set(agent, "update_system_message", self._instructing(agent))
+        self._set(agent, "get_human_input", self._asking(agent))
+        self._set(agent, "a_get_human_input", self._a_asking(agent))
+
+    def _beginning(self, agent: Any, name: str) -> Callable[..., Any]:
+        original = getattr(agent, name)
+
+        def begin(*args: Any, **kwargs: Any) -> Any:
+            return self._chat.call(name, agent, original, _named(original, args, kwargs))
+
+        return begin
+
+    def _a_beginning(self, agent: Any, name: str) -> Callable[..., Any]:
+        original = getattr(agent, name)
+
+        async def begin(*args: Any, **kwargs: Any) -> Any:
+            return await self._chat.a_call(name, agent, original, _named(original, args, kwargs))
+
+        return begin
+
+    def _instructing(self, agent: Any) -> Callable[[str], None]:
+        original = agent.update_system_message
+
+        def update(system_message: str) -> None:
+            original(system_message)
+            if not self._chat.talking:
+                self._chat.save()
+
+        return update
+
+    def _asking(self, agent: Any) -> Callable[..., str]:
+        original = agent.get_human_input
+
+        def ask(prompt: str, **options: Any) -> str:
+            told = len(human_inputs(agent))
+            said = self._effects.answer(
+                "human_input", lambda: original(prompt, **options), agent=agent.name, prompt=prompt
+            )
+            return _heard(agent, said, told)
+
+        return ask
+
+    def _a_asking(self, agent: Any) -> Callable[..., Any]:
+        original = agent.a_get_human_input
+
+        async def ask(prompt: str, **options: Any) -> str:
+            told = len(human_inputs(agent))
+            said = await self._effects.a_answer(
+                "human_input", lambda: original(prompt, **options), agent=agent.name, prompt=prompt
+            )
+            return _heard(agent, said, told)
+
+        return ask
+
+
+def _heard(agent: Any, said: Any, told: int) -> str:
+    """Return what a human said; an agent that was given it from the record is told of it."""
+    if len(human_inputs(agent)) == told:
+        human_inputs(agent).append(said)
+    return str(said)
+
+
+def _named(
+    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> dict[str, Any]:
+    """Return the arguments of a call by name."""
+    bound = inspect.signature(function).bind(*args, **kwargs).arguments
+    return {
+        **{key: value for key, value in bound.items() if key != "kwargs"},
+        **bound.get("kwargs", {}),
+    }

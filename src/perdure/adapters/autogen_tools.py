@@ -1,0 +1,128 @@
+"""What agents do outside of the conversation, as effects: tools, human input, chosen speakers."""
+
+import asyncio
+import inspect
+from collections.abc import Callable, Mapping
+from functools import wraps
+from typing import Any
+
+from perdure import (
+    EffectError,
+    PerdureError,
+    Session,
+    UnknownOutcomeError,
+    UsageError,
+)
+from perdure.adapters.autogen_classes import Asking, inside
+from perdure.adapters.autogen_record import Recorder
+
+ERROR_LENGTH = 2_000  # As much of an error's text as the record has: a replay says the same.
+
+Policies = Mapping[str, str | Mapping[str, Any]]
+
+
+class ToolError(Exception):
+    """What a tool raised, as the framework tells the model of it."""
+
+
+class Effects:
+    """Makes functions of a chat durable; tells the recorder what could not be recorded."""
+
+    def __init__(
+        self, session: Session, chat: Asking, recorder: Recorder, policies: Policies
+    ) -> None:
+        self._session = session
+        self._chat = chat
+        self._recorder = recorder
+        self._policies = {name: _options(name, one) for name, one in policies.items()}
+
+    def tool(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a tool that runs once for each call of a chat; outside of chats, as before."""
+        options = self._policies.get(name, {"effect": "unsafe"})
+        if inspect.iscoroutinefunction(function):
+            return self._awaited(name, function, options)
+        durable = self._session.tool(function, name=name, **options)
+
+        @wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if not self._chat.talking or not _fits(function, args, kwargs):
+                return function(*args, **kwargs)
+            return self._made(lambda: durable(*args, **kwargs))
+
+        return call
+
+    def _awaited(
+        self, name: str, function: Callable[..., Any], options: dict[str, Any]
+    ) -> Callable[..., Any]:
+        @wraps(function)
+        async def call(*args: Any, **kwargs: Any) -> Any:
+            if not self._chat.talking or not _fits(function, args, kwargs):
+                return await function(*args, **kwargs)
+            durable = self._session.tool(_waiting(function), name=name, **options)
+            return await asyncio.to_thread(self._made, lambda: durable(*args, **kwargs))
+
+        return call
+
+    def _made(self, call: Callable[[], Any]) -> Any:
+        token = inside.set(self._chat)
+        try:
+            return call()
+        except UnknownOutcomeError as error:
+            return f"UNKNOWN: {error.reason} Find out before it is called again."
+        except EffectError as error:
+            raise ToolError(error.reason) from error
+        except PerdureError as error:
+            # The framework would tell the model of it and go on, without a record.
+            self._recorder.broken = error
+            raise
+        except Exception as error:
+            raise ToolError(str(error)[:ERROR_LENGTH]) from error
+        finally:
+            inside.reset(token)
+
+    def answer(self, name: str, function: Callable[[], Any], **arguments: Any) -> Any:
+        """Return what somebody chose or said; what was recorded of it, or else ask again."""
+        if not self._chat.talking:
+            return function()
+        tool = self._session.tool(lambda **_: function(), effect="read_only", name=name)
+        return tool(**arguments)
+
+    async def a_answer(self, name: str, function: Callable[[], Any], **arguments: Any) -> Any:
+        """As `answer`, for a function to be awaited."""
+        if not self._chat.talking:
+            return await function()
+        wait = _waiting(function)
+        tool = self._session.tool(lambda **_: wait(), effect="read_only", name=name)
+        return await asyncio.to_thread(lambda: tool(**arguments))
+
+
+def _waiting(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function for another thread that waits for an async one in the loop of this one.
+
+    So the store does not hold up the loop, and the async function stays where its resources are.
+    """
+    loop = asyncio.get_running_loop()
+
+    def wait(*args: Any, **kwargs: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(function(*args, **kwargs), loop).result()
+
+    wait.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]
+    return wait
+
+
+def _options(name: str, given: object) -> dict[str, Any]:
+    if isinstance(given, str):
+        return {"effect": given}
+    if not isinstance(given, Mapping):
+        reason = f"give the effect of {name!r} as a word, or as the options of session.tool"
+        raise UsageError(f"{reason}, not {type(given).__name__}", "$.tools")
+    return dict(given)
+
+
+def _fits(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a function takes these arguments; the framework tells the model if it does not."""
+    try:
+        inspect.signature(function).bind(*args, **kwargs)
+    except TypeError:
+        return False
+    return True

@@ -6,6 +6,8 @@
     ├── NotFoundError     there is nothing under that name   also a LookupError
     ├── SummaryError      no summary was made: try another way, or go on without
     ├── ConflictError     somebody wrote first: look, decide, append again
+    ├── LeaseHeldError    another worker holds the session: wait for its lease
+    ├── FencedError       this worker's lease is lost: stop, and begin anew
     ├── InUseError        living branches or a hold need it
     ├── DivergenceError   the same id was used for something else
     ├── InFlightError     this very call is being made: wait for it
@@ -113,6 +115,47 @@ class ConflictError(PerdureError):
             f"{self.stream!r} moved on from position {self.position} to {self.head}{because}: "
             "the session has been refreshed, look at what is new and decide again"
         )
+
+
+class LeaseHeldError(PerdureError):
+    """Another handle holds the session's lease, so this call has to wait. Nothing was written.
+
+    `who` is what the holder called itself, `position` where it took or renewed its lease last.
+    """
+
+    def __init__(self, stream: str, epoch: int, who: str, ttl: float, position: int) -> None:
+        super().__init__(stream, epoch, who, ttl, position)
+        self.stream = stream
+        self.epoch = epoch
+        self.who = who
+        self.ttl = ttl
+        self.position = position
+
+    def __str__(self) -> str:
+        lease = f"epoch {self.epoch}, {self.ttl:g} s from position {self.position} on"
+        hint = "wait for it with session.lease(wait=True), or leave a note"
+        return f"{self.stream!r} is held by {self.who!r} ({lease}): {hint}"
+
+
+class FencedError(PerdureError):
+    """The lease that this call relied on is lost; nothing of the call was written.
+
+    Stop what was begun under it: somebody else may be at it. `newer` is the epoch that stands now
+    and `who` its holder; 0 and empty where nobody is known to have taken over.
+    """
+
+    def __init__(self, stream: str, epoch: int, newer: int, who: str, reason: str = "") -> None:
+        super().__init__(stream, epoch, newer, who, reason)
+        self.stream = stream
+        self.epoch = epoch
+        self.newer = newer
+        self.who = who
+        self.reason = reason
+
+    def __str__(self) -> str:
+        why = self.reason or f"{self.who!r} took it over with epoch {self.newer}"
+        hint = "stop, then take a new lease and look at what is new"
+        return f"the lease on {self.stream!r} of epoch {self.epoch} is lost, {why}: {hint}"
 
 
 class InUseError(PerdureError):

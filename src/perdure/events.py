@@ -14,6 +14,9 @@ no handler for it, and one that has not imported OpenTelemetry has no tracer.
 | `settled` | what was in doubt is known now | `first`, `last` |
 | `recovery` | a torn batch was found, and counts as absent | `first`, `last` |
 | `skipped` | a fold snapshot could not be used | `position`, `reason` |
+| `lease` | a lease was taken, or not | `ttl`, `epoch` |
+| `release` | a lease was given back, or not | `epoch` |
+| `lost` | a lease was lost while it was relied on | `epoch`, `newer`, `who`, `reason` |
 | `verify` | a whole session was checked | `entries`, `position` |
 | `summary` | a summary was made, or not | `first`, `last`, `tokens` |
 | `unsummarised` | nobody was waiting for a summary that was refused | `reason` |
@@ -38,7 +41,9 @@ correlation_id: ContextVar[str] = ContextVar("perdure_correlation_id", default="
 """The id that events carry, and turns that are begun without one of their own."""
 
 # What a person should see without having asked for it.
-_WARNINGS = frozenset({"doubt", "downgrade", "recovery", "skipped", "unsummarised", "version"})
+_WARNINGS = frozenset(
+    {"doubt", "downgrade", "lost", "recovery", "skipped", "unsummarised", "version"}
+)
 
 
 class Observed:

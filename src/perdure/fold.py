@@ -12,9 +12,11 @@ from typing import Any, ClassVar, NamedTuple
 
 import msgspec
 
+from perdure import tenure
 from perdure.content import Content
 from perdure.deeds import Deed, Deeds
 from perdure.errors import PayloadError
+from perdure.lease_records import LeaseReleased, LeaseRenewed, LeaseTaken
 from perdure.records import (
     Branched,
     Deleted,
@@ -36,9 +38,10 @@ from perdure.records import (
     Value,
 )
 from perdure.talk import Talk
+from perdure.tenure import Tenure
 from perdure.values import ValueFacts
 
-FOLD_VERSION = 2
+FOLD_VERSION = 3
 SNAPSHOT_EVERY = (
     256  # Opening reads at most about this many entries; at 128 B each, 0.5 B a record.
 )
@@ -49,7 +52,8 @@ GENERATED = "."  # Ids that perdure made begin with this; a caller's own never d
 TURN_OPEN = "turn-open"
 DELETED = "deleted"
 UNKNOWN_EFFECT = "unknown-effect"
-RESERVED_LABELS = frozenset({TURN_OPEN, DELETED, UNKNOWN_EFFECT, "approval-waiting"})
+LEASED = "leased"
+RESERVED_LABELS = frozenset({TURN_OPEN, DELETED, UNKNOWN_EFFECT, LEASED, "approval-waiting"})
 
 
 class OpenTurn(NamedTuple):
@@ -87,6 +91,7 @@ class Fold:
         "keeps",
         "labels",
         "last_message",
+        "lease",
         "lineage",
         "messages",
         "since_snapshot",
@@ -106,6 +111,7 @@ class Fold:
         self.keeps: dict[str, Kept] = {}
         self.talk = Talk()
         self.deeds = Deeds()
+        self.lease: Tenure | None = None
         self.lineage: tuple[Ancestor, ...] = ()
         self.begin = 0
         """The position of the deletion that this life of the session came after, or 0."""
@@ -122,7 +128,7 @@ class Fold:
         copy.values, copy.turns, copy.ids = self.values, self.turns, self.ids
         copy.labels, copy.keeps, copy.lineage = self.labels, self.keeps, self.lineage
         copy.begin, copy.deleted = self.begin, self.deleted
-        copy.talk, copy.deeds = self.talk, self.deeds
+        copy.talk, copy.deeds, copy.lease = self.talk, self.deeds, self.lease
         copy.since_snapshot, copy.snapshot_size = self.since_snapshot, self.snapshot_size
         copy._shared = _CONTAINERS
         return copy
@@ -140,9 +146,11 @@ class Fold:
         """The labels that the head of the stream bears in this state."""
         if self.deleted:
             return frozenset({DELETED})
-        if not self.turns and not self.deeds.by_identity:
+        if self.lease is None and not self.turns and not self.deeds.by_identity:
             return self.labels
         labels = self.labels | {TURN_OPEN} if self.turns else self.labels
+        if self.lease is not None and self.lease.owner:
+            labels = labels | {LEASED}
         return labels | {UNKNOWN_EFFECT} if self.deeds.unknown else labels
 
     @property
@@ -225,10 +233,19 @@ class Fold:
     def _released(self, _position: int, _id: str, content: Released) -> None:
         self._own("keeps").pop(content.keep, None)
 
+    def _lease_taken(self, position: int, _id: str, content: LeaseTaken) -> None:
+        self.lease = tenure.taken(position, content)
+
+    def _lease_renewed(self, position: int, _id: str, content: LeaseRenewed) -> None:
+        self.lease = tenure.renewed(self.lease, position, content)
+
+    def _lease_released(self, _position: int, _id: str, content: LeaseReleased) -> None:
+        self.lease = tenure.released(self.lease, content)
+
     def _branched(self, _position: int, _id: str, content: Branched) -> None:
-        # The past is shared, but what binds the parent (holds, labels) binds the parent alone.
+        # The past is shared, but what binds the parent binds it alone: holds, labels, a lease.
         self.lineage = (Ancestor(content.parent, content.stream, content.at), *self.lineage)
-        self.keeps, self.labels = {}, frozenset()
+        self.keeps, self.labels, self.lease = {}, frozenset(), None
         self._shared -= {"keeps"}
 
     def _deleted(self, position: int, _id: str, _content: Deleted) -> None:
@@ -253,6 +270,9 @@ class Fold:
         "labelled": _labelled,
         "kept": _kept,
         "released": _released,
+        "lease.taken": _lease_taken,
+        "lease.renewed": _lease_renewed,
+        "lease.released": _lease_released,
         "branched": _branched,
         "deleted": _deleted,
     }
@@ -273,6 +293,7 @@ class Fold:
             "keeps": {
                 keep: [kept.reason, kept.branch, kept.stream] for keep, kept in self.keeps.items()
             },
+            "lease": [*self.lease] if self.lease is not None else None,
             "lineage": [[*ancestor] for ancestor in self.lineage],
             "begin": self.begin,
             "talk": _tree(self.talk),
@@ -294,7 +315,7 @@ class Fold:
             keep: Kept(reason=reason, branch=branch, stream=stream)
             for keep, (reason, branch, stream) in facts.keeps.items()
         }
-        fold.lineage, fold.begin = facts.lineage, facts.begin
+        fold.lineage, fold.begin, fold.lease = facts.lineage, facts.begin, facts.lease
         fold.talk, fold.deeds = facts.talk, Deeds.of(facts.deeds)
         fold.snapshot_size = len(payload)
         return fold
@@ -318,6 +339,7 @@ class _Facts(msgspec.Struct, forbid_unknown_fields=True):
     ids: dict[str, Known]
     labels: list[str]
     keeps: dict[str, tuple[str, str, str]]
+    lease: Tenure | None
     lineage: tuple[Ancestor, ...]
     begin: int
     talk: Talk

@@ -39,6 +39,8 @@ class Handle:
         self.changed: list[Changed] = []
         """Calls that another version of their tool had begun."""
         self._combiner: Combiner[Plan, Answer] = Combiner(self._write_all)
+        self.leaving: set[Callable[[], None]] = set()
+        """What is to be given back before this handle is let go."""
         self._closed = False
         self._threads: set[threading.Thread] = set()
         driver.handles.add(self)
@@ -129,7 +131,9 @@ class Handle:
         thread.start()
 
     def drain(self) -> None:
-        """Wait for what is under way."""
+        """Give back what is held, and wait for what is under way."""
+        for leave in [*self.leaving]:
+            leave()
         for thread in self._threads - {threading.current_thread()}:
             thread.join()
         if not self._closed and not self.replica.gone:

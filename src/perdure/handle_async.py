@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
@@ -37,6 +37,8 @@ class AsyncHandle:
         self.changed: list[Changed] = []
         """Calls that another version of their tool had begun."""
         self._combiner: AsyncCombiner[Plan, Answer] = AsyncCombiner(self._write_all)
+        self.leaving: set[Callable[[], Coroutine[Any, Any, None]]] = set()
+        """What is to be given back before this handle is let go."""
         self._closed = False
         self._tasks: set[asyncio.Task[Any]] = set()
         driver.handles.add(self)
@@ -126,7 +128,9 @@ class AsyncHandle:
         return task
 
     async def drain(self) -> None:
-        """Wait for what is under way."""
+        """Give back what is held, and wait for what is under way."""
+        for leave in [*self.leaving]:
+            await leave()
         if waiting := self._tasks - {asyncio.current_task()}:
             await asyncio.wait(waiting)
         if not self._closed and not self.replica.gone:

@@ -29,13 +29,16 @@ class Yields(NamedTuple):
 
     to_any: frozenset[str] = frozenset()
     to_same: frozenset[str] = frozenset()
+    open: bool = False
+    """Whether anybody may write it while one handle holds the session's lease."""
 
 
 # The session is not the one that was seen: it ended, or it began as a branch meanwhile.
 _NEW_PAST = frozenset({"deleted", "branched"})
 _TURN_CHANGES = frozenset({"turn.continued", "turn.completed", "turn.failed", "turn.abandoned"})
 
-# The one place that says who yields to whom. All but `delete` also yield to `_NEW_PAST`.
+# The one place that says who yields to whom. All but `delete` also yield to `_NEW_PAST`, and all
+# that are not open yield to whoever holds the lease.
 YIELDS: dict[str, Yields] = {
     # Said in view of a conversation that has gone on since: the speaker must look again.
     "message": Yields(to_any=frozenset({"message"}), to_same=_TURN_CHANGES),
@@ -51,17 +54,22 @@ YIELDS: dict[str, Yields] = {
     # A version is made in view of the version before.
     "value": Yields(to_same=frozenset({"value"})),
     # These commute with everything.
-    "note": Yields(),
-    "label": Yields(),
+    "note": Yields(open=True),
+    "label": Yields(open=True),
     "pin": Yields(),
     "tools": Yields(),
-    # These ask the state about the same effect each time they are made.
+    # These ask the state about the same effect each time they are made. What became of a call is a
+    # fact about the world, whoever holds the session by now.
     "effect.intend": Yields(),
-    "effect.settle": Yields(),
-    "keep": Yields(),
-    "release": Yields(),
-    "refresh": Yields(),
-    "catch-up": Yields(),
+    "effect.settle": Yields(open=True),
+    "keep": Yields(open=True),
+    "release": Yields(open=True),
+    "refresh": Yields(open=True),
+    "catch-up": Yields(open=True),
+    # These ask the state who holds the session each time. A renewal is the holder's alone.
+    "lease.take": Yields(open=True),
+    "lease.renew": Yields(),
+    "lease.release": Yields(open=True),
     # Whether it may go is asked of the state each time, so nothing that was appended voids it.
     "delete": Yields(),
 }
@@ -130,14 +138,19 @@ class Plan(NamedTuple):
         """The turn that the plan is about, if it is about one."""
         return self.subject if self.kind in _ABOUT_TURNS else ""
 
+    @property
+    def open(self) -> bool:
+        """Whether it may be carried out while another handle holds the lease."""
+        return YIELDS[self.kind].open
+
     def void_by(self, content: Content) -> bool:
         """Say whether a record by somebody else makes this plan void."""
         if content.kind in _NEW_PAST:
             return self.kind != "delete"
-        to_any, to_same = YIELDS[self.kind]
-        if content.kind in to_any:
+        yields = YIELDS[self.kind]
+        if content.kind in yields.to_any:
             return True
-        return content.kind in to_same and content.subject == self.subject
+        return content.kind in yields.to_same and content.subject == self.subject
 
 
 def add_drafts(drafts: Sequence[Draft]) -> Callable[[Batch], Made]:

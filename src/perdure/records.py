@@ -9,6 +9,7 @@ from datetime import datetime
 from typing import Any, ClassVar, Literal, NamedTuple
 
 from perdure.content import Content
+from perdure.lease_records import LeaseReleased, LeaseRenewed, LeaseTaken
 
 
 class Message(Content, frozen=True, kw_only=True):
@@ -343,6 +344,9 @@ KINDS: dict[str, type[Content]] = {
         Branched,
         Kept,
         Released,
+        LeaseTaken,
+        LeaseRenewed,
+        LeaseReleased,
         Deleted,
         Recovered,
         Snapshot,

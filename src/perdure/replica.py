@@ -9,10 +9,10 @@ stand there and *conflict* if others do. Only one caller at a time may run `writ
 takes `view` first, which never change under them.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from perdure import codec, journal, reading, steps
+from perdure import codec, journal, reading, steps, tenure
 from perdure.backend import Append
 from perdure.cache import Cached, ValueCache
 from perdure.content import Content
@@ -28,11 +28,13 @@ from perdure.errors import (
 )
 from perdure.fold import FOLD_VERSION, Fold
 from perdure.journal import EMPTY, Batches, Linked, Stream, Tip
+from perdure.judging import Unseen
 from perdure.plans import Batch, Plan
 from perdure.reading import PAGE, Past
 from perdure.records import Branched, Message, Recovered, Snapshot
 from perdure.settings import Settings
 from perdure.steps import Steps
+from perdure.tenure import Holding
 
 Answer = int | PerdureError
 
@@ -73,9 +75,10 @@ class Replica:
         self.doubt: Doubt | None = None
         self.values = ValueCache()
         self.notices: list[Notice] = []
-        self._unseen: dict[tuple[str, str], Content] = {}
-        """What others wrote that a write took in on its way, and that no caller was told of."""
-        self._told = 0
+        self.holding: Holding | None = None
+        """The lease that this handle took last, and may have lost or given back."""
+        self.sighting: tuple[tuple[int, int], float] | None = None  # See `leasing.Claim`.
+        self._unseen = Unseen(name)
         self.gone = False
         self._batches = Batches(name)
 
@@ -122,7 +125,7 @@ class Replica:
             fold, batches = self._folded(tail, base)
             stream = Stream(self.name, tail[0].header.stream, self.settings.tenant)
             self._show(fold, stream, tail[0].tip, None, batches)
-            self._told = tail[0].entry.position
+            self._unseen.tell(tail[0].entry.position)
             if batches.torn is not None:
                 self._notice("recovery", first=batches.torn[0], last=batches.torn[1])
             last = yield from self._load_last(tail)
@@ -258,73 +261,70 @@ class Replica:
         if "refresh" in kinds:
             yield from self.catch_up()
             self.require_present()
-            self._tell()
+            self._unseen.tell(self.tip.position)
         elif "catch-up" in kinds:
-            self._overlook((yield from self.catch_up()))
+            self._unseen.overlook((yield from self.catch_up()))
         answers: dict[int, Answer] = {}
-        if self._unseen:
+        if self.fold.lease is not None:
+            yield from self._bar(plans, answers)
+        if self._unseen.contents:
             yield from self._judge_unseen(plans, answers)
         while True:
             batch = yield from self._batch(plans, answers)
             if not batch.drafts or (yield from self._commit(batch)):
-                if any(isinstance(answer, ConflictError) for answer in answers.values()):
-                    self._tell()
+                told = any(isinstance(answer, ConflictError) for answer in answers.values())
+                if told or "lease.take" in kinds:  # Whoever takes a lease looks at what is there.
+                    self._unseen.tell(self.tip.position)
                 return [answers[number] for number in range(len(plans))]
             base = self.tip.position
             newer = yield from self.catch_up()
             if self.tip.position == base:
                 raise ChainError(self.name, base, "the store's past is not the one read before")
             self._notice("conflict", position=base, head=self.tip.position)
-            self._judge_newer(plans, newer, answers)
+            yield from self._judge_newer(plans, newer, answers)
 
     def _judge_newer(
         self, plans: Sequence[Plan], newer: Sequence[Content], answers: dict[int, Answer]
-    ) -> None:
+    ) -> Steps[None]:
         """Answer the plans that are void; take the answers of the others back."""
+        for number in [number for number, answer in answers.items() if isinstance(answer, int)]:
+            del answers[number]
+        if self.fold.lease is not None:
+            yield from self._bar(plans, answers)
         for number, plan in enumerate(plans):
-            if isinstance(answers[number], int):
-                del answers[number]
-                conflict = self._judge(plan, newer)
+            if number not in answers:
+                conflict = self._unseen.judge(plan, newer, self.tip.position)
                 if conflict is not None:
                     answers[number] = conflict
-        self._overlook(newer)
+        self._unseen.overlook(newer)
 
-    def _overlook(self, newer: Iterable[Content]) -> None:
-        """Remember what was taken in without the caller being told of it."""
-        for content in newer:
-            about = "" if content.kind == Message.kind else content.subject
-            self._unseen[content.kind, about] = content
-
-    def _tell(self) -> None:
-        """Count everything as seen: the caller refreshed, or was told to look."""
-        self._unseen, self._told = {}, self.tip.position
-
-    def _judge(self, plan: Plan, newer: Iterable[Content]) -> ConflictError | None:
-        """Return the conflict if what others wrote makes a plan void."""
-        voiding = [content.kind for content in newer if plan.void_by(content)]
-        if not voiding:
-            return None
-        # That the turn was taken over says more than that its new owner has spoken.
-        kind = next((kind for kind in voiding if kind.startswith("turn.")), voiding[-1])
-        reason = f"a {kind} record came first"
-        return ConflictError(self.name, self._told, self.tip.position, reason)
+    def _bar(self, plans: Sequence[Plan], answers: dict[int, Answer]) -> Steps[None]:
+        """Answer plans that only whoever holds the lease may carry out."""
+        error = tenure.barred(self.name, self.fold.lease, self.holding)
+        if error is not None:
+            for number, plan in enumerate(plans):
+                if number not in answers and not plan.open:
+                    answers[number] = yield from self._unless_known(plan, error)
 
     def _judge_unseen(self, plans: Sequence[Plan], answers: dict[int, Answer]) -> Steps[None]:
-        """Answer plans that were decided without knowing what a write took in on its way.
-
-        A note goes on after a conflict, and the handle then knows more than its caller.
-        """
+        """Answer plans that were decided without knowing what a write took in on its way."""
+        unseen, position = self._unseen.contents.values(), self.tip.position
         for number, plan in enumerate(plans):
-            conflict = self._judge(plan, self._unseen.values())
-            if conflict is None:
-                continue
-            trial = Batch(self.name, self.fold, self.tip)
-            try:
-                answer: Answer = yield from plan.make(trial)
-            except PerdureError as error:
-                answer = error
-            # What stands already under the caller's own id is no news to anybody.
-            answers[number] = conflict if trial.drafts else answer
+            if number not in answers:
+                conflict = self._unseen.judge(plan, unseen, position)
+                if conflict is not None:
+                    answers[number] = yield from self._unless_known(plan, conflict)
+
+    def _unless_known(self, plan: Plan, refusal: PerdureError) -> Steps[Answer]:
+        """Return a refusal. What stands already under the caller's own id is no news to anybody."""
+        trial = Batch(self.name, self.fold, self.tip)
+        try:
+            answer: Answer = yield from plan.make(trial)
+        except ConflictError:
+            return refusal
+        except PerdureError as error:
+            answer = error
+        return refusal if trial.drafts else answer
 
     def _batch(self, plans: Sequence[Plan], answers: dict[int, Answer]) -> Steps[Batch]:
         """Make what is unanswered into one batch, answering it as if it were stored already."""

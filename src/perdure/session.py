@@ -12,6 +12,7 @@ from perdure import (
     deed_views,
     entering,
     events,
+    leasing,
     lifecycle,
     saying,
     talking,
@@ -28,12 +29,14 @@ from perdure.effects import Effects
 from perdure.fold import GENERATED
 from perdure.following import follow
 from perdure.handle import Handle
+from perdure.lease import Lease
 from perdure.model import Model
 from perdure.plans import require_timeout
 from perdure.reading import OnDamage
 from perdure.records import Record, Summary
 from perdure.replica import Replica
 from perdure.saying import Voice
+from perdure.seen import Seen
 from perdure.summaries import Summaries
 from perdure.summarising import KEEP_TURNS, TIMEOUT, Summariser, for_window, summariser
 from perdure.tokens import Counter
@@ -49,7 +52,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
 
-class Session:
+class Session(Seen):
     """One agent's conversation and working state.
 
     A handle has one view of its session: what it had read when it was opened or refreshed, and
@@ -63,26 +66,6 @@ class Session:
         self._replica = replica
         self.values = Values(self._handle)
         self._summaries = Summaries(self._handle)
-
-    @property
-    def id(self) -> str:
-        """The session's id, as it was given."""
-        return self._replica.name
-
-    @property
-    def position(self) -> int:
-        """The position of the newest record in this view, 0 in a new session."""
-        return self._replica.tip.position
-
-    @property
-    def last(self) -> dict[str, Any] | None:
-        """The newest message in this view, or None."""
-        return views.last_message(self._replica)
-
-    @property
-    def labels(self) -> frozenset[str]:
-        """The labels on the session: its own, and the states that perdure marks."""
-        return self._replica.fold.head_labels
 
     @property
     def interrupted(self) -> tuple[Turn, ...]:
@@ -104,17 +87,6 @@ class Session:
         """
         found: Turn | None = entering.innermost(self._handle)
         return found
-
-    def __len__(self) -> int:
-        """The number of messages in this view."""
-        return self._replica.fold.messages
-
-    def __bool__(self) -> bool:
-        """A session is true, empty or not."""
-        return True
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.id!r}: {len(self)} messages, at {self.position}>"
 
     def append(
         self,
@@ -156,6 +128,24 @@ class Session:
         return Turn(
             self._handle, id, message=message, correlation_id=correlation_id, voice=Voice(author)
         )
+
+    def lease(
+        self,
+        *,
+        ttl: float = 30.0,
+        wait: float | bool | None = None,
+        who: str = "",
+        force: bool = False,
+    ) -> Lease:
+        """Return a lease for `with`: while it is held, only this handle writes.
+
+        To others all but notes, labels, decisions and outcomes of calls is LeaseHeldError. It is
+        renewed in the background; `ttl` seconds without a renewal anybody may take it over, and
+        what this handle writes is FencedError. While another one holds it, `wait` so many seconds
+        (True: as long as it takes; None: not at all), then LeaseHeldError. `force` takes it from a
+        living holder. `who` is recorded and told to others; empty, it is the machine and process.
+        """
+        return Lease(self._handle, leasing.asked(ttl, wait, who, force=force))
 
     def messages(
         self,

@@ -13,6 +13,7 @@ from perdure import (
     deed_views,
     entering,
     events,
+    leasing,
     lifecycle,
     saying,
     talking,
@@ -29,12 +30,14 @@ from perdure.effects_async import AsyncEffects
 from perdure.fold import GENERATED
 from perdure.following_async import follow
 from perdure.handle_async import AsyncHandle
+from perdure.lease_async import AsyncLease
 from perdure.model_async import AsyncModel
 from perdure.plans import require_timeout
 from perdure.reading import OnDamage
 from perdure.records import Record, Summary
 from perdure.replica import Replica
 from perdure.saying import Voice
+from perdure.seen import Seen
 from perdure.summaries_async import AsyncSummaries
 from perdure.summarising import KEEP_TURNS, TIMEOUT, Summariser, for_window, summariser
 from perdure.tokens import Counter
@@ -47,7 +50,7 @@ from perdure.views import Verified
 from perdure.window import EVERYTHING, Asked
 
 
-class AsyncSession:
+class AsyncSession(Seen):
     """One agent's conversation and working state.
 
     A handle has one view of its session: what it had read when it was opened or refreshed, and
@@ -61,26 +64,6 @@ class AsyncSession:
         self._replica = replica
         self.values = AsyncValues(self._handle)
         self._summaries = AsyncSummaries(self._handle)
-
-    @property
-    def id(self) -> str:
-        """The session's id, as it was given."""
-        return self._replica.name
-
-    @property
-    def position(self) -> int:
-        """The position of the newest record in this view, 0 in a new session."""
-        return self._replica.tip.position
-
-    @property
-    def last(self) -> dict[str, Any] | None:
-        """The newest message in this view, or None."""
-        return views.last_message(self._replica)
-
-    @property
-    def labels(self) -> frozenset[str]:
-        """The labels on the session: its own, and the states that perdure marks."""
-        return self._replica.fold.head_labels
 
     @property
     def interrupted(self) -> tuple[AsyncTurn, ...]:
@@ -102,17 +85,6 @@ class AsyncSession:
         """
         found: AsyncTurn | None = entering.innermost(self._handle)
         return found
-
-    def __len__(self) -> int:
-        """The number of messages in this view."""
-        return self._replica.fold.messages
-
-    def __bool__(self) -> bool:
-        """A session is true, empty or not."""
-        return True
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.id!r}: {len(self)} messages, at {self.position}>"
 
     async def append(
         self,
@@ -156,6 +128,24 @@ class AsyncSession:
         return AsyncTurn(
             self._handle, id, message=message, correlation_id=correlation_id, voice=Voice(author)
         )
+
+    def lease(
+        self,
+        *,
+        ttl: float = 30.0,
+        wait: float | bool | None = None,
+        who: str = "",
+        force: bool = False,
+    ) -> AsyncLease:
+        """Return a lease for `async with`: while it is held, only this handle writes.
+
+        To others all but notes, labels, decisions and outcomes of calls is LeaseHeldError. It is
+        renewed in the background; `ttl` seconds without a renewal anybody may take it over, and
+        what this handle writes is FencedError. While another one holds it, `wait` so many seconds
+        (True: as long as it takes; None: not at all), then LeaseHeldError. `force` takes it from a
+        living holder. `who` is recorded and told to others; empty, it is the machine and process.
+        """
+        return AsyncLease(self._handle, leasing.asked(ttl, wait, who, force=force))
 
     async def messages(
         self,

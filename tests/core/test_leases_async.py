@@ -193,9 +193,7 @@ def test_cancelled_at_any_await_it_leaves_nothing_behind(tmp_path: Path, nth: in
         async with handles(tmp_path / "a.db") as (one, two):
             with contextlib.suppress(asyncio.CancelledError):
                 await CancelledAt(work(one), nth)
-            async with two.lease(
-                wait=5
-            ) as other:  # It would last for a minute.
+            async with two.lease(wait=5) as other:  # It would last for a minute.
                 assert other.held
             async with one.lease() as lease:
                 assert lease.held

@@ -14,6 +14,7 @@ from pathlib import Path
 import perdure
 from perdure.errors import ConflictError, UnavailableError
 from perdure.plans import Plan
+from perdure.records import Record
 from perdure.session import Session
 from tests.durability.kinds import KINDS, Kind
 from tests.durability.p08_checker import Stored, faults
@@ -105,6 +106,9 @@ def ignore_conflicts() -> None:
 class History:
     """One history: processes, trouble, and in the end the judgement."""
 
+    works: Callable[..., None] = staticmethod(write)
+    longest_pause = 0.03
+
     def __init__(
         self, seed: int, kind: Kind, folder: Path, *, appends: int, blind: bool = False
     ) -> None:
@@ -117,6 +121,10 @@ class History:
         self._quota = max(appends // self.writers, 1)
         self._crew = Crew(folder, self._draw)
         self._born = 0
+
+    def blind(self) -> None:
+        """Break perdure in this process, so that something must be wrong."""
+        ignore_conflicts()
 
     def run(self) -> list[str]:
         """Return everything that was wrong."""
@@ -133,12 +141,13 @@ class History:
 
     def _add_writer(self, quota: int) -> None:
         self._born += 1
-        self._start(f"w{self._born}", partial(write, self._address, quota=quota, seed=self._seed))
+        work = partial(self.works, self._address, quota=quota, seed=self._seed)
+        self._start(f"w{self._born}", work)
 
     def _start(self, name: str, work: Callable[..., None]) -> None:
         def begin(log: Log) -> None:
             if self._blind:
-                ignore_conflicts()
+                self.blind()
             work(log=log, name=name)
 
         self._crew.start(name, begin)
@@ -150,7 +159,7 @@ class History:
             time.sleep(self._draw.random() * 0.02)
             self._crew.reap()
             if self._draw.random() < 0.2:
-                self._crew.pause()
+                self._crew.pause(most=self.longest_pause)
             if self._draw.random() < 0.03 and self._crew.running:
                 self._replace(self._crew.kill())
             if time.monotonic() > deadline:
@@ -184,7 +193,7 @@ class History:
         ]
         done = list(operations(self._crew.folder))
         yield from faults(done, final)
-        yield from commuting(done)
+        yield from self._also(done, records)
         versions = [
             (record.content.version, record.content.data["saw"])  # type: ignore[attr-defined]
             for record in records
@@ -193,6 +202,10 @@ class History:
         for version, saw in versions:
             if saw != version - 1:
                 yield f"version {version} of a value was made in view of {saw}"
+
+    def _also(self, done: list[Done], records: list[Record]) -> Iterator[str]:
+        """What else can be wrong, of this kind of history."""
+        yield from commuting(done)
 
 
 def commuting(done: list[Done]) -> Iterator[str]:

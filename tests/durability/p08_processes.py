@@ -97,13 +97,13 @@ class Crew:
             sys.stdout.flush()
             os._exit(code)
 
-    def pause(self) -> None:
-        """Stop one of them for a while, wherever it is, and let it go on."""
+    def pause(self, least: float = 0.0, most: float = 0.03) -> None:
+        """Stop one of them for some seconds, wherever it is, and let it go on."""
         if not self.running:
             return
         child = self._draw.choice(list(self.running))
         os.kill(child, signal.SIGSTOP)
-        time.sleep(self._draw.random() * 0.03)
+        time.sleep(self._draw.uniform(least, most))
         os.kill(child, signal.SIGCONT)
 
     def kill(self) -> str:

@@ -46,6 +46,7 @@ def test_json_has_stable_keys_and_exact_times(path: Path) -> None:
         "labels": ["turn-open", "vip"],
         "state": "live",
         "damage": None,
+        "holder": None,
     }
     with perdure.open(path) as store:
         *_, last = store.records("claim-4711")

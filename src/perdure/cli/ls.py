@@ -23,11 +23,13 @@ from perdure.cli.stores import (
 from perdure.cli.text import ago, columns, exact, first_line, pad, safe, say, say_json
 from perdure.cli.text import terminal_width as screen
 from perdure.errors import DamagedError, NotFoundError, UnsupportedError, VersionError
-from perdure.fold import DELETED
+from perdure.fold import DELETED, LEASED
 from perdure.store import Store
+from perdure.tenure import Holder
 
 PAGE = 50  # Two screens; each session shown costs a few reads.
 CELLS, LABELS, ID_MIN = 48, 6, 12  # Columns: between id and labels, and at least of these two.
+WHO = 24  # Columns of the name of whoever holds a session.
 
 _NEVER = datetime.min.replace(tzinfo=UTC)
 
@@ -36,13 +38,14 @@ Examples:
   perdure ls                       the first sessions by id
   perdure ls claim- --recent       whose ids begin so, the last changed first
   perdure ls --label turn-open     those with a turn that has not ended
+  perdure ls --label leased        those that a worker holds
   perdure ls --json --limit 0      all of them, for a program
 
 \b
 With --json, each line is an object: id, messages, position, last_role,
 changed (ISO 8601, UTC), labels, state (live, deleted, damaged, or newer for
-what a newer perdure wrote) and damage (null, or why it can not be read). What
-is unknown is null.
+what a newer perdure wrote), damage (null, or why it can not be read) and
+holder (null, or epoch, who and ttl of the lease). What is unknown is null.
 """
 
 
@@ -55,6 +58,7 @@ class Row(NamedTuple):
     last_role: str | None
     changed: datetime | None
     damage: str | None = None
+    holder: Holder | None = None
 
 
 @click.command(cls=Reading, epilog=EXAMPLES)
@@ -172,7 +176,8 @@ def _row(store: Store, head: Head | DamagedError) -> Row | None:
             role = (session.last or {}).get("role")
             (record,) = islice(session.records(after=session.position - 1), 1)
             current = head._replace(position=session.position, labels=session.labels)
-            return Row(current, "live", len(session), role and str(role), record.time)
+            found = (len(session), role and str(role), record.time)
+            return Row(current, "live", *found, holder=session.holder)
     except NotFoundError:
         return None
     except DamagedError as error:
@@ -191,7 +196,21 @@ def _json(row: Row) -> dict[str, Any]:
         "labels": sorted(row.head.labels),
         "state": row.state,
         "damage": row.damage,
+        "holder": _holder_json(row.holder) if row.holder else None,
     }
+
+
+def _holder_json(holder: Holder) -> dict[str, Any]:
+    return {"epoch": holder.epoch, "who": holder.who, "ttl": holder.ttl}
+
+
+def _labels(row: Row) -> str:
+    """Return the labels of a session; that of a lease with who holds it."""
+    text = labels_text(row.head.labels - {LEASED})
+    if row.holder is None:
+        return text
+    held = f"leased by {first_line(row.holder.who, WHO)}"
+    return f"{held}, {text}" if text else held
 
 
 class _Table:
@@ -217,7 +236,7 @@ class _Table:
             f"{row.head.position:,}",
             first_line(row.last_role or "-", 10),
             ago(row.changed) if row.changed else "-",
-            labels_text(row.head.labels),
+            _labels(row),
         )
         if row.state in {"damaged", "newer"}:
             cells = click.style(f"{row.state.upper()}: {safe(row.damage or '')}", fg="red")

@@ -12,6 +12,7 @@ COMMANDS = {
     "import": "Take messages out of JSON files that a script kept.",
     "ls": "List sessions.",
     "migrate": "Bring the tables of a Postgres store up to date.",
+    "release": "Take a session from a worker that holds it.",
     "show": "Show a conversation: who said what, how turns ended, what was known.",
     "stats": "Count what a store holds.",
     "tail": "Show the last records of a session, and follow new ones.",

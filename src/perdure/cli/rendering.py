@@ -17,6 +17,7 @@ from perdure.content import Content
 from perdure.errors import DamagedError, PerdureError
 from perdure.fold import GENERATED
 from perdure.intake import Taken
+from perdure.lease_records import LeaseChange, LeaseTaken
 from perdure.records import (
     Branched,
     Deleted,
@@ -160,6 +161,8 @@ def _other(content: Content) -> Said:
             return Said("kept", reason)
         case Released(keep=keep):
             return Said(f"keep {safe(keep)} is released")
+        case LeaseChange():
+            return _lease(content)
         case Deleted(reason=reason):
             return Said("DELETED: what was before is dropped", reason)
         case Recovered(first=first, last=last):
@@ -168,6 +171,14 @@ def _other(content: Content) -> Said:
             return Said("snapshot of the state, to open faster")
         case _:
             return Said(safe(content.kind), _json(msgspec.to_builtins(content)))
+
+
+def _lease(content: LeaseChange) -> Said:
+    what = f"lease {content.epoch} is {content.kind.removeprefix('lease.')}"
+    if not isinstance(content, LeaseTaken):
+        return Said(what)
+    force = ", by force" if content.forced else ""
+    return Said(f"{what} by {safe(content.who)} for {content.ttl:g} s{force}")
 
 
 def turn_name(turn: str, correlation_id: str = "") -> str:

@@ -19,6 +19,7 @@ from perdure.cli.text import (
 )
 from perdure.errors import DamagedError
 from perdure.fold import DELETED
+from perdure.lease_records import LeaseRenewed
 from perdure.records import Kept, Message, Piece, Record, Snapshot, TurnBegun
 from perdure.session import Session
 
@@ -50,6 +51,9 @@ class View:
             facts = [counted(len(state), "message"), f"position {head.position}"]
             if state.interrupted:
                 facts.append(click.style(counted(len(state.interrupted), "open turn"), fg="red"))
+            if state.holder:
+                held = f"held by {safe(state.holder.who)} (epoch {state.holder.epoch})"
+                facts.append(click.style(held, fg="yellow"))
         else:
             facts = [f"position {head.position}", click.style("DAMAGED", fg="red", bold=True)]
         if head.labels:
@@ -70,7 +74,7 @@ class View:
         """Print one record."""
         if self._raw:
             self._print_raw(record)
-        elif isinstance(record.content, Snapshot | Piece) or _is_echo(record):
+        elif isinstance(record.content, Snapshot | Piece | LeaseRenewed) or _is_echo(record):
             self._hidden += 1
         elif record.kind.startswith("turn.") or record.kind in {"branched", "deleted"}:
             self._rule(record)

@@ -144,8 +144,11 @@ def renew(replica: Replica, holding: Holding) -> Plan:
 
     def make(batch: Batch) -> Made:
         yield from ()
-        if not _is_own(batch.fold.lease, holding):
+        if not holding.active:
             return batch.position
+        lost = holding.fenced(batch.name, batch.fold.lease)
+        if lost is not None:
+            raise lost
         content = LeaseRenewed(epoch=holding.epoch, owner=holding.owner)
         return batch.add_content(record_id, content)
 
@@ -164,10 +167,6 @@ def release(replica: Replica, holding: Holding) -> Plan:
         return batch.add_content(record_id, LeaseReleased(epoch=found.epoch, owner=found.owner))
 
     return Plan("lease.release", "", make)
-
-
-def _is_own(found: Tenure | None, holding: Holding) -> bool:
-    return found is not None and (found.epoch, found.owner) == (holding.epoch, holding.owner)
 
 
 def given_back(replica: Replica, holding: Holding, answer: int) -> None:

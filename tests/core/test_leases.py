@@ -334,6 +334,15 @@ def test_whoever_was_taken_over_from_is_fenced_by_position(held: Held, clock: Cl
     assert taken_record.content.forced  # type: ignore[attr-defined]
 
 
+def test_a_renewal_that_comes_too_late_renews_nothing(held: Held) -> None:
+    """Its machine slept, and it has not seen that it was taken over from."""
+    _, two, first = held
+    with two.lease(force=True, who="two"):
+        assert first._renew() is None
+        assert first.lost.is_set()
+        assert not first.held
+
+
 def test_the_end_of_a_lease_says_that_it_was_lost(pair: Pair, clock: Clock) -> None:
     """Also to a body that wrote nothing: it was not alone."""
     one, two = pair

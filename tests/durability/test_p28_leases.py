@@ -1,0 +1,56 @@
+"""P28 with leases, a seeded sample: they go by monotonic clocks, and by no wall clock."""
+
+from unittest import mock
+
+import pytest
+
+from perdure.leasing import Claim
+from perdure.tenure import Holding
+from tests.durability import p28_leases
+from tests.durability.kinds import SQLITE
+from tests.durability.promise import Promise, sample
+
+pytestmark = pytest.mark.durability
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("promise", p28_leases.PROMISES, ids=lambda promise: promise.key)
+def test_no_wall_clock_changes_what_a_lease_is(promise: Promise) -> None:
+    sample(promise, seed=1, seconds=2.5 if promise.store == "sqlite" else 1, least=10)
+
+
+def faults_of_some(count: int = 40) -> str:
+    """What is wrong in some stories in memory."""
+    trials = [p28_leases.lease_trial(8 * number + 1, SQLITE, None) for number in range(count)]  # type: ignore[arg-type]
+    return "; ".join(trial.failure for trial in trials)
+
+
+def test_a_contender_that_does_not_wait_is_found() -> None:
+    """The twin: leases are taken over when half of their time has passed."""
+    look = Claim.look
+
+    def hasty(claim: Claim, now: float) -> float:
+        look(claim, now)
+        sighting = claim._replica.sighting
+        if sighting is None or now - sighting[1] < p28_leases.TTL / 2:
+            return look(claim, now)
+        claim._overdue = sighting[0]
+        return 0.0
+
+    with mock.patch.object(Claim, "look", hasty):
+        assert "over too early" in faults_of_some()
+
+
+def test_a_contender_that_never_takes_over_is_found() -> None:
+    look = Claim.look
+
+    def shy(claim: Claim, now: float) -> float:
+        return look(claim, now) or float(claim._overdue is not None)
+
+    with mock.patch.object(Claim, "look", shy):
+        assert "for long enough" in faults_of_some(10)
+
+
+def test_a_holder_that_believes_for_ever_is_found() -> None:
+    with mock.patch.object(Holding, "left", return_value=1.0):
+        assert "too long" in faults_of_some(10)

@@ -213,7 +213,7 @@ def test_every_table_of_a_store_is_in_the_format(tmp_path: Path) -> None:
 def test_every_public_method_is_in_the_reference(cls: type, page: str) -> None:
     text = (ROOT / "docs" / "reference" / f"{page}.md").read_text("utf-8")
     name = cls.__name__.lower()
-    public = [found for found in vars(cls) if not found.startswith("_")]
+    public = [found for found in dir(cls) if not found.startswith("_")]
     assert [found for found in public if f"{name}.{found}" not in text] == []
 
 

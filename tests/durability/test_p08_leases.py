@@ -1,14 +1,21 @@
 """P8 with leases, a seeded sample: whoever slept longer than its lease is fenced."""
 
+import signal
+import subprocess
+import sys
+import time
 from collections import Counter
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import perdure
+from perdure.errors import LeaseHeldError
 from perdure.lease_records import LeaseReleased, LeaseRenewed, LeaseTaken
 from perdure.records import Message, Record
-from tests.durability.kinds import FILES, SQLITE
+from tests.durability.kinds import FILES, SQLITE, Kind
 from tests.durability.p08_leases import believed, happened, held_by_one, history
 from tests.durability.p08_processes import Done
 
@@ -30,6 +37,54 @@ def test_workers_hold_a_session_one_after_the_other() -> None:
 def test_workers_that_are_not_fenced_are_caught() -> None:
     # Whether one sleeps at the wrong moment is a matter of luck; in none of several it is not.
     assert any(history(seed, SQLITE, appends=40, blind=True)[0].failure for seed in (2, 4, 6, 8))
+
+
+HOLDER = """
+import sys, perdure
+session = perdure.open(sys.argv[1]).session("s")
+with session.lease(ttl=0.4, who="holder") as lease, session.turn("question") as turn:
+    print("held", flush=True)
+    sys.stdin.readline()
+    try:
+        turn.append({"role": "assistant", "content": "stale"})
+    except perdure.FencedError:
+        print("fenced", lease.held, flush=True)
+        turn.leave()
+"""
+
+
+@pytest.mark.parametrize("kind", [SQLITE, FILES], ids=str)
+@pytest.mark.parametrize("sent", [signal.SIGSTOP, signal.SIGKILL], ids=str)
+def test_a_holder_that_is_stopped_or_killed_is_taken_over_from(
+    sent: signal.Signals, kind: Kind, tmp_path: Path
+) -> None:
+    """A real process sleeps longer than its lease lasts, or dies; one that wakes up is fenced."""
+    address = kind.address(tmp_path)
+    command = [sys.executable, "-c", HOLDER, address]
+    pipe, nowhere = subprocess.PIPE, subprocess.DEVNULL
+    with (
+        subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=nowhere, text=True) as holder,
+        perdure.open(address) as store,
+    ):
+        assert holder.stdin is not None
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        holder.send_signal(sent)
+        start, session = time.monotonic(), store.session("s")
+        with pytest.raises(LeaseHeldError, match="held by 'holder'"):
+            session.append({"role": "user", "content": "too early"})
+        with session.lease(wait=10) as lease:
+            assert time.monotonic() - start >= 0.4
+            assert lease.epoch == 2
+            with session.interrupted[0] as turn:
+                turn.append({"role": "assistant", "content": "answer"})
+            holder.send_signal(signal.SIGCONT)
+            told = holder.communicate("go on\n", timeout=20)[0] if sent is signal.SIGSTOP else ""
+        if sent is signal.SIGSTOP:
+            assert told == "fenced False\n"
+        session.refresh()
+        assert [one["content"] for one in session.messages()] == ["question", "answer"]
+        session.verify()
 
 
 def records(*contents: Any) -> list[Record]:

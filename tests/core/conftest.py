@@ -12,6 +12,7 @@ MODULES = frozenset(
         "test_current",
         "test_documents",
         "test_effects",
+        "test_leases_async",
         "test_models",
         "test_session",
         "test_streaming",
@@ -23,6 +24,8 @@ MODULES = frozenset(
 # They open the store in another process, or are slow and about something else.
 NOT = frozenset(
     (
+        "test_a_store_that_hangs_is_told_of_when_the_time_has_passed",
+        "test_a_store_that_is_away_lets_the_lease_run_out",
         "test_any_window_is_valid_and_within_its_budget_and_cut_only_if_need_be",
         "test_another_process_is_seen_within_a_moment",
         "test_two_processes_share_them",

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 import perdure
 from perdure.errors import ConflictError, UnavailableError
@@ -103,6 +104,12 @@ def ignore_conflicts() -> None:
     Plan.void_by = lambda *_: False  # type: ignore[method-assign]
 
 
+class Place(Protocol):
+    """Says where a store lies: a kind does, for a folder."""
+
+    def address(self, directory: Path, /) -> str: ...
+
+
 class History:
     """One history: processes, trouble, and in the end the judgement."""
 
@@ -110,7 +117,7 @@ class History:
     longest_pause = 0.03
 
     def __init__(
-        self, seed: int, kind: Kind, folder: Path, *, appends: int, blind: bool = False
+        self, seed: int, kind: Place, folder: Path, *, appends: int, blind: bool = False
     ) -> None:
         self._draw = random.Random(seed)
         self._seed = seed

@@ -20,7 +20,7 @@ from perdure.lease import Lease
 from perdure.records import Record
 from perdure.replica import Replica
 from tests.durability.kinds import KINDS, Kind
-from tests.durability.p08_histories import APPENDS, SESSION, History
+from tests.durability.p08_histories import APPENDS, SESSION, History, Place
 from tests.durability.p08_processes import Done, Log
 from tests.durability.places import fast_directory
 from tests.durability.promise import Promise, Trial, in_time
@@ -204,7 +204,7 @@ def believed(done: list[Done], records: list[Record]) -> Iterator[str]:
 
 
 def history(
-    seed: int, kind: Kind, *, appends: int = APPENDS, blind: bool = False
+    seed: int, kind: Place, *, appends: int = APPENDS, blind: bool = False
 ) -> tuple[Trial, Counter[str]]:
     """Make one history, judge it, and count what happened."""
     with fast_directory() as folder:

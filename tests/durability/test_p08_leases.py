@@ -25,12 +25,29 @@ pytestmark = pytest.mark.durability
 @pytest.mark.slow
 def test_workers_hold_a_session_one_after_the_other() -> None:
     counts: Counter[str] = Counter()
-    for seed, kind in ((2, FILES), (5, SQLITE), (6, FILES), (9, SQLITE)):
+    for seed, kind in ((2, FILES), (5, SQLITE), (6, SQLITE)):
         trial, found = history(seed, kind, appends=40)
         assert not trial.failure, f"{trial.what}: {trial.failure}"
         counts.update(found)
     for wanted in ("released", "taken over"):
         assert counts[wanted] > 3, f"it is no trial without {wanted}: {counts}"
+
+
+class At:
+    """A place where a store is already."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+
+    def address(self, _: Path) -> str:
+        return self._address
+
+
+@pytest.mark.slow
+def test_workers_hold_a_session_on_a_server(postgres_store: str) -> None:
+    trial, found = history(6, At(postgres_store), appends=40)
+    assert not trial.failure, f"{trial.what}: {trial.failure}"
+    assert found["released"] > 3
 
 
 @pytest.mark.slow
@@ -53,13 +70,18 @@ with session.lease(ttl=0.4, who="holder") as lease, session.turn("question") as 
 """
 
 
-@pytest.mark.parametrize("kind", [SQLITE, FILES], ids=str)
+@pytest.fixture(params=[SQLITE, FILES, "postgres"], ids=str)
+def address(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if isinstance(request.param, Kind):
+        return request.param.address(tmp_path)
+    return str(request.getfixturevalue("postgres_store"))
+
+
 @pytest.mark.parametrize("sent", [signal.SIGSTOP, signal.SIGKILL], ids=str)
 def test_a_holder_that_is_stopped_or_killed_is_taken_over_from(
-    sent: signal.Signals, kind: Kind, tmp_path: Path
+    sent: signal.Signals, address: str
 ) -> None:
     """A real process sleeps longer than its lease lasts, or dies; one that wakes up is fenced."""
-    address = kind.address(tmp_path)
     command = [sys.executable, "-c", HOLDER, address]
     pipe, nowhere = subprocess.PIPE, subprocess.DEVNULL
     with (

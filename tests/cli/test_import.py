@@ -304,7 +304,7 @@ def test_an_import_that_was_killed_goes_on_where_it_stopped(
     messages = [said(f"message {number}") for number in range(35)]
     keep("chat.json", [*messages, 3])
     made = plan("chat.json", Path("chat.json").read_bytes(), "chat")
-    assert [len(batch) for batch in made.batches] == [10, 10, 10, 5]
+    assert [len(batch.messages) for batch in made.batches] == [10, 10, 10, 5]
     for stop in range(1, 5):
         address = f"{stop}.db"
         with perdure.open(address) as store:
@@ -350,7 +350,7 @@ def test_messages_are_stored_in_batches_that_fit_in_memory(monkeypatch: pytest.M
     monkeypatch.setattr(import_plan, "BATCH_BYTES", 1_000)
     keep("chat.json", [said("x" * size) for size in (10, 10, 2_000, 100, 900, 900)])
     made = plan("chat.json", Path("chat.json").read_bytes(), "chat")
-    assert [len(batch) for batch in made.batches] == [2, 1, 1, 1, 1]
+    assert [len(batch.messages) for batch in made.batches] == [2, 1, 1, 1, 1]
     assert invoke(None, "import", "chat.json").exit_code == 0
     assert len(messages_of("chat")) == 6
 

@@ -1,6 +1,6 @@
 """`perdure import`: what a script kept in a JSON file goes into a session, once."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from perdure.cli.progress import Progress
 from perdure.cli.stores import BAD_NEWS, DEFAULT, Reading, WrongCallError
 from perdure.cli.text import say_json
 from perdure.errors import UsageError
+from perdure.importing_autogen import Pair
 from perdure.opening import _parse
 from perdure.store import Store
 
@@ -21,12 +22,18 @@ Examples:
   perdure import agent_memory.json      into the session agent_memory
   perdure import chat_state.json --session claim-4711
   perdure import --dry-run *.json       say what would be done, and do nothing
+  perdure import --autogen chat_state.json --session claim-4711
 
 \b
 Read are a list of messages, JSON lines of them, or an object that holds them
 under "messages". What is wrong in a file is repaired where that can be done,
 each repair is told, and what can not be a message is kept in a note. A file
 that was imported before adds nothing.
+
+\b
+With --autogen a file is what an agent of a pair kept of its chat. Who said
+each message is told by its name; the agents that perdure.adapters.autogen is
+given for the session go on with it, each from its own side.
 
 \b
 With --json, each line is an object: file, session, state (imported, already,
@@ -45,6 +52,13 @@ element, byte) and leftovers (element, byte, reason).
 )
 @click.option("--session", "session_id", metavar="ID", help="[default: the name of the file]")
 @click.option("--append", is_flag=True, help="Also into a session that holds other messages.")
+@click.option("--autogen", is_flag=True, help="The files are lists that AutoGen agents kept.")
+@click.option(
+    "--between",
+    nargs=2,
+    metavar="USER ASSISTANT",
+    help="With --autogen: the agents' names. [default: those in the file]",
+)
 @click.option("--dry-run", is_flag=True, help="Say what would be done; write nothing.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line, for each file.")
 @click.option(
@@ -55,12 +69,14 @@ element, byte) and leftovers (element, byte, reason).
     default=DEFAULT,
     help=f"The store; it is made if need be. [default: PERDURE_URL, else {DEFAULT}]",
 )
-def import_(
+def import_(  # noqa: PLR0913 - the options of the command
     address: str,
     files: tuple[Path, ...],
     session_id: str | None,
     *,
     append: bool,
+    autogen: bool,
+    between: tuple[str, str] | None,
     dry_run: bool,
     as_json: bool,
 ) -> None:
@@ -70,13 +86,13 @@ def import_(
     repaired; where they came from is in their origin. Exits with 1 if a file holds no messages, or
     anything that could not be one.
     """
+    if between and not autogen:
+        raise WrongCallError("--between names the agents of AutoGen files: give --autogen as well.")
     targets = [session_id or path.stem for path in files]
     if len({*targets}) < len(targets) and not append:
         raise WrongCallError("Several files go into one session only with --append.")
-    plans = []
-    for path, target in zip(files, targets, strict=True):
-        with _naming(path.name):
-            plans.append(plan(path.name, path.read_bytes(), target))
+    agents = Pair(*between) if between else None
+    plans = [*_plans(files, targets, autogen=autogen, agents=agents)]
     outcomes = []
     writes = not dry_run and any(made.imported.messages for made in plans)
     with _store(address, make=writes) as store:
@@ -101,6 +117,14 @@ def import_(
                     print_outcome(outcome, address)
     if any(outcome.bad_news for outcome in outcomes):
         raise SystemExit(BAD_NEWS)
+
+
+def _plans(
+    files: Sequence[Path], targets: Sequence[str], *, autogen: bool, agents: Pair | None
+) -> Iterator[Plan]:
+    for path, target in zip(files, targets, strict=True):
+        with _naming(path.name):
+            yield plan(path.name, path.read_bytes(), target, autogen=autogen, agents=agents)
 
 
 @contextmanager

@@ -7,6 +7,7 @@ thousand only.
 
 from collections.abc import Generator, Iterator
 from hashlib import sha256
+from itertools import groupby
 from typing import Any, NamedTuple
 
 from perdure import codec
@@ -14,6 +15,7 @@ from perdure.cli.text import safe
 from perdure.codec import Codec
 from perdure.errors import NotFoundError, UsageError
 from perdure.importing import Imported, Leftover, parse
+from perdure.importing_autogen import CHANNEL, Chat, Pair, chat_of
 from perdure.records import Message, Record
 from perdure.store import Store
 from perdure.writing import require_session_id
@@ -24,7 +26,14 @@ NOTE_BYTES = 2**20  # Of leftover text in one note; a record holds 16 times as m
 RECORD_SLACK = 4_096  # What a record says besides its message.
 REPAIRS_NOTED = 5_000  # In one note; each is a short line.
 
-Batch = list[dict[str, Any]]
+
+class Batch(NamedTuple):
+    """Messages for one append, and whose they are."""
+
+    messages: list[dict[str, Any]]
+    author: str = ""
+    recipient: str = ""
+    channel: str = ""
 
 
 class Plan(NamedTuple):
@@ -35,13 +44,15 @@ class Plan(NamedTuple):
     digest: str
     imported: Imported
     batches: list[Batch]
+    kind: str = ""
+    """What sort of list it was taken for: the same file can be more than one."""
 
     @property
     def origin(self) -> str:
         return f"import:{safe(self.file)}"
 
     def id(self, part: object) -> str:
-        return f"import-{self.digest[:32]}-{part}"
+        return f"import-{self.digest[:32]}-{self.kind}{part}"
 
 
 class Step(NamedTuple):
@@ -59,20 +70,37 @@ class Seen(NamedTuple):
     others: int = 0
 
 
-def plan(file: str, data: bytes, session: str) -> Plan:
-    """Read a file and cut its messages into batches; the same bytes give the same ones."""
+def plan(
+    file: str, data: bytes, session: str, *, autogen: bool = False, agents: Pair | None = None
+) -> Plan:
+    """Read a file and cut its messages into batches; the same bytes give the same ones.
+
+    With `autogen`, it is a list that an agent of a pair kept: each message has its speaker.
+    """
     try:
         require_session_id(session)
     except UsageError as error:
         raise UsageError(f"{error}: give --session with another one") from error
     imported = parse(data)
-    batches = list(_batches(imported.messages))
-    return Plan(file, session, sha256(data).hexdigest(), imported, batches)
+    if autogen:
+        chat = chat_of(imported, agents)
+        imported, batches = chat.imported, [*_spoken(chat)]
+    else:
+        batches = [*_batches(imported.messages)]
+    kind = f"{CHANNEL}-" if autogen else ""
+    return Plan(file, session, sha256(data).hexdigest(), imported, batches, kind)
+
+
+def _spoken(chat: Chat) -> Iterator[Batch]:
+    """Yield batches of what one agent said to the other, before it was answered."""
+    for (author, recipient), said in groupby(chat.said, lambda one: (one.author, one.recipient)):
+        for batch in _batches([one.message for one in said]):
+            yield Batch(batch.messages, author, recipient, CHANNEL)
 
 
 def _batches(messages: list[dict[str, Any]]) -> Iterator[Batch]:
     pack = Codec().pack
-    batch: Batch = []
+    batch: list[dict[str, Any]] = []
     room = BATCH_BYTES
     for number, message in enumerate(messages, start=1):
         size = len(codec.encode_tree(pack(message)))
@@ -80,12 +108,12 @@ def _batches(messages: list[dict[str, Any]]) -> Iterator[Batch]:
             reason = f"message {number} is {size:,} bytes, more than one record holds"
             raise UsageError(f"{reason}: shorten it in a copy of the file")
         if batch and (size > room or len(batch) == BATCH_MESSAGES):
-            yield batch
+            yield Batch(batch)
             batch, room = [], BATCH_BYTES
         batch.append(message)
         room -= size
     if batch:
-        yield batch
+        yield Batch(batch)
 
 
 def look(store: Store | None, made: Plan) -> Seen:
@@ -103,7 +131,7 @@ def look(store: Store | None, made: Plan) -> Seen:
             if record.id.startswith(made.id("")):
                 ids.add(record.id)
                 end = max(end, _end(record, made))
-    own = sum(len(batch) for at, batch in enumerate(made.batches) if made.id(at) in ids)
+    own = sum(len(batch.messages) for at, batch in enumerate(made.batches) if made.id(at) in ids)
     return Seen(frozenset(ids), end, messages - own)
 
 
@@ -116,8 +144,16 @@ def carry_out(store: Store, made: Plan, seen: Seen) -> Generator[Step]:
     with store.session(made.session) as session:
         for at, batch in enumerate(made.batches):
             if made.id(at) not in seen.ids:
-                session.append(*batch, origin=made.origin, id=made.id(at))
-                yield Step(session.position, len(batch))
+                messages, author, recipient, channel = batch
+                session.append(
+                    *messages,
+                    author=author,
+                    recipient=recipient,
+                    channel=channel,
+                    origin=made.origin,
+                    id=made.id(at),
+                )
+                yield Step(session.position, len(messages))
         for at, data in enumerate(_notes(made)):
             if made.id(f"note-{at}") not in seen.ids:
                 session.note(data, author="perdure import", id=made.id(f"note-{at}"))

@@ -19,11 +19,12 @@ from perdure import DivergenceError, Session, Turn, UsageError
 from perdure.adapters import autogen_classes as classes
 from perdure.adapters import autogen_models as models
 from perdure.adapters import autogen_openings as openings
+from perdure.adapters.autogen_code import NAME as CODE
 from perdure.adapters.autogen_kept import Kept
 from perdure.adapters.autogen_names import framework
 from perdure.adapters.autogen_openings import Opening
 from perdure.adapters.autogen_parts import Parts
-from perdure.adapters.autogen_record import CHANNEL, HINT, Groups, Recorder, Spoken, digest, spoken
+from perdure.adapters.autogen_record import HINT, Groups, Recorder, Spoken, digest, spoken
 from perdure.adapters.autogen_state import Agents
 from perdure.adapters.autogen_tools import Effects, Policies
 
@@ -77,7 +78,7 @@ class Chat:
         groups = Groups([one for one in agents if isinstance(one, autogen.GroupChatManager)])
         self._agents = Agents(agents, groups)
         self._recorder = Recorder(session, {*self._agents.by_name}, groups)
-        self._effects = Effects(session, self, self._recorder, tools)
+        self._effects = Effects(session, self, self._recorder, self._agents, tools)
         self._parts = Parts(self, self._agents, self._recorder, self._effects)
         self._kept = Kept(session, self._agents)
         self._policies = tools
@@ -149,7 +150,7 @@ class Chat:
         classes.uninstall()
 
     def _require_tools(self) -> None:
-        known = {name for agent in self._agents for name in agent.function_map}
+        known = {CODE, *(name for agent in self._agents for name in agent.function_map)}
         unknown = [name for name in self._policies if name not in known]
         if unknown:
             raise UsageError(f"no agent has a tool {unknown[0]!r}", f"$.tools.{unknown[0]}")
@@ -217,7 +218,6 @@ class Chat:
             raise UsageError(f"{reason}: one session is for one chat at a time")
         before = self._continue(opening) if self._kept.run is not None else []
         if self._kept.run is None:
-            self._close_calls()
             self._kept.begin(opening)
         self._parts.replace()
         with self._kept.turn() as turn:
@@ -225,6 +225,7 @@ class Chat:
             self.talking = True
             try:
                 self._recorder.begin(turn, before)
+                self._close_calls()
                 yield
                 self._recorder.require_all()
                 self._kept.finish()
@@ -237,10 +238,10 @@ class Chat:
                 classes.inside.reset(token)
 
     def _close_calls(self) -> None:
-        said, _ = spoken(self._session)
+        """Answer the calls that the chat before ended on: models refuse to go on else."""
+        said = [one for one in spoken(self._session)[0] if one.turn != self._kept.turn_id]
         for one in self._agents.open_calls(said):
-            names = {"author": one.author, "recipient": one.recipient}
-            self._session.append(one.message, channel=CHANNEL, origin=one.origin, **names)
+            self._recorder.say(one.author, one.recipient, one.message, one.origin)
             self._agents.close(one)
 
     def _continue(self, opening: Opening) -> list[Spoken]:

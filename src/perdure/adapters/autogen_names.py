@@ -40,3 +40,8 @@ def human_inputs(agent: Any) -> list[str]:
     """Return what a human has said through an agent; only a chat's result shows it."""
     found: list[str] = agent._human_input  # noqa: SLF001 - no other way
     return found
+
+
+def runs_code(agent: Any) -> bool:
+    """Whether an agent has an executor of code; asking one without for it is an error."""
+    return getattr(agent, "_code_executor", None) is not None

@@ -13,7 +13,7 @@ _PLAIN = (str, int, float, bool, type(None))
 def opening_of(method: str, sender: Any, recipient: Any, given: dict[str, Any]) -> Opening:
     """Return how a chat begins. What can not be stored is left out, and named in `unstored`."""
     options = {key: value for key, value in given.items() if key not in ("recipient", "cache")}
-    plain = {key: value for key, value in options.items() if _storable(value)}
+    plain = {key: value for key, value in options.items() if storable(value)}
     return {
         "method": method,
         "sender": sender.name,
@@ -23,11 +23,12 @@ def opening_of(method: str, sender: Any, recipient: Any, given: dict[str, Any]) 
     }
 
 
-def _storable(value: object) -> bool:
+def storable(value: object) -> bool:
+    """Whether a value is what JSON can say."""
     if isinstance(value, dict):
-        return all(isinstance(key, str) and _storable(one) for key, one in value.items())
+        return all(isinstance(key, str) and storable(one) for key, one in value.items())
     if isinstance(value, list):
-        return all(_storable(one) for one in value)
+        return all(storable(one) for one in value)
     return isinstance(value, _PLAIN)
 
 

@@ -5,13 +5,15 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from perdure.adapters.autogen_classes import Asking, own
-from perdure.adapters.autogen_names import human_inputs
+from perdure.adapters.autogen_code import blocks_run, executed
+from perdure.adapters.autogen_names import human_inputs, runs_code
 from perdure.adapters.autogen_record import Recorder
 from perdure.adapters.autogen_state import HOOKS, Agents
 from perdure.adapters.autogen_tools import Effects
 
 _BEGINNINGS = ("initiate_chat", "send")
 _MARK = "_perdure_original"
+BLOCKS = "execute_code_blocks"
 
 
 class Calling(Asking, Protocol):
@@ -75,8 +77,15 @@ class Parts:
             self._set(agent, name, self._beginning(agent, name))
             self._set(agent, f"a_{name}", self._a_beginning(agent, f"a_{name}"))
         self._set(agent, "update_system_message", self._instructing(agent))
+        self._replace_code(agent)
         self._set(agent, "get_human_input", self._asking(agent))
         self._set(agent, "a_get_human_input", self._a_asking(agent))
+
+    def _replace_code(self, agent: Any) -> None:
+        self._set(agent, BLOCKS, blocks_run(self._effects, agent.execute_code_blocks))
+        executor = agent.code_executor if runs_code(agent) else None
+        if executor is not None and not self._is_replaced(executor, BLOCKS):
+            self._set(executor, BLOCKS, executed(self._effects, executor.execute_code_blocks))
 
     def _beginning(self, agent: Any, name: str) -> Callable[..., Any]:
         original = getattr(agent, name)

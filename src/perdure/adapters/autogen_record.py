@@ -154,10 +154,11 @@ class Recorder:
             raise UsageError(f"{reason}: give all agents, those of nested chats too")
         passed = self._groups.passing(sender.name, message, recipient.name)
         if passed != "":
-            self._say(sender.name, recipient.name, data, passed or "")
+            self.say(sender.name, recipient.name, data, passed or "")
         self._groups.told(sender.name, recipient.name)
 
-    def _say(self, author: str, recipient: str, data: dict[str, Any], origin: str) -> None:
+    def say(self, author: str, recipient: str, data: dict[str, Any], origin: str) -> None:
+        """Record what somebody says, or see that it is what was said before."""
         assert self._turn is not None  # noqa: S101 - `__call__` saw to it
         expected = self._expected.get((author, recipient))
         if expected:

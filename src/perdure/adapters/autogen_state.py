@@ -25,7 +25,7 @@ class Agents:
     def __init__(self, agents: list[Any], groups: Groups) -> None:
         self.by_name = {agent.name: agent for agent in agents}
         self.groups = groups
-        self.given = {agent.name: agent.system_message for agent in agents}
+        self.given = self.instructions()
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self.by_name.values())
@@ -45,6 +45,15 @@ class Agents:
         }
         groups = {manager.name: manager.groupchat.messages for manager in self.groups}
         return {"pairs": {name: one for name, one in pairs.items() if one}, "groups": groups}
+
+    def instructions(self) -> dict[str, str]:
+        """Return the system message of each agent."""
+        return {agent.name: agent.system_message for agent in self}
+
+    def instruct(self, instructions: dict[str, str]) -> None:
+        for name, text in instructions.items():
+            if self.by_name[name].system_message != text:
+                self.by_name[name].update_system_message(text)
 
     def capture(self) -> State:
         """Return what the agents know, other than what was said."""

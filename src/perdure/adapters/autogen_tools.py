@@ -14,9 +14,13 @@ from perdure import (
     UsageError,
 )
 from perdure.adapters.autogen_classes import Asking, inside
+from perdure.adapters.autogen_openings import storable
 from perdure.adapters.autogen_record import Recorder
+from perdure.adapters.autogen_state import Agents
 
 ERROR_LENGTH = 2_000  # As much of an error's text as the record has: a replay says the same.
+
+INSTRUCTED = "autogen:instructed"  # With a tool's result: instructions that it changed.
 
 Policies = Mapping[str, str | Mapping[str, Any]]
 
@@ -29,11 +33,17 @@ class Effects:
     """Makes functions of a chat durable; tells the recorder what could not be recorded."""
 
     def __init__(
-        self, session: Session, chat: Asking, recorder: Recorder, policies: Policies
+        self,
+        session: Session,
+        chat: Asking,
+        recorder: Recorder,
+        agents: Agents,
+        policies: Policies,
     ) -> None:
         self._session = session
         self._chat = chat
         self._recorder = recorder
+        self._agents = agents
         self._policies = {name: _options(name, one) for name, one in policies.items()}
 
     def tool(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -41,7 +51,7 @@ class Effects:
         options = self._policies.get(name, {"effect": "unsafe"})
         if inspect.iscoroutinefunction(function):
             return self._awaited(name, function, options)
-        durable = self._session.tool(function, name=name, **options)
+        durable = self._session.tool(self._watched(function), name=name, **options)
 
         @wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -58,15 +68,28 @@ class Effects:
         async def call(*args: Any, **kwargs: Any) -> Any:
             if not self._chat.talking or not _fits(function, args, kwargs):
                 return await function(*args, **kwargs)
-            durable = self._session.tool(_waiting(function), name=name, **options)
+            durable = self._session.tool(self._watched(_waiting(function)), name=name, **options)
             return await asyncio.to_thread(self._made, lambda: durable(*args, **kwargs))
+
+        return call
+
+    def _watched(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function whose result can be stored, with what it told the agents to be."""
+
+        @wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            before = self._agents.instructions()
+            result = _plain(function(*args, **kwargs))
+            now = self._agents.instructions()
+            changed = {name: text for name, text in now.items() if text != before[name]}
+            return {INSTRUCTED: changed, "result": result} if changed else result
 
         return call
 
     def _made(self, call: Callable[[], Any]) -> Any:
         token = inside.set(self._chat)
         try:
-            return call()
+            return self._heeded(call())
         except UnknownOutcomeError as error:
             return f"UNKNOWN: {error.reason} Find out before it is called again."
         except EffectError as error:
@@ -79,6 +102,13 @@ class Effects:
             raise ToolError(str(error)[:ERROR_LENGTH]) from error
         finally:
             inside.reset(token)
+
+    def _heeded(self, result: Any) -> Any:
+        """Return a tool's result; have agents be what it, or the record of it, told them to be."""
+        if not isinstance(result, dict) or INSTRUCTED not in result:
+            return result
+        self._agents.instruct(result[INSTRUCTED])
+        return result["result"]
 
     def answer(self, name: str, function: Callable[[], Any], **arguments: Any) -> Any:
         """Return what somebody chose or said; what was recorded of it, or else ask again."""
@@ -94,6 +124,14 @@ class Effects:
         wait = _waiting(function)
         tool = self._session.tool(lambda **_: wait(), effect="read_only", name=name)
         return await asyncio.to_thread(lambda: tool(**arguments))
+
+
+def _plain(result: Any) -> Any:
+    """Return a result as it can be stored; the framework itself would make a text of others."""
+    if type(result).__name__ == "ReplyResult":
+        reason = "a tool that hands over to another agent is not kept"
+        raise UsageError(f"{reason}: use a GroupChat without a pattern")
+    return result if storable(result) else str(result)
 
 
 def _waiting(function: Callable[..., Any]) -> Callable[..., Any]:

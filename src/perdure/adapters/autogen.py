@@ -130,11 +130,7 @@ class Chat:
         self._kept.require_same(said, others)
         self._require_tools()
         self._kept.settle()
-        before = self._agents.histories()
-        self._restore()
-        if any(before["pairs"].values()) and digest(before) != digest(self._agents.histories()):
-            reason = "the agents have a history that is not the session's"
-            raise UsageError(f"{reason}: give new agents, or begin a new session")
+        self._restore(only_own=True)
         classes.install(self._autogen)
         self._parts.replace()
         return self
@@ -155,24 +151,28 @@ class Chat:
         if unknown:
             raise UsageError(f"no agent has a tool {unknown[0]!r}", f"$.tools.{unknown[0]}")
 
-    def _restore(self) -> list[Spoken]:
+    def _restore(self, *, only_own: bool = False) -> list[Spoken]:
         """Make the agents know what they knew when the last chat ended or the open one began.
 
-        Returns what was said in the open one.
+        Returns what was said in the open one. With `only_own`, agents that remember something else
+        keep it, and that is a UsageError.
         """
         said, _ = spoken(self._session)
-        turn = self._kept.turn_id if self._kept.run is not None else ""
-        changed = self._agents.restore(
-            [one for one in said if one.turn != turn or not turn], self._kept.state
-        )
-        for name in changed:
+        turn = self._kept.turn_id if self._kept.run is not None else None
+        before, lists = self._agents.histories(), self._agents.lists()
+        self._agents.hear([one for one in said if one.turn != turn], self._kept.state)
+        if only_own and before["pairs"] and digest(before) != digest(self._agents.histories()):
+            self._agents.put_back(lists)
+            reason = "the agents have a history that is not the session's"
+            raise UsageError(f"{reason}: give new agents, or begin a new session")
+        for name in self._agents.remember(self._kept.state):
             logger.warning(
                 "%s: the instructions of %s were changed in a chat, and now in the code: the "
                 "code's are used",
                 self._session.id,
                 name,
             )
-        return [one for one in said if turn and one.turn == turn]
+        return [one for one in said if one.turn == turn]
 
     def save(self) -> None:
         """Record what the agents know, between chats."""

@@ -78,8 +78,8 @@ class Agents:
         names = {id(agent): agent.name for agent in self}
         return {names[id(peer)]: value for peer, value in by_agent.items() if id(peer) in names}
 
-    def restore(self, said: list[Spoken], state: State) -> list[str]:
-        """Make the agents know what they knew; return whose instructions the code has changed."""
+    def hear(self, said: list[Spoken], state: State) -> None:
+        """Make the agents remember what was said, and let go of what they had let go."""
         with self._quiet():
             for agent in self:
                 for peer in self.peers(agent):
@@ -88,7 +88,21 @@ class Agents:
                 manager.groupchat.messages.clear()  # The framework holds this very list, too.
             self._say(said)
         self._cut(state)
-        return self._remember(state)
+
+    def lists(self) -> list[tuple[Any, dict[Any, Any]]]:
+        """Return the agents' histories as they are, to be put back."""
+        pairs = [(agent, {**agent.chat_messages}) for agent in self]
+        groups = [(one.groupchat, {"messages": [*one.groupchat.messages]}) for one in self.groups]
+        return [*pairs, *groups]
+
+    @staticmethod
+    def put_back(lists: list[tuple[Any, dict[Any, Any]]]) -> None:
+        for owner, before in lists:
+            if hasattr(owner, "chat_messages"):
+                owner.chat_messages.clear()
+                owner.chat_messages.update(before)
+            else:
+                owner.messages[:] = before["messages"]
 
     @contextmanager
     def _quiet(self) -> Iterator[None]:
@@ -158,7 +172,8 @@ class Agents:
             messages, length = manager.groupchat.messages, state.get("group_lengths", {})
             del messages[: len(messages) - length.get(manager.name, len(messages))]
 
-    def _remember(self, state: State) -> list[str]:
+    def remember(self, state: State) -> list[str]:
+        """Make the agents know the rest; return whose instructions the code has changed."""
         for agent in self:
             for name, count in state.get("replies", {}).get(agent.name, {}).items():
                 reply_counts(agent)[self.by_name[name]] = count

@@ -45,6 +45,8 @@ class Effects:
         self._recorder = recorder
         self._agents = agents
         self._policies = {name: _options(name, one) for name, one in policies.items()}
+        for name, options in self._policies.items():
+            session.tool(_plain, name=name, **options)  # It says what is wrong with them.
 
     def tool(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return a tool that runs once for each call of a chat; outside of chats, as before."""

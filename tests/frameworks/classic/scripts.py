@@ -66,6 +66,10 @@ class Scene:
         return {"charge": self.effect}
 
 
+def charged(id: int) -> str:
+    return f"charged {id}"
+
+
 def register(function: Any, caller: Any, executor: Any) -> None:
     """Offer a tool to one agent, to be run by another."""
     function = getattr(function, "__func__", function) if not callable(function) else function

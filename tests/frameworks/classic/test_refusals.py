@@ -1,0 +1,216 @@
+"""What can not work is refused before anything has changed, with a word on what to do."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import autogen
+import pytest
+
+import perdure
+from perdure.adapters.autogen import persist
+from perdure.testing import ModelServer
+from tests.frameworks.classic.conftest import Cast
+from tests.frameworks.classic.scripts import charged, register
+from tests.frameworks.classic.test_persist import CHARGE, CHECKLIST, interrupted
+
+
+@pytest.fixture
+def begun(cast: Cast, store: perdure.Store) -> perdure.Session:
+    user, assistant = cast.pair()
+    session = store.session("s")
+    with persist(session, user, assistant):
+        user.initiate_chat(assistant, message=CHECKLIST)
+    return session
+
+
+def refused(session: perdure.Session, *agents: Any, match: str, **options: Any) -> None:
+    """See that agents are refused, and that neither they nor the session have changed."""
+    before = session.position, [{**one.chat_messages} for one in agents]
+    with pytest.raises(perdure.UsageError, match=match), persist(session, *agents, **options):
+        pass
+    assert (session.position, [{**one.chat_messages} for one in agents]) == before
+    assert all("send" not in vars(one) for one in agents)
+
+
+def test_an_agent_that_was_renamed(cast: Cast, begun: perdure.Session) -> None:
+    agents = cast.user(), cast.assistant("helper")
+    refused(begun, *agents, match="holds a chat of assistant, who are not among the agents")
+
+
+def test_another_pair(cast: Cast, begun: perdure.Session) -> None:
+    agents = cast.user("me"), cast.assistant("you")
+    refused(begun, *agents, match="holds a chat of assistant, user_proxy")
+
+
+def test_a_member_of_a_group_that_is_missing(cast: Cast, store: perdure.Store) -> None:
+    manager = cast.group("planner", "writer")
+    session = store.session("group")
+    with persist(session, manager):
+        manager.groupchat.agents[0].initiate_chat(manager, message=CHECKLIST)
+    refused(session, cast.group("planner"), match="holds a chat of writer")
+    refused(
+        session,
+        cast.group("planner"),
+        cast.assistant("writer"),
+        match="'writer' is in the group of 'chat_manager'",
+    )
+    agents = [cast.user("clerk"), cast.assistant("planner"), cast.assistant("writer")]
+    refused(session, *agents, cast.assistant("chat_manager"), match="is a group's manager")
+    with persist(session, cast.group("planner", "writer", "editor")) as chat:  # One more may come.
+        assert chat.finished == 1
+
+
+def test_a_group_in_another_order_can_not_go_on(
+    cast: Cast, server: ModelServer, store: perdure.Store
+) -> None:
+    manager, session = cast.group("planner", "writer"), store.session("group")
+    server.fault(status=500)
+    with persist(session, manager), pytest.raises(Exception, match="500"):
+        manager.groupchat.agents[0].initiate_chat(manager, message=CHECKLIST)
+    match = "was clerk, planner, writer when its chat was interrupted, and is clerk, writer"
+    refused(session, cast.group("writer", "planner"), match=match)
+
+
+def test_a_tool_that_is_gone(cast: Cast, server: ModelServer, store: perdure.Store) -> None:
+    user, assistant = cast.pair(max_consecutive_auto_reply=1)
+    register(charged, assistant, user)
+    session = store.session("s")
+    server.fault(status=500)
+    with persist(session, user, assistant), pytest.raises(Exception, match="500"):
+        user.initiate_chat(assistant, message=CHARGE)
+    refused(session, *cast.pair(), match="'user_proxy' had a tool 'charge' when its chat was")
+
+
+def test_an_effect_of_a_tool_that_nobody_has(cast: Cast, store: perdure.Store) -> None:
+    session = store.session("s")
+    refused(session, *cast.pair(), tools={"pay": "idempotent"}, match="no agent has a tool 'pay'")
+    user, assistant = cast.pair()
+    register(charged, assistant, user)
+    refused(session, user, assistant, tools={"charge": "harmless"}, match="no effect 'harmless'")
+
+
+def test_a_session_that_holds_another_conversation(cast: Cast, store: perdure.Store) -> None:
+    session = store.session("s")
+    session.append({"role": "user", "content": "Hello"})
+    refused(session, *cast.pair(), match="is not one of AutoGen agents")
+
+
+def test_agents_with_a_history_of_their_own(cast: Cast, begun: perdure.Session) -> None:
+    user, assistant = cast.pair()
+    user.initiate_chat(assistant, message="Something else.")
+    with (
+        pytest.raises(perdure.UsageError, match="a history that is not the session's"),
+        persist(begun, user, assistant),
+    ):
+        pass
+    assert user.chat_messages[assistant][0]["content"] == "Something else."
+
+
+def test_agents_that_are_no_chat(cast: Cast, store: perdure.Store) -> None:
+    session = store.session("s")
+    with pytest.raises(perdure.UsageError, match="give all agents of the chat"):
+        persist(session, cast.user())
+    with pytest.raises(perdure.UsageError, match="two agents are called 'assistant'"):
+        persist(session, cast.assistant(), cast.assistant())
+    with pytest.raises(perdure.UsageError, match="a str is not an agent"):
+        persist(session, cast.user(), "assistant")
+    with pytest.raises(perdure.UsageError, match="give a session of"):
+        persist("s", *cast.pair())  # type: ignore[arg-type]
+
+
+def test_an_agent_that_was_not_given(cast: Cast, server: ModelServer, begun: Any) -> None:
+    user, assistant = cast.pair(max_consecutive_auto_reply=2)
+    reviewer = cast.assistant("reviewer")
+    user.register_nested_chats(
+        [{"recipient": reviewer, "message": "Review.", "max_turns": 1}], trigger=assistant
+    )
+    asked = len(server.requests)
+    with persist(begun, user, assistant):
+        with pytest.raises(perdure.UsageError, match="'reviewer' takes part in the chat"):
+            user.initiate_chat(assistant, message=CHECKLIST, max_turns=2)
+        with pytest.raises(perdure.UsageError, match="'reviewer' was not given"):
+            user.initiate_chat(reviewer, message=CHECKLIST)
+    assert not any(reviewer.chat_messages.values())
+    assert len(server.requests) == asked + 1
+
+
+@pytest.mark.parametrize("version", ["0.3.2", "0.15.0", "1.0.0", "unknown"])
+def test_a_version_that_was_never_tried(
+    cast: Cast, store: perdure.Store, monkeypatch: pytest.MonkeyPatch, version: str
+) -> None:
+    monkeypatch.setattr(autogen, "__version__", version)
+    with pytest.raises(perdure.UnsupportedError, match=f"`autogen` {version} is not a version"):
+        persist(store.session("s"), *cast.pair())
+
+
+def test_no_framework_and_another_one(store: perdure.Store, monkeypatch: Any) -> None:
+    monkeypatch.setitem(sys.modules, "autogen", None)
+    with pytest.raises(perdure.UnsupportedError, match="pip install"):
+        persist(store.session("s"))
+    monkeypatch.setitem(sys.modules, "autogen", sys)  # As other packages of that name are.
+    with pytest.raises(perdure.UnsupportedError, match="has not the classic API"):
+        persist(store.session("s"))
+
+
+def test_content_that_can_not_be_stored_is_not_handed_over(
+    cast: Cast, server: ModelServer, store: perdure.Store
+) -> None:
+    user, assistant = cast.pair()
+    message = {"content": lambda context: context["word"], "context": {"word": "Hello"}}
+    with (
+        persist(store.session("s"), user, assistant),
+        pytest.raises(perdure.UsageError, match="can not be stored as the content"),
+    ):
+        user.initiate_chat(assistant, message=message)
+    assert server.requests == []
+
+
+def test_one_session_is_for_one_chat_at_a_time(cast: Cast, store: perdure.Store) -> None:
+    import contextvars
+
+    user, assistant = cast.pair()
+    outside = contextvars.copy_context()
+    errors = []
+
+    def meanwhile(recipient: Any, messages: Any, sender: Any, config: Any) -> tuple[bool, None]:
+        try:
+            outside.run(user.initiate_chat, assistant, message="Another.")
+        except perdure.UsageError as error:
+            errors.append(str(error))
+        return False, None
+
+    assistant.register_reply([autogen.Agent, None], meanwhile, position=0)
+    with persist(store.session("s"), user, assistant):
+        user.initiate_chat(assistant, message=CHECKLIST)
+    assert errors == [
+        "another chat of this session is going on: one session is for one chat at a time"
+    ]
+
+
+def test_a_store_that_breaks_stops_the_chat(cast: Cast, tmp_path: Path) -> None:
+    """The framework makes a message of whatever a tool raises; it must not go on with that."""
+    user, assistant = cast.pair(max_consecutive_auto_reply=1)
+    ran = []
+
+    def charge(id: int) -> str:
+        ran.append(id)
+        store.close()
+        return f"charged {id}"
+
+    register(charge, assistant, user)
+    store = perdure.open(tmp_path / "s.db")
+    with persist(store.session("s"), user, assistant), pytest.raises(perdure.PerdureError):
+        user.initiate_chat(assistant, message=CHARGE)
+    assert ran == [17]
+    assert len(user.chat_messages[assistant]) == 2
+
+
+def test_a_chat_that_was_interrupted_is_refused_to_a_newer_format(
+    cast: Cast, server: ModelServer, store: perdure.Store
+) -> None:
+    session = store.session("s")
+    interrupted(cast, server, session)
+    session.set("autogen", {**session.get("autogen"), "format": 2})
+    with pytest.raises(perdure.VersionError), persist(session, *cast.pair()):
+        pass

@@ -14,6 +14,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from perdure.errors import (
+    ApprovalDeniedError,
+    ApprovalError,
+    ApprovalPendingError,
     BudgetError,
     ChainError,
     ConflictError,
@@ -57,6 +60,9 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "ApprovalDeniedError",
+    "ApprovalError",
+    "ApprovalPendingError",
     "AsyncSession",
     "AsyncStore",
     "AsyncTurn",

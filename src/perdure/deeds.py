@@ -8,6 +8,8 @@ their identity again. A state is never changed: what changes it returns another.
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from perdure.approval_records import ApprovalAsked, ApprovalDecided
+from perdure.consents import Consent, Consents
 from perdure.layered import Layered
 from perdure.records import EffectIntended, EffectSettled
 
@@ -42,13 +44,17 @@ class Deeds(NamedTuple):
     """Of how many the outcome is unknown: every write asks, so it is not counted each time."""
     keyed: int = 0
     """How many a caller gave a key of its own."""
+    consents: Consents = Consents()
+    """Who may do what: the approvals of turns that have not ended."""
 
     @classmethod
-    def of(cls, by_identity: Mapping[str, Deed]) -> "Deeds":
+    def of(
+        cls, by_identity: Mapping[str, Deed], consents: dict[str, Consent] | None = None
+    ) -> "Deeds":
         """Return the state that a snapshot holds."""
         unknown = sum(deed.state == UNKNOWN for deed in by_identity.values())
         keyed = sum(identity.startswith(KEYED) for identity in by_identity)
-        return cls(Layered({**by_identity}), unknown, keyed)
+        return cls(Layered({**by_identity}), unknown, keyed, Consents.of(consents or {}))
 
     def intended(self, position: int, record_id: str, content: EffectIntended) -> "Deeds":
         """Take in an intent."""
@@ -64,13 +70,26 @@ class Deeds(NamedTuple):
             key=content.key,
             policy=content.policy,
         )
-        return self._with(content.identity, deed)
+        deeds = self._with(content.identity, deed)
+        if not content.approval:
+            return deeds
+        return deeds._replace(consents=self.consents.used(content.identity, content.approval))
+
+    def asked(self, position: int, record_id: str, content: ApprovalAsked) -> "Deeds":
+        """Take in that a call waits for an approval."""
+        return self._replace(consents=self.consents.asked(position, record_id, content))
+
+    def decided(self, position: int, content: ApprovalDecided) -> "Deeds":
+        """Take in what was decided about an approval."""
+        return self._replace(consents=self.consents.decided(position, content))
 
     def settled(self, position: int, content: EffectSettled, *, over: bool) -> "Deeds":
         """Take in an outcome. `over` says that its turn has ended."""
         deed = self.by_identity.get(content.identity)
         if deed is None or deed.effect != content.effect:
-            return self  # Its turn has ended, or it was tried again since.
+            # Its turn has ended, it was tried again since, or nobody let it happen.
+            refused = self.consents.refused(content.identity, content.effect, position)
+            return self if refused is self.consents else self._replace(consents=refused)
         deed = deed._replace(state=content.state, outcome=position)
         deeds = self._with(content.identity, deed)
         return deeds.ended(content.turn) if over else deeds
@@ -82,16 +101,17 @@ class Deeds(NamedTuple):
             for identity, deed in self.by_identity.items()
             if deed.turn != turn or deed.state in (INTENDED, UNKNOWN) or identity.startswith(KEYED)
         }
-        return (
-            self if len(left) == len(self.by_identity) else self._replace(by_identity=Layered(left))
-        )
+        consents = self.consents.ended(turn)
+        if len(left) == len(self.by_identity) and consents is self.consents:
+            return self
+        return self._replace(by_identity=Layered(left), consents=consents)
 
     def _with(self, identity: str, deed: Deed) -> "Deeds":
         before = self.by_identity.get(identity)
         was = before is not None and before.state == UNKNOWN
         unknown = self.unknown + (deed.state == UNKNOWN) - was
         keyed = self.keyed + (before is None and identity.startswith(KEYED))
-        deeds = Deeds(self.by_identity.put(identity, deed), unknown, keyed)
+        deeds = Deeds(self.by_identity.put(identity, deed), unknown, keyed, self.consents)
         return deeds if keyed == self.keyed else deeds._pruned()
 
     def _pruned(self) -> "Deeds":
@@ -106,4 +126,4 @@ class Deeds(NamedTuple):
             if identity not in old or deed.state in (INTENDED, UNKNOWN)
         }
         gone = len(self.by_identity) - len(left)
-        return Deeds(Layered(left), self.unknown, self.keyed - gone)
+        return Deeds(Layered(left), self.unknown, self.keyed - gone, self.consents)

@@ -6,7 +6,8 @@ Pure. A plan decides in view of the newest state each time it is made, and leave
 
 from typing import Any, Literal, NamedTuple, TypeVar
 
-from perdure import codec, reading
+from perdure import approving, codec, reading
+from perdure.approving import Say
 from perdure.backend import digest_of
 from perdure.deeds import INTENDED, MODEL, UNKNOWN, Deed
 from perdure.errors import (
@@ -45,6 +46,9 @@ class Called(NamedTuple):
     actor: str = ""
     parent: str = ""
     called: Kind = "tool"
+    approval: bool = False
+    """Whether somebody has to let it happen, until `approval_ttl` seconds after it was asked."""
+    approval_ttl: float | None = None
 
 
 class Outcome(NamedTuple):
@@ -59,17 +63,25 @@ class Outcome(NamedTuple):
 
 
 class Verdict:
-    """What is to be done about a call: `run`, `serve`, `reconcile` or `unknown`."""
+    """What is to be done about a call: `run`, `serve`, `reconcile` or `unknown`.
+
+    Or to `wait` for its approval; one that was `refused` has its outcome already.
+    """
 
     def __init__(self, turn: str) -> None:
         self.turn = turn
-        self.action: Literal["run", "serve", "reconcile", "unknown"] = "run"
+        self.action: Literal["run", "serve", "reconcile", "unknown", "wait", "refused"] = "run"
         self.effect = ""
         self.key = ""
         self.outcome: EffectSettled | None = None
         """What was recorded, where it is served."""
         self.before: str | None = None
         """The version that began the call, where it is another one than now."""
+        self.approval = ""
+        self.overdue = False
+        """Whether whoever waits knows that the approval's time is over, whatever clocks say."""
+        self.seen = 0
+        """The position up to which there is no decision."""
 
 
 def encoded(replica: Replica, arguments: Any) -> tuple[Any, str]:
@@ -86,18 +98,22 @@ def intend(
     *,
     again: bool = False,
     notice: Taken | None = None,
+    say: Say | None = None,
 ) -> Plan:
     """Plan to record an intent, or to find out why that is not to be done.
 
     `again` says that a call without an outcome is known not to have happened. `notice` tells the
-    model of a call that may have happened, in the same append.
+    model of a call that may have happened, in the same append; `say` makes what tells it of one
+    that nobody approved.
     """
     told = message_drafts(replica, [notice], NOBODY, turn.turn, None) if notice else []
     record_id = replica.settings.new_id()
+    request = replica.settings.new_id() if call.approval else ""
     key = replica.settings.token()
 
     def make(batch: Batch) -> Made:
         require_turn(batch, turn)
+        verdict.approval = ""
         deed = batch.fold.deeds.by_identity.get(call.identity)
         if deed is not None:
             _require_same(batch, call, deed)
@@ -106,15 +122,23 @@ def intend(
                 for draft in told if verdict.action == "unknown" else ():
                     batch.add(draft)
                 return found
+        held = batch.fold.deeds.consents.by_identity
+        if call.approval or (held and call.identity in held):
+            found = yield from approving.seek(replica, batch, turn, call, verdict, request, say)
+            if found is not None:
+                return found
         verdict.action, verdict.effect = "run", record_id
         verdict.key = deed.key if deed is not None else key
-        content = intent(call, turn, verdict.key, retries=deed.intent if deed is not None else 0)
+        retries = deed.intent if deed is not None else 0
+        content = intent(call, turn, verdict.key, retries=retries, approval=verdict.approval)
         return batch.add_content(record_id, content)
 
     return Plan("effect.intend", call.identity, make)
 
 
-def intent(call: Called, turn: Ownership, key: str, *, retries: int) -> EffectIntended:
+def intent(
+    call: Called, turn: Ownership, key: str, *, retries: int, approval: str = ""
+) -> EffectIntended:
     """Return a call as it is recorded before it is made."""
     return EffectIntended(
         identity=call.identity,
@@ -129,6 +153,7 @@ def intent(call: Called, turn: Ownership, key: str, *, retries: int) -> EffectIn
         actor=call.actor,
         parent=call.parent,
         retries=retries,
+        approval=approval,
         called=call.called,
     )
 

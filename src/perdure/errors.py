@@ -13,6 +13,9 @@
     ├── InFlightError     this very call is being made: wait for it
     ├── UnknownOutcomeError  a call may have happened: find out, then reconcile it
     ├── EffectError       a call failed when it was made, and is not made again
+    │   └── ApprovalDeniedError   nobody let it happen: it was denied, or nobody decided in time
+    ├── ApprovalPendingError  a call waits for somebody's approval: have it decided, then go on
+    ├── ApprovalError     an approval can not be decided (any more): look at what became of it
     ├── UnavailableError  the store did not answer: try later
     ├── UnsupportedError  this store or machine can not do that: choose another
     ├── VersionError      written by a newer perdure: upgrade
@@ -245,6 +248,65 @@ class EffectError(PerdureError):
 
     def __str__(self) -> str:
         return f"{self.tool!r} in {self.stream!r} failed with {self.error}: {self.reason}"
+
+
+class ApprovalDeniedError(EffectError):
+    """A call was not made: somebody denied it, or its approval expired before it was used.
+
+    `error` is `ApprovalDenied` or `ApprovalExpired`, and `reason` what the model is told.
+    """
+
+    def __str__(self) -> str:
+        return f"{self.tool!r} in {self.stream!r} was not called: {self.reason}"
+
+
+class ApprovalPendingError(PerdureError):
+    """A call waits for an approval, and its caller waits no longer. The turn is left open.
+
+    Have it decided, then enter the turn again and make the call again: it finds the decision.
+    `approvals` are the ids of all that wait, this one among them.
+    """
+
+    def __init__(
+        self, stream: str, tool: str, approval: str, store: str, approvals: tuple[str, ...] = ()
+    ) -> None:
+        super().__init__(stream, tool, approval, store, approvals)
+        self.stream = stream
+        self.tool = tool
+        self.approval = approval
+        self.store = store
+        self.approvals = approvals or (approval,)
+
+    @property
+    def command(self) -> str:
+        """What to run to decide about it."""
+        from shlex import quote
+
+        where = f" --store {quote(self.store)}" if self.store else ""
+        return f"perdure approve{where} {quote(self.stream)} {quote(self.approval)}"
+
+    def __str__(self) -> str:
+        more = len(self.approvals) - 1
+        others = f" and {more} more" if more else ""
+        return (
+            f"{self.tool!r} in {self.stream!r} waits for approval {self.approval}{others}: "
+            f"run `{self.command}`, then enter the turn again"
+        )
+
+
+class ApprovalError(PerdureError):
+    """The approval is not one that waits: `state` says what became of it. Nothing was written."""
+
+    def __init__(self, stream: str, approval: str, state: str, detail: str = "") -> None:
+        super().__init__(stream, approval, state, detail)
+        self.stream = stream
+        self.approval = approval
+        self.state = state
+        self.detail = detail
+
+    def __str__(self) -> str:
+        detail = f" {self.detail}" if self.detail else ""
+        return f"approval {self.approval} in {self.stream!r} is {self.state}{detail}"
 
 
 class UnavailableError(PerdureError):

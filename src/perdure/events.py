@@ -22,6 +22,7 @@ no handler for it, and one that has not imported OpenTelemetry has no tracer.
 | `unsummarised` | nobody was waiting for a summary that was refused | `reason` |
 | `tools` | a model was offered other tools than before | `turn`, `added`, `removed`, `changed` |
 | `version` | another version of a tool had begun a call | `tool`, `recorded`, `now`, `ran` |
+| `approval` | a call waits for somebody to approve it | `tool`, `approval`, `decide` |
 | `downgrade` | a store was opened with a weakness that was accepted | `accepted`, `costs` |
 | `branch`, `delete`, `close` | what they say | |
 """
@@ -42,7 +43,7 @@ correlation_id: ContextVar[str] = ContextVar("perdure_correlation_id", default="
 
 # What a person should see without having asked for it.
 _WARNINGS = frozenset(
-    {"doubt", "downgrade", "lost", "recovery", "skipped", "unsummarised", "version"}
+    {"approval", "doubt", "downgrade", "lost", "recovery", "skipped", "unsummarised", "version"}
 )
 
 

@@ -13,6 +13,8 @@ from typing import Any, ClassVar, NamedTuple
 import msgspec
 
 from perdure import tenure
+from perdure.approval_records import ApprovalAsked, ApprovalDecided
+from perdure.consents import Consent, Consents
 from perdure.content import Content
 from perdure.deeds import Deed, Deeds
 from perdure.errors import PayloadError
@@ -41,7 +43,7 @@ from perdure.talk import Talk
 from perdure.tenure import Tenure
 from perdure.values import ValueFacts
 
-FOLD_VERSION = 3
+FOLD_VERSION = 4
 SNAPSHOT_EVERY = (
     256  # Opening reads at most about this many entries; at 128 B each, 0.5 B a record.
 )
@@ -53,7 +55,8 @@ TURN_OPEN = "turn-open"
 DELETED = "deleted"
 UNKNOWN_EFFECT = "unknown-effect"
 LEASED = "leased"
-RESERVED_LABELS = frozenset({TURN_OPEN, DELETED, UNKNOWN_EFFECT, LEASED, "approval-waiting"})
+APPROVAL_WAITING = "approval-waiting"
+RESERVED_LABELS = frozenset({TURN_OPEN, DELETED, UNKNOWN_EFFECT, LEASED, APPROVAL_WAITING})
 
 
 class OpenTurn(NamedTuple):
@@ -151,6 +154,8 @@ class Fold:
         labels = self.labels | {TURN_OPEN} if self.turns else self.labels
         if self.lease is not None and self.lease.owner:
             labels = labels | {LEASED}
+        if self.deeds.consents.waiting:
+            labels = labels | {APPROVAL_WAITING}
         return labels | {UNKNOWN_EFFECT} if self.deeds.unknown else labels
 
     @property
@@ -201,6 +206,12 @@ class Fold:
         over = content.turn not in self.turns
         self.deeds = self.deeds.settled(position, content, over=over)
 
+    def _approval_asked(self, position: int, record_id: str, content: ApprovalAsked) -> None:
+        self.deeds = self.deeds.asked(position, record_id, content)
+
+    def _approval_decided(self, position: int, _id: str, content: ApprovalDecided) -> None:
+        self.deeds = self.deeds.decided(position, content)
+
     def _tools(self, position: int, _id: str, content: Tools) -> None:
         self.talk = self.talk.offered(position, content)
 
@@ -243,10 +254,12 @@ class Fold:
         self.lease = tenure.released(self.lease, content)
 
     def _branched(self, _position: int, _id: str, content: Branched) -> None:
-        # The past is shared, but what binds the parent binds it alone: holds, labels, a lease.
+        # The past is shared, but what binds the parent binds it alone: holds, labels, a lease,
+        # approvals.
         self.lineage = (Ancestor(content.parent, content.stream, content.at), *self.lineage)
         self.keeps, self.labels, self.lease = {}, frozenset(), None
         self._shared -= {"keeps"}
+        self.deeds = self.deeds._replace(consents=Consents())
 
     def _deleted(self, position: int, _id: str, _content: Deleted) -> None:
         self.__init__()  # type: ignore[misc] # Everything before counts as gone.
@@ -255,6 +268,8 @@ class Fold:
     _changes: ClassVar[dict[str, Callable[..., None]]] = {
         "effect.intended": _effect_intended,
         "effect.settled": _effect_settled,
+        "approval.asked": _approval_asked,
+        "approval.decided": _approval_decided,
         "message": _message,
         "piece": _piece,
         "pinned": _pinned,
@@ -298,6 +313,7 @@ class Fold:
             "begin": self.begin,
             "talk": _tree(self.talk),
             "deeds": _tree({**self.deeds.by_identity}),
+            "consents": _tree({**self.deeds.consents.by_identity}),
         }
 
     @classmethod
@@ -316,7 +332,7 @@ class Fold:
             for keep, (reason, branch, stream) in facts.keeps.items()
         }
         fold.lineage, fold.begin, fold.lease = facts.lineage, facts.begin, facts.lease
-        fold.talk, fold.deeds = facts.talk, Deeds.of(facts.deeds)
+        fold.talk, fold.deeds = facts.talk, Deeds.of(facts.deeds, facts.consents)
         fold.snapshot_size = len(payload)
         return fold
 
@@ -344,6 +360,7 @@ class _Facts(msgspec.Struct, forbid_unknown_fields=True):
     begin: int
     talk: Talk
     deeds: dict[str, Deed]
+    consents: dict[str, Consent]
 
 
 def _tree(state: object) -> Any:

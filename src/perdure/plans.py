@@ -62,6 +62,8 @@ YIELDS: dict[str, Yields] = {
     # fact about the world, whoever holds the session by now.
     "effect.intend": Yields(),
     "effect.settle": Yields(open=True),
+    # This asks the state about the same approval: the first decision counts, whoever decides.
+    "approval.decide": Yields(open=True),
     "keep": Yields(open=True),
     "release": Yields(open=True),
     "refresh": Yields(open=True),
@@ -197,12 +199,10 @@ def require_int(number: object, what: str) -> int:
     return number
 
 
-def require_timeout(seconds: object) -> float | None:
+def require_timeout(seconds: object, what: str = "timeout") -> float | None:
     """Return for how long a caller is willing to wait; None for ever."""
     if seconds is None:
         return None
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds >= 0:
-        raise UsageError(
-            f"timeout must be a number of seconds, 0 or more, or None, not {seconds!r}"
-        )
+        raise UsageError(f"{what} must be a number of seconds, 0 or more, or None, not {seconds!r}")
     return float(seconds)

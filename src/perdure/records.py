@@ -8,6 +8,7 @@ change that old readers would misread raises the version and brings an upcast (s
 from datetime import datetime
 from typing import Any, ClassVar, Literal, NamedTuple
 
+from perdure.approval_records import ApprovalAsked, ApprovalDecided
 from perdure.content import Content
 from perdure.lease_records import LeaseReleased, LeaseRenewed, LeaseTaken
 
@@ -327,6 +328,8 @@ KINDS: dict[str, type[Content]] = {
     for content in (
         EffectIntended,
         EffectSettled,
+        ApprovalAsked,
+        ApprovalDecided,
         Message,
         Piece,
         Pinned,

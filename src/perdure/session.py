@@ -6,7 +6,7 @@ promises. Nothing is decided here: a method makes a plan or steps, and runs them
 
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from perdure import (
     deed_views,
@@ -16,21 +16,20 @@ from perdure import (
     lifecycle,
     saying,
     talking,
-    toolbox,
     views,
     window,
     writing,
 )
+from perdure.approvals import Approvals
 from perdure.commit import Driver
 from perdure.deed_views import Found
 from perdure.documents import Values
-from perdure.effecting import Policy
 from perdure.effects import Effects
 from perdure.fold import GENERATED
 from perdure.following import follow
 from perdure.handle import Handle
 from perdure.lease import Lease
-from perdure.model import Model
+from perdure.making import Making
 from perdure.plans import require_timeout
 from perdure.reading import OnDamage
 from perdure.records import Record, Summary
@@ -40,9 +39,6 @@ from perdure.seen import Seen
 from perdure.summaries import Summaries
 from perdure.summarising import KEEP_TURNS, TIMEOUT, Summariser, for_window, summariser
 from perdure.tokens import Counter
-from perdure.tool import Tool
-from perdure.toolbox import Tools
-from perdure.tools import Effect, Spec, require_spec
 from perdure.transcript import Transcript
 from perdure.turn import Turn
 from perdure.views import Verified
@@ -52,7 +48,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
 
-class Session(Seen):
+class Session(Seen, Making):
     """One agent's conversation and working state.
 
     A handle has one view of its session: what it had read when it was opened or refreshed, and
@@ -63,6 +59,7 @@ class Session(Seen):
     def __init__(self, driver: Driver, replica: Replica) -> None:
         self._handle = Handle(driver, replica)
         self.effects = Effects(self._handle)
+        self.approvals = Approvals(self._handle)
         self._replica = replica
         self.values = Values(self._handle)
         self._summaries = Summaries(self._handle)
@@ -262,61 +259,6 @@ class Session(Seen):
     def label(self, *add: str, remove: Sequence[str] = ()) -> None:
         """Put labels on the session, by which `store.sessions` finds it, or take them off."""
         self._handle.write(writing.label(self._replica, add, remove))
-
-    def tool(  # noqa: PLR0913 - what a tool can be declared to be, by name
-        self,
-        function: Callable[..., Any],
-        *,
-        effect: Policy = "unsafe",
-        name: str = "",
-        version: str = "",
-        actor: str = "",
-        reconcile: Callable[[Effect], Any] | None = None,
-        timeout: float | None = None,
-        unstorable: Literal["raise", "return"] = "raise",
-    ) -> Tool:
-        """Return a tool that runs once for each call, or says that nobody knows whether it ran.
-
-        Call it in a turn, like the function. `effect` says what is to be done about a call whose
-        process died before its outcome was recorded: an "unsafe" one is not made again and is
-        UnknownOutcomeError, "read_only" and "idempotent" ones are made again (the latter find the
-        same `perdure.current_effect().key`), for "reconcile" the function `reconcile` finds out,
-        and returns Done(result) or NotDone().
-        """
-        policy, names = effect, (name, version, actor)
-        spec = Spec(function, names[0], policy, *names[1:], reconcile, timeout, unstorable)
-        return Tool(self._handle, require_spec(spec))
-
-    def model(
-        self,
-        function: Callable[..., Any],
-        *,
-        name: str = "",
-        version: str = "",
-        actor: str = "",
-        timeout: float | None = None,
-        digest_of: Callable[[dict[str, Any]], Any] | None = None,
-    ) -> Model:
-        """Return a model whose answers are recorded, so that none is paid for twice.
-
-        Call it in a turn, with a request; the function returns the answer as data that can be
-        stored. A request that was answered in this turn, before its process died, gets the recorded
-        answer; one that was not is made again. The record has a digest of the request and not the
-        request itself; `digest_of` says what of the arguments, by name, is digested.
-        """
-        how = Spec(function, name, "read_only", version, actor, timeout=timeout)
-        spec = how._replace(called="model", digest_of=digest_of)
-        return Model(self._handle, require_spec(spec))
-
-    def run_tool_calls(
-        self, message: object | None = None, tools: Tools = (), *, parallel: int = 8
-    ) -> list[dict[str, Any]]:
-        """Make the tool calls of a message that was appended to the turn, each once, in parallel.
-
-        Without a message, all that are open in the turn: those that a killed process left. Returns
-        the messages that tell the model; they are stored with the outcomes.
-        """
-        return toolbox.run_tool_calls(self._handle, message, tools, parallel=parallel)
 
     def records(self, *, after: int = 0, on_damage: OnDamage | None = None) -> Iterator[Record]:
         """Yield every record in this view, its chain checked.

@@ -7,7 +7,7 @@ promises. Nothing is decided here: a method makes a plan or steps, and runs them
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 from perdure import (
     deed_views,
@@ -17,21 +17,20 @@ from perdure import (
     lifecycle,
     saying,
     talking,
-    toolbox_async,
     views,
     window,
     writing,
 )
+from perdure.approvals_async import AsyncApprovals
 from perdure.commit_async import AsyncDriver
 from perdure.deed_views import Found
 from perdure.documents_async import AsyncValues
-from perdure.effecting import Policy
 from perdure.effects_async import AsyncEffects
 from perdure.fold import GENERATED
 from perdure.following_async import follow
 from perdure.handle_async import AsyncHandle
 from perdure.lease_async import AsyncLease
-from perdure.model_async import AsyncModel
+from perdure.making_async import AsyncMaking
 from perdure.plans import require_timeout
 from perdure.reading import OnDamage
 from perdure.records import Record, Summary
@@ -41,16 +40,13 @@ from perdure.seen import Seen
 from perdure.summaries_async import AsyncSummaries
 from perdure.summarising import KEEP_TURNS, TIMEOUT, Summariser, for_window, summariser
 from perdure.tokens import Counter
-from perdure.tool_async import AsyncTool
-from perdure.toolbox_async import Tools
-from perdure.tools import Effect, Spec, require_spec
 from perdure.transcript import Transcript
 from perdure.turn_async import AsyncTurn
 from perdure.views import Verified
 from perdure.window import EVERYTHING, Asked
 
 
-class AsyncSession(Seen):
+class AsyncSession(Seen, AsyncMaking):
     """One agent's conversation and working state.
 
     A handle has one view of its session: what it had read when it was opened or refreshed, and
@@ -61,6 +57,7 @@ class AsyncSession(Seen):
     def __init__(self, driver: AsyncDriver, replica: Replica) -> None:
         self._handle = AsyncHandle(driver, replica)
         self.effects = AsyncEffects(self._handle)
+        self.approvals = AsyncApprovals(self._handle)
         self._replica = replica
         self.values = AsyncValues(self._handle)
         self._summaries = AsyncSummaries(self._handle)
@@ -264,61 +261,6 @@ class AsyncSession(Seen):
     async def label(self, *add: str, remove: Sequence[str] = ()) -> None:
         """Put labels on the session, by which `store.sessions` finds it, or take them off."""
         await self._handle.write(writing.label(self._replica, add, remove))
-
-    def tool(  # noqa: PLR0913 - what a tool can be declared to be, by name
-        self,
-        function: Callable[..., Any],
-        *,
-        effect: Policy = "unsafe",
-        name: str = "",
-        version: str = "",
-        actor: str = "",
-        reconcile: Callable[[Effect], Any] | None = None,
-        timeout: float | None = None,
-        unstorable: Literal["raise", "return"] = "raise",
-    ) -> AsyncTool:
-        """Return a tool that runs once for each call, or says that nobody knows whether it ran.
-
-        Call it in a turn, like the function. `effect` says what is to be done about a call whose
-        process died before its outcome was recorded: an "unsafe" one is not made again and is
-        UnknownOutcomeError, "read_only" and "idempotent" ones are made again (the latter find the
-        same `perdure.current_effect().key`), for "reconcile" the function `reconcile` finds out,
-        and returns Done(result) or NotDone().
-        """
-        policy, names = effect, (name, version, actor)
-        spec = Spec(function, names[0], policy, *names[1:], reconcile, timeout, unstorable)
-        return AsyncTool(self._handle, require_spec(spec))
-
-    def model(
-        self,
-        function: Callable[..., Any],
-        *,
-        name: str = "",
-        version: str = "",
-        actor: str = "",
-        timeout: float | None = None,
-        digest_of: Callable[[dict[str, Any]], Any] | None = None,
-    ) -> AsyncModel:
-        """Return a model whose answers are recorded, so that none is paid for twice.
-
-        Call it in a turn, with a request; the function returns the answer as data that can be
-        stored. A request that was answered in this turn, before its process died, gets the recorded
-        answer; one that was not is made again. The record has a digest of the request and not the
-        request itself; `digest_of` says what of the arguments, by name, is digested.
-        """
-        how = Spec(function, name, "read_only", version, actor, timeout=timeout)
-        spec = how._replace(called="model", digest_of=digest_of)
-        return AsyncModel(self._handle, require_spec(spec))
-
-    async def run_tool_calls(
-        self, message: object | None = None, tools: Tools = (), *, parallel: int = 8
-    ) -> list[dict[str, Any]]:
-        """Make the tool calls of a message that was appended to the turn, each once, in parallel.
-
-        Without a message, all that are open in the turn: those that a killed process left. Returns
-        the messages that tell the model; they are stored with the outcomes.
-        """
-        return await toolbox_async.run_tool_calls(self._handle, message, tools, parallel=parallel)
 
     async def records(
         self, *, after: int = 0, on_damage: OnDamage | None = None

@@ -7,12 +7,13 @@ from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Self
 
-from perdure import events, lifecycle, salvage, views
+from perdure import approval_views, events, lifecycle, salvage, views
+from perdure.approval_views import Approval
 from perdure.backend import Backend, Head, knowing_recency
 from perdure.commit import Committer, Driver
 from perdure.documents import Values
 from perdure.errors import UsageError
-from perdure.fold import DELETED
+from perdure.fold import APPROVAL_WAITING, DELETED
 from perdure.guarantees import Guarantees, guarantees_of
 from perdure.handle import Handle
 from perdure.reading import OnDamage
@@ -105,6 +106,12 @@ class Store:
         records = views.Records(past, self._settings, after=after, on_damage=on_damage)
         while (page := self._driver.run(records.page())) is not None:
             yield from page
+
+    def approvals(self, *, prefix: str = "") -> Iterator[Approval]:
+        """Yield the approvals that wait for a decision, in all sessions or those of a prefix."""
+        for head in self.sessions(prefix=prefix, labels=[APPROVAL_WAITING]):
+            replica = self._driver.run(lifecycle.opened(head.id, self._settings, must_exist=False))
+            yield from self._driver.run(approval_views.pending(replica))
 
     def delete(self, id: str, *, reason: str = "") -> None:
         """Delete a session: a last record stays, and says why; everything before it is dropped.

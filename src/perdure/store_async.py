@@ -7,12 +7,13 @@ from collections.abc import AsyncIterator, Sequence
 from types import TracebackType
 from typing import Self
 
-from perdure import events, lifecycle, salvage, views
+from perdure import approval_views, events, lifecycle, salvage, views
+from perdure.approval_views import Approval
 from perdure.backend import AsyncBackend, Head, knowing_recency
 from perdure.commit_async import AsyncCommitter, AsyncDriver
 from perdure.documents_async import AsyncValues
 from perdure.errors import UsageError
-from perdure.fold import DELETED
+from perdure.fold import APPROVAL_WAITING, DELETED
 from perdure.guarantees import Guarantees, guarantees_of
 from perdure.handle_async import AsyncHandle
 from perdure.reading import OnDamage
@@ -107,6 +108,14 @@ class AsyncStore:
         while (page := await self._driver.run(records.page())) is not None:
             for record in page:
                 yield record
+
+    async def approvals(self, *, prefix: str = "") -> AsyncIterator[Approval]:
+        """Yield the approvals that wait for a decision, in all sessions or those of a prefix."""
+        async for head in self.sessions(prefix=prefix, labels=[APPROVAL_WAITING]):
+            steps = lifecycle.opened(head.id, self._settings, must_exist=False)
+            replica = await self._driver.run(steps)
+            for approval in await self._driver.run(approval_views.pending(replica)):
+                yield approval
 
     async def delete(self, id: str, *, reason: str = "") -> None:
         """Delete a session: a last record stays, and says why; everything before it is dropped.

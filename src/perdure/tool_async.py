@@ -7,15 +7,18 @@ never run again; what may have happened is told, and follows the tool's policy.
 import asyncio
 import inspect
 import time
+from asyncio import Semaphore
 from typing import Any
 
-from perdure import effecting, tools
+from perdure import consenting, effecting, tools
 from perdure.calls import INTERRUPTED_NOTICE
+from perdure.consenting import Patience
 from perdure.effecting import Called, Outcome, Verdict
-from perdure.errors import PerdureError, UnknownOutcomeError, UsageError
+from perdure.errors import ApprovalPendingError, PerdureError, UnknownOutcomeError, UsageError
 from perdure.handle_async import AsyncHandle
 from perdure.plans import require_text
 from perdure.tools import Done, Effect, Given, NotDone, Spec, Telling
+from perdure.writing import CATCH_UP
 
 
 class AsyncTool:
@@ -58,26 +61,36 @@ class AsyncTool:
         call = Called(
             identity, spec.name, packed, digest, spec.policy, spec.version, spec.actor, parent
         )
-        return await self.make(call, Given(arguments, args, kwargs))
+        try:
+            return await self.make(call, Given(arguments, args, kwargs))
+        except ApprovalPendingError:
+            running.ordinals.give_back(call, turn)
+            raise
 
-    async def make(self, call: Called, given: Given, tell: Telling | None = None) -> Any:
+    async def make(
+        self,
+        call: Called,
+        given: Given,
+        tell: Telling | None = None,
+        slots: Semaphore | None = None,
+    ) -> Any:
         """Make a call once: see to its intent, run it if it is to be run, record its outcome.
 
         `tell` makes the message that tells the model of the outcome, stored together with it, and
-        knows when it was.
+        knows when it was. Of `slots`, one is held, and let go while the call waits for an approval.
         """
         replica, arguments = self._handle.replica, given.arguments
         ownership = tools.running_turn(self._handle, call.tool).ownership
         verdict = Verdict(ownership.turn)
-        notice = tell.say(INTERRUPTED_NOTICE) if tell else None
-        await self._handle.write(effecting.intend(replica, ownership, call, verdict, notice=notice))
+        if self.spec.approval is not False:
+            call = await self._with_need(call)
+        await self._intend(call, given, verdict, tell, slots)
         tools.report(self._handle, call, verdict)
         if verdict.action == "reconcile":
             found = await self._reconcile(call, arguments, verdict, tell)
             if isinstance(found, Done):
                 return found.result
-            again = effecting.intend(replica, ownership, call, verdict, again=True)
-            await self._handle.write(again)
+            await self._intend(call, given, verdict, tell, slots, again=True)
             tools.report(self._handle, call, verdict)
         if verdict.action == "unknown":
             if tell is not None:
@@ -85,10 +98,59 @@ class AsyncTool:
             raise UnknownOutcomeError(
                 replica.name, call.tool, verdict.effect, verdict.key, effecting.NOTICE
             )
-        if verdict.action == "serve" and verdict.outcome is not None:
+        if verdict.action == "refused" and tell is not None:
+            tell.told = tell.last
+        if verdict.action in ("serve", "refused") and verdict.outcome is not None:
             result = tools.served(replica.name, call.tool, verdict.key, verdict.outcome)
             return replica.settings.codec.unpack(result, stream=replica.name)
         return await self._run(call, given, verdict, tell)
+
+    async def _with_need(self, call: Called) -> Called:
+        need = consenting.asked_of(self._handle.replica, self.spec, call)
+        try:
+            need = await need if inspect.isawaitable(need) else need
+        except Exception as error:
+            raise consenting.undecided(self.spec, error) from error
+        return consenting.with_need(call, self.spec, need)
+
+    async def _intend(
+        self,
+        call: Called,
+        given: Given,
+        verdict: Verdict,
+        tell: Telling | None,
+        slots: Semaphore | None,
+        *,
+        again: bool = False,
+    ) -> None:
+        """See to the intent of a call, waiting for its approval where it needs one."""
+        handle, replica = self._handle, self._handle.replica
+        ownership = tools.running_turn(handle, call.tool).ownership
+        patience = Patience(handle.driver.name, self.spec.approval_wait, time.monotonic())
+        notice = tell.say(INTERRUPTED_NOTICE) if tell and not again else None
+        say = tell.say if tell else None
+        while True:
+            plan = effecting.intend(
+                replica, ownership, call, verdict, again=again, notice=notice, say=say
+            )
+            await handle.write(plan)
+            if verdict.action != "wait":
+                return
+            seconds = patience.seconds(replica, call, verdict, time.monotonic())
+            await self._wait(verdict, seconds, slots)
+            consenting.require_unchanged(replica, call, given)
+
+    async def _wait(self, verdict: Verdict, seconds: float, slots: Semaphore | None) -> None:
+        """Wait for whatever is written next, and take it in."""
+        if slots is not None:
+            slots.release()
+        try:
+            if not await self._handle.wait(verdict.seen, seconds):
+                self._handle.require_open()
+        finally:
+            if slots is not None:
+                await slots.acquire()
+        await self._handle.write(CATCH_UP)
 
     async def _run(self, call: Called, given: Given, verdict: Verdict, tell: Telling | None) -> Any:
         effect = Effect(verdict.effect, call.tool, verdict.key, given.arguments)

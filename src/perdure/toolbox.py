@@ -2,11 +2,12 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import copy_context
+from threading import Semaphore
 from typing import Any
 
 from perdure import effecting, saying, tool_jobs, tools
 from perdure.effecting import Called
-from perdure.errors import EffectError, UnknownOutcomeError
+from perdure.errors import ApprovalPendingError, EffectError, UnknownOutcomeError
 from perdure.handle import Handle
 from perdure.tool import Tool
 from perdure.tool_jobs import Job
@@ -26,9 +27,27 @@ def run_tool_calls(
         return [_run(handle, job, box) for job in jobs]
     from concurrent.futures import ThreadPoolExecutor  # It brings `logging` along.
 
-    with ThreadPoolExecutor(min(parallel, len(jobs)), "perdure tools") as pool:
-        started = [pool.submit(copy_context().run, _run, handle, job, box) for job in jobs]
-    return [future.result() for future in started]
+    slots, threads = None, min(parallel, len(jobs))
+    if any(tool.spec.approval for tool in box.values()):
+        # Those that wait for an approval have threads, but do not keep the others from running.
+        slots, threads = Semaphore(parallel), len(jobs)
+    with ThreadPoolExecutor(threads, "perdure tools") as pool:
+        started = [pool.submit(copy_context().run, _run, handle, job, box, slots) for job in jobs]
+    found = [future.exception() or future.result() for future in started]
+    return answers(found)
+
+
+def answers(found: Sequence[dict[str, Any] | BaseException]) -> list[dict[str, Any]]:
+    """Return what the model is told, or raise the first error; those that wait come last."""
+    errors = [one for one in found if isinstance(one, BaseException)]
+    pending = [one for one in errors if isinstance(one, ApprovalPendingError)]
+    if len(pending) != len(errors):
+        raise next(one for one in errors if not isinstance(one, ApprovalPendingError))
+    if pending:
+        stream, tool, approval, store, _ = pending[0].args
+        ids = tuple(one.approval for one in pending)
+        raise ApprovalPendingError(stream, tool, approval, store, ids)
+    return [one for one in found if not isinstance(one, BaseException)]
 
 
 def _by_name(handle: Handle, offered: Tools) -> dict[str, Tool]:
@@ -42,8 +61,19 @@ def _by_name(handle: Handle, offered: Tools) -> dict[str, Tool]:
     return found
 
 
-def _run(handle: Handle, job: Job, box: Mapping[str, Tool]) -> dict[str, Any]:
-    """Make one call. Whatever becomes of it, the model is told."""
+def _run(
+    handle: Handle, job: Job, box: Mapping[str, Tool], slots: Semaphore | None = None
+) -> dict[str, Any]:
+    """Make one call, when there is a slot. Whatever becomes of it, the model is told."""
+    if slots is not None:
+        with slots:
+            return _make(handle, job, box, slots)
+    return _make(handle, job, box, None)
+
+
+def _make(
+    handle: Handle, job: Job, box: Mapping[str, Tool], slots: Semaphore | None
+) -> dict[str, Any]:
     tell = Telling(job.answer)
     tool = box.get(job.issued.call.name)
     problem = job.problem(box)
@@ -53,7 +83,7 @@ def _run(handle: Handle, job: Job, box: Mapping[str, Tool]) -> dict[str, Any]:
     packed, digest = effecting.encoded(handle.replica, arguments)
     call = Called(job.identity, spec.name, packed, digest, spec.policy, spec.version, spec.actor)
     try:
-        result = tool.make(call, Given(arguments, (), arguments), tell)
+        result = tool.make(call, Given(arguments, (), arguments), tell, slots)
     except Exception as error:
         # What was recorded of the call, the model was told with it, and goes on.
         if tell.told is None and not isinstance(error, UnknownOutcomeError | EffectError):

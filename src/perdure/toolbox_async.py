@@ -10,6 +10,7 @@ from perdure.errors import EffectError, UnknownOutcomeError
 from perdure.handle_async import AsyncHandle
 from perdure.tool_async import AsyncTool
 from perdure.tool_jobs import Job
+from perdure.toolbox import answers
 from perdure.tools import Given, Spec, Telling
 
 Tools = Mapping[str, "AsyncTool | Callable[..., Any]"] | Sequence["AsyncTool | Callable[..., Any]"]
@@ -26,13 +27,11 @@ async def run_tool_calls(
 
     async def run(job: Job) -> dict[str, Any]:
         async with limit:
-            return await _run(handle, job, box)
+            # With one at a time they are made in order, and each waits for the one before it.
+            return await _run(handle, job, box, limit if parallel > 1 else None)
 
     found = await asyncio.gather(*map(run, jobs), return_exceptions=True)
-    for error in found:
-        if isinstance(error, BaseException):
-            raise error
-    return [one for one in found if not isinstance(one, BaseException)]
+    return answers(found)
 
 
 def _by_name(handle: AsyncHandle, offered: Tools) -> dict[str, AsyncTool]:
@@ -46,7 +45,9 @@ def _by_name(handle: AsyncHandle, offered: Tools) -> dict[str, AsyncTool]:
     return found
 
 
-async def _run(handle: AsyncHandle, job: Job, box: Mapping[str, AsyncTool]) -> dict[str, Any]:
+async def _run(
+    handle: AsyncHandle, job: Job, box: Mapping[str, AsyncTool], slots: asyncio.Semaphore | None
+) -> dict[str, Any]:
     """Make one call. Whatever becomes of it, the model is told."""
     tell = Telling(job.answer)
     tool = box.get(job.issued.call.name)
@@ -57,7 +58,7 @@ async def _run(handle: AsyncHandle, job: Job, box: Mapping[str, AsyncTool]) -> d
     packed, digest = effecting.encoded(handle.replica, arguments)
     call = Called(job.identity, spec.name, packed, digest, spec.policy, spec.version, spec.actor)
     try:
-        result = await tool.make(call, Given(arguments, (), arguments), tell)
+        result = await tool.make(call, Given(arguments, (), arguments), tell, slots)
     except Exception as error:
         # What was recorded of the call, the model was told with it, and goes on.
         if tell.told is None and not isinstance(error, UnknownOutcomeError | EffectError):

@@ -8,11 +8,12 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
-from perdure import effecting, entering, events
+from perdure import approving, effecting, entering, events
+from perdure.approving import DENIED_ERROR, EXPIRED_ERROR
 from perdure.calls import INTERRUPTED_NOTICE
 from perdure.deeds import KEYED, MODEL
 from perdure.effecting import POLICIES, Called, Kind, Outcome, Policy, Verdict
-from perdure.errors import EffectError, UnknownOutcomeError, UsageError
+from perdure.errors import ApprovalDeniedError, EffectError, UnknownOutcomeError, UsageError
 from perdure.intake import Taken
 from perdure.plain import exported
 from perdure.plans import require_str, require_text
@@ -97,6 +98,9 @@ class Spec(NamedTuple):
     unstorable: str = "raise"
     called: Kind = "tool"
     digest_of: Callable[[dict[str, Any]], Any] | None = None
+    approval: bool | Callable[[dict[str, Any]], Any] = False
+    approval_ttl: float | None = None
+    approval_wait: float | None = None
 
     @property
     def is_async(self) -> bool:
@@ -124,6 +128,7 @@ def require_spec(spec: Spec) -> Spec:
     seconds: object = spec.timeout
     if seconds is not None and not (isinstance(seconds, int | float) and seconds > 0):
         raise UsageError(f"a timeout must be a number of seconds above 0, not {spec.timeout!r}")
+    approving.require_approval(spec.approval, spec.approval_ttl, spec.approval_wait)
     return spec._replace(name=name)
 
 
@@ -169,14 +174,26 @@ class Ordinals:
 
     def __init__(self) -> None:
         self._seen: dict[str, int] = {}
+        self._back: dict[str, list[int]] = {}
 
     def identity(
         self, turn: str, parent: str, tool: str, digest: str, *, prefix: str = "direct:"
     ) -> str:
         """Return the identity of the next direct call of a tool with these arguments."""
         call = f"{turn}\t{parent}\t{tool}\t{digest}"
-        number = self._seen[prefix + call] = self._seen.get(prefix + call, 0) + 1
+        if self._back.get(prefix + call):
+            number = self._back[prefix + call].pop(0)
+        else:
+            number = self._seen[prefix + call] = self._seen.get(prefix + call, 0) + 1
         return prefix + sha256(f"{call}\t{number}".encode()).hexdigest()[:32]
+
+    def give_back(self, call: Called, turn: str) -> None:
+        """Let the next such call be this one, which waits for an approval."""
+        told = f"{turn}\t{call.parent}\t{call.tool}\t{call.digest}"
+        key = f"direct:{told}"
+        for number in range(1, self._seen.get(key, 0) + 1):
+            if call.identity == "direct:" + sha256(f"{told}\t{number}".encode()).hexdigest()[:32]:
+                self._back[key] = sorted({*self._back.get(key, ()), number})
 
 
 class Changed(NamedTuple):
@@ -268,6 +285,8 @@ def served(stream: str, tool: str, key: str, found: EffectSettled) -> Any:
     """Return what was recorded of a call, packed, or raise what it was."""
     if found.state == "unknown":
         raise UnknownOutcomeError(stream, tool, found.effect, key, found.reason)
+    if found.error in (DENIED_ERROR, EXPIRED_ERROR):
+        raise ApprovalDeniedError(stream, tool, found.error, found.reason)
     if found.error:
         raise EffectError(stream, tool, found.error, found.reason)
     return found.result

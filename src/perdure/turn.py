@@ -10,7 +10,7 @@ from perdure.answering import Answering
 from perdure.asking import Asked
 from perdure.catalogue import Changes
 from perdure.entering import Entered
-from perdure.errors import PerdureError, UsageError
+from perdure.errors import ApprovalPendingError, PerdureError, UsageError
 from perdure.events import correlation_id
 from perdure.handle import Handle
 from perdure.intake import Taken
@@ -226,6 +226,9 @@ class Turn:
         traceback: TracebackType | None,
     ) -> None:
         if self._left:
+            return
+        if isinstance(error, ApprovalPendingError) and self._ownership and not self._ended:
+            self.leave()  # It goes on when somebody has decided.
             return
         try:
             if error is None and not self._ended:

@@ -10,7 +10,7 @@ from perdure.answering import Answering
 from perdure.asking import Asked
 from perdure.catalogue import Changes
 from perdure.entering import Entered
-from perdure.errors import PerdureError, UsageError
+from perdure.errors import ApprovalPendingError, PerdureError, UsageError
 from perdure.events import correlation_id
 from perdure.handle_async import AsyncHandle
 from perdure.intake import Taken
@@ -226,6 +226,9 @@ class AsyncTurn:
         traceback: TracebackType | None,
     ) -> None:
         if self._left:
+            return
+        if isinstance(error, ApprovalPendingError) and self._ownership and not self._ended:
+            await self.leave()  # It goes on when somebody has decided.
             return
         try:
             if error is None and not self._ended:

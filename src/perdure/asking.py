@@ -75,7 +75,7 @@ class Asked:
 
         def make(batch: Batch) -> Made:
             before = len(batch.drafts)
-            answer = yield from plan.make(batch)
+            answer = yield from plan.made(batch)
             said = len(batch.drafts) - before
             if said:
                 self.settle(batch, turn, Outcome("succeeded", duration=duration, said=said))
@@ -94,7 +94,7 @@ def riding(plan: Plan, turn: Ownership, asked: Sequence[Asked]) -> Plan:
         for one in asked:
             if one.failure is not None and turn.turn in batch.fold.turns:
                 one.settle(batch, turn, one.failure)
-        answer = yield from plan.make(batch)
+        answer = yield from plan.made(batch)
         for one in asked:
             if one.failure is None and turn.turn in batch.fold.turns:
                 one.intend(batch, turn)

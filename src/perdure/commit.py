@@ -21,6 +21,7 @@ Item = TypeVar("Item")
 Answer = TypeVar("Answer")
 T = TypeVar("T")
 
+UNDIVIDED_MAX = 16  # Preparing fewer than these takes less time than storing them.
 WOKEN_AT_ONCE = 2  # One computes while the next one wakes up; more of them only wait for it.
 
 
@@ -36,9 +37,9 @@ class _Waiter(Generic[Item, Answer]):
         """Held until its thread is to wake up: to lead, or with its answer."""
         self.woken = False
         self.left = False
-        self.others: list[_Waiter[Item, Answer]] = []
+        self.others: Sequence[_Waiter[Item, Answer]] = ()
         """Those whose work this one carries out."""
-        self.following: list[_Waiter[Item, Answer]] = []
+        self.following: Sequence[_Waiter[Item, Answer]] = ()
         """Whom to wake on the way out."""
 
     def rouse(self) -> None:
@@ -95,11 +96,15 @@ class Combiner(Generic[Item, Answer]):
             self._lead(waiter)
 
     def _lead(self, own: _Waiter[Item, Answer]) -> None:
-        with self._lock:
-            own.others = [waiter for waiter in self._queue if waiter is not own]
-            self._queue = []
-        batch = [own, *own.others]
+        if self._queue:
+            with self._lock:
+                own.others = [waiter for waiter in self._queue if waiter is not own]
+                self._queue = []
         try:
+            if not own.others:
+                (own.answer,) = self._run([own.item])
+                return
+            batch = [own, *own.others]
             answers = self._run([waiter.item for waiter in batch])
             for waiter, answer in zip(batch, answers, strict=True):
                 waiter.answer, waiter.done = answer, True
@@ -127,7 +132,9 @@ class Combiner(Generic[Item, Answer]):
                 waiter.following = [self._queue[0]]
             self._leader = self._queue[0] if self._queue else None
 
-    def _answer(self, answered: list[_Waiter[Item, Answer]], leader: _Waiter[Item, Answer]) -> None:
+    def _answer(
+        self, answered: Sequence[_Waiter[Item, Answer]], leader: _Waiter[Item, Answer]
+    ) -> None:
         with self._lock:
             waiting = [waiter for waiter in answered if not waiter.left]
             for waiter in waiting:
@@ -184,6 +191,15 @@ class Committer:
                 raise error from None
 
 
+def share(waiting: int, before: int) -> int:
+    """Return how many of those who wait go together, when `before` have just been answered.
+
+    Half of both: while one half is being stored, the other half can prepare what comes next. A few
+    go together as they are.
+    """
+    return max((waiting + before + 1) // 2, UNDIVIDED_MAX)
+
+
 def rounds(appends: Sequence[Append | None]) -> list[list[tuple[int, Append]]]:
     """Return numbered appends in groups that name each stream once, in order of stream."""
     groups: list[dict[str, tuple[int, Append]]] = [{}]
@@ -224,9 +240,9 @@ class Driver:
             return end.value  # type: ignore[no-any-return]
 
     def _answer(self, request: Request) -> Any:
+        if type(request) is Commit:  # Most are, and matching takes its time.
+            return self._committer.append(request.append)
         match request:
-            case Commit(append):
-                return self._committer.append(append)
             case Read(stream, after, limit, reverse):
                 return list(self._backend.read(stream, after=after, limit=limit, reverse=reverse))
             case Heads(prefix, after_name, labels, limit):

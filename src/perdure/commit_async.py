@@ -12,7 +12,7 @@ from weakref import WeakSet
 
 from perdure import waiting_async
 from perdure.backend import STORED, Append, AsyncBackend, Outcome
-from perdure.commit import Answer, Item, T, rounds
+from perdure.commit import Answer, Item, T, rounds, share
 from perdure.errors import UnavailableError, UsageError
 from perdure.steps import Commit, Drop, Heads, Read, Request, Steps, Wait
 
@@ -22,21 +22,30 @@ _Waiting = tuple[Item, asyncio.Future[Answer]]
 class AsyncCombiner(Generic[Item, Answer]):
     """Carries out the items of many tasks together."""
 
-    def __init__(self, run: Callable[[list[Item]], Coroutine[Any, Any, Sequence[Answer]]]) -> None:
+    def __init__(
+        self,
+        run: Callable[[list[Item]], Coroutine[Any, Any, Sequence[Answer]]],
+        share: Callable[[int, int], int] = lambda waiting, _: waiting,
+    ) -> None:
         self._run = run
+        self._share = share
+        self._last = 0
         self._task: asyncio.Task[Sequence[Answer]] | None = None
         self._queue: list[_Waiting[Item, Answer]] = []
 
-    async def submit(self, item: Item) -> Answer:
-        """Return the answer to an item. When cancelled, the item may still be carried out."""
+    def submit(self, item: Item) -> asyncio.Future[Answer]:
+        """Return a future of the answer to an item. When cancelled, it may still be carried out."""
+        # A future and no coroutine: one less to make and to resume in every write.
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._queue.append((item, future))
         if self._task is None:
             self._start()
-        return await future
+        return future
 
     def _start(self) -> None:
-        batch, self._queue = self._queue, []
+        size = self._share(len(self._queue), self._last)
+        batch, self._queue = self._queue[:size], self._queue[size:]
+        self._last = len(batch)
         task = asyncio.create_task(self._run([item for item, _ in batch]))  # noqa: RUF006 - it is kept
         self._task = task
         task.add_done_callback(partial(self._finish, batch))
@@ -66,11 +75,11 @@ class AsyncCommitter:
 
     def __init__(self, backend: AsyncBackend) -> None:
         self._backend = backend
-        self._combiner: AsyncCombiner[Append | None, Outcome] = AsyncCombiner(self._send)
+        self._combiner: AsyncCombiner[Append | None, Outcome] = AsyncCombiner(self._send, share)
 
-    async def append(self, append: Append) -> Outcome:
+    def append(self, append: Append) -> asyncio.Future[Outcome]:
         """Return what became of an append; whatever was stored is durable."""
-        return await self._combiner.submit(append)
+        return self._combiner.submit(append)
 
     async def drain(self) -> None:
         """Return when everything that was under way has been answered."""
@@ -113,7 +122,10 @@ class AsyncDriver:
             request = next(steps)
             while True:
                 try:
-                    answer = await self._answer(request)
+                    if type(request) is Commit:  # Most are.
+                        answer: Any = await self._committer.append(request.append)
+                    else:
+                        answer = await self._answer(request)
                 except BaseException as error:  # noqa: BLE001 - the steps decide, and raise it
                     request = steps.throw(error)
                 else:

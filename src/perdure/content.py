@@ -6,7 +6,12 @@ import msgspec
 
 
 class Content(
-    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    omit_defaults=True,
+    forbid_unknown_fields=True,
+    gc=False,  # Plain trees hold no cycles, and what is under way is not to be looked through.
 ):
     """What one record says. `v` is the schema that it follows, left out while that is 1."""
 

@@ -170,10 +170,14 @@ class Fold:
         if not record_id.startswith(GENERATED):
             key = turn_key(record_id) if content.kind == TurnBegun.kind else record_id
             self._remember(key, Known(position, fingerprint(payload)))
-        change = self._changes.get(content.kind)
+        kind = content.kind
+        if kind == "message":  # Most are.
+            self._message(position, record_id, content)  # type: ignore[arg-type]
+            return
+        change = self._changes.get(kind)
         if change is not None:
             change(self, position, record_id, content)
-        if content.kind == Snapshot.kind:
+        elif kind == Snapshot.kind:
             self.since_snapshot, self.snapshot_size = 0, len(payload)
 
     def _remember(self, record_id: str, known: Known) -> None:

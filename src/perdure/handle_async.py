@@ -67,8 +67,8 @@ class AsyncHandle:
                 seen.fields["outcome"] = type(answer).__name__
         return answer
 
-    async def _write_all(self, plans: list[Plan]) -> list[Answer]:
-        return await self.driver.run(self.replica.write(plans))
+    def _write_all(self, plans: list[Plan]) -> Coroutine[Any, Any, list[Answer]]:
+        return self.driver.run(self.replica.write(plans))
 
     async def run(self, steps: Steps[T]) -> T:
         """Carry out steps that read."""

@@ -126,7 +126,8 @@ def link(
         body = seal(payload, prefix)
         header = b'%b,"%b"]' % (prefix, b2a_base64(sha256(body).digest(), newline=False))
         previous = digest_of(header)
-        entries.append(Entry(position, header, body))
+        # As calling the class does, in half the time.
+        entries.append(tuple.__new__(Entry, (position, header, body)))
     return entries, Tip(position, previous)
 
 

@@ -12,7 +12,8 @@ from perdure import tenure
 from perdure.errors import ConflictError, FencedError, NotFoundError, PerdureError, UsageError
 from perdure.lease_records import LeaseReleased, LeaseRenewed, LeaseTaken
 from perdure.plans import Batch, Made, Plan, require_str
-from perdure.replica import Notice, Replica
+from perdure.replica import Replica
+from perdure.standing import Notice
 from perdure.tenure import Holder, Holding, Tenure
 
 TTL_MIN, TTL_MAX = 0.05, 86_400.0  # Seconds: what a disk can keep up with; a day.

@@ -129,11 +129,19 @@ Made = Steps[int]
 
 
 class Plan(NamedTuple):
-    """`make` adds the plan's records to a batch and returns the answer for the caller."""
+    """`make` adds the plan's records to a batch and returns the answer for the caller.
+
+    Where it has to read for that it is a generator of steps; otherwise a plain function will do.
+    """
 
     kind: str
     subject: str
-    make: Callable[[Batch], Made]
+    make: Callable[[Batch], Made | int]
+
+    def made(self, batch: Batch) -> Made:
+        """Make the plan, whether it is a generator or not."""
+        answer = self.make(batch)
+        return answer if isinstance(answer, int) else (yield from answer)
 
     @property
     def turn(self) -> str:
@@ -155,11 +163,10 @@ class Plan(NamedTuple):
         return content.kind in yields.to_same and content.subject == self.subject
 
 
-def add_drafts(drafts: Sequence[Draft]) -> Callable[[Batch], Made]:
+def add_drafts(drafts: Sequence[Draft]) -> Callable[[Batch], int]:
     """Add records that need nothing of the fold, once: an id that stands already is answered."""
 
-    def make(batch: Batch) -> Made:
-        yield from ()
+    def make(batch: Batch) -> int:
         known = batch.known(drafts)
         if known is not None:
             return known.position + len(drafts) - 1

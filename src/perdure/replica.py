@@ -10,7 +10,6 @@ takes `view` first, which never change under them.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from perdure import codec, journal, reading, steps, tenure
 from perdure.backend import Append
@@ -33,35 +32,11 @@ from perdure.plans import Batch, Plan
 from perdure.reading import PAGE, Past
 from perdure.records import Branched, Message, Recovered, Snapshot
 from perdure.settings import Settings
+from perdure.standing import Doubt, Notice, View
 from perdure.steps import Steps
 from perdure.tenure import Holding
 
 Answer = int | PerdureError
-
-
-class Notice(NamedTuple):
-    """Something that a person should know of; whoever does the I/O tells of it."""
-
-    event: str
-    fields: dict[str, object]
-
-
-class Doubt(NamedTuple):
-    """A write whose outcome is unknown: what was sent, and the state if it was stored."""
-
-    append: Append
-    batch: Batch
-    stream: Stream
-    tip: Tip
-
-
-class View(NamedTuple):
-    """A state that was acknowledged, all of a piece: it never changes under whoever holds it."""
-
-    fold: Fold
-    past: Past
-    last: bytes | None
-    """The payload of the newest message."""
 
 
 class Replica:
@@ -256,8 +231,9 @@ class Replica:
         Any other exception means that the outcome is unknown for all of them.
         """
         self.require_present()
-        yield from self._settle_doubt()
-        kinds = {plan.kind for plan in plans}
+        if self.doubt is not None:
+            yield from self._settle_doubt()
+        kinds = [plan.kind for plan in plans]
         if "refresh" in kinds:
             yield from self.catch_up()
             self.require_present()
@@ -319,7 +295,7 @@ class Replica:
         """Return a refusal. What stands already under the caller's own id is no news to anybody."""
         trial = Batch(self.name, self.fold, self.tip)
         try:
-            answer: Answer = yield from plan.make(trial)
+            answer: Answer = yield from plan.made(trial)
         except ConflictError:
             return refusal
         except PerdureError as error:
@@ -336,7 +312,8 @@ class Replica:
         for number, plan in enumerate(plans):
             if number not in answers:
                 try:
-                    answers[number] = yield from plan.make(batch)
+                    made = plan.make(batch)
+                    answers[number] = made if isinstance(made, int) else (yield from made)
                 except PerdureError as error:
                     answers[number] = error
         if len(batch.drafts) == recovered:
@@ -353,7 +330,7 @@ class Replica:
             self._notice("skipped", position=batch.position + 1, reason=error.reason)
 
     def _commit(self, batch: Batch) -> Steps[bool]:
-        """Send a batch; True if it was stored, False if others were first."""
+        """Link a batch, and return the steps that send it; True if it was stored."""
         stream = self.past.stream
         if not stream.id:
             stream = stream._replace(id=self.settings.token())
@@ -361,7 +338,7 @@ class Replica:
         cipher = self.settings.cipher
         entries, tip = journal.link(stream, self.tip, batch.drafts, time=time, cipher=cipher)
         append = Append(self.name, entries, batch.fold.head_labels)
-        return (yield from self._settle(Doubt(append, batch, stream, tip)))
+        return self._settle(Doubt(append, batch, stream, tip))
 
     def _settle_doubt(self) -> Steps[None]:
         """Find out what became of a write whose answer never came, before anything else."""
@@ -394,7 +371,8 @@ class Replica:
             return False
         if self.settings.verify_writes:
             yield from reading.read_back(append)
-        self._show(batch.fold, stream, tip, batch.last or self.view.last, Batches(self.name))
+        batches = self._batches if self._batches.torn is None else Batches(self.name)
+        self._show(batch.fold, stream, tip, batch.last or self.view.last, batches)
         for key, data in batch.values.items():
             self.values.put(key, Cached(batch.fold.values[key].position, data))
         return True

@@ -14,7 +14,7 @@ from perdure.errors import ConflictError, UsageError
 from perdure.fold import GENERATED, OpenTurn, fingerprint
 from perdure.intake import require_role, take
 from perdure.journal import Draft
-from perdure.plans import Batch, Made, Plan, add_drafts, require_str, require_text
+from perdure.plans import Batch, Plan, add_drafts, require_str, require_text
 from perdure.records import Message
 from perdure.replica import Replica
 from perdure.tokens import counted
@@ -39,6 +39,13 @@ class Voice(NamedTuple):
 
 
 NOBODY = Voice()
+
+
+def voice_of(author: str, recipient: str, channel: str, origin: str) -> Voice:
+    """Return who speaks; mostly nobody is named, and that one is always the same."""
+    voice = (author, recipient, channel, origin)
+    return NOBODY if voice == NOBODY else Voice(*voice)
+
 
 Taking = tuple[dict[str, Any], dict[str, Any]]
 """A message and what came with it: a `Taken`, or as much."""
@@ -92,10 +99,10 @@ def say_taken(
         drafts[0] = drafts[0]._replace(id=answer)
     add = add_drafts(drafts)
 
-    def make(batch: Batch) -> Made:
+    def make(batch: Batch) -> int:
         if turn is not None and batch.known(drafts) is None:
             require_turn(batch, turn)
-        return (yield from add(batch))
+        return add(batch)
 
     return Plan("answer" if answer else "message", turn_id, make)
 
@@ -106,7 +113,7 @@ def message_drafts(
     """Return messages as records; what can not be stored is refused."""
     drafts = []
     new_id, pack = replica.settings.new_id, replica.settings.codec.pack
-    if voice != NOBODY:
+    if voice is not NOBODY:
         for field, text in voice._asdict().items():
             require_str(text, field)
     counter = replica.settings.counter
@@ -122,7 +129,8 @@ def message_drafts(
             tokens=counted(counter, message) if counter else 0,
             counter=require_str(counter.name, "the name of a counter") if counter else "",
         )
-        drafts.append(Draft(new_id(), content, codec.encode(content)))
+        # As calling the class does, in half the time.
+        drafts.append(tuple.__new__(Draft, (new_id(), content, codec.encode(content))))
     if record_id is not None:
         drafts[0] = named(drafts, require_id(record_id))
     return drafts

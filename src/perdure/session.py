@@ -34,7 +34,7 @@ from perdure.plans import require_timeout
 from perdure.reading import OnDamage
 from perdure.records import Record, Summary
 from perdure.replica import Replica
-from perdure.saying import Voice
+from perdure.saying import Voice, voice_of
 from perdure.seen import Seen
 from perdure.summaries import Summaries
 from perdure.summarising import KEEP_TURNS, TIMEOUT, Summariser, for_window, summariser
@@ -101,7 +101,7 @@ class Session(Seen, Making):
         With an `id` of the caller's own, calling again after a crash or a lost answer appends
         nothing twice; the same id with other messages is a DivergenceError.
         """
-        voice = Voice(author, recipient, channel, origin)
+        voice = voice_of(author, recipient, channel, origin)
         return self._handle.write(saying.say(self._replica, messages, voice=voice, record_id=id))
 
     def turn(

@@ -35,7 +35,7 @@ from perdure.plans import require_timeout
 from perdure.reading import OnDamage
 from perdure.records import Record, Summary
 from perdure.replica import Replica
-from perdure.saying import Voice
+from perdure.saying import Voice, voice_of
 from perdure.seen import Seen
 from perdure.summaries_async import AsyncSummaries
 from perdure.summarising import KEEP_TURNS, TIMEOUT, Summariser, for_window, summariser
@@ -99,7 +99,7 @@ class AsyncSession(Seen, AsyncMaking):
         With an `id` of the caller's own, calling again after a crash or a lost answer appends
         nothing twice; the same id with other messages is a DivergenceError.
         """
-        voice = Voice(author, recipient, channel, origin)
+        voice = voice_of(author, recipient, channel, origin)
         return await self._handle.write(
             saying.say(self._replica, messages, voice=voice, record_id=id)
         )

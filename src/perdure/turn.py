@@ -15,7 +15,7 @@ from perdure.events import correlation_id
 from perdure.handle import Handle
 from perdure.intake import Taken
 from perdure.plans import Plan
-from perdure.saying import NOBODY, Ownership, Voice
+from perdure.saying import NOBODY, Ownership, Voice, voice_of
 from perdure.stream import Stream
 from perdure.tools import Ordinals, Running
 
@@ -126,7 +126,7 @@ class Turn:
 
         They are the answer to what was asked with `turn.ask`, where `answers` says so.
         """
-        voice, turn = Voice(author, recipient, channel, origin), self._owned()
+        voice, turn = voice_of(author, recipient, channel, origin), self._owned()
         replica = self._handle.replica
         plan = saying.say(replica, messages, voice=voice, turn=turn, record_id=id)
         if answers is not None:

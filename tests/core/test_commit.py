@@ -11,7 +11,7 @@ import pytest
 
 from perdure.backend import Append, Entry, Outcome
 from perdure.backends.memory import MemoryBackend
-from perdure.commit import Combiner, Committer, rounds
+from perdure.commit import UNDIVIDED_MAX, Combiner, Committer, rounds, share
 from perdure.errors import DamagedError, UnavailableError
 
 
@@ -248,3 +248,8 @@ def _interrupted_at(nth: int, call: Callable[[], object]) -> bool:
     finally:
         sys.settrace(None)
     return left <= 0
+
+
+def test_half_of_many_go_together_and_a_few_as_they_are() -> None:
+    assert share(63, 1) == share(32, 32) == share(64, 0) == 32
+    assert all(share(count, 0) >= count for count in range(1, UNDIVIDED_MAX + 1))

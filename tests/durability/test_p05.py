@@ -108,7 +108,9 @@ def test_an_error_that_is_swallowed_is_seen(
 
 def test_an_error_of_another_type_is_seen(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     @contextlib.contextmanager
-    def untranslated(connections: Connections, stream: str) -> Iterator[apsw.Connection]:
+    def untranslated(
+        connections: Connections, stream: str, *, begin: bool = True
+    ) -> Iterator[apsw.Connection]:
         writer = connections._writer or connections._open_writer()
         with writer:
             yield writer

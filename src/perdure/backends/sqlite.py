@@ -13,8 +13,18 @@ from typing import Any, TypeVar
 import apsw
 import msgspec
 
-from perdure.backend import RECENT, REMOVE, WATCH, Append, Entry, Head, Outcome, digest_of
-from perdure.backends import sqlite_guarantees, sqlite_recent
+from perdure.backend import (
+    RECENT,
+    REMOVE,
+    STORED,
+    WATCH,
+    Append,
+    Entry,
+    Head,
+    Outcome,
+    digest_of,
+)
+from perdure.backends import sqlite_at_once, sqlite_guarantees, sqlite_recent
 from perdure.backends.filesystem import ACCEPTABLE, require_local
 from perdure.backends.rules import check, decide
 from perdure.backends.sqlite_errors import DRIVER_ERRORS, translated
@@ -86,15 +96,30 @@ class SqliteBackend:
         self._connections, checks, why = connect(self._path, self.name, vfs, patience)
         self.guarantees = sqlite_guarantees.promised(checks, place, accepted, why)
         self.watchers = Watchers(lambda _: self._path + "-wal")
+        self._labels = sqlite_at_once.Labels()
 
     def append(self, appends: Sequence[Append]) -> Sequence[Outcome]:
         """As `Backend.append`: one transaction for all."""
         check(appends)
         if not appends:
             return []
-        with self._connections.writing(appends[0].stream if len(appends) == 1 else "") as db:
-            outcomes = _append(db, appends)
+        outcomes = self._append(appends)
         self.watchers.ring(appends)
+        return outcomes
+
+    def _append(self, appends: Sequence[Append]) -> Sequence[Outcome]:
+        stream = appends[0].stream if len(appends) == 1 else ""
+        rows = [(place_of(append.stream), _labels(append), append) for append in appends]
+        load = self._labels.load(rows)
+        if load is not None:
+            with self._connections.writing(stream, begin=False) as db:
+                if sqlite_at_once.store(db, load):
+                    self._labels.remember(row[:2] for row in rows)
+                    return [STORED] * len(appends)
+        with self._connections.writing(stream) as db:
+            outcomes = _append(db, appends)
+        stored = zip(outcomes, rows, strict=True)
+        self._labels.remember(row[:2] for outcome, row in stored if outcome is STORED)
         return outcomes
 
     def read(
@@ -254,7 +279,7 @@ def _append(db: apsw.Connection, appends: Sequence[Append]) -> list[Outcome]:
             entry_rows += [(place, e.position, _column(e.header), _column(e.body)) for e in missing]
             last = missing[-1]
             digest = digest_of(last.header)
-            text = msgspec.json.encode(sorted(labels)).decode() if labels else "[]"
+            text = _labels(append)
             heads = new_heads if head is None else moved_heads
             heads.append((last.position, digest, text, place, stream))
             _relabel(db, stream, frozenset() if head is None else head.labels, labels)
@@ -266,6 +291,10 @@ def _append(db: apsw.Connection, appends: Sequence[Append]) -> list[Outcome]:
         if rows:
             db.executemany(statement, rows)
     return outcomes
+
+
+def _labels(append: Append) -> str:
+    return msgspec.json.encode(sorted(append.labels)).decode() if append.labels else "[]"
 
 
 def _headers(db: apsw.Connection, place: int, first: int, last: int) -> list[bytes]:

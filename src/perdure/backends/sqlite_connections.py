@@ -54,11 +54,13 @@ class Connections:
         open_one: Callable[[], apsw.Connection],
         rewrite_log: Callable[[], None],
         identify: Callable[[], tuple[int, int] | None],
+        prepare_writer: Callable[[apsw.Connection], object] = lambda _: None,
     ) -> None:
         self._name = name
         self._open_one = open_one
         self._rewrite_log = rewrite_log
         self._identify = identify
+        self._prepare_writer = prepare_writer
         self._file: tuple[int, int] | None = None
         self._writer: apsw.Connection | None = None
         self._readers: list[apsw.Connection] = []
@@ -77,8 +79,10 @@ class Connections:
         self._took_over = False
 
     @contextlib.contextmanager
-    def writing(self, stream: str) -> Iterator[apsw.Connection]:
+    def writing(self, stream: str, *, begin: bool = True) -> Iterator[apsw.Connection]:
         """Lend the writer inside a transaction, durable when the block was left without error.
+
+        Without `begin`, each statement in the block is a transaction of its own.
 
         After any error nothing of the transaction is in the file, or nobody knows: then the
         writer is poisoned, and what the log holds is rewritten before anything else is written.
@@ -91,10 +95,13 @@ class Connections:
                 writer = self._writer or self._open_writer()
                 if writer.in_transaction:  # An interrupt came between two lines below.
                     writer.execute("rollback")
-                writer.execute("begin immediate")
-                before = writer.total_changes()
-                yield writer
-                writer.execute("commit" if writer.total_changes() != before else "rollback")
+                if begin:
+                    writer.execute("begin immediate")
+                    before = writer.total_changes()
+                    yield writer
+                    writer.execute("commit" if writer.total_changes() != before else "rollback")
+                else:
+                    yield writer
             except HARMLESS as error:
                 raise translated(error, self._name, stream) from error
             except PerdureError:
@@ -161,6 +168,7 @@ class Connections:
         self._writer = self._open_healed() if self._poisoned else self._open_one()
         if not self._took_over:
             self._take_over(self._writer)
+        self._prepare_writer(self._writer)
         return self._writer
 
     def _take_over(self, writer: apsw.Connection) -> None:

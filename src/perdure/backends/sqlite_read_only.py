@@ -16,7 +16,7 @@ from urllib.parse import quote
 
 import apsw
 
-from perdure.backends import sqlite_schema
+from perdure.backends import sqlite_at_once, sqlite_schema
 from perdure.backends.filesystem import refusal, why_read_only
 from perdure.backends.sqlite_connections import Connections, patient
 from perdure.backends.sqlite_errors import DRIVER_ERRORS, translated
@@ -42,6 +42,7 @@ def connect(
         lambda: sqlite_schema.open_connection(path, name, vfs, busy),
         lambda: sqlite_schema.rewrite_log(path),
         lambda: _identity(path),
+        sqlite_at_once.prepare,
     )
     try:
         with found.writing("") as db:
@@ -99,7 +100,12 @@ class ReadOnlyConnections(Connections):
         self._seen: dict[apsw.Connection, _Seen] = {}
 
     @contextlib.contextmanager
-    def writing(self, stream: str) -> Iterator[apsw.Connection]:  # noqa: ARG002 - as the others.
+    def writing(
+        self,
+        stream: str,  # noqa: ARG002 - as the others.
+        *,
+        begin: bool = True,  # noqa: ARG002
+    ) -> Iterator[apsw.Connection]:
         """Raise UsageError: nothing can be written, and nothing was."""
         self._require_open()
         raise refusal(self._name, self._reason)

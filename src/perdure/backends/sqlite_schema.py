@@ -145,7 +145,8 @@ def _require_place(path: str, name: str) -> None:
         raise UnavailableError(name, f"there is no directory {parent}", "make it, then try again")
     if Path(path).is_dir():
         raise UnavailableError(name, "that is a directory", "name a file in it")
-    if _size(path) == 0 and _size(path + "-wal") > 0:
+    # Looked at once more after the log: another process may have made both in between.
+    if _size(path) == 0 and _size(path + "-wal") > 0 and _size(path) == 0:
         # SQLite would delete the log, and with it perhaps the only copy of what was written.
         raise DamagedError(name, 0, "the file is empty, yet its -wal is not: restore the file")
 

@@ -1,0 +1,121 @@
+"""The usual appends are stored in one statement; everything else, exactly as if there were none."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import apsw
+import pytest
+
+from perdure.backend import Append
+from perdure.backends import sqlite_at_once
+from perdure.backends.sqlite import SqliteBackend
+from perdure.testing.contract_values import appended, entry, status
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "store.db"
+
+
+@pytest.fixture
+def backend(path: Path) -> Iterator[SqliteBackend]:
+    backend = SqliteBackend(path)
+    status(backend, appended("a", 1, 2, "tag"), appended("b", 1, 2))
+    yield backend
+    backend.close()
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Return whether each load was stored, in order."""
+    answers: list[bool] = []
+    store = sqlite_at_once.store
+
+    def noted(db: apsw.Connection, load: sqlite_at_once.Load) -> bool:
+        answers.append(store(db, load))
+        return answers[-1]
+
+    monkeypatch.setattr(sqlite_at_once, "store", noted)
+    return answers
+
+
+def test_known_streams_are_stored_at_once(backend: SqliteBackend, at_once: list[bool]) -> None:
+    assert status(backend, appended("a", 3, 5, "tag"), appended("b", 3, 3)) == ["stored"] * 2
+    assert at_once == [True]
+    assert [*backend.read("a")] == [*appended("a", 1, 5).entries]
+    assert [(head.stream, head.position) for head in backend.streams()] == [("a", 5), ("b", 3)]
+
+
+def test_labels_move_with_their_heads(backend: SqliteBackend, at_once: list[bool]) -> None:
+    for labels in (("tag", "more"), ("more",), (), ("it's", '"x"\\')):
+        first = next(iter(backend.streams())).position + 1
+        status(backend, appended("a", first, first, *labels), appended("b", first, first, "b"))
+        for label in ("tag", "more", "it's", '"x"\\'):
+            found = [head.stream for head in backend.streams(labels=[label])]
+            assert found == (["a"] if label in labels else [])
+    assert at_once == [True] * 4
+
+
+def test_a_stream_that_somebody_else_moved_is_a_conflict_and_the_others_are_stored(
+    backend: SqliteBackend, path: Path, at_once: list[bool]
+) -> None:
+    other = SqliteBackend(path)
+    status(other, appended("a", 3, 3, mark="other"))
+    assert status(backend, appended("a", 3, 3), appended("b", 3, 3)) == ["conflict", "stored"]
+    assert at_once == [False]
+    assert [one.position for one in backend.read("b")] == [1, 2, 3]
+    other.close()
+
+
+def test_labels_that_somebody_else_changed_are_replaced(
+    backend: SqliteBackend, path: Path, at_once: list[bool]
+) -> None:
+    other = SqliteBackend(path)
+    status(other, appended("a", 3, 3, "theirs"))
+    other.close()
+    assert status(backend, appended("a", 4, 4, "ours")) == ["stored"]
+    assert [*backend.streams(labels=["theirs"])] == [*backend.streams(labels=["tag"])] == []
+    assert [head.position for head in backend.streams(labels=["ours"])] == [4]
+    assert at_once == [False]
+
+
+@pytest.mark.parametrize("body", [b"a\0b", b"\xff", b"\xc3", "€".encode()[:2]])
+def test_a_body_that_is_no_text_goes_the_general_way(
+    backend: SqliteBackend, at_once: list[bool], body: bytes
+) -> None:
+    given = Append("a", [entry(3, body=body), entry(4, body="€".encode())], frozenset({"tag"}))
+    assert status(backend, given) == ["stored"]
+    assert [*backend.read("a", after=2)] == [*given.entries]
+    assert at_once == []
+
+
+def test_text_of_every_length_and_script_comes_back(
+    backend: SqliteBackend, at_once: list[bool]
+) -> None:
+    bodies = ["", "x", "é", "東京" * 700, "🦉" * 3, '"\\\n', "[1,2]", "x" * 70_000]
+    given = Append("a", [entry(3 + n, body=text.encode()) for n, text in enumerate(bodies)])
+    assert status(backend, given) == ["stored"]
+    assert [*backend.read("a", after=2)] == [*given.entries]
+    assert at_once == [True]
+
+
+def test_the_same_append_again_is_stored_and_changes_nothing(
+    backend: SqliteBackend, at_once: list[bool]
+) -> None:
+    given = appended("a", 3, 4, "tag")
+    assert status(backend, given) == status(backend, given) == ["stored"]
+    assert at_once == [True, False]
+    assert [one.position for one in backend.read("a")] == [1, 2, 3, 4]
+
+
+def test_a_gap_is_refused(backend: SqliteBackend, at_once: list[bool]) -> None:
+    assert status(backend, appended("a", 9, 9)) == ["refused"]
+    assert at_once == [False]
+
+
+def test_nothing_of_it_is_in_the_file(backend: SqliteBackend, path: Path) -> None:
+    status(backend, appended("a", 3, 3))
+    db = apsw.Connection(str(path))
+    kinds = {row[0] for row in db.execute("select type from sqlite_schema")}
+    assert kinds == {"table", "index"}
+    db.close()

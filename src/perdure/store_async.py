@@ -120,7 +120,8 @@ class AsyncStore:
     async def delete(self, id: str, *, reason: str = "") -> None:
         """Delete a session: a last record stays, and says why; everything before it is dropped.
 
-        InUseError while branches of it live; NotFoundError if there is none.
+        InUseError while branches of it live, LeaseHeldError while a worker holds it, NotFoundError
+        if there is none.
         """
         name = require_session_id(id)
         with events.observed("delete", store=self._backend.name, session=name):

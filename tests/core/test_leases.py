@@ -411,6 +411,18 @@ def test_a_renewal_without_an_answer_counts_only_when_it_is_known(
     one.verify()
 
 
+def test_a_wall_clock_that_tells_no_time_does_not_end_a_lease(clock: Clock) -> None:
+    times = iter([0.0, 0.0, float("nan"), float("nan"), 1e300])
+    session = perdure.open("memory:", clock=lambda: next(times, 0.0)).session("s")
+    with session.lease() as lease:
+        session.append(said("first"))
+        for _ in range(3):
+            clock.at += 2.5
+            assert lease._renew() == 2.5
+        assert lease._renew() == 10.0
+        assert lease.held
+
+
 def test_taking_without_an_answer_binds_nobody_here(pair: Pair, backend: Away) -> None:
     """The lease may stand in the record; the handle that asked for it can go on at once."""
     one, two = pair

@@ -10,7 +10,17 @@ from pathlib import Path
 
 import apsw
 
-from benchmarks import adapter, effects, figures, imports, reading, speed, storage, values
+from benchmarks import (
+    adapter,
+    effects,
+    figures,
+    imports,
+    postgres,
+    reading,
+    speed,
+    storage,
+    values,
+)
 from benchmarks.report import Part
 from benchmarks.workload import SEED
 
@@ -46,7 +56,17 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--quick", action="store_true", help="a minute, with less to trust")
     parser.add_argument(
-        "--only", choices=["speed", "reading", "storage", "import", "values", "adapter", "effects"]
+        "--only",
+        choices=[
+            "speed",
+            "reading",
+            "storage",
+            "import",
+            "values",
+            "adapter",
+            "effects",
+            "postgres",
+        ],
     )
     parser.add_argument(
         "--out",
@@ -75,6 +95,12 @@ def _parts(folder: Path, *, quick: bool) -> dict[str, Callable[[], Part]]:
         "adapter": lambda: adapter.measure(folder, repeats=100 if quick else 1_000),
         "effects": lambda: effects.measure(
             folder, rounds=2 if quick else 7, steps=10 if quick else 25
+        ),
+        "postgres": lambda: postgres.measure(
+            folder,
+            rounds=3 if quick else 9,
+            seconds=0.7 if quick else 2.0,
+            pairs=150 if quick else 1_800,
         ),
     }
 

@@ -217,18 +217,23 @@ def test_a_connection_that_dies_in_the_middle_of_a_call_fails_nothing(
     backend: PostgresBackend, database: psycopg.Connection
 ) -> None:
     """Somebody ends all connections all the time; each position is stored once all the same."""
-    ending, draw = threading.Event(), random.Random(7)
+    ending, draw, done = threading.Event(), random.Random(7), [0]
 
     def terminate() -> None:
+        seen = -1
         while not ending.is_set():
-            kill_connections(database)
-            time.sleep(draw.uniform(0.002, 0.04))
+            if done[0] > seen:  # A slow machine gets on too.
+                seen = done[0]
+                time.sleep(draw.uniform(0, 0.012))
+                kill_connections(database)
+            time.sleep(0.001)
 
     thread = threading.Thread(target=terminate)
     thread.start()
     try:
         for position in range(1, 101):
             assert status(backend, appended("s", position, position)) == ["stored"]
+            done[0] = position
     finally:
         ending.set()
         thread.join()

@@ -1,6 +1,7 @@
 """What a Postgres server can be like when a store is opened, and what is said of it."""
 
 import logging
+import signal
 import threading
 from collections.abc import Iterator
 from urllib.parse import quote
@@ -20,7 +21,7 @@ from perdure.errors import (
     VersionError,
 )
 from perdure.testing.contract_values import appended, entries, status
-from tests.servers.postgres_keeper import free_port
+from tests.servers.postgres_keeper import free_port, running
 
 SECRET = "s3cr3t-p4ssw0rd"  # noqa: S105 - it is looked for where it must not be
 
@@ -206,6 +207,24 @@ def test_a_server_that_only_reads_can_be_read(postgres_store: str) -> None:
         reader.append([appended("s", 3, 3)])
     assert list(reader.read("s")) == entries(1, 2)
     reader.close()
+
+
+def test_opening_waits_for_a_server_that_is_not_there_yet_if_it_is_told_to() -> None:
+    with running() as server:
+        server.stop(signal.SIGKILL)
+        with pytest.raises(UnavailableError, match="check that the server runs"):
+            PostgresBackend(server.url)
+        thread = threading.Timer(0.3, server.start)
+        thread.start()
+        backend = PostgresBackend(f"{server.url}?wait=30")
+        thread.join()
+        assert status(backend, appended("s", 1, 1)) == ["stored"]
+        server.stop(signal.SIGKILL)
+        thread = threading.Timer(0.3, server.start)
+        thread.start()
+        assert status(backend, appended("s", 2, 2)) == ["stored"], "a call waits by itself"
+        thread.join()
+        backend.close()
 
 
 @pytest.mark.parametrize("name", ['it\'s "quoted"; drop schema public --', "Gross", "ü %s {x} 🦉"])

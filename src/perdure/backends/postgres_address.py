@@ -13,7 +13,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 from perdure.errors import UsageError
 
-OURS = ("schema", "tenant", "migrate", "patience", "connections")
+OURS = ("schema", "tenant", "migrate", "patience", "wait", "connections")
 
 PATIENCE = 30.0  # Seconds that one call waits, for a server that restarts or for an answer.
 CONNECTIONS = 8  # One of them writes at a time; the others read.
@@ -45,6 +45,9 @@ class Address(NamedTuple):
     tenant: str
     migrate: bool
     patience: float
+    """Seconds that a call may take, server restarts included."""
+    wait: float
+    """Seconds that opening waits for a server that is not there yet."""
     connections: int
 
     def __repr__(self) -> str:
@@ -89,6 +92,7 @@ def parse(text: str) -> Address:
         tenant,
         _choice("migrate", given.get("migrate", "yes"), {"yes": True, "no": False}),
         _number("patience", given.get("patience"), PATIENCE),
+        0.0 if given.get("wait") == "0" else _number("wait", given.get("wait"), 0.0),
         int(_number("connections", given.get("connections"), CONNECTIONS)),
     )
 

@@ -7,12 +7,30 @@ from collections.abc import Generator
 from typing import Any, TypeVar
 
 import psycopg
+from psycopg.adapt import Dumper
+from psycopg.pq import Format
 
 from perdure.backends.postgres_address import Address
+from perdure.backends.postgres_arrays import Array, Bytes, Flags, Numbers, Texts
 from perdure.backends.postgres_errors import AnswerTimeoutError
 from perdure.backends.postgres_steps import Row
 
 T = TypeVar("T")
+
+
+class _ArrayDumper(Dumper):
+    """Tells the driver what an array of ours is; only it gives such classes to the driver."""
+
+    format = Format.BINARY
+
+    def dump(self, obj: Array) -> bytes:
+        return obj.data
+
+
+for _array in (Bytes, Texts, Flags, Numbers):
+    psycopg.adapters.register_dumper(
+        _array, type(f"{_array.__name__}Dumper", (_ArrayDumper,), {"oid": _array.oid})
+    )
 
 
 class Link(psycopg.Connection[Row]):

@@ -8,6 +8,7 @@ from collections.abc import Collection
 import msgspec
 
 from perdure.backend import Head
+from perdure.backends.postgres_arrays import Bytes
 from perdure.backends.postgres_steps import NO_BOUND, PAGE_ROWS, Ask, Book, Row, Steps
 from perdure.backends.rules import check_name
 from perdure.errors import DamagedError, UsageError
@@ -34,7 +35,8 @@ class ByName:
         size = min(self._left, PAGE_ROWS)
         bounds = (self._after, self._prefix, size)
         if self._labels:
-            rows = yield Ask(sql.labelled, (tenant, _encoded(min(self._labels)), *bounds))
+            label = _encoded(min(self._labels))
+            rows = yield Ask(sql.labelled, (tenant, label, *bounds, tenant))
         else:
             rows = yield Ask(sql.streams, (tenant, *bounds))
         self.ended = len(rows) < size
@@ -94,7 +96,7 @@ class ByChange:
                 names += [head.stream.encode() for head in (yield from few.steps())]
             if len(names) <= FEW:
                 self.ended = True
-                return (yield Ask(sql.named, (tenant, names)))
+                return (yield Ask(sql.named, (tenant, Bytes(names))))
         size = PAGE_ROWS if self._prefix or self._labels else min(self._left, PAGE_ROWS)
         rows = yield Ask(sql.recent, (tenant, *self._before, size))
         begun = rows[0][4] if rows and self._begun < 0 else self._begun
@@ -111,7 +113,7 @@ class ByChange:
 
 def head_steps(book: Book, stream: str) -> Steps[Head | None]:
     """Return the head of a stream, None if it has none."""
-    rows = yield Ask(book.sql.named, (book.tenant, [check_name(stream)]))
+    rows = yield Ask(book.sql.named, (book.tenant, Bytes([check_name(stream)])))
     return head_of(rows[0]) if rows else None
 
 

@@ -4,13 +4,14 @@ Opening asks once about the server and the version of the tables. Migrations run
 other in one transaction, under a lock of that transaction, so any number of processes may try.
 """
 
+import time
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
 import psycopg
 
 from perdure.backends.postgres_address import Address, quoted
-from perdure.backends.postgres_errors import cause, translated
+from perdure.backends.postgres_errors import Trial, cause, translated
 from perdure.backends.postgres_links import Link, options_of
 from perdure.errors import PerdureError, UnavailableError, UnsupportedError, VersionError
 
@@ -99,18 +100,25 @@ def prepare(address: Address, judge: Callable[[Server], T]) -> T:
 
     Nothing is made on a server that it refuses.
     """
-    try:
-        with Link.connect(**options_of(address)) as link:
-            server = look(link, address)
-            require(server, address)
-            judged = judge(server)
-            if server.tables < NEWEST:
-                if not address.migrate or server.read_only or server.standby:
-                    raise _behind(server, address)
-                migrate(link, address)
-            return judged
-    except (psycopg.Error, OSError) as error:
-        raise translated(error, address) from cause(error, address)
+    trial = Trial(address, address.wait)
+    while True:
+        try:
+            return _prepare(address, judge)
+        except (psycopg.Error, OSError) as error:
+            pause = trial.after(error)
+        time.sleep(pause)
+
+
+def _prepare(address: Address, judge: Callable[[Server], T]) -> T:
+    with Link.connect(**options_of(address)) as link:
+        server = look(link, address)
+        require(server, address)
+        judged = judge(server)
+        if server.tables < NEWEST:
+            if not address.migrate or server.read_only or server.standby:
+                raise _behind(server, address)
+            migrate(link, address)
+        return judged
 
 
 class Migration(NamedTuple):

@@ -4,6 +4,9 @@ Each call is one statement in a transaction of its own, so that nothing depends 
 works behind a pooler that gives every statement another connection. What a user named is bytea:
 its order is that of code points whatever the database's locale, and no byte is special in it.
 
+No statement leaves it to the planner's statistics whether a table is read through: what is looked
+up is given as an array, or joined laterally.
+
 `position` of a head is the lock and the proof: an append moves it from where its entries begin to
 where they end, or does nothing at all.
 """
@@ -29,8 +32,8 @@ with new as (
   update {schema}.head as head
   set position = new.position, digest = new.digest, labels = new.labels, changed = {now}
   from new
-  where head.tenant = %b::text and head.name = new.name and head.position = new.expected
-    and (head.labels = new.labels or new.relabels)
+  where head.tenant = %b::text and head.name = any(%b::bytea[]) and head.name = new.name
+    and head.position = new.expected and (head.labels = new.labels or new.relabels)
   returning head.stream
 ), begun as (
   insert into {schema}.head (tenant, stream, name, position, digest, labels, changed)
@@ -48,6 +51,21 @@ with new as (
   where entry.stream in (select stream from taken)
 )"""
 
+# The same for one stream that goes on under its labels: most appends are like this, and planning
+# the general statement takes longer than running it.
+_NEXT = """
+with taken as (
+  update {schema}.head as head
+  set position = %b::bigint, digest = %b::text, changed = {now}
+  where head.tenant = %b::text and head.name = %b::bytea and head.position = %b::bigint
+    and head.labels = %b::bytea
+  returning head.stream
+), written as (
+  insert into {schema}.entry (tenant, stream, position, header, body)
+  select %b::text, taken.stream, entry.position, entry.header, entry.body
+  from taken, unnest(%b::bigint[], %b::bytea[], %b::bytea[]) as entry (position, header, body)
+)"""
+
 _RELABEL = """, wanted as (
   select * from unnest(%b::bytea[], %b::bytea[]) as wanted (stream, label)
 ), relabelled as (
@@ -55,7 +73,8 @@ _RELABEL = """, wanted as (
   where new.relabels
 ), unlabelled as (
   delete from {schema}.label as label using relabelled
-  where label.tenant = %b::text and label.name = relabelled.name and not exists (
+  where label.tenant = %b::text and label.name = any(%b::bytea[])
+    and label.name = relabelled.name and not exists (
     select 1 from wanted where wanted.stream = relabelled.stream and wanted.label = label.label)
 ), labelled as (
   insert into {schema}.label (tenant, name, label)
@@ -86,9 +105,15 @@ _LOOK = """
 select ask.number, head.stream, head.position, entry.position, entry.header
 from unnest(%b::bytea[], %b::bytea[], %b::bigint[], %b::bigint[])
   with ordinality as ask (stream, name, first, last, number)
-left join {schema}.head as head on head.tenant = %b::text and head.name = ask.name
-left join {schema}.entry as entry
-  on entry.stream = ask.stream and entry.position between ask.first and ask.last
+left join lateral (
+  select stream, position from {schema}.head
+  where tenant = %b::text and name = ask.name limit 1
+) as head on true
+left join lateral (
+  select position, header from {schema}.entry
+  where stream = ask.stream and position between ask.first and ask.last
+  order by position offset 0
+) as entry on true
 order by ask.number, entry.position"""
 
 # A lock is written to the log: its commit waits until everything before it is durable too.
@@ -127,11 +152,15 @@ order by name limit %b::bigint"""
 
 _LABELLED = """
 select head.name, head.position, head.digest, head.labels, head.changed
-from {schema}.label as label
-join {schema}.head as head on head.tenant = label.tenant and head.name = label.name
-where label.tenant = %b::text and label.label = %b::bytea
-  and label.name > %b::bytea and label.name >= %b::bytea
-order by label.name limit %b::bigint"""
+from (
+  select name from {schema}.label
+  where tenant = %b::text and label = %b::bytea and name > %b::bytea and name >= %b::bytea
+  order by name limit %b::bigint
+) as label
+cross join lateral (
+  select * from {schema}.head where head.tenant = %b::text and head.name = label.name limit 1
+) as head
+order by label.name"""
 
 _RECENT = """
 select head.name, head.position, head.digest, head.labels, head.changed
@@ -182,6 +211,7 @@ class Statements(NamedTuple):
 
     append: str
     append_relabelling: str
+    append_next: str
     look: str
     settle: str
     forward: str
@@ -206,6 +236,7 @@ def statements(schema: str) -> Statements:
     return Statements(
         append=text(_NEW + _TAKEN),
         append_relabelling=text(_NEW + _RELABEL + _TAKEN),
+        append_next=text(_NEXT + _TAKEN),
         look=text(_LOOK),
         settle=text(_SETTLE),
         forward=text(_READ, order="", beyond=">"),

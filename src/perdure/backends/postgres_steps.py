@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from perdure.backend import STORED, Append, Entry, Outcome, digest_of
+from perdure.backends.postgres_arrays import Bytes, Flags, Numbers, Texts
 from perdure.backends.postgres_sql import Statements
 from perdure.backends.rules import POSITION_MAX, check_name, decide
 from perdure.errors import DamagedError, UnavailableError
@@ -83,12 +84,12 @@ class Book:
         """Store what can be stored, in one statement; look only at what could not."""
         outcomes: dict[str, Outcome] = {}
         left = [(self.key(append.stream), append) for append in appends]
-        waited: list[str] = []
+        waited: list[bytes] = []
         for _ in range(ROUNDS):
             missed: list[tuple[bytes, Append]] = []
             for batch in _batches(sorted(left)):
                 taken = {key: is_waited for key, _, is_waited in (yield self._write(batch))}
-                waited += [key.hex() for key, is_waited in taken.items() if is_waited]
+                waited += [key.hex().encode() for key, is_waited in taken.items() if is_waited]
                 for key, append in batch:
                     if key in taken:
                         outcomes[append.stream] = STORED
@@ -99,7 +100,7 @@ class Book:
             left = (yield from self._judge(missed, outcomes)) if missed else []
             if not left:
                 if waited:
-                    yield Ask(self.sql.notify, (self._channel, waited))
+                    yield Ask(self.sql.notify, (self._channel, Texts(waited)))
                 return [outcomes[append.stream] for append in appends]
         raise UnavailableError(self.name, "other writers were always first")
 
@@ -108,28 +109,44 @@ class Book:
         lasts = [append.entries[-1] for _, append in batch]
         rows = [(key, entry) for key, append in batch for entry in append.entries]
         relabels = [self.labels.change(key, append) for key, append in batch]
+        if len(batch) == 1 and _goes_on(batch[0][1]) and not relabels[0]:
+            return self._write_next(batch[0][1])
+        names = Bytes([append.stream.encode() for _, append in batch])
         heads = (
-            [key for key, _ in batch],
-            [append.stream.encode() for _, append in batch],
-            [0 if append.begins else append.entries[0].position - 1 for _, append in batch],
-            [last.position for last in lasts],
-            [digest_of(last.header) for last in lasts],
-            [_labels_column(append.labels) for _, append in batch],
-            relabels,
+            Bytes([key for key, _ in batch]),
+            names,
+            Numbers([0 if one.begins else one.entries[0].position - 1 for _, one in batch]),
+            Numbers([last.position for last in lasts]),
+            Texts([digest_of(last.header).encode() for last in lasts]),
+            Bytes([_labels_column(append.labels) for _, append in batch]),
+            Flags(relabels),
         )
         entries = (
-            [key for key, _ in rows],
-            [entry.position for _, entry in rows],
-            [entry.header for _, entry in rows],
-            [entry.body for _, entry in rows],
+            Bytes([key for key, _ in rows]),
+            Numbers([entry.position for _, entry in rows]),
+            Bytes([entry.header for _, entry in rows]),
+            Bytes([entry.body or b"" for _, entry in rows]),
         )
-        parameters = (*heads, tenant, tenant, tenant, *entries)
+        parameters = (*heads, tenant, names, tenant, tenant, *entries)
         if not any(relabels):
             return Ask(self.sql.append, parameters)
         changed = [one for one, relabelled in zip(batch, relabels, strict=True) if relabelled]
         wanted = [(key, label.encode()) for key, append in changed for label in append.labels]
-        labels = ([key for key, _ in wanted], [label for _, label in wanted])
-        return Ask(self.sql.append_relabelling, (*parameters, *labels, tenant, tenant))
+        labels = (Bytes([key for key, _ in wanted]), Bytes([label for _, label in wanted]))
+        return Ask(self.sql.append_relabelling, (*parameters, *labels, tenant, names, tenant))
+
+    def _write_next(self, append: Append) -> Ask:
+        """Return how to store what goes on in a stream under the labels that it had."""
+        entries, last = append.entries, append.entries[-1]
+        parameters = (
+            *(last.position, digest_of(last.header)),
+            *(self.tenant, append.stream.encode(), entries[0].position - 1),
+            *(_labels_column(append.labels), self.tenant),
+            Numbers([entry.position for entry in entries]),
+            Bytes([entry.header for entry in entries]),
+            Bytes([entry.body or b"" for entry in entries]),
+        )
+        return Ask(self.sql.append_next, parameters)
 
     def _judge(
         self, missed: list[tuple[bytes, Append]], outcomes: dict[str, Outcome]
@@ -150,15 +167,15 @@ class Book:
             if outcome is STORED:
                 settled.append(append.stream.encode())
         if settled:
-            yield Ask(self.sql.settle, (self.tenant, settled))
+            yield Ask(self.sql.settle, (self.tenant, Bytes(settled)))
         return again
 
     def _look(self, missed: list[tuple[bytes, Append]]) -> Ask:
         parameters = (
-            [key for key, _ in missed],
-            [append.stream.encode() for _, append in missed],
-            [append.entries[0].position for _, append in missed],
-            [append.entries[-1].position for _, append in missed],
+            Bytes([key for key, _ in missed]),
+            Bytes([append.stream.encode() for _, append in missed]),
+            Numbers([append.entries[0].position for _, append in missed]),
+            Numbers([append.entries[-1].position for _, append in missed]),
             self.tenant,
         )
         return Ask(self.sql.look, parameters)
@@ -212,6 +229,10 @@ def _standing(
             raise DamagedError(append.stream, head + 1, "entries stand after its head")
         headers[number - 1].append(header)
     return list(zip(heads, headers, strict=True))
+
+
+def _goes_on(append: Append) -> bool:
+    return append.entries[0].position > 1 and not append.begins
 
 
 def _given(headers: list[bytes], _first: int, _last: int) -> list[bytes]:

@@ -1,0 +1,93 @@
+"""P31 on Postgres: a server that could lose what it acknowledges is refused, or named as weak.
+
+`synchronous_commit = off` is no weakness here, because each write raises it: that is tried with
+kills of the server, beside plain inserts that do lose what they were told.
+"""
+
+import random
+import time
+from collections.abc import Iterator
+from signal import SIGKILL
+
+import psycopg
+
+import perdure
+from perdure.backends.postgres import PostgresBackend
+from perdure.errors import UnsupportedError
+from perdure.testing.contract_values import appended, positions
+from tests.durability.promise import Promise, Trial, in_time
+from tests.servers.postgres_keeper import Server, running
+
+WEAK = {"fsync": "fsync-off", "full_page_writes": "full-page-writes-off"}
+
+# The log is written to disk as seldom as can be, so that what is not synced is lost for sure.
+LAZY = ("synchronous_commit=off", "wal_writer_delay=10s", "wal_writer_flush_after=1GB")
+
+
+def weak(setting: str) -> Trial:
+    """Open a store of a server with one setting off."""
+    with running(f"{setting}=off") as server:
+        word = WEAK[setting]
+        try:
+            perdure.open(server.url).close()
+        except UnsupportedError as error:
+            if f"?accept={word}" not in str(error) or setting not in str(error):
+                return Trial(setting, f"the refusal does not say what to do: {error}")
+        else:
+            return Trial(setting, "it was opened as if nothing were wrong")
+        with psycopg.connect(server.url) as connection:
+            made = connection.execute("select to_regnamespace('perdure')").fetchone()
+        if made != (None,):
+            return Trial(setting, "tables were made on a server that was refused")
+        with perdure.open(f"{server.url}?accept={word}") as store:
+            found = store.guarantees()
+        if found.survives == "power loss" or [one.name for one in found.accepted] != [word]:
+            return Trial(setting, f"it was accepted, and still promises {found.survives}")
+    return Trial(setting)
+
+
+def lost_rows(server: Server, draw: random.Random) -> int:
+    """Insert without perdure, kill the server; return how many acknowledged rows are gone."""
+    count = draw.randint(5, 40)
+    with psycopg.connect(server.url, autocommit=True) as connection:
+        connection.execute("create table if not exists plain (number int)")
+        connection.execute("checkpoint")
+        connection.execute("truncate plain")
+        for number in range(count):
+            connection.execute("insert into plain values (%s)", (number,))
+        server.stop(SIGKILL)
+    server.start()
+    with psycopg.connect(server.url) as connection:
+        row = connection.execute("select count(*) from plain").fetchone()
+    assert row is not None
+    return count - int(row[0])
+
+
+def lost_appends(server: Server, draw: random.Random) -> Trial:
+    """Append with perdure, kill the server; what was acknowledged must be there."""
+    count = draw.randint(5, 40)
+    address = f"{server.url}?tenant=t{draw.randrange(10**9)}"
+    backend = PostgresBackend(address)
+    for position in range(1, count + 1):
+        (outcome,) = backend.append([appended("s", position, position)])
+        assert outcome.status == "stored"
+    server.stop(SIGKILL)
+    server.start()
+    found = positions(backend.read("s"))  # With the handle of before: its connections are dead.
+    backend.close()
+    what = f"{count} appends, then kill -9 of the server"
+    return Trial(what, "" if found == [*range(1, count + 1)] else f"{len(found)} are there")
+
+
+def trials(seed: int, deadline: float) -> Iterator[Trial]:
+    draw = random.Random(seed)
+    for setting in WEAK:
+        yield weak(setting)
+    with running(*LAZY) as server:
+        while in_time(deadline):
+            yield lost_appends(server, draw)
+            time.sleep(0)
+
+
+SAYS = "weak servers are refused or named; synchronous_commit=off loses nothing"
+PROMISE = Promise("P31", SAYS, 100, trials, "postgres")

@@ -1,0 +1,25 @@
+"""P31 on Postgres, a sample: weak servers are refused, and a lazy one loses nothing of ours."""
+
+import random
+
+import pytest
+
+from tests.durability.p31_postgres import LAZY, WEAK, lost_appends, lost_rows, weak
+from tests.servers.postgres_keeper import running
+
+pytestmark = pytest.mark.durability
+
+
+@pytest.mark.parametrize("setting", WEAK)
+def test_a_weak_server_is_refused_or_accepted_by_name(setting: str) -> None:
+    trial = weak(setting)
+    assert not trial.failure, trial
+
+
+@pytest.mark.slow
+def test_a_server_that_commits_lazily_loses_nothing_of_ours() -> None:
+    draw = random.Random(1)
+    with running(*LAZY) as server:
+        trial = lost_appends(server, draw)
+        assert not trial.failure, trial
+        assert lost_rows(server, draw) > 0, "the control: plain inserts are lost"

@@ -5,6 +5,8 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 from perdure import effecting, journal, reading, views
+from perdure.approval_records import ApprovalAsked
+from perdure.content import Content
 from perdure.deeds import INTENDED, UNKNOWN
 from perdure.effecting import Kind, Outcome
 from perdure.errors import ChainError, NotFoundError, UsageError
@@ -18,6 +20,7 @@ from perdure.steps import Steps
 from perdure.tools import Done, NotDone, text_of
 
 REPEATED = "repeated"
+_KINDS = (EffectIntended.kind, EffectSettled.kind, ApprovalAsked.kind)
 RECONCILED = "perdure:reconciled"  # The origin of messages that tell of an outcome found later.
 
 
@@ -25,6 +28,7 @@ class Found(NamedTuple):
     """An effect. `state` is intended, succeeded, failed, unknown or reconciled.
 
     It is `repeated` where the call was made again with the same key, because its policy allows it.
+    A call that nobody approved has failed, and its id is that of the approval.
     """
 
     id: str
@@ -55,37 +59,55 @@ def listed(
     """Return the effects of a session in order, or those of a tool, a turn or a kind."""
     if kind not in (None, "tool", "model"):
         raise UsageError(f'no kind {kind!r} of effect: choose "tool" or "model"')
-    found: dict[str, Found] = {}
-    at: dict[int, str] = {}
+    listing = _Listing(replica)
     forward = Forward(replica.past)
-    name, cipher = replica.name, replica.past.cipher
-    kinds = (EffectIntended.kind, EffectSettled.kind)
-    said: list[Linked] = []
     while (whole := (yield from forward.page())) is not None:
         for linked in whole:
-            if linked.header.kind == Message.kind:
-                said.append(linked)
-            if linked.header.kind not in kinds:
-                said = said if linked.header.kind == Message.kind else []
-                continue
-            content = journal.decode(name, linked, cipher)
-            if isinstance(content, EffectIntended):
-                time = journal.record(name, linked, content).time
-                effect = linked.header.id
-                found[effect] = _found(replica, effect, content, linked.entry.position, time)
-                at[linked.entry.position] = effect
-                before = found.get(at.get(content.retries, ""))
-                if before is not None and before.version != content.version:
-                    found[effect] = found[effect]._replace(before=before.version)
-                if before is not None and before.state == INTENDED:
-                    found[before.id] = before._replace(state=REPEATED)
-            elif isinstance(content, EffectSettled) and content.effect in found:
-                found[content.effect] = _settled(replica, found[content.effect], content, said)
+            listing.take(linked)
     return [
         one
-        for one in found.values()
+        for one in listing.found.values()
         if tool in (None, one.tool) and turn in (None, one.turn) and kind in (None, one.kind)
     ]
+
+
+class _Listing:
+    """Puts effects together from records in order."""
+
+    def __init__(self, replica: Replica) -> None:
+        self.found: dict[str, Found] = {}
+        self._replica = replica
+        self._at: dict[int, str] = {}
+        self._asked: dict[str, Found] = {}
+        self._said: list[Linked] = []
+
+    def take(self, linked: Linked) -> None:
+        if linked.header.kind == Message.kind:
+            self._said.append(linked)
+        elif linked.header.kind not in _KINDS:
+            self._said = []
+        else:
+            content = journal.decode(self._replica.name, linked, self._replica.past.cipher)
+            self._effect(linked, content)
+
+    def _effect(self, linked: Linked, content: Content) -> None:
+        replica, found = self._replica, self.found
+        if isinstance(content, EffectIntended):
+            time = journal.record(replica.name, linked, content).time
+            effect = linked.header.id
+            found[effect] = _found(replica, effect, content, linked.entry.position, time)
+            self._at[linked.entry.position] = effect
+            before = found.get(self._at.get(content.retries, ""))
+            if before is not None and before.version != content.version:
+                found[effect] = found[effect]._replace(before=before.version)
+            if before is not None and before.state == INTENDED:
+                found[before.id] = before._replace(state=REPEATED)
+        elif isinstance(content, ApprovalAsked):
+            self._asked[linked.header.id] = _asked(replica, linked, content)
+        elif isinstance(content, EffectSettled):
+            begun = found.get(content.effect) or self._asked.get(content.effect)
+            if begun is not None:
+                found[content.effect] = _settled(replica, begun, content, self._said)
 
 
 def _found(
@@ -111,6 +133,24 @@ def _found(
         before="",
         usage={},
     )
+
+
+def _asked(replica: Replica, linked: Linked, content: ApprovalAsked) -> Found:
+    """Return a call that is not made unless somebody approves it: it has no intent yet."""
+    time = journal.record(replica.name, linked, content).time
+    intent = EffectIntended(
+        identity=content.identity,
+        tool=content.tool,
+        arguments=content.arguments,
+        digest=content.digest,
+        key="",
+        policy="unsafe",
+        turn=content.turn,
+        owner="",
+        version=content.version,
+    )
+    found = _found(replica, linked.header.id, intent, linked.entry.position, time)
+    return found._replace(policy="")
 
 
 def _settled(

@@ -7,13 +7,17 @@ import click
 
 # Name → what `perdure --help` says of it. Its module defines it under the same name.
 COMMANDS = {
+    "approvals": "List the calls that wait for somebody's approval.",
+    "approve": "Let a call happen that waits for an approval.",
     "chat": "Talk with a model; the conversation survives the process.",
     "demo": "Kill an assistant in the middle of its turn, and see it go on.",
+    "deny": "Have a call not made that waits for an approval.",
+    "effects": "List tool and model calls, and what became of them.",
     "import": "Take messages out of JSON files that a script kept.",
     "ls": "List sessions.",
     "migrate": "Bring the tables of a Postgres store up to date.",
     "release": "Take a session from a worker that holds it.",
-    "show": "Show a conversation: who said what, how turns ended, what was known.",
+    "show": "Show a conversation, how its turns ended, and what was known.",
     "stats": "Count what a store holds.",
     "tail": "Show the last records of a session, and follow new ones.",
     "verify": "Check sessions for damage, and save what can be read.",

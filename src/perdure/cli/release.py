@@ -42,12 +42,13 @@ def release(address: str | None, session: str, who: str, *, force: bool) -> None
             if not force:
                 say(f"{safe(session)} is held by {name}: --force takes it from them.", err=True)
                 raise SystemExit(BAD_NEWS)
-            with held.lease(force=True, who=who or _operator()) as lease:
+            with held.lease(force=True, who=who or operator()) as lease:
                 pass
             say(f"{safe(session)} was held by {name}; taken as epoch {lease.epoch}, and released.")
 
 
-def _operator() -> str:
+def operator() -> str:
+    """Return who runs this command, for the record."""
     try:
         return f"{getpass.getuser()} at {this_process()}"
     except (ImportError, KeyError, OSError):  # A user without a name.

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from perdure.approval_records import ApprovalAsked, ApprovalDecided
 from perdure.cli.text import compact, exact, safe
 from perdure.collecting import rebuild
 from perdure.content import Content
@@ -93,7 +94,7 @@ def said(content: Content, record_id: str) -> Said:
             return Said(f"{turn_name(turn)} {words.get(content.kind, content.kind)}")
         case Piece() | Pinned() | Summary() | SummaryUndone() | Tools():
             return _talk(content)
-        case EffectIntended() | EffectSettled():
+        case EffectIntended() | EffectSettled() | ApprovalAsked() | ApprovalDecided():
             return _effect(content, record_id)
         case _:
             return _other(content)
@@ -117,21 +118,40 @@ def _talk(content: Content) -> Said:
             return _other(content)
 
 
-def _effect(content: EffectIntended | EffectSettled, record_id: str) -> Said:
-    """Return a call, or what became of it, in words."""
+def _effect(content: Content, record_id: str) -> Said:
+    """Return a call, who let it happen, or what became of it, in words."""
+    if isinstance(content, ApprovalAsked | ApprovalDecided):
+        return _approval(content, record_id)
     if isinstance(content, EffectIntended):
         again = f", again (as at {content.retries})" if content.retries else ""
+        again += f", under approval {safe(content.approval)}" if content.approval else ""
         if content.called == "model":
             return Said(f"asks {safe(content.tool)}{again}", f"request {content.digest}")
         return Said(
             f"calls {safe(content.tool)}, {content.policy}{again}", _json(content.arguments)
         )
+    if not isinstance(content, EffectSettled):
+        return _other(content)
     which = f"effect {safe(content.effect or record_id)}"
     if content.state == "unknown":
         return Said(f"may have happened: nobody knows the outcome of {which}", content.reason)
     if content.error:
         return Said(f"{content.state}: {safe(content.error)}, {which}", content.reason)
     return Said(f"{content.state} in {content.duration:.3f} s, {which}", _json(content.result))
+
+
+def _approval(content: ApprovalAsked | ApprovalDecided, record_id: str) -> Said:
+    """Return a request for an approval, or what was decided about it, in words."""
+    if isinstance(content, ApprovalAsked):
+        version = f" (version {safe(content.version)})" if content.version else ""
+        until = f", until {safe(content.expires)}" if content.expires else ""
+        what = f"{safe(content.tool)}{version} waits for approval {safe(record_id)}{until}"
+        return Said(what, _json(content.arguments))
+    which = f"approval {safe(content.approval)}"
+    if content.decision == "expired":
+        return Said(f"the time of {which} is over")
+    by = f" by {safe(content.by)}" if content.by else ""
+    return Said(f"{which} is {content.decision}{by}", content.reason)
 
 
 def _piece(content: Piece) -> str:

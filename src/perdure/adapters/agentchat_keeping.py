@@ -1,13 +1,17 @@
 """What a session keeps of a team: its state between runs, and which run is under way.
 
-Two values. `agentchat.state` is the team's state after its last run; `agentchat.run` names the turn
-of the newest run, its task, and the version of the state that it began in. A run whose turn is open
-was cut off: it is run again from that version.
+Two values. `agentchat.state` is the team's state after its last run; `agentchat.run` says of the
+newest run its turn, its task, and the version of the state that it began in. Only who has begun the
+turn sets it, and of two that begin at once the session lets one. A run whose turn is open was cut
+off: it is run again from that version.
 """
 
 from collections import defaultdict, deque
 from collections.abc import Mapping
 from typing import Any, NamedTuple
+from uuid import uuid4
+
+from autogen_agentchat.messages import TextMessage
 
 from perdure import AsyncSession, AsyncTurn
 from perdure.adapters import agentchat_record as record
@@ -16,12 +20,20 @@ from perdure.adapters import agentchat_tree as tree
 from perdure.adapters.agentchat_journal import FINISH, Policy
 from perdure.adapters.agentchat_model import digest
 from perdure.adapters.agentchat_tree import Node
-from perdure.errors import ConflictError, DivergenceError, UsageError
+from perdure.errors import DivergenceError, UsageError
 from perdure.records import EffectSettled, Message
 
 STATE = "agentchat.state"
 RUN = "agentchat.run"
 ORIGIN = "autogen_agentchat"
+CHOSEN, MADE = (
+    "agentchat:",
+    "agentchat.",
+)  # What the ids of runs begin with, and who chose the rest.
+
+
+def _run(turn: str, task: list[Any], version: int, tools: dict[str, list[str]]) -> dict[str, Any]:
+    return {"turn": turn, "task": task, "state": version, "tools": tools}
 
 
 class Begun(NamedTuple):
@@ -57,9 +69,25 @@ class Keeping:
         return "\n".join(one.to_model_text() for one in task)
 
     def _open_turn(self) -> AsyncTurn | None:
-        if self._run is None:
-            return None
-        return next((one for one in self._session.interrupted if one.id == self._run["turn"]), None)
+        turns = self._session.interrupted
+        return next((one for one in turns if one.id.startswith((CHOSEN, MADE))), None)
+
+    async def _look(self) -> AsyncTurn | None:
+        """Return the turn of a run that was cut off, and know what the run was."""
+        turn = self._open_turn()
+        self._run = await self._session.get(RUN) if turn is not None else None
+        if turn is not None and (self._run is None or self._run["turn"] != turn.id):
+            # The process died when the turn had begun, before it could say more.
+            said = [one async for one in self._session.records(after=turn.start)]
+            task = [
+                TextMessage(content=one.content.message["content"], source=one.content.author)
+                for one in said
+                if isinstance(one.content, Message)
+                and one.content.turn == turn.id
+                and isinstance(one.content.message.get("content"), str)
+            ]
+            self._run = _run(turn.id, record.dumped(task), self._newest(), {})
+        return turn
 
     def _newest(self) -> int:
         """The number of the newest state in this view, 0 if there is none."""
@@ -69,14 +97,13 @@ class Keeping:
     async def restore(self) -> None:
         """Bring the team to where the session has it; refuse another team's state."""
         self._before = await state.saved(self._root)
-        self._run = await self._session.get(RUN)
-        version = self._newest()
+        turn, version = await self._look(), self._newest()
         if version == 0:
             self._at = 0
             return
         stored = await self._session.get(STATE)
         tree.require_shape(self._session.id, stored["team"], self._root)
-        if self._open_turn() is None:
+        if turn is None:
             await self._load(stored)
             self._at = version
 
@@ -89,21 +116,19 @@ class Keeping:
         self._saved = await state.saved(self._root)
 
     async def require_tools(self, policies: Mapping[str, Policy]) -> None:
-        """Refuse policies of tools that are not there, and a cut run whose tools are gone."""
-        now = await self._tools()
-        known = {name for names in now.values() for name in names}
+        """Refuse policies of tools that are not there."""
+        known = {name for names in (await self._tools()).values() for name in names}
         known |= {node.component.name for node in self._root.all if tree.is_opaque(node)}
         if unknown := sorted(policies.keys() - known):
-            raise UsageError(
-                f"no tool is called {unknown[0]!r}: there are {', '.join(sorted(known))}"
-            )
-        if self._run is not None and self._open_turn() is not None:
-            for path, names in self._run["tools"].items():
-                if gone := [name for name in names if name not in now.get(path, ())]:
-                    reason = (
-                        f"{path!r} has no tool {gone[0]!r} any more, and a run with it was cut off"
-                    )
-                    raise UsageError(f"{reason}: give the tool, or abandon() the run before")
+            there = ", ".join(sorted(known))
+            raise UsageError(f"no tool is called {unknown[0]!r}: there are {there}")
+
+    async def _require_same_tools(self, before: Mapping[str, list[str]]) -> None:
+        now = await self._tools()
+        for path, names in before.items():
+            if gone := [name for name in names if name not in now.get(path, ())]:
+                reason = f"{path!r} has no tool {gone[0]!r} any more, and a run with it was cut off"
+                raise UsageError(f"{reason}: give the tool, or abandon() the run")
 
     async def _tools(self) -> dict[str, list[str]]:
         return {
@@ -120,13 +145,12 @@ class Keeping:
         """Begin a run, or go on with one that was cut off. On return its task is durable."""
         given = record.taken(task)
         await self._session.refresh()
-        self._run = await self._session.get(RUN)
-        turn = self._open_turn()
+        turn = await self._look()
         if turn is not None and self._run is not None:
             return await self._resume(turn, self._run, given, id)
         version = await self._current()
         stored = await self._session.get(STATE)
-        if id is not None and stored["run"] == id:
+        if id is not None and stored["run"] == CHOSEN + id:
             result = record.result_of(stored["result"], self.factory, self._session.id)
             return Begun(None, version, [], {}, result=result)
         return await self._begin(given, id, version)
@@ -155,47 +179,30 @@ class Keeping:
         items = [record.messages_of(one, self._people) for one in given]
         first = items[0][0] if items else None
         author = given[0].source if given else ""
-        turn = self._session.turn(first, author=author, id=id)
-        task = record.dumped(given)
-        before = self._run["turn"] if self._run is not None else ""
-        self._run = {
-            "turn": turn.id,
-            "task": task,
-            "state": version,
-            "tools": await self._tools(),
-            "by_id": id is not None,
-        }
-        await self._session.set(RUN, self._run)
+        own = MADE + uuid4().hex if id is None else CHOSEN + id
+        turn = self._session.turn(first, author=author, id=own)
+        tools = await self._tools()
         await turn.__aenter__()
         if turn.ended:
             await turn.__aexit__(None, None, None)
-            reason = f"the run {turn.id!r} was made before, and its result is no longer kept"
+            reason = f"the run {id!r} was made before, and its result is no longer kept"
             raise UsageError(f"{reason}: choose another id")
-        await self._require_alone(turn, before)
+        self._run = _run(turn.id, record.dumped(given), version, tools)
+        await self._session.set(RUN, self._run)
         heard: dict[str, deque[record.Item]] = defaultdict(deque)
         if first is not None:
             heard[author].append(first)
         return Begun(turn, version, given, heard)
 
-    async def _require_alone(self, turn: AsyncTurn, before: str) -> None:
-        """Give way to another process that begins a run at the same time."""
-        run = await self._session.get(RUN)
-        others = [one.id for one in self._session.interrupted]
-        if run["turn"] != turn.id or before in others:
-            reason = "another process began a run of this team"
-            await turn.abandon(reason)
-            await turn.__aexit__(None, None, None)
-            at = self._session.position
-            raise ConflictError(self._session.id, at, at, reason)
-
     async def _resume(
         self, turn: AsyncTurn, run: dict[str, Any], given: list[Any], id: str | None
     ) -> Begun:
         if (given and not record.same(run["task"], record.dumped(given))) or (
-            id is not None and id != turn.id
+            id is not None and CHOSEN + id != turn.id
         ):
             reason = "a run with another task was cut off"
             raise UsageError(f"{reason}: run it without a task to go on with it, or abandon() it")
+        await self._require_same_tools(run["tools"])
         stored = await self._session.get(STATE, version=run["state"])
         task = given or record.loaded(self._session.id, run["task"], self.factory)
         heard: dict[str, deque[record.Item]] = defaultdict(deque)
@@ -235,11 +242,10 @@ class Keeping:
     async def finish(self, begun: Begun, result: Any) -> None:
         """Keep the state that a run led to, and complete its turn."""
         assert begun.turn is not None  # noqa: S101
-        assert self._run is not None  # noqa: S101
         found = await state.saved(self._root)
         if self._newest() == begun.version:
             kept = None
-            if self._run["by_id"]:
+            if begun.turn.id.startswith(CHOSEN):
                 messages = record.dumped(result.messages)
                 kept = {"messages": messages, "stop_reason": result.stop_reason}
             await self._save(begun.turn.id, found, kept)
@@ -257,7 +263,6 @@ class Keeping:
     async def abandon(self, reason: str) -> None:
         """Give up the run that was cut off."""
         await self._session.refresh()
-        self._run = await self._session.get(RUN)
         turn = self._open_turn()
         if turn is None:
             raise UsageError("no run was cut off: there is nothing to give up")

@@ -29,9 +29,6 @@ async def saved(root: Node) -> State:
 async def load(root: Node, state: State) -> None:
     """Bring a team that does not run to a state, whatever it had heard before."""
     for node in root.all:
-        if isinstance(node.component, SelectorGroupChat):
-            manager = await tree.manager_of(node.component)
-            await manager._model_context.clear()  # noqa: SLF001 - loading adds to what is there
         if tree.is_team(node):
             await _settle(node.component)
     await root.component.load_state(state["state"])
@@ -56,6 +53,9 @@ async def _part(node: Node) -> State:
         manager = await tree.manager_of(found)
         groups = manager._triggered_activation_groups  # noqa: SLF001
         return {"triggered": {name: sorted(one) for name, one in sorted(groups.items()) if one}}
+    if isinstance(found, SelectorGroupChat):
+        manager = await tree.manager_of(found)
+        return {"context": await manager._model_context.save_state()}  # noqa: SLF001
     if isinstance(found, SocietyOfMindAgent):
         return {"context": await found.model_context.save_state()}
     if isinstance(found, MessageFilterAgent):
@@ -85,6 +85,9 @@ async def _load_part(node: Node, part: State) -> None:
         manager = await tree.manager_of(found)
         groups = {name: set(one) for name, one in part["triggered"].items()}
         manager._triggered_activation_groups = groups  # noqa: SLF001
+    elif isinstance(found, SelectorGroupChat):
+        manager = await tree.manager_of(found)  # Loading added the thread to what was there.
+        await manager._model_context.load_state(part["context"])  # noqa: SLF001
     elif isinstance(found, SocietyOfMindAgent):
         await found.model_context.load_state(part["context"])
     elif isinstance(found, MessageFilterAgent):

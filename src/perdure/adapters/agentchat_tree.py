@@ -193,7 +193,8 @@ async def manager_of(team: Any) -> Any:
     """Return the manager that a team's runtime holds; it is made if it is not there yet."""
     from autogen_core import Agent, AgentId
 
-    await team.save_state()  # What makes a team known to its runtime.
+    if not team._initialized:  # noqa: SLF001
+        await team.save_state()  # What makes a team known to its runtime.
     place = AgentId(team._group_chat_manager_topic_type, team._team_id)  # noqa: SLF001
     return await team._runtime.try_get_underlying_agent_instance(place, Agent)  # noqa: SLF001
 

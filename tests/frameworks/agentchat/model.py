@@ -73,10 +73,13 @@ def _text(message: Any) -> str:
 
 
 def main() -> None:
-    with ModelServer(answer) as server:
-        sys.stdout.write(f"{server.url}\n")
-        sys.stdout.flush()
-        sys.stdin.read()
+    """Serve at the address that is printed; for each line of input, anew at another."""
+    while True:
+        with ModelServer(answer) as server:
+            sys.stdout.write(f"{server.url}\n")
+            sys.stdout.flush()
+            if not sys.stdin.readline():
+                return
 
 
 if __name__ == "__main__":

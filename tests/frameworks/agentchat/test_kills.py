@@ -34,18 +34,35 @@ ROOT = Path(__file__).parents[3]
 NOTICE = "the outcome of this"
 
 
-@pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    pipe = subprocess.PIPE
-    with subprocess.Popen(COMMAND, stdin=pipe, stdout=pipe, text=True, cwd=ROOT) as process:
+class Servers:
+    """Model servers in a process of their own, one after the other: each knows only its prompts."""
+
+    def __init__(self, process: "subprocess.Popen[str]") -> None:
         assert process.stdout is not None
         assert process.stdin is not None
-        url = process.stdout.readline().strip()
+        self._said, self._told = process.stdout, process.stdin
+
+    def first(self) -> str:
+        return self._said.readline().strip()
+
+    def next(self) -> str:
+        self._told.write("another\n")
+        self._told.flush()
+        return self.first()
+
+
+@pytest.fixture(scope="module")
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
+    pipe = subprocess.PIPE
+    with subprocess.Popen(COMMAND, stdin=pipe, stdout=pipe, text=True, cwd=ROOT) as process:
+        found = Servers(process)
         # Children need not import again what this process has imported.
+        url = found.first()
         for team in ("magentic", "streaming"):
             path = tmp_path_factory.mktemp("warm") / f"{team}.db"
             scripts.run(f"{team}:unsafe", url, path, Hooks())
-        yield url
+        yield found
+        assert process.stdin is not None
         process.stdin.close()
         assert process.wait(10) == 0
 
@@ -98,9 +115,15 @@ def kills(counts: dict[str, int], seed: str) -> list[tuple[str, int]]:
 
 def whole(form: str, url: str, path: Path) -> tuple[dict[str, int], list[Any], Seen]:
     """Run a program that nobody interrupts; return what it did, was asked, and left."""
-    before = len(prompts(url))
     counts = child(scripts.run, form, url, path)
-    return counts, prompts(url)[before:], Seen(path)
+    return counts, prompts(url), Seen(path)
+
+
+def killed(form: str, url: str, path: Path, what: str, at: int) -> tuple[list[Any], Seen]:
+    """Run a program that dies at a place, and run it again; return what was asked, and is left."""
+    assert child(scripts.run, form, url, path, what=what, at=at) is None
+    child(scripts.run, form, url, path)
+    return prompts(url), Seen(path)
 
 
 def cases(*policies: str) -> Iterator[Any]:
@@ -114,19 +137,18 @@ def cases(*policies: str) -> Iterator[Any]:
 
 @pytest.mark.parametrize(("team", "policy"), [*cases("idempotent", "reconcile")])
 def test_a_killed_team_that_is_run_again_says_and_hears_the_same(
-    team: str, policy: str, url: str, tmp_path: Path
+    team: str, policy: str, servers: Servers, tmp_path: Path, record_property: Any
 ) -> None:
     form = f"{team}:{policy}"
-    counts, wanted, left = whole(form, url, tmp_path / "whole.db")
+    counts, wanted, left = whole(form, servers.next(), tmp_path / "whole.db")
     assert len(left.ledger) == counts["received"] >= 2
     assert {"append", "sending", "received"} <= counts.keys()
-    for what, at in kills(counts, form):
+    places = kills(counts, form)
+    record_property("kills", len(places))
+    for what, at in places:
         path = tmp_path / f"{what}-{at}.db"
-        before = len(prompts(url))
-        assert child(scripts.run, form, url, path, what=what, at=at) is None
-        child(scripts.run, form, url, path)
-        assert without_repeats(prompts(url)[before:]) == wanted, (what, at)
-        found = Seen(path)
+        sent, found = killed(form, servers.next(), path, what, at)
+        assert without_repeats(sent) == wanted, (what, at)
         assert found.messages == left.messages, (what, at)
         assert found.state == left.state, (what, at)
         assert amounts(found) == amounts(left), (what, at)
@@ -134,22 +156,21 @@ def test_a_killed_team_that_is_run_again_says_and_hears_the_same(
 
 @pytest.mark.parametrize("team", TEAMS if KILLS == "all" else ["round_robin", "graph", "custom"])
 def test_a_killed_team_with_unsafe_tools_goes_on_and_says_what_nobody_knows(
-    team: str, url: str, tmp_path: Path
+    team: str, servers: Servers, tmp_path: Path, record_property: Any
 ) -> None:
     form = f"{team}:unsafe"
-    counts, _, left = whole(form, url, tmp_path / "whole.db")
-    for what, at in kills(counts, form):
+    counts, _, left = whole(form, servers.next(), tmp_path / "whole.db")
+    places = kills(counts, form)
+    record_property("kills", len(places))
+    for what, at in places:
         path = tmp_path / f"{what}-{at}.db"
-        before = len(prompts(url))
-        assert child(scripts.run, form, url, path, what=what, at=at) is None
-        child(scripts.run, form, url, path)
-        found = Seen(path)
+        sent, found = killed(form, servers.next(), path, what, at)
         keys = [line["key"] for line in found.ledger]
         assert len(keys) == len(set(keys)), (what, at)
         unknown = [one for one in found.tools if one.state == "unknown"]
         if what in ("sending", "received"):
             assert 1 <= len(unknown) <= 2, (what, at)  # Two calls can be under way.
-        told = [one for one in prompts(url)[before:] if NOTICE in str(one)]
+        told = [one for one in sent if NOTICE in str(one)]
         assert bool(told) == bool(unknown), (what, at)
         assert len(found.messages) >= 4
         assert {one.key for one in found.tools} - {*keys} <= {one.key for one in unknown}

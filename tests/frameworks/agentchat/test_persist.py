@@ -10,9 +10,15 @@ import pytest
 from autogen_agentchat.agents import AssistantAgent, UserProxyAgent
 from autogen_agentchat.base import TaskResult
 from autogen_agentchat.messages import HandoffMessage, TextMessage
-from autogen_agentchat.teams import DiGraphBuilder, GraphFlow, RoundRobinGroupChat
+from autogen_agentchat.teams import (
+    DiGraphBuilder,
+    GraphFlow,
+    RoundRobinGroupChat,
+    SelectorGroupChat,
+)
 from autogen_core.memory import ListMemory, MemoryContent
 from autogen_core.model_context import BufferedChatCompletionContext
+from autogen_core.models import UserMessage
 
 import perdure
 from perdure.adapters import agentchat_tree
@@ -297,9 +303,9 @@ def test_a_cut_run_whose_tool_is_gone_is_refused(place: Place) -> None:
     async def go() -> None:
         await cut(place, teams.round_robin)
         sent = len(place.prompts)
-        with pytest.raises(UsageError, match="has no tool 'charge' any more"):
-            async with place.durable(toolless):
-                pass
+        async with place.durable(toolless) as durable:
+            with pytest.raises(UsageError, match="has no tool 'charge' any more"):
+                await durable.run()
         assert len(place.prompts) == sent
         async with place.durable(teams.round_robin) as durable:
             await durable.run()
@@ -391,7 +397,7 @@ def test_of_two_that_go_on_with_a_run_one_does(place: Place) -> None:
     asyncio.run(go())
 
 
-@pytest.mark.parametrize("pause", [0, 1, 2, 4, 8])
+@pytest.mark.parametrize("pause", [0, 1, 4])
 def test_of_two_that_begin_at_once_at_most_one_goes_on(pause: int, place: Place) -> None:
     async def begin(number: int) -> str:
         async with place.durable(teams.single) as durable:
@@ -413,6 +419,31 @@ def test_of_two_that_begin_at_once_at_most_one_goes_on(pause: int, place: Place)
         records = [*store.session(SESSION).records()]
     turns = [one.content.turn for one in records if isinstance(one.content, Message)]
     assert turns == sorted(turns, key=turns.index), roles  # One after the other, never mixed.
+
+
+def test_one_that_begins_while_another_has_begun_gives_way(place: Place) -> None:
+    async def go() -> None:
+        async with place.durable(teams.single) as late, place.durable(teams.single) as first:
+            stream = first.run_stream(task="Task 1.")
+            listing = late._keeping._tools
+
+            async def slowly() -> Any:
+                await anext(stream)
+                return await listing()
+
+            late._keeping._tools = slowly
+            with pytest.raises(ConflictError, match=r"turn.begun record came first"):
+                await late.run(task="Task 2.")
+            late._keeping._tools = listing
+            async with place.durable(teams.single) as other:
+                assert other.interrupted == "Task 1."
+            assert isinstance([one async for one in stream][-1], TaskResult)
+            await late.run(task="Task 3.")
+        prompts = str(place.prompts)
+        assert "Task 1." in prompts
+        assert "Task 2." not in prompts
+
+    asyncio.run(go())
 
 
 # Things that the package does not keep.
@@ -452,6 +483,34 @@ def test_a_bounded_context_stays_bounded(place: Place) -> None:
     asyncio.run(go())
 
 
+def told(world: World) -> Any:
+    """A selector that was told something before anybody spoke, and forgets what is long ago."""
+    first = UserMessage(content="The house rules.", source="user")
+    context = BufferedChatCompletionContext(4, initial_messages=[first])
+    members = [critic(world), critic(world, "lawyer")]
+    return SelectorGroupChat(
+        members, world.client, max_turns=2, model_context=context, allow_repeated_speaker=True
+    )
+
+
+def test_what_a_selector_was_told_at_first_stays(place: Place) -> None:
+    async def go() -> None:
+        async with place.durable(told, session="whole") as durable:
+            for task in TASKS:
+                await durable.run(task=task)
+        wanted = place.prompts
+        for task in TASKS:
+            async with place.durable(told) as durable:
+                place.server.fault(status=500, at=len(place.prompts) + 3)
+                with pytest.raises(RuntimeError, match="500"):
+                    await durable.run(task=task)
+                await durable.run()
+        assert without_repeats(place.prompts[len(wanted) :]) == wanted
+        assert "The house rules." in str(wanted[0])
+
+    asyncio.run(go())
+
+
 def asking(answers: list[str]) -> Build:
     def ask(prompt: str) -> str:
         return answers.pop(0)
@@ -482,9 +541,17 @@ def test_a_person_is_not_asked_twice(place: Place) -> None:
 
 
 def stopping(world: World) -> Any:
-    """A cyclic graph that stops in the middle of it after each two turns."""
-    found = teams.graph(world)
-    return GraphFlow(found._participants, found._graph, max_turns=2)
+    """A graph that goes round and round behind its first node, and stops after each two turns."""
+    names = ("first", "writer", "reviewer", "filer")
+    first, writer, reviewer, filer = (critic(world, name) for name in names)
+    builder = DiGraphBuilder()
+    for node in (first, writer, reviewer, filer):
+        builder.add_node(node)
+    builder.add_edge(first, writer, activation_group="in").add_edge(writer, reviewer)
+    builder.add_edge(reviewer, writer, condition=lambda _: True, activation_group="back")
+    builder.add_edge(reviewer, filer, condition=lambda _: False)
+    builder.set_entry_point(first)
+    return GraphFlow(builder.get_participants(), builder.build(), max_turns=2)
 
 
 def test_a_graph_that_stopped_in_a_cycle_goes_on_in_another_process(place: Place) -> None:
@@ -499,6 +566,7 @@ def test_a_graph_that_stopped_in_a_cycle_goes_on_in_another_process(place: Place
         for _ in range(4):
             async with place.durable(stopping) as durable:
                 await durable.run()
+        assert len(wanted) == 10
         assert place.prompts[len(wanted) :] == wanted
         assert place.messages() == place.messages("whole")
 
@@ -506,29 +574,35 @@ def test_a_graph_that_stopped_in_a_cycle_goes_on_in_another_process(place: Place
 
 
 def fan(world: World) -> Any:
-    """Two who work side by side, and one who waits for both."""
-    first, last = critic(world, "first"), critic(world, "last")
-    left, right = clerk(world, "left"), clerk(world, "right")
+    """Two who work side by side, one who waits for both, and one after that."""
+    names = ("first", "left", "right", "last", "end")
+    first, left, right, last, end = (critic(world, name) for name in names)
     builder = DiGraphBuilder()
-    for node in (first, left, right, last):
+    for node in (first, left, right, last, end):
         builder.add_node(node)
     builder.add_edge(first, left).add_edge(first, right)
-    builder.add_edge(left, last).add_edge(right, last)
+    builder.add_edge(left, last).add_edge(right, last).add_edge(last, end)
     return GraphFlow(builder.get_participants(), builder.build())
 
 
-@pytest.mark.parametrize("at", range(2, 7))
-def test_what_came_side_by_side_comes_in_the_same_order_again(at: int, place: Place) -> None:
+@pytest.mark.parametrize("slow", [2, 3])
+@pytest.mark.parametrize("failing", [4, 5])
+def test_what_came_side_by_side_comes_in_the_same_order_again(
+    slow: int, failing: int, place: Place
+) -> None:
     async def go() -> None:
-        place.server.fault(status=500, at=at)
+        place.server.fault("slow", seconds=0.3, at=slow)
+        place.server.fault(status=500, at=failing)
         async with place.durable(fan) as durable:
             with pytest.raises(RuntimeError, match="500"):
                 await durable.run(task=TASKS[0])
-            sent = len(place.prompts)
+        async with place.durable(fan) as durable:
             result = await durable.run()
-        assert result.messages[-1].source == "last"
-        assert len(place.prompts) - sent <= 6 - (at - 1) + 1
-        assert len(place.ledger.lines) == len({line["key"] for line in place.ledger.lines})
+        assert result.messages[-1].source == "end"
+        assert len(place.prompts) == 6
+        assert place.prompts[failing - 1] == place.prompts[5 if failing == 5 else 4]
+        speakers = [one.source for one in result.messages[2:4]]
+        assert speakers == (["right", "left"] if slow == 2 else ["left", "right"])
 
     asyncio.run(go())
 

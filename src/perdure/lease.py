@@ -64,7 +64,6 @@ class Lease:
     def __enter__(self) -> Self:
         pid = os.getpid()
         self._handle.require_open()
-        self.lost, self._stop = threading.Event(), threading.Event()
         with _beginning:
             holding = leasing.begin(
                 self._handle.replica,
@@ -74,6 +73,8 @@ class Lease:
                 lost=self.lost.set,
             )
         self._holding = holding
+        self.lost.clear()
+        self._stop.clear()
         try:
             self._take(holding)
             self._handle.leaving.add(self.release)

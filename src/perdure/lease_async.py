@@ -55,7 +55,6 @@ class AsyncLease:
     async def __aenter__(self) -> Self:
         pid = os.getpid()
         self._handle.require_open()
-        self.lost = asyncio.Event()
         holding = leasing.begin(
             self._handle.replica,
             self._asked.ttl,
@@ -64,6 +63,7 @@ class AsyncLease:
             lost=self.lost.set,
         )
         self._holding = holding
+        self.lost.clear()
         try:
             await self._take(holding)
             self._handle.leaving.add(self.release)

@@ -173,7 +173,7 @@ def release(replica: Replica, holding: Holding) -> Plan:
 def given_back(replica: Replica, holding: Holding, answer: int) -> None:
     """Take note of what came of giving a lease back: somebody else may have taken it before."""
     holding.own = frozenset()
-    if not answer:
+    if not answer and holding.epoch:  # Else it was never taken.
         holding.fenced(replica.name, replica.fold.lease)
 
 

@@ -202,7 +202,7 @@ def test_cancelled_at_any_await_it_leaves_nothing_behind(tmp_path: Path, nth: in
     asyncio.run(scene())
 
 
-def test_a_waiting_task_can_be_cancelled(tmp_path: Path) -> None:
+def test_a_waiting_task_can_be_cancelled(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async def scene() -> None:
         async with handles(tmp_path / "a.db") as (one, two):
             async with one.lease():
@@ -216,3 +216,4 @@ def test_a_waiting_task_can_be_cancelled(tmp_path: Path) -> None:
             await two.append(said("second"))
 
     asyncio.run(scene())
+    assert not [record for record in caplog.records if record.message.startswith("lost")]

@@ -4,6 +4,7 @@ Pure. A plan decides in view of the newest state each time it is made, and leave
 `Verdict`: run the tool, serve what was recorded, ask the user's function, or say that nobody knows.
 """
 
+from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from perdure import approving, codec, reading
@@ -68,10 +69,14 @@ class Verdict:
     Or to `wait` for its approval; one that was `refused` has its outcome already.
     """
 
-    def __init__(self, turn: str) -> None:
+    def __init__(self, turn: str, ended: Mapping[str, bool]) -> None:
         self.turn = turn
+        self.ended = ended
+        """Attempts of this process that are over, and whether they ran."""
         self.action: Literal["run", "serve", "reconcile", "unknown", "wait", "refused"] = "run"
         self.effect = ""
+        self.attempt = ""
+        """The id of the intent that is to be recorded, if one is."""
         self.key = ""
         self.outcome: EffectSettled | None = None
         """What was recorded, where it is served."""
@@ -107,7 +112,7 @@ def intend(
     that nobody approved.
     """
     told = message_drafts(replica, [notice], NOBODY, turn.turn, None) if notice else []
-    record_id = replica.settings.new_id()
+    record_id = verdict.attempt = replica.settings.new_id()
     request = replica.settings.new_id() if call.approval else ""
     key = replica.settings.token()
 
@@ -169,8 +174,12 @@ def _judge(
         verdict.action = "serve"
         verdict.outcome = yield from _content_at(replica, batch, deed.outcome, EffectSettled)
         return deed.outcome
+    ran = verdict.ended.get(deed.effect)
+    if ran is False and deed.outcome == 0:
+        return None  # Its intent was in doubt when it was given up here, and it was not made.
+    own = deed.owner == turn.owner and ran is None
     going_on = deed.turn != turn.turn and deed.turn in batch.fold.turns
-    if deed.outcome == 0 and (deed.owner == turn.owner or going_on):
+    if deed.outcome == 0 and (own or going_on):
         # Of another turn, only who takes that over may judge.
         raise InFlightError(batch.name, deed.tool, call.identity)
     policy = max(call.policy, deed.policy, key=POLICIES.index)

@@ -80,8 +80,8 @@ class Tool:
         knows when it was. Of `slots`, one is held, and let go while the call waits for an approval.
         """
         replica, arguments = self._handle.replica, given.arguments
-        ownership = tools.running_turn(self._handle, call.tool).ownership
-        verdict = Verdict(ownership.turn)
+        running = tools.running_turn(self._handle, call.tool)
+        verdict = Verdict(running.ownership.turn, running.ordinals.ended)
         if self.spec.approval is not False:
             call = self._with_need(call)
         self._intend(call, given, verdict, tell, slots)
@@ -103,7 +103,11 @@ class Tool:
         if verdict.action in ("serve", "refused") and verdict.outcome is not None:
             result = tools.served(replica.name, call.tool, verdict.key, verdict.outcome)
             return replica.settings.codec.unpack(result, stream=replica.name)
-        return self._run(call, given, verdict, tell)
+        try:
+            return self._run(call, given, verdict, tell)
+        except BaseException:
+            running.ordinals.ended[verdict.effect] = True
+            raise
 
     def _with_need(self, call: Called) -> Called:
         need = consenting.asked_of(self._handle.replica, self.spec, call)
@@ -121,7 +125,7 @@ class Tool:
     ) -> None:
         """See to the intent of a call, waiting for its approval where it needs one."""
         handle, replica = self._handle, self._handle.replica
-        ownership = tools.running_turn(handle, call.tool).ownership
+        ownership, ordinals = tools.running_turn(handle, call.tool)
         patience = Patience(handle.driver.name, self.spec.approval_wait, time.monotonic())
         notice = tell.say(INTERRUPTED_NOTICE) if tell and not again else None
         say = tell.say if tell else None
@@ -129,7 +133,11 @@ class Tool:
             plan = effecting.intend(
                 replica, ownership, call, verdict, again=again, notice=notice, say=say
             )
-            handle.write(plan)
+            try:
+                handle.write(plan)
+            except BaseException as error:
+                ordinals.unmade(call, ownership.turn, verdict.attempt, error)
+                raise
             if verdict.action != "wait":
                 return
             seconds = patience.seconds(replica, call, verdict, time.monotonic())

@@ -13,7 +13,14 @@ from perdure.approving import DENIED_ERROR, EXPIRED_ERROR
 from perdure.calls import INTERRUPTED_NOTICE
 from perdure.deeds import KEYED, MODEL
 from perdure.effecting import POLICIES, Called, Kind, Outcome, Policy, Verdict
-from perdure.errors import ApprovalDeniedError, EffectError, UnknownOutcomeError, UsageError
+from perdure.errors import (
+    ApprovalDeniedError,
+    EffectError,
+    PerdureError,
+    UnavailableError,
+    UnknownOutcomeError,
+    UsageError,
+)
 from perdure.intake import Taken
 from perdure.plain import exported
 from perdure.plans import require_str, require_text
@@ -175,6 +182,8 @@ class Ordinals:
     def __init__(self) -> None:
         self._seen: dict[str, int] = {}
         self._back: dict[str, list[int]] = {}
+        self.ended: dict[str, bool] = {}
+        """Attempts that are over here and may have no outcome: whether they ran."""
 
     def identity(
         self, turn: str, parent: str, tool: str, digest: str, *, prefix: str = "direct:"
@@ -188,12 +197,19 @@ class Ordinals:
         return prefix + sha256(f"{call}\t{number}".encode()).hexdigest()[:32]
 
     def give_back(self, call: Called, turn: str) -> None:
-        """Let the next such call be this one, which waits for an approval."""
+        """Let the next such call be this one, which was not made."""
         told = f"{turn}\t{call.parent}\t{call.tool}\t{call.digest}"
-        key = f"direct:{told}"
+        prefix = MODEL if call.called == "model" else "direct:"
+        key = prefix + told
         for number in range(1, self._seen.get(key, 0) + 1):
-            if call.identity == "direct:" + sha256(f"{told}\t{number}".encode()).hexdigest()[:32]:
+            if call.identity == prefix + sha256(f"{told}\t{number}".encode()).hexdigest()[:32]:
                 self._back[key] = sorted({*self._back.get(key, ()), number})
+
+    def unmade(self, call: Called, turn: str, attempt: str, error: BaseException) -> None:
+        """Take in that a call was not made, and that its intent may be stored all the same."""
+        if isinstance(error, UnavailableError) or not isinstance(error, PerdureError):
+            self.ended[attempt] = False
+            self.give_back(call, turn)
 
 
 class Changed(NamedTuple):

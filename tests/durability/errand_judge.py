@@ -14,7 +14,7 @@ from perdure.records import EffectIntended, EffectSettled
 from perdure.testing import violations
 from perdure.tools import Done, NotDone
 from tests.durability.errand_runs import Found
-from tests.durability.errands import ERRANDS, INNER, ISSUED, Scenario
+from tests.durability.errands import ASKED, ERRANDS, INNER, ISSUED, Scenario
 from tests.durability.world import Line
 
 FORMATS = ("openai.chat", "openai.responses", "anthropic", "gemini")
@@ -34,11 +34,16 @@ class Deed(NamedTuple):
 
     @property
     def errand(self) -> str:
-        return str(self.attempts[0][2].arguments["errand"])
+        return errand_of(self.attempts[0][2])
 
     @property
     def state(self) -> str:
         return self.outcomes[-1][1].state if self.outcomes else OPEN
+
+
+def errand_of(intent: EffectIntended) -> str:
+    """Return which errand a call was to run; what a model was asked is not in the record."""
+    return ASKED if intent.called == "model" else str(intent.arguments["errand"])
 
 
 def deeds(session: perdure.Session) -> dict[str, Deed]:
@@ -96,7 +101,7 @@ class Judge:
     def _audited(self) -> Iterator[str]:
         """Nothing happened without an intent, nor twice for one."""
         attempts = {
-            id: (intent.arguments["errand"], intent.key)
+            id: (errand_of(intent), intent.key)
             for deed in self._deeds.values()
             for _, id, intent in deed.attempts
         }

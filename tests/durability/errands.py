@@ -62,7 +62,11 @@ class Scenario(NamedTuple):
 
 
 EVERY = [Scenario(policy, colour) for policy in POLICIES for colour in COLOURS]
-ERRANDS = [*(f"issued-{n}" for n in range(ISSUED)), *["direct"] * 2, "keyed", "nested", "later"]
+ASKED = "asked"
+ERRANDS = [
+    *(f"issued-{number}" for number in range(ISSUED)),
+    *["direct", "direct", "keyed", "nested", "later", ASKED],
+]
 INNER = ["nested/1", "nested/2"]
 
 
@@ -71,6 +75,7 @@ class Errands:
 
     def __init__(self, session: Any, world: World, scenario: Scenario) -> None:
         self._world = world
+        self._scenario = scenario
         run = self._run if scenario.colour == "blocking" else self._run_async
         nest = self._nest if scenario.colour == "blocking" else self._nest_async
         self.tools = {
@@ -79,6 +84,8 @@ class Errands:
         }
         self.inner = self.tools[scenario.name(0)]
         self.nested = session.tool(nest, name="nest", **self._declared(scenario.outer))
+        ask = self._ask if scenario.colour == "blocking" else self._ask_async
+        self.model = session.model(ask, name="model")
 
     def _declared(self, policy: str) -> dict[str, Any]:
         reconcile = {"reconcile": self._find_out} if policy == "reconcile" else {}
@@ -104,6 +111,15 @@ class Errands:
         parts = (attempt_async(partial(self.inner, f"{errand}/{part}")) for part in (1, 2))
         await asyncio.gather(*parts)
         return await self._run_async(errand)
+
+    def _ask(self, question: str) -> dict[str, Any]:
+        """Be the model, whose answers are paid for."""
+        self._run(ASKED)
+        return self._scenario.calls
+
+    async def _ask_async(self, question: str) -> dict[str, Any]:
+        await self._run_async(ASKED)
+        return self._scenario.calls
 
     def _find_out(self, effect: Effect) -> Done | NotDone:
         if self._world.has(effect.key):
@@ -142,7 +158,7 @@ def run(session: perdure.Session, world: World, scenario: Scenario) -> None:
     with entered(session, "Run my errands.", "turn-1") as turn:
         if not turn.ended:
             told = attempt(lambda: tools[scenario.name(0)]("direct"))
-            turn.append(scenario.calls, id="calls")
+            turn.append(errands.model("What now?"), id="calls")
             session.run_tool_calls(None, tools, parallel=ISSUED)
             told += attempt(lambda: tools[scenario.name(1)].keyed("once")("keyed"))
             told += attempt(lambda: tools[scenario.name(0)]("direct"))
@@ -162,7 +178,7 @@ async def run_async(session: perdure.AsyncSession, world: World, scenario: Scena
     async with entered(session, "Run my errands.", "turn-1") as turn:
         if not turn.ended:
             told = await attempt_async(lambda: tools[scenario.name(0)]("direct"))
-            await turn.append(scenario.calls, id="calls")
+            await turn.append(await errands.model("What now?"), id="calls")
             await session.run_tool_calls(None, tools, parallel=ISSUED)
             calls = (
                 lambda: tools[scenario.name(1)].keyed("once")("keyed"),

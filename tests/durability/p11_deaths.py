@@ -27,8 +27,8 @@ from tests.durability.world import Death
 
 LONG_RUN = 60.0  # Seconds; shorter runs are samples, for which strace is too slow.
 KILLED_WITHIN = 0.08  # Seconds; a little more than a run takes here.
-DEATHS_MAX = 4  # Of one chain of processes.
-AGAIN = 0.4  # How often the next process is killed too.
+DEATHS_MAX = 6  # Of one chain of processes.
+AGAIN = 0.6  # How often the next process is killed too.
 GIVEN_UP = 0.08  # How often the turn is abandoned and not taken over.
 
 

@@ -31,7 +31,7 @@ from tests.durability.world import Death, Reaper, World
 
 KEYED = "key:"
 LOOKED_AT = 0.2
-IN_THE_KEYED_CALL = range(28, 34)  # Where the agents have it under way, most often.
+IN_THE_KEYED_CALL = range(31, 37)  # Where the agents have it under way, most often.
 
 
 class Sleeper(Reaper):

@@ -149,7 +149,9 @@ class Judge:
             yield "happened more often than it was tried"
         if deed.state == "succeeded" and not happened:
             yield "did not happen and is told to have"
-        if not self._whole and deed.state == "unknown":
+        # A model that was not heard has changed nothing, and is not unknown but failed.
+        given_up = "failed" if deed.errand == ASKED else "unknown"
+        if not self._whole and deed.state == given_up:
             return
         if deed.policy == "unsafe":
             if happened > 1 or len(deed.attempts) > 1:

@@ -122,11 +122,11 @@ def test_a_tool_that_does_not_wait_for_its_intent_is_seen(
 ) -> None:
     real = Tool.make
 
-    def hasty(self: Tool, call: Any, given: Any, tell: Any = None) -> Any:
+    def hasty(self: Tool, call: Any, given: Any, *rest: Any, **more: Any) -> Any:
         effect = Effect(".hasty", call.tool, self._handle.replica.settings.token(), {})
         with tools.during(effect, call.identity):
             self.spec.function(*given.args, **given.kwargs)
-        return real(self, call, given, tell)
+        return real(self, call, given, *rest, **more)
 
     monkeypatch.setattr(Tool, "make", hasty)
     assert any("without an intent" in one for one in failures(directory, "unsafe"))

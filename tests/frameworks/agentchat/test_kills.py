@@ -107,6 +107,7 @@ def kills(counts: dict[str, int], seed: str) -> list[tuple[str, int]]:
     """Return places to die at: some of each kind, or all."""
     every = [(what, at) for what, count in sorted(counts.items()) for at in range(1, count + 1)]
     if KILLS == "all":
+        print(f"{seed}: killed at {len(every)} places")
         return every
     random.Random(seed).shuffle(every)
     first = {what: (what, at) for what, at in every}
@@ -137,14 +138,13 @@ def cases(*policies: str) -> Iterator[Any]:
 
 @pytest.mark.parametrize(("team", "policy"), [*cases("idempotent", "reconcile")])
 def test_a_killed_team_that_is_run_again_says_and_hears_the_same(
-    team: str, policy: str, servers: Servers, tmp_path: Path, record_property: Any
+    team: str, policy: str, servers: Servers, tmp_path: Path
 ) -> None:
     form = f"{team}:{policy}"
     counts, wanted, left = whole(form, servers.next(), tmp_path / "whole.db")
     assert len(left.ledger) == counts["received"] >= 2
     assert {"append", "sending", "received"} <= counts.keys()
     places = kills(counts, form)
-    record_property("kills", len(places))
     for what, at in places:
         path = tmp_path / f"{what}-{at}.db"
         sent, found = killed(form, servers.next(), path, what, at)
@@ -156,12 +156,11 @@ def test_a_killed_team_that_is_run_again_says_and_hears_the_same(
 
 @pytest.mark.parametrize("team", TEAMS if KILLS == "all" else ["round_robin", "graph", "custom"])
 def test_a_killed_team_with_unsafe_tools_goes_on_and_says_what_nobody_knows(
-    team: str, servers: Servers, tmp_path: Path, record_property: Any
+    team: str, servers: Servers, tmp_path: Path
 ) -> None:
     form = f"{team}:unsafe"
     counts, _, left = whole(form, servers.next(), tmp_path / "whole.db")
     places = kills(counts, form)
-    record_property("kills", len(places))
     for what, at in places:
         path = tmp_path / f"{what}-{at}.db"
         sent, found = killed(form, servers.next(), path, what, at)

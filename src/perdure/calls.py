@@ -90,18 +90,21 @@ def answers(message: Message) -> list[str]:
     return []
 
 
-def closing(message: Message, call: Call, notice: str = INTERRUPTED_NOTICE) -> Message:
+def closing(
+    message: Message, call: Call, notice: str = INTERRUPTED_NOTICE, *, failed: bool = True
+) -> Message:
     """Return a result for an open call, in the format of the message that made it."""
     if _is_one_of(message, OUTPUTS):
         return item_output(message["type"], call.id, notice)
     if "parts" in message:
-        response: dict[str, Any] = {"name": call.name, "response": {"error": notice}}
+        told = {"error" if failed else "result": notice}
+        response: dict[str, Any] = {"name": call.name, "response": told}
         if call.id != call.name:
             response["id"] = call.id
         return {"role": "user", "parts": [{"function_response": response}]}
     if type(message.get("content")) is list and call in open_calls({"content": message["content"]}):
         result = {"type": "tool_result", "tool_use_id": call.id, "content": notice}
-        return {"role": "user", "content": [{**result, "is_error": True}]}
+        return {"role": "user", "content": [{**result, "is_error": True} if failed else result]}
     function = message.get("function_call")
     if type(function) is dict and call.id == call.name == function.get("name"):
         return {"role": "function", "name": call.name, "content": notice}

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from perdure import effecting, journal, reading, views
+from perdure import effecting, journal, reading, retelling, views
 from perdure.approval_records import ApprovalAsked
 from perdure.content import Content
 from perdure.deeds import INTENDED, UNKNOWN
@@ -156,6 +156,13 @@ def _asked(replica: Replica, linked: Linked, content: ApprovalAsked) -> Found:
 def _settled(
     replica: Replica, one: Found, content: EffectSettled, said: Sequence[Linked] = ()
 ) -> Found:
+    if content.told and said:
+        message = journal.decode(replica.name, said[-1], replica.past.cipher)
+        found = isinstance(message, Message) and retelling.restored(content, message.message)
+        if not found:
+            position = said[-1].entry.position
+            raise ChainError(replica.name, position, "the result of a call is expected here")
+        content = found
     result = replica.settings.codec.unpack(content.result, stream=replica.name)
     usage = result.get("usage") if one.kind == "model" and isinstance(result, dict) else None
     if content.said:

@@ -7,7 +7,7 @@ Pure. A plan decides in view of the newest state each time it is made, and leave
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple, TypeVar
 
-from perdure import approving, codec, reading
+from perdure import approving, codec, reading, retelling
 from perdure.approving import Say
 from perdure.backend import digest_of
 from perdure.deeds import INTENDED, MODEL, UNKNOWN, Deed
@@ -21,12 +21,13 @@ from perdure.errors import (
 from perdure.intake import Taken
 from perdure.journal import Draft
 from perdure.plans import Batch, Made, Plan
-from perdure.records import EffectIntended, EffectSettled
+from perdure.records import EffectIntended, EffectSettled, Message
 from perdure.replica import Replica
+from perdure.retelling import Form
 from perdure.saying import NOBODY, Ownership, Voice, message_drafts, require_turn
 from perdure.steps import Steps
 
-C = TypeVar("C", EffectIntended, EffectSettled)
+C = TypeVar("C", EffectIntended, EffectSettled, Message)
 Kind = Literal["tool", "model"]
 Policy = Literal["read_only", "idempotent", "reconcile", "unsafe"]
 POLICIES: tuple[Policy, ...] = ("read_only", "idempotent", "reconcile", "unsafe")  # By strictness.
@@ -61,6 +62,7 @@ class Outcome(NamedTuple):
     reason: str = ""
     duration: float = 0.0
     said: int = 0
+    told: Form = ""
 
 
 class Verdict:
@@ -172,7 +174,7 @@ def _judge(
     verdict.before = begun.version if begun.version != call.version else None
     if deed.outcome and not (call.called == "model" and deed.state == "failed"):
         verdict.action = "serve"
-        verdict.outcome = yield from _content_at(replica, batch, deed.outcome, EffectSettled)
+        verdict.outcome = yield from _outcome_at(replica, batch, deed.outcome)
         return deed.outcome
     ran = verdict.ended.get(deed.effect)
     if ran is False and deed.outcome == 0:
@@ -207,6 +209,18 @@ def _require_same(batch: Batch, call: Called, deed: Deed) -> None:
         raise DivergenceError(batch.name, call.identity, was, now)
 
 
+def _outcome_at(replica: Replica, batch: Batch, position: int) -> Steps[EffectSettled]:
+    """Return an outcome with its result, wherever that stands."""
+    settled = yield from _content_at(replica, batch, position, EffectSettled)
+    if not settled.told:
+        return settled
+    message = yield from _content_at(replica, batch, position - 1, Message)
+    found = retelling.restored(settled, message.message)
+    if found is None:
+        raise ChainError(batch.name, position - 1, "the result of a call is expected here")
+    return found
+
+
 def _content_at(replica: Replica, batch: Batch, position: int, kind: type[C]) -> Steps[C]:
     if position > batch.tip.position:
         content: object = batch.drafts[position - batch.tip.position - 1].content
@@ -235,9 +249,10 @@ def settle(
     drafts: list[Draft] = []
     if said is not None:
         drafts = message_drafts(replica, [said], Voice(origin=origin), turn, None)
+        form = retelling.form_of(outcome.result, said.message)
+        outcome = outcome._replace(result=None, told=form) if form else outcome
 
-    def make(batch: Batch) -> Made:
-        yield from ()
+    def make(batch: Batch) -> int:
         deed = batch.fold.deeds.by_identity.get(identity)
         if deed is None:
             raise NotFoundError(f"effect {effect!r}", "its turn has ended, or it is settled")
@@ -247,10 +262,13 @@ def settle(
         if deed.state not in (INTENDED, UNKNOWN):
             reason = f"the effect is settled already: {deed.state}"
             raise ConflictError(batch.name, batch.position, batch.position, reason)
-        position = _settle(replica, batch, identity, deed, outcome)
+        if not outcome.told:
+            _settle(replica, batch, identity, deed, outcome)
         for draft in drafts:
-            position = batch.add(draft)
-        return position
+            batch.add(draft)
+        if outcome.told:  # It refers to the message before it.
+            _settle(replica, batch, identity, deed, outcome)
+        return batch.position
 
     return Plan("effect.settle", identity, make)
 
@@ -286,5 +304,6 @@ def _settle(replica: Replica, batch: Batch, identity: str, deed: Deed, outcome: 
         duration=round(outcome.duration, 6),
         turn=deed.turn,
         said=outcome.said,
+        told=outcome.told,
     )
     return batch.add_content(replica.settings.new_id(), content)

@@ -163,6 +163,8 @@ class EffectSettled(Content, frozen=True, kw_only=True):
     turn: str = ""
     said: int = 0
     """The result is the last so many messages before this record, of the same append."""
+    told: Literal["", "text", "json"] = ""
+    """The result is large, and is the text of the message before this record, or JSON in it."""
 
     @property
     def subject(self) -> str:

@@ -131,7 +131,7 @@ class AsyncTool:
         handle, replica = self._handle, self._handle.replica
         ownership, ordinals = tools.running_turn(handle, call.tool)
         patience = Patience(handle.driver.name, self.spec.approval_wait, time.monotonic())
-        notice = tell.say(INTERRUPTED_NOTICE) if tell and not again else None
+        notice = tell.say(INTERRUPTED_NOTICE, failed=True) if tell and not again else None
         say = tell.say if tell else None
         while True:
             plan = effecting.intend(
@@ -238,7 +238,8 @@ class AsyncTool:
         text: str,
         tell: Telling | None,
     ) -> None:
-        said = tell.say(text) if tell else None
+        failed = outcome.state not in ("succeeded", "reconciled")
+        said = tell.say(text, failed=failed) if tell else None
         plan = effecting.settle(
             self._handle.replica,
             call.identity,

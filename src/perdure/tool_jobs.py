@@ -26,9 +26,9 @@ class Job(NamedTuple):
         """Which call it is, for ever: providers' ids can repeat, positions can not."""
         return issued(self.position, self.issued.number)
 
-    def answer(self, text: str) -> dict[str, Any]:
+    def answer(self, text: str, *, failed: bool) -> dict[str, Any]:
         """Return the message that answers the call, in the format of the one that made it."""
-        return closing(self.message, self.issued.call, text)
+        return closing(self.message, self.issued.call, text, failed=failed)
 
     def problem(self, known: Collection[str]) -> str:
         """Return what keeps the call from being made, as the model is told of it, or nothing."""

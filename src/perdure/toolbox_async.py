@@ -53,9 +53,10 @@ async def _run(
     tool = box.get(job.issued.call.name)
     problem = job.problem(box)
     if tool is None or problem:
-        return await _say(handle, tell, problem)
+        return await _say(handle, tell, problem, failed=True)
     spec, arguments = tool.spec, job.issued.arguments
     packed, digest = effecting.encoded(handle.replica, arguments)
+    failed = False
     call = Called(job.identity, spec.name, packed, digest, spec.policy, spec.version, spec.actor)
     try:
         result = await tool.make(call, Given(arguments, (), arguments), tell, slots)
@@ -63,14 +64,14 @@ async def _run(
         # What was recorded of the call, the model was told with it, and goes on.
         if tell.told is None and not isinstance(error, UnknownOutcomeError | EffectError):
             raise
-        result = str(error)
+        result, failed = str(error), True
     if tell.told is None:  # It was served from the record, where nobody had told the model.
-        return await _say(handle, tell, tools.text_of(result))
+        return await _say(handle, tell, tools.text_of(result), failed=failed)
     return tell.told
 
 
-async def _say(handle: AsyncHandle, tell: Telling, text: str) -> dict[str, Any]:
+async def _say(handle: AsyncHandle, tell: Telling, text: str, *, failed: bool) -> dict[str, Any]:
     running = tools.running_turn(handle, "run_tool_calls")
-    said = tell.say(text)
+    said = tell.say(text, failed=failed)
     await handle.write(saying.say_taken(handle.replica, [said], turn=running.ownership))
     return said.message

@@ -162,17 +162,23 @@ class Given(NamedTuple):
     kwargs: dict[str, Any]
 
 
+class Answer(Protocol):
+    """Makes the message that answers a call with a text."""
+
+    def __call__(self, text: str, *, failed: bool) -> dict[str, Any]: ...
+
+
 class Telling:
     """Makes the message that tells the model of an outcome. `told` is the one that was stored."""
 
-    def __init__(self, answer: Callable[[str], dict[str, Any]]) -> None:
+    def __init__(self, answer: Answer) -> None:
         self._answer = answer
         self.last: dict[str, Any] | None = None
         self.told: dict[str, Any] | None = None
 
-    def say(self, text: str) -> Taken:
+    def say(self, text: str, *, failed: bool = True) -> Taken:
         """Return the message; it is not told before it is stored."""
-        self.last = self._answer(text)
+        self.last = self._answer(text, failed=failed)
         return Taken(self.last, {})
 
 

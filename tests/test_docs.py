@@ -88,9 +88,11 @@ def named(page: Path) -> str:
 
 @pytest.mark.parametrize("page", [page for page in PAGES if python(page)], ids=named)
 def test_every_python_block_runs(
-    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    if "DATABASE_URL" in page.read_text("utf-8"):
+        monkeypatch.setenv("DATABASE_URL", request.getfixturevalue("postgres_store"))
     namespace: dict[str, Any] = {"__name__": "docs"}
     printed = ""
     for block in blocks(page):

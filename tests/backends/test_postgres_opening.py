@@ -1,9 +1,14 @@
 """What a Postgres server can be like when a store is opened, and what is said of it."""
 
 import logging
+import os
+import random
 import signal
+import subprocess
+import tempfile
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from urllib.parse import quote
 
 import psycopg
@@ -225,6 +230,51 @@ def test_opening_waits_for_a_server_that_is_not_there_yet_if_it_is_told_to() -> 
         assert status(backend, appended("s", 2, 2)) == ["stored"], "a call waits by itself"
         thread.join()
         backend.close()
+
+
+@pytest.fixture
+def small_disk() -> Iterator[Path]:
+    """A directory with room for 4 MB that the server can reach."""
+    place = Path(tempfile.mkdtemp(prefix="perdure-small-"))
+    mount = ["mount", "-t", "tmpfs", "-o", "size=4m,mode=777", "tmpfs", str(place)]
+    if subprocess.run(mount, check=False, capture_output=True).returncode:
+        place.rmdir()
+        pytest.skip("this user may not mount a small disk")
+    yield place
+    leave = ["umount", "-l", str(place)]
+    subprocess.run(leave, check=True)
+    place.rmdir()
+
+
+def test_a_full_disk_is_said_and_the_session_goes_on_when_there_is_room(small_disk: Path) -> None:
+    with running() as server, perdure.open(server.url) as store:
+        with psycopg.connect(server.url, autocommit=True) as admin:
+            space = sql.SQL("create tablespace small location {}")
+            if server.user is not None:
+                (small_disk / "data").mkdir()
+                os.chown(small_disk / "data", server.user, server.user)
+            admin.execute(space.format(str(small_disk / "data")))
+            admin.execute("alter table perdure.entry set tablespace small")
+        session = store.session("s")
+        texts = [
+            f"{number} {random.Random(number).randbytes(200_000).hex()}" for number in range(40)
+        ]
+        stored = 0
+
+        def go_on() -> None:
+            nonlocal stored
+            for text in texts[stored:]:
+                session.append({"role": "user", "content": text}, id=text[:3])
+                stored += 1
+
+        with pytest.raises(UnavailableError, match="disk is full"):
+            go_on()
+        assert 2 < stored < 40
+        room = ["mount", "-o", "remount,size=64m", str(small_disk)]
+        subprocess.run(room, check=True)
+        go_on()
+        assert [message["content"] for message in session.messages()] == texts
+        session.verify()
 
 
 @pytest.mark.parametrize("name", ['it\'s "quoted"; drop schema public --', "Gross", "ü %s {x} 🦉"])

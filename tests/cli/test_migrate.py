@@ -8,10 +8,12 @@ import pytest
 from click.testing import CliRunner, Result
 from psycopg import sql
 
+import perdure
 from perdure.backends.postgres import PostgresBackend
 from perdure.cli.__main__ import main
 from perdure.errors import UnavailableError
 from perdure.testing.contract_values import appended, entries, status
+from tests.cli.support import invoke
 
 TENANTS = ("perdure_acme", 'perdure "globex"')
 PASSWORD = "open sesame"  # noqa: S105 - of roles that end with the test
@@ -67,6 +69,21 @@ def test_what_can_not_work_is_one_line(arguments: list[str], code: int, text: st
     assert text in result.stderr
     assert "secret" not in result.output
     assert "Traceback" not in result.output
+
+
+def test_commands_that_read_make_no_tables(postgres_empty: str) -> None:
+    secret = postgres_empty.partition("://")[2].partition("@")[0].partition(":")[2]
+    empty = invoke(postgres_empty, "ls")
+    assert empty.exit_code == 3
+    assert "no tables yet" in empty.stderr
+    run(postgres_empty)
+    with perdure.open(postgres_empty) as store:
+        store.session("claim-4711").append({"role": "user", "content": "hello"})
+    for arguments in (["ls"], ["ls", "--recent"], ["show", "claim-4711"], ["verify"], ["stats"]):
+        result = invoke(postgres_empty, *arguments)
+        assert result.exit_code == 0
+        assert "claim-4711" in result.stdout
+        assert secret not in result.output
 
 
 @pytest.fixture

@@ -65,6 +65,11 @@ class Server:
                 self._programs = _copied(self._programs, home)
 
     @property
+    def user(self) -> int | None:
+        """The user that the server runs as, None if it is this one."""
+        return self._identity.get("user")
+
+    @property
     def url(self) -> str:
         """The address of its database, without a schema."""
         return f"postgresql://{USER}:{self.password}@127.0.0.1:{self.port}/postgres"

@@ -22,7 +22,7 @@ from perdure.cli.text import safe
 from perdure.codec import Codec
 from perdure.errors import DamagedError, NotFoundError, PerdureError, UsageError
 from perdure.fold import DELETED
-from perdure.opening import _backend, _parse, _settings, split_accept
+from perdure.opening import ALIASES, SERVERS, _backend, _parse, _settings, split_accept
 from perdure.store import Store
 
 BAD_NEWS, WRONG_CALL, UNAVAILABLE = 1, 2, 3
@@ -166,6 +166,8 @@ def _existing(address: str | None) -> str:
         raise WrongCallError("A memory store is empty when it is opened: name one on disk.")
     if scheme in {"sqlite", "files"} and rest:
         _require_there(Path(rest), address)
+    if scheme in {*SERVERS, *ALIASES} and "migrate=" not in rest:
+        return f"{address}{'&' if '?' in rest else '?'}migrate=no"  # Tables are not made either.
     return address
 
 

@@ -44,6 +44,8 @@ if TYPE_CHECKING:
     from perdure.codec import TypeCodec
     from perdure.documents import Values
     from perdure.documents_async import AsyncValues
+    from perdure.guarantees import Guarantees
+    from perdure.moving import copy, copy_async
     from perdure.opening import open, open_async  # noqa: A004 - what callers write
     from perdure.records import Record
     from perdure.session import Session
@@ -102,6 +104,8 @@ __all__ = [
     "Verified",
     "Version",
     "VersionError",
+    "copy",
+    "copy_async",
     "current_effect",
     "open",
     "open_async",
@@ -129,6 +133,8 @@ _WHERE = {
     "Values": "documents",
     "Verified": "views",
     "Version": "views",
+    "copy": "moving",
+    "copy_async": "moving",
     "current_effect": "tools",
     "open": "opening",
     "open_async": "opening",

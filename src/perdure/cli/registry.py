@@ -10,6 +10,7 @@ COMMANDS = {
     "approvals": "List the calls that wait for somebody's approval.",
     "approve": "Let a call happen that waits for an approval.",
     "chat": "Talk with a model; the conversation survives the process.",
+    "copy": "Copy sessions to another store, while others write to them.",
     "demo": "Kill an assistant in the middle of its turn, and see it go on.",
     "deny": "Have a call not made that waits for an approval.",
     "effects": "List tool and model calls, and what became of them.",

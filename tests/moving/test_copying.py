@@ -1,0 +1,324 @@
+"""A copy is the same store: what goes along, what is refused, and what happens meanwhile."""
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+import perdure
+from perdure.backend import Append, Backend, Outcome
+from perdure.backends.memory import MemoryBackend
+from perdure.backends.offload import Offload
+from perdure.copying import Copied
+from perdure.copying_asking import Progress
+from perdure.errors import NotFoundError, UnavailableError, UsageError
+from perdure.fold import DELETED
+from perdure.records import Deleted
+from perdure.testing import Flaky
+from tests.core.support import contents, said
+from tests.moving.breaking import Counted, Lying, Unable
+from tests.moving.stores import shown
+
+
+@pytest.fixture
+def source() -> Iterator[MemoryBackend]:
+    """A store with a few sessions, a branch, labels and a deleted one."""
+    backend = MemoryBackend()
+    store = perdure.open(backend)
+    for name in ("claim-1", "claim-2", "order-1"):
+        session = store.session(name)
+        with session.turn(f"hello {name}") as turn:
+            turn.append(said("hi", "assistant"))
+    store.session("claim-1").label("vip")
+    store.session("order-1").branch("a branch").append(said("what if"))
+    store.session("gone").append(said("x"))
+    store.delete("gone")
+    yield backend
+    backend.close()
+
+
+def spoil(backend: MemoryBackend, name: str, position: int, *, header: bool = False) -> None:
+    """Change a byte of an entry behind everybody's back."""
+    entries = backend._streams[name].entries
+    at = next(at for at, entry in enumerate(entries) if entry.position == position)
+    entry = entries[at]
+    if header:
+        entries[at] = entry._replace(header=entry.header.replace(b'"', b"'", 1))
+    else:
+        entries[at] = entry._replace(body=(entry.body or b"")[:-2] + b" ]")
+
+
+def kinds(copied: Copied) -> dict[str, str]:
+    return {problem.session: problem.kind for problem in copied.problems}
+
+
+def test_a_copy_shows_the_same_in_every_view(source: MemoryBackend) -> None:
+    target = MemoryBackend()
+    copied = perdure.copy(source, target)
+    assert copied.complete
+    assert copied.sessions == copied.of_sessions == len(shown(source)) == 5
+    assert copied.entries == sum(len(one.entries) for one in shown(source).values())
+    assert shown(target) == shown(source)
+    store = perdure.open(target)
+    store.session("a branch").append(said("and on it goes"))
+    assert contents(store.session("a branch"))[-1] == "and on it goes"
+
+
+def test_what_is_there_is_not_copied_again(source: MemoryBackend) -> None:
+    target = Counted(MemoryBackend())
+    perdure.copy(source, target)
+    sent = len(target.sent)
+    again = perdure.copy(source, target)
+    assert (again.sessions, again.entries, again.complete) == (0, 0, True)
+    assert len(target.sent) == sent == len(set(target.sent))
+    perdure.open(source).session("claim-2").append(said("more"))
+    assert perdure.copy(source, target).entries == 1
+    assert shown(target) == shown(source)
+
+
+def test_many_short_sessions_share_few_commits() -> None:
+    source, target = MemoryBackend(), Counted(MemoryBackend())
+    store = perdure.open(source)
+    for number in range(700):
+        store.session(f"{number:04}").append(said("x"))
+    assert perdure.copy(source, target).sessions == 700
+    assert target.calls == 3
+
+
+def test_long_sessions_arrive_in_whole_batches() -> None:
+    source, target = MemoryBackend(), Counted(MemoryBackend())
+    session = perdure.open(source).session("long")
+    for number in range(30):
+        session.append(*[said(f"{number} {part} " + "x" * 5000) for part in range(17)])
+    seen = []
+    real = target.append
+
+    def append(appends: Sequence[Append]) -> Sequence[Outcome]:
+        outcomes = real(appends)
+        copied = perdure.open(target.backend).session("long")
+        seen.append(len(copied))
+        assert copied.verify().torn == 0
+        return outcomes
+
+    target.append = append  # type: ignore[method-assign]
+    assert perdure.copy(source, target).complete
+    assert len(seen) > 2
+    assert {count % 17 for count in seen} == {0}
+    assert shown(target.backend) == shown(source)
+
+
+def test_a_target_with_other_sessions_keeps_them(source: MemoryBackend) -> None:
+    target = MemoryBackend()
+    perdure.open(target).session("mine").append(said("x"))
+    before = shown(target)["mine"]
+    assert perdure.copy(source, target, final=True).complete
+    assert shown(target).pop("mine") == before
+    assert {**shown(source), "mine": before} == shown(target)
+
+
+def test_another_session_of_the_same_name_is_refused_and_the_rest_goes_on(
+    source: MemoryBackend,
+) -> None:
+    target = MemoryBackend()
+    store = perdure.open(target)
+    store.session("claim-1").append(said("somebody else's"))
+    store.session("claim-2").append(*[said("somebody else's")] * 9)
+    before = shown(target)
+    copied = perdure.copy(source, target)
+    assert kinds(copied) == {"claim-1": "conflict", "claim-2": "conflict"}
+    assert not copied.complete
+    assert "another session of that name" in copied.problems[0].reason
+    after = shown(target)
+    assert {name: after[name] for name in before} == before
+    assert after["order-1"] == shown(source)["order-1"]
+
+
+def test_a_target_that_went_on_is_not_turned_back(source: MemoryBackend) -> None:
+    target = MemoryBackend()
+    perdure.copy(source, target)
+    perdure.open(target).session("claim-1").append(said("written to the copy"))
+    copied = perdure.copy(source, target)
+    assert kinds(copied) == {"claim-1": "conflict"}
+    assert "gone on" in copied.problems[0].reason
+    perdure.open(source).session("claim-1").append(*[said("written to the source"), said("too")])
+    assert kinds(perdure.copy(source, target)) == {"claim-1": "conflict"}
+
+
+@pytest.mark.parametrize("header", [False, True])
+@pytest.mark.parametrize("position", [1, 2, 4])
+def test_damage_in_the_source_is_told_and_nothing_of_that_session_is_copied(
+    source: MemoryBackend, position: int, *, header: bool
+) -> None:
+    spoil(source, "order-1", position, header=header)
+    target = MemoryBackend()
+    copied = perdure.copy(source, target)
+    assert kinds(copied)["order-1"] == "damaged"
+    assert {head.stream for head in target.streams()} <= {"claim-1", "claim-2", "gone"}
+    (problem,) = [one for one in copied.problems if one.session == "order-1"]
+    assert problem.position in {position, position - 1}
+    assert kinds(copied)["a branch"] in {"past", "damaged"}, "its past was not copied"
+
+
+def test_damage_late_in_a_long_session_keeps_all_of_it_back() -> None:
+    source, target = MemoryBackend(), MemoryBackend()
+    session = perdure.open(source).session("long")
+    for _ in range(40):
+        session.append(*[said("x" * 4000) for _ in range(20)])
+    spoil(source, "long", 777)
+    copied = perdure.copy(source, target)
+    assert [(one.session, one.position) for one in copied.problems] == [("long", 777)]
+    assert list(target.streams()) == []
+
+
+def test_a_store_that_stores_something_else_is_found_out(source: MemoryBackend) -> None:
+    inner = MemoryBackend()
+    copied = perdure.copy(source, Lying(inner, "claim-2"))
+    assert kinds(copied) == {"claim-2": "damaged"}
+    assert "read back" in copied.problems[0].reason
+
+
+def test_a_final_copy_reads_everything_on_both_sides(source: MemoryBackend) -> None:
+    target = MemoryBackend()
+    perdure.copy(source, target)
+    good = perdure.copy(source, target, final=True)
+    assert good.complete
+    assert good.verified == sum(len(one.entries) for one in shown(source).values())
+    assert perdure.copy(source, target).verified == 0
+    spoil(target, "claim-2", 2)
+    assert perdure.copy(source, target).complete, "heads alone do not show it"
+    bad = perdure.copy(source, target, final=True)
+    assert [(one.session, one.position) for one in bad.problems] == [("claim-2", 2)]
+
+
+def test_sessions_are_chosen_by_prefix_label_or_id(source: MemoryBackend) -> None:
+    def names(**chosen: object) -> set[str]:
+        target = MemoryBackend()
+        assert perdure.copy(source, target, **chosen).complete  # type: ignore[arg-type]
+        return {head.stream for head in target.streams()}
+
+    assert names(prefix="claim-") == {"claim-1", "claim-2"}
+    assert names(labels=["vip"]) == {"claim-1"}
+    assert names(sessions=["claim-2", "gone", "claim-2"]) == {"claim-2", "gone"}
+    assert names(prefix="nothing") == set()
+    with pytest.raises(NotFoundError, match="'no-such'"):
+        names(sessions=["claim-2", "no-such"])
+    with pytest.raises(UsageError, match="not both"):
+        names(sessions=["claim-2"], prefix="c")
+    with pytest.raises(UsageError, match="list of ids"):
+        names(sessions="claim-2")
+
+
+def test_a_branch_brings_its_past_along(source: MemoryBackend) -> None:
+    perdure.open(source).session("a branch").branch("a/deeper").append(said("deeper"))
+    target = MemoryBackend()
+    copied = perdure.copy(source, target, sessions=["a/deeper"])
+    assert copied.ancestors == ("a branch", "order-1")
+    store = perdure.open(target)
+    assert contents(store.session("a/deeper")) == ["hello order-1", "hi", "what if", "deeper"]
+    assert store.session("a/deeper").verify().entries
+
+
+def test_a_dry_run_writes_nothing_and_counts_what_a_copy_copies(
+    source: MemoryBackend, tmp_path: Path
+) -> None:
+    dry = perdure.copy(source, tmp_path / "new.db", dry_run=True)
+    assert not (tmp_path / "new.db").exists()
+    target = Counted(MemoryBackend())
+    perdure.open(target.backend).session("claim-1").append(said("other"))
+    second = perdure.copy(source, target, dry_run=True)
+    assert (target.sent, second.rounds) == ([], 0)
+    assert kinds(second) == {"claim-1": "conflict"}
+    wet = perdure.copy(source, tmp_path / "new.db")
+    assert (wet.sessions, wet.entries) == (dry.sessions, dry.entries)
+    assert not dry.complete
+
+
+def test_a_session_that_is_deleted_between_two_copies_is_deleted_in_the_copy(
+    source: MemoryBackend,
+) -> None:
+    target = MemoryBackend()
+    perdure.copy(source, target)
+    store = perdure.open(source)
+    store.delete("claim-2", reason="at once")
+    store.session("claim-1").append(*[said("one"), said("two")])
+    store.delete("claim-1", reason="after more was said")
+    assert perdure.copy(source, target, final=True).complete
+    assert shown(target) == shown(source)
+    assert len([*target.read("claim-1")]) == len([*target.read("claim-2")]) == 1
+    store.session("claim-1").append(said("a second life"))
+    assert perdure.copy(source, target, final=True).complete
+    assert contents(perdure.open(target).session("claim-1")) == ["a second life"]
+
+
+def test_a_target_that_can_not_remove_says_so(source: MemoryBackend) -> None:
+    target = MemoryBackend()
+    perdure.copy(source, target)
+    store = perdure.open(source)
+    store.session("claim-1").append(*[said("one"), said("two")])
+    store.delete("claim-1")
+    copied = perdure.copy(source, Unable(target))
+    assert kinds(copied) == {"claim-1": "unsupported"}
+    assert "can not remove" in copied.problems[0].reason
+
+
+def test_what_a_deletion_has_not_dropped_yet_is_not_copied(source: MemoryBackend) -> None:
+    kept = [*source.read("claim-2")]
+    perdure.open(source).delete("claim-2")
+    stream = source._streams["claim-2"]
+    stream.entries = [*kept, *stream.entries]  # As a crash before the dropping leaves it.
+    target = MemoryBackend()
+    assert perdure.copy(source, target).complete
+    (left,) = target.read("claim-2")
+    assert Deleted.kind.encode() in left.header
+    assert next(target.streams(prefix="claim-2")).labels == {DELETED}
+
+
+def test_a_server_that_fails_now_and_then_does_not_stop_a_copy(source: MemoryBackend) -> None:
+    for after_commit in (False, True):
+        target = Flaky(MemoryBackend(), fail=lambda call: call % 2 == 1, after_commit=after_commit)
+        assert perdure.copy(source, target).complete
+        assert shown(target.backend) == shown(source)
+    away = Flaky(MemoryBackend(), fail=1.0)
+    with pytest.raises(UnavailableError):
+        perdure.copy(source, away)
+
+
+def test_a_copy_tells_how_far_it_is() -> None:
+    source, seen = MemoryBackend(), list[Progress]()
+    store = perdure.open(source)
+    for number in range(200):
+        store.session(f"{number:03}").append(said("x"))
+    perdure.copy(source, MemoryBackend(), final=True, on_progress=seen.append)
+    assert [*dict.fromkeys(one.phase for one in seen)] == ["counting", "copying", "verifying"]
+    copying = [one for one in seen if one.phase == "copying" and one.round == 1]
+    assert copying[-1].entries == copying[-1].of_entries == 200
+    assert [one.sessions for one in copying] == sorted(one.sessions for one in copying)
+
+
+def test_what_is_no_source_or_no_target_is_refused(tmp_path: Path, source: MemoryBackend) -> None:
+    with pytest.raises(NotFoundError, match=r"nope\.db.*nothing was made"):
+        perdure.copy(tmp_path / "nope.db", MemoryBackend())
+    assert not (tmp_path / "nope.db").exists()
+    with pytest.raises(UsageError, match="same store"):
+        perdure.copy(source, source)
+    perdure.open(tmp_path / "a.db").close()
+    for other in (f"sqlite:{tmp_path / 'a.db'}", tmp_path / "a.db"):
+        with pytest.raises(UsageError, match="same store"):
+            perdure.copy(str(tmp_path / "a.db"), other)
+    with pytest.raises(UsageError, match="backend"):
+        perdure.copy(source, 7)  # type: ignore[arg-type]
+
+
+def test_an_event_loop_copies_alike(source: MemoryBackend, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        copied = await perdure.copy_async(Offload(source), tmp_path / "copy.db", final=True)
+        assert copied.complete
+        assert copied.verified == copied.entries
+        again = await perdure.copy_async(Offload(source), tmp_path / "copy.db")
+        assert again.entries == 0
+
+    asyncio.run(scenario())
+    backend: Backend = perdure.backends.sqlite.SqliteBackend(tmp_path / "copy.db")
+    assert shown(backend) == shown(source)
+    backend.close()

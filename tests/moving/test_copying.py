@@ -89,7 +89,7 @@ def test_many_short_sessions_share_few_commits() -> None:
 def test_long_sessions_arrive_in_whole_batches() -> None:
     source, target = MemoryBackend(), Counted(MemoryBackend())
     session = perdure.open(source).session("long")
-    for number in range(30):
+    for number in range(60):
         session.append(*[said(f"{number} {part} " + "x" * 5000) for part in range(17)])
     seen = []
     real = target.append
@@ -103,7 +103,7 @@ def test_long_sessions_arrive_in_whole_batches() -> None:
 
     target.append = append  # type: ignore[method-assign]
     assert perdure.copy(source, target).complete
-    assert len(seen) > 2
+    assert len(seen) > 3
     assert {count % 17 for count in seen} == {0}
     assert shown(target.backend) == shown(source)
 

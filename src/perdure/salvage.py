@@ -26,10 +26,11 @@ def past_of(name: str, settings: Settings, on_damage: OnDamage | None) -> Steps[
         yield from _require_known_format(name)
         raise ChainError(name, start, "neither its first entries nor its last can be read")
     stream = Stream(name, known.header.stream, settings.tenant)
-    lineage = yield from _lineage(name, first, settings, on_damage)
-    # A first entry names its session. Where one does not, those before it are missing.
-    bound = first is not None and first.header.session is not None
-    begin = 0 if lineage or start <= 1 else start if bound else start - 1
+    lineage, begin = yield from _lineage(name, first, settings, on_damage)
+    if not lineage:
+        # A first entry names its session. Where one does not, those before it are missing.
+        bound = first is not None and first.header.session is not None
+        begin = 0 if start <= 1 else start if bound else start - 1
     return Past(stream, tip, settings.cipher, lineage, begin)
 
 
@@ -103,7 +104,8 @@ def _readable(name: str, entry: Entry) -> Linked | None:
 
 def _lineage(
     name: str, first: Linked | None, settings: Settings, on_damage: OnDamage | None
-) -> Steps[tuple[Ancestor, ...]]:
+) -> Steps[tuple[tuple[Ancestor, ...], int]]:
+    """Return the ancestors of a session, and where the past of the oldest begins anew, if so."""
     found: list[Ancestor] = []
     while first is not None and first.header.kind == Branched.kind:
         try:
@@ -115,11 +117,15 @@ def _lineage(
             found.append(Ancestor(content.parent, content.stream, content.at))
             name = content.parent
         _, first = yield from _first(name)
-    if found and first is not None and first.header.kind == Deleted.kind:
+    if not found or first is None or first.header.kind != Deleted.kind:
+        return tuple(found), 0
+    begin = first.entry.position
+    if found[-1].at < begin:
         gone = ChainError(name, first.entry.position, "the past that was shared was deleted")
         _report(gone, on_damage)
         found.pop()
-    return tuple(found)
+        begin = 0
+    return tuple(found), begin
 
 
 def _report(error: DamagedError, on_damage: OnDamage | None) -> None:

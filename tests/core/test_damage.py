@@ -172,3 +172,14 @@ def test_a_session_that_only_a_newer_perdure_can_read_is_not_called_damaged() ->
     backend._streams["s"].digest = digest(backend._streams["s"].entries[0])
     with pytest.raises(VersionError, match="upgrade"):
         list(store.records("s", on_damage=lambda _: None))
+
+
+def test_a_branch_of_a_second_life_is_read_without_being_opened() -> None:
+    store, _ = store_in_memory()
+    store.session("a").append(said("a first life"))
+    store.delete("a")
+    store.session("a").append(said("a second one"))
+    store.session("a").branch("b").append(said("what if"))
+    records = [*store.records("b")]
+    assert records == [*store.session("b").records()]
+    assert [record.kind for record in records] == ["deleted", "message", "branched", "message"]

@@ -11,7 +11,14 @@ from perdure.copying import Copied, Copying
 from perdure.copying_asking import Ask, CopySteps, Listed, Progress, Remove, Send
 from perdure.copying_pairs import Selection
 from perdure.errors import DamagedError, NotFoundError, UnavailableError, UsageError
-from perdure.opening import Address, _backend, _parse, _require_backend, split_accept
+from perdure.opening import (
+    Address,
+    _async_backend,
+    _backend,
+    _parse,
+    _require_backend,
+    split_accept,
+)
 from perdure.plans import require_str
 from perdure.steps import Drop, Heads, Read
 from perdure.writing import require_labels, require_session_id
@@ -143,13 +150,11 @@ def _opened(store: "Address | Backend") -> Iterator[Backend]:
 
 @asynccontextmanager
 async def _opened_async(store: "Address | AsyncBackend") -> AsyncIterator[AsyncBackend]:
-    from perdure.backends.offload import Offload
-
     if not isinstance(store, str | os.PathLike):
         _require_backend(store)
         yield store
         return
-    backend = Offload(_backend(store))
+    backend = _async_backend(store)
     try:
         yield backend
     finally:

@@ -122,7 +122,12 @@ def test_passwords_are_not_repeated() -> None:
 
 
 def test_watching_copies_what_is_written_until_it_is_stopped(path: Path, tmp_path: Path) -> None:
-    running = start("copy", "--watch", "--json", str(path), "files:copy", folder=tmp_path)
+    running = start(
+        *("copy", "--watch", "--json", str(path), "files:copy"),
+        folder=tmp_path,
+        # A test run in the background ignores the signal, and what it starts does too.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     try:
         assert running.stdout is not None
         assert '"sessions": 4' in running.stdout.readline()

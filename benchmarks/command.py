@@ -17,6 +17,7 @@ from benchmarks import (
     imports,
     postgres,
     reading,
+    sessions,
     speed,
     storage,
     values,
@@ -24,6 +25,10 @@ from benchmarks import (
 from benchmarks.report import Part
 from benchmarks.workload import SEED
 
+PARTS = (
+    *("speed", "reading", "storage", "import", "values", "adapter", "effects"),
+    *("postgres", "sessions"),
+)
 RESULTS = Path(__file__).resolve().parent / "results"
 
 
@@ -33,7 +38,7 @@ def main() -> int:
     out: Path = arguments.out
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out, prefix="stores-") as folder:
-        parts = _parts(Path(folder), quick=arguments.quick)
+        parts = _parts(Path(folder), arguments)
         chosen = [arguments.only] if arguments.only else list(parts)
         done = []
         for name in chosen:
@@ -55,18 +60,16 @@ def _arguments() -> argparse.Namespace:
         description="Measure perdure beside others, on this machine and this disk.",
     )
     parser.add_argument("--quick", action="store_true", help="a minute, with less to trust")
+    parser.add_argument("--only", choices=PARTS)
     parser.add_argument(
-        "--only",
-        choices=[
-            "speed",
-            "reading",
-            "storage",
-            "import",
-            "values",
-            "adapter",
-            "effects",
-            "postgres",
-        ],
+        "--sessions",
+        type=int,
+        metavar="N",
+        help="of the part `sessions`: how many the largest store holds [1,000,000; quick: 10,000]",
+    )
+    parser.add_argument(
+        "--url",
+        help="of the part `sessions`: the stores, with {size} in it; those that are there are used",
     )
     parser.add_argument(
         "--out",
@@ -78,7 +81,8 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _parts(folder: Path, *, quick: bool) -> dict[str, Callable[[], Part]]:
+def _parts(folder: Path, arguments: argparse.Namespace) -> dict[str, Callable[[], Part]]:
+    quick: bool = arguments.quick
     return {
         "speed": lambda: speed.measure(
             folder,
@@ -101,6 +105,12 @@ def _parts(folder: Path, *, quick: bool) -> dict[str, Callable[[], Part]]:
             rounds=3 if quick else 9,
             seconds=0.7 if quick else 2.0,
             pairs=150 if quick else 1_800,
+        ),
+        "sessions": lambda: sessions.measure(
+            folder,
+            largest=arguments.sessions or (10_000 if quick else 1_000_000),
+            repeats=10 if quick else 40,
+            url=arguments.url,
         ),
     }
 

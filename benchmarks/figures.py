@@ -135,8 +135,23 @@ def _effects(axis: Any, data: dict[str, Any]) -> None:
     _title(axis, "A step that is recorded", below)
 
 
+def _sessions(axis: Any, data: dict[str, Any]) -> None:
+    sizes = [int(size) for size in data["sizes"]]
+    for what, by_size in data["seconds"].items():
+        heights = [1e3 * seconds for seconds in by_size.values()]
+        axis.plot(sizes, heights, marker="o", markersize=3, linewidth=1.4, label=what)
+    axis.set_xscale("log")
+    axis.set_yscale("log")
+    axis.set_xticks(sizes, [f"{size:,}" for size in sizes])
+    axis.minorticks_off()
+    axis.set_xlabel("sessions in the store")
+    axis.legend(frameon=False, fontsize=7, ncols=2)
+    _title(axis, "Many sessions", f"ms, median, in a {data['scheme']} store")
+
+
 PANELS: dict[str, list[Any]] = {
     "speed": [_turns, _cpu, _lone],
     "reading": [_reading],
     "effects": [_effects],
+    "sessions": [_sessions],
 }

@@ -19,6 +19,7 @@ LABELS_MAX = 16  # A listing filter, not a data model: enough for states and a f
 LABEL_BYTES_MAX = 64  # Keeps the head of a stream within one small row.
 
 RECENT = "recent"  # The capability of a store that has the method of `Recent`.
+CLOCK = "clock"  # The capability of a store that has the method of `Timed`.
 REMOVE = "remove"  # The capability of a store that has the method of `Removing`.
 WATCH = "watch"  # The capability of a store that has the method of `Watch`.
 
@@ -292,3 +293,21 @@ def knowing_watch(backend: Backend | AsyncBackend) -> Watch | AsyncWatch:
         reason = f"{backend.name} does not tell when records come"
         raise UnsupportedError(reason, "look now and then, as session.watch does")
     return cast("Watch | AsyncWatch", backend)
+
+
+class Timed(Protocol):
+    """What a store with the capability `clock` does besides: it is a server, and tells its time.
+
+    For whoever asks why recorded times of two machines differ: nothing else goes by it.
+    """
+
+    def server_time(self) -> float:
+        """Return the seconds since 1970 by the server's clock."""
+        ...
+
+
+def knowing_time(backend: Backend) -> Timed:
+    """Return a backend as one that tells its server's time, or raise UnsupportedError."""
+    if CLOCK not in backend.capabilities:
+        raise UnsupportedError(f"{backend.name} has no clock of its own", "ask the machine's")
+    return cast("Timed", backend)

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import apsw
 import pytest
 
 import perdure
+from perdure import opening
 from perdure.backends import filesystem, sqlite_guarantees, sqlite_schema
 from perdure.backends.memory import MemoryBackend
 from perdure.backends.sqlite import SqliteBackend
@@ -191,3 +193,26 @@ def test_both_colours_promise_the_same(tmp_path: Path) -> None:
 
     with perdure.open(tmp_path / "agents.db") as store:
         assert asyncio.run(promised()) == store.guarantees()
+
+
+def test_the_table_in_the_docs_is_what_stores_say(
+    tmp_path: Path, mounted: Mounted, postgres_store: str
+) -> None:
+    mounted("ext4")
+    page = Path(__file__).parents[2] / "docs" / "how-to" / "choose-a-backend.md"
+    rows = re.findall(
+        r"^\| `(\w+):[^|]*((?: \|[^|\n]+){4}) \|$", page.read_text("utf-8"), re.MULTILINE
+    )
+    addresses = {
+        "sqlite": f"sqlite:{tmp_path / 'a.db'}",
+        "files": f"files:{tmp_path / 'files'}",
+        "memory": "memory:",
+        "postgresql": postgres_store,
+    }
+    assert {scheme for scheme, _ in rows} == {*addresses} == {*opening.SCHEMES}
+    for scheme, cells in rows:
+        with perdure.open(addresses[scheme]) as store:
+            found = store.guarantees()
+        said = [cell.strip() for cell in cells.split("|")[1:]]
+        abilities = ", ".join(found.abilities)
+        assert said == [found.survives, found.shared_by, found.atomic, abilities], scheme

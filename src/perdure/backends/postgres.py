@@ -8,7 +8,7 @@ between, and a statement whose answer was lost is simply sent again.
 from collections.abc import Collection, Iterator, Sequence
 from functools import partial
 
-from perdure.backend import RECENT, REMOVE, WATCH, Append, Entry, Head, Outcome
+from perdure.backend import CLOCK, RECENT, REMOVE, WATCH, Append, Entry, Head, Outcome
 from perdure.backends.postgres_address import parse, quoted
 from perdure.backends.postgres_bell import LASTS, Bell, channel_of
 from perdure.backends.postgres_guarantees import ACCEPTABLE, promised
@@ -31,7 +31,7 @@ class PostgresBackend:
     that are not to be refused (`perdure.guarantees`).
     """
 
-    capabilities: frozenset[str] = frozenset({RECENT, REMOVE, WATCH})
+    capabilities: frozenset[str] = frozenset({CLOCK, RECENT, REMOVE, WATCH})
 
     def __init__(self, address: str, *, accept: Collection[str] = ()) -> None:
         parsed = parse(address)
@@ -115,6 +115,10 @@ class PostgresBackend:
         """As `Removing.remove`."""
         check_name(stream)
         return self._pool.run(partial(self._book.remove, stream, digest))
+
+    def server_time(self) -> float:
+        """As `Timed.server_time`."""
+        return self._pool.run(self._book.server_time)
 
     def close(self) -> None:
         """Close the connections."""

@@ -13,7 +13,7 @@ import msgspec
 
 from perdure.backend import STORED, Append, Entry, Outcome, digest_of
 from perdure.backends.postgres_arrays import Bytes, Flags, Numbers, Texts
-from perdure.backends.postgres_sql import Statements
+from perdure.backends.postgres_sql import NOW, Statements
 from perdure.backends.rules import POSITION_MAX, check_name, decide
 from perdure.errors import DamagedError, UnavailableError
 
@@ -189,6 +189,11 @@ class Book:
     def expect(self, stream: str, seconds: int) -> Steps[None]:
         """Have writers tell, for a while, when they append to a stream."""
         yield Ask(self.sql.expect, (self.key(stream), self.tenant, seconds))
+
+    def server_time(self) -> Steps[float]:
+        """Return the time by the server's clock, in seconds since 1970."""
+        rows = yield Ask(f"select {NOW}", ())
+        return int(rows[0][0]) / 1e6
 
     def remove(self, stream: str, digest: str) -> Steps[bool]:
         """Forget a stream if this is the digest of its end; tell whether it is gone."""

@@ -14,6 +14,7 @@ COMMANDS = {
     "demo": "Kill an assistant in the middle of its turn, and see it go on.",
     "deny": "Have a call not made that waits for an approval.",
     "effects": "List tool and model calls, and what became of them.",
+    "doctor": "Explain a store, try whether it keeps its promises, say what to change.",
     "import": "Take messages out of JSON files that a script kept.",
     "ls": "List sessions.",
     "migrate": "Bring the tables of a Postgres store up to date.",

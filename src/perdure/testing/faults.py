@@ -16,6 +16,7 @@ from perdure.backend import (
     Outcome,
     able_to_remove,
     knowing_recency,
+    knowing_time,
     knowing_watch,
 )
 from perdure.errors import UnavailableError
@@ -80,6 +81,10 @@ class _Around:
     def remove(self, stream: str, *, digest: str) -> bool:
         """As the backend's, where it declares it."""
         return able_to_remove(self.backend).remove(stream, digest=digest)
+
+    def server_time(self) -> float:
+        """As the backend's, where it declares it."""
+        return knowing_time(self.backend).server_time()
 
     def close(self) -> None:
         """As the backend's."""

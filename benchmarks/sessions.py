@@ -1,0 +1,170 @@
+"""Many sessions in one store: opening, listing a page and appending, from 1,000 to a million.
+
+Each size has a store of its own, and the sizes take turns, so that whatever else the machine does
+hits all of them alike.
+"""
+
+import random
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+
+import perdure
+from benchmarks.report import Line, Part, Progress, table
+from perdure import codec, journal
+from perdure.backend import RECENT, Append, Backend
+from perdure.cipher import Plain, random_text
+from perdure.content import Content
+from perdure.journal import EMPTY, Draft, Stream
+from perdure.opening import _backend
+from perdure.records import Labelled, Message
+
+SIZES = (1_000, 10_000, 100_000, 1_000_000)
+AT_ONCE = 2_000  # Sessions in one append while a store is filled.
+PAGE = 50
+TENANTS = 3  # So few that even the smallest store has a whole page of each.
+VIP_EVERY = 3
+TIMES_MAX = 2.0  # So much slower the largest may be than the smallest.
+NOISE = 0.0005  # Seconds; a difference below it is the machine's.
+
+SAID = [
+    {"role": "user", "content": "Draft a claims escalation checklist for a water damage claim."},
+    {"role": "assistant", "content": "1. Confirm the policy. 2. Assign an adjuster within a day."},
+]
+
+
+def name_of(number: int) -> str:
+    """Return the id of a session; those of one tenant share a prefix."""
+    return f"tenant-{number % TENANTS:02}/claim-{number:07}"
+
+
+def fill(backend: Backend, size: int, say: Callable[[str], object] = len) -> None:
+    """Store so many sessions of two messages, as real entries, unless they are there."""
+    last = name_of(size - 1)
+    if any(head.stream == last for head in backend.streams(prefix=last, limit=1)):
+        return
+    numbers = iter(range(size))
+    while chunk := list(islice(numbers, AT_ONCE)):
+        backend.append([_append(number) for number in chunk])
+        if chunk[-1] % (50 * AT_ONCE) == 50 * AT_ONCE - 1:
+            say(f"{chunk[-1] + 1:,} sessions are made")
+
+
+def _append(number: int) -> Append:
+    name = name_of(number)
+    contents: list[Content] = [Message(message=message) for message in SAID]
+    labels = frozenset({"vip"}) if number % VIP_EVERY == 0 else frozenset[str]()
+    contents += [Labelled(add=("vip",))] if labels else []
+    drafts = [Draft(f".{random_text()}", content, codec.encode(content)) for content in contents]
+    at = journal.timestamp(1.7e9 + number)
+    stream = Stream(name, random_text())
+    entries, _ = journal.link(stream, EMPTY, drafts, time=at, cipher=Plain())
+    return Append(name, entries, labels)
+
+
+class Subject:
+    """A store of one size, and what is measured of it."""
+
+    def __init__(self, address: str, size: int) -> None:
+        self.size = size
+        self._address = address
+        self._store = perdure.open(address)
+        self._draw = random.Random(size)
+        self._new = 0
+        self._run = random_text()
+
+    def _any(self) -> str:
+        return name_of(self._draw.randrange(self.size))
+
+    def measures(self) -> Iterator[tuple[str, float]]:
+        """Yield what each operation took, once."""
+        store = self._store
+        yield "open the store", _timed(lambda: perdure.open(self._address).close())
+        name = self._any()
+        yield "resume a session", _timed(lambda: store.resume(name))
+        tenant = f"tenant-{self._draw.randrange(TENANTS):02}/"
+        yield f"list {PAGE} by prefix", _timed(lambda: _page(store, prefix=tenant))
+        yield f"list {PAGE} by label", _timed(lambda: _page(store, labels=["vip"]))
+        start = self._any()
+        yield f"list {PAGE} after one", _timed(lambda: _page(store, after=start))
+        if RECENT in store.guarantees().abilities:
+            yield f"list {PAGE} most recent", _timed(lambda: _page(store, recent=True))
+        session = store.resume(self._any())
+        yield "append", _timed(lambda: session.append(SAID[0]))
+        self._new += 1
+        new = store.session(f"new/{self._run}-{self._new}")
+        yield "append to a new one", _timed(lambda: new.append(SAID[0]))
+
+    def close(self) -> None:
+        self._store.close()
+
+
+def _page(store: perdure.Store, **chosen: object) -> None:
+    found = list(islice(store.sessions(**chosen), PAGE))  # type: ignore[arg-type]
+    if not found:
+        message = "nothing was listed"
+        raise AssertionError(message)
+
+
+def _timed(work: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+def measure(folder: Path, *, largest: int, repeats: int, url: str | None) -> Part:
+    """Fill stores up to the largest size, and measure them in turns."""
+    sizes = [size for size in SIZES if size < largest] + [largest]
+    address = url or f"sqlite:{folder}/{{size}}.db"
+    if "{size}" not in address:
+        message = "the address needs {size} in it, such as postgresql://…?schema=bench_{size}"
+        raise SystemExit(message)
+    progress = Progress("sessions", len(sizes) + repeats)
+    subjects = []
+    for size in sizes:
+        backend = _backend(address.format(size=size))
+        seconds = _timed(lambda: fill(backend, size, print))  # noqa: B023 - called at once
+        backend.close()
+        subjects.append(Subject(address.format(size=size), size))
+        progress.step(f"{size:,} sessions in {seconds:,.1f} s")
+    found: dict[str, dict[int, list[float]]] = {}
+    for number in range(repeats):
+        for subject in subjects:
+            for what, seconds in subject.measures():
+                found.setdefault(what, {}).setdefault(subject.size, []).append(seconds)
+        progress.step(f"round {number + 1}")
+    for subject in subjects:
+        subject.close()
+    return _part(address, sizes, found)
+
+
+def _part(address: str, sizes: list[int], found: dict[str, dict[int, list[float]]]) -> Part:
+    medians = {
+        what: {size: statistics.median(times) for size, times in by_size.items()}
+        for what, by_size in found.items()
+    }
+    rows = [
+        [what, *(f"{1e3 * by_size[size]:.2f}" for size in sizes), f"{_times(by_size, sizes):.2f}×"]
+        for what, by_size in medians.items()
+    ]
+    head = ["ms, median", *(f"{size:,}" for size in sizes), "largest to smallest"]
+    lines = []
+    for what, by_size in medians.items():
+        small, large = by_size[sizes[0]], by_size[sizes[-1]]
+        lines.append(
+            Line(
+                f"{what}, {sizes[-1]:,} sessions against {sizes[0]:,}",
+                f"{1e3 * large:.2f} ms against {1e3 * small:.2f} ms",
+                f"at most {TIMES_MAX:.0f}×, or {1e3 * NOISE:.1f} ms more",
+                holds=large <= max(TIMES_MAX * small, small + NOISE),
+            )
+        )
+    scheme = address.partition(":")[0]
+    data = {"scheme": scheme, "sizes": sizes, "seconds": medians}
+    return Part("sessions", [table(head, rows)], lines, data)
+
+
+def _times(by_size: dict[int, float], sizes: list[int]) -> float:
+    return by_size[sizes[-1]] / by_size[sizes[0]]

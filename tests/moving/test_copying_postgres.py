@@ -1,0 +1,96 @@
+"""Copies to a server and back, and what a doctor says of one."""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+import perdure
+from perdure.backend import CLOCK, knowing_time
+from perdure.backends.memory import MemoryBackend
+from perdure.backends.postgres import PostgresBackend
+from perdure.backends.sqlite import SqliteBackend
+from tests.cli.support import invoke, objects
+from tests.core.support import said
+from tests.moving.stores import act, shown
+from tests.moving.test_copying_properties import EVERYTHING, LATER, died
+
+
+@pytest.fixture
+def server(postgres_store: str) -> Iterator[PostgresBackend]:
+    with closing(PostgresBackend(postgres_store)) as backend:
+        yield backend
+
+
+def test_a_store_moves_to_a_server_and_back(server: PostgresBackend, tmp_path: Path) -> None:
+    with (
+        closing(SqliteBackend(tmp_path / "one.db")) as one,
+        closing(SqliteBackend(tmp_path / "two.db")) as two,
+    ):
+        act(perdure.open(one), EVERYTHING)
+        assert perdure.copy(one, server).complete
+        assert shown(server) == shown(one)
+        act(perdure.open(one), LATER)
+        assert perdure.copy(one, server, final=True).complete
+        assert shown(server) == shown(one)
+        act(perdure.open(server), LATER)
+        assert perdure.copy(server, two, final=True).complete
+        assert shown(server) == shown(two)
+
+
+def test_a_copy_to_a_server_that_dies_goes_on(server: PostgresBackend) -> None:
+    source = MemoryBackend()
+    act(perdure.open(source), EVERYTHING)
+    deaths = sum(
+        died(source, server, nth, side="target", after=nth % 2 == 0) for nth in range(1, 14)
+    )
+    assert deaths > 3
+    assert perdure.copy(source, server, final=True).complete
+    assert shown(server) == shown(source)
+
+
+def test_an_event_loop_copies_to_a_server(postgres_store: str, tmp_path: Path) -> None:
+    with perdure.open(tmp_path / "one.db") as store:
+        act(store, EVERYTHING)
+    final = perdure.copy_async(tmp_path / "one.db", postgres_store, final=True)
+    copied = asyncio.run(final)
+    assert copied.complete
+    assert copied.verified == copied.entries
+    assert perdure.copy(tmp_path / "one.db", postgres_store).entries == 0
+
+
+def test_the_command_does_not_repeat_a_password(postgres_store: str, tmp_path: Path) -> None:
+    with perdure.open(tmp_path / "one.db") as store:
+        store.session("s").append(said("a"))
+    secret = postgres_store.replace("://", "://", 1)
+    result = invoke(None, "copy", str(tmp_path / "one.db"), secret)
+    assert result.exit_code == 0
+    user = postgres_store.partition("://")[2].partition("@")[0]
+    password = user.partition(":")[2]
+    assert not password or password not in result.stdout + result.stderr
+
+
+def test_a_server_is_examined_and_nothing_is_left(
+    server: PostgresBackend, postgres_store: str
+) -> None:
+    perdure.open(server).session("s").append(said("a"))
+    before = shown(server)
+    result = invoke(None, "doctor", "--json", "--appends", "20", postgres_store)
+    (found,) = objects(result)
+    names = {one["name"]: one for one in [*found["machine"], *found["trials"]]}
+    assert abs(names["server's clock"]["data"]["skew"]) < 5
+    assert {one["verdict"] for one in found["trials"]} <= {"sound", "note", "weak"}
+    assert names["two writers"]["verdict"] == names["many writers"]["verdict"] == "sound"
+    assert found["guarantees"]["engine"] == "PostgreSQL"
+    assert shown(server) == before
+    assert CLOCK in server.capabilities
+    assert knowing_time(server).server_time() > 1.7e9
+
+
+def test_a_server_that_is_away_is_unusable() -> None:
+    result = invoke(None, "doctor", "postgresql://me:secret@127.0.0.1:1/nothing?patience=1")
+    assert result.exit_code == 2
+    assert "unusable" in result.stdout
+    assert "secret" not in result.stdout + result.stderr

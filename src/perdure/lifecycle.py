@@ -24,6 +24,7 @@ from perdure.steps import Steps
 from perdure.writing import require_labels, require_session_id
 
 PAGE = 256
+FIRST_PAGE = 64  # Whoever shows a page of sessions does not wait for four.
 
 UNFINISHED = "its parent was deleted before the branch was complete"
 
@@ -82,15 +83,15 @@ def _finish_dropping(replica: Replica) -> Steps[None]:
 
 
 def listed(
-    *, prefix: str, after: str, labels: Sequence[str], deleted: bool
+    *, prefix: str, after: str, labels: Sequence[str], deleted: bool, limit: int = PAGE
 ) -> Steps[tuple[list[Head], str | None]]:
     """Return a page of heads, and the name to go on after, or None at the end."""
     require_labels(labels)
     for text in (prefix, after, *labels):
         require_str(text, "a prefix, id or label")
-    page = yield from steps.heads(prefix=prefix, after=after, labels=labels, limit=PAGE)
+    page = yield from steps.heads(prefix=prefix, after=after, labels=labels, limit=limit)
     shown = [head for head in page if deleted or DELETED not in head.labels]
-    return shown, page[-1].stream if len(page) == PAGE else None
+    return shown, page[-1].stream if len(page) == limit else None
 
 
 def branch(source: Replica, name: object, *, at: object) -> Steps[Replica]:

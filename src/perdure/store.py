@@ -87,10 +87,13 @@ class Store:
                     yield head
             return
         going_on: str | None = after
+        limit = lifecycle.FIRST_PAGE
         while going_on is not None:
-            page, going_on = self._driver.run(
-                lifecycle.listed(prefix=prefix, after=going_on, labels=labels, deleted=deleted)
+            chosen = lifecycle.listed(
+                prefix=prefix, after=going_on, labels=labels, deleted=deleted, limit=limit
             )
+            page, going_on = self._driver.run(chosen)
+            limit = lifecycle.PAGE
             yield from page
 
     def records(

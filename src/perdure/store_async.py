@@ -87,10 +87,13 @@ class AsyncStore:
                     yield head
             return
         going_on: str | None = after
+        limit = lifecycle.FIRST_PAGE
         while going_on is not None:
-            page, going_on = await self._driver.run(
-                lifecycle.listed(prefix=prefix, after=going_on, labels=labels, deleted=deleted)
+            chosen = lifecycle.listed(
+                prefix=prefix, after=going_on, labels=labels, deleted=deleted, limit=limit
             )
+            page, going_on = await self._driver.run(chosen)
+            limit = lifecycle.PAGE
             for head in page:
                 yield head
 

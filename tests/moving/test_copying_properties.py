@@ -16,7 +16,7 @@ from perdure.testing import Crash
 from tests.moving.breaking import Counted, Dying
 from tests.moving.stores import KINDS, Action, act, opened, scripts, shown
 
-QUICK = {"sqlite": 4, "files": 4, "memory": 12}
+QUICK = {"sqlite": 3, "files": 3, "memory": 10}
 
 
 @contextmanager

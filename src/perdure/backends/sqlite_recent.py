@@ -12,6 +12,7 @@ from typing import Any
 
 import apsw
 
+FIRST_ROWS = 128  # Two rows a stream or so: whoever shows a page does not wait for more.
 PAGE_ROWS = 256
 FEW = 1000  # So many streams are rather sorted than looked for among all the others.
 
@@ -27,12 +28,14 @@ class Walk:
     def __init__(self) -> None:
         self.ended = False
         self._before = 2**63 - 1
+        self._rows = FIRST_ROWS
         self._seen: set[int] = set()
 
     def page(self, db: apsw.Connection) -> list[int]:
         """Return the keys of the next streams; there may be none on a page."""
-        rows: list[Any] = db.execute(ROWS, (self._before, PAGE_ROWS)).fetchall()
-        self.ended = len(rows) < PAGE_ROWS
+        rows: list[Any] = db.execute(ROWS, (self._before, self._rows)).fetchall()
+        self.ended = len(rows) < self._rows
+        self._rows = PAGE_ROWS
         if not rows:
             return []
         self._before = rows[-1][0]

@@ -127,8 +127,23 @@ class Lease:
     def _renew_often(self) -> None:
         pause: float | None = self._asked.ttl * RENEW_AFTER
         while pause is not None and not self._stop.wait(pause):
-            pause = self._renew()
+            pause = self._renew_in_time()
         self._handle.tell_notices()
+
+    def _renew_in_time(self) -> float | None:
+        """Renew the lease, but wait no longer than it lasts: a store may hang."""
+        holding, answers = self._holding, list[float | None]()
+        if holding is None:
+            return None
+        run = contextvars.copy_context().run
+        thread = threading.Thread(
+            target=lambda: answers.append(run(self._renew)), name="perdure-renewal", daemon=True
+        )
+        thread.start()
+        thread.join(holding.left())
+        if answers:
+            return answers[0]
+        return leasing.pause_after(self._handle.replica, holding, TimeoutError())
 
     def _renew(self) -> float | None:
         """Renew the lease; return in how many seconds to do it again, None if it is over."""

@@ -113,8 +113,19 @@ class AsyncLease:
         pause: float | None = self._asked.ttl * RENEW_AFTER
         while pause is not None:
             await asyncio.sleep(pause)
-            pause = await self._renew()
+            pause = await self._renew_in_time()
         self._handle.tell_notices()
+
+    async def _renew_in_time(self) -> float | None:
+        """Renew the lease, but wait no longer than it lasts: a store may hang."""
+        holding = self._holding
+        if holding is None:
+            return None
+        try:
+            async with asyncio.timeout(holding.left()):
+                return await self._renew()
+        except TimeoutError as error:
+            return leasing.pause_after(self._handle.replica, holding, error)
 
     async def _renew(self) -> float | None:
         """Renew the lease; return in how many seconds to do it again, None if it is over."""
@@ -123,8 +134,7 @@ class AsyncLease:
             return None
         sent = lease.now()
         try:
-            async with asyncio.timeout(holding.left()):
-                await self._handle.write(leasing.renew(replica, holding))
+            await self._handle.write(leasing.renew(replica, holding))
         except Exception as error:  # noqa: BLE001 - whatever it was, the lease runs out by itself
             return leasing.pause_after(replica, holding, error)
         holding.renew(sent)

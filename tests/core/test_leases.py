@@ -657,6 +657,26 @@ def test_renewals_go_on_while_a_long_tool_runs(pair: Pair) -> None:
     assert 4 <= len(renewals) <= 20
 
 
+def test_a_store_that_hangs_is_told_of_when_the_time_has_passed(
+    backend: Away, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In real time: nothing answers, and whoever waits for `lost` wakes up."""
+    hanging, session = threading.Event(), perdure.open(backend).session("s")
+
+    def append(appends: Sequence[Append]) -> Sequence[Outcome]:
+        hanging.wait(20)
+        return MemoryBackend.append(backend, appends)
+
+    lease = session.lease(ttl=0.3)
+    lease.__enter__()
+    monkeypatch.setattr(backend, "append", append)
+    assert lease.lost.wait(5)
+    assert not lease.held
+    hanging.set()
+    with pytest.raises(FencedError, match="no renewal"):
+        lease.__exit__(None, None, None)
+
+
 def test_threads_wait_for_each_other(store: perdure.Store) -> None:
     """In real time: each counts on from what the one before it had written."""
 

@@ -11,7 +11,7 @@ and done is taken from the record, at the speed of memory, until the record ends
 import asyncio
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from types import TracebackType
 from typing import Any, Self
 
@@ -31,7 +31,9 @@ from perdure.adapters.autogen_tools import Effects, Policies
 logger = logging.getLogger("perdure.adapters.autogen")
 
 
-def persist(session: Session, *agents: Any, tools: Policies | None = None) -> "Chat":
+def persist(
+    session: Session, *agents: Any, tools: Policies | None = None, lease: float | None = None
+) -> "Chat":
     """Return a chat for `with`, in which all that the agents say and do is kept in the session.
 
     Give every agent that takes part: both of a pair; a group's manager, who brings its group along;
@@ -44,12 +46,16 @@ def persist(session: Session, *agents: Any, tools: Policies | None = None) -> "C
     `tools` names what is to be done about calls that a crash cut off, by the name of the tool: an
     effect as for `session.tool`, or its options: `{"pay": "idempotent"}`, `{"pay": {"effect":
     "reconcile", "reconcile": find_out}}`. A tool that is not named is "unsafe".
+
+    A process that begins an interrupted chat again takes it over; one that still is at it gets an
+    error with its next message. With a `lease` of so many seconds it is the other way round: while
+    one process has the chat, others get LeaseHeldError; after a crash they wait for its end.
     """
     autogen = framework()
     if not isinstance(session, Session):
         reason = f"a {type(session).__qualname__} can not be used from the framework's hooks"
         raise UsageError(f"{reason}: give a session of perdure.open(...), for async chats too")
-    return Chat(autogen, session, _participants(autogen, agents), tools or {})
+    return Chat(autogen, session, _participants(autogen, agents), tools or {}, lease)
 
 
 def _participants(autogen: Any, given: tuple[Any, ...]) -> list[Any]:
@@ -72,9 +78,18 @@ def _participants(autogen: Any, given: tuple[Any, ...]) -> list[Any]:
 class Chat:
     """A chat whose agents are durable. Made by `persist`."""
 
-    def __init__(self, autogen: Any, session: Session, agents: list[Any], tools: Policies) -> None:
+    def __init__(
+        self,
+        autogen: Any,
+        session: Session,
+        agents: list[Any],
+        tools: Policies,
+        lease: float | None,
+    ) -> None:
         self._autogen = autogen
         self._session = session
+        # Who died holds its lease until it ends; who lives renews it, and is not waited for longer.
+        self._lease = session.lease(ttl=lease, wait=lease) if lease is not None else nullcontext()
         groups = Groups([one for one in agents if isinstance(one, autogen.GroupChatManager)])
         self._agents = Agents(agents, groups)
         self._recorder = Recorder(session, {*self._agents.by_name}, groups)
@@ -82,6 +97,7 @@ class Chat:
         self._parts = Parts(self, self._agents, self._recorder, self._effects)
         self._kept = Kept(session, self._agents)
         self._policies = tools
+        self._held = ExitStack()
         self.talking = False
 
     @property
@@ -125,6 +141,13 @@ class Chat:
         self._restore()
 
     def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            stack.enter_context(self._lease)
+            self._begin()
+            self._held = stack.pop_all()
+        return self
+
+    def _begin(self) -> None:
         self._kept.load()
         said, others = spoken(self._session)
         self._kept.require_same(said, others)
@@ -133,7 +156,6 @@ class Chat:
         self._restore(only_own=True)
         classes.install(self._autogen)
         self._parts.replace()
-        return self
 
     def __exit__(
         self,
@@ -141,9 +163,10 @@ class Chat:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._parts.put_back()
-        classes.disown(self)
-        classes.uninstall()
+        with self._held:
+            self._parts.put_back()
+            classes.disown(self)
+            classes.uninstall()
 
     def _require_tools(self) -> None:
         known = {CODE, *(name for agent in self._agents for name in agent.function_map)}

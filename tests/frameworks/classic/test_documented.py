@@ -1,0 +1,106 @@
+"""What the page on the classic API shows runs, and what its table says is tried."""
+
+import ast
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Any
+
+import autogen
+import pytest
+
+import perdure
+from perdure.adapters.autogen import persist
+from perdure.testing import ModelServer
+from tests.frameworks.classic.conftest import Cast
+from tests.frameworks.classic.test_persist import CHECKLIST, REFINE, said, sent
+
+ROOT = Path(__file__).parents[3]
+PAGE = ROOT / "docs" / "how-to" / "autogen-classic-and-ag2.md"
+EXAMPLE = ROOT / "examples" / "autogen_claims.py"
+BLOCK = re.compile(r"^```(python|text)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def test_the_page_s_blocks_print_what_it_shows(
+    cast: Cast, server: ModelServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    namespace: dict[str, Any] = {"llm_config": cast.llm, "server": server}
+    printed = ""
+    for language, text in BLOCK.findall(PAGE.read_text("utf-8")):
+        if language == "python":
+            out = io.StringIO()
+            namespace["print"] = lambda *words, out=out: print(*words, file=out)
+            with redirect_stdout(io.StringIO()):
+                exec(compile(text, str(PAGE), "exec"), namespace)  # noqa: S102 - our own page.
+            printed = out.getvalue()
+        else:
+            assert printed == text
+    assert len(namespace["paid"]) == 1
+
+
+def test_every_row_of_the_table_names_a_test() -> None:
+    rows = re.findall(r"^\|.*\| `(test_\w+)` \|$", PAGE.read_text("utf-8"), re.MULTILINE)
+    known = {
+        node.name
+        for path in Path(__file__).parent.glob("test_*.py")
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.FunctionDef)
+    }
+    assert len(rows) >= 14
+    assert [row for row in rows if row not in known] == []
+
+
+def example(server: ModelServer, folder: Path, *prompts: str) -> str:
+    environment = {**os.environ, "OPENAI_API_KEY": "test", "OPENAI_BASE_URL": server.url}
+    done = subprocess.run(
+        [sys.executable, EXAMPLE, *prompts],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.stdout if done.returncode == 0 else done.stderr
+
+
+def test_the_example_remembers_the_checklist_after_a_restart(
+    server: ModelServer, tmp_path: Path
+) -> None:
+    assert "Messages persisted: 2" in example(server, tmp_path, CHECKLIST)
+    assert "Messages persisted: 4" in example(server, tmp_path, REFINE)
+    assert [text for role, text in sent(server) if role == "user"] == [CHECKLIST, REFINE]
+
+
+def test_the_example_goes_on_with_a_chat_that_failed(server: ModelServer, tmp_path: Path) -> None:
+    server.fault(status=401)
+    assert "AuthenticationError" in example(server, tmp_path, CHECKLIST)
+    told = example(server, tmp_path, REFINE)
+    assert "Going on with the chat that user_proxy began with assistant." in told
+    assert "Messages persisted: 4" in told
+
+
+def test_what_was_imported_goes_on_from_both_sides(
+    cast: Cast, server: ModelServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    user, assistant = cast.pair()
+    user.initiate_chat(assistant, message=CHECKLIST)  # As the tutorial does, without perdure.
+    kept = {"assistant": assistant.chat_messages[user], "user": user.chat_messages[assistant]}
+    for side, messages in kept.items():
+        Path(f"{side}.json").write_text(json.dumps(messages))
+        words = ["-m", "perdure", "import", "--autogen", f"{side}.json", "--store", "s.db"]
+        subprocess.run([sys.executable, *words], check=True, capture_output=True)
+        user, assistant = cast.pair()
+        with perdure.open("s.db") as store, persist(store.session(side), user, assistant):
+            assert assistant.chat_messages[user] == kept["assistant"]
+            assert user.chat_messages[assistant] == kept["user"]
+            user.initiate_chat(assistant, message=REFINE)
+        assert [role for role, _ in sent(server)] == ["system", "user", "assistant", "user"]
+        assert [text for _, text in said(user, assistant)][:1] == [CHECKLIST]
+    assert autogen.__version__

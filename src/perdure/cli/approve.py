@@ -8,8 +8,8 @@ from perdure.cli.stores import Reading, store_option
 EXAMPLES = """\b
 Examples:
   perdure approve claim-4711                       the only one that waits there
-  perdure approve claim-4711 .wJ8lVtS1k2mZq0Yx4hT9bA --by ada
-  perdure approve claim-4711 .wJ8lVtS1k2mZq0Yx4hT9bA --reason "invoice seen" --yes
+  perdure approve claim-4711 .wJ8lVtS1k2mZq0Yx4hT --by ada
+  perdure approve claim-4711 .wJ8lVtS1k2mZq0Yx4hT --reason "invoice seen"
 
 \b
 With --json it prints the approval as `perdure approvals --json` does. Exits

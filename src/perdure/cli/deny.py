@@ -8,8 +8,8 @@ from perdure.cli.stores import Reading, store_option
 EXAMPLES = """\b
 Examples:
   perdure deny claim-4711                       the only one that waits there
-  perdure deny claim-4711 .wJ8lVtS1k2mZq0Yx4hT9bA --by ada
-  perdure deny claim-4711 .wJ8lVtS1k2mZq0Yx4hT9bA --reason "not this year" --yes
+  perdure deny claim-4711 .wJ8lVtS1k2mZq0Yx4hT --by ada
+  perdure deny claim-4711 .wJ8lVtS1k2mZq0Yx4hT --reason "not this year"
 
 \b
 With --json it prints the approval as `perdure approvals --json` does. Exits

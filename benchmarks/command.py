@@ -98,7 +98,7 @@ def _parts(folder: Path, arguments: argparse.Namespace) -> dict[str, Callable[[]
         "values": lambda: values.measure(folder, versions=100 if quick else 500),
         "adapter": lambda: adapter.measure(folder, repeats=100 if quick else 1_000),
         "effects": lambda: effects.measure(
-            folder, rounds=2 if quick else 7, steps=10 if quick else 25
+            folder, rounds=2 if quick else 5, steps=10 if quick else 15
         ),
         "postgres": lambda: postgres.measure(
             folder,

@@ -90,6 +90,8 @@ class Dbos:
                 "name": "bench",
                 "system_database_url": url,
                 "run_admin_server": False,
+                # On a busy machine 64 sessions wait longer for its 20 connections than 30 s.
+                "db_engine_kwargs": {"pool_timeout": 600},
                 "log_level": "ERROR",
             }
         )

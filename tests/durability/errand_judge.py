@@ -14,7 +14,7 @@ from perdure.records import EffectIntended, EffectSettled
 from perdure.testing import violations
 from perdure.tools import Done, NotDone
 from tests.durability.errand_runs import Found
-from tests.durability.errands import ASKED, ERRANDS, INNER, ISSUED, Scenario
+from tests.durability.errands import ASKED, ERRANDS, INNER, ISSUED, Scenario, result
 from tests.durability.world import Line
 
 FORMATS = ("openai.chat", "openai.responses", "anthropic", "gemini")
@@ -192,7 +192,7 @@ class Judge:
         for number in range(ISSUED):
             texts, errand = told[f"c{number}"], f"issued-{number}"
             state = by_errand[errand].state if errand in by_errand else "unknown"
-            wanted = INTERRUPTED_NOTICE if state == "unknown" else f'{{"done":"{errand}"}}'
+            wanted = INTERRUPTED_NOTICE if state == "unknown" else f'{{"done":"{errand}",'
             if len(texts) != 1 or not texts[0].startswith(wanted):
                 yield f"{errand} is {state} and the model is told {texts}"
         if not self._whole:
@@ -213,6 +213,10 @@ class Judge:
             yield f"{len(unknown)} are unknown, and the labels are {set(self._session.labels)}"
 
     def _sound(self) -> Iterator[str]:
+        for one in self._session.effects.list(kind="tool"):
+            errand = one.arguments["errand"]
+            if one.state in ("succeeded", "reconciled") and one.result != result(errand):
+                yield f"{errand} returned something else: {one.result}"
         if self._session.interrupted:
             yield f"{self._session.interrupted} did not end"
         for format in FORMATS:

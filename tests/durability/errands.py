@@ -19,6 +19,7 @@ POLICIES = ("unsafe", "idempotent", "reconcile", "read_only", "mixed")
 COLOURS = ("blocking", "async")
 ISSUED = 8
 _NAMES = {"unsafe": "pay", "idempotent": "put", "reconcile": "send", "read_only": "look"}
+LONG = "It was a bright cold day in April. " * 100
 _PAUSE = 0.0002  # Seconds that an errand takes, so that others run beside it.
 
 
@@ -70,6 +71,11 @@ ERRANDS = [
 INNER = ["nested/1", "nested/2"]
 
 
+def result(errand: str) -> dict[str, str]:
+    """Return what an errand's tool returns; some of it is long, and stored apart."""
+    return {"done": errand, "found": LONG if errand.endswith(("1", "6", "keyed")) else ""}
+
+
 class Errands:
     """The agent's tools, which change the world."""
 
@@ -94,13 +100,13 @@ class Errands:
     def _run(self, errand: str) -> dict[str, str]:
         time.sleep(_PAUSE)
         self._world.happen(errand)
-        return {"done": errand}
+        return result(errand)
 
     async def _run_async(self, errand: str) -> dict[str, str]:
         await asyncio.sleep(_PAUSE)
         self._world.happen(errand)
         await asyncio.sleep(0)
-        return {"done": errand}
+        return result(errand)
 
     def _nest(self, errand: str) -> dict[str, str]:
         for part in (1, 2):
@@ -123,7 +129,7 @@ class Errands:
 
     def _find_out(self, effect: Effect) -> Done | NotDone:
         if self._world.has(effect.key):
-            return Done({"done": effect.arguments["errand"]})
+            return Done(result(effect.arguments["errand"]))
         return NotDone()
 
 

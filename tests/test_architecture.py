@@ -46,6 +46,9 @@ LAYERS = [
     {"adapters", "cli", "testing", "logging", "__init__", "__main__"},
     {"moving"},
     {"opening"},
+    {"replaying", "replaying_async"},
+    {"replay_session_async"},
+    {"replay_session"},
     {"store", "store_async"},
     {"session", "session_async"},
     {"documents", "documents_async", "summaries", "summaries_async"},
@@ -54,9 +57,13 @@ LAYERS = [
     {"lease", "lease_async", "seen", "turn", "turn_async"},
     {"stream", "stream_async", "toolbox", "toolbox_async", "model", "model_async"},
     {"effects", "effects_async", "approvals", "approvals_async", "tool", "tool_async"},
+    {"serving"},
+    {"walking"},
+    {"recorded"},
     {"handle", "handle_async", "answering"},
     {"consenting"},
     {"asking", "tool_jobs", "deed_views", "approval_views"},
+    {"diverging", "guard"},
     {"tools"},
     {"entering"},
     {"summarising"},
@@ -97,6 +104,9 @@ PURE = {
     "approving",
     "consents",
     "consenting",
+    "diverging",
+    "recorded",
+    "walking",
     "answering",
     "asking",
     "tool_jobs",
@@ -391,4 +401,4 @@ def test_every_public_name_is_there() -> None:
         assert getattr(perdure, name) is not None
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         _ = perdure.nonsense
-    assert len(perdure.__all__) <= 48
+    assert len(perdure.__all__) <= 52

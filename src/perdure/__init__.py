@@ -30,6 +30,8 @@ from perdure.errors import (
     NotFoundError,
     PayloadError,
     PerdureError,
+    RefusedError,
+    ReplayDivergenceError,
     SummaryError,
     TornError,
     UnavailableError,
@@ -48,6 +50,7 @@ if TYPE_CHECKING:
     from perdure.moving import copy, copy_async
     from perdure.opening import open, open_async  # noqa: A004 - what callers write
     from perdure.records import Record
+    from perdure.replaying import Replay, replay
     from perdure.session import Session
     from perdure.session_async import AsyncSession
     from perdure.store import Store
@@ -88,6 +91,9 @@ __all__ = [
     "PayloadError",
     "PerdureError",
     "Record",
+    "RefusedError",
+    "Replay",
+    "ReplayDivergenceError",
     "Session",
     "Store",
     "Summariser",
@@ -109,6 +115,7 @@ __all__ = [
     "current_effect",
     "open",
     "open_async",
+    "replay",
 ]
 
 # Where the names are that need more than errors. They are imported when they are first asked for:
@@ -124,6 +131,7 @@ _WHERE = {
     "Head": "backend",
     "NotDone": "tools",
     "Record": "records",
+    "Replay": "replaying",
     "Session": "session",
     "Store": "store",
     "Summariser": "summarising",
@@ -138,6 +146,7 @@ _WHERE = {
     "current_effect": "tools",
     "open": "opening",
     "open_async": "opening",
+    "replay": "replaying",
 }
 _MODULES = frozenset(
     {

@@ -5,7 +5,7 @@ only says that it stands in the messages before it. So asking costs no append of
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from perdure import effecting, tools
 from perdure.deeds import INTENDED
@@ -13,6 +13,7 @@ from perdure.effecting import Called, Outcome
 from perdure.plans import Batch, Made, Plan
 from perdure.replica import Replica
 from perdure.saying import Ownership
+from perdure.tools import Spec, Telling
 
 
 class Recorded(NamedTuple):
@@ -24,6 +25,16 @@ class Recorded(NamedTuple):
     reason: str = ""
 
 
+class Replaying(Protocol):
+    """What serves calls from the record, where a session is replayed."""
+
+    def serve(self, spec: Spec, call: Called, tell: Telling | None) -> Any:
+        """Return what a call returned, or raise what it raised."""
+
+    def asked(self, call: Called) -> Recorded:
+        """Return what a model had answered."""
+
+
 class Asked:
     """A call of a model, from before it is made until its reply is stored. Made by `turn.ask`."""
 
@@ -33,18 +44,21 @@ class Asked:
         call: Called,
         waiting: list["Asked"],
         since: float,
-        recorded: Recorded | None = None,
+        replay: Replaying | None = None,
     ) -> None:
         self.call = call
         self.since = since
         """When it was asked, by the clock of whoever asked."""
         self.effect = replica.settings.new_id()
-        self.recorded = recorded
-        """The answer, where the turn is replayed: nobody is to be asked then."""
+        self._replay = replay
         self.failure: Outcome | None = None
         self._waiting = waiting
         waiting.append(self)
         self._replica = replica
+
+    def recorded(self) -> Recorded | None:
+        """Return the answer where the session is replayed: nobody is to be asked then."""
+        return None if self._replay is None else self._replay.asked(self.call)
 
     def failed(self, error: BaseException, duration: float = 0.0) -> None:
         """Have the turn's next append say that there was no answer, and why."""

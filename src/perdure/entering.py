@@ -1,6 +1,8 @@
 """Which turn the running code is inside of, by thread and by task."""
 
+import sys
 from contextvars import ContextVar
+from threading import get_ident
 from typing import Any
 
 
@@ -38,3 +40,14 @@ def innermost(holder: object) -> Any:
 
 def _inside() -> tuple[Entered, ...]:
     return tuple(one for one in _entered.get() if not one.left)
+
+
+def lane() -> tuple[int, int]:
+    """Return which thread this is, and which task in it."""
+    task = None
+    if "asyncio" in sys.modules:
+        try:
+            task = sys.modules["asyncio"].current_task()
+        except RuntimeError:  # No event loop runs here.
+            task = None
+    return get_ident(), id(task)

@@ -10,6 +10,8 @@
     ├── FencedError       this worker's lease is lost: stop, and begin anew
     ├── InUseError        living branches or a hold need it
     ├── DivergenceError   the same id was used for something else
+    │   └── ReplayDivergenceError  a replayed agent did something else than is recorded
+    ├── RefusedError      the network and other programs are off limits to a replayed agent
     ├── InFlightError     this very call is being made: wait for it
     ├── UnknownOutcomeError  a call may have happened: find out, then reconcile it
     ├── EffectError       a call failed when it was made, and is not made again
@@ -199,6 +201,20 @@ class DivergenceError(PerdureError):
             f"{self.stream!r} already holds {self.record_id!r} with other content "
             f"({self.recorded} recorded, {self.given} given): {self.hint}"
         )
+
+
+class ReplayDivergenceError(DivergenceError):
+    """A replayed agent did something else than what is recorded, at the place `record_id`."""
+
+    def __str__(self) -> str:
+        return f"the agent departs from {self.stream!r} at {self.record_id}: see its divergence"
+
+
+class RefusedError(PerdureError):
+    """A replayed agent reached for the network or another program; it is told which."""
+
+    def __str__(self) -> str:
+        return f"{self.args[0]} is refused in a replay: use session.tool(...) or session.model(...)"
 
 
 class InFlightError(PerdureError):

@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from perdure import events
 from perdure import steps as steps_to
+from perdure.asking import Replaying
 from perdure.commit import Combiner, Driver
 from perdure.errors import NotFoundError, PerdureError, UsageError
 from perdure.events import Observed
@@ -36,6 +37,8 @@ class Handle:
         self.replica = replica
         self.own_turns: dict[str, Running] = {}
         """The turns that are open here, and not only in the record."""
+        self.replay: Replaying | None = None
+        """What serves calls, where nothing is to be called."""
         self.changed: list[Changed] = []
         """Calls that another version of their tool had begun."""
         self._combiner: Combiner[Plan, Answer] = Combiner(self._write_all)

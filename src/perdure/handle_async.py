@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from perdure import events
 from perdure import steps as steps_to
+from perdure.asking import Replaying
 from perdure.commit_async import AsyncCombiner, AsyncDriver
 from perdure.errors import NotFoundError, PerdureError, UsageError
 from perdure.events import Observed
@@ -34,6 +35,8 @@ class AsyncHandle:
         self.replica = replica
         self.own_turns: dict[str, Running] = {}
         """The turns that are open here, and not only in the record."""
+        self.replay: Replaying | None = None
+        """What serves calls, where nothing is to be called."""
         self.changed: list[Changed] = []
         """Calls that another version of their tool had begun."""
         self._combiner: AsyncCombiner[Plan, Answer] = AsyncCombiner(self._write_all)

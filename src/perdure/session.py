@@ -56,8 +56,8 @@ class Session(Seen, Making):
     or process wrote first, a call that depends on the view raises ConflictError and refreshes it.
     """
 
-    def __init__(self, driver: Driver, replica: Replica) -> None:
-        self._handle = Handle(driver, replica)
+    def __init__(self, driver: Driver, replica: Replica, handle: Handle | None = None) -> None:
+        self._handle = handle or Handle(driver, replica)
         self.effects = Effects(self._handle)
         self.approvals = Approvals(self._handle)
         self._replica = replica

@@ -54,8 +54,10 @@ class AsyncSession(Seen, AsyncMaking):
     or process wrote first, a call that depends on the view raises ConflictError and refreshes it.
     """
 
-    def __init__(self, driver: AsyncDriver, replica: Replica) -> None:
-        self._handle = AsyncHandle(driver, replica)
+    def __init__(
+        self, driver: AsyncDriver, replica: Replica, handle: AsyncHandle | None = None
+    ) -> None:
+        self._handle = handle or AsyncHandle(driver, replica)
         self.effects = AsyncEffects(self._handle)
         self.approvals = AsyncApprovals(self._handle)
         self._replica = replica

@@ -79,6 +79,8 @@ class Tool:
         `tell` makes the message that tells the model of the outcome, stored together with it, and
         knows when it was. Of `slots`, one is held, and let go while the call waits for an approval.
         """
+        if self._handle.replay is not None:
+            return self._handle.replay.serve(self.spec, call, tell)
         replica, arguments = self._handle.replica, given.arguments
         running = tools.running_turn(self._handle, call.tool)
         verdict = Verdict(running.ownership.turn, running.ordinals.ended)

@@ -276,8 +276,9 @@ def asked_in(replica: Replica, turn: str, ordinals: Ordinals, name: str, request
     """Return a call of a model that an adapter makes in a turn."""
     require_text(name, "a model's name", longest=NAME_BYTES_MAX)
     _, digest = effecting.encoded(replica, exported({"request": request}))
-    identity = ordinals.identity(turn, "", name, digest, prefix=MODEL)
-    return Called(identity, name, None, digest, "read_only", called="model")
+    parent = current_identity()
+    identity = ordinals.identity(turn, parent, name, digest, prefix=MODEL)
+    return Called(identity, name, None, digest, "read_only", parent=parent, called="model")
 
 
 def asked(replica: Replica, running: Running, spec: Spec, arguments: dict[str, Any]) -> Called:

@@ -166,7 +166,7 @@ class AsyncTurn:
         """
         replica = self._handle.replica
         call = tools.asked_in(replica, self.id, self._ordinals, name, request)
-        return Asked(replica, call, self._asked, time.monotonic())
+        return Asked(replica, call, self._asked, time.monotonic(), self._handle.replay)
 
     async def _write(self, plan: Plan, turn: Ownership) -> int:
         asked = [*self._asked]

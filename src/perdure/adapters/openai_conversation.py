@@ -54,7 +54,11 @@ class Conversation:
                 return result
             yield from self._offer(turn, request.tools)
             window = yield self._window(request.format)
-            result = yield lambda: request.send(list(window))
+            had = asked.recorded()
+            if had is not None:
+                result = yield lambda: request.replay(record.reply_of(had))
+            else:
+                result = yield lambda: request.send(list(window))
             if request.streaming:
                 stream = self.face.stream(self, place, result, asked)
                 self._state.stream = stream if place.own else self._state.stream

@@ -87,6 +87,21 @@ def _told(value: Any) -> Any:
     return type(value).__qualname__ if found is value else _told(found)
 
 
+def reply_of(recorded: Any) -> Reply:
+    """Return the reply that a replayed call had, or raise as the API did."""
+    if not recorded.error:
+        return Reply(recorded.messages, recorded.meta)
+    import openai
+
+    found = getattr(openai, recorded.error, None)
+    if not (isinstance(found, type) and issubclass(found, openai.OpenAIError)):
+        raise UsageError(f"the call failed with {recorded.error}: {recorded.reason}")
+    error: Any = found.__new__(found)
+    Exception.__init__(error, recorded.reason)
+    error.message = recorded.reason
+    raise error
+
+
 def is_instruction(message: Item) -> bool:
     return message.get("role") in _INSTRUCTIONS
 

@@ -19,6 +19,7 @@ COMMANDS = {
     "ls": "List sessions.",
     "migrate": "Bring the tables of a Postgres store up to date.",
     "release": "Take a session from a worker that holds it.",
+    "replay": "Run an agent again on a session's record, and compare.",
     "show": "Show a conversation, how its turns ended, and what was known.",
     "stats": "Count what a store holds.",
     "tail": "Show the last records of a session, and follow new ones.",

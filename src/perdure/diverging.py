@@ -1,0 +1,131 @@
+"""Where a run departs from its record, put so that a person can read it. Pure."""
+
+from typing import Any, NamedTuple
+
+import msgspec
+
+from perdure.content import Content
+from perdure.records import EffectIntended, EffectSettled, Message, Note, Summary, TurnFailed, Value
+
+SHOWN = 300  # Characters of a value that is shown in a line.
+
+# What says nothing about what the agent did: how it was counted, and under which id it came.
+_IGNORED = {
+    "message": ("tokens", "counter", "call"),
+    "summary": ("tokens", "counter"),
+    "turn.begun": ("correlation_id",),
+    "effect.intended": ("identity", "key", "owner", "retries", "approval", "turn"),
+}
+
+
+class Divergence(NamedTuple):
+    """The first difference between a record and a run of its agent.
+
+    `position` is where the record has something else, or 0 after its end. `path` says where in it,
+    and `recorded` and `given` are the two values there.
+    """
+
+    position: int
+    what: str
+    path: str
+    recorded: Any
+    given: Any
+
+    def __str__(self) -> str:
+        where = f"position {self.position}" if self.position else "the end of the record"
+        lines = [f"{where}: {self.what}"]
+        lines += [f"  at {self.path}"] if self.path else []
+        lines += [f"- recorded: {shown(self.recorded)}", f"+ now:      {shown(self.given)}"]
+        return "\n".join(lines)
+
+
+def shown(value: Any) -> str:
+    """Return a value in a line."""
+    if value is MISSING:
+        return "(nothing)"
+    text = value if isinstance(value, Told) else msgspec.json.encode(value, enc_hook=str).decode()
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}… ({len(text)} characters)"
+
+
+class Told(str):
+    """Words about something, as opposed to a value that is a text."""
+
+    __slots__ = ()
+
+
+MISSING = Told("(nothing)")
+
+
+def tree(content: Content) -> dict[str, Any]:
+    """Return what of a record is compared."""
+    ignored = _IGNORED.get(content.kind, ())
+    names = [name for name in content.__struct_fields__ if name not in ignored]
+    return {name: getattr(content, name) for name in names}
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether two trees are the same to the byte, the order of keys included."""
+    return msgspec.json.encode(one) == msgspec.json.encode(other)
+
+
+def difference(recorded: Any, given: Any, path: str = "$") -> tuple[str, Any, Any] | None:
+    """Return the first place where two trees differ, and both values there."""
+    if isinstance(recorded, dict) and isinstance(given, dict):
+        for name in [*recorded, *(name for name in given if name not in recorded)]:
+            here = f"{path}.{name}"
+            if name not in recorded or name not in given:
+                return here, recorded.get(name, MISSING), given.get(name, MISSING)
+            found = difference(recorded[name], given[name], here)
+            if found is not None:
+                return found
+        if [*recorded] != [*given]:
+            return path, Told(f"keys {', '.join(recorded)}"), Told(f"keys {', '.join(given)}")
+        return None
+    if isinstance(recorded, list | tuple) and isinstance(given, list | tuple):
+        for number, (one, other) in enumerate(zip(recorded, given, strict=False)):
+            found = difference(one, other, f"{path}[{number}]")
+            if found is not None:
+                return found
+        if len(recorded) != len(given):
+            number = min(len(recorded), len(given))
+            one, other = (
+                values[number] if number < len(values) else MISSING for values in (recorded, given)
+            )
+            return f"{path}[{number}]", one, other
+        return None
+    return None if same(recorded, given) else (path, recorded, given)
+
+
+def described(content: Content | None) -> Told:
+    """Return a record in a few words."""
+    match content:
+        case None:
+            return Told("nothing")
+        case EffectIntended(called="model"):
+            return Told(f"asks {content.tool}, request {content.digest}")
+        case EffectIntended():
+            return Told(f"calls {content.tool} with {shown(content.arguments)}")
+        case EffectSettled():
+            return Told(f"a call ended: {content.state}")
+        case Message():
+            return Told(f"a message, {shown(content.message)}")
+        case Value():
+            return Told(f"the value {content.key!r}, version {content.version}")
+        case Note():
+            return Told(f"a note, {shown(content.data)}")
+        case Summary():
+            return Told(f"a summary, {shown(content.text)}")
+        case TurnFailed():
+            return Told(f"the turn failed, {content.error}: {content.reason}")
+    return Told(_PLAIN.get(content.kind, content.kind))
+
+
+_PLAIN = {
+    "turn.begun": "a turn begins",
+    "turn.completed": "the turn is complete",
+    "turn.abandoned": "the turn is given up",
+    "labelled": "labels change",
+    "pinned": "a message is pinned, or not any more",
+    "tools": "tools are offered",
+    "summary.undone": "a summary is undone",
+}

@@ -7,7 +7,7 @@ from perdure.cli.stores import Reading, store_option
 
 EXAMPLES = """\b
 Examples:
-  perdure deny claim-4711                       the only one that waits there
+  perdure deny claim-4711         the only one that waits there
   perdure deny claim-4711 .wJ8lVtS1k2mZq0Yx4hT --by ada
   perdure deny claim-4711 .wJ8lVtS1k2mZq0Yx4hT --reason "not this year"
 

@@ -13,7 +13,7 @@ COMMANDS = {
     "copy": "Copy sessions to another store, while others write to them.",
     "demo": "Kill an assistant in the middle of its turn, and see it go on.",
     "deny": "Have a call not made that waits for an approval.",
-    "doctor": "Explain a store, try whether it keeps its promises, say what to change.",
+    "doctor": "Explain a store, try its promises, and say what to change.",
     "effects": "List tool and model calls, and what became of them.",
     "import": "Take messages out of JSON files that a script kept.",
     "ls": "List sessions.",

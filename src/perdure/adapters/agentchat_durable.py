@@ -17,7 +17,15 @@ from perdure.errors import UsageError
 class Durable:
     """A team or an agent whose runs are kept. Use it in `async with`; one run at a time."""
 
-    def __init__(self, session: AsyncSession, root: Node, policies: dict[str, Policy]) -> None:
+    def __init__(
+        self,
+        session: AsyncSession,
+        root: Node,
+        policies: dict[str, Policy],
+        lease: float | None = None,
+    ) -> None:
+        # One that a dead process held runs out meanwhile, one that is renewed does not.
+        self._lease = session.lease(ttl=lease, wait=lease + 1) if lease is not None else None
         self._session = session
         self._root = root
         self._journal = Journal(session, policies)
@@ -27,13 +35,16 @@ class Durable:
         self._entered = False
 
     async def __aenter__(self) -> Self:
-        await self._session.refresh()
-        await self._keeping.restore()
+        if self._lease is not None:
+            await self._lease.__aenter__()
         try:
+            await self._session.refresh()
+            await self._keeping.restore()
             await stand_in(self._root, self._journal, self._places, self._keeping.factory)
             await self._keeping.require_tools(self._journal.policies)
         except BaseException:
             self._places.restore()
+            await self._release()
             raise
         self._entered = True
         return self
@@ -49,7 +60,12 @@ class Durable:
             await self._stop()
         finally:
             self._places.restore()
+            await self._release()
             await self._keeping.let_go()
+
+    async def _release(self) -> None:
+        if self._lease is not None:
+            await self._lease.release()
 
     @property
     def interrupted(self) -> str | None:

@@ -25,6 +25,7 @@ from perdure.errors import (
 
 Named = Literal["read_only", "idempotent", "unsafe"]
 Policy = Named | Callable[[Effect], Any]
+Declared = Policy | Mapping[str, Any]
 """What is to be done about a call that may have happened; a function finds out."""
 
 Call = Callable[[], Awaitable[dict[str, Any]]]
@@ -208,8 +209,12 @@ def _reconciling(reconcile: Callable[[Effect], Any], by: str) -> Callable[[Effec
     return find_out
 
 
-def require_policies(policies: Mapping[str, Policy]) -> dict[str, Policy]:
+def require_policies(declared: Mapping[str, Declared]) -> dict[str, Policy]:
     """Return the policies of tools, or say which is none."""
+    policies: dict[str, Any] = {
+        name: one.get("reconcile", one.get("effect")) if isinstance(one, Mapping) else one
+        for name, one in declared.items()
+    }
     for name, policy in policies.items():
         if policy not in get_args(Named) and not callable(policy):
             known = ", ".join(get_args(Named))
@@ -217,4 +222,4 @@ def require_policies(policies: Mapping[str, Policy]) -> dict[str, Policy]:
                 f"no effect {policy!r} of {name!r}: choose one of {known}, or give a function "
                 "that finds out and returns Done(result) or NotDone()"
             )
-    return dict(policies)
+    return policies

@@ -23,7 +23,13 @@ from autogen_core.models import UserMessage
 import perdure
 from perdure.adapters import agentchat_tree
 from perdure.adapters.agentchat import persist
-from perdure.errors import ConflictError, DivergenceError, UnsupportedError, UsageError
+from perdure.errors import (
+    ConflictError,
+    DivergenceError,
+    LeaseHeldError,
+    UnsupportedError,
+    UsageError,
+)
 from perdure.records import Message
 from perdure.testing import ModelServer
 from tests.frameworks.agentchat import teams
@@ -618,5 +624,34 @@ def test_a_task_can_be_any_message(place: Place) -> None:
             assert durable.interrupted == "Hello.\nTake over."
             await durable.run(task=task)
         assert [one["content"] for one in place.messages()[:2]] == ["Hello.", "Take over."]
+
+    asyncio.run(go())
+
+
+def test_who_has_a_lease_keeps_the_team(place: Place) -> None:
+    async def go() -> None:
+        async with place.durable(teams.single, lease=20) as durable:
+            await durable.run(task=TASKS[0])
+            with pytest.raises(LeaseHeldError):
+                async with place.durable(teams.single, lease=0.1):
+                    pass
+            async with place.durable(teams.single) as other:
+                with pytest.raises(LeaseHeldError):
+                    await other.run(task="Something else.")
+            await durable.run(task=TASKS[1])
+        async with place.durable(teams.single, lease=20) as durable:
+            await durable.run(task="And now?")
+        assert "Something else." not in str(place.prompts)
+
+    asyncio.run(go())
+
+
+def test_a_reconcile_function_can_be_given_as_in_other_adapters(place: Place) -> None:
+    async def go() -> None:
+        found = {"effect": "reconcile", "reconcile": place.ledger.find_out}
+        async with place.durable(teams.single, tools={"charge": found}) as durable:
+            await durable.run(task=TASKS[0])
+            effects = await durable._session.effects.list(kind="tool")
+            assert {effect.policy for effect in effects} == {"reconcile"}
 
     asyncio.run(go())

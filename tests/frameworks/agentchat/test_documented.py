@@ -1,0 +1,103 @@
+"""What the page on AgentChat shows runs, and what its table says is tried."""
+
+import gc
+import io
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Any
+
+import pytest
+from autogen_ext.models.openai import OpenAIChatCompletionClient
+
+from perdure.testing import ModelServer
+from tests.frameworks.agentchat import restored, test_kills, test_persist
+from tests.frameworks.agentchat.model import answer
+from tests.frameworks.agentchat.scripts import TASKS
+from tests.frameworks.agentchat.teams import MODEL, TEAMS
+
+ROOT = Path(__file__).parents[3]
+PAGE = ROOT / "docs" / "how-to" / "autogen-agentchat.md"
+EXAMPLE = ROOT / "examples" / "agentchat_claims.py"
+BLOCK = re.compile(r"^```(python|text)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def briefly(body: Any) -> Any:
+    """Answer without the words that only graphs want."""
+    found = answer(body)
+    return re.sub(r": \w+\.$", ".", found) if isinstance(found, str) else found
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_the_page_s_blocks_print_what_it_shows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The page leaves out that its clients are closed."""
+    monkeypatch.chdir(tmp_path)
+    with ModelServer(briefly) as server:
+        namespace: dict[str, Any] = {"client": clients(server), "server": server}
+        printed = ""
+        for language, text in BLOCK.findall(PAGE.read_text("utf-8")):
+            if language == "python":
+                out = io.StringIO()
+                with redirect_stdout(out):
+                    exec(compile(text, str(PAGE), "exec"), namespace)  # noqa: S102 - our own page.
+                printed = out.getvalue()
+            else:
+                assert printed == text
+        gc.collect()
+    assert len({key for _, key in namespace["charged"]}) == len(namespace["charged"])
+
+
+def clients(server: ModelServer) -> Callable[[], Any]:
+    return lambda: OpenAIChatCompletionClient(
+        model=MODEL, base_url=server.url, api_key="test", max_retries=0
+    )
+
+
+def test_the_page_has_the_table_that_the_tests_make() -> None:
+    text = PAGE.read_text("utf-8")
+    found = re.search(r"<!-- restored -->\n\n(.*)\n\n<!-- /restored -->", text, re.DOTALL)
+    assert found is not None
+    assert found[1] == restored.table()
+
+
+@pytest.mark.parametrize("row", restored.ROWS, ids=lambda row: row.what)
+def test_every_row_of_the_table_names_a_test(row: restored.Row) -> None:
+    name, _, case = row.test.partition("[")
+    assert hasattr(test_kills, name) or hasattr(test_persist, name)
+    assert not case or case.removesuffix("]") in TEAMS
+
+
+def example(server: ModelServer, folder: Path, *prompts: str) -> str:
+    environment = {**os.environ, "OPENAI_API_KEY": "test", "OPENAI_BASE_URL": server.url}
+    done = subprocess.run(
+        [sys.executable, EXAMPLE, *prompts],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.stdout if done.returncode == 0 else done.stderr
+
+
+def test_the_example_remembers_the_checklist_after_a_restart(
+    server: ModelServer, tmp_path: Path
+) -> None:
+    assert "Messages persisted: 2" in example(server, tmp_path, TASKS[0])
+    assert "Messages persisted: 4" in example(server, tmp_path, TASKS[1])
+    sent = [one["content"] for one in server.requests[-1].body["messages"] if one["role"] == "user"]
+    assert sent == TASKS
+
+
+def test_the_example_goes_on_with_a_run_that_failed(server: ModelServer, tmp_path: Path) -> None:
+    server.fault(status=401)
+    assert "401" in example(server, tmp_path, TASKS[0])
+    told = example(server, tmp_path, TASKS[1])
+    assert f"Going on with: {TASKS[0]}" in told
+    assert "Messages persisted: 4" in told

@@ -36,7 +36,7 @@ STATE = 10  # Columns: the longest state.
 EXAMPLES = """\b
 Examples:
   perdure effects claim-4711             every call of a session
-  perdure effects --unknown              in all sessions, what may have happened
+  perdure effects --unknown              what may have happened, anywhere
   perdure effects claim-4711 --tool pay  those of one tool
 
 \b

@@ -181,7 +181,7 @@ def pause_after(replica: Replica, holding: Holding, error: Exception) -> float |
     """Return when to try a renewal again that failed, in seconds; None if the lease is lost."""
     name = replica.name
     if isinstance(error, ConflictError | NotFoundError):
-        holding.lose(FencedError(name, holding.epoch, 0, "", "the session was deleted"))
+        holding.lose(FencedError(name, holding.epoch, 0, "", tenure.DELETED))
     if holding.fenced(name, replica.fold.lease) is not None:
         return None
     return holding.ttl * RETRY_AFTER

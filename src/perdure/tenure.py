@@ -12,6 +12,8 @@ from typing import NamedTuple
 from perdure.errors import FencedError, LeaseHeldError
 from perdure.lease_records import LeaseChange, LeaseTaken
 
+DELETED = "the session was deleted"
+
 
 class Tenure(NamedTuple):
     """The newest lease of a session. `owner` is empty once it was released."""
@@ -124,9 +126,10 @@ class Holding:
             return FencedError(*self.loss.args)
         if not self.here():  # Nothing is lost: the process that took it holds it.
             return FencedError(name, self.epoch, 0, "", "this process is a fork of its holder")
-        if tenure is None or tenure.epoch != self.epoch or tenure.owner != self.owner:
-            epoch, who = (tenure.epoch, tenure.who) if tenure is not None else (0, "")
-            return self.lose(FencedError(name, self.epoch, epoch, who))
+        if tenure is None:
+            return self.lose(FencedError(name, self.epoch, 0, "", DELETED))
+        if tenure.epoch != self.epoch or tenure.owner != self.owner:
+            return self.lose(FencedError(name, self.epoch, tenure.epoch, tenure.who))
         if not self.left():
             reason = f"no renewal was stored for {self.ttl:g} s"
             return self.lose(FencedError(name, self.epoch, 0, "", reason))

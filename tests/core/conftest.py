@@ -24,6 +24,7 @@ MODULES = frozenset(
 # They open the store in another process, or are slow and about something else.
 NOT = frozenset(
     (
+        "test_a_lease_that_can_not_be_given_back_is_told_of",
         "test_a_store_that_hangs_is_told_of_when_the_time_has_passed",
         "test_a_store_that_is_away_lets_the_lease_run_out",
         "test_any_window_is_valid_and_within_its_budget_and_cut_only_if_need_be",

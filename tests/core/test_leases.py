@@ -21,6 +21,8 @@ from perdure.errors import (
     UnavailableError,
     UsageError,
 )
+from perdure.fold import Fold
+from perdure.lease_records import LeaseReleased, LeaseRenewed, LeaseTaken
 from perdure.plans import YIELDS
 from tests.core.support import contents, said
 
@@ -524,6 +526,27 @@ def test_a_lease_is_known_from_a_snapshot(store: perdure.Store, clock: Clock) ->
             two.append(said("x"))
         assert two.verify().snapshots == 1
     assert store.session("s").holder is None
+
+
+def test_a_renewal_or_release_of_another_lease_says_nothing() -> None:
+    fold = Fold()
+    fold.apply(1, ".a", LeaseRenewed(epoch=1, owner="a"), b"")
+    fold.apply(2, ".b", LeaseReleased(epoch=1, owner="a"), b"")
+    assert fold.lease is None
+    fold.apply(3, ".c", LeaseTaken(epoch=2, owner="b", ttl=30.0, who="b"), b"")
+    for number, (epoch, owner) in enumerate(((1, "a"), (2, "a"), (1, "b")), start=4):
+        fold.apply(number, ".d", LeaseRenewed(epoch=epoch, owner=owner), b"")
+        fold.apply(number, ".e", LeaseReleased(epoch=epoch, owner=owner), b"")
+    assert fold.lease == (2, "b", 30.0, "b", 3)
+
+
+def test_a_lease_says_what_it_is(pair: Pair) -> None:
+    lease = pair[0].lease()
+    assert repr(lease) == "<Lease on 's': not held>"
+    lease.release()  # It was never taken.
+    with lease:
+        assert repr(lease) == "<Lease on 's': epoch 1>"
+    assert not lease.held
 
 
 def test_after_a_deletion_leases_begin_anew(store: perdure.Store) -> None:

@@ -152,6 +152,47 @@ def test_a_store_that_hangs_is_told_of_when_the_time_has_passed() -> None:
         asyncio.run(scene())
 
 
+def test_a_session_that_was_deleted_under_its_holder_is_lost(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with handles(tmp_path / "a.db") as (one, two):
+            lease = one.lease()
+            assert repr(lease) == "<AsyncLease on 's': not held>"
+            await lease.release()  # It was never taken.
+            await lease.__aenter__()
+            async with two.lease(force=True):
+                pass
+            async with perdure.open_async(tmp_path / "a.db") as third:
+                await third.delete("s")
+            with pytest.raises(FencedError):
+                await lease.__aexit__(None, None, None)
+            assert lease.lost.is_set()
+
+    asyncio.run(scene())
+
+
+def test_a_lease_that_can_not_be_given_back_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    class Away(MemoryBackend):
+        away = False
+
+        def append(self, appends: Sequence[Append]) -> Sequence[Outcome]:
+            if self.away:
+                raise UnavailableError("test", "away")
+            return super().append(appends)
+
+    async def scene() -> None:
+        backend = Away()
+        session = await perdure.open_async(Offload(backend)).session("s")
+        async with session.lease():
+            backend.away = True
+        backend.away = False
+        await session.append(said("first"))
+
+    caplog.set_level("INFO")
+    asyncio.run(scene())
+    (record,) = [record for record in caplog.records if record.message.startswith("release")]
+    assert record.outcome == "UnavailableError"  # type: ignore[attr-defined]
+
+
 def test_it_is_renewed_while_others_work() -> None:
     async def scene() -> None:
         session = await perdure.open_async("memory:").session("s")

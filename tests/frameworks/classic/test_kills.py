@@ -14,7 +14,7 @@ import pytest
 from tests.frameworks.classic.killing import prompts, run, scene, serving, told
 from tests.frameworks.classic.scripts import PROMPTS, SCRIPTS
 
-KILLS = os.environ.get("PERDURE_KILLS", "3")
+KILLS = os.environ.get("PERDURE_KILLS", "2")
 
 CHATS = ["two_agents", "two_agents_async", "group_of_three", "chosen_speakers", "nested"]
 

@@ -106,6 +106,8 @@ class Durable:
         try:
             async for event in running:
                 yield event
+            if self._running is not running:
+                raise UsageError("this run was cut off, as another was begun: run one at a time")
         finally:
             if self._running is running:
                 await self._stop()

@@ -164,6 +164,24 @@ def test_what_a_run_tells_is_durable_before_it_is_told(place: Place) -> None:
     asyncio.run(go())
 
 
+def test_of_two_runs_at_a_time_one_is_told(place: Place) -> None:
+    async def go() -> None:
+        async with place.durable(teams.round_robin) as durable:
+            running = asyncio.ensure_future(durable.run(task=TASKS[0]))
+            await asyncio.sleep(0.05)
+            with pytest.raises(UsageError, match="under way"):
+                await durable.run(task=TASKS[0])
+            assert isinstance(await running, TaskResult)
+            stream = durable.run_stream(task=TASKS[1])
+            await anext(stream)
+            assert isinstance(await durable.run(task=TASKS[1]), TaskResult)
+            with pytest.raises(UsageError, match="another was begun"):
+                await anext(stream)
+        assert [one["role"] for one in place.messages()].count("user") == 2
+
+    asyncio.run(go())
+
+
 async def cut(place: Place, build: Build, task: Any = TASKS[0], **options: Any) -> None:
     """Leave a run behind whose third call of a model failed."""
     place.server.fault(status=500, at=len(place.prompts) + 3)

@@ -6,6 +6,7 @@ from tests.on_postgres import parametrize
 
 MODULES = frozenset(
     (
+        "test_approvals",
         "test_async",
         "test_calls",
         "test_conflicts",
@@ -13,10 +14,13 @@ MODULES = frozenset(
         "test_documents",
         "test_effects",
         "test_leases_async",
+        "test_leases",
+        "test_leases_async",
         "test_models",
         "test_session",
         "test_streaming",
         "test_summaries",
+        "test_verify_writes",
         "test_watch",
         "test_window",
     )

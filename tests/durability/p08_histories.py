@@ -113,6 +113,8 @@ class Place(Protocol):
 class History:
     """One history: processes, trouble, and in the end the judgement."""
 
+    patience = PATIENCE
+
     works: Callable[..., None] = staticmethod(write)
     longest_pause = 0.03
 
@@ -126,7 +128,7 @@ class History:
         self.writers = self._draw.randint(2, 6)
         self.readers = self._draw.randint(0, 8 - self.writers) or 1
         self._quota = max(appends // self.writers, 1)
-        self._crew = Crew(folder, self._draw)
+        self._crew = Crew(folder, self._draw, self.patience)
         self._born = 0
 
     def blind(self) -> None:
@@ -161,7 +163,7 @@ class History:
 
     def _disturb(self) -> None:
         """Pause and kill until the writers are done; a killed one is replaced."""
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + self.patience
         while any(name.startswith("w") for name in self._crew.running.values()):
             time.sleep(self._draw.random() * 0.02)
             self._crew.reap()
@@ -170,7 +172,7 @@ class History:
             if self._draw.random() < 0.03 and self._crew.running:
                 self._replace(self._crew.kill())
             if time.monotonic() > deadline:
-                self._crew.failures.append(f"not done after {PATIENCE} s")
+                self._crew.failures.append(f"not done after {self.patience} s")
                 return
 
     def _replace(self, name: str) -> None:

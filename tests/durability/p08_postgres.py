@@ -31,6 +31,12 @@ class Postgres:
         return f"{self._url}?tenant=history{next(_numbers)}&connections=2&wait=30"
 
 
+class ServerHistory(History):
+    """A server takes longer than a file, and even longer while it recovers."""
+
+    patience = 300.0
+
+
 @contextmanager
 def killing(server: Server, draw: random.Random) -> Iterator[list[float]]:
     """Kill a server now and then, and start it again on what it left."""
@@ -56,7 +62,7 @@ def history(seed: int, server: Server, *, appends: int = APPENDS, kills: bool = 
     """Make one history on a server and judge it."""
     kind = cast("Kind", Postgres(server.url))
     with fast_directory() as folder:
-        made = History(seed, kind, folder, appends=appends)
+        made = ServerHistory(seed, kind, folder, appends=appends)
         if kills:
             with killing(server, random.Random(seed)) as killed:
                 wrong = made.run()

@@ -71,8 +71,9 @@ def _done(path: Path, begun: dict[str, Any], answer: dict[str, Any] | None) -> D
 class Crew:
     """The processes of one trial."""
 
-    def __init__(self, folder: Path, draw: random.Random) -> None:
+    def __init__(self, folder: Path, draw: random.Random, patience: float = PATIENCE) -> None:
         self.folder = folder
+        self._patience = patience
         self._draw = draw
         self.running: dict[int, str] = {}
         self.killed: set[str] = set()
@@ -88,7 +89,7 @@ class Crew:
             return
         code = 1
         try:
-            signal.alarm(int(PATIENCE))
+            signal.alarm(int(self._patience))
             work(Log(self.folder / f"{name}.log"))
             code = 0
         except BaseException:  # noqa: BLE001 - whatever it is, the parent must hear of it

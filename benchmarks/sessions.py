@@ -27,7 +27,8 @@ PAGE = 50
 TENANTS = 3  # So few that even the smallest store has a whole page of each.
 VIP_EVERY = 3
 TIMES_MAX = 2.0  # So much slower the largest may be than the smallest.
-COLD = 0.005  # Seconds; of a large store some pages come from the disk, of a small one none.
+NOISE = 0.002  # Seconds; scattered pages and a busy machine make so much of a difference.
+COLD = ", cold"  # For the first time at a place: of a large store its pages come from the disk.
 
 SAID = [
     {"role": "user", "content": "Draft a claims escalation checklist for a water damage claim."},
@@ -88,6 +89,7 @@ class Subject:
         yield f"list {PAGE} by prefix", _timed(lambda: _page(store, prefix=tenant))
         yield f"list {PAGE} by label", _timed(lambda: _page(store, labels=["vip"]))
         start = self._any()
+        yield f"list {PAGE} after one{COLD}", _timed(lambda: _page(store, after=start))
         yield f"list {PAGE} after one", _timed(lambda: _page(store, after=start))
         if RECENT in store.guarantees().abilities:
             yield f"list {PAGE} most recent", _timed(lambda: _page(store, recent=True))
@@ -152,13 +154,15 @@ def _part(address: str, sizes: list[int], found: dict[str, dict[int, list[float]
     head = ["ms, median", *(f"{size:,}" for size in sizes), "largest to smallest"]
     lines = []
     for what, by_size in medians.items():
+        if what.endswith(COLD):
+            continue
         small, large = by_size[sizes[0]], by_size[sizes[-1]]
         lines.append(
             Line(
                 f"{what}, {sizes[-1]:,} sessions against {sizes[0]:,}",
                 f"{1e3 * large:.2f} ms against {1e3 * small:.2f} ms",
-                f"at most {TIMES_MAX:.0f}×, or {1e3 * COLD:.0f} ms more",
-                holds=large <= max(TIMES_MAX * small, small + COLD),
+                f"at most {TIMES_MAX:.0f}×, or {1e3 * NOISE:.0f} ms more",
+                holds=large <= max(TIMES_MAX * small, small + NOISE),
             )
         )
     scheme = address.partition(":")[0]

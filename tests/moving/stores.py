@@ -126,6 +126,11 @@ def shown(backend: Backend) -> dict[str, Shown]:
     return found
 
 
+def stored(backend: Backend) -> dict[str, tuple[Head, list[Entry]]]:
+    """Return what a store holds, byte by byte: all that it can show is made of it."""
+    return {head.stream: (head, list(backend.read(head.stream))) for head in backend.streams()}
+
+
 def _public(store: perdure.Store, head: Head) -> Any:
     try:
         records = [*store.records(head.stream, on_damage=lambda _: None)]
@@ -172,4 +177,5 @@ __all__ = [
     "opened",
     "scripts",
     "shown",
+    "stored",
 ]

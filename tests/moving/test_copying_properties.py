@@ -14,7 +14,7 @@ from perdure.backend import Backend
 from perdure.backends.memory import MemoryBackend
 from perdure.testing import Crash
 from tests.moving.breaking import Counted, Dying
-from tests.moving.stores import KINDS, Action, act, opened, scripts, shown
+from tests.moving.stores import KINDS, Action, act, opened, scripts, shown, stored
 
 QUICK = {"sqlite": 3, "files": 3, "memory": 10}
 
@@ -95,7 +95,7 @@ def test_a_copy_that_is_killed_at_any_call_goes_on_where_it_stopped(
     early = MemoryBackend()
     assert perdure.copy(source, early).complete
     act(perdure.open(source), LATER)
-    wanted = shown(source)
+    wanted = stored(source)
     deaths = nth = 0
     while True:
         nth += 1
@@ -104,15 +104,15 @@ def test_a_copy_that_is_killed_at_any_call_goes_on_where_it_stopped(
         if not died(source, target, nth, side=side, after=after):
             break
         deaths += 1
-        stored = {(name, entry.position) for name in wanted for entry in target.read(name)}
+        there = {(name, entry.position) for name in wanted for entry in target.read(name)}
         target.sent.clear()
         assert perdure.copy(source, target, final=True).complete
-        assert not stored & set(target.sent), "nothing is copied twice"
-        assert shown(target.backend) == wanted
+        assert not there & set(target.sent), "nothing is copied twice"
+        assert stored(target.backend) == wanted
     assert deaths > (5 if after else 30)
 
 
-@settings(max_examples=10, deadline=None, database=None)
+@settings(max_examples=6, deadline=None, database=None)
 @given(scripts, st.lists(st.integers(1, 40), min_size=1, max_size=6))
 def test_a_copy_that_is_killed_again_and_again_ends_as_the_same_store(
     script: list[Action], deaths: list[int]

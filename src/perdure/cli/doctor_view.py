@@ -22,7 +22,7 @@ VERDICTS: dict[Verdict, str] = {
     "weak": "weak: it works, but something should be changed.",
     "unusable": "unusable: do not keep anything in it.",
 }
-NAME, MARK = 16, 6
+NAME, MARK = 20, 6
 
 
 def print_report(report: "Report") -> None:

@@ -132,7 +132,7 @@ class AsyncTool:
         """See to the intent of a call, waiting for its approval where it needs one."""
         handle, replica = self._handle, self._handle.replica
         ownership, ordinals = tools.running_turn(handle, call.tool)
-        patience = Patience(handle.driver.name, self.spec.approval_wait, time.monotonic())
+        patience: Patience | None = None
         notice = tell.say(INTERRUPTED_NOTICE, failed=True) if tell and not again else None
         say = tell.say if tell else None
         while True:
@@ -146,7 +146,9 @@ class AsyncTool:
                 raise
             if verdict.action != "wait":
                 return
-            seconds = patience.seconds(replica, call, verdict, time.monotonic())
+            now = time.monotonic()
+            patience = patience or Patience(handle.driver.name, self.spec.approval_wait, now)
+            seconds = patience.seconds(replica, call, verdict, now)
             await self._wait(verdict, seconds, slots)
             consenting.require_unchanged(replica, call, given)
 

@@ -829,3 +829,16 @@ def test_the_same_holds_in_an_event_loop(tmp_path: Path, world: World) -> None:
             await tool(7)
 
     asyncio.run(scenario())
+
+
+def test_anybody_may_decide_while_one_handle_holds_the_lease(
+    store: perdure.Store, world: World
+) -> None:
+    session = store.session("s")
+    with session.lease(ttl=60):
+        pay = session.tool(world.pay, approval=True, approval_wait=0)
+        approval = asked(session, pay, 5)
+        store.session("s").approvals.approve(approval, by="ada")
+        with session.interrupted[0]:
+            assert pay(5) == {"paid": 5}
+    assert world.calls == [(5, "bob")]

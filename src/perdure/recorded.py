@@ -7,7 +7,8 @@ told the model of them. Calls that overlapped ran side by side: their order says
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from perdure import effecting, journal
+from perdure import effecting, journal, retelling
+from perdure.approval_records import ApprovalAsked
 from perdure.content import Content
 from perdure.deed_views import RECONCILED
 from perdure.effecting import Called
@@ -59,6 +60,8 @@ class Call:
         self.attempts: list[tuple[int, EffectIntended]] = []
         self.outcomes: list[tuple[int, EffectSettled]] = []
         self.told: list[int] = []
+        self.refused = False
+        """Whether it was never made, because somebody denied it: then nothing was intended."""
         self.group = 0
         """The same for calls that ran side by side."""
 
@@ -122,26 +125,57 @@ def read(replica: Replica) -> Steps[list[Step]]:
 def calls(steps: Sequence[Step]) -> dict[str, Call]:
     """Return the calls in a record by their identity."""
     found: dict[str, Call] = {}
+    waiting: dict[str, Step] = {}
     for step in steps:
         content = step.content
         if isinstance(content, EffectIntended):
             call = found.setdefault(content.identity, Call(content.identity))
             call.attempts.append((step.number, content))
-        elif isinstance(content, EffectSettled) and content.identity in found:
-            call = found[content.identity]
-            call.outcomes.append((step.number, content))
-            call.told += _told(steps, step)
+        elif isinstance(content, ApprovalAsked):
+            waiting[content.identity] = step
+        elif isinstance(content, EffectSettled):
+            if content.identity not in found and content.identity in waiting:
+                found[content.identity] = _refused(waiting[content.identity])
+            if content.identity in found:
+                _settle(found[content.identity], steps, step, content)
     _group(found.values())
     return found
 
 
-def _told(steps: Sequence[Step], settled: Step) -> list[int]:
-    """Return the message by which the model was told of an outcome, stored together with it."""
-    if not settled.left or not settled.content.subject.startswith("issued:"):
-        return []
-    after = steps[settled.number + 1]
-    content = after.content
-    return [after.number] if isinstance(content, Message) and answers(content.message) else []
+def _refused(asked: Step) -> Call:
+    """Return a call that waited for an approval and did not get it."""
+    content = asked.content
+    assert isinstance(content, ApprovalAsked)  # noqa: S101 - the caller saw to it
+    call = Call(content.identity)
+    call.refused = True
+    made = Called(
+        identity=content.identity,
+        tool=content.tool,
+        arguments=content.arguments,
+        digest=content.digest,
+        policy="unsafe",
+        version=content.version,
+        actor=content.actor,
+    )
+    call.attempts.append((asked.number, as_intent(made)))
+    return call
+
+
+def _settle(call: Call, steps: Sequence[Step], step: Step, content: EffectSettled) -> None:
+    """Take in an outcome, and the message by which the model was told of it in the same append."""
+    if content.told:  # The message before it has its result.
+        message = steps[step.number - 1].content
+        told = (
+            retelling.restored(content, message.message) if isinstance(message, Message) else None
+        )
+        call.outcomes.append((step.number, told or content))
+        call.told.append(step.number - 1)
+        return
+    call.outcomes.append((step.number, content))
+    if step.left and content.identity.startswith("issued:"):
+        after = steps[step.number + 1]
+        if isinstance(after.content, Message) and answers(after.content.message):
+            call.told.append(after.number)
 
 
 def _group(found: Iterable[Call]) -> None:

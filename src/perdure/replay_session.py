@@ -3,7 +3,6 @@
 It is the same session to the agent, but that its calls are served and its writes are compared.
 """
 
-import threading
 from collections.abc import Iterable
 from typing import Any, Self, TypeVar
 
@@ -45,10 +44,11 @@ def reading_only(steps: Steps[T]) -> Steps[T]:
 class ReplayHandle(Handle):
     """A handle that writes nothing: what would be written is compared with the record."""
 
-    def __init__(self, driver: Driver, replica: Replica, walk: Walk) -> None:
+    def __init__(self, driver: Driver, replica: Replica, walk: Walk, serving: Serving) -> None:
         super().__init__(driver, replica)
+        self.replay = serving
         self._walk = walk
-        self._lock = threading.RLock()
+        self._lock = serving.moving
 
     def write(self, plan: Plan) -> int:
         """Compare what a plan would write with what is recorded; return the recorded answer."""
@@ -86,8 +86,7 @@ class ReplaySession(Session):
         errors: Iterable[type[BaseException]] = (),
     ) -> Self:
         """Return a session whose handle moves along a record."""
-        handle = ReplayHandle(driver, replica, walk)
-        handle.replay = Serving(replica, walk, errors)
+        handle = ReplayHandle(driver, replica, walk, Serving(replica, walk, errors))
         made = cls(driver, replica, handle)
         made._walk = walk
         return made

@@ -28,8 +28,9 @@ T = TypeVar("T")
 class AsyncReplayHandle(AsyncHandle):
     """A handle that writes nothing: what would be written is compared with the record."""
 
-    def __init__(self, driver: AsyncDriver, replica: Replica, walk: Walk) -> None:
+    def __init__(self, driver: AsyncDriver, replica: Replica, walk: Walk, serving: Serving) -> None:
         super().__init__(driver, replica)
+        self.replay = serving
         self._walk = walk
         self._lock = asyncio.Lock()
 
@@ -69,8 +70,7 @@ class AsyncReplaySession(AsyncSession):
         errors: Iterable[type[BaseException]] = (),
     ) -> Self:
         """Return a session whose handle moves along a record."""
-        handle = AsyncReplayHandle(driver, replica, walk)
-        handle.replay = Serving(replica, walk, errors)
+        handle = AsyncReplayHandle(driver, replica, walk, Serving(replica, walk, errors))
         made = cls(driver, replica, handle)
         made._walk = walk
         return made

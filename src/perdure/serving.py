@@ -1,6 +1,7 @@
-"""What a call returned or raised when it was recorded, for an agent that is replayed. Pure."""
+"""What a call returned or raised when it was recorded, for an agent that is replayed."""
 
 import builtins
+import threading
 from collections.abc import Iterable
 from typing import Any, NoReturn
 
@@ -29,17 +30,20 @@ class Serving:
         self._replica = replica
         self._walk = walk
         self._errors = {error.__qualname__: error for error in errors}
+        self.moving = threading.RLock()
+        """Held by who moves along the record: tools are called in threads."""
 
     def serve(self, spec: Spec, call: Called, tell: Telling | None) -> Any:
         """Return what a call returned, or raise what it raised."""
-        found = self._walk.call(call, lane())
+        with self.moving:
+            found = self._walk.call(call, lane())
         outcome = found.outcome
         assert outcome is not None  # noqa: S101 - `Walk.call` saw to it
         codec, name = self._replica.settings.codec, self._replica.name
         result = codec.unpack(outcome.result, stream=name)
         if tell is not None and found.told and not self._walk.before(found):
             self._told(found, outcome, result, tell)
-        if self._walk.before(found):
+        if found.refused or self._walk.before(found):
             return codec.unpack(tools.served(name, call.tool, "", outcome), stream=name)
         if outcome.state == "unknown" or outcome.error:
             self._raise(spec, call, outcome)
@@ -47,7 +51,8 @@ class Serving:
 
     def asked(self, call: Called) -> Recorded:
         """Return what a model had answered."""
-        found, said = self._walk.asked(call)
+        with self.moving:
+            found, said = self._walk.asked(call)
         outcome = found.outcome
         assert outcome is not None  # noqa: S101 - `Walk.asked` saw to it
         codec, name = self._replica.settings.codec, self._replica.name

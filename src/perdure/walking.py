@@ -156,15 +156,13 @@ class Walk:
             self._inner |= {
                 step.number
                 for step in self._steps[begun : found.last]
-                if step.number not in self._of and self._may_be_inner(step)
+                if step.number not in self._of
+                and not (self._is_passed(step) or step.kind.startswith("turn."))
             }
         self._consume(self._with_nested(found))
         self.served.append(made.tool)
         self._show()
         return found
-
-    def _may_be_inner(self, step: Step) -> bool:
-        return not self._is_passed(step) and not step.kind.startswith("turn.")
 
     def asked(self, made: Called) -> tuple[Call, list[Message]]:
         """Return what the record has of an answer that an adapter asks for: its messages."""
@@ -200,8 +198,9 @@ class Walk:
         step = self._next()
         if found is None:
             self._depart(given, self._like(given, step))
-        attempts = [content for _, content in found.attempts]
-        if not any(same(tree(content), tree(given)) for content in attempts):
+        left_out = {"policy": "", "parent": ""} if found.refused else {}
+        attempts = [{**tree(content), **left_out} for _, content in found.attempts]
+        if not any(same(one, {**tree(given), **left_out}) for one in attempts):
             self._depart(given, self._steps[found.attempts[-1][0]])
         beside = lane is not None and self._lanes.get(found.intent.turn, lane) != lane
         for step in self._steps[self._at : found.first] if ordered else ():
@@ -357,6 +356,8 @@ class Walk:
         at: tuple[str, Any, Any] | None = None,
     ) -> NoReturn:
         turn = getattr(given, "turn", "")
+        if isinstance(given, EffectIntended):
+            turn = turn or next(reversed(self._fold.turns), "")
         why = self._why_ended(turn, step)
         if why:
             self.end(why)

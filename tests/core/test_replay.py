@@ -659,3 +659,83 @@ def test_async_agents_are_replayed(tmp_path: Path, world: World) -> None:
             assert world.calls == before
 
     asyncio.run(work())
+
+
+def test_large_results_that_are_stored_in_their_messages_are_served(
+    session: perdure.Session, world: World
+) -> None:
+    def read(amount: int) -> Any:
+        world.calls.append(amount)
+        return "x" * 3_000 if amount == 1 else {"rows": ["y" * 40] * 60}
+
+    def agent(session: perdure.Session) -> list[Any]:
+        with session.turn("Read.") as turn:
+            turn.append(calling(1, 2))
+            told = session.run_tool_calls(tools={"charge": read})
+            turn.append(said(str(len(session.messages()))))
+            return told
+
+    returned = agent(session)
+    assert sum("x" * 3_000 in str(record.content) for record in session.records()) == 1
+    assert perdure.replay(session, agent).check().returned == returned
+    assert sorted(world.calls) == [1, 2]
+
+
+def test_a_record_that_ends_between_two_calls_is_the_same_as_far_as_it_goes(
+    tmp_path: Path, world: World
+) -> None:
+    def agent(session: perdure.Session, *, die: bool = False) -> None:
+        with session.turn("Pay."):
+            session.tool(world.charge)(1)
+            if die:
+                session._handle.write = _dead  # type: ignore[method-assign]
+            session.tool(world.charge)(2)
+
+    path = tmp_path / "agents.db"
+    with pytest.raises(Killed):
+        agent(perdure.open(path).session("s"), die=True)
+    replay = perdure.replay(perdure.open(path).session("s"), agent)
+    assert replay.check().ended.endswith("is open at the end of the record")
+    other = perdure.replay(perdure.open(path).session("s"), an_agent(world))
+    assert other.divergence is not None
+
+
+@pytest.mark.parametrize("decision", ["approve", "deny"])
+@pytest.mark.parametrize("issued", [True, False])
+def test_calls_that_somebody_decided_about_are_served(
+    session: perdure.Session, world: World, decision: str, *, issued: bool
+) -> None:
+    def agent(session: perdure.Session) -> None:
+        pay = session.tool(world.charge, approval=True, approval_wait=0.01)
+        with suppress(perdure.errors.ApprovalPendingError), session.turn("Pay.", id="t") as turn:
+            if issued:
+                if len(session) == 1:
+                    turn.append(calling(5, 6))
+                session.run_tool_calls(tools=[pay])
+            else:
+                try:
+                    turn.append(said(str(pay(5))))
+                except perdure.errors.ApprovalDeniedError as error:
+                    turn.append(said(str(error)))
+
+    agent(session)
+    while session.interrupted:
+        for approval in session.approvals.pending():
+            getattr(session.approvals, decision)(approval.id, by="Ada")
+        agent(session)
+    assert session.interrupted == ()
+    made = [*world.calls]
+    assert bool(made) == (decision == "approve")
+    replay = perdure.replay(session, agent, end="t")
+    assert replay.check().outputs == session.messages()
+    assert world.calls == made
+
+
+def test_a_session_that_was_held_is_replayed(session: perdure.Session, world: World) -> None:
+    def agent(session: perdure.Session) -> None:
+        with session.lease():
+            an_agent(world)(session)
+
+    agent(session)
+    assert perdure.replay(session, agent).check().outputs == session.messages()
+    assert perdure.replay(session, an_agent(world)).identical

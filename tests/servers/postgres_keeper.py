@@ -189,6 +189,12 @@ def _copied(programs: Path, home: Path) -> Path:
 def running(*settings: str) -> Iterator[Server]:
     """Run a server of one's own, to be killed and configured at will."""
     server = Server(home_directory(), [*settings])
+    # If this process is killed, somebody else has to clean up: whoever reads from a pipe that ends.
+    guard = subprocess.Popen(
+        [sys.executable, __file__, "--guard", str(server.home)],
+        stdin=subprocess.PIPE,
+        start_new_session=True,
+    )
     try:
         server.create()
         server.start()
@@ -196,6 +202,18 @@ def running(*settings: str) -> Iterator[Server]:
     finally:
         server.stop(signal.SIGQUIT)
         server.remove()
+        guard.kill()
+        guard.communicate()
+
+
+def watch_over(home: Path) -> None:
+    """Wait for the end of those who started a server; then end it, and remove its data."""
+    sys.stdin.read()
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        first = (home / "data" / "postmaster.pid").read_text().splitlines()[0]
+        os.kill(int(first), signal.SIGQUIT)
+        time.sleep(1)
+    shutil.rmtree(home, ignore_errors=True)
 
 
 def home_directory() -> Path:
@@ -250,4 +268,7 @@ def _serve(door: socket.socket) -> None:
 
 
 if __name__ == "__main__":
-    keep(Path(sys.argv[1]), sys.argv[2:])
+    if sys.argv[1] == "--guard":
+        watch_over(Path(sys.argv[2]))
+    else:
+        keep(Path(sys.argv[1]), sys.argv[2:])

@@ -88,8 +88,8 @@ class Chat:
     ) -> None:
         self._autogen = autogen
         self._session = session
-        # Who died holds its lease until it ends; who lives renews it, and is not waited for longer.
-        self._lease = session.lease(ttl=lease, wait=lease) if lease is not None else nullcontext()
+        # Who died holds its lease until it ends; who lives renews it several times meanwhile.
+        self._lease = nullcontext() if lease is None else session.lease(ttl=lease, wait=2 * lease)
         groups = Groups([one for one in agents if isinstance(one, autogen.GroupChatManager)])
         self._agents = Agents(agents, groups)
         self._recorder = Recorder(session, {*self._agents.by_name}, groups)

@@ -69,6 +69,7 @@ def example(server: ModelServer, folder: Path, *prompts: str) -> str:
     return done.stdout if done.returncode == 0 else done.stderr
 
 
+@pytest.mark.timeout(600)  # Two processes import the framework, which takes long on busy machines.
 def test_the_example_remembers_the_checklist_after_a_restart(
     server: ModelServer, tmp_path: Path
 ) -> None:

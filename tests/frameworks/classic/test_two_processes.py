@@ -103,10 +103,10 @@ def test_who_begins_again_takes_the_chat_over_and_the_first_is_told(
 
 def test_who_has_a_lease_keeps_the_chat_and_the_second_is_told(url: str, tmp_path: Path) -> None:
     expected = whole(url, tmp_path / "whole")
-    first = forked(worker("a", url, tmp_path, 4.0))
+    first = forked(worker("a", url, tmp_path, 3.0))
     until((tmp_path / "a.inside").exists)
     (tmp_path / "b.go").touch()
-    os.waitpid(forked(worker("b", url, tmp_path, 4.0)), 0)
+    os.waitpid(forked(worker("b", url, tmp_path, 3.0)), 0)
     assert ended(tmp_path, "b").startswith("LeaseHeldError")
     (tmp_path / "a.go").touch()
     os.waitpid(first, 0)

@@ -9,16 +9,23 @@ from typing import Any
 import pytest
 from autogen_agentchat.agents import AssistantAgent, UserProxyAgent
 from autogen_agentchat.base import TaskResult
-from autogen_agentchat.messages import HandoffMessage, TextMessage
+from autogen_agentchat.messages import (
+    HandoffMessage,
+    MultiModalMessage,
+    StructuredMessage,
+    TextMessage,
+)
 from autogen_agentchat.teams import (
     DiGraphBuilder,
     GraphFlow,
     RoundRobinGroupChat,
     SelectorGroupChat,
 )
+from autogen_core import CancellationToken, Image
 from autogen_core.memory import ListMemory, MemoryContent
 from autogen_core.model_context import BufferedChatCompletionContext
 from autogen_core.models import UserMessage
+from pydantic import BaseModel
 
 import perdure
 from perdure.adapters import agentchat_tree
@@ -671,5 +678,66 @@ def test_a_reconcile_function_can_be_given_as_in_other_adapters(place: Place) ->
             await durable.run(task=TASKS[0])
             effects = await durable._session.effects.list(kind="tool")
             assert {effect.policy for effect in effects} == {"reconcile"}
+
+    asyncio.run(go())
+
+
+PIXEL = (
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk"
+    "+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+)
+
+
+class Verdict(BaseModel):
+    """What a structured answer says."""
+
+    reason: str
+    limit: int
+
+
+def judging(world: World) -> Any:
+    judge = AssistantAgent("judge", world.client, output_content_type=Verdict)
+    kinds = [StructuredMessage[Verdict]]
+    return RoundRobinGroupChat([judge, critic(world)], max_turns=3, custom_message_types=kinds)
+
+
+@pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")
+def test_pictures_and_structured_answers_are_restored(place: Place, path: Path) -> None:
+    async def go() -> None:
+        picture = MultiModalMessage(content=["Look.", Image.from_base64(PIXEL)], source="user")
+        with ModelServer() as server:
+            place.server = server
+            await cut(place, judging, picture)
+            async with place.durable(judging) as durable:
+                first = await durable.run(task=picture)
+            async with place.durable(judging) as durable:
+                second = await durable.run(task="And now?", id="request-9")
+            async with place.durable(judging) as durable:
+                assert await durable.run(task="And now?", id="request-9") == second
+            assert isinstance(first.messages[1].content, Verdict)
+            assert "data:image/png" in str(place.prompts[-1])
+
+    asyncio.run(go())
+
+
+def test_a_run_that_is_cancelled_can_be_gone_on_with(place: Place) -> None:
+    async def go() -> None:
+        async with place.durable(teams.round_robin) as durable:
+            token = CancellationToken()
+            stream = durable.run_stream(task=TASKS[0], cancellation_token=token)
+            await anext(stream)
+            token.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                async for _ in stream:
+                    pass
+            assert durable.interrupted == TASKS[0]
+            assert isinstance(await durable.run(), TaskResult)
+            running = asyncio.ensure_future(durable.run(task=TASKS[1]))
+            await asyncio.sleep(0.1)
+            running.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await running
+            assert durable.interrupted == TASKS[1]
+            assert isinstance(await durable.run(), TaskResult)
 
     asyncio.run(go())

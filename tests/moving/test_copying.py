@@ -1,13 +1,13 @@
 """A copy is the same store: what goes along, what is refused, and what happens meanwhile."""
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 import perdure
-from perdure.backend import Append, Backend, Outcome
+from perdure.backend import Append, Backend, Outcome, digest_of
 from perdure.backends.memory import MemoryBackend
 from perdure.backends.offload import Offload
 from perdure.copying import Copied
@@ -160,6 +160,46 @@ def test_damage_in_the_source_is_told_and_nothing_of_that_session_is_copied(
     assert kinds(copied)["a branch"] in {"past", "damaged"}, "its past was not copied"
 
 
+def forged(backend: MemoryBackend, name: str) -> None:
+    """Put another body into an entry, with a header that names it."""
+    entries = backend._streams[name].entries
+    old, body = entries[1], b'["0123456789012345678901",{}]'
+    mine, theirs = digest_of(old.body or b""), digest_of(body)
+    entries[1] = old._replace(header=old.header.replace(mine.encode(), theirs.encode()), body=body)
+
+
+def exchanged(backend: MemoryBackend, name: str) -> None:
+    """Put another session's entry in the place of one."""
+    backend._streams[name].entries[-1] = backend._streams["claim-1"].entries[3]
+    backend._streams[name].digest = digest_of(backend._streams["claim-1"].entries[3].header)
+
+
+def lost(backend: MemoryBackend, name: str) -> None:
+    """Lose an entry of the middle."""
+    del backend._streams[name].entries[2]
+
+
+def headless(backend: MemoryBackend, name: str) -> None:
+    """Lose the first entry."""
+    del backend._streams[name].entries[0]
+
+
+def swapped(backend: MemoryBackend, name: str) -> None:
+    """Put the whole of another session there."""
+    other, mine = backend._streams["claim-1"], backend._streams[name]
+    mine.entries, mine.digest = [*other.entries], other.digest
+
+
+@pytest.mark.parametrize("harm", [forged, exchanged, swapped, lost, headless])
+def test_a_chain_that_does_not_hold_is_not_copied(
+    source: MemoryBackend, harm: Callable[[MemoryBackend, str], None]
+) -> None:
+    harm(source, "claim-2")
+    target = MemoryBackend()
+    assert kinds(perdure.copy(source, target)) == {"claim-2": "damaged"}
+    assert "claim-2" not in {head.stream for head in target.streams()}
+
+
 def test_damage_late_in_a_long_session_keeps_all_of_it_back() -> None:
     source, target = MemoryBackend(), MemoryBackend()
     session = perdure.open(source).session("long")
@@ -243,7 +283,7 @@ def test_a_session_that_is_deleted_between_two_copies_is_deleted_in_the_copy(
     store.delete("claim-2", reason="at once")
     store.session("claim-1").append(*[said("one"), said("two")])
     store.delete("claim-1", reason="after more was said")
-    assert perdure.copy(source, target, final=True).complete
+    assert perdure.copy(source, target).complete
     assert shown(target) == shown(source)
     assert len([*target.read("claim-1")]) == len([*target.read("claim-2")]) == 1
     store.session("claim-1").append(said("a second life"))

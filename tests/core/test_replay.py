@@ -739,3 +739,29 @@ def test_a_session_that_was_held_is_replayed(session: perdure.Session, world: Wo
     agent(session)
     assert perdure.replay(session, agent).check().outputs == session.messages()
     assert perdure.replay(session, an_agent(world)).identical
+
+
+def test_summaries_pins_tools_labels_and_ids_are_compared(session: perdure.Session) -> None:
+    def agent(word: str) -> Agent:
+        def run(session: perdure.Session) -> None:
+            for number in range(4):
+                with session.turn(f"Question {number}? " + "x" * 60) as turn:
+                    turn.append(said(f"Answer {number}. " + "y" * 60))
+            session.summarise(lambda messages: f"{word} {len(messages)}", keep_turns=1)
+            session.pin(2)
+            with session.turn("And now?") as turn:
+                turn.offer([{"type": "function", "function": {"name": "f", "parameters": {}}}])
+                shown = session.messages(format="openai.chat", max_messages=9)
+                turn.append(said(str(len(shown))))
+            session.undo_summary()
+            session.label("vip")
+            for _ in range(2):
+                session.append({"role": "user", "content": "Once."}, id="mine")
+
+        return run
+
+    agent("Summed up:")(session)
+    assert perdure.replay(session, agent("Summed up:")).check().outputs == session.messages()
+    found = perdure.replay(session, agent("In short:")).divergence
+    assert found is not None
+    assert found.path == "$.text"

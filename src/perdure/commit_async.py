@@ -57,17 +57,22 @@ class AsyncCombiner(Generic[Item, Answer]):
         self._queue = [waiting for waiting in self._queue if not waiting[1].done()]
         if self._queue and not task.cancelled():
             self._start()
-        error = None if task.cancelled() else task.exception()
-        waiting = [future for _, future in batch if not future.done()]
-        for future in waiting:
-            if task.cancelled():
+        if task.cancelled():
+            for _, future in batch:
                 future.cancel()
-            elif error is not None:
-                future.set_exception(error)
-        if not task.cancelled() and error is None:
-            for (_, future), answer in zip(batch, task.result(), strict=True):
+            return
+        error = task.exception()
+        answers = task.result() if error is None else ()
+        if error is None and len(answers) != len(batch):  # Or somebody would wait for ever.
+            error = ValueError(f"{len(answers)} answers for {len(batch)} items")
+        if error is not None:
+            for _, future in batch:
                 if not future.done():
-                    future.set_result(answer)
+                    future.set_exception(error)
+            return
+        for (_, future), answer in zip(batch, answers, strict=True):
+            if not future.done():
+                future.set_result(answer)
 
 
 class AsyncCommitter:

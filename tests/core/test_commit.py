@@ -1,5 +1,6 @@
 """Group commit: who does the work, who waits, and what each is told."""
 
+import asyncio
 import linecache
 import sys
 import threading
@@ -12,6 +13,7 @@ import pytest
 from perdure.backend import Append, Entry, Outcome
 from perdure.backends.memory import MemoryBackend
 from perdure.commit import UNDIVIDED_MAX, Combiner, Committer, rounds, share
+from perdure.commit_async import AsyncCombiner
 from perdure.errors import DamagedError, UnavailableError
 
 
@@ -253,3 +255,18 @@ def _interrupted_at(nth: int, call: Callable[[], object]) -> bool:
 def test_half_of_many_go_together_and_a_few_as_they_are() -> None:
     assert share(63, 1) == share(32, 32) == share(64, 0) == 32
     assert all(share(count, 0) >= count for count in range(1, UNDIVIDED_MAX + 1))
+
+
+def test_a_store_that_answers_too_few_leaves_no_task_waiting() -> None:
+    async def answer_nobody(_items: list[int]) -> list[int]:
+        await asyncio.sleep(0)
+        return []
+
+    async def main() -> None:
+        combiner: AsyncCombiner[int, int] = AsyncCombiner(answer_nobody)
+        found = await asyncio.wait_for(
+            asyncio.gather(*map(combiner.submit, range(3)), return_exceptions=True), 10
+        )
+        assert [type(one) for one in found] == [ValueError] * 3
+
+    asyncio.run(main())

@@ -32,11 +32,9 @@ def briefly(body: Any) -> Any:
     return re.sub(r": \w+\.$", ".", found) if isinstance(found, str) else found
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_the_page_s_blocks_print_what_it_shows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The page leaves out that its clients are closed."""
     monkeypatch.chdir(tmp_path)
     with ModelServer(briefly) as server:
         namespace: dict[str, Any] = {"client": clients(server), "server": server}
@@ -54,8 +52,13 @@ def test_the_page_s_blocks_print_what_it_shows(
 
 
 def clients(server: ModelServer) -> Callable[[], Any]:
+    """Make clients that keep no connection open, as the page does not close them."""
     return lambda: OpenAIChatCompletionClient(
-        model=MODEL, base_url=server.url, api_key="test", max_retries=0
+        model=MODEL,
+        base_url=server.url,
+        api_key="test",
+        max_retries=0,
+        default_headers={"Connection": "close"},
     )
 
 

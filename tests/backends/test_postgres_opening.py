@@ -120,6 +120,14 @@ def test_an_address_that_makes_no_sense_is_a_usage_error_without_the_password(ad
     assert SECRET not in chain(caught.value)
 
 
+def test_a_word_that_nobody_knows_is_named_unless_it_may_be_a_piece_of_a_password() -> None:
+    with pytest.raises(UsageError, match="no word 'shema': there are schema, "):
+        perdure.open("postgresql://host/db?shema=other")
+    with pytest.raises(UsageError) as caught:
+        perdure.open(f"postgresql://user:x@host/db?{SECRET}@host=1")
+    assert SECRET not in chain(caught.value)
+
+
 def test_the_password_is_shown_nowhere(
     postgres_store: str, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -142,6 +142,14 @@ def test_what_can_not_be_opened_is_unusable(tmp_path: Path) -> None:
         assert "unusable" in result.stdout + result.stderr or "not a directory" in result.stderr
 
 
+@pytest.mark.parametrize("form", ["u:secret@127.0.0.1:1/db", "127.0.0.1:1/db?password=secret"])
+def test_a_password_is_not_shown_wherever_it_stands(form: str) -> None:
+    result = invoke(None, "doctor", f"postgresql://{form}")
+    assert result.exit_code == 2
+    assert "127.0.0.1:1/db is unusable" in result.stdout
+    assert "secret" not in result.output
+
+
 def test_wrong_calls_are_told(tmp_path: Path) -> None:
     for arguments in (["nonsense:x"], ["--appends", "0", "x.db"], ["a.db", "b.db"]):
         assert invoke(None, "doctor", *arguments).exit_code == 2

@@ -1,5 +1,6 @@
 """`perdure migrate`, and what its script for row-level security does to two tenants."""
 
+import re
 from collections.abc import Iterator
 from urllib.parse import quote
 
@@ -69,6 +70,17 @@ def test_what_can_not_work_is_one_line(arguments: list[str], code: int, text: st
     assert text in result.stderr
     assert "secret" not in result.output
     assert "Traceback" not in result.output
+
+
+@pytest.mark.parametrize("end", ["\n", "\r"])
+def test_a_name_with_a_line_end_stays_in_its_comment(end: str) -> None:
+    name = f"acme{end}drop table kept; --"
+    address = f"postgresql://host/db?schema={quote(name)}"
+    script = run(address, "--print-rls", "--tenant", name).stdout
+    comments = [line for line in re.split("[\n\r]", script) if line.startswith("--")]
+    assert sum("drop table kept" in line for line in comments) == 2
+    statements = re.sub(r"--[^\n\r]*", "", re.sub('"[^"]*"', "NAME", script))
+    assert "drop table" not in statements
 
 
 def test_commands_that_read_make_no_tables(postgres_empty: str) -> None:

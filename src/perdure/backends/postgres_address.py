@@ -10,6 +10,7 @@ from urllib.parse import unquote
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
+from psycopg.pq import Conninfo
 
 from perdure.errors import UsageError
 
@@ -79,6 +80,7 @@ def parse(text: str) -> Address:
     port = str(options.get("port") or "").replace(",", "")
     names = f"{options.get('host') or ''}{options.get('dbname') or ''}"
     if not options or "@" in names or (port and not port.isdecimal()):
+        _require_known(base, others)
         reason = f"the address of the Postgres store can not be understood: write {EXAMPLE!r}"
         raise UsageError(f"{reason}, with special characters percent-encoded")
     schema = _identifier(given.get("schema", "perdure"))
@@ -95,6 +97,22 @@ def parse(text: str) -> Address:
         0.0 if given.get("wait") == "0" else _number("wait", given.get("wait"), 0.0),
         int(_number("connections", given.get("connections"), CONNECTIONS)),
     )
+
+
+def _require_known(base: str, words: list[str]) -> None:
+    """Raise UsageError about a word that libpq does not know, if all else can be understood.
+
+    What does not look like one may be a piece of a password.
+    """
+    try:
+        conninfo_to_dict(base)
+    except psycopg.Error:
+        return
+    known = {word.keyword.decode() for word in Conninfo.get_defaults()}
+    keys = [word.partition("=")[0] for word in words]
+    if strange := [key for key in keys if key not in known and key.isidentifier()]:
+        reason = f"the address of a Postgres store has no word {strange[0]!r}"
+        raise UsageError(f"{reason}: there are {', '.join(OURS)}, accept, and those of libpq")
 
 
 def _name(options: dict[str, Any], schema: str, tenant: str) -> str:

@@ -24,7 +24,7 @@ create policy perdure_tenant on {schema}.{table}
   using (tenant = current_user) with check (tenant = current_user);
 """
 
-_GRANTS = """-- The tenant {role}:
+_GRANTS = """-- The tenant {remark}:
 grant usage on schema {schema} to {role};
 grant select, insert, update, delete on {tables} to {role};
 grant select on {schema}.migration to {role};
@@ -35,9 +35,15 @@ def rls_script(schema: str, tenants: Sequence[str]) -> str:
     """Return the script for a schema, with the grants for some tenants' roles."""
     name = quoted(schema).replace("%%", "%")
     tables = ", ".join(f"{name}.{table}" for table in TABLES)
-    parts = [_INTRODUCTION.format(schema=name.replace("\n", " "))]
+    parts = [_INTRODUCTION.format(schema=_remark(name))]
     parts += [_POLICY.format(schema=name, table=table) for table in TABLES]
     for tenant in tenants:
         role = quoted(tenant).replace("%%", "%")
-        parts.append(_GRANTS.format(schema=name, tables=tables, role=role))
+        grants = _GRANTS.format(schema=name, tables=tables, role=role, remark=_remark(role))
+        parts.append(grants)
     return "".join([*parts, "commit;\n"])
+
+
+def _remark(name: str) -> str:
+    """Return a name for a comment, which the end of a line would end."""
+    return name.replace("\n", " ").replace("\r", " ")

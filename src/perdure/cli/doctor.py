@@ -21,7 +21,7 @@ from perdure.cli.text import say_json
 from perdure.errors import PerdureError, UsageError
 from perdure.guarantees import NOTHING_DECLARED, Guarantees, guarantees_of
 from perdure.moving import _path
-from perdure.opening import _backend, _parse, split_accept
+from perdure.opening import ALIASES, _backend, _parse, split_accept
 
 EXIT: dict[Verdict, int] = {"sound": 0, "weak": 1, "unusable": 2}
 
@@ -177,8 +177,10 @@ def _opened(address: str) -> Iterator[tuple[Backend, bool, Callable[[], Backend]
 
 def _named(address: str) -> str:
     """Return an address without what may be a password."""
-    scheme, separator, rest = address.partition("//")
-    if separator and "@" in rest:
-        user, _, place = rest.rpartition("@")
-        return f"{scheme}//{user.partition(':')[0]}@{place}"
-    return address
+    text, _ = split_accept(address)
+    scheme, rest = _parse(text)
+    if ALIASES.get(scheme, scheme) != "postgresql":
+        return address
+    from perdure.backends.postgres_address import parse
+
+    return parse(f"{scheme}:{rest}").name

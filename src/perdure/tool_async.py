@@ -177,14 +177,14 @@ class AsyncTool:
         duration = time.perf_counter() - start
         try:
             packed = self._handle.replica.settings.codec.pack(result, root="$.result")
-        except UsageError as error:
+            outcome = Outcome("succeeded", packed, duration=duration)
+            await self._settle(call, verdict, outcome, tools.text_of(result), tell)
+        except UsageError as error:  # Of another type than can be stored, or too large.
             outcome = tools.unstorable(error, duration)
             await self._settle(call, verdict, outcome, outcome.reason, tell)
             if self.spec.unstorable == "return":
                 return result
             raise
-        outcome = Outcome("succeeded", packed, duration=duration)
-        await self._settle(call, verdict, outcome, tools.text_of(result), tell)
         return result
 
     async def _within_time(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import perdure
+from perdure.codec import PAYLOAD_MAX
 from perdure.errors import (
     ConflictError,
     DivergenceError,
@@ -296,6 +297,39 @@ def test_a_result_that_can_not_be_stored_is_recorded_as_failed(path: Path) -> No
         ("failed", True),
         ("failed", True),
     ]
+
+
+def test_a_result_that_is_too_large_is_recorded_as_failed() -> None:
+    session = perdure.open("memory:").session("s")
+    size = PAYLOAD_MAX + 1
+    call = {"id": "c1", "type": "function", "function": {"name": "large", "arguments": "{}"}}
+
+    def large() -> str:
+        return "x" * size
+
+    with session.turn("Try.") as turn:
+        with pytest.raises(UsageError, match="more than"):
+            session.tool(large)()
+        assert len(session.tool(large, name="kept", unstorable="return")()) == size
+        turn.append({"role": "assistant", "tool_calls": [call]})
+        (told,) = session.run_tool_calls(None, [large])
+    assert "can not be stored" in told["content"]
+    assert [one.state for one in session.effects.list()] == ["failed"] * 3
+
+
+def test_a_result_that_is_too_large_is_recorded_as_failed_in_a_loop() -> None:
+    async def large() -> str:
+        return "x" * (PAYLOAD_MAX + 1)
+
+    async def run() -> list[str]:
+        async with perdure.open_async("memory:") as store:
+            session = await store.session("s")
+            async with session.turn("Try."):
+                with pytest.raises(UsageError, match="more than"):
+                    await session.tool(large)()
+            return [one.state for one in await session.effects.list()]
+
+    assert asyncio.run(run()) == ["failed"]
 
 
 def test_a_tool_that_changes_its_arguments_changes_no_record(path: Path) -> None:

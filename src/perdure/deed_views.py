@@ -53,22 +53,44 @@ class Found(NamedTuple):
     """What a model's answer says that it took."""
 
 
-def listed(
-    replica: Replica, *, tool: str | None, turn: str | None, kind: str | None = None
-) -> Steps[list[Found]]:
-    """Return the effects of a session in order, or those of a tool, a turn or a kind."""
-    if kind not in (None, "tool", "model"):
-        raise UsageError(f'no kind {kind!r} of effect: choose "tool" or "model"')
+class Wanted(NamedTuple):
+    """Which effects are to be listed; None is for any."""
+
+    tool: str | None
+    turn: str | None
+    kind: str | None
+    since: datetime | None
+    until: datetime | None
+
+    def check(self) -> None:
+        """Raise unless it can be answered."""
+        if self.kind not in (None, "tool", "model"):
+            raise UsageError(f'no kind {self.kind!r} of effect: choose "tool" or "model"')
+        times: tuple[object, ...] = (self.since, self.until)
+        for time in times:
+            if time is not None and not (isinstance(time, datetime) and time.tzinfo):
+                raise UsageError(f"since and until are datetimes with a zone, not {time!r}")
+
+    def has(self, one: Found) -> bool:
+        """Whether an effect is one of them."""
+        return (
+            self.tool in (None, one.tool)
+            and self.turn in (None, one.turn)
+            and self.kind in (None, one.kind)
+            and (self.since is None or one.time >= self.since)
+            and (self.until is None or one.time < self.until)
+        )
+
+
+def listed(replica: Replica, wanted: Wanted) -> Steps[list[Found]]:
+    """Return the effects of a session in order, those that are wanted."""
+    wanted.check()
     listing = _Listing(replica)
     forward = Forward(replica.past)
     while (whole := (yield from forward.page())) is not None:
         for linked in whole:
             listing.take(linked)
-    return [
-        one
-        for one in listing.found.values()
-        if tool in (None, one.tool) and turn in (None, one.turn) and kind in (None, one.kind)
-    ]
+    return [one for one in listing.found.values() if wanted.has(one)]
 
 
 class _Listing:
@@ -187,9 +209,9 @@ def before(replica: Replica, effect: str) -> Steps[int]:
     name, cipher = replica.name, replica.past.cipher
     while (whole := (yield from forward.page())) is not None:
         for linked in whole:
+            if linked.header.id == effect and linked.header.kind in _KINDS:
+                return quiet
             if linked.header.kind == EffectIntended.kind:
-                if linked.header.id == effect:
-                    return quiet
                 content = journal.decode(name, linked, cipher)
                 open_[content.subject] = linked.header.id
             elif linked.header.kind == EffectSettled.kind:
@@ -221,8 +243,9 @@ def unknown(replica: Replica) -> Steps[list[Found]]:
     return found
 
 
-def reconcile(replica: Replica, effect: str, outcome: object) -> Plan:
+def reconcile(replica: Replica, given: str | Found, outcome: object) -> Plan:
     """Plan to record what an unknown effect turned out to be, and to tell the model of it."""
+    effect = given.id if isinstance(given, Found) else given
     deeds = replica.fold.deeds.by_identity
     found = [(identity, deed) for identity, deed in deeds.items() if deed.effect == effect]
     if not found or found[0][1].state != UNKNOWN:

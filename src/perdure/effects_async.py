@@ -1,7 +1,9 @@
 """AsyncEffects: what a session did, reached as `session.effects`. Its twin is in `effects`."""
 
+from datetime import datetime
+
 from perdure import deed_views
-from perdure.deed_views import Found
+from perdure.deed_views import Found, Wanted
 from perdure.effecting import Kind
 from perdure.handle_async import AsyncHandle
 from perdure.tools import Changed, Done, NotDone
@@ -17,14 +19,21 @@ class AsyncEffects:
         self._handle = handle
 
     async def list(
-        self, *, tool: str | None = None, turn: str | None = None, kind: Kind | None = None
+        self,
+        *,
+        tool: str | None = None,
+        turn: str | None = None,
+        kind: Kind | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
     ) -> Listing:
         """Return the effects in order, or those of a tool, a turn or a kind ("tool", "model").
 
+        `since` and `until` are times with a zone: of calls begun then or later, and before then.
         It reads the whole session.
         """
-        replica = self._handle.replica
-        return await self._handle.run(deed_views.listed(replica, tool=tool, turn=turn, kind=kind))
+        replica, wanted = self._handle.replica, Wanted(tool, turn, kind, since, until)
+        return await self._handle.run(deed_views.listed(replica, wanted))
 
     @property
     def changed(self) -> Changes:
@@ -39,6 +48,6 @@ class AsyncEffects:
         """Return the effects that may have happened: the process died before their outcome."""
         return await self._handle.run(deed_views.unknown(self._handle.replica))
 
-    async def reconcile(self, effect: str, outcome: Done | NotDone) -> None:
+    async def reconcile(self, effect: str | Found, outcome: Done | NotDone) -> None:
         """Record what an unknown effect turned out to be; the model is told of it in a message."""
         await self._handle.write(deed_views.reconcile(self._handle.replica, effect, outcome))

@@ -104,7 +104,7 @@ def replay(
     unknown = {*ignore} - {*KINDS}
     if isinstance(ignore, str) or unknown:
         raise UsageError(f"no kind of record: {', '.join(sorted(unknown)) or ignore}")
-    asked = Asked(start, end, frozenset(ignore), tuple(errors))
+    asked = Asked(start, end, frozenset(ignore), _error_types(errors))
     if isinstance(session, Session):
         return _blocking(session, agent, asked)
     if type(session).__name__ != "AsyncSession":
@@ -121,6 +121,17 @@ class Asked(NamedTuple):
     end: int | str | None
     ignore: frozenset[str]
     errors: tuple[type[BaseException], ...]
+
+
+def _error_types(given: Iterable[type[BaseException]]) -> tuple[type[BaseException], ...]:
+    if isinstance(given, type):
+        raise UsageError(f"errors are given in a list: errors=[{given.__name__}]")
+    found = tuple(given)
+    kinds: tuple[object, ...] = found
+    for one in kinds:
+        if not (isinstance(one, type) and issubclass(one, BaseException)):
+            raise UsageError(f"errors are types of errors, and {one!r} is not one")
+    return found
 
 
 def _blocking(session: Session, agent: Callable[[Session], Any], asked: Asked) -> Replay:
@@ -190,7 +201,7 @@ def _require_between(replica: Replica, steps: list[Step], start: int) -> None:
 
 def caught(error: BaseException) -> BaseException:
     """Return what an agent raised; what was meant for this process is raised again."""
-    if isinstance(error, Exception) or getattr(error, "recorded", False):
+    if isinstance(error, Exception | SystemExit) or getattr(error, "recorded", False):
         return error
     raise error
 

@@ -40,6 +40,9 @@ def changed(session):
 def evil(session):
     with session.turn("Pay.\\x1b[2J", id="turn-1"): ...
 
+def leaving(session):
+    raise SystemExit(0)
+
 def reaching(session):
     socket.getaddrinfo("localhost", 80)
 
@@ -111,7 +114,13 @@ def test_async_functions_and_parts_are_replayed(clerk: Any, folder: Path) -> Non
     [
         (["s", "clerk"], 2, "write module:function"),
         (["s", "nobody:run"], 2, "can not be imported"),
+        (["s", "..clerk:run"], 2, "can not be imported"),
+        (["s", "torn:run"], 2, "SyntaxError: "),
+        (["s", "broken:run"], 2, "ZeroDivisionError: division by zero ("),
+        (["s", "leaving:run"], 2, "can not be imported: SystemExit: 0"),
         (["s", "clerk:walk"], 2, "there is no walk in clerk"),
+        (["s", "clerk:run", "--error", "clerk:CALLS"], 2, "types of errors"),
+        (["s", "clerk:run", "--error", "clerk:charge"], 2, "types of errors"),
         (["s", "clerk:CALLS"], 2, "a function of a session"),
         (["other", "clerk:run"], 1, "not found"),
         (["s", "clerk:run", "--start", "999"], 2, "positions 0 to"),
@@ -121,8 +130,17 @@ def test_async_functions_and_parts_are_replayed(clerk: Any, folder: Path) -> Non
 def test_nonsense_is_refused_in_a_line(
     clerk: Any, folder: Path, arguments: list[str], code: int, says: str
 ) -> None:
+    (folder / "torn.py").write_text("def run(:")
+    (folder / "broken.py").write_text("1 / 0")
+    (folder / "leaving.py").write_text("raise SystemExit(0)")
     result = invoke("agents.db", "replay", *arguments)
     assert (result.exit_code, says in result.stderr) == (code, True), result.stderr
+
+
+def test_an_agent_that_exits_is_no_success(clerk: Any, folder: Path) -> None:
+    result = invoke("agents.db", "replay", "s", "clerk:leaving")
+    assert result.exit_code == 1
+    assert "the agent raised SystemExit: 0" in result.stdout
 
 
 def test_the_real_command_finds_the_module_beside_it(clerk: Any, folder: Path) -> None:

@@ -314,3 +314,20 @@ def test_a_value_whose_past_is_damaged_says_so(path: Path) -> None:
     done = invoke(path, "show", "claim-4711")
     assert done.exit_code == 1
     assert "plan: UNREADABLE: its body" in done.stdout
+
+
+def test_a_result_that_stands_in_a_message_is_not_shown_as_null(tmp_path: Path) -> None:
+    path = tmp_path / "agents.db"
+    call = {"id": "c1", "type": "function", "function": {"name": "large", "arguments": "{}"}}
+
+    def large() -> str:
+        return "word " * 400
+
+    with perdure.open(path) as store:
+        session = store.session("s")
+        with session.turn("Look.") as turn:
+            turn.append({"role": "assistant", "tool_calls": [call]})
+            session.run_tool_calls(None, [large])
+    shown = invoke(path, "show", "s").stdout
+    assert "the result is in the message before this" in shown
+    assert "null" not in shown

@@ -842,3 +842,18 @@ def test_anybody_may_decide_while_one_handle_holds_the_lease(
         with session.interrupted[0]:
             assert pay(5) == {"paid": 5}
     assert world.calls == [(5, "bob")]
+
+
+def test_a_branch_at_a_call_that_was_denied_begins_before_it_was_asked_for() -> None:
+    session = perdure.open("memory:").session("s")
+    tool = session.tool(len, name="measure", approval=True, approval_wait=0)
+    with session.turn("Measure."):
+        before = session.position
+        with pytest.raises(perdure.ApprovalPendingError):
+            tool("x")
+        session.approvals.deny(session.approvals.pending()[0].id, by="ada")
+        with pytest.raises(perdure.ApprovalDeniedError):
+            tool("x")
+    (denied,) = session.effects.list()
+    branch = session.branch("what-if", at=denied)
+    assert branch.position == before + 1  # With the record that it is a branch.

@@ -91,6 +91,10 @@ def test_a_call_is_recorded_before_and_after(path: Path, ledger: Ledger) -> None
     assert abs((datetime.now(UTC) - effect.time).total_seconds()) < 60
     assert session.effects.list(tool="other") == []
     assert session.effects.list(turn=turn.id) == [effect]
+    assert session.effects.list(since=effect.time) == [effect]
+    assert session.effects.list(until=effect.time) == []
+    with pytest.raises(UsageError, match="with a zone"):
+        session.effects.list(since=datetime(2026, 1, 1))  # noqa: DTZ001 - without one, on purpose
     session.verify()
 
 
@@ -124,7 +128,7 @@ def test_an_unsafe_call_that_may_have_happened_is_not_made_again(
     assert "unknown-effect" in session.labels
     (unknown,) = session.effects.unknown()
     assert (unknown.id, unknown.key) == (caught.value.effect, ledger.calls[0][0])
-    session.effects.reconcile(unknown.id, Done({"charged": 5}))
+    session.effects.reconcile(unknown, Done({"charged": 5}))
     assert session.effects.unknown() == []
     assert session.labels == frozenset()
     last = session.last

@@ -137,7 +137,11 @@ def _effect(content: Content, record_id: str) -> Said:
         return Said(f"may have happened: nobody knows the outcome of {which}", content.reason)
     if content.error:
         return Said(f"{content.state}: {safe(content.error)}, {which}", content.reason)
-    return Said(f"{content.state} in {content.duration:.3f} s, {which}", _json(content.result))
+    if content.told or content.said:
+        result = "the result is in the message before this"
+    else:
+        result = _json(content.result)
+    return Said(f"{content.state} in {content.duration:.3f} s, {which}", result)
 
 
 def _approval(content: ApprovalAsked | ApprovalDecided, record_id: str) -> Said:

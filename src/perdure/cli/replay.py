@@ -2,6 +2,7 @@
 
 import contextlib
 import sys
+import traceback
 from collections import Counter
 from importlib import import_module
 from pathlib import Path
@@ -118,13 +119,25 @@ def _named(text: str, what: str) -> Any:
         sys.path.insert(0, here)
     try:
         found: Any = import_module(module)
-    except ModuleNotFoundError as error:
-        raise WrongCallError(f"{text!r} can not be imported: {error}") from error
+    except (Exception, SystemExit) as error:
+        raise WrongCallError(f"{text!r} can not be imported: {_why(error)}") from error
     for part in name.split("."):
         if not hasattr(found, part):
             raise WrongCallError(f"there is no {name} in {module}")
         found = getattr(found, part)
     return found
+
+
+def _why(error: BaseException) -> str:
+    """Return what is wrong with a module, and where in it."""
+    if isinstance(error, ModuleNotFoundError):
+        return str(error)
+    told = f"{type(error).__name__}: {error}"
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if Path(frame.filename).is_file()]
+    if isinstance(error, SyntaxError) or not own:
+        return told
+    return f"{told} ({own[-1].filename}, line {own[-1].lineno})"
 
 
 def _place(text: str | None) -> int | str | None:

@@ -92,9 +92,10 @@ class Life:
 
 
 class Known(NamedTuple):
-    """The write stands already, under the caller's own id; its last record is this."""
+    """The write stands already, under the caller's own id, with so many records after the first."""
 
-    record: Said
+    id: str
+    after: int
 
 
 Answer = list[Said] | Known | str
@@ -133,7 +134,7 @@ def _known(state: State, records: Sequence[Said]) -> Known | str | None:
         return None
     if found != (*first[:3], first.call):
         return "DivergenceError"
-    return Known(records[-1])
+    return Known(first.id, len(records) - 1)
 
 
 def saying(messages: Sequence[Any], *, id: str = "", turn: str = "", owner: int = 0) -> Write:

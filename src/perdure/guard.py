@@ -60,6 +60,11 @@ _active: list[Guard] = []
 def guarded() -> Iterator[Guard]:
     """Put the code of the block under guard; RefusedError is raised where it reaches out."""
     if _hooked.acquire(blocking=False):
+        import platform  # Here, because it is slow to load.
+
+        # It starts a program to ask for the processor, once, and then knows: clients of models put
+        # the answer into their headers, and are not to be refused for it.
+        platform.platform()
         sys.addaudithook(_hook)
     guard = Guard()
     _watch_threads(guard, on=True)

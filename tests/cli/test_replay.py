@@ -12,7 +12,7 @@ import perdure
 from tests.cli.support import invoke, objects, start
 
 AGENT = """
-import asyncio, socket
+import asyncio, platform, socket
 
 CALLS = []
 
@@ -39,6 +39,10 @@ def changed(session):
 
 def evil(session):
     with session.turn("Pay.\\x1b[2J", id="turn-1"): ...
+
+def asking_for_the_machine(session):
+    platform.platform()
+    run(session)
 
 def leaving(session):
     raise SystemExit(0)
@@ -150,3 +154,11 @@ def test_the_real_command_finds_the_module_beside_it(clerk: Any, folder: Path) -
     assert process.returncode == 0, err
     assert out.count("\n") == 1
     assert "hello from the agent" in err
+
+
+def test_asking_for_the_machine_is_not_refused(clerk: Any, folder: Path) -> None:
+    command = ["replay", "s", "clerk:asking_for_the_machine", "--store", "agents.db"]
+    with start(*command, "--error", "clerk:DeclinedError", folder=folder) as process:
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, out + err
+    assert "refused" not in out

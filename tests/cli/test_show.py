@@ -329,5 +329,5 @@ def test_a_result_that_stands_in_a_message_is_not_shown_as_null(tmp_path: Path) 
             turn.append({"role": "assistant", "tool_calls": [call]})
             session.run_tool_calls(None, [large])
     shown = invoke(path, "show", "s").stdout
-    assert "the result is in the message before this" in shown
+    assert "the result is in the message above" in shown
     assert "null" not in shown

@@ -138,7 +138,7 @@ def _effect(content: Content, record_id: str) -> Said:
     if content.error:
         return Said(f"{content.state}: {safe(content.error)}, {which}", content.reason)
     if content.told or content.said:
-        result = "the result is in the message before this"
+        result = "the result is in the message above"
     else:
         result = _json(content.result)
     return Said(f"{content.state} in {content.duration:.3f} s, {which}", result)

@@ -43,18 +43,18 @@ def why_not() -> str:
     if not places.has("mkfs.ext4", "mount", "umount"):
         return "needs mkfs.ext4, mount and umount"
     try:
-        with places.fast_directory() as directory, _file_system(directory):
+        with places.fast_directory() as directory, file_system(directory):
             return ""
     except subprocess.CalledProcessError as error:
         return f"an ext4 image can not be mounted here: {error.stderr.strip()}"
 
 
 @contextlib.contextmanager
-def _file_system(directory: Path) -> Iterator[Path]:
+def file_system(directory: Path, size: int = IMAGE_BYTES) -> Iterator[Path]:
     """Lend the mount point of a new file system, whose image is `image` in the directory."""
     image = directory / "image"
     with image.open("wb") as file:
-        file.truncate(IMAGE_BYTES)
+        file.truncate(size)
     places.command("mkfs.ext4", "-q", "-F", image)
     try:
         with places.mounted(directory / "disk", "-o", "loop,commit=1", image) as point:
@@ -66,8 +66,7 @@ def _file_system(directory: Path) -> Iterator[Path]:
 class Writer:
     """A process that runs the script and reports; it can be stopped and continued."""
 
-    def __init__(self, directory: Path, mode: str) -> None:
-        words, environment = children.program(directory, TURNS, mode)
+    def __init__(self, words: list[str], environment: dict[str, str]) -> None:
         self._process = subprocess.Popen(
             words,
             cwd=children.ROOT,
@@ -130,8 +129,8 @@ def stops(
     kind: Kind, directory: Path, draw: random.Random, deadline: float, mode: str = ""
 ) -> Generator[Trial, None, None]:
     """Start a writer on a new file system, stop it several times, and judge what is on disk."""
-    with _file_system(directory) as disk:
-        writer = Writer(disk, mode or kind.name)
+    with file_system(directory) as disk:
+        writer = Writer(*children.program(disk, TURNS, mode or kind.name))
         try:
             while not writer.said and writer.work(0.2):
                 pass  # It has to import everything first.

@@ -118,6 +118,10 @@ class Server:
         assert self._process is not None
         return self._process.pid
 
+    def children(self) -> list[int]:
+        """The processes that it has started and that run."""
+        return _children(self.pid)
+
     def stop(self, how: signal.Signals = signal.SIGINT) -> None:
         """End it: SIGINT cuts connections, SIGQUIT stops without a checkpoint, SIGKILL is a crash.
 
@@ -158,7 +162,8 @@ class Server:
             )
             if done.returncode == 0:
                 return
-            if time.monotonic() > deadline:
+            ended = self._process is not None and self._process.poll() is not None
+            if ended or time.monotonic() > deadline:
                 log = self.home / "log"
                 told = log.read_text()[-2000:] if log.exists() else ""
                 message = f"{program} failed: {done.stdout}{done.stderr}{told}"

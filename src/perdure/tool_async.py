@@ -8,6 +8,11 @@ import asyncio
 import inspect
 import time
 from asyncio import Semaphore
+from collections.abc import Callable
+from contextlib import suppress
+from contextvars import copy_context
+from functools import partial
+from threading import Thread
 from typing import Any
 
 from perdure import consenting, effecting, tools
@@ -206,7 +211,13 @@ class AsyncTool:
     async def _awaited(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self.spec.is_async:
             return await self.spec.function(*args, **kwargs)
-        result = await asyncio.to_thread(self.spec.function, *args, **kwargs)
+        work = partial(_done, partial(self.spec.function, *args, **kwargs))
+        if self.spec.timeout is None:
+            result, error = await asyncio.to_thread(work)
+        else:
+            result, error = await _beside(work, f"perdure tool {self.name}")
+        if error is not None:
+            raise error
         return await result if inspect.isawaitable(result) else result
 
     async def _reconcile(
@@ -275,3 +286,33 @@ class AsyncTool:
         except PerdureError as failed:
             # The tool's own error goes on; that it could not be recorded must not hide it.
             error.add_note(f"perdure could not record that the call failed: {failed}")
+
+
+Returned = tuple[Any, BaseException | None]
+
+
+def _done(function: Callable[[], Any]) -> Returned:
+    """Return what a function returned and raised: a future does not take every error."""
+    try:
+        return function(), None
+    except BaseException as error:  # noqa: BLE001 - raised where the caller waits
+        return None, error
+
+
+async def _beside(work: Callable[[], Returned], name: str) -> Returned:
+    """Await what runs in a thread that nobody waits for at the end: the loop's own are joined."""
+    loop, context = asyncio.get_running_loop(), copy_context()
+    future: asyncio.Future[Returned] = loop.create_future()
+
+    def tell(found: Returned) -> None:
+        if not future.done():
+            future.set_result(found)
+
+    def run() -> None:
+        found = context.run(work)
+        with suppress(RuntimeError):  # The loop is closed: it was too late.
+            loop.call_soon_threadsafe(tell, found)
+
+    # A daemon: a tool that hangs must not keep the process from ending.
+    Thread(target=run, name=name, daemon=True).start()
+    return await future

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -616,3 +617,33 @@ def test_a_branch_at_an_effect_begins_before_those_that_ran_beside_it(
     branch = session.branch("what-if", at=inside)
     assert branch.position == before + 1  # With the record that it is a branch.
     assert branch.effects.list() == []
+
+
+def test_a_blocking_tool_that_hangs_does_not_keep_a_loop_from_ending() -> None:
+    go_on = threading.Event()
+
+    async def run() -> None:
+        async with perdure.open_async("memory:") as store:
+            session = await store.session("s")
+            async with session.turn("Wait."):
+                with pytest.raises(ToolTimeoutError):
+                    await session.tool(lambda: go_on.wait(20), name="wait", timeout=0.05)()
+
+    begun = time.monotonic()
+    asyncio.run(run())
+    assert time.monotonic() - begun < 10
+    go_on.set()
+
+
+@pytest.mark.parametrize("timeout", [None, 5.0])
+def test_any_error_of_a_blocking_tool_reaches_its_caller_in_a_loop(timeout: float | None) -> None:
+    async def run() -> list[tuple[str, str]]:
+        async with perdure.open_async("memory:") as store:
+            session = await store.session("s")
+            async with session.turn("Take."):
+                take = session.tool(lambda: next(iter(())), name="take", timeout=timeout)
+                with pytest.raises(RuntimeError, match="StopIteration"):
+                    await asyncio.wait_for(take(), 5)
+            return [(one.state, one.error) for one in await session.effects.list()]
+
+    assert asyncio.run(run()) == [("failed", "RuntimeError")]

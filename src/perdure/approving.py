@@ -74,8 +74,9 @@ def seek(
     consent = batch.fold.deeds.consents.by_identity.get(call.identity)
     bound = binding(call.tool, call.version, call.digest)
     if consent is not None and (consent.tool, consent.digest) != (call.tool, call.digest):
-        was, now = f"{consent.tool} {consent.digest}", f"{call.tool} {call.digest}"
-        raise DivergenceError(batch.name, call.identity, was, now)
+        was = f"{consent.tool} {consent.digest}"
+        now = named(call.tool, call.arguments, call.digest)
+        raise DivergenceError(batch.name, call.identity, was, now, SAME_CALL)
     if consent is not None and consent.outcome:
         verdict.action, verdict.approval = "serve", consent.approval
         verdict.outcome = yield from _settled_at(replica, batch, consent.outcome)
@@ -95,6 +96,19 @@ def seek(
     decided = yield from _decision_at(replica, batch, consent.decided)
     why = _EXPIRED if decided.decision == EXPIRED else (DENIED_ERROR, _denied(decided))
     return _refuse(replica, batch, call, verdict, why, say)
+
+
+SAME_CALL = "make the same call as before, or choose another key"
+_SHOWN = 200  # Characters of arguments in an error.
+
+
+def named(tool: str, arguments: object, digest: str) -> str:
+    """Return a call as an error names it: its packed arguments, shortened, and their digest."""
+    if arguments is None:
+        return f"{tool} {digest}"
+    text = codec.encode_tree(arguments).decode()
+    text = text if len(text) <= _SHOWN else text[:_SHOWN] + "…"
+    return f"{tool} {text} {digest}"
 
 
 def _asked(settings: Settings, turn: Ownership, call: "Called") -> ApprovalAsked:

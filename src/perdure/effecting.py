@@ -123,7 +123,7 @@ def intend(
         verdict.approval = ""
         deed = batch.fold.deeds.by_identity.get(call.identity)
         if deed is not None:
-            _require_same(batch, call, deed)
+            yield from _require_same(replica, batch, call, deed)
             found = yield from _judge(replica, batch, turn, call, deed, verdict)
             if found is not None and not (again and verdict.action == "reconcile"):
                 for draft in told if verdict.action == "unknown" else ():
@@ -203,10 +203,13 @@ NOTICE = (
 FORSAKEN = "The turn ended before the outcome was recorded: it may have happened."
 
 
-def _require_same(batch: Batch, call: Called, deed: Deed) -> None:
-    if (call.tool, call.digest) != (deed.tool, deed.digest):
-        was, now = f"{deed.tool} {deed.digest}", f"{call.tool} {call.digest}"
-        raise DivergenceError(batch.name, call.identity, was, now)
+def _require_same(replica: Replica, batch: Batch, call: Called, deed: Deed) -> Steps[None]:
+    if (call.tool, call.digest) == (deed.tool, deed.digest):
+        return
+    begun = yield from _content_at(replica, batch, deed.intent, EffectIntended)
+    was = approving.named(deed.tool, begun.arguments, deed.digest)
+    now = approving.named(call.tool, call.arguments, call.digest)
+    raise DivergenceError(batch.name, call.identity, was, now, approving.SAME_CALL)
 
 
 def _outcome_at(replica: Replica, batch: Batch, position: int) -> Steps[EffectSettled]:

@@ -178,7 +178,7 @@ class InUseError(PerdureError):
 class DivergenceError(PerdureError):
     """What was recorded is not what is asked for now: an `id`, or a call that is made again.
 
-    Nothing was written. `recorded` and `given` are the digests of the two contents.
+    Nothing was written. `recorded` and `given` name the two contents, with their digests.
     """
 
     def __init__(

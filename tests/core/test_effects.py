@@ -210,8 +210,10 @@ def test_other_arguments_under_the_same_identity_are_a_divergence(
         assert charge(5) == {"charged": 5}
     with session.turn("Pay again."):
         assert charge(5) == {"charged": 5}
-        with pytest.raises(DivergenceError, match="invoice-17"):
+        with pytest.raises(DivergenceError, match="invoice-17") as caught:
             charge(6)
+        for amount in (5, 6):
+            assert f'{{"amount":{amount}}}' in str(caught.value)
     assert len(ledger.calls) == 1
 
 

@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 from urllib.parse import quote
 
 import psycopg
@@ -17,6 +18,7 @@ from perdure.backend import AsyncBackend, Backend
 from perdure.backends import postgres_steps
 from perdure.backends.postgres import PostgresBackend
 from perdure.backends.postgres_async import AsyncPostgresBackend
+from perdure.backends.postgres_links import Link, options_of
 from perdure.errors import DamagedError, UnavailableError
 from perdure.testing import AsyncBackendContract, BackendContract
 from perdure.testing.contract_values import appended, entries, entry, names, positions, status
@@ -76,6 +78,47 @@ def test_an_append_call_is_one_statement(
     status(backend, *(appended(str(number), 1, 3, "label") for number in range(50)))
     status(backend, *(appended(str(number), 4, 4, "label") for number in range(50)))
     assert asked == [backend._book.sql.append_relabelling, backend._book.sql.append]
+
+
+def test_a_pooler_may_give_every_statement_another_session(
+    backend: PostgresBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sessions = []
+
+    def execute(link: Link, *words: Any, **more: Any) -> Any:
+        with Link.connect(**options_of(backend._pool._address)) as other:
+            answer = psycopg.Connection.execute(other, *words, **more)
+            left = psycopg.Connection.execute(
+                other,
+                "select pg_backend_pid(), (select count(*) from pg_prepared_statements),"
+                " (select count(*) from pg_settings where source = 'session'),"
+                " (select count(*) from pg_locks where locktype = 'advisory'"
+                "  and pid = pg_backend_pid()),"
+                " (select count(*) from pg_class where relpersistence = 't')",
+            ).fetchone()
+        assert left is not None
+        sessions.append(left)
+        return answer
+
+    monkeypatch.setattr(Link, "execute", execute)
+    assert status(backend, appended("s", 1, 3, "l"), appended("t", 1, 1)) == ["stored"] * 2
+    assert status(backend, appended("s", 1, 3, "l"), appended("t", 1, 1)) == ["stored"] * 2
+    assert status(backend, appended("s", 4, 4, "l")) == ["stored"]
+    assert status(backend, appended("s", 3, 3, mark="other")) == ["conflict"]
+    backend.drop("s", before=3)
+    assert list(backend.read("s")) == entries(3, 4)
+    assert [head.stream for head in backend.streams(labels=["l"])] == ["s"]
+    assert [head.stream for head in backend.recent()] == ["s", "t"]
+    pids = {pid for pid, *_ in sessions}
+    assert len(pids) == len(sessions) > 10
+    assert {tuple(left) for _, *left in sessions} == {(0, 0, 0, 0)}
+
+
+def test_nothing_is_prepared_however_often_it_is_asked(backend: PostgresBackend) -> None:
+    for _ in range(8):  # More than psycopg waits for.
+        assert status(backend, appended("s", 1, 3, "l")) == ["stored"]
+    (link,) = backend._pool._idle
+    assert link.execute("select count(*) from pg_prepared_statements").fetchone() == (0,)
 
 
 def test_labels_that_another_process_changed_are_listed_right(postgres_store: str) -> None:

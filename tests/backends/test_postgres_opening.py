@@ -189,7 +189,7 @@ def test_a_user_without_rights_is_told_which_ones_it_needs(
 ) -> None:
     schema = postgres_empty.rpartition("schema=")[2]
     guest = f"{role}?schema={schema}"
-    with pytest.raises(UnavailableError, match="may not do that"):
+    with pytest.raises(UnavailableError, match=r"may not do that: .* run: perdure migrate"):
         PostgresBackend(guest)
     PostgresBackend(postgres_empty).close()
     with pytest.raises(UnavailableError, match="grant it usage on the schema"):

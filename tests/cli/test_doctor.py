@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 from click.testing import Result
 
@@ -148,6 +149,38 @@ def test_a_password_is_not_shown_wherever_it_stands(form: str) -> None:
     assert result.exit_code == 2
     assert "127.0.0.1:1/db is unusable" in result.stdout
     assert "secret" not in result.output
+
+
+def test_an_accepted_weakness_is_told_once(
+    path: Path, on_a_disk: Callable[[str], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    on_a_disk("nfs4")
+    result = invoke(None, "doctor", "--appends", "1", f"{path}?accept=network-filesystem")
+    assert result.stdout.count("network-filesystem: ") == 1
+    assert "downgrade" not in caplog.text
+    with caplog.at_level("WARNING"):
+        perdure.open(f"{path}?accept=network-filesystem").close()
+    assert "downgrade" in caplog.text, "and told again where nothing else says it"
+
+
+def test_a_user_who_may_only_read_is_told_what_to_grant(
+    postgres_store: str, postgres_url: str
+) -> None:
+    with perdure.open(postgres_store) as store:
+        store.session("s").append({"role": "user", "content": "hello"})
+    reader, schema = "perdure_reader", postgres_store.partition("schema=")[2].partition("&")[0]
+    with psycopg.connect(postgres_url, autocommit=True) as admin:
+        admin.execute(f"create role {reader} login password 'x'".encode())
+        try:
+            admin.execute(f"grant usage on schema {schema} to {reader}".encode())
+            admin.execute(f"grant select on all tables in schema {schema} to {reader}".encode())
+            _, _, place = postgres_store.rpartition("@")
+            code, found = examined(f"postgresql://{reader}:x@{place}")
+        finally:
+            admin.execute(f"drop owned by {reader}".encode())
+            admin.execute(f"drop role {reader}".encode())
+    assert code == 2
+    assert "grant it" in named(found, "durable append")["advice"]
 
 
 def test_wrong_calls_are_told(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from perdure.backends.postgres_schema import Server
 from perdure.errors import UnsupportedError
-from perdure.guarantees import Acceptance, Check, Guarantees, weakest
+from perdure.guarantees import Acceptance, Check, Guarantees, Survives, weakest
 
 FSYNC = "fsync-off"
 PAGES = "full-page-writes-off"
@@ -23,14 +23,17 @@ def promised(server: Server, acceptance: Acceptance, name: str) -> Guarantees:
         _setting("fsync", server.fsync, FSYNC, server, acceptance, name),
         _setting("full_page_writes", server.full_page_writes, PAGES, server, acceptance, name),
     ]
+    survives: Survives = "process death" if weakest(checks) == "weak" else "power loss"
     detail = "PostgreSQL, its log synced before each answer"
+    if survives != "power loss":
+        detail = "PostgreSQL, without what it needs to survive a crash of its machine"
     if server.read_only or server.standby:
         why = "a standby, whose state may be older" if server.standby else "read-only"
         advice = "connect to the primary to write: ?target_session_attrs=read-write"
         checks.append(Check("writing", f"only reading: {why}", "unknown", advice))
         detail = f"PostgreSQL, {why} than what the primary answered with" if server.standby else why
     return Guarantees(
-        "process death" if weakest(checks) == "weak" else "power loss",
+        survives,
         "many machines",
         detail,
         atomic="one append",

@@ -71,6 +71,11 @@ from {schema}.head""",
 }
 NEWEST = max(MIGRATIONS)
 
+_SOMEBODY_ELSE = (
+    "let a user who may create them run: perdure migrate ADDRESS, "
+    "and grant this one usage on the schema, and select, insert, update, delete on its tables"
+)
+
 
 class Server(NamedTuple):
     """What was found at an address."""
@@ -202,6 +207,10 @@ def migrate(link: Link, address: Address) -> list[str]:
                 for statement in statements:
                     link.execute(statement.encode())
                 return statements
+        except psycopg.errors.InsufficientPrivilege as error:
+            text = address.hide(" ".join(str(error).split()))
+            reason = f"this user may not do that: make the tables (Postgres: {text})"
+            raise UnavailableError(address.name, reason, _SOMEBODY_ELSE) from error
         except (
             psycopg.errors.UniqueViolation,
             psycopg.errors.DuplicateSchema,

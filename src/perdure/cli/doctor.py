@@ -11,7 +11,7 @@ import click
 
 from perdure import __version__
 from perdure.backend import Backend
-from perdure.cli.doctor_findings import Finding, Verdict, of_guarantees, worst
+from perdure.cli.doctor_findings import Finding, Verdict, hint_of, of_guarantees, worst
 from perdure.cli.doctor_machine import Clock, of_place
 from perdure.cli.doctor_scratch import Scratch, left_behind, take_away
 from perdure.cli.doctor_trials import trials
@@ -19,6 +19,7 @@ from perdure.cli.doctor_view import print_report
 from perdure.cli.stores import DEFAULT, Reading
 from perdure.cli.text import say_json
 from perdure.errors import PerdureError, UsageError
+from perdure.events import LOGGER
 from perdure.guarantees import NOTHING_DECLARED, Guarantees, guarantees_of
 from perdure.moving import _path
 from perdure.opening import ALIASES, _backend, _parse, split_accept
@@ -35,7 +36,7 @@ Examples:
 \b
 What is tried is tried with a session of its own, which is removed again. A
 store that is not there yet is not made: its directory is tried with another
-one.
+one. Only tables in Postgres are made, as opening does; not with ?migrate=no.
 
 \b
 With --json, the output is one object: store, verdict (sound, weak, unusable),
@@ -101,7 +102,8 @@ def doctor(url: str | None, *, appends: int, as_json: bool) -> None:
     several handles at once, and looks at clock, space and permissions. No session but its own is
     written to.
     """
-    report = examined(url or DEFAULT, appends)
+    with _downgrades_untold():
+        report = examined(url or DEFAULT, appends)
     if as_json:
         say_json(report.as_data())
     else:
@@ -130,15 +132,27 @@ def examined(address: str, appends: int) -> Report:
         return Report(name, exists, guarantees_of(backend), opening, machine, tried)
 
 
+@contextmanager
+def _downgrades_untold() -> Iterator[None]:
+    """Keep the log from saying at each of many openings what the report says."""
+    import logging
+
+    def is_other(record: logging.LogRecord) -> bool:
+        return getattr(record, "event", "") != "downgrade"
+
+    logger = logging.getLogger(LOGGER)
+    logger.addFilter(is_other)
+    try:
+        yield
+    finally:
+        logger.removeFilter(is_other)
+
+
 def _refused(address: str, error: PerdureError) -> Report:
-    finding = Finding("opening", "unusable", str(error), _hint(error))
+    finding = Finding("opening", "unusable", str(error), hint_of(error))
     name, path = _named(address), _path(address)
     exists = path is None or os.path.lexists(path)
     return Report(name, exists, NOTHING_DECLARED, [finding], [], [])
-
-
-def _hint(error: PerdureError) -> str:
-    return str(getattr(error, "hint", "")) or "mend that, then ask again"
 
 
 def _cleaned(backend: Backend) -> Iterator[Finding]:

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal, NamedTuple
 
+from perdure.errors import PerdureError
 from perdure.guarantees import Guarantees
 
 Verdict = Literal["sound", "note", "weak", "unusable"]
@@ -62,6 +63,11 @@ def of_guarantees(promised: Guarantees) -> Iterator[Finding]:
         yield Finding("durability", "weak", "nothing that is stored here survives", advice)
     elif promised.survives == "undeclared":
         yield Finding("durability", "note", "the backend does not say what survives")
+
+
+def hint_of(error: PerdureError) -> str:
+    """Return what an error says is to be done."""
+    return str(getattr(error, "hint", "")) or "mend that, then ask again"
 
 
 def milliseconds(seconds: float) -> str:

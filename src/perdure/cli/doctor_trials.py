@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from statistics import median
 
 from perdure.backend import WATCH, Append, Backend, knowing_watch
-from perdure.cli.doctor_findings import Finding, Verdict, milliseconds
+from perdure.cli.doctor_findings import Finding, Verdict, hint_of, milliseconds
 from perdure.cli.doctor_scratch import LABELS, Scratch
 from perdure.errors import PerdureError
 from perdure.guarantees import guarantees_of
@@ -31,7 +31,7 @@ def trials(scratch: Scratch, appends: int) -> Iterator[Finding]:
         try:
             found = trial(scratch, appends)
         except PerdureError as error:
-            yield Finding(name, "unusable", str(error), "mend that, then ask again")
+            yield Finding(name, "unusable", str(error), hint_of(error))
             return
         yield found._replace(name=name)
         if found.verdict == "unusable":

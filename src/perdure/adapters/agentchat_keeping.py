@@ -99,6 +99,9 @@ class Keeping:
         self._before = await state.saved(self._root)
         turn, version = await self._look(), self._newest()
         if version == 0:
+            if len(self._session):
+                reason = f"{self._session.id!r} holds a conversation that is no team's of AgentChat"
+                raise UsageError(f"{reason}: take another session")
             self._at = 0
             return
         stored = await self._session.get(STATE)

@@ -1,5 +1,6 @@
 """Put recording models, tools and people into a team, in the places of its own."""
 
+from collections.abc import Callable
 from typing import Any
 
 from autogen_agentchat.agents import AssistantAgent, SocietyOfMindAgent, UserProxyAgent
@@ -12,6 +13,7 @@ from perdure.adapters import agentchat_tree as tree
 from perdure.adapters.agentchat_journal import Journal
 from perdure.adapters.agentchat_model import DurableClient
 from perdure.adapters.agentchat_tree import Node, Places
+from perdure.errors import UsageError
 
 CLIENT = "_model_client"
 BENCHES = "_workbench"
@@ -19,11 +21,25 @@ BENCHES = "_workbench"
 
 async def stand_in(root: Node, journal: Journal, places: Places, factory: Any) -> None:
     """Have everything that a team asks and does recorded; `places` takes it back."""
+    for name in ("run", "run_stream"):
+        places.put(root.component, name, _kept(getattr(root.component, name), journal))
     done: set[int] = set()
     for node in root.all:
         if id(node.component) not in done:  # An agent can be the tool of several.
             done.add(id(node.component))
             await _stand_in(node, journal, places, factory)
+
+
+def _kept(run: Callable[..., Any], journal: Journal) -> Callable[..., Any]:
+    """Return a team's own way of running, for the one that keeps it and nobody else."""
+
+    def kept(*args: Any, **options: Any) -> Any:
+        if not journal.active:
+            reason = "what a team that is kept does of itself would not be recorded"
+            raise UsageError(f"{reason}: use run or run_stream of what persist() returned")
+        return run(*args, **options)
+
+    return kept
 
 
 async def _stand_in(node: Node, journal: Journal, places: Places, factory: Any) -> None:

@@ -116,6 +116,7 @@ class Chat:
 
         One that was begun by an `a_…` method is awaited: use `await chat.a_resume()`.
         """
+        self.follow()
         run = self._kept.run
         if run is None:
             return None
@@ -126,6 +127,7 @@ class Chat:
 
     async def a_resume(self) -> Any:
         """Go on with the chat that was interrupted, as `resume` does, in async code."""
+        self.follow()
         run = self._kept.run
         if run is None:
             return None
@@ -135,6 +137,7 @@ class Chat:
 
     def abandon(self, reason: str = "") -> None:
         """Give the interrupted chat up. The agents know what they knew before it began."""
+        self.follow()
         if self._kept.run is None:
             raise UsageError("no chat was interrupted: there is nothing to give up")
         self._kept.abandon(reason)
@@ -148,9 +151,7 @@ class Chat:
         return self
 
     def _begin(self) -> None:
-        self._kept.load()
-        said, others = spoken(self._session)
-        self._kept.require_same(said, others)
+        self._load()
         self._require_tools()
         self._kept.settle()
         self._restore(only_own=True)
@@ -167,6 +168,16 @@ class Chat:
             self._parts.put_back()
             classes.disown(self)
             classes.uninstall()
+
+    def _load(self) -> None:
+        self._kept.load()
+        self._kept.require_same(*spoken(self._session))
+
+    def follow(self) -> None:
+        """Have the agents know what was said in other processes since they were given."""
+        if not self.talking and self._kept.moved():
+            self._load()
+            self._restore()
 
     def _require_tools(self) -> None:
         known = {CODE, *(name for agent in self._agents for name in agent.function_map)}
@@ -239,6 +250,7 @@ class Chat:
         if self.talking:
             reason = "another chat of this session is going on"
             raise UsageError(f"{reason}: one session is for one chat at a time")
+        self.follow()
         before = self._continue(opening) if self._kept.run is not None else []
         if self._kept.run is None:
             self._kept.begin(opening)

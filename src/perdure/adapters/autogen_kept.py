@@ -18,13 +18,24 @@ class Kept:
         self._session = session
         self._agents = agents
         self._data: dict[str, Any] = {}
+        self._version = 0
 
     def load(self) -> None:
         self._session.refresh()
         self._data = self._session.get(KEY) or {}
+        self._version = self._newest()
         found = self._data.get("format", FORMAT)
         if found != FORMAT:
             raise VersionError("the AutoGen chat", str(found), str(FORMAT))
+
+    def moved(self) -> bool:
+        """Whether a chat began or ended in another process since this was read."""
+        self._session.refresh()
+        return self._newest() != self._version
+
+    def _newest(self) -> int:
+        values = self._session.values
+        return values.version(KEY) if KEY in values.keys() else 0  # noqa: SIM118 - a method
 
     def settle(self) -> None:
         """End the turn of a chat that had ended when its process died."""
@@ -121,5 +132,5 @@ class Kept:
 
     def _set(self, **changes: Any) -> None:
         data = {**self._data, **changes}
-        self._session.set(KEY, data)
+        self._version = self._session.set(KEY, data)
         self._data = data

@@ -4,6 +4,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from perdure import UsageError
 from perdure.adapters.autogen_classes import Asking, own
 from perdure.adapters.autogen_code import blocks_run, executed
 from perdure.adapters.autogen_names import human_inputs, runs_code
@@ -18,6 +19,8 @@ BLOCKS = "execute_code_blocks"
 
 class Calling(Asking, Protocol):
     """A chat, as the methods it has replaced see it."""
+
+    def follow(self) -> None: ...
 
     def save(self) -> None: ...
 
@@ -77,6 +80,8 @@ class Parts:
             self._set(agent, name, self._beginning(agent, name))
             self._set(agent, f"a_{name}", self._a_beginning(agent, f"a_{name}"))
         self._set(agent, "update_system_message", self._instructing(agent))
+        for name in ("resume", "a_resume") if hasattr(agent, "groupchat") else ():
+            self._set(agent, name, _refuse_to_resume)
         self._replace_code(agent)
         self._set(agent, "get_human_input", self._asking(agent))
         self._set(agent, "a_get_human_input", self._a_asking(agent))
@@ -107,6 +112,7 @@ class Parts:
         original = agent.update_system_message
 
         def update(system_message: str) -> None:
+            self._chat.follow()
             original(system_message)
             if not self._chat.talking:
                 self._chat.save()
@@ -136,6 +142,12 @@ class Parts:
             return _heard(agent, said, told)
 
         return ask
+
+
+def _refuse_to_resume(*_: Any, **__: Any) -> Any:
+    """Stand for a manager's own way to resume, which has everything said a second time."""
+    reason = "the group knows what it knew, and resuming it would have that be said twice"
+    raise UsageError(f"{reason}: call initiate_chat, or resume() of what persist() returned")
 
 
 def _heard(agent: Any, said: Any, told: int) -> str:

@@ -192,7 +192,8 @@ class Agents:
             return True
         if system["given"] != self.given[agent.name]:
             return False
-        agent.update_system_message(system["now"])
+        # Of the class: what a chat has put in its place on the agent saves it.
+        type(agent).update_system_message(agent, system["now"])
         return True
 
 

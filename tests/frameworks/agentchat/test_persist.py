@@ -394,6 +394,36 @@ def test_what_can_not_work_is_refused(place: Place) -> None:
     assert place.prompts == []
 
 
+def test_a_session_that_holds_another_conversation_is_refused(place: Place) -> None:
+    async def go() -> None:
+        with perdure.open(place.path) as store:
+            store.session(SESSION).append({"role": "user", "content": "Who am I?"})
+        with pytest.raises(UsageError, match="holds a conversation that is no team's"):
+            async with place.durable(teams.single):
+                pass
+
+    asyncio.run(go())
+    assert place.prompts == []
+
+
+@pytest.mark.parametrize("name", ["single", "round_robin"])
+def test_a_team_that_is_kept_can_not_be_run_unrecorded(name: str, place: Place) -> None:
+    async def go() -> None:
+        client = Client(place.server.url)
+        team = teams.TEAMS[name](World(client, place.ledger))
+        async with perdure.open_async(place.path) as store:
+            async with persist(await store.session(SESSION), team) as durable:
+                for run in (team.run, team.run_stream):
+                    with pytest.raises(UsageError, match="of what persist"):
+                        run(task=TASKS[0])
+                assert place.prompts == []
+                await durable.run(task=TASKS[0])
+            assert not {"run", "run_stream"} & vars(team).keys()
+        await client.close()
+
+    asyncio.run(go())
+
+
 def test_other_versions_of_the_package_are_refused(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -40,9 +40,17 @@ class Cast:
     def __init__(self, url: str) -> None:
         config = {"model": "m", "base_url": url, "api_key": "test", "max_retries": 0}
         self.llm = {"config_list": [config], "cache_seed": None}
+        self._made: list[Any] = []
+
+    def close(self) -> None:
+        """Close the connections of the agents: who collects them later is warned of them."""
+        for client in [one for agent in self._made for one in agent.client._clients]:
+            client._oai_client.close()
 
     def assistant(self, name: str = "assistant", system: str = "You are a clerk.") -> Any:
-        return autogen.AssistantAgent(name, system, llm_config=self.llm)
+        made = autogen.AssistantAgent(name, system, llm_config=self.llm)
+        self._made.append(made)
+        return made
 
     def user(self, name: str = "user_proxy", **options: Any) -> Any:
         plain = {"human_input_mode": "NEVER", "code_execution_config": False}
@@ -57,9 +65,13 @@ class Cast:
         agents = [self.user("clerk", **noted), *(self.assistant(name) for name in names)]
         given = {"max_round": 3, "speaker_selection_method": "round_robin", **options}
         chat = autogen.GroupChat(agents=agents, messages=[], **given)
-        return autogen.GroupChatManager(chat, llm_config=self.llm)
+        made = autogen.GroupChatManager(chat, llm_config=self.llm)
+        self._made.append(made)
+        return made
 
 
 @pytest.fixture
-def cast(server: ModelServer) -> Cast:
-    return Cast(server.url)
+def cast(server: ModelServer) -> Iterator[Cast]:
+    cast = Cast(server.url)
+    yield cast
+    cast.close()

@@ -214,3 +214,15 @@ def test_a_chat_that_was_interrupted_is_refused_to_a_newer_format(
     session.set("autogen", {**session.get("autogen"), "format": 2})
     with pytest.raises(perdure.VersionError), persist(session, *cast.pair()):
         pass
+
+
+def test_the_framework_s_own_way_to_resume_a_group(cast: Cast, store: perdure.Store) -> None:
+    manager, session = cast.group("planner"), store.session("s")
+    with persist(session, manager):
+        manager.groupchat.agents[0].initiate_chat(manager, message=CHECKLIST)
+        before = session.position, [*manager.groupchat.messages]
+        for resume in (manager.resume, manager.a_resume):
+            with pytest.raises(perdure.UsageError, match="would have that be said twice"):
+                resume(messages=[*manager.groupchat.messages])
+        assert (session.position, [*manager.groupchat.messages]) == before
+    assert "resume" not in vars(manager)

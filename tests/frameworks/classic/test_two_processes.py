@@ -10,6 +10,8 @@ import pytest
 
 import perdure
 from perdure.adapters.autogen import persist
+from perdure.testing import ModelServer
+from tests.frameworks.classic.conftest import Cast
 from tests.frameworks.classic.killing import serving
 from tests.frameworks.classic.scripts import PROMPTS, SESSION, Scene, pair
 
@@ -124,3 +126,43 @@ def test_the_lease_of_a_process_that_died_is_waited_for(url: str, tmp_path: Path
     os.waitpid(forked(worker("b", url, tmp_path, 1.0)), 0)
     assert ended(tmp_path, "b") == "done"
     assert messages(tmp_path) == expected
+
+
+def test_who_comes_second_knows_what_the_first_said_meanwhile(
+    cast: Cast, server: ModelServer, tmp_path: Path
+) -> None:
+    path, pairs = tmp_path / "s.db", [cast.pair(), cast.pair()]
+    with perdure.open(path) as first, perdure.open(path) as second:
+        one, other = (store.session(SESSION) for store in (first, second))
+        with persist(one, *pairs[0]) as chat, persist(other, *pairs[1]) as later:
+            for at, (user, assistant) in enumerate([pairs[0], pairs[1], pairs[0]]):
+                user.initiate_chat(assistant, message=f"prompt {at}")
+                told = [said["content"] for said in server.requests[-1].body["messages"]]
+                assert told[1::2] == [f"prompt {before}" for before in range(at + 1)]
+            pairs[1][1].update_system_message("You have been here before.")
+            assert later.finished == 3
+            assert chat.resume() is None
+            assert pairs[0][1].system_message == "You have been here before."
+    user, assistant = cast.pair()
+    with perdure.open(path) as store, persist(store.session(SESSION), user, assistant) as chat:
+        assert (chat.finished, chat.interrupted) == (3, None)
+        assert len(user.chat_messages[assistant]) == 6
+
+
+def test_a_chat_that_another_process_ended_is_not_begun_again(
+    cast: Cast, server: ModelServer, tmp_path: Path
+) -> None:
+    path, pairs = tmp_path / "s.db", [cast.pair(), cast.pair()]
+    with perdure.open(path) as first, perdure.open(path) as second:
+        one, other = (store.session(SESSION) for store in (first, second))
+        with persist(one, *pairs[0]) as chat:
+            server.fault(status=500, at=1)
+            with pytest.raises(Exception, match="500"):
+                pairs[0][0].initiate_chat(pairs[0][1], message="prompt")
+            with persist(other, *pairs[1]) as later:
+                assert later.resume() is not None
+            assert chat.resume() is None
+            with pytest.raises(perdure.UsageError, match="nothing to give up"):
+                chat.abandon()
+            assert len(pairs[0][0].chat_messages[pairs[0][1]]) == 2
+    assert len(server.requests) == 2

@@ -22,7 +22,7 @@ from perdure.effecting import Called, Outcome, Verdict
 from perdure.errors import ApprovalPendingError, PerdureError, UnknownOutcomeError, UsageError
 from perdure.handle_async import AsyncHandle
 from perdure.plans import require_text
-from perdure.tools import Done, Effect, Given, NotDone, Spec, Telling
+from perdure.tools import Done, Effect, Given, Spec, Telling
 from perdure.writing import CATCH_UP
 
 
@@ -229,6 +229,7 @@ class AsyncTool:
             found = self.spec.reconcile(effect)
             if inspect.isawaitable(found):
                 found = await found
+            packed = tools.packed_found(self._handle.replica, found)
         except Exception as error:
             outcome = tools.not_reconciled(error)
             await self._settle(call, verdict, outcome, INTERRUPTED_NOTICE, tell)
@@ -236,11 +237,7 @@ class AsyncTool:
             raise UnknownOutcomeError(
                 name, call.tool, verdict.effect, verdict.key, outcome.reason
             ) from error
-        if not isinstance(found, Done | NotDone):
-            given = type(found).__name__
-            raise UsageError(f"a reconcile function must return Done(…) or NotDone(), not {given}")
         if isinstance(found, Done):
-            packed = self._handle.replica.settings.codec.pack(found.result, root="$.result")
             outcome = Outcome("reconciled", packed)
             await self._settle(call, verdict, outcome, tools.text_of(found.result), tell)
         return found

@@ -334,9 +334,19 @@ def unstorable(error: UsageError, duration: float) -> Outcome:
     return Outcome("failed", error="UsageError", reason=reason, duration=duration)
 
 
+def packed_found(replica: Replica, found: object) -> Any:
+    """Return the packed result that a reconcile function found out, if it did."""
+    if isinstance(found, Done):
+        return replica.settings.codec.pack(found.result, root="$.result")
+    if not isinstance(found, NotDone):
+        given = type(found).__name__
+        raise UsageError(f"a reconcile function must return Done(…) or NotDone(), not {given}")
+    return None
+
+
 def not_reconciled(error: BaseException) -> Outcome:
     """Return an outcome for a call that the user's function could not find out about."""
-    reason = f"The reconcile function raised {type(error).__qualname__}: {_text_of(error)}"
+    reason = f"The reconcile function could not tell: {type(error).__qualname__}: {_text_of(error)}"
     return Outcome("unknown", reason=reason)
 
 

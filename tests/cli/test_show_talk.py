@@ -189,4 +189,4 @@ def test_calls_are_shown_with_what_became_of_them(tmp_path: Path) -> None:
     assert '{"amount": 5}' in shown
     assert "succeeded in 0." in shown
     assert '{"charged": 5}' in shown
-    assert "may have happened: nobody knows the outcome of effect" in shown
+    assert "may have happened, outcome unknown: effect" in shown

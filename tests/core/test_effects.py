@@ -183,7 +183,7 @@ def test_a_call_is_reconciled_by_the_users_function(
     session.verify()
 
 
-@pytest.mark.parametrize("bad", [ZeroDivisionError("no"), "done"])
+@pytest.mark.parametrize("bad", [ZeroDivisionError("no"), "done", Done({1})])
 def test_a_reconcile_function_that_fails_leaves_the_call_unknown(
     path: Path, ledger: Ledger, bad: Any
 ) -> None:
@@ -196,9 +196,10 @@ def test_a_reconcile_function_that_fails_leaves_the_call_unknown(
     session = perdure.open(path).session("s")
     with session.turn("Pay.", id="turn-1"):
         charge = session.tool(ledger.charge, effect="reconcile", reconcile=look)
-        with pytest.raises(UnknownOutcomeError if isinstance(bad, Exception) else UsageError):
+        with pytest.raises(UnknownOutcomeError, match="could not tell"):
             charge(5)
     assert len(ledger.calls) == 1
+    assert "could not tell" in session.effects.unknown()[0].reason
 
 
 def test_other_arguments_under_the_same_identity_are_a_divergence(

@@ -134,7 +134,7 @@ def _effect(content: Content, record_id: str) -> Said:
         return _other(content)
     which = f"effect {safe(content.effect or record_id)}"
     if content.state == "unknown":
-        return Said(f"may have happened: nobody knows the outcome of {which}", content.reason)
+        return Said(f"may have happened, outcome unknown: {which}", content.reason)
     if content.error:
         return Said(f"{content.state}: {safe(content.error)}, {which}", content.reason)
     if content.told or content.said:
@@ -148,9 +148,9 @@ def _approval(content: ApprovalAsked | ApprovalDecided, record_id: str) -> Said:
     """Return a request for an approval, or what was decided about it, in words."""
     if isinstance(content, ApprovalAsked):
         version = f" (version {safe(content.version)})" if content.version else ""
-        until = f", until {safe(content.expires)}" if content.expires else ""
-        what = f"{safe(content.tool)}{version} waits for approval {safe(record_id)}{until}"
-        return Said(what, _json(content.arguments))
+        until = f"until {safe(content.expires)}\n" if content.expires else ""
+        what = f"{safe(content.tool)}{version} waits for approval {safe(record_id)}"
+        return Said(what, until + _json(content.arguments))
     which = f"approval {safe(content.approval)}"
     if content.decision == "expired":
         return Said(f"the time of {which} is over")

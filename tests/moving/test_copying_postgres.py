@@ -64,12 +64,16 @@ def test_an_event_loop_copies_to_a_server(postgres_store: str, tmp_path: Path) -
 def test_the_command_does_not_repeat_a_password(postgres_store: str, tmp_path: Path) -> None:
     with perdure.open(tmp_path / "one.db") as store:
         store.session("s").append(said("a"))
-    secret = postgres_store.replace("://", "://", 1)
-    result = invoke(None, "copy", str(tmp_path / "one.db"), secret)
-    assert result.exit_code == 0
-    user = postgres_store.partition("://")[2].partition("@")[0]
-    password = user.partition(":")[2]
-    assert not password or password not in result.stdout + result.stderr
+    user, _, place = postgres_store.partition("://")[2].partition("@")
+    name, _, password = user.partition(":")
+    assert password
+    apart = f"postgresql://{name}@{place}&password={password}&migrate=no"
+    for address in (f"{postgres_store}&migrate=no", apart):
+        perdure.open(postgres_store).close()
+        result = invoke(None, "copy", str(tmp_path / "one.db"), address)
+        assert result.exit_code == 0
+        assert password not in result.stdout + result.stderr
+        assert f"postgresql://{name}@{place}&migrate=no" in result.stdout, "to be called again"
 
 
 def test_a_server_is_examined_and_nothing_is_left(

@@ -11,7 +11,15 @@ import click
 
 from perdure.backend import Backend
 from perdure.cli.progress import Progress
-from perdure.cli.stores import BAD_NEWS, Reading, UnreadableError, WrongCallError, _existing
+from perdure.cli.stores import (
+    BAD_NEWS,
+    Reading,
+    UnreadableError,
+    WrongCallError,
+    _existing,
+    is_postgres,
+    named,
+)
 from perdure.cli.text import counted, safe, say, say_json, sized
 from perdure.copying import Copied
 from perdure.copying_asking import Progress as Reached
@@ -22,6 +30,9 @@ from perdure.opening import _backend, _parse, split_accept
 
 TOLD = 20  # Sessions that are told of one by one.
 FIRST_PAUSE, LONGEST_PAUSE = 0.2, 5.0
+
+# Words of a Postgres address that may be repeated beside its name. Who knows what else is secret?
+HARMLESS = ("accept=", "migrate=", "patience=", "sslmode=", "sslrootcert=", "target_session_attrs=")
 
 EXAMPLES = """\b
 Examples:
@@ -197,8 +208,8 @@ def _tell_next(source: str, target: str, copied: Copied, chosen: dict[str, Any])
 
 def _shown(address: str) -> str:
     """Return an address for a shell, without what may be a password."""
-    if "@" in address and "//" in address:
-        scheme, _, rest = address.partition("//")
-        user, _, place = rest.rpartition("@")
-        address = f"{scheme}//{user.partition(':')[0]}@{place}"
+    if is_postgres(address):
+        words = [word for word in address.partition("?")[2].split("&") if word.startswith(HARMLESS)]
+        name = named(address)
+        address = name + (("&" if "?" in name else "?") + "&".join(words) if words else "")
     return safe(shlex.quote(address))

@@ -16,13 +16,13 @@ from perdure.cli.doctor_machine import Clock, of_place
 from perdure.cli.doctor_scratch import Scratch, left_behind, take_away
 from perdure.cli.doctor_trials import trials
 from perdure.cli.doctor_view import print_report
-from perdure.cli.stores import DEFAULT, Reading
+from perdure.cli.stores import DEFAULT, Reading, named
 from perdure.cli.text import say_json
 from perdure.errors import PerdureError, UsageError
 from perdure.events import LOGGER
 from perdure.guarantees import NOTHING_DECLARED, Guarantees, guarantees_of
 from perdure.moving import _path
-from perdure.opening import ALIASES, _backend, _parse, split_accept
+from perdure.opening import _backend, _parse, split_accept
 
 EXIT: dict[Verdict, int] = {"sound": 0, "weak": 1, "unusable": 2}
 
@@ -128,7 +128,7 @@ def examined(address: str, appends: int) -> Report:
             with Scratch(backend, reopen) as scratch:
                 tried += trials(scratch, appends)
         machine = [*clock.findings(backend), *of_place(_path(address))]
-        name = backend.name if exists else _named(address)
+        name = backend.name if exists else named(address)
         return Report(name, exists, guarantees_of(backend), opening, machine, tried)
 
 
@@ -150,7 +150,7 @@ def _downgrades_untold() -> Iterator[None]:
 
 def _refused(address: str, error: PerdureError) -> Report:
     finding = Finding("opening", "unusable", str(error), hint_of(error))
-    name, path = _named(address), _path(address)
+    name, path = named(address), _path(address)
     exists = path is None or os.path.lexists(path)
     return Report(name, exists, NOTHING_DECLARED, [finding], [], [])
 
@@ -187,14 +187,3 @@ def _opened(address: str) -> Iterator[tuple[Backend, bool, Callable[[], Backend]
         place += f"?accept={','.join(sorted(accepted))}" if accepted else ""
         with closing(_backend(place)) as backend:
             yield backend, False, lambda: _backend(place)
-
-
-def _named(address: str) -> str:
-    """Return an address without what may be a password."""
-    text, _ = split_accept(address)
-    scheme, rest = _parse(text)
-    if ALIASES.get(scheme, scheme) != "postgresql":
-        return address
-    from perdure.backends.postgres_address import parse
-
-    return parse(f"{scheme}:{rest}").name

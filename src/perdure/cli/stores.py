@@ -186,6 +186,22 @@ def _require_there(path: Path, address: str) -> None:
         raise UnreadableError(f"{address} is an empty file, not a store: nothing was changed.")
 
 
+def is_postgres(address: str) -> bool:
+    """Whether an address names a Postgres store, and may hold a password."""
+    scheme = _parse(split_accept(address)[0])[0]
+    return ALIASES.get(scheme, scheme) == "postgresql"
+
+
+def named(address: str) -> str:
+    """Return an address without a password, wherever it stands."""
+    if not is_postgres(address):
+        return address
+    from perdure.backends.postgres_address import parse
+
+    scheme, rest = _parse(split_accept(address)[0])
+    return parse(f"{scheme}:{rest}").name
+
+
 def head_of(backend: Backend, session: str) -> Head | None:
     """Return the head of a session, deleted or not, or None."""
     found = next(backend.streams(prefix=session, limit=1), None) if session else None

@@ -211,10 +211,11 @@ class ReplayDivergenceError(DivergenceError):
 
 
 class RefusedError(PerdureError):
-    """A replayed agent reached for the network or another program; it is told which."""
+    """A replayed agent reached for the network, another program or another session."""
 
     def __str__(self) -> str:
-        return f"{self.args[0]} is refused in a replay: use session.tool(...) or session.model(...)"
+        hint = "use session.tool(...) or session.model(...) of the session that the agent is given"
+        return f"{self.args[0]} is refused in a replay: {hint}"
 
 
 class InFlightError(PerdureError):

@@ -94,6 +94,14 @@ def _current() -> Guard | None:
     return guard if guard is not None and guard.on else None
 
 
+def require_free(what: str) -> None:
+    """Raise if this is under guard: what is live can not be done then."""
+    guard = _current()
+    if guard is not None:
+        guard.refused.append(what)
+        raise RefusedError(what)
+
+
 def _hook(event: str, _args: tuple[Any, ...]) -> None:
     if event in REFUSED:
         guard = _current()

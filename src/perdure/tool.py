@@ -9,7 +9,7 @@ from contextvars import copy_context
 from threading import Event, Semaphore, Thread
 from typing import Any
 
-from perdure import consenting, effecting, tools
+from perdure import consenting, effecting, guard, tools
 from perdure.calls import INTERRUPTED_NOTICE
 from perdure.consenting import Patience
 from perdure.effecting import Called, Outcome, Verdict
@@ -81,6 +81,7 @@ class Tool:
         """
         if self._handle.replay is not None:
             return self._handle.replay.serve(self.spec, call, tell)
+        guard.require_free(f"a live call of {call.tool!r}")
         replica, arguments = self._handle.replica, given.arguments
         running = tools.running_turn(self._handle, call.tool)
         verdict = Verdict(running.ownership.turn, running.ordinals.ended)

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterable, Sequence
 from types import TracebackType
 from typing import Any, Self
 
-from perdure import asking, catalogue, entering, saying, talking, tools, writing
+from perdure import asking, catalogue, entering, guard, saying, talking, tools, writing
 from perdure.answering import Answering
 from perdure.asking import Asked
 from perdure.catalogue import Changes
@@ -83,6 +83,8 @@ class AsyncTurn:
         return self
 
     async def _enter(self) -> None:
+        if self._handle.replay is None:
+            guard.require_free("a live turn")
         if not self._begun:
             plan = writing.begin_turn(
                 self._handle.replica,

@@ -357,6 +357,27 @@ def test_the_network_and_other_programs_are_refused_and_only_while_replaying(
     assert world.calls == [5]
 
 
+def test_a_session_that_is_live_is_refused_to_a_replayed_agent(
+    session: perdure.Session, world: World
+) -> None:
+    tool = session.tool(world.charge)  # Bound to the live session, and not to the one given.
+
+    def agent(_given: perdure.Session) -> None:
+        with session.turn("Pay."):
+            tool(5)
+
+    agent(session)
+    before = session.position
+    replay = perdure.replay(session, agent)
+    assert isinstance(replay.error, RefusedError)
+    assert (replay.identical, replay.refused) == (False, ("a live turn",))
+    with session.turn("Pay more."):
+        replay = perdure.replay(session, lambda _: tool(6))
+        assert replay.refused == ("a live call of 'charge'",)
+    assert world.calls == [5]
+    assert session.position == before + 3  # The second turn, and nothing in it.
+
+
 def test_other_threads_go_on_while_one_replays(session: perdure.Session, world: World) -> None:
     an_agent(world)(session)
     inside, over = threading.Event(), threading.Event()

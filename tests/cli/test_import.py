@@ -9,6 +9,7 @@ import pytest
 import perdure
 from perdure.cli import import_plan
 from perdure.cli.import_plan import carry_out, look, plan
+from perdure.cli.stores import without_password
 from perdure.records import Message, Note
 from tests.cli.support import EVIL, SNEAKY, invoke, objects, said
 
@@ -215,6 +216,35 @@ def test_the_file_that_can_not_be_imported_is_named() -> None:
         assert not Path("agents.db").exists()
     assert invoke(None, "import", "a\nb.json", "--session", "ab").exit_code == 0
     assert messages_of("ab") == MESSAGES
+
+
+def test_the_command_to_look_has_no_password(postgres_store: str, tmp_path: Path) -> None:
+    (tmp_path / "chat.json").write_text('[{"role": "user", "content": "hello"}]')
+    result = invoke(postgres_store, "import", str(tmp_path / "chat.json"))
+    assert result.exit_code == 0
+    password = postgres_store.partition("://")[2].partition("@")[0].partition(":")[2]
+    assert password
+    assert "--store 'postgresql://" in result.stdout
+    assert password not in result.output
+
+
+@pytest.mark.parametrize(
+    ("address", "shown"),
+    [
+        ("agents.db", "agents.db"),
+        ("files:a@b//c:d@e", "files:a@b//c:d@e"),
+        ("postgres://u:secret@h:1/db", "postgresql://u@h:1/db"),
+        ("postgresql://h/db?user=u&password=se%40cret", "postgresql://u@h/db"),
+        ("postgresql://u:p@h/db?sslpassword=secret", "postgresql://u@h/db"),
+        (
+            "postgresql://u:secret@h/db?sslmode=require&schema=s&accept=fsync-off",
+            "postgresql://u@h/db?schema=s&sslmode=require&accept=fsync-off",
+        ),
+    ],
+)
+def test_an_address_is_shown_without_its_password(address: str, shown: str) -> None:
+    assert without_password(address).startswith(shown)
+    assert "secret" not in without_password(address)
 
 
 @pytest.mark.parametrize("store", [None, "other.db"])

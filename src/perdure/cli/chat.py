@@ -16,7 +16,14 @@ from perdure.cli.chat_model import DEFAULT_MODEL, Chosen, choose
 from perdure.cli.chat_stop import Stop
 from perdure.cli.chat_talk import Talk
 from perdure.cli.chat_view import PROMPT, View
-from perdure.cli.stores import BAD_NEWS, DEFAULT, Opened, Reading, WrongCallError
+from perdure.cli.stores import (
+    BAD_NEWS,
+    DEFAULT,
+    Opened,
+    Reading,
+    WrongCallError,
+    without_password,
+)
 from perdure.cli.text import safe, say
 from perdure.errors import ConflictError, UnsupportedError, UsageError
 from perdure.opening import _backend, _parse
@@ -228,7 +235,7 @@ def _options(address: str, model: str, base_url: str | None) -> Iterator[str]:
     """Yield the options that the same conversation needs again."""
     source = click.get_current_context().get_parameter_source
     for name, option, value in (
-        ("address", "--store", address),
+        ("address", "--store", without_password(address)),
         ("base_url", "--base-url", base_url),
         ("model", "--model", model),
     ):

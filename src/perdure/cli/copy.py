@@ -17,8 +17,7 @@ from perdure.cli.stores import (
     UnreadableError,
     WrongCallError,
     _existing,
-    is_postgres,
-    named,
+    without_password,
 )
 from perdure.cli.text import counted, safe, say, say_json, sized
 from perdure.copying import Copied
@@ -30,9 +29,6 @@ from perdure.opening import _backend, _parse, split_accept
 
 TOLD = 20  # Sessions that are told of one by one.
 FIRST_PAUSE, LONGEST_PAUSE = 0.2, 5.0
-
-# Words of a Postgres address that may be repeated beside its name. Who knows what else is secret?
-HARMLESS = ("accept=", "migrate=", "patience=", "sslmode=", "sslrootcert=", "target_session_attrs=")
 
 EXAMPLES = """\b
 Examples:
@@ -207,9 +203,4 @@ def _tell_next(source: str, target: str, copied: Copied, chosen: dict[str, Any])
 
 
 def _shown(address: str) -> str:
-    """Return an address for a shell, without what may be a password."""
-    if is_postgres(address):
-        words = [word for word in address.partition("?")[2].split("&") if word.startswith(HARMLESS)]
-        name = named(address)
-        address = name + (("&" if "?" in name else "?") + "&".join(words) if words else "")
-    return safe(shlex.quote(address))
+    return safe(shlex.quote(without_password(address)))

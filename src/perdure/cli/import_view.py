@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import click
 
 from perdure.cli.import_plan import Plan
-from perdure.cli.stores import DEFAULT
+from perdure.cli.stores import DEFAULT, without_password
 from perdure.cli.text import counted, safe, say
 from perdure.importing import IN_NOTE, Repair
 
@@ -78,7 +78,7 @@ def print_outcome(outcome: Outcome, address: str) -> None:
 
 
 def _words(session: str, address: str) -> str:
-    words = [] if address == DEFAULT else ["--store", address]
+    words = [] if address == DEFAULT else ["--store", without_password(address)]
     dashed = session.startswith("-")  # Else it would be read as an option.
     return shlex.join([*words, "--", session] if dashed else [session, *words])
 

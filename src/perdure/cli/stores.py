@@ -32,6 +32,9 @@ SUGGESTED = 5  # Ids; more are no help.
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+# Words of a Postgres address that may be repeated beside its name. Who knows what else is secret?
+HARMLESS = ("accept=", "migrate=", "patience=", "sslmode=", "sslrootcert=", "target_session_attrs=")
+
 
 class Trouble(click.ClickException):
     """What was asked for can not be done; the message says why, the exit code which way."""
@@ -186,7 +189,7 @@ def _require_there(path: Path, address: str) -> None:
         raise UnreadableError(f"{address} is an empty file, not a store: nothing was changed.")
 
 
-def is_postgres(address: str) -> bool:
+def _is_postgres(address: str) -> bool:
     """Whether an address names a Postgres store, and may hold a password."""
     scheme = _parse(split_accept(address)[0])[0]
     return ALIASES.get(scheme, scheme) == "postgresql"
@@ -194,12 +197,21 @@ def is_postgres(address: str) -> bool:
 
 def named(address: str) -> str:
     """Return an address without a password, wherever it stands."""
-    if not is_postgres(address):
+    if not _is_postgres(address):
         return address
     from perdure.backends.postgres_address import parse
 
     scheme, rest = _parse(split_accept(address)[0])
     return parse(f"{scheme}:{rest}").name
+
+
+def without_password(address: str) -> str:
+    """Return an address to be typed again, with all that matters but a password."""
+    if not _is_postgres(address):
+        return address
+    words = [word for word in address.partition("?")[2].split("&") if word.startswith(HARMLESS)]
+    name = named(address)
+    return name + (("&" if "?" in name else "?") + "&".join(words) if words else "")
 
 
 def head_of(backend: Backend, session: str) -> Head | None:

@@ -19,7 +19,13 @@ from perdure import consenting, effecting, guard, tools
 from perdure.calls import INTERRUPTED_NOTICE
 from perdure.consenting import Patience
 from perdure.effecting import Called, Outcome, Verdict
-from perdure.errors import ApprovalPendingError, PerdureError, UnknownOutcomeError, UsageError
+from perdure.errors import (
+    ApprovalPendingError,
+    PerdureError,
+    UnavailableError,
+    UnknownOutcomeError,
+    UsageError,
+)
 from perdure.handle_async import AsyncHandle
 from perdure.plans import require_text
 from perdure.tools import Done, Effect, Given, Spec, Telling
@@ -267,6 +273,10 @@ class AsyncTool:
             await asyncio.shield(writing)
         except asyncio.CancelledError:
             await writing
+            raise
+        except UnavailableError:
+            if not failed:  # Made again, it is the same call, and not another one.
+                tools.running_turn(self._handle, call.tool).ordinals.give_back(call, verdict.turn)
             raise
         if tell is not None and said is not None:
             tell.told = said.message

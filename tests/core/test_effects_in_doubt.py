@@ -105,6 +105,49 @@ def test_a_direct_call_that_is_tried_again_is_the_same_call(
     session.verify()
 
 
+def test_a_direct_call_that_ran_and_is_tried_again_is_the_same_call(
+    session: perdure.Session, weather: Weather, calls: list[Any]
+) -> None:
+    def charge(amount: int) -> str:
+        calls.append(amount)
+        weather.bad = len(calls) == 1
+        return f"charged {amount}"
+
+    with session.turn("Pay."):
+        tool = session.tool(charge)
+        with pytest.raises(UnavailableError):
+            tool(5)
+        weather.bad = False
+        assert tool(5) == "charged 5"  # As it was recorded, when the store was back.
+        assert calls == [5]
+        tool(5)
+    assert calls == [5, 5]
+    assert states(session) == ["succeeded", "succeeded"]
+
+
+def test_a_direct_call_that_ran_in_a_loop_and_is_tried_again_is_the_same_call(
+    weather: Weather, calls: list[Any]
+) -> None:
+    async def charge(amount: int) -> str:
+        calls.append(amount)
+        weather.bad = len(calls) == 1
+        return f"charged {amount}"
+
+    async def run() -> None:
+        backend = Offload(Flaky(MemoryBackend(), fail=weather))
+        async with perdure.open_async(backend) as store:
+            session = await store.session("s")
+            async with session.turn("Pay."):
+                tool = session.tool(charge)
+                with pytest.raises(UnavailableError):
+                    await tool(5)
+                weather.bad = False
+                assert await tool(5) == "charged 5"
+
+    asyncio.run(run())
+    assert calls == [5]
+
+
 class Interfering(MemoryBackend):
     """Somebody else writes at the very moment that the store fails."""
 

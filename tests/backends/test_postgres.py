@@ -5,6 +5,7 @@ import contextlib
 import os
 import random
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -295,6 +296,32 @@ def test_the_same_for_an_event_loop(postgres_store: str, database: psycopg.Conne
         await backend.close()
 
     asyncio.run(scenario())
+
+
+def test_a_server_that_says_nothing_to_newcomers_is_not_waited_for_longer(
+    postgres_store: str,
+) -> None:
+    address = f"{postgres_store}&patience=0.5"
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        elsewhere = {"host": "127.0.0.1", "port": silent.getsockname()[1]}
+
+        async def scenario() -> None:
+            backend = AsyncPostgresBackend(address)
+            backend._pool._options.update(elsewhere)
+            with pytest.raises(UnavailableError, match="timeout"):
+                _ = [entry async for entry in backend.read("s")]
+            await backend.close()
+
+        backend = PostgresBackend(address)
+        backend._pool._options.update(elsewhere)
+        start = time.monotonic()
+        with pytest.raises(UnavailableError, match="timeout"):
+            list(backend.read("s"))
+        asyncio.run(scenario())
+        assert time.monotonic() - start < 8, "2 s each is the least; the usual is 10 s"
+        backend.close()
 
 
 def test_one_handle_serves_one_event_loop_after_the_other(postgres_store: str) -> None:

@@ -63,6 +63,13 @@ def options_of(address: Address) -> dict[str, Any]:
     return {**address.options, "autocommit": True, "prepare_threshold": None}
 
 
+def in_time(options: dict[str, Any], deadline: float) -> dict[str, Any]:
+    """Return how to connect before a deadline; the driver waits for two seconds at least."""
+    left = max(deadline - time.monotonic(), 2.0)
+    usual = float(options.get("connect_timeout") or 0) or left
+    return {**options, "connect_timeout": math.ceil(min(usual, left))}
+
+
 def _limited(gen: Generator[Any, Any, T], deadline: float) -> Generator[Any, Any, T]:
     """Pass everything on, but raise when the time has come: psycopg asks every now and then."""
     try:

@@ -15,7 +15,7 @@ import psycopg
 
 from perdure.backends.postgres_address import Address
 from perdure.backends.postgres_errors import AnswerTimeoutError, Trial
-from perdure.backends.postgres_links import Link, is_alive, options_of
+from perdure.backends.postgres_links import Link, in_time, is_alive, options_of
 from perdure.backends.postgres_steps import Steps
 from perdure.errors import PerdureError, UsageError
 
@@ -60,7 +60,7 @@ class Pool:
         if not self._places.acquire(timeout=max(deadline - time.monotonic(), 0)):
             raise AnswerTimeoutError("all connections of this store were busy for too long")
         try:
-            link = self._take()
+            link = self._take(deadline)
             link.deadline = deadline
             try:
                 result = drive(link, steps)
@@ -77,14 +77,14 @@ class Pool:
         finally:
             self._places.release()
 
-    def _take(self) -> Link:
+    def _take(self, deadline: float) -> Link:
         while True:
             if self.closed:
                 raise UsageError(f"{self._address.name} is closed: open the store again")
             with self._lock:
                 link = self._idle.pop() if self._idle else None
             if link is None:
-                return Link.connect(**self._options)
+                return Link.connect(**in_time(self._options, deadline))
             if is_alive(link):
                 return link
             _discard(link)

@@ -11,7 +11,7 @@ import psycopg
 
 from perdure.backends.postgres_address import Address
 from perdure.backends.postgres_errors import AnswerTimeoutError, Trial
-from perdure.backends.postgres_links import AsyncLink, is_alive, options_of
+from perdure.backends.postgres_links import AsyncLink, in_time, is_alive, options_of
 from perdure.backends.postgres_steps import Steps
 from perdure.errors import PerdureError, UsageError
 
@@ -63,7 +63,7 @@ class AsyncPool:
     async def _attempt(self, steps: Steps[T], deadline: float) -> T:
         await self._wait_for_place(deadline)
         try:
-            link = await self._take()
+            link = await self._take(deadline)
             link.deadline = deadline
             try:
                 result = await drive(link, steps)
@@ -91,13 +91,13 @@ class AsyncPool:
             reason = "all connections of this store were busy for too long"
             raise AnswerTimeoutError(reason) from None
 
-    async def _take(self) -> AsyncLink:
+    async def _take(self, deadline: float) -> AsyncLink:
         while True:
             if self.closed:
                 raise UsageError(f"{self._address.name} is closed: open the store again")
             link = self._idle.pop() if self._idle else None
             if link is None:
-                return await AsyncLink.connect(**self._options)
+                return await AsyncLink.connect(**in_time(self._options, deadline))
             if is_alive(link):
                 return link
             await _discard(link)

@@ -63,11 +63,12 @@ class Serving:
     def _told(self, call: Call, outcome: EffectSettled, result: Any, tell: Telling) -> None:
         """Take what the model was told, which must follow from the recorded outcome."""
         position, message = self._walk.message(call.told[0])
-        failed = Outcome(outcome.state, error=outcome.error, reason=outcome.reason)
+        recorded = Outcome(outcome.state, error=outcome.error, reason=outcome.reason)
         texts = [tools.text_of(result)]
-        if outcome.error or outcome.state == "unknown":
-            texts = [tools.error_text(failed), outcome.reason, INTERRUPTED_NOTICE]
-        said = [tell.say(text).message for text in texts]
+        failed = bool(outcome.error) or outcome.state == "unknown"
+        if failed:
+            texts = [tools.error_text(recorded), outcome.reason, INTERRUPTED_NOTICE]
+        said = [tell.say(text, failed=failed).message for text in texts]
         if message not in said:
             what = f"the model was told something else of {call.intent.tool!r} than its outcome"
             self._walk.depart_from(position, what, message, said[0])

@@ -378,6 +378,51 @@ def test_a_session_that_is_live_is_refused_to_a_replayed_agent(
     assert session.position == before + 3  # The second turn, and nothing in it.
 
 
+ASKING: dict[str, dict[str, Any]] = {
+    "chat": {
+        "role": "assistant",
+        "tool_calls": [
+            {"id": "1", "type": "function", "function": {"name": "look", "arguments": '{"at": 1}'}},
+            {"id": "2", "type": "function", "function": {"name": "look", "arguments": '{"at": 0}'}},
+        ],
+    },
+    "anthropic": {
+        "role": "assistant",
+        "content": [
+            {"type": "tool_use", "id": "1", "name": "look", "input": {"at": 1}},
+            {"type": "tool_use", "id": "2", "name": "look", "input": {"at": 0}},
+        ],
+    },
+    "responses": {
+        "type": "function_call",
+        "call_id": "1",
+        "name": "look",
+        "arguments": '{"at": 1}',
+    },
+    "gemini": {
+        "role": "model",
+        "parts": [{"function_call": {"id": "1", "name": "look", "args": {"at": 1}}}],
+    },
+}
+
+
+@pytest.mark.parametrize("size", [1, 2_000])
+@pytest.mark.parametrize("message", ASKING.values(), ids=ASKING.keys())
+def test_what_a_model_was_told_is_the_same_in_every_format(
+    session: perdure.Session, message: dict[str, Any], size: int
+) -> None:
+    def look(at: int) -> dict[str, str]:
+        return {"found": "x" * (size // at)}
+
+    def agent(session: perdure.Session) -> None:
+        with session.turn("Look.") as turn:
+            turn.append(message)
+            session.run_tool_calls(None, [look])
+
+    agent(session)
+    perdure.replay(session, agent).check()
+
+
 def test_other_threads_go_on_while_one_replays(session: perdure.Session, world: World) -> None:
     an_agent(world)(session)
     inside, over = threading.Event(), threading.Event()

@@ -9,6 +9,7 @@ from perdure import effecting, saying, tool_jobs, tools
 from perdure.effecting import Called
 from perdure.errors import ApprovalPendingError, EffectError, UnknownOutcomeError
 from perdure.handle import Handle
+from perdure.plans import require_int
 from perdure.tool import Tool
 from perdure.tool_jobs import Job
 from perdure.tools import Given, Spec, Telling
@@ -20,6 +21,7 @@ def run_tool_calls(
     handle: Handle, message: object | None, offered: Tools, *, parallel: int
 ) -> list[dict[str, Any]]:
     """Make the calls of a message, or all that are open, and return what the model is told."""
+    require_int(parallel, "parallel")
     running = tools.running_turn(handle, "run_tool_calls")
     jobs = handle.run(tool_jobs.jobs(handle.replica, running.ownership.turn, message))
     box = _by_name(handle, offered)
@@ -54,10 +56,9 @@ def _by_name(handle: Handle, offered: Tools) -> dict[str, Tool]:
     named = offered.items() if isinstance(offered, Mapping) else [("", one) for one in offered]
     found: dict[str, Tool] = {}
     for name, one in named:
-        tool = one
-        if not isinstance(tool, Tool):
-            tool = Tool(handle, tools.require_spec(Spec(tool, name, "unsafe")))
-        found[name or tool.name] = tool
+        spec = one.spec if isinstance(one, Tool) else tools.require_spec(Spec(one, name, "unsafe"))
+        # Whichever session a tool was made in, the call is one of this session.
+        found[name or spec.name] = Tool(handle, spec)
     return found
 
 

@@ -8,6 +8,7 @@ from perdure import effecting, saying, tool_jobs, tools
 from perdure.effecting import Called
 from perdure.errors import EffectError, UnknownOutcomeError
 from perdure.handle_async import AsyncHandle
+from perdure.plans import require_int
 from perdure.tool_async import AsyncTool
 from perdure.tool_jobs import Job
 from perdure.toolbox import answers
@@ -20,6 +21,7 @@ async def run_tool_calls(
     handle: AsyncHandle, message: object | None, offered: Tools, *, parallel: int
 ) -> list[dict[str, Any]]:
     """Make the calls of a message, or all that are open, and return what the model is told."""
+    require_int(parallel, "parallel")
     running = tools.running_turn(handle, "run_tool_calls")
     jobs = await handle.run(tool_jobs.jobs(handle.replica, running.ownership.turn, message))
     box = _by_name(handle, offered)
@@ -38,10 +40,13 @@ def _by_name(handle: AsyncHandle, offered: Tools) -> dict[str, AsyncTool]:
     named = offered.items() if isinstance(offered, Mapping) else [("", one) for one in offered]
     found: dict[str, AsyncTool] = {}
     for name, one in named:
-        tool = one
-        if not isinstance(tool, AsyncTool):
-            tool = AsyncTool(handle, tools.require_spec(Spec(tool, name, "unsafe")))
-        found[name or tool.name] = tool
+        spec = (
+            one.spec
+            if isinstance(one, AsyncTool)
+            else tools.require_spec(Spec(one, name, "unsafe"))
+        )
+        # Whichever session a tool was made in, the call is one of this session.
+        found[name or spec.name] = AsyncTool(handle, spec)
     return found
 
 

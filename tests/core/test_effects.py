@@ -650,3 +650,22 @@ def test_any_error_of_a_blocking_tool_reaches_its_caller_in_a_loop(timeout: floa
             return [(one.state, one.error) for one in await session.effects.list()]
 
     assert asyncio.run(run()) == [("failed", "RuntimeError")]
+
+
+def test_a_tool_of_another_session_is_recorded_where_the_model_called_it(ledger: Ledger) -> None:
+    function = {"name": "charge", "arguments": '{"amount": 5}'}
+    call = {"id": "1", "type": "function", "function": function}
+    store = perdure.open("memory:")
+    one, other = store.session("one"), store.session("other")
+    tool = one.tool(ledger.charge, effect="idempotent")
+    with one.turn("Wait."), other.turn("Pay.") as turn:
+        turn.append({"role": "assistant", "tool_calls": [call]})
+        with pytest.raises(UsageError, match="parallel"):
+            other.run_tool_calls(None, [tool], parallel="all")  # type: ignore[arg-type]
+        other.run_tool_calls(None, [tool])
+    assert other.last is not None
+    assert other.last["role"] == "tool"
+    assert (len(one), one.effects.list()) == (1, [])
+    assert [(found.tool, found.policy) for found in other.effects.list()] == [
+        ("charge", "idempotent")
+    ]

@@ -28,6 +28,7 @@ from types import FrameType
 NOBODY = 65534
 USER = "perdure_test"
 PATIENCE = 60.0
+TAKEN = "could not bind"
 
 
 def binaries() -> Path:
@@ -56,6 +57,7 @@ class Server:
         self.password = secrets.token_hex(8)
         self._settings = settings
         self._process: subprocess.Popen[bytes] | None = None
+        self._is_known = False  # Whether somebody may have its address.
         self._identity: dict[str, int] = {}
         self._programs = binaries()
         if os.getuid() == 0:
@@ -88,7 +90,25 @@ class Server:
         secret.unlink()
 
     def start(self) -> None:
-        """Start it and wait until it answers."""
+        """Start it and wait until it answers.
+
+        Another server may have taken the port meanwhile, and would answer in its place.
+        """
+        deadline = time.monotonic() + PATIENCE
+        while not self._started():
+            log = (self.home / "log").read_text()[-2000:]
+            if TAKEN not in log or time.monotonic() > deadline:
+                self._process = None
+                message = f"postgres did not start: {log}"
+                raise RuntimeError(message)
+            (self.home / "log").unlink()
+            if not self._is_known:
+                self.port = free_port()
+            time.sleep(0.05)
+        self._is_known = True
+
+    def _started(self) -> bool:
+        """Start it once; False if it has ended."""
         settings = [
             "listen_addresses=127.0.0.1",
             f"port={self.port}",
@@ -110,7 +130,19 @@ class Server:
             **self._identity,  # type: ignore[call-overload]
         )
         log.close()
-        self._call("pg_isready", "-h", "127.0.0.1", "-p", str(self.port), again=PATIENCE)
+        deadline = time.monotonic() + PATIENCE
+        while not self._is_ready():
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                return False
+            time.sleep(0.02)
+        return True
+
+    def _is_ready(self) -> bool:
+        """Whether this very process says so, as `pg_ctl` asks."""
+        with contextlib.suppress(OSError):
+            lines = (self.data / "postmaster.pid").read_text().splitlines()
+            return lines[:1] == [str(self.pid)] and lines[7:8] == ["ready   "]
+        return False
 
     @property
     def pid(self) -> int:
@@ -148,27 +180,19 @@ class Server:
         """Remove the data."""
         shutil.rmtree(self.home, ignore_errors=True)
 
-    def _call(self, program: str, *words: str, again: float = 0) -> None:
-        deadline = time.monotonic() + again
-        while True:
-            done = subprocess.run(
-                [self._programs / program, *words],
-                capture_output=True,
-                check=False,
-                cwd=self.home,
-                text=True,
-                env={"PATH": os.environ.get("PATH", ""), "LC_ALL": "C", "TZ": "UTC"},
-                **self._identity,  # type: ignore[call-overload]
-            )
-            if done.returncode == 0:
-                return
-            ended = self._process is not None and self._process.poll() is not None
-            if ended or time.monotonic() > deadline:
-                log = self.home / "log"
-                told = log.read_text()[-2000:] if log.exists() else ""
-                message = f"{program} failed: {done.stdout}{done.stderr}{told}"
-                raise RuntimeError(message)
-            time.sleep(0.05)
+    def _call(self, program: str, *words: str) -> None:
+        done = subprocess.run(
+            [self._programs / program, *words],
+            capture_output=True,
+            check=False,
+            cwd=self.home,
+            text=True,
+            env={"PATH": os.environ.get("PATH", ""), "LC_ALL": "C", "TZ": "UTC"},
+            **self._identity,  # type: ignore[call-overload]
+        )
+        if done.returncode:
+            message = f"{program} failed: {done.stdout}{done.stderr}"
+            raise RuntimeError(message)
 
 
 def _children(pid: int) -> list[int]:

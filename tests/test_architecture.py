@@ -269,6 +269,18 @@ def test_a_backend_can_not_look_inside_an_entry() -> None:
     assert looking == []
 
 
+def test_adapters_use_what_everybody_can_use() -> None:
+    """They are the proof that the public names suffice."""
+    public = {*perdure.__all__, *perdure._MODULES, "errors"}
+    private = [
+        f"{path.name} imports {name}"
+        for path in (SOURCE / "adapters").glob("*.py")
+        for name in inner_imports(path)
+        if name not in public
+    ]
+    assert private == ["openai.py imports catalogue"]  # A type, for a hint.
+
+
 def test_nothing_unpickles_or_evaluates() -> None:
     forbidden = {"pickle", "marshal", "shelve", "dill", "cloudpickle"}
     found = [

@@ -291,6 +291,7 @@ class Chat:
     def ask(self, wrapper: Any, create: Callable[..., Any], config: dict[str, Any]) -> Any:
         """Ask a model, or give what it answered before the process died."""
         self._recorder.require_whole()
+        self._parts.replace()  # What the answer calls may have been given to an agent just now.
         live: list[Any] = []
 
         def ask(**_: Any) -> Any:

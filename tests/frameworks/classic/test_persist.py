@@ -231,6 +231,35 @@ def test_a_tool_is_run_once_and_its_error_is_told_the_same_again(
     assert asked[1] == asked[2]
 
 
+def test_a_tool_that_an_agent_got_in_the_middle_of_a_chat_is_run_once(
+    cast: Cast, server: ModelServer, store: perdure.Store
+) -> None:
+    done: list[int] = []
+
+    def charge(id: int) -> str:
+        done.append(id)
+        return charged(id)
+
+    def begin() -> Any:
+        user, assistant = cast.pair(max_consecutive_auto_reply=3, default_auto_reply=CHARGE)
+
+        def learn(*_: Any, **__: Any) -> tuple[bool, None]:
+            if "charge" not in user.function_map:
+                register(charge, assistant, user)
+            return False, None
+
+        user.register_reply([autogen.Agent, None], learn)
+        with persist(store.session("s"), user, assistant):
+            return user.initiate_chat(assistant, message=CHECKLIST, max_turns=3)
+
+    server.fault(status=500, at=3)
+    with pytest.raises(Exception, match="500"):
+        begin()
+    assert done == [17]
+    assert charged(17) in [one["content"] for one in begin().chat_history]
+    assert done == [17]
+
+
 def test_instructions_that_a_tool_changed_are_those_after_a_restart(
     cast: Cast, server: ModelServer, store: perdure.Store
 ) -> None:

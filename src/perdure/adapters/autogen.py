@@ -25,7 +25,7 @@ from perdure.adapters.autogen_names import framework
 from perdure.adapters.autogen_openings import Opening
 from perdure.adapters.autogen_parts import Parts
 from perdure.adapters.autogen_record import HINT, Groups, Recorder, Spoken, digest, spoken
-from perdure.adapters.autogen_state import Agents
+from perdure.adapters.autogen_state import HOOKS, Agents
 from perdure.adapters.autogen_tools import Effects, Policies
 
 logger = logging.getLogger("perdure.adapters.autogen")
@@ -151,6 +151,7 @@ class Chat:
         return self
 
     def _begin(self) -> None:
+        self._require_free()
         self._load()
         self._require_tools()
         self._kept.settle()
@@ -178,6 +179,12 @@ class Chat:
         if not self.talking and self._kept.moved():
             self._load()
             self._restore()
+
+    def _require_free(self) -> None:
+        for agent in self._agents:
+            if any(isinstance(hook, Recorder) for hook in agent.hook_lists[HOOKS]):
+                reason = f"{agent.name!r} is kept already, by a `with persist(...)` that goes on"
+                raise UsageError(f"{reason}: leave it first, or give another agent")
 
     def _require_tools(self) -> None:
         known = {CODE, *(name for agent in self._agents for name in agent.function_map)}

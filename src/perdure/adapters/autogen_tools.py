@@ -3,6 +3,7 @@
 import asyncio
 import inspect
 from collections.abc import Callable, Mapping
+from concurrent.futures import CancelledError
 from functools import wraps
 from typing import Any
 
@@ -144,7 +145,11 @@ def _waiting(function: Callable[..., Any]) -> Callable[..., Any]:
     loop = asyncio.get_running_loop()
 
     def wait(*args: Any, **kwargs: Any) -> Any:
-        return asyncio.run_coroutine_threadsafe(function(*args, **kwargs), loop).result()
+        running = asyncio.run_coroutine_threadsafe(function(*args, **kwargs), loop)
+        try:
+            return running.result()
+        except CancelledError as error:  # It did not fail: nobody knows how far it came.
+            raise asyncio.CancelledError from error
 
     wait.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]
     return wait

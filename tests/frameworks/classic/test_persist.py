@@ -1,5 +1,6 @@
 """What agents know after a restart, and what happens to a chat that did not come to its end."""
 
+import asyncio
 import logging
 import threading
 from pathlib import Path
@@ -258,6 +259,34 @@ def test_a_tool_that_an_agent_got_in_the_middle_of_a_chat_is_run_once(
     assert done == [17]
     assert charged(17) in [one["content"] for one in begin().chat_history]
     assert done == [17]
+
+
+def test_an_async_tool_that_is_cancelled_has_not_failed(cast: Cast, store: perdure.Store) -> None:
+    made: list[int] = []
+
+    async def begin(*, cancel: bool) -> Any:
+        user, assistant = cast.pair(max_consecutive_auto_reply=3)
+        inside = asyncio.Event()
+
+        async def charge(id: int) -> str:
+            made.append(id)
+            inside.set()
+            await asyncio.sleep(30)
+            return charged(id)
+
+        register(charge, assistant, user)
+        with persist(store.session("s"), user, assistant, tools={"charge": "idempotent"}):
+            running = asyncio.ensure_future(user.a_initiate_chat(assistant, message=CHARGE))
+            if cancel:
+                await inside.wait()
+                running.cancel()
+            return await running
+
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(begin(cancel=True))
+    result = asyncio.run(begin(cancel=False))
+    assert "UNKNOWN: It was interrupted by CancelledError" in str(result.chat_history)
+    assert made == [17]
 
 
 def test_instructions_that_a_tool_changed_are_those_after_a_restart(

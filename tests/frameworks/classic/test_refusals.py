@@ -226,3 +226,12 @@ def test_the_framework_s_own_way_to_resume_a_group(cast: Cast, store: perdure.St
                 resume(messages=[*manager.groupchat.messages])
         assert (session.position, [*manager.groupchat.messages]) == before
     assert "resume" not in vars(manager)
+
+
+def test_agents_that_are_kept_already(cast: Cast, store: perdure.Store) -> None:
+    user, assistant = cast.pair()
+    with persist(store.session("s"), user, assistant):
+        with pytest.raises(perdure.UsageError, match="'user_proxy' is kept already"):
+            persist(store.session("other"), user, assistant).__enter__()
+        user.initiate_chat(assistant, message=CHECKLIST)
+    assert [store.session(name).position > 0 for name in ("s", "other")] == [True, False]

@@ -1,6 +1,6 @@
 """The usual appends are stored in one statement; everything else, exactly as if there were none."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import apsw
@@ -36,6 +36,7 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
         return answers[-1]
 
     monkeypatch.setattr(sqlite_at_once, "store", noted)
+    monkeypatch.setattr(sqlite_at_once, "LEAST", 1)
     return answers
 
 
@@ -119,3 +120,23 @@ def test_nothing_of_it_is_in_the_file(backend: SqliteBackend, path: Path) -> Non
     kinds = {row[0] for row in db.execute("select type from sqlite_schema")}
     assert kinds == {"table", "index"}
     db.close()
+
+
+def test_a_few_go_one_by_one_and_many_at_once(
+    backend: SqliteBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [f"s{number}" for number in range(sqlite_at_once.LEAST)]
+    status(backend, *(appended(name, 1, 1) for name in names))
+    loads: list[int] = []
+    load = sqlite_at_once.Labels.load
+
+    def noted(
+        labels: sqlite_at_once.Labels, rows: Sequence[tuple[int, str, Append]]
+    ) -> sqlite_at_once.Load | None:
+        loads.append(len(rows))
+        return load(labels, rows)
+
+    monkeypatch.setattr(sqlite_at_once.Labels, "load", noted)
+    assert status(backend, *(appended(name, 2, 2) for name in names[1:])) == ["stored"] * 3
+    assert status(backend, *(appended(name, 3, 3) for name in names[1:]), appended("s0", 2, 2))
+    assert loads == [4]

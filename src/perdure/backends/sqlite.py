@@ -110,7 +110,7 @@ class SqliteBackend:
     def _append(self, appends: Sequence[Append]) -> Sequence[Outcome]:
         stream = appends[0].stream if len(appends) == 1 else ""
         rows = [(place_of(append.stream), _labels(append), append) for append in appends]
-        load = self._labels.load(rows)
+        load = self._labels.load(rows) if len(appends) >= sqlite_at_once.LEAST else None
         if load is not None:
             with self._connections.writing(stream, begin=False) as db:
                 if sqlite_at_once.store(db, load):

@@ -15,6 +15,7 @@ import msgspec
 
 from perdure.backend import Append, digest_of
 
+LEAST = 4  # Fewer appends are stored sooner one by one.
 BYTES_MAX = 8 * 2**20  # The rows are copied once more on the way.
 STREAMS_MAX = 65_536  # Of so many streams the labels are remembered.
 

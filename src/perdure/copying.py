@@ -159,10 +159,14 @@ class Copying:
             name = pair.head.stream
             if name in self._mover.problems or pair.there is None:
                 return
-            try:
-                self._verified += (yield from compared(_shorter(pair))).entries
-            except (Refused, DamagedError, VersionError) as error:
-                yield from self._note(pair, error)
+            for again in (True, False):
+                try:
+                    self._verified += (yield from compared(_shorter(pair))).entries
+                except (Refused, DamagedError, VersionError) as error:
+                    if again:  # A deletion drops entries and leaves the head where it is.
+                        continue
+                    yield from self._note(pair, error)
+                return
 
         yield from self._each(verify, "verifying")
         yield self._progress("verifying", self._total)

@@ -56,15 +56,18 @@ class Mover:
             return
         self._visiting.add(name)
         try:
+            same = False
             for left in reversed(range(ATTEMPTS)):
                 problem = yield from self._attempt(head, there)
                 if problem is None:
                     self._stuck.pop(name, None)
                     return
                 before, (head, there) = (head, there), (yield from self.look(head, there))
-                if before == (head, there) or not left:
+                # Twice the same: a deletion drops entries and leaves the head where it is.
+                if not left or (same and before == (head, there)):
                     self.problems[name], self._stuck[name] = problem, (head, there)
                     return
+                same = before == (head, there)
         finally:
             self._visiting.discard(name)
 

@@ -14,12 +14,13 @@ pytestmark = [pytest.mark.durability, pytest.mark.slow]
 
 
 def test_sessions_in_memory_behave_as_the_model(tmp_path: Path) -> None:
-    logs = machine.run(machine.opener("memory", tmp_path), seed=1, runs=40)
+    logs = machine.run(machine.opener("memory", tmp_path), seed=1, runs=100)
     happened = Counter(word for log in logs for line in log for word in line.split()[-1:])
-    # How often changes with the code: hypothesis draws from the constants that it finds there.
-    assert happened["ConflictError"] > 2, "handles met each other"
-    assert happened["DivergenceError"] > 2, "ids were used again"
-    assert happened["deleted"] > 2, "sessions ended"
+    # So many runs, because hypothesis draws from the constants that it finds in the code: how often
+    # something happens changes with them.
+    assert happened["ConflictError"] > 10, "handles met each other"
+    assert happened["DivergenceError"] > 5, "ids were used again"
+    assert happened["deleted"] > 10, "sessions ended"
 
 
 def test_sessions_on_sqlite_behave_as_the_model(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ import perdure
 from perdure import errors
 from perdure.cli.__main__ import main
 from perdure.events import correlation_id
+from tests.frameworks import restored
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -170,6 +171,20 @@ def test_every_link_within_the_repository_leads_somewhere(page: Path) -> None:
 def test_links_are_found_at_all() -> None:
     assert "CHANGELOG.md" in set(links(ROOT / "README.md"))
     assert "invariants" in anchors(ROOT / "ARCHITECTURE.md")
+
+
+TABLES = pytest.mark.parametrize("table", restored.tables(), ids=lambda table: table.page.stem)
+
+
+@TABLES
+def test_a_page_has_the_table_that_the_frameworks_tests_make(table: restored.Table) -> None:
+    assert table.shown() == table.text(), "run: python -m tests.frameworks.restored"
+
+
+@TABLES
+def test_every_row_of_such_a_table_names_a_test(table: restored.Table) -> None:
+    known = table.functions()
+    assert [row.test for row in table.rows if row.function not in known] == []
 
 
 def test_every_error_is_in_the_reference() -> None:

@@ -1,20 +1,9 @@
 """What is restored, and which tests try it: the table of the how-to page is made of this."""
 
-from typing import NamedTuple
-
-
-class Row(NamedTuple):
-    """A line of the table."""
-
-    what: str
-    finished: str
-    killed: str
-    test: str
-
+from tests.frameworks.restored import EXACT, Row, table
 
 KILLED = "test_a_killed_team_that_is_run_again_says_and_hears_the_same"
 UNSAFE = "test_a_killed_team_with_unsafe_tools_goes_on_and_says_what_nobody_knows"
-EXACT = "exact"
 
 ROWS = [
     Row("An agent's model context", EXACT, EXACT, f"{KILLED}[single]"),
@@ -54,9 +43,4 @@ ROWS = [
     ),
 ]
 
-
-def table() -> str:
-    """Return the table as the page has it."""
-    lines = ["| What | After a finished run | After a kill | Tried by |", "|---|---|---|---|"]
-    lines += [f"| {row.what} | {row.finished} | {row.killed} | `{row.test}` |" for row in ROWS]
-    return "\n".join(lines)
+TABLE = table("autogen-agentchat.md", "agentchat", "run", ROWS)

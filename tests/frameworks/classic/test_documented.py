@@ -1,6 +1,5 @@
 """What the page on the classic API shows runs, and what its table says is tried."""
 
-import ast
 import io
 import json
 import os
@@ -17,7 +16,9 @@ import pytest
 import perdure
 from perdure.adapters.autogen import persist
 from perdure.testing import ModelServer
+from tests.frameworks.classic import restored
 from tests.frameworks.classic.conftest import Cast
+from tests.frameworks.classic.test_kills import CHATS, EFFECTS
 from tests.frameworks.classic.test_persist import CHECKLIST, REFINE, said, sent
 
 ROOT = Path(__file__).parents[3]
@@ -44,16 +45,9 @@ def test_the_page_s_blocks_print_what_it_shows(
     assert len(namespace["paid"]) == 1
 
 
-def test_every_row_of_the_table_names_a_test() -> None:
-    rows = re.findall(r"^\|.*\| `(test_\w+)` \|$", PAGE.read_text("utf-8"), re.MULTILINE)
-    known = {
-        node.name
-        for path in Path(__file__).parent.glob("test_*.py")
-        for node in ast.walk(ast.parse(path.read_text("utf-8")))
-        if isinstance(node, ast.FunctionDef)
-    }
-    assert len(rows) >= 14
-    assert [row for row in rows if row not in known] == []
+def test_every_case_of_the_table_is_one_of_the_chats() -> None:
+    cases = {row.case for row in restored.ROWS if row.case}
+    assert cases <= {*CHATS, *(f"{name}-{effect}" for name in CHATS for effect in EFFECTS)}
 
 
 def example(server: ModelServer, folder: Path, *prompts: str) -> str:

@@ -17,6 +17,7 @@ from tests.frameworks.classic.scripts import PROMPTS, SCRIPTS
 KILLS = os.environ.get("PERDURE_KILLS", "2")
 
 CHATS = ["two_agents", "two_agents_async", "group_of_three", "chosen_speakers", "nested"]
+EFFECTS = ["idempotent", "reconcile"]
 
 pytestmark = [pytest.mark.slow, pytest.mark.durability, pytest.mark.timeout(3_600)]
 
@@ -59,7 +60,7 @@ def report(name: str, effect: str, tried: int) -> None:
     print(f"\n{name} with {effect} tools: killed at {tried} places, 0 differences")
 
 
-@pytest.mark.parametrize("effect", ["idempotent", "reconcile"])
+@pytest.mark.parametrize("effect", EFFECTS)
 @pytest.mark.parametrize("name", CHATS)
 def test_a_killed_chat_goes_on_as_if_nothing_had_happened(
     name: str, effect: str, url: str, tmp_path: Path

@@ -48,6 +48,20 @@ class Environment:
         return self.before is None or sys.version_info[:2] < self.before
 
     @property
+    def mark(self) -> Path:
+        return self.folder / "finished"
+
+    @property
+    def wanted(self) -> str:
+        """What the mark of the finished environment must say."""
+        digest = hashlib.sha256(self.requirements.read_bytes()).hexdigest()
+        return f"{digest} {sys.version.split()[0]} {ROOT}\n"
+
+    @property
+    def made(self) -> bool:
+        return self.mark.exists() and self.mark.read_text("utf-8") == self.wanted
+
+    @property
     def command(self) -> list[str]:
         return [str(self.python), "-m", "pytest", f"tests/frameworks/{self.tests}"]
 
@@ -64,19 +78,13 @@ def say(text: str) -> None:
     print(f"environments: {text}", flush=True)
 
 
-def wanted(environment: Environment) -> str:
-    """Return what the finished mark of an environment must say."""
-    digest = hashlib.sha256(environment.requirements.read_bytes()).hexdigest()
-    return f"{digest} {sys.version.split()[0]} {ROOT}\n"
-
-
 def make(environment: Environment) -> None:
     """Return when the environment is as its file says; raise if pip could not make it so."""
-    name, folder, mark = environment.name, environment.folder, environment.folder / "finished"
+    name, folder = environment.name, environment.folder
     if not environment.possible:
         say(f"{name}: not on this Python: {environment.reason}")
         return
-    if mark.exists() and mark.read_text("utf-8") == wanted(environment):
+    if environment.made:
         say(f"{name}: as wanted")
         return
     start = time.monotonic()
@@ -92,7 +100,7 @@ def make(environment: Environment) -> None:
         say(f"{name}: pip said:\n{done.stdout}{done.stderr}")
         raise subprocess.CalledProcessError(done.returncode, "pip install")
     (site_packages(environment) / "perdure.pth").write_text(f"{ROOT / 'src'}\n", "utf-8")
-    mark.write_text(wanted(environment), "utf-8")
+    environment.mark.write_text(environment.wanted, "utf-8")
     say(f"{name}: made in {time.monotonic() - start:.0f} s")
 
 
@@ -112,6 +120,7 @@ def main() -> int:
     unknown = [name for name in options.names if name not in known]
     if unknown:
         parser.error(f"no environment is called {unknown[0]}: {', '.join(known)}")
+    failed = False
     for environment in [known[name] for name in options.names] or ENVIRONMENTS:
         if options.paths:
             print(" ".join(environment.command))
@@ -120,8 +129,8 @@ def main() -> int:
             make(environment)
         except (OSError, subprocess.CalledProcessError) as error:
             say(f"{environment.name}: FAILED: {error}")
-            return 1
-    return 0
+            failed = True  # The others can be made, and tested in.
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from perdure import UnsupportedError
 # From, up to: releases that the tests run with, and those between them that share their code.
 KNOWN = (((0, 2, 35), (0, 3)), ((0, 14), (0, 15)))
 
-INSTALL = 'pip install "autogen[openai]>=0.14,<0.15", or "pyautogen>=0.2.35,<0.3"'
+INSTALL = 'pip install "autogen[openai]>=0.14,<0.15", or "autogen-agentchat>=0.2.36,<0.3"'
 
 
 def framework() -> Any:

@@ -9,7 +9,7 @@ from perdure.adapters.autogen_classes import Asking, own
 from perdure.adapters.autogen_code import blocks_run, executed
 from perdure.adapters.autogen_names import human_inputs, runs_code
 from perdure.adapters.autogen_record import Recorder
-from perdure.adapters.autogen_state import HOOKS, Agents
+from perdure.adapters.autogen_state import A_HOOKS, HOOKS, Agents
 from perdure.adapters.autogen_tools import Effects
 
 _BEGINNINGS = ("initiate_chat", "send")
@@ -53,9 +53,10 @@ class Parts:
                     durable = self._effects.tool(name, function)
                     setattr(durable, _MARK, function)
                     agent.function_map[name] = durable
-            hooks = agent.hook_lists[HOOKS]
-            agent.hook_lists[HOOKS] = [one for one in hooks if one is not self._recorder]
-            agent.hook_lists[HOOKS].append(self._recorder)  # Last: it sees what is sent.
+            self._unhook(agent)  # To be the last again: it sees what is sent.
+            agent.hook_lists[HOOKS].append(self._recorder)
+            if A_HOOKS in agent.hook_lists:
+                agent.hook_lists[A_HOOKS].append(self._recorder.a_call)
         own(self._chat, [agent.client for agent in self._agents if agent.client])
 
     def put_back(self) -> None:
@@ -63,10 +64,15 @@ class Parts:
             vars(target).pop(name, None)
         self._replaced = []
         for agent in self._agents:
-            hooks = agent.hook_lists[HOOKS]
-            agent.hook_lists[HOOKS] = [one for one in hooks if one is not self._recorder]
+            self._unhook(agent)
             for name, function in agent.function_map.items():
                 agent.function_map[name] = getattr(function, _MARK, function)
+
+    def _unhook(self, agent: Any) -> None:
+        own = (self._recorder, self._recorder.a_call)
+        for name in {HOOKS, A_HOOKS} & agent.hook_lists.keys():
+            hooks = agent.hook_lists[name]
+            agent.hook_lists[name] = [one for one in hooks if one not in own]
 
     def _is_replaced(self, target: Any, name: str) -> bool:
         return any(one is target and known == name for one, known in self._replaced)

@@ -140,6 +140,10 @@ class Recorder:
                 self._take(sender, message, recipient)
         return message
 
+    async def a_call(self, sender: Any, message: Any, recipient: Any, **_: Any) -> Any:
+        """Do the same as the hook of async code, where that has hooks of its own."""
+        return self(sender, message, recipient)
+
     def require_whole(self) -> None:
         """Raise what kept a tool's call from being recorded: nothing more may happen then."""
         if self.broken is not None:

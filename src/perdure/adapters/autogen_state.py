@@ -13,6 +13,7 @@ from perdure.adapters.autogen_names import human_inputs, reply_counts
 from perdure.adapters.autogen_record import INSTEAD, Groups, Spoken
 
 HOOKS = "process_message_before_send"
+A_HOOKS = "a_process_message_before_send"  # From 0.2.36 on, before 0.3: those of async code.
 CLOSED = "autogen:closed"  # The origin of what answers a call in place of its result.
 NOT_MADE = "The chat ended before this call was made."
 

@@ -83,7 +83,10 @@ def test_initiate_chat_goes_on_whatever_clear_history_says(
     assert ("clear_history=False is taken in place of True" in caplog.text) == clear_history
 
 
-def test_a_message_is_durable_before_it_is_handed_over(cast: Cast, tmp_path: Path) -> None:
+@pytest.mark.parametrize("async_code", [False, True])
+def test_a_message_is_durable_before_it_is_handed_over(
+    cast: Cast, tmp_path: Path, *, async_code: bool
+) -> None:
     user, assistant = cast.pair()
     seen = []
 
@@ -97,7 +100,10 @@ def test_a_message_is_durable_before_it_is_handed_over(cast: Cast, tmp_path: Pat
         perdure.open(tmp_path / "agents.db") as store,
         persist(store.session("s"), user, assistant),
     ):
-        user.initiate_chat(assistant, message=CHECKLIST)
+        if async_code:
+            asyncio.run(user.a_initiate_chat(assistant, message=CHECKLIST))
+        else:
+            user.initiate_chat(assistant, message=CHECKLIST)
     assert seen == [CHECKLIST]
 
 

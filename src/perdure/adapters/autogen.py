@@ -98,6 +98,7 @@ class Chat:
         self._kept = Kept(session, self._agents)
         self._policies = tools
         self._held = ExitStack()
+        self._begun = False
         self.talking = False
 
     @property
@@ -136,12 +137,16 @@ class Chat:
         return await result if asyncio.iscoroutine(result) else result
 
     def abandon(self, reason: str = "") -> None:
-        """Give the interrupted chat up. The agents know what they knew before it began."""
-        self.follow()
+        """Give the interrupted chat up. The agents know what they knew before it began.
+
+        It may be called without `with`, where agents are refused that the chat can not go on with.
+        """
+        self._kept.load()
         if self._kept.run is None:
             raise UsageError("no chat was interrupted: there is nothing to give up")
         self._kept.abandon(reason)
-        self._restore()
+        if self._begun:
+            self._restore()
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
@@ -158,6 +163,7 @@ class Chat:
         self._restore(only_own=True)
         classes.install(self._autogen)
         self._parts.replace()
+        self._begun = True
 
     def __exit__(
         self,
@@ -165,6 +171,7 @@ class Chat:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        self._begun = False
         with self._held:
             self._parts.put_back()
             classes.disown(self)

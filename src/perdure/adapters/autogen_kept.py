@@ -77,10 +77,31 @@ class Kept:
         if missing:
             reason = f"{id!r} holds a chat of {', '.join(missing)}, who are not among the agents"
             raise UsageError(f"{reason}: give agents of the same names, or another session")
+        self._require_names()
         for name, members in self._data.get("groups", {}).items():
             self._require_group(name, members)
         if self.run is not None:
             self._require_tools()
+            self._require_kinds()
+
+    def _require_names(self) -> None:
+        """Raise UsageError if an agent has the name of another: what it knew would be the other's.
+
+        Instructions may change, and agents may become others. But one that is what another was,
+        who is not any more, was given its name.
+        """
+        kinds = self._data.get("kinds", {})
+        before = {name: [*kind, self._given(name)] for name, kind in kinds.items()}
+        now = {
+            name: [*_kind(self._agents.by_name[name]), self._agents.given[name]] for name in before
+        }
+        others = [name for name in before if now[name] != before[name]]
+        for name in others:
+            was = next((one for one in others if before[one] == now[name]), None)
+            if was is not None:
+                reason = f"the agent {name!r} is what {was!r} was in {self._session.id!r}"
+                hint = "give the agents the names that they had, or take another session"
+                raise UsageError(f"{reason}, and {was!r} is another: {hint}")
 
     def _require_group(self, name: str, members: list[str]) -> None:
         manager = self._agents.by_name[name]
@@ -103,6 +124,21 @@ class Kept:
                 reason = f"{name!r} had a tool {gone[0]!r} when its chat was interrupted"
                 raise UsageError(f"{reason}, and has it no more: {HINT}")
 
+    def _require_kinds(self) -> None:
+        """Raise UsageError if an agent would be asked, or answer, otherwise than it was and did."""
+        for name, (_, with_model) in self._data.get("kinds", {}).items():
+            agent = self._agents.by_name[name]
+            reason = ""
+            if with_model and agent.client is None:
+                reason = f"{name!r} had a model when its chat was interrupted, and has none now"
+            elif with_model and self._given(name) != self._agents.given[name]:
+                reason = f"{name!r} was given other instructions when its chat was interrupted"
+            if reason:
+                raise UsageError(f"{reason}: {HINT}")
+
+    def _given(self, name: str) -> Any:
+        return self.state.get("system", {}).get(name, {}).get("given")
+
     def begin(self, opening: Opening) -> None:
         """Record that a chat begins; who takes part, and what they know."""
         agents = self._agents
@@ -110,6 +146,7 @@ class Kept:
             format=FORMAT,
             agents=[agent.name for agent in agents],
             groups={one.name: [a.name for a in one.groupchat.agents] for one in agents.groups},
+            kinds={agent.name: _kind(agent) for agent in agents},
             tools={agent.name: sorted(agent.function_map) for agent in agents},
             begun=self._data.get("begun", 0) + 1,
             run=opening,
@@ -134,3 +171,8 @@ class Kept:
         data = {**self._data, **changes}
         self._version = self._session.set(KEY, data)
         self._data = data
+
+
+def _kind(agent: Any) -> list[Any]:
+    """Return what an agent is besides what it is told: of which class, and if with a model."""
+    return [type(agent).__name__, agent.client is not None]

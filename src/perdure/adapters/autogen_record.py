@@ -17,7 +17,7 @@ CHANNEL = "autogen"
 INSTEAD = "autogen:instead"  # The origin of what a manager told somebody in place of a message.
 HINT = (
     "the chat that was interrupted goes on only with the code and agents that began it: run those, "
-    "or give it up with abandon()"
+    "or give it up with persist(...).abandon()"
 )
 
 

@@ -12,7 +12,7 @@ from perdure.adapters.autogen import persist
 from perdure.testing import ModelServer
 from tests.frameworks.classic.conftest import Cast
 from tests.frameworks.classic.scripts import charged, register
-from tests.frameworks.classic.test_persist import CHARGE, CHECKLIST, interrupted
+from tests.frameworks.classic.test_persist import CHARGE, CHECKLIST, interrupted, said
 
 
 @pytest.fixture
@@ -41,6 +41,27 @@ def test_an_agent_that_was_renamed(cast: Cast, begun: perdure.Session) -> None:
 def test_another_pair(cast: Cast, begun: perdure.Session) -> None:
     agents = cast.user("me"), cast.assistant("you")
     refused(begun, *agents, match="holds a chat of assistant, user_proxy")
+
+
+def test_a_pair_whose_names_are_exchanged(cast: Cast, begun: perdure.Session) -> None:
+    agents = cast.assistant("user_proxy"), cast.user("assistant")
+    refused(begun, *agents, match="the agent 'user_proxy' is what 'assistant' was in 's'")
+    with persist(begun, *cast.pair()) as chat:
+        assert chat.finished == 1
+
+
+def test_members_of_a_group_whose_names_are_exchanged(cast: Cast, store: perdure.Store) -> None:
+    def pair(planner: str, writer: str) -> tuple[Any, Any]:
+        return cast.assistant("planner", planner), cast.assistant("writer", writer)
+
+    session = store.session("s")
+    agents = pair("You plan.", "You write.")
+    with persist(session, *agents):
+        agents[0].initiate_chat(agents[1], message=CHECKLIST, max_turns=1)
+    refused(session, *pair("You write.", "You plan."), match="'planner' is what 'writer' was")
+    for others in (("You plan well.", "You write."), ("You write.", "You write.")):
+        with persist(session, *pair(*others)) as chat:  # Instructions may be changed.
+            assert chat.finished == 1
 
 
 def test_a_member_of_a_group_that_is_missing(cast: Cast, store: perdure.Store) -> None:
@@ -80,6 +101,35 @@ def test_a_tool_that_is_gone(cast: Cast, server: ModelServer, store: perdure.Sto
     with persist(session, user, assistant), pytest.raises(Exception, match="500"):
         user.initiate_chat(assistant, message=CHARGE)
     refused(session, *cast.pair(), match="'user_proxy' had a tool 'charge' when its chat was")
+
+
+def test_an_agent_that_would_answer_otherwise_can_not_go_on(
+    cast: Cast, server: ModelServer, store: perdure.Store
+) -> None:
+    session = store.session("s")
+    interrupted(cast, server, session)
+    plain = autogen.AssistantAgent("assistant", "You are a clerk.", llm_config=False)
+    refused(session, cast.user(), plain, match="'assistant' had a model when its chat was")
+    strict = cast.assistant(system="You are strict.")
+    refused(session, cast.user(), strict, match="'assistant' was given other instructions when")
+    asked = len(server.requests)
+    with persist(session, *cast.pair()) as chat:
+        assert chat.resume() is not None
+    assert len(server.requests) == asked + 1
+
+
+def test_a_chat_that_nobody_can_go_on_with_can_be_given_up(
+    cast: Cast, server: ModelServer, store: perdure.Store
+) -> None:
+    session = store.session("s")
+    interrupted(cast, server, session)
+    agents = cast.user(), autogen.AssistantAgent("assistant", "You are a clerk.", llm_config=False)
+    refused(session, *agents, match=r"or give it up with persist\(...\).abandon\(\)")
+    persist(session, *agents).abandon("its model is gone")
+    with persist(session, *agents) as chat:
+        assert (chat.interrupted, said(*agents)) == (None, [])
+    with pytest.raises(perdure.UsageError, match="nothing to give up"):
+        chat.abandon()
 
 
 def test_an_effect_of_a_tool_that_nobody_has(cast: Cast, store: perdure.Store) -> None:

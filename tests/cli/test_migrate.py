@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from functools import partial
 from urllib.parse import quote
 
 import psycopg
@@ -11,6 +12,7 @@ from psycopg import sql
 
 import perdure
 from perdure.backends.postgres import PostgresBackend
+from perdure.backends.postgres_tables import NEWEST
 from perdure.cli.__main__ import main
 from perdure.errors import UnavailableError
 from perdure.testing.contract_values import appended, entries, status
@@ -31,8 +33,8 @@ def schema_of(address: str) -> str:
 def test_it_makes_tables_and_says_so_once(postgres_empty: str) -> None:
     first, again = run(postgres_empty), run(postgres_empty)
     assert first.exit_code == again.exit_code == 0
-    assert "was brought to version 1." in first.stdout
-    assert "is up to date: version 1." in again.stdout
+    assert f"was brought to version {NEWEST}." in first.stdout
+    assert f"is up to date: version {NEWEST}." in again.stdout
     secret = postgres_empty.partition("://")[2].partition("@")[0].partition(":")[2]
     assert secret not in first.output + again.output
     backend = PostgresBackend(f"{postgres_empty}&migrate=no")
@@ -112,9 +114,9 @@ def tenants(postgres_url: str) -> Iterator[dict[str, str]]:
             admin.execute(sql.SQL("drop role {}").format(sql.Identifier(name)))
 
 
-def test_with_row_level_security_a_tenant_sees_and_writes_only_its_own(
-    postgres_empty: str, postgres_url: str, tenants: dict[str, str]
-) -> None:
+@pytest.fixture
+def secured(postgres_empty: str, postgres_url: str, tenants: dict[str, str]) -> dict[str, str]:
+    """The addresses of two tenants' stores in one schema with row-level security."""
     assert run(postgres_empty).exit_code == 0
     words = [word for name in TENANTS for word in ("--tenant", name)]
     script = run(postgres_empty, "--print-rls", *words)
@@ -122,11 +124,17 @@ def test_with_row_level_security_a_tenant_sees_and_writes_only_its_own(
     with psycopg.connect(postgres_url, autocommit=True) as admin:
         admin.execute(script.stdout.encode())
         admin.execute(script.stdout.encode())
+    return {
+        name: f"{place}?schema={schema_of(postgres_empty)}&tenant={quote(name)}&migrate=no"
+        for name, place in tenants.items()
+    }
+
+
+def test_with_row_level_security_a_tenant_sees_and_writes_only_its_own(
+    postgres_empty: str, tenants: dict[str, str], secured: dict[str, str]
+) -> None:
     schema = schema_of(postgres_empty)
-    acme, globex = (
-        PostgresBackend(f"{tenants[name]}?schema={schema}&tenant={quote(name)}&migrate=no")
-        for name in TENANTS
-    )
+    acme, globex = (PostgresBackend(secured[name]) for name in TENANTS)
     for backend in (acme, globex):
         assert status(backend, appended("s", 1, 2, "l")) == ["stored"]
         assert status(backend, appended("s", 2, 3, "l")) == ["stored"], "resent in part"
@@ -157,3 +165,41 @@ def test_with_row_level_security_a_tenant_sees_and_writes_only_its_own(
             assert connection.execute(query).fetchall() in ([(TENANTS[0],)], [])
     for backend in (acme, globex, thief):
         backend.close()
+
+
+def test_a_tenant_with_sql_of_its_own_can_not_take_the_places_of_another(
+    postgres_empty: str, tenants: dict[str, str], secured: dict[str, str]
+) -> None:
+    """Rows at the victim's next positions, under the attacker's own name, as the policy allows."""
+    schema, attacker, victim = schema_of(postgres_empty), *TENANTS
+    backend = PostgresBackend(secured[victim])
+    assert status(backend, appended("s", 1, 2, "l")) == ["stored"]
+    key = backend._book.key("s")
+    with psycopg.connect(tenants[attacker], autocommit=True) as connection:
+        for position in range(1, 9):
+            connection.execute(
+                sql.SQL("insert into {} values (%s, %s, %s, %s, %s)").format(
+                    sql.Identifier(schema, "entry")
+                ),
+                (key, position, attacker, b"forged", b"forged"),
+            )
+        insert = sql.SQL("insert into {} (stream, tenant, until) values (%s, %s, %s)")
+        connection.execute(insert.format(sql.Identifier(schema, "watch")), (key, attacker, 2**62))
+        labels = sql.SQL("insert into {} (tenant, name, label) values (%s, %s, %s)")
+        connection.execute(labels.format(sql.Identifier(schema, "label")), (attacker, b"s", b"l"))
+    assert status(backend, appended("s", 3, 3, "l")) == ["stored"]
+    assert status(backend, appended("s", 3, 4, "l")) == ["stored"], "resent in part"
+    assert status(backend, appended("s", 5, 6), appended("t", 1, 1)) == ["stored"] * 2
+    assert status(backend, appended("s", 3, 3, mark="other")) == ["conflict"]
+    assert list(backend.read("s")) == entries(1, 6)
+    assert list(backend.read("s", reverse=True)) == entries(1, 6)[::-1]
+    assert list(backend.streams(labels=["l"])) == []
+    backend._pool.run(partial(backend._book.expect, "s", 30))
+    assert backend.watch("s", after=5, timeout=1)
+    backend.drop("s", before=4)
+    assert list(backend.read("s")) == entries(4, 6)
+    (head, _) = backend.streams()
+    assert backend.remove("s", digest=head.digest)
+    assert list(backend.read("s")) == []
+    assert status(backend, appended("s", 1, 1)) == ["stored"]
+    backend.close()

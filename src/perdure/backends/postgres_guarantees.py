@@ -18,26 +18,27 @@ _ADVICE = "set it to on in the server's configuration"
 def promised(server: Server, acceptance: Acceptance, name: str) -> Guarantees:
     """Return what a server guarantees; UnsupportedError if that is too little and not accepted."""
     checks = [
-        Check("PostgreSQL", server.release),
+        Check(server.engine, server.release),
         _synchronous_commit(server),
         _setting("fsync", server.fsync, FSYNC, server, acceptance, name),
         _setting("full_page_writes", server.full_page_writes, PAGES, server, acceptance, name),
     ]
     survives: Survives = "process death" if weakest(checks) == "weak" else "power loss"
-    detail = "PostgreSQL, its log synced before each answer"
+    detail = f"{server.engine}, its log synced before each answer"
     if survives != "power loss":
-        detail = "PostgreSQL, without what it needs to survive a crash of its machine"
+        detail = f"{server.engine}, without what it needs to survive a crash of its machine"
     if server.read_only or server.standby:
         why = "a standby, whose state may be older" if server.standby else "read-only"
         advice = "connect to the primary to write: ?target_session_attrs=read-write"
         checks.append(Check("writing", f"only reading: {why}", "unknown", advice))
-        detail = f"PostgreSQL, {why} than what the primary answered with" if server.standby else why
+        detail = f"{server.engine}, {why} than what the primary answered with"
+        detail = detail if server.standby else why
     return Guarantees(
         survives,
         "many machines",
         detail,
         atomic="one append",
-        engine="PostgreSQL",
+        engine=server.engine,
         version=server.release,
         checks=tuple(checks),
         accepted=acceptance.taken,

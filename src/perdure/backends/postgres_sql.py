@@ -9,6 +9,8 @@ up is given as an array, or joined laterally.
 
 `position` of a head is the lock and the proof: an append moves it from where its entries begin to
 where they end, or does nothing at all.
+
+No statement changes a table in two places: engines that only speak the protocol refuse that.
 """
 
 from typing import NamedTuple
@@ -23,26 +25,30 @@ DURABLY = (
 # Microseconds by the server's clock: what changed last is a listing's order, never a version.
 NOW = "(extract(epoch from clock_timestamp()) * 1000000)::bigint"
 
+# A head that goes on is held first, so that nobody removes it and the row proposed for it can only
+# update it: that row carries the position that is expected in `changed`, as a negative number. A
+# head that begins is inserted; where there is one already, that one stays as it is.
 _NEW = """
 with new as (
   select * from unnest(%b::bytea[], %b::bytea[], %b::bigint[], %b::bigint[], %b::text[],
     %b::bytea[], %b::boolean[])
     as new (stream, name, expected, position, digest, labels, relabels)
-), moved as (
-  update {schema}.head as head
-  set position = new.position, digest = new.digest, labels = new.labels, changed = {now}
-  from new
-  where head.tenant = %b::text and head.name = any(%b::bytea[]) and head.name = new.name
+), held as (
+  select head.name
+  from {schema}.head as head join new on new.name = head.name
+  where head.tenant = %b::text and head.name = any(%b::bytea[])
     and head.position = new.expected and (head.labels = new.labels or new.relabels)
-  returning head.stream
-), begun as (
-  insert into {schema}.head (tenant, stream, name, position, digest, labels, changed)
-  select %b::text, stream, name, position, digest, labels, {now}
-  from new where expected = 0 order by stream
-  on conflict do nothing
-  returning stream
+  for update of head
 ), taken as (
-  select stream from moved union all select stream from begun
+  insert into {schema}.head as head (tenant, stream, name, position, digest, labels, changed)
+  select %b::text, stream, name, position, digest, labels,
+    case when expected = 0 then {now} else -expected end
+  from new where expected = 0 or name in (select held.name from held) order by stream
+  on conflict (tenant, name) do update
+  set position = excluded.position, digest = excluded.digest, labels = excluded.labels,
+    changed = {now}
+  where head.position = -excluded.changed
+  returning head.stream
 ), written as (
   insert into {schema}.entry (tenant, stream, position, header, body)
   select %b::text, entry.stream, entry.position, entry.header, entry.body
@@ -66,37 +72,39 @@ with taken as (
   from taken, unnest(%b::bigint[], %b::bytea[], %b::bytea[]) as entry (position, header, body)
 )"""
 
+# A label that a stream bears no more is marked, not deleted: the table is changed in one place.
 _RELABEL = """, wanted as (
   select * from unnest(%b::bytea[], %b::bytea[]) as wanted (stream, label)
 ), relabelled as (
   select new.stream, new.name from new join taken on taken.stream = new.stream
   where new.relabels
-), unlabelled as (
-  delete from {schema}.label as label using relabelled
-  where label.tenant = %b::text and label.name = any(%b::bytea[])
-    and label.name = relabelled.name and not exists (
-    select 1 from wanted where wanted.stream = relabelled.stream and wanted.label = label.label)
 ), labelled as (
-  insert into {schema}.label (tenant, name, label)
-  select %b::text, relabelled.name, wanted.label
+  insert into {schema}.label as label (tenant, name, label, present)
+  select %b::text, relabelled.name, wanted.label, true
   from relabelled join wanted on wanted.stream = relabelled.stream
-  on conflict do nothing
+  union all
+  select old.tenant, old.name, old.label, false
+  from {schema}.label as old join relabelled on relabelled.name = old.name
+  where old.tenant = %b::text and old.name = any(%b::bytea[]) and old.present and not exists (
+    select 1 from wanted where wanted.stream = relabelled.stream and wanted.label = old.label)
+  on conflict (tenant, name, label) do update set present = excluded.present
+  where label.present <> excluded.present
 )"""
 
 _TAKEN = """
 select stream, {durably}, exists (
-  select 1 from {schema}.watch as watch where watch.stream = taken.stream and watch.until > {now})
+  select 1 from {schema}.watch as watch
+  where watch.tenant = %b::text and watch.stream = taken.stream and watch.until > {now})
 from taken"""
 
 # The commit of this is not waited for: a wait is nothing that has to survive.
 _EXPECT = """
-with old as (
-  delete from {schema}.watch where until < {now} - 60000000
-)
-insert into {schema}.watch (stream, tenant, until)
-values (%b::bytea, %b::text, {now} + 1000000 * %b::bigint)
-on conflict (stream) do update set until = excluded.until
+insert into {schema}.watch (tenant, stream, until)
+values (%b::text, %b::bytea, {now} + 1000000 * %b::bigint)
+on conflict (tenant, stream) do update set until = excluded.until
 returning (select set_config('synchronous_commit', 'off', true))"""
+
+_TIDY = "delete from {schema}.watch where until < {now} - 60000000 returning until"
 
 _NOTIFY = "select pg_notify(%b::text, told.stream) from unnest(%b::text[]) as told (stream)"
 
@@ -111,7 +119,7 @@ left join lateral (
 ) as head on true
 left join lateral (
   select position, header from {schema}.entry
-  where stream = ask.stream and position between ask.first and ask.last
+  where tenant = %b::text and stream = ask.stream and position between ask.first and ask.last
   order by position offset 0
 ) as entry on true
 order by ask.number, entry.position"""
@@ -136,7 +144,7 @@ left join lateral (
       count(*) over () as many
     from (
       select position, header, body from {schema}.entry
-      where stream = %b::bytea and position {beyond} %b::bigint
+      where tenant = %b::text and stream = %b::bytea and position {beyond} %b::bigint
       order by position {order} limit %b::bigint
     ) as near
   ) as counted
@@ -154,7 +162,8 @@ _LABELLED = """
 select head.name, head.position, head.digest, head.labels, head.changed
 from (
   select name from {schema}.label
-  where tenant = %b::text and label = %b::bytea and name > %b::bytea and name >= %b::bytea
+  where tenant = %b::text and label = %b::bytea and present
+    and name > %b::bytea and name >= %b::bytea
   order by name limit %b::bigint
 ) as label
 cross join lateral (
@@ -183,9 +192,10 @@ order by changed desc, name desc"""
 _DROP = """
 with gone as (
   delete from {schema}.entry as entry
-  where entry.stream = %b::bytea and entry.position < least(%b::bigint, (
-    select position from {schema}.head as head
-    where head.tenant = %b::text and head.name = %b::bytea))
+  where entry.tenant = %b::text and entry.stream = %b::bytea
+    and entry.position < least(%b::bigint, (
+      select position from {schema}.head as head
+      where head.tenant = %b::text and head.name = %b::bytea))
 )
 select {durably}"""
 
@@ -196,7 +206,8 @@ with gone as (
   where head.tenant = %b::text and head.name = %b::bytea and head.digest = %b::text
   returning head.stream
 ), emptied as (
-  delete from {schema}.entry as entry where entry.stream in (select stream from gone)
+  delete from {schema}.entry as entry
+  where entry.tenant = %b::text and entry.stream in (select stream from gone)
 ), unlabelled as (
   delete from {schema}.label as label
   where label.tenant = %b::text and label.name = %b::bytea and exists (select 1 from gone)
@@ -224,6 +235,7 @@ class Statements(NamedTuple):
     drop: str
     remove: str
     expect: str
+    tidy: str
     notify: str
 
 
@@ -249,5 +261,6 @@ def statements(schema: str) -> Statements:
         drop=text(_DROP),
         remove=text(_REMOVE),
         expect=text(_EXPECT),
+        tidy=text(_TIDY),
         notify=_NOTIFY,
     )

@@ -33,6 +33,8 @@ class Ask(NamedTuple):
 
     sql: str
     parameters: tuple[Any, ...]
+    may_fail: bool = False
+    """Whether it is the last of its steps, and they have succeeded without it."""
 
 
 Steps = Generator[Ask, list[Row], T]
@@ -100,7 +102,7 @@ class Book:
             left = (yield from self._judge(missed, outcomes)) if missed else []
             if not left:
                 if waited:
-                    yield Ask(self.sql.notify, (self._channel, Texts(waited)))
+                    yield Ask(self.sql.notify, (self._channel, Texts(waited)), may_fail=True)
                 return [outcomes[append.stream] for append in appends]
         raise UnavailableError(self.name, "other writers were always first")
 
@@ -129,11 +131,12 @@ class Book:
         )
         parameters = (*heads, tenant, names, tenant, tenant, *entries)
         if not any(relabels):
-            return Ask(self.sql.append, parameters)
+            return Ask(self.sql.append, (*parameters, tenant))
         changed = [one for one, relabelled in zip(batch, relabels, strict=True) if relabelled]
         wanted = [(key, label.encode()) for key, append in changed for label in append.labels]
         labels = (Bytes([key for key, _ in wanted]), Bytes([label for _, label in wanted]))
-        return Ask(self.sql.append_relabelling, (*parameters, *labels, tenant, names, tenant))
+        relabelling = (*labels, tenant, tenant, names, tenant)
+        return Ask(self.sql.append_relabelling, (*parameters, *relabelling))
 
     def _write_next(self, append: Append) -> Ask:
         """Return how to store what goes on in a stream under the labels that it had."""
@@ -145,6 +148,7 @@ class Book:
             Numbers([entry.position for entry in entries]),
             Bytes([entry.header for entry in entries]),
             Bytes([entry.body or b"" for entry in entries]),
+            self.tenant,
         )
         return Ask(self.sql.append_next, parameters)
 
@@ -176,7 +180,7 @@ class Book:
             Bytes([append.stream.encode() for _, append in missed]),
             Numbers([append.entries[0].position for _, append in missed]),
             Numbers([append.entries[-1].position for _, append in missed]),
-            self.tenant,
+            *(self.tenant, self.tenant),
         )
         return Ask(self.sql.look, parameters)
 
@@ -184,11 +188,13 @@ class Book:
         """Remove entries, but never the last one."""
         bound = max(min(before, POSITION_MAX), 0)
         name = check_name(stream)
-        yield Ask(self.sql.drop, (self.key(stream), bound, self.tenant, name))
+        here = (self.tenant, self.key(stream), bound)
+        yield Ask(self.sql.drop, (*here, self.tenant, name))
 
     def expect(self, stream: str, seconds: int) -> Steps[None]:
         """Have writers tell, for a while, when they append to a stream."""
-        yield Ask(self.sql.expect, (self.key(stream), self.tenant, seconds))
+        yield Ask(self.sql.tidy, ())
+        yield Ask(self.sql.expect, (self.tenant, self.key(stream), seconds))
 
     def server_time(self) -> Steps[float]:
         """Return the time by the server's clock, in seconds since 1970."""
@@ -198,7 +204,7 @@ class Book:
     def remove(self, stream: str, digest: str) -> Steps[bool]:
         """Forget a stream if this is the digest of its end; tell whether it is gone."""
         here = (self.tenant, check_name(stream))
-        rows = yield Ask(self.sql.remove, (*here, digest, *here, *here))
+        rows = yield Ask(self.sql.remove, (*here, digest, self.tenant, *here, *here))
         return bool(rows[0][0])
 
 
@@ -277,7 +283,8 @@ class Page:
             after = NO_BOUND * 2 - 1
         statement = sql.reverse if self._reverse else sql.forward
         name, key, bound = check_name(self._stream), book.key(self._stream), self._max_body
-        parameters = (book.tenant, name, bound, bound, key, after, self._size, PAGE_BYTES)
+        entries = (book.tenant, key, after, self._size)
+        parameters = (book.tenant, name, bound, bound, *entries, PAGE_BYTES)
         self._take((yield Ask(statement, parameters)), key)
 
     def _take(self, rows: list[Row], key: bytes) -> None:

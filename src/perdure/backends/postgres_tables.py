@@ -1,0 +1,86 @@
+"""The tables of a Postgres store as text, and how those of older versions become them. Pure.
+
+A schema without tables gets the newest at once; others are changed version by version.
+"""
+
+# `stream` is a digest of the tenant and the name, which entries carry in its place. The tenant
+# comes first in every key: nobody can take a place that another tenant needs.
+TABLES = (
+    """create table {schema}.migration (
+  version integer primary key,
+  applied timestamptz not null default now())""",
+    """create table {schema}.head (
+  tenant text not null,
+  name bytea not null,
+  stream bytea not null,
+  position bigint not null,
+  digest text not null,
+  labels bytea not null,
+  changed bigint not null,
+  primary key (tenant, name))""",
+    "create index head_changed on {schema}.head (tenant, changed, name)",
+    """create table {schema}.entry (
+  stream bytea not null,
+  position bigint not null,
+  tenant text not null,
+  header bytea not null,
+  body bytea not null,
+  primary key (tenant, stream, position))""",
+    # `present` is false of a label that the stream bore once.
+    """create table {schema}.label (
+  tenant text not null,
+  name bytea not null,
+  label bytea not null,
+  present boolean not null default true,
+  primary key (tenant, name, label))""",
+    "create index label_present on {schema}.label (tenant, label, present, name)",
+    # Streams that somebody waits for, so that writers tell only then.
+    """create table {schema}.watch (
+  stream bytea not null,
+  tenant text not null,
+  until bigint not null,
+  primary key (tenant, stream))""",
+    # For people: the tables hold bytes.
+    """create view {schema}.session as
+select tenant, convert_from(name, 'UTF8') as id, position, digest,
+  convert_from(labels, 'UTF8') as labels, to_timestamp(changed / 1000000.0) as changed, stream
+from {schema}.head""",
+)
+
+# version → what makes it of the version before. What was released is never changed.
+CHANGES: dict[int, tuple[str, ...]] = {
+    2: (
+        """alter table {schema}.entry drop constraint entry_pkey,
+  add constraint entry_pkey primary key (tenant, stream, position)""",
+        """alter table {schema}.watch drop constraint watch_pkey,
+  add constraint watch_pkey primary key (tenant, stream)""",
+        "alter table {schema}.label add column present boolean not null default true",
+        "drop index {schema}.label_name",
+        "create index label_present on {schema}.label (tenant, label, present, name)",
+    ),
+}
+NEWEST = max(CHANGES)
+
+
+def script(schema: str, have: int, *, exists: bool) -> list[str]:
+    """Return the statements that bring tables of a version, 0 for none, to the newest.
+
+    `schema` is its quoted name; `exists` says whether it is there.
+    """
+    if have == NEWEST:
+        return []
+    statements = [] if exists else [f"create schema if not exists {schema}"]
+    if have == 0:
+        return [
+            *statements,
+            *(text.format(schema=schema) for text in TABLES),
+            _done(schema, NEWEST),
+        ]
+    for version in range(have + 1, NEWEST + 1):
+        statements += [text.format(schema=schema) for text in CHANGES[version]]
+        statements.append(_done(schema, version))
+    return statements
+
+
+def _done(schema: str, version: int) -> str:
+    return f"insert into {schema}.migration (version) values ({version})"  # noqa: S608 - quoted

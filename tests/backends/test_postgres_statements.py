@@ -1,0 +1,189 @@
+"""What the statements of a Postgres store are like, as the server itself understands them."""
+
+import json
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg import sql
+
+from perdure.backends import postgres_steps
+from perdure.backends.postgres import PostgresBackend
+from perdure.backends.postgres_sql import Statements, statements
+from perdure.testing.contract_values import appended, entries, status
+
+
+@pytest.fixture
+def backend(postgres_store: str) -> Iterator[PostgresBackend]:
+    backend = PostgresBackend(f"{postgres_store}&patience=5")
+    yield backend
+    backend.close()
+
+
+@pytest.fixture
+def database(postgres_url: str, postgres_schema: str) -> Iterator[psycopg.Connection[Any]]:
+    with psycopg.connect(postgres_url, autocommit=True) as connection:
+        connection.execute(f"set search_path = {postgres_schema}".encode())
+        yield connection
+
+
+def numbered(text: str) -> str:
+    """Return a statement with the server's own placeholders."""
+    first, *rest = text.split("%b")
+    return first + "".join(f"${number}{part}" for number, part in enumerate(rest, 1))
+
+
+def changes(database: psycopg.Connection[Any], text: str) -> Counter[str]:
+    """Return how often a statement changes each table, by the server's plan for it."""
+    explain = f"explain (generic_plan, format json) {numbered(text)}"
+    row = database.execute(explain.encode()).fetchone()
+    assert row is not None
+    found: Counter[str] = Counter()
+
+    def walk(node: dict[str, Any]) -> None:
+        if node["Node Type"] == "ModifyTable":
+            found[node["Relation Name"]] += 1
+        for child in node.get("Plans", ()):
+            walk(child)
+
+    walk(row[0][0]["Plan"])
+    return found
+
+
+@pytest.mark.parametrize("name", Statements._fields)
+def test_no_statement_changes_a_table_in_two_places(
+    backend: PostgresBackend, database: psycopg.Connection[Any], name: str
+) -> None:
+    """CockroachDB refuses it."""
+    found = changes(database, getattr(backend._book.sql, name))
+    assert max(found.values(), default=0) <= 1, found
+    expected = {"append": {"head", "entry"}, "append_relabelling": {"head", "entry", "label"}}
+    assert name not in expected or {*found} == expected[name], "the plan is understood"
+
+
+def test_such_a_statement_would_be_noticed(
+    backend: PostgresBackend, database: psycopg.Connection[Any]
+) -> None:
+    text = """with moved as (update head set position = %b::bigint returning stream),
+      begun as (insert into head select * from head on conflict do nothing returning stream)
+      delete from label where name in (select stream from moved union select stream from begun)"""
+    assert changes(database, text) == {"head": 2, "label": 1}
+
+
+@pytest.mark.parametrize("name", Statements._fields)
+def test_every_statement_asks_for_the_tenant(name: str) -> None:
+    text = getattr(statements('"perdure"'), name)
+    if name in ("notify", "tidy"):  # The one has no table; what has passed is everybody's.
+        return
+    assert text.count("tenant = %b::text") + text.count("select %b::text") >= text.count(
+        '"perdure".'
+    ) - text.count('"perdure".watch (')
+
+
+def test_labels_that_were_borne_once_are_not_walked_through(
+    backend: PostgresBackend, database: psycopg.Connection[Any]
+) -> None:
+    streams = [f"s{number:03}" for number in range(200)]
+    status(backend, *(appended(one, 1, 1, "busy", "kept") for one in streams))
+    status(backend, *(appended(one, 2, 2, "kept") for one in streams))
+    status(backend, *(appended(one, 3, 3, "busy", "kept") for one in streams[7:9]))
+    assert [head.stream for head in backend.streams(labels=["busy"])] == streams[7:9]
+    assert len([*backend.streams(labels=["kept"])]) == 200
+    rows = database.execute(
+        "select label, present, count(*) from label where tenant = %s group by 1, 2 order by 1, 2",
+        (backend._book.tenant,),
+    ).fetchall()
+    assert rows == [(b"busy", False, 198), (b"busy", True, 2), (b"kept", True, 200)]
+    tenant = backend._book.tenant
+    database.execute("analyze label")  # As the server does by itself, before it matters.
+    database.execute("set enable_seqscan = off; set enable_bitmapscan = off")
+    row = database.execute(
+        f"explain (analyze, timing off, format json) {backend._book.sql.labelled}".encode(),
+        (tenant, b"busy", b"", b"", 256, tenant),
+    ).fetchone()
+    assert row is not None
+    scan = _scan_of(row[0][0]["Plan"], "label")
+    assert scan["Actual Rows"] == 2
+    assert scan.get("Rows Removed by Filter", 0) == 0
+    assert "present" in json.dumps(scan["Index Cond"])
+
+
+def _scan_of(node: dict[str, Any], table: str) -> dict[str, Any]:
+    if node.get("Relation Name") == table:
+        return node
+    for child in node.get("Plans", ()):
+        if found := _scan_of(child, table):
+            return found
+    return {}
+
+
+def test_what_begins_and_what_goes_on_share_one_statement(
+    backend: PostgresBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batches: list[int] = []
+    real = backend._book._write
+
+    def counted(batch: list[Any]) -> postgres_steps.Ask:
+        batches.append(len(batch))
+        return real(batch)
+
+    monkeypatch.setattr(backend._book, "_write", counted)
+    status(backend, appended("old", 1, 2, "a"), appended("other", 1, 1))
+    assert status(
+        backend,
+        appended("old", 3, 3, "b"),
+        appended("new", 1, 2, "b"),
+        appended("other", 5, 5),
+        appended("old 2", 2, 2)._replace(begins=True),
+    ) == ["stored", "stored", "refused", "stored"]
+    assert batches == [2, 4]
+    assert [head.stream for head in backend.streams(labels=["b"])] == ["new", "old"]
+    assert status(
+        backend, appended("old", 1, 3, "b"), appended("new", 1, 1, mark="x"), appended("n", 1, 1)
+    ) == ["stored", "conflict", "stored"]
+    assert list(backend.read("old")) == entries(1, 3)
+    assert [head.position for head in backend.streams()] == [1, 2, 3, 2, 1]
+    assert next(backend.recent()).stream == "n"
+
+
+@pytest.mark.parametrize("many", [1, 2])
+def test_a_stream_that_is_removed_meanwhile_does_not_come_back(
+    backend: PostgresBackend, database: psycopg.Connection[Any], many: int
+) -> None:
+    """The append meets the removal before it is committed, and waits."""
+    both = ["s", "t"][:many]
+    status(backend, *(appended(one, 1, 5, "l") for one in both))
+    tenant = backend._book.tenant
+    answers: list[list[str]] = []
+
+    def append() -> None:
+        answers.append(status(backend, *(appended(one, 6, 6, "k") for one in both)))
+
+    with database.transaction():
+        (head,) = backend.streams(limit=1)
+        here = (tenant, b"s")
+        removing = backend._book.sql.remove
+        database.execute(removing.encode(), (*here, head.digest, tenant, *here, *here))
+        thread = threading.Thread(target=append)
+        thread.start()
+        deadline = time.monotonic() + 10
+        while not _waits(database):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+    thread.join()
+    assert answers == [["refused", "stored"][:many]]
+    assert [one.stream for one in backend.streams()] == both[1:]
+    assert list(backend.read("s")) == []
+    assert [one.stream for one in backend.streams(labels=["k"])] == both[1:]
+
+
+def _waits(database: psycopg.Connection[Any]) -> bool:
+    query = sql.SQL(
+        "select 1 from pg_stat_activity where wait_event_type = 'Lock'"
+        " and pg_backend_pid() = any(pg_blocking_pids(pid))"
+    )
+    return database.execute(query).fetchone() is not None

@@ -1,0 +1,175 @@
+"""Tables of older versions become the newest, and nothing of what they hold is lost."""
+
+import threading
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg import sql
+
+import perdure
+from perdure.backends.postgres import PostgresBackend
+from perdure.backends.postgres_rls import rls_script
+from perdure.errors import UnavailableError
+from perdure.testing.contract_values import appended, entries, status
+from tests.servers import postgres
+
+# As they were made by the first version.
+FIRST = """
+create schema {schema};
+create table {schema}.migration (
+  version integer primary key,
+  applied timestamptz not null default now());
+create table {schema}.head (
+  tenant text not null,
+  name bytea not null,
+  stream bytea not null,
+  position bigint not null,
+  digest text not null,
+  labels bytea not null,
+  changed bigint not null,
+  primary key (tenant, name));
+create index head_changed on {schema}.head (tenant, changed, name);
+create table {schema}.entry (
+  stream bytea not null,
+  position bigint not null,
+  tenant text not null,
+  header bytea not null,
+  body bytea not null,
+  primary key (stream, position));
+create table {schema}.label (
+  tenant text not null,
+  name bytea not null,
+  label bytea not null,
+  primary key (tenant, name, label));
+create index label_name on {schema}.label (tenant, label, name);
+create table {schema}.watch (
+  stream bytea primary key,
+  tenant text not null,
+  until bigint not null);
+create view {schema}.session as
+select tenant, convert_from(name, 'UTF8') as id, position, digest,
+  convert_from(labels, 'UTF8') as labels, to_timestamp(changed / 1000000.0) as changed, stream
+from {schema}.head;
+insert into {schema}.migration (version) values (1);
+"""
+
+TENANTS = ("", "acme")
+
+
+def fill(address: str) -> None:
+    """Write sessions of two tenants, one of them in the middle of a turn."""
+    for tenant in TENANTS:
+        with perdure.open(f"{address}&tenant={tenant}") as store:
+            for name in ("a", "b"):
+                with store.session(name).turn(f"hello from {tenant}") as turn:
+                    turn.append({"role": "assistant", "content": "1"})
+            turn = store.session("b").turn("not ended")
+            turn.__enter__()
+
+
+def seen(address: str) -> list[Any]:
+    """Everything that can be asked of the sessions, and that their chains hold."""
+    found: list[Any] = []
+    for tenant in TENANTS:
+        with perdure.open(f"{address}&tenant={tenant}") as store:
+            for head in store.sessions():
+                session = store.session(head.id)
+                session.verify()
+                found.append((tenant, head, session.messages()))
+            found.append([head.id for head in store._backend.recent()])  # type: ignore[attr-defined]
+            found += [
+                [head.id for head in store._backend.streams(labels=[label])]
+                for label in sorted({word for head in store.sessions() for word in head.labels})
+            ]
+    return found
+
+
+@pytest.fixture
+def first(postgres_empty: str, postgres_url: str) -> tuple[str, list[Any]]:
+    """A store of the first version with two tenants' sessions, and what was seen in them."""
+    schema = postgres_empty.rpartition("schema=")[2]
+    other = postgres.new_schema()
+    address = postgres.address(postgres_url, schema=other)
+    fill(address)
+    held = seen(address)
+    with psycopg.connect(postgres_url, autocommit=True) as admin:
+        admin.execute(FIRST.format(schema=schema).encode())
+        for table, rows in (
+            ("head", "select * from {}"),
+            ("entry", "select * from {}"),
+            ("label", "select tenant, name, label from {} where present"),
+        ):
+            source = sql.SQL(rows).format(sql.Identifier(other, table))
+            admin.execute(sql.SQL("insert into {} ").format(sql.Identifier(schema, table)) + source)
+        admin.execute(rls_script(schema, []).encode())
+    postgres.drop_schema(postgres_url, other)
+    return postgres_empty, held
+
+
+def catalogue(url: str, schema: str) -> list[Any]:
+    """Columns, constraints and indexes of a schema, without its name."""
+    with psycopg.connect(url) as connection:
+        rows = connection.execute(
+            "select table_name, column_name, data_type, is_nullable, column_default"
+            " from information_schema.columns where table_schema = %s order by 1, 2",
+            (schema,),
+        ).fetchall()
+        rows += connection.execute(
+            "select indexname, indexdef from pg_indexes where schemaname = %s order by 1",
+            (schema,),
+        ).fetchall()
+        rows += connection.execute(
+            "select conname, pg_get_constraintdef(oid) from pg_constraint"
+            " where connamespace = to_regnamespace(%s) order by 1",
+            (schema,),
+        ).fetchall()
+    return [tuple(str(word).replace(schema, "…") for word in row) for row in rows]
+
+
+def test_a_store_of_the_first_version_is_brought_up_to_date_by_opening(
+    first: tuple[str, list[Any]], postgres_url: str, postgres_schema: str, postgres_store: str
+) -> None:
+    address, held = first
+    schema = address.rpartition("schema=")[2]
+    with pytest.raises(UnavailableError, match=r"has tables of version 1.*perdure migrate"):
+        PostgresBackend(f"{address}&migrate=no")
+    assert seen(address) == held
+    PostgresBackend(postgres_store).close()  # Tables that were made at once.
+    assert catalogue(postgres_url, schema) == catalogue(postgres_url, postgres_schema)
+    with psycopg.connect(postgres_url) as admin:
+        query = "select tablename from pg_policies where schemaname = %s order by 1"
+        policies = admin.execute(query, (schema,)).fetchall()
+    assert policies == [("entry",), ("head",), ("label",), ("watch",)], "and tenants stay apart"
+    with perdure.open(f"{address}&tenant=acme") as store:
+        session = store.session("a")
+        with session.turn("and on") as turn:
+            turn.append({"role": "assistant", "content": "2"})
+        assert len(session) == 4
+        session.verify()
+
+
+def test_many_processes_may_bring_it_up_to_date_at_once(first: tuple[str, list[Any]]) -> None:
+    address, held = first
+    failures: list[BaseException] = []
+    ready = threading.Barrier(6)
+
+    def work(number: int) -> None:
+        try:
+            ready.wait()
+            backend = PostgresBackend(address)
+            assert status(backend, appended(f"new {number}", 1, 2, "l")) == ["stored"]
+            assert list(backend.read(f"new {number}")) == entries(1, 2)
+            digest = next(backend.streams(prefix=f"new {number}")).digest
+            assert backend.remove(f"new {number}", digest=digest)
+            backend.close()
+        except BaseException as error:  # noqa: BLE001 - shown below
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    assert seen(address) == held

@@ -20,6 +20,7 @@ no handler for it, and one that has not imported OpenTelemetry has no tracer.
 | `verify` | a whole session was checked | `entries`, `position` |
 | `summary` | a summary was made, or not | `first`, `last`, `tokens` |
 | `unsummarised` | nobody was waiting for a summary that was refused | `reason` |
+| `unnotified` | who waits for a record was not told of it, and finds it a moment later | `reason` |
 | `tools` | a model was offered other tools than before | `turn`, `added`, `removed`, `changed` |
 | `version` | another version of a tool had begun a call | `tool`, `recorded`, `now`, `ran` |
 | `approval` | a call waits for somebody to approve it | `tool`, `approval`, `decide` |
@@ -43,7 +44,10 @@ correlation_id: ContextVar[str] = ContextVar("perdure_correlation_id", default="
 
 # What a person should see without having asked for it.
 _WARNINGS = frozenset(
-    {"approval", "doubt", "downgrade", "lost", "recovery", "skipped", "unsummarised", "version"}
+    {
+        *("approval", "doubt", "downgrade", "lost", "recovery", "skipped", "unnotified"),
+        *("unsummarised", "version"),
+    }
 )
 
 

@@ -4,9 +4,11 @@ import logging
 import os
 import random
 import signal
+import socket
 import subprocess
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import quote
@@ -16,7 +18,9 @@ import pytest
 from psycopg import sql
 
 import perdure
+from perdure.backends import postgres_schema
 from perdure.backends.postgres import PostgresBackend
+from perdure.backends.postgres_address import parse
 from perdure.backends.postgres_async import AsyncPostgresBackend
 from perdure.errors import (
     PerdureError,
@@ -126,6 +130,97 @@ def test_a_word_that_nobody_knows_is_named_unless_it_may_be_a_piece_of_a_passwor
     with pytest.raises(UsageError) as caught:
         perdure.open(f"postgresql://user:x@host/db?{SECRET}@host=1")
     assert SECRET not in chain(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        ("sslmode=bogus", "disable, allow, prefer, require, verify-ca or verify-full"),
+        ("target_session_attrs=primray", "any, read-write, read-only, primary, standby"),
+        ("channel_binding=yes", "disable, prefer or require"),
+        ("connect_timeout=soon", "a whole number of seconds"),
+    ],
+)
+def test_a_value_that_libpq_does_not_take_is_answered_with_those_that_it_does(
+    words: str, hint: str
+) -> None:
+    word, _, value = words.partition("=")
+    with pytest.raises(UsageError, match=f"{word}='{value}' in the address must be") as caught:
+        perdure.open(f"postgresql://user:{SECRET}@host/db?{words}")
+    assert hint in str(caught.value)
+    assert SECRET not in chain(caught.value)
+
+
+def test_the_same_of_the_environment(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PGSSLMODE", "bogus")
+    with pytest.raises(UnavailableError, match=r"PGSSLMODE has no such value.*verify-full"):
+        PostgresBackend(f"{postgres_url}?wait=30")
+
+
+@pytest.mark.parametrize(
+    ("open_backend", "words"),
+    [
+        (PostgresBackend, "patience=0.5"),
+        (PostgresBackend, "wait=0.5"),
+        (AsyncPostgresBackend, "connect_timeout=2"),
+    ],
+)
+def test_opening_waits_for_a_server_that_says_nothing_as_long_as_the_address_says(
+    open_backend: type, words: str
+) -> None:
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        start = time.monotonic()
+        with pytest.raises(UnavailableError, match="timeout"):
+            open_backend(f"postgresql://user@127.0.0.1:{silent.getsockname()[1]}/db?{words}")
+        assert time.monotonic() - start < 4, "2 s is the least that the driver waits; the usual 10"
+
+
+def test_a_server_that_stops_answering_after_the_login_is_not_waited_for_for_ever(
+    postgres_store: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(postgres_schema, "_FACTS", "select pg_sleep(30), %s::text, %s::text")
+    start = time.monotonic()
+    with pytest.raises(UnavailableError, match="did not answer in time"):
+        PostgresBackend(f"{postgres_store}&patience=0.5")
+    assert time.monotonic() - start < 4
+
+
+def test_a_name_that_is_too_long_for_the_server_is_called_that(postgres_store: str) -> None:
+    backend = PostgresBackend(postgres_store)
+    long = random.Random(1).randbytes(4000).hex()
+    with pytest.raises(UsageError, match=r"a name, a label or an entry is more than .*head_pkey"):
+        backend.append([appended(long, 1, 1)])
+    assert status(backend, appended("short", 1, 1)) == ["stored"]
+    backend.close()
+
+
+@pytest.mark.parametrize(
+    ("version", "number", "engine", "release"),
+    [
+        ("PostgreSQL 18.1 on x86_64-linux, compiled by gcc", 180_001, "PostgreSQL", "18.1"),
+        ("CockroachDB CCL v25.4.1 (x86_64-linux, built 2026)", 130_000, "CockroachDB", "25.4.1"),
+        (
+            "PostgreSQL 15.2-YB-2025.1.1.2-b3 on x86_64",
+            150_002,
+            "PostgreSQL",
+            "15.2-YB-2025.1.1.2-b3",
+        ),
+    ],
+)
+def test_a_server_is_called_what_it_calls_itself(
+    version: str, number: int, engine: str, release: str
+) -> None:
+    facts = (number, version, "on", "", "", *(False,) * 3, 0, True)
+    server = postgres_schema.Server._make(facts)
+    assert (server.engine, server.release) == (engine, release)
+    address = parse("postgresql://host/db")
+    postgres_schema.require(server, address)
+    with pytest.raises(UnsupportedError, match="PostgreSQL 14 or newer"):
+        postgres_schema.require(
+            server._replace(number=130_000, version="PostgreSQL 13.1 on x86_64"), address
+        )
 
 
 def test_the_password_is_shown_nowhere(

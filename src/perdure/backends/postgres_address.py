@@ -32,6 +32,17 @@ DEFAULTS: dict[str, Any] = {
     "client_encoding": "utf8",
 }
 
+# What libpq takes; it would say no more than that it does not take another.
+CHOICES = {
+    "sslmode": ("disable", "allow", "prefer", "require", "verify-ca", "verify-full"),
+    "target_session_attrs": (
+        *("any", "read-write", "read-only", "primary", "standby", "prefer-standby"),
+    ),
+    "channel_binding": ("disable", "prefer", "require"),
+    "gssencmode": ("disable", "prefer", "require"),
+    "load_balance_hosts": ("disable", "random"),
+}
+
 EXAMPLE = "postgresql://user:password@host:5432/database?schema=perdure"
 
 
@@ -83,6 +94,7 @@ def parse(text: str) -> Address:
         _require_known(base, others)
         reason = f"the address of the Postgres store can not be understood: write {EXAMPLE!r}"
         raise UsageError(f"{reason}, with special characters percent-encoded")
+    _require_taken(options)
     schema = _identifier(given.get("schema", "perdure"))
     tenant = given.get("tenant", "")
     if "\0" in tenant:
@@ -113,6 +125,20 @@ def _require_known(base: str, words: list[str]) -> None:
     if strange := [key for key in keys if key not in known and key.isidentifier()]:
         reason = f"the address of a Postgres store has no word {strange[0]!r}"
         raise UsageError(f"{reason}: there are {', '.join(OURS)}, accept, and those of libpq")
+
+
+def _require_taken(options: dict[str, Any]) -> None:
+    """Raise UsageError about a value that libpq would not take, with those that it does."""
+    for word, known in CHOICES.items():
+        if (found := options.get(word)) and found not in known:
+            values = f"{', '.join(known[:-1])} or {known[-1]}"
+            raise UsageError(f"{word}={found!r} in the address must be {values}")
+    try:
+        int(options.get("connect_timeout") or 0)
+    except ValueError:
+        found = options["connect_timeout"]
+        reason = f"connect_timeout={found!r} in the address must be a whole number of seconds"
+        raise UsageError(reason) from None
 
 
 def _name(options: dict[str, Any], schema: str, tenant: str) -> str:

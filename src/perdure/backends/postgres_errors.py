@@ -1,4 +1,4 @@
-"""What psycopg raises becomes what perdure raises; and what may be tried again. Pure but for time.
+"""What psycopg raises becomes what perdure raises; and what may be tried again.
 
 Messages of the server are repeated, because operators look for them; passwords never are.
 """
@@ -8,7 +8,8 @@ from typing import Literal, NamedTuple
 
 import psycopg
 
-from perdure.backends.postgres_address import Address
+from perdure import events
+from perdure.backends.postgres_address import CHOICES, Address
 from perdure.errors import DamagedError, PerdureError, UnavailableError, UsageError
 
 FIRST_PAUSE = 0.02
@@ -62,6 +63,9 @@ _TEXTS = {
     "too many clients": _STATES["53300"],
     "too many connections": _STATES["53300"],
     "remaining connection slots": _STATES["53300"],
+    "invalid sslmode value": _Hint(
+        "PGSSLMODE has no such value", f"set it to one of {', '.join(CHOICES['sslmode'])}"
+    ),
     "read-only": _STATES["25006"],
     "read-write": _STATES["25006"],
 }
@@ -69,7 +73,7 @@ _STARTING = ("starting up", "shutting down", "in recovery mode", "not yet accept
 _PASSING = (*_STARTING, "too many", "slots", "read-only", "read-write")
 
 _DAMAGE = ("XX001", "XX002", "23505")
-_TOO_MUCH = ("54000", "22001", "53400")
+_TOO_MUCH = ("54000", "22001")
 
 
 def translated(error: Exception, address: Address, stream: str = "") -> PerdureError:
@@ -81,7 +85,7 @@ def translated(error: Exception, address: Address, stream: str = "") -> PerdureE
     if state in _DAMAGE:
         return DamagedError(stream or address.name, 0, f"Postgres: {text}")
     if state in _TOO_MUCH:
-        return UsageError(f"an entry is larger than Postgres can hold: {text}")
+        return UsageError(f"a name, a label or an entry is more than Postgres can hold: {text}")
     for size in (5, 2):
         if state[:size] in _STATES and len(state) >= size:
             reason, hint = _STATES[state[:size]]
@@ -101,6 +105,12 @@ def translated(error: Exception, address: Address, stream: str = "") -> PerdureE
 def cause(error: Exception, address: Address) -> Exception | None:
     """Return an error as the cause of another, unless that would show a password."""
     return error if address.hide(str(error)) == str(error) else None
+
+
+def tell_unnotified(error: Exception, address: Address) -> None:
+    """Log that nobody could be told of an append, which is stored: who waits looks for it."""
+    fields = {"store": address.name, "session": "", "reason": str(translated(error, address))}
+    events.tell("unnotified", fields)
 
 
 def kind_of(error: Exception) -> Kind:

@@ -14,7 +14,7 @@ from typing import TypeVar
 import psycopg
 
 from perdure.backends.postgres_address import Address
-from perdure.backends.postgres_errors import AnswerTimeoutError, Trial
+from perdure.backends.postgres_errors import AnswerTimeoutError, Trial, tell_unnotified
 from perdure.backends.postgres_links import Link, in_time, is_alive, options_of
 from perdure.backends.postgres_steps import Steps
 from perdure.errors import PerdureError, UsageError
@@ -63,7 +63,7 @@ class Pool:
             link = self._take(deadline)
             link.deadline = deadline
             try:
-                result = drive(link, steps)
+                result = drive(link, steps, self._address)
             except PerdureError:
                 self._give_back(link)
                 raise
@@ -102,13 +102,20 @@ class Pool:
             _discard(link)
 
 
-def drive(link: Link, steps: Steps[T]) -> T:
+def drive(link: Link, steps: Steps[T], address: Address) -> T:
     """Return what the steps return, asking this connection."""
     try:
         request = next(steps)
         while True:
-            answer = link.execute(request.sql, request.parameters, binary=True)
-            request = steps.send(answer.fetchall())
+            try:
+                rows = link.execute(request.sql, request.parameters, binary=True).fetchall()
+            except (psycopg.Error, OSError) as error:
+                if not request.may_fail:
+                    raise
+                tell_unnotified(error, address)
+                _discard(link)
+                rows = []
+            request = steps.send(rows)
     except StopIteration as end:
         return end.value  # type: ignore[no-any-return]
 

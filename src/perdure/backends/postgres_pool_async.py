@@ -10,7 +10,7 @@ from typing import TypeVar
 import psycopg
 
 from perdure.backends.postgres_address import Address
-from perdure.backends.postgres_errors import AnswerTimeoutError, Trial
+from perdure.backends.postgres_errors import AnswerTimeoutError, Trial, tell_unnotified
 from perdure.backends.postgres_links import AsyncLink, in_time, is_alive, options_of
 from perdure.backends.postgres_steps import Steps
 from perdure.errors import PerdureError, UsageError
@@ -66,7 +66,7 @@ class AsyncPool:
             link = await self._take(deadline)
             link.deadline = deadline
             try:
-                result = await drive(link, steps)
+                result = await drive(link, steps, self._address)
             except PerdureError:
                 await self._give_back(link)
                 raise
@@ -113,13 +113,21 @@ class AsyncPool:
             await _discard(link)
 
 
-async def drive(link: AsyncLink, steps: Steps[T]) -> T:
+async def drive(link: AsyncLink, steps: Steps[T], address: Address) -> T:
     """Return what the steps return, asking this connection."""
     try:
         request = next(steps)
         while True:
-            answer = await link.execute(request.sql, request.parameters, binary=True)
-            request = steps.send(await answer.fetchall())
+            try:
+                answer = await link.execute(request.sql, request.parameters, binary=True)
+                rows = await answer.fetchall()
+            except (psycopg.Error, OSError) as error:
+                if not request.may_fail:
+                    raise
+                tell_unnotified(error, address)
+                await _discard(link)
+                rows = []
+            request = steps.send(rows)
     except StopIteration as end:
         return end.value  # type: ignore[no-any-return]
 

@@ -21,6 +21,7 @@ TOGETHER = 32  # Sessions in one commit.
 WRITERS, EACH = 4, 5
 WATCHES = 5
 WATCH_PATIENCE = 5.0
+UNTOLD = 0.5  # Seconds; who is told of a record sees it sooner.
 
 Trial = Callable[[Scratch, int], Finding]
 
@@ -183,8 +184,15 @@ def _watch(scratch: Scratch, _: int) -> Finding:
             return Finding("", "weak", "a record was not told of", "sessions must look for it")
         scratch.stored(append)
         durations.append(max(seen[0] - start, 0.0))
-    text = f"another handle's record is seen after {milliseconds(median(durations))} (median)"
-    return Finding("", "sound", text, data={"median": median(durations)})
+    middle = median(durations)
+    text = f"another handle's record is seen after {milliseconds(middle)} (median)"
+    if middle < UNTOLD:
+        return Finding("", "sound", text, data={"median": middle})
+    advice = (
+        "nobody is told, so sessions look now and then: a server that has no LISTEN, "
+        "or a transaction pooler, does that; nothing else depends on it"
+    )
+    return Finding("", "note", text, advice, {"median": middle})
 
 
 def _wrong(what: str, wanted: str, found: str) -> Finding:

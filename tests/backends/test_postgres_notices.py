@@ -1,0 +1,136 @@
+"""Telling who waits is worth nothing against an append that is stored already."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+from urllib.parse import quote
+
+import psycopg
+import pytest
+from click.testing import CliRunner
+
+from perdure.backends import postgres_bell
+from perdure.backends.postgres import PostgresBackend
+from perdure.backends.postgres_async import AsyncPostgresBackend
+from perdure.backends.postgres_links import Link
+from perdure.cli import doctor_trials
+from perdure.cli.__main__ import main
+from perdure.testing.contract_values import appended, entries, status
+from tests.servers import postgres
+
+# A function of this name that is found before the server's own.
+INSTEAD = """create function {schema}.pg_notify(text, text) returns void language plpgsql as
+$$ begin {does} end $$"""
+
+FAILURES = {
+    "the queue is full": "raise 'too many notifications in the NOTIFY queue'"
+    " using errcode = 'program_limit_exceeded';",
+    "the line is lost": "perform pg_terminate_backend(pg_backend_pid());",
+    "no answer": "perform pg_sleep(30);",
+}
+
+
+@pytest.fixture
+def elsewhere(postgres_url: str) -> Iterator[str]:
+    """The name of a schema for a function of the server's that does something else."""
+    schema = postgres.new_schema()
+    with psycopg.connect(postgres_url, autocommit=True) as admin:
+        admin.execute(f"create schema {schema}".encode())
+    yield schema
+    postgres.drop_schema(postgres_url, schema)
+
+
+def instead(url: str, schema: str, does: str) -> str:
+    """Put a function in the place of pg_notify; return what the address needs for it."""
+    with psycopg.connect(url, autocommit=True) as admin:
+        admin.execute(INSTEAD.format(schema=schema, does=does).encode())
+    return f"&options={quote(f'-c search_path={schema},pg_catalog')}"
+
+
+@pytest.mark.parametrize("failure", FAILURES)
+def test_an_append_is_stored_whether_or_not_anybody_can_be_told(
+    postgres_url: str,
+    postgres_store: str,
+    elsewhere: str,
+    failure: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    words = instead(postgres_url, elsewhere, FAILURES[failure])
+    backend = PostgresBackend(f"{postgres_store}&patience=1{words}")
+    backend._pool.run(partial(backend._book.expect, "s", 30))
+    with caplog.at_level(logging.WARNING):
+        assert status(backend, appended("s", 1, 2), appended("t", 1, 1)) == ["stored"] * 2
+    (told,) = (record for record in caplog.records if vars(record).get("event") == "unnotified")
+    assert backend.name in told.getMessage()
+    assert told.levelno == logging.WARNING
+    assert status(backend, appended("s", 3, 3)) == ["stored"], "and the store goes on"
+    assert list(backend.read("s")) == entries(1, 3)
+    backend.close()
+
+
+@pytest.mark.parametrize("failure", FAILURES)
+def test_the_same_for_an_event_loop(
+    postgres_url: str,
+    postgres_store: str,
+    elsewhere: str,
+    failure: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    words = instead(postgres_url, elsewhere, FAILURES[failure])
+
+    async def scenario() -> None:
+        backend = AsyncPostgresBackend(f"{postgres_store}&patience=1{words}")
+        await backend._pool.run(partial(backend._book.expect, "s", 30))
+        for position in (1, 2):
+            (outcome,) = await backend.append([appended("s", position, position)])
+            assert outcome.status == "stored"
+        assert [one async for one in backend.read("s")] == entries(1, 2)
+        await backend.close()
+
+    with caplog.at_level(logging.WARNING):
+        asyncio.run(scenario())
+    told = [vars(record).get("event") for record in caplog.records]
+    assert told.count("unnotified") == 2
+
+
+def test_a_server_without_listen_is_asked_for_it_seldom(
+    postgres_store: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is connected to once, not again and again while somebody waits."""
+    begun: list[float] = []
+    real = Link.connect
+
+    def refusing(**options: Any) -> Any:
+        link = real(**options)
+        if options.get("application_name") == "perdure listen":
+            begun.append(time.monotonic())
+
+            def execute(*_: object, **__: object) -> None:
+                link.close()
+                raise psycopg.errors.SyntaxError('at or near "listen": syntax error')
+
+            monkeypatch.setattr(link, "execute", execute)
+        return link
+
+    monkeypatch.setattr(Link, "connect", refusing)
+    backend = PostgresBackend(postgres_store)
+    assert not backend.watch("s", after=0, timeout=2.5)
+    assert status(backend, appended("s", 1, 1)) == ["stored"]
+    assert backend.watch("s", after=0, timeout=1)
+    assert len(begun) == 1
+    backend.close()
+
+
+def test_the_doctor_says_that_nobody_is_told(
+    postgres_url: str, postgres_empty: str, elsewhere: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor_trials, "WATCHES", 1)
+    monkeypatch.setattr(postgres_bell, "PROBE", 0.2)
+    words = instead(postgres_url, elsewhere, "")
+    runner = CliRunner(env={"PERDURE_URL": "", "COLUMNS": "80"})
+    result = runner.invoke(main, ["doctor", "--appends", "2", f"{postgres_empty}{words}"])
+    assert result.exit_code == 0, "it is no weakness"
+    assert "no LISTEN" in " ".join(result.stdout.split())

@@ -173,3 +173,17 @@ def test_many_processes_may_bring_it_up_to_date_at_once(first: tuple[str, list[A
         thread.join()
     assert failures == []
     assert seen(address) == held
+
+
+def test_a_table_that_somebody_reads_for_long_is_not_waited_for_for_ever(
+    first: tuple[str, list[Any]], postgres_url: str
+) -> None:
+    address, held = first
+    schema = address.rpartition("schema=")[2]
+    with psycopg.connect(postgres_url) as reader:
+        reader.execute(sql.SQL("select 1 from {}").format(sql.Identifier(schema, "entry")))
+        with pytest.raises(UnavailableError, match="a lock is held too long"):
+            PostgresBackend(f"{address}&patience=0.3")
+    with pytest.raises(UnavailableError, match="has tables of version 1"):
+        PostgresBackend(f"{address}&migrate=no")
+    assert seen(address) == held

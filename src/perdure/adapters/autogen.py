@@ -15,7 +15,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from types import TracebackType
 from typing import Any, Self
 
-from perdure import DivergenceError, Session, Turn, UsageError
+from perdure import DivergenceError, PerdureError, Session, Turn, UsageError
 from perdure.adapters import autogen_classes as classes
 from perdure.adapters import autogen_models as models
 from perdure.adapters import autogen_openings as openings
@@ -26,7 +26,7 @@ from perdure.adapters.autogen_openings import Opening
 from perdure.adapters.autogen_parts import Parts
 from perdure.adapters.autogen_record import HINT, Groups, Recorder, Spoken, digest, spoken
 from perdure.adapters.autogen_state import HOOKS, Agents
-from perdure.adapters.autogen_tools import Effects, Policies
+from perdure.adapters.autogen_tools import Effects, Policies, require_result
 
 logger = logging.getLogger("perdure.adapters.autogen")
 
@@ -198,6 +198,9 @@ class Chat:
         unknown = [name for name in self._policies if name not in known]
         if unknown:
             raise UsageError(f"no agent has a tool {unknown[0]!r}", f"$.tools.{unknown[0]}")
+        for agent in self._agents:
+            for name, function in agent.function_map.items():
+                require_result(name, function)
 
     def _restore(self, *, only_own: bool = False) -> list[Spoken]:
         """Make the agents know what they knew when the last chat ended or the open one began.
@@ -244,20 +247,15 @@ class Chat:
             return await function(**given)
 
     def _opening(self, method: str, sender: Any, given: dict[str, Any]) -> Opening:
-        recipient = given["recipient"]
-        if recipient.name not in self._agents.by_name:
-            raise UsageError(f"{recipient.name!r} was not given to persist(): give all agents")
-        if method.endswith("initiate_chat") and given.get("clear_history", True):
-            if self._agents.by_name[sender.name].chat_messages.get(recipient):
-                logger.info(
-                    "%s: initiate_chat goes on with the history of %s and %s; clear_history=False "
-                    "is taken in place of True",
-                    self._session.id,
-                    sender.name,
-                    recipient.name,
-                )
-            given["clear_history"] = False
-        return openings.opening_of(method, sender, recipient, given)
+        for one, other in openings.prepare(method, sender, given, [*self._agents]):
+            logger.info(
+                "%s: initiate_chat goes on with the history of %s and %s; clear_history=False "
+                "is taken in place of True",
+                self._session.id,
+                one.name,
+                other.name,
+            )
+        return openings.opening_of(method, sender, given)
 
     @contextmanager
     def _running(self, opening: Opening) -> Iterator[None]:
@@ -265,9 +263,26 @@ class Chat:
             reason = "another chat of this session is going on"
             raise UsageError(f"{reason}: one session is for one chat at a time")
         self.follow()
-        before = self._continue(opening) if self._kept.run is not None else []
-        if self._kept.run is None:
-            self._kept.begin(opening)
+        if self._kept.run is not None:
+            with self._turn(self._continue(opening)):
+                yield
+            return
+        self._kept.begin(opening)
+        begun = 0
+        try:
+            with self._turn([]):
+                begun = self._session.position
+                yield
+        except Exception as error:
+            if isinstance(error, UsageError) or not isinstance(error, PerdureError):
+                self._session.refresh()
+                if self._session.position == begun:  # Nothing came of it that could go on.
+                    self.abandon("it failed before anything was said")
+            raise
+
+    @contextmanager
+    def _turn(self, before: list[Spoken]) -> Iterator[None]:
+        """Record what is said and done; what was said `before` is said again."""
         self._parts.replace()
         with self._kept.turn() as turn:
             token = classes.inside.set(self)

@@ -1,5 +1,6 @@
 """How a chat began, as data: whether a later call is the same, and how it is made again."""
 
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from perdure import UsageError
@@ -7,20 +8,78 @@ from perdure.adapters.autogen_record import digest
 
 Opening = dict[str, Any]
 
+QUEUE = "chat_queue"
+
+_APART = ("sender", "recipient", "cache")  # A cache is the caller's own; the others are agents.
 _PLAIN = (str, int, float, bool, type(None))
 
 
-def opening_of(method: str, sender: Any, recipient: Any, given: dict[str, Any]) -> Opening:
-    """Return how a chat begins. What can not be stored is left out, and named in `unstored`."""
-    options = {key: value for key, value in given.items() if key not in ("recipient", "cache")}
+def opening_of(method: str, sender: Any, given: dict[str, Any]) -> Opening:
+    """Return how a chat begins, or how those of a queue do.
+
+    What can not be stored is left out, and named in `unstored`.
+    """
+    if QUEUE not in given:
+        return {"method": method, **_beginning(sender, given)}
+    chats = [_beginning(one["sender"], one) for one in given[QUEUE]]
+    return {"method": method, "sender": sender.name, "chats": chats}
+
+
+def _beginning(sender: Any, given: dict[str, Any]) -> Opening:
+    options = {key: value for key, value in given.items() if key not in _APART}
     plain = {key: value for key, value in options.items() if storable(value)}
     return {
-        "method": method,
         "sender": sender.name,
-        "recipient": recipient.name,
+        "recipient": given["recipient"].name,
         "options": plain,
         "unstored": sorted(options.keys() - plain.keys()),
     }
+
+
+def prepare(
+    method: str, sender: Any, given: dict[str, Any], agents: list[Any]
+) -> Iterator[tuple[Any, Any]]:
+    """Have chats go on with what was said, whatever the call says; yield pairs that it would clear.
+
+    Raises UsageError if somebody takes part who is not among the agents.
+    """
+    if QUEUE in given:
+        given[QUEUE] = _queue(sender, given[QUEUE])
+    elif "sender" in given:  # As a function of the framework calls it, for each of a queue.
+        reason = "one chat of several can not be kept alone"
+        raise UsageError(f"{reason}: call an agent's own initiate_chats(...) with all of them")
+    chats = [(one.get("sender", sender), one) for one in given.get(QUEUE, [given])]
+    for by, one in chats:
+        require_given(by, agents)
+        require_given(one["recipient"], agents)
+    for by, one in chats if not method.endswith("send") else []:
+        if one.get("clear_history", True) and by.chat_messages.get(one["recipient"]):
+            yield by, one["recipient"]
+        one["clear_history"] = False
+
+
+def _queue(sender: Any, queue: Any) -> list[dict[str, Any]]:
+    """Return a queue of chats with their senders: a copy, as the framework changes it."""
+    found: list[Any] = [*queue] if isinstance(queue, list | tuple) else [queue]
+    if not all(isinstance(one, dict) and "recipient" in one for one in found):
+        raise UsageError("give a list of chats, each a dict with its recipient", f"$.{QUEUE}")
+    return [{**one, "sender": one.get("sender") or sender} for one in found]
+
+
+def require_given(agent: Any, agents: Iterable[Any]) -> None:
+    """Raise UsageError if an agent takes part who is not kept."""
+    if any(one is agent for one in agents):
+        return
+    name = getattr(agent, "name", None)
+    if name is None:
+        raise UsageError(f"a {type(agent).__qualname__} is not an agent: give the agent itself")
+    reason = f"{name!r} was not given to persist(): give all agents (run() makes one of its own)"
+    if any(one.name == name for one in agents):
+        reason = f"another agent was given to persist() as {name!r}: talk to that one"
+    elif hasattr(agent, "groupchat"):
+        hint = "group patterns make one of their own and are not kept: use a GroupChat"
+        reason = f"the manager {name!r} was not given to persist(): give it ({hint})"
+    raise UsageError(reason)
 
 
 def storable(value: object) -> bool:
@@ -38,19 +97,32 @@ def same(recorded: Opening, given: Opening) -> bool:
 
 
 def _told(opening: Opening) -> list[Any]:
-    message = opening["options"].get("message", opening["unstored"])
-    return [opening["sender"], opening["recipient"], message]
+    return [
+        [one["sender"], one["recipient"], one["options"].get("message", one["unstored"])]
+        for one in _chats(opening)
+    ]
+
+
+def _chats(opening: Opening) -> list[Opening]:
+    found: list[Opening] = opening.get("chats", [opening])
+    return found
 
 
 def words(opening: Opening) -> str:
-    return f"the chat that {opening['sender']} began with {opening['recipient']}"
+    recipients = ", ".join(one["recipient"] for one in _chats(opening))
+    what = "the chats" if "chats" in opening else "the chat"
+    return f"{what} that {opening['sender']} began with {recipients}"
 
 
 def again(opening: Opening, agents: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     """Return the method that begins a chat again, and its arguments."""
-    if "message" in opening["unstored"]:
-        reason = f"{words(opening)} has a function as its message, which is not stored"
-        raise UsageError(f"{reason}: begin it with the same call as before")
-    recipient = agents[opening["recipient"]]
+    unstored = sorted({name for one in _chats(opening) for name in one["unstored"]})
+    if unstored:
+        reason = f"{words(opening)} had a {unstored[0]} that can not be stored"
+        raise UsageError(f"{reason}: begin with the same call as before")
     method = getattr(agents[opening["sender"]], opening["method"])
-    return method, {"recipient": recipient, **opening["options"]}
+    given = [{"recipient": agents[one["recipient"]], **one["options"]} for one in _chats(opening)]
+    if "chats" not in opening:
+        return method, given[0]
+    senders = [agents[one["sender"]] for one in opening["chats"]]
+    return method, {QUEUE: [{**one, "sender": by} for one, by in zip(given, senders, strict=True)]}

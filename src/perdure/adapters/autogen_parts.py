@@ -8,11 +8,12 @@ from perdure import UsageError
 from perdure.adapters.autogen_classes import Asking, own
 from perdure.adapters.autogen_code import blocks_run, executed
 from perdure.adapters.autogen_names import human_inputs, runs_code
+from perdure.adapters.autogen_openings import require_given
 from perdure.adapters.autogen_record import Recorder
 from perdure.adapters.autogen_state import A_HOOKS, HOOKS, Agents
 from perdure.adapters.autogen_tools import Effects
 
-_BEGINNINGS = ("initiate_chat", "send")
+_BEGINNINGS = ("initiate_chat", "initiate_chats", "send")
 _MARK = "_perdure_original"
 BLOCKS = "execute_code_blocks"
 
@@ -85,6 +86,8 @@ class Parts:
         for name in _BEGINNINGS:
             self._set(agent, name, self._beginning(agent, name))
             self._set(agent, f"a_{name}", self._a_beginning(agent, f"a_{name}"))
+        for name in ("receive", "a_receive"):
+            self._set(agent, name, self._hearing(agent, name))
         self._set(agent, "update_system_message", self._instructing(agent))
         for name in ("resume", "a_resume") if hasattr(agent, "groupchat") else ():
             self._set(agent, name, _refuse_to_resume)
@@ -113,6 +116,16 @@ class Parts:
             return await self._chat.a_call(name, agent, original, _named(original, args, kwargs))
 
         return begin
+
+    def _hearing(self, agent: Any, name: str) -> Callable[..., Any]:
+        """Return what hears only agents that are kept: it would answer others without a record."""
+        original = getattr(agent, name)
+
+        def hear(*args: Any, **kwargs: Any) -> Any:
+            require_given(_named(original, args, kwargs)["sender"], self._agents)
+            return original(*args, **kwargs)
+
+        return hear
 
     def _instructing(self, agent: Any) -> Callable[[str], None]:
         original = agent.update_system_message

@@ -82,7 +82,7 @@ class Effects:
         @wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
             before = self._agents.instructions()
-            result = _plain(function(*args, **kwargs))
+            result = _plain(function(*args, **kwargs), function.__name__)
             now = self._agents.instructions()
             changed = {name: text for name, text in now.items() if text != before[name]}
             return {INSTRUCTED: changed, "result": result} if changed else result
@@ -129,11 +129,21 @@ class Effects:
         return await asyncio.to_thread(lambda: tool(**arguments))
 
 
-def _plain(result: Any) -> Any:
+def require_result(name: str, function: Callable[..., Any]) -> None:
+    """Raise UsageError if a tool says that it hands over to another agent."""
+    result = getattr(function, "__annotations__", {}).get("return")
+    _require_words(name, getattr(result, "__name__", result))
+
+
+def _require_words(name: str, result: object) -> None:
+    if result == "ReplyResult":
+        reason = f"the tool {name!r} hands over to another agent, which is not kept"
+        raise UsageError(f"{reason}: have it return a text, and use a GroupChat without a pattern")
+
+
+def _plain(result: Any, name: str = "") -> Any:
     """Return a result as it can be stored; the framework itself would make a text of others."""
-    if type(result).__name__ == "ReplyResult":
-        reason = "a tool that hands over to another agent is not kept"
-        raise UsageError(f"{reason}: use a GroupChat without a pattern")
+    _require_words(name, type(result).__name__)
     return result if storable(result) else str(result)
 
 

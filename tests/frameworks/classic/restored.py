@@ -31,6 +31,13 @@ ROWS = [
         EXACT,
         "test_a_chat_that_is_killed_again_and_again_comes_to_its_end",
     ),
+    Row("Several chats, `initiate_chats`", EXACT, EXACT, f"{KILLED}[several-idempotent]"),
+    Row(
+        "… side by side, `a_initiate_chats`",
+        EXACT,
+        EXACT,
+        "test_a_queue_of_chats_goes_on_where_it_was",
+    ),
     Row("Answers of models", "–", "not asked again", USAGE),
     Row("Usage and cost", EXACT, EXACT, USAGE),
     Row("Reply counters", EXACT, EXACT, f"{KILLED}[two_agents-idempotent]"),

@@ -215,6 +215,28 @@ def nested(scene: Scene) -> Any:
             return told([*agents, reviewer, editor], session)
 
 
+def several(scene: Scene) -> Any:
+    """Several chats in one call, each told what came of those before."""
+    agents = pair(scene, scene.charge)
+    user, assistant = agents
+    others = [
+        autogen.AssistantAgent(name, f"You are {name}.", llm_config=scene.llm)
+        for name in ("reviewer", "editor")
+    ]
+    apart = {"finished_chat_indexes_to_exclude_from_carryover": [0]}
+    queue = [
+        {"recipient": assistant, "message": PROMPTS[0], "max_turns": 2},
+        {"recipient": others[0], "message": PROMPTS[1], "max_turns": 1, **apart},
+        {"recipient": others[1], "message": "Close it.", "max_turns": 1},
+    ]
+    with perdure.open(scene.folder / "s.db") as store:
+        session = store.session(SESSION)
+        with persist(session, *agents, *others, tools=scene.tools) as chat:
+            if not chat.finished:
+                user.initiate_chats(queue)
+            return told([*agents, *others], session)
+
+
 def calls(user: Any, assistant: Any) -> bool:
     return bool(user.last_message(assistant).get("tool_calls"))
 
@@ -228,6 +250,7 @@ SCRIPTS = {
         chosen_speakers,
         random_speakers,
         nested,
+        several,
     )
 }
 

@@ -16,7 +16,7 @@ from tests.frameworks.classic.scripts import PROMPTS, SCRIPTS
 
 KILLS = os.environ.get("PERDURE_KILLS", "2")
 
-CHATS = ["two_agents", "two_agents_async", "group_of_three", "chosen_speakers", "nested"]
+CHATS = ["two_agents", "two_agents_async", "group_of_three", "chosen_speakers", "nested", "several"]
 EFFECTS = ["idempotent", "reconcile"]
 
 pytestmark = [pytest.mark.slow, pytest.mark.durability, pytest.mark.timeout(3_600)]

@@ -197,6 +197,41 @@ def test_a_chat_that_is_given_up_leaves_the_agents_as_they_were(
         assert said(user, assistant)[0][1] == REFINE
 
 
+@pytest.mark.parametrize("how", ["again", "resume", "async"])
+def test_a_queue_of_chats_goes_on_where_it_was(
+    cast: Cast, server: ModelServer, store: perdure.Store, how: str
+) -> None:
+    def begin(name: str) -> Any:
+        agents = [cast.user(), *(cast.assistant(name) for name in ("planner", "writer", "editor"))]
+        queue = [
+            {"chat_id": id, "recipient": one, "message": f"{one.name}!", "max_turns": 1}
+            for id, one in enumerate(agents[1:])
+        ]
+        queue[2]["prerequisites"] = [0, 1]
+        with persist(store.session(name), *agents) as chat:
+            if how == "resume" and chat.interrupted:
+                assert chat.interrupted == "the chats that user_proxy began with " + ", ".join(
+                    one.name for one in agents[1:]
+                )
+                results = chat.resume()
+            elif how == "async":
+                results = asyncio.run(agents[0].a_initiate_chats(queue))
+                results = [results[at] for at in range(3)]
+            else:
+                results = agents[0].initiate_chats(queue)
+            assert (chat.interrupted, chat.finished) == (None, 1)
+        assert "carryover" not in queue[0]  # The framework changed a copy.
+        return [(one.summary, one.chat_history) for one in results]
+
+    whole = begin("whole")
+    assert whole[1][0] in str(whole[2][1][0])
+    server.fault(status=500, at=len(server.requests) + 3)
+    with pytest.raises(Exception, match="500"):
+        begin("s")
+    assert begin("s") == whole
+    assert len(server.requests) == 3 + 3 + 1
+
+
 def test_code_that_says_something_else_is_told_so(
     cast: Cast, server: ModelServer, store: perdure.Store
 ) -> None:

@@ -185,6 +185,85 @@ def test_an_agent_that_was_not_given(cast: Cast, server: ModelServer, begun: Any
     assert len(server.requests) == asked + 1
 
 
+def test_somebody_else_who_talks_to_an_agent(
+    cast: Cast, server: ModelServer, begun: perdure.Session
+) -> None:
+    user, assistant = cast.pair()
+    asked = len(server.requests)
+    with persist(begun, user, assistant):
+        with pytest.raises(perdure.UsageError, match="'stranger' was not given to persist"):
+            cast.user("stranger").initiate_chat(assistant, message=CHECKLIST)
+        with pytest.raises(perdure.UsageError, match="another agent was given to persist"):
+            user.initiate_chat(cast.assistant(), message=CHECKLIST)
+        with pytest.raises(perdure.UsageError, match="a str is not an agent"):
+            user.initiate_chat("assistant", message=CHECKLIST)
+        if hasattr(assistant, "run"):
+            with pytest.raises(perdure.UsageError, match=r"run\(\) makes one of its own"):
+                assistant.run(message=CHECKLIST, max_turns=1).process()
+    assert len(server.requests) == asked
+    cast.user("stranger").initiate_chat(assistant, message=CHECKLIST)
+    assert len(server.requests) == asked + 1
+
+
+def test_a_queue_that_is_none_and_one_that_can_not_be_kept(
+    cast: Cast, server: ModelServer, store: perdure.Store
+) -> None:
+    user, assistant = cast.pair()
+    session = store.session("s")
+    with persist(session, user, assistant) as chat:
+        for queue in ("assistant", [{"message": CHECKLIST}], [assistant]):
+            with pytest.raises(perdure.UsageError, match="give a list of chats"):
+                user.initiate_chats(queue)
+        one = {"recipient": assistant, "message": CHECKLIST, "max_turns": 1}
+        with pytest.raises(perdure.UsageError, match="'reviewer' was not given"):
+            user.initiate_chats([one, {**one, "recipient": cast.assistant("reviewer")}])
+        with pytest.raises(perdure.UsageError, match="call an agent's own initiate_chats"):
+            autogen.initiate_chats([{**one, "sender": user}])
+        assert (session.position, server.requests) == (0, [])
+        server.fault(status=500)
+        with pytest.raises(Exception, match="500"):
+            user.initiate_chats([{**one, "summary_method": lambda *_: "Done."}])
+        with pytest.raises(perdure.UsageError, match="had a summary_method that can not be stored"):
+            chat.resume()
+
+
+def test_a_group_pattern(cast: Cast, server: ModelServer, store: perdure.Store) -> None:
+    patterns = pytest.importorskip("autogen.agentchat.group.patterns")
+    from autogen.agentchat import initiate_group_chat
+
+    user, assistant = cast.pair()
+    pattern = patterns.RoundRobinPattern(assistant, [assistant], user)
+    session = store.session("s")
+    with (
+        persist(session, user, assistant),
+        pytest.raises(perdure.UsageError, match="group patterns make one of their own"),
+    ):
+        initiate_group_chat(pattern, CHECKLIST, max_rounds=2)
+    assert (session.position, server.requests) == (0, [])
+
+
+def test_a_tool_that_hands_over(cast: Cast, server: ModelServer, store: perdure.Store) -> None:
+    class ReplyResult:
+        pass
+
+    def charge(id: int) -> ReplyResult:
+        return ReplyResult()
+
+    user, assistant = cast.pair()
+    user.register_function({"charge": charge})
+    match = "the tool 'charge' hands over to another agent"
+    refused(store.session("s"), user, assistant, match=match)
+    charge.__annotations__["return"] = str  # It says so too late.
+    user, assistant = cast.pair(max_consecutive_auto_reply=1)
+    user.register_function({"charge": charge})
+    assistant.register_for_llm(name="charge", description="Charge.")(charge)
+    with (
+        persist(store.session("s"), user, assistant),
+        pytest.raises(perdure.UsageError, match=match),
+    ):
+        user.initiate_chat(assistant, message=CHARGE)
+
+
 @pytest.mark.parametrize("version", ["0.3.2", "0.15.0", "1.0.0", "unknown"])
 def test_a_version_that_was_never_tried(
     cast: Cast, store: perdure.Store, monkeypatch: pytest.MonkeyPatch, version: str
@@ -214,6 +293,20 @@ def test_content_that_can_not_be_stored_is_not_handed_over(
     ):
         user.initiate_chat(assistant, message=message)
     assert server.requests == []
+
+
+def test_a_chat_that_failed_before_anything_was_said_is_none(
+    cast: Cast, server: ModelServer, store: perdure.Store
+) -> None:
+    user, assistant = cast.pair()
+    with persist(store.session("s"), user, assistant) as chat:
+        for nonsense in ({"content": print}, {"role": "user"}, 17):
+            with pytest.raises(Exception, match=r"\w"):
+                user.initiate_chat(assistant, message=nonsense)
+            assert (chat.interrupted, chat.finished) == (None, 0)
+        result = user.initiate_chat(assistant, message=CHECKLIST)
+    assert [len(result.chat_history), len(server.requests)] == [2, 1]
+    assert store.session("s").interrupted == ()
 
 
 def test_one_session_is_for_one_chat_at_a_time(cast: Cast, store: perdure.Store) -> None:

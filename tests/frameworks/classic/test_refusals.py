@@ -1,5 +1,7 @@
 """What can not work is refused before anything has changed, with a word on what to do."""
 
+import asyncio
+import gc
 import sys
 from pathlib import Path
 from typing import Any
@@ -203,6 +205,29 @@ def test_somebody_else_who_talks_to_an_agent(
     assert len(server.requests) == asked
     cast.user("stranger").initiate_chat(assistant, message=CHECKLIST)
     assert len(server.requests) == asked + 1
+
+
+def test_a_chat_that_is_not_entered_or_left(
+    cast: Cast, server: ModelServer, store: perdure.Store
+) -> None:
+    session = store.session("s")
+    interrupted(cast, server, session)
+
+    def forget() -> None:
+        persist(session, *cast.pair())
+        gc.collect()
+
+    with pytest.warns(RuntimeWarning, match="never entered, and nothing was kept"):
+        forget()
+    with persist(session, *cast.pair()) as chat:
+        assert chat.interrupted is not None
+    asked = len(server.requests)
+    for use in (chat.resume, lambda: chat.finished, lambda: chat.interrupted):
+        with pytest.raises(perdure.UsageError, match="enter it"):
+            use()
+    with pytest.raises(perdure.UsageError, match="enter it"):
+        asyncio.run(chat.a_resume())
+    assert len(server.requests) == asked
 
 
 def test_a_queue_that_is_none_and_one_that_can_not_be_kept(

@@ -24,9 +24,25 @@ REMOVE = "remove"  # The capability of a store that has the method of `Removing`
 WATCH = "watch"  # The capability of a store that has the method of `Watch`.
 
 
+# To hash more than this at once, Python lets other threads run, and then waits until it is its turn
+# again. That takes much longer than hashing a few pages: up to the second figure it goes in pieces.
+_PIECE, _PIECES_MAX = 2047, 32 * 1024
+
+
 def digest_of(data: bytes) -> str:
     """Return the SHA-256 of some bytes in base64, as headers and heads carry it."""
-    return b2a_base64(sha256(data).digest(), newline=False).decode()
+    return digest_bytes(data).decode()
+
+
+def digest_bytes(data: bytes) -> bytes:
+    """The same, as a header holds it."""
+    if len(data) <= _PIECE or len(data) > _PIECES_MAX:
+        hashed = sha256(data)
+    else:
+        hashed = sha256(data[:_PIECE])
+        for start in range(_PIECE, len(data), _PIECE):
+            hashed.update(data[start : start + _PIECE])
+    return b2a_base64(hashed.digest(), newline=False)
 
 
 class Entry(NamedTuple):

@@ -1,13 +1,14 @@
 """Many tasks, one fsync: the same as `commit`, for callers in an event loop.
 
-The work goes on in a task of its own, so a caller that is cancelled leaves the others, and the
-session, in a known state.
+A write goes on whether or not its caller still waits, so a caller that is cancelled leaves the
+others, and the session, in a known state. It needs no task for that: whoever brings the answer to a
+request goes on with its steps. One task serves the appends of all.
 """
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
-from typing import Any, Generic
+from typing import Any, Generic, Protocol, TypeVar
 from weakref import WeakSet
 
 from perdure import waiting_async
@@ -16,63 +17,88 @@ from perdure.commit import Answer, Item, T, rounds, share
 from perdure.errors import UnavailableError, UsageError
 from perdure.steps import Commit, Drop, Heads, Read, Request, Steps, Wait
 
-_Waiting = tuple[Item, asyncio.Future[Answer]]
+_Told_contra = TypeVar("_Told_contra", contravariant=True)
+
+Ended = Callable[[Any, BaseException | None], None]
+"""Takes what something came to: a result, or an error."""
+
+
+class Waiter(Protocol[_Told_contra]):
+    """What waits for an answer: a future, or steps that go on with it."""
+
+    def done(self) -> bool: ...
+    def cancel(self) -> object: ...
+    def set_result(self, answer: _Told_contra, /) -> None: ...
+    def set_exception(self, error: BaseException, /) -> None: ...
 
 
 class AsyncCombiner(Generic[Item, Answer]):
-    """Carries out the items of many tasks together."""
+    """Carries out the items of many tasks together; `run` says when they have ended."""
 
     def __init__(
         self,
-        run: Callable[[list[Item]], Coroutine[Any, Any, Sequence[Answer]]],
+        run: Callable[[list[Item], Ended], object],
         share: Callable[[int, int], int] = lambda waiting, _: waiting,
     ) -> None:
         self._run = run
         self._share = share
         self._last = 0
-        self._task: asyncio.Task[Sequence[Answer]] | None = None
-        self._queue: list[_Waiting[Item, Answer]] = []
+        self._under_way: list[tuple[Item, Waiter[Answer]]] | None = None
+        self._queue: list[tuple[Item, Waiter[Answer]]] = []
 
     def submit(self, item: Item) -> asyncio.Future[Answer]:
         """Return a future of the answer to an item. When cancelled, it may still be carried out."""
         # A future and no coroutine: one less to make and to resume in every write.
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        self._queue.append((item, future))
-        if self._task is None:
-            self._start()
+        self.enter(item, future)
         return future
+
+    def enter(self, item: Item, waiter: Waiter[Answer]) -> None:
+        """Carry out an item for somebody who waits for the answer."""
+        self._queue.append((item, waiter))
+        if self._under_way is None:
+            self._start()
 
     def _start(self) -> None:
         size = self._share(len(self._queue), self._last)
         batch, self._queue = self._queue[:size], self._queue[size:]
         self._last = len(batch)
-        task = asyncio.create_task(self._run([item for item, _ in batch]))  # noqa: RUF006 - it is kept
-        self._task = task
-        task.add_done_callback(partial(self._finish, batch))
+        self._under_way = batch
+        self._run([item for item, _ in batch], self._finish)
 
-    def _finish(
-        self, batch: list[_Waiting[Item, Answer]], task: asyncio.Task[Sequence[Answer]]
-    ) -> None:
-        self._task = None
-        self._queue = [waiting for waiting in self._queue if not waiting[1].done()]
-        if self._queue and not task.cancelled():
-            self._start()
-        if task.cancelled():
-            for _, future in batch:
-                future.cancel()
-            return
-        error = task.exception()
-        answers = task.result() if error is None else ()
+    def _finish(self, answers: Sequence[Answer], error: BaseException | None) -> None:
+        batch, self._under_way = self._under_way or [], None
         if error is None and len(answers) != len(batch):  # Or somebody would wait for ever.
             error = ValueError(f"{len(answers)} answers for {len(batch)} items")
-        if error is not None:
-            for _, future in batch:
-                if not future.done():
-                    future.set_exception(error)
+        cancelled = isinstance(error, asyncio.CancelledError)
+        if self._queue and not cancelled:
+            self._queue = [waiting for waiting in self._queue if not waiting[1].done()]
+            if self._queue:
+                self._start()
+        if error is None:
+            for (_, waiter), answer in zip(batch, answers, strict=True):
+                if not waiter.done():
+                    waiter.set_result(answer)
             return
-        for (_, future), answer in zip(batch, answers, strict=True):
-            if not future.done():
-                future.set_result(answer)
+        for _, waiter in batch:
+            if not waiter.done():
+                waiter.cancel() if cancelled else waiter.set_exception(error)
+
+
+def in_task(work: Coroutine[Any, Any, Any], ended: Ended) -> "asyncio.Task[Any]":
+    """Do something in a task of its own, and say what it came to."""
+
+    def told(task: "asyncio.Task[Any]") -> None:
+        if task.cancelled():
+            ended(None, asyncio.CancelledError())
+        elif (error := task.exception()) is not None:
+            ended(None, error)
+        else:
+            ended(task.result(), None)
+
+    task = asyncio.create_task(work)
+    task.add_done_callback(told)
+    return task
 
 
 class AsyncCommitter:
@@ -80,15 +106,23 @@ class AsyncCommitter:
 
     def __init__(self, backend: AsyncBackend) -> None:
         self._backend = backend
-        self._combiner: AsyncCombiner[Append | None, Outcome] = AsyncCombiner(self._send, share)
+        self._combiner: AsyncCombiner[Append | None, Outcome] = AsyncCombiner(self._begin, share)
+        self._task: asyncio.Task[Any] | None = None
 
     def append(self, append: Append) -> asyncio.Future[Outcome]:
         """Return what became of an append; whatever was stored is durable."""
         return self._combiner.submit(append)
 
+    def enter(self, append: Append, waiter: Waiter[Outcome]) -> None:
+        """Tell somebody who waits for it what became of an append."""
+        self._combiner.enter(append, waiter)
+
     async def drain(self) -> None:
         """Return when everything that was under way has been answered."""
         await self._combiner.submit(None)
+
+    def _begin(self, appends: list[Append | None], ended: Ended) -> None:
+        self._task = in_task(self._send(appends), ended)  # Kept here, or it could be collected.
 
     async def _send(self, appends: list[Append | None]) -> Sequence[Outcome]:
         if len(appends) == 1 and appends[0] is not None:
@@ -120,6 +154,20 @@ class AsyncDriver:
         """Those that write through this driver, so that closing can wait for them."""
         self._backend = backend
         self._committer = committer
+        self._asking: set[asyncio.Task[Any]] = set()
+
+    def begin(self, steps: Steps[Any], ended: Ended) -> None:
+        """Carry out steps, whoever waits for them; say at the end what they returned or raised."""
+        _UnderWay(self, steps, ended).set_result(None)
+
+    def ask(self, request: Request, waiter: Waiter[Any]) -> None:
+        """Carry out one request for somebody who waits for the answer."""
+        if type(request) is Commit:  # Most are.
+            self._committer.enter(request.append, waiter)
+            return
+        task = in_task(self._answer(request), partial(_tell, waiter))
+        self._asking.add(task)  # Or it could be collected.
+        task.add_done_callback(self._asking.discard)
 
     async def run(self, steps: Steps[T]) -> T:
         """Return what the steps return; errors of the backend reach the step that asked."""
@@ -153,3 +201,45 @@ class AsyncDriver:
                 return await backend.drop(stream, before=before)
             case Wait(stream, after, timeout):
                 return await waiting_async.wait(backend, stream, after=after, timeout=timeout)
+
+
+class _UnderWay:
+    """Steps that go on when a request of theirs is answered, in whatever brings the answer."""
+
+    __slots__ = ("_driver", "_ended", "_steps")
+
+    def __init__(self, driver: AsyncDriver, steps: Steps[Any], ended: Ended) -> None:
+        self._driver = driver
+        self._steps = steps
+        self._ended = ended
+
+    def done(self) -> bool:
+        return False  # Nobody takes them back.
+
+    def cancel(self) -> None:
+        self.set_exception(asyncio.CancelledError())
+
+    def set_result(self, answer: Any, /) -> None:
+        self._go_on(self._steps.send, answer)
+
+    def set_exception(self, error: BaseException, /) -> None:
+        self._go_on(self._steps.throw, error)
+
+    def _go_on(self, go: Callable[[Any], Request], answer: Any) -> None:
+        try:
+            request = go(answer)
+        except StopIteration as end:
+            self._ended(end.value, None)
+        except BaseException as error:
+            self._ended(None, error)
+            if isinstance(error, KeyboardInterrupt | SystemExit):  # As a task does.
+                raise
+        else:
+            self._driver.ask(request, self)
+
+
+def _tell(waiter: Waiter[Any], answer: Any, error: BaseException | None) -> None:
+    if error is None:
+        waiter.set_result(answer)
+    else:
+        waiter.set_exception(error)

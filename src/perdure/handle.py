@@ -41,7 +41,9 @@ class Handle:
         """What serves calls, where nothing is to be called."""
         self.changed: list[Changed] = []
         """Calls that another version of their tool had begun."""
-        self._combiner: Combiner[Plan, Answer] = Combiner(self._write_all)
+        self._combiner: Combiner[Plan, Answer] = Combiner(
+            lambda plans: driver.run(replica.write(plans))
+        )
         self.leaving: set[Callable[[], None]] = set()
         """What is to be given back before this handle is let go."""
         self._closed = False
@@ -71,9 +73,6 @@ class Handle:
             if isinstance(answer, PerdureError):
                 seen.fields["outcome"] = type(answer).__name__
         return answer
-
-    def _write_all(self, plans: list[Plan]) -> list[Answer]:
-        return self.driver.run(self.replica.write(plans))
 
     def run(self, steps: Steps[T]) -> T:
         """Carry out steps that read."""

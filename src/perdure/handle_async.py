@@ -39,7 +39,9 @@ class AsyncHandle:
         """What serves calls, where nothing is to be called."""
         self.changed: list[Changed] = []
         """Calls that another version of their tool had begun."""
-        self._combiner: AsyncCombiner[Plan, Answer] = AsyncCombiner(self._write_all)
+        self._combiner: AsyncCombiner[Plan, Answer] = AsyncCombiner(
+            lambda plans, ended: driver.begin(replica.write(plans), ended)
+        )
         self.leaving: set[Callable[[], Coroutine[Any, Any, None]]] = set()
         """What is to be given back before this handle is let go."""
         self._closed = False
@@ -69,9 +71,6 @@ class AsyncHandle:
             if isinstance(answer, PerdureError):
                 seen.fields["outcome"] = type(answer).__name__
         return answer
-
-    def _write_all(self, plans: list[Plan]) -> Coroutine[Any, Any, list[Answer]]:
-        return self.driver.run(self.replica.write(plans))
 
     async def run(self, steps: Steps[T]) -> T:
         """Carry out steps that read."""

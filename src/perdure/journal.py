@@ -9,24 +9,22 @@ cut short shows at the end of a stream; it was never acknowledged and counts as 
 that finds one puts a `recovered` record after it, which is a batch of its own.
 """
 
-from binascii import b2a_base64
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from functools import lru_cache
-from hashlib import sha256
-from math import modf
 from typing import NamedTuple
 
 import msgspec
 
 from perdure import codec
-from perdure.backend import Entry, digest_of
+from perdure.backend import Entry, digest_bytes, digest_of
 from perdure.cipher import Cipher
 from perdure.content import Content
 from perdure.errors import ChainError, PayloadError, TornError, VersionError
 from perdure.records import Branched, Deleted, Record, Recovered
 
 FORMAT = 1
+_SECOND = 1_000_000  # In microseconds.
 
 # Entries of these kinds stand first in a stream, or will when what is before them was dropped.
 _BINDING = frozenset({Branched.kind, Deleted.kind})
@@ -61,7 +59,7 @@ class Header(Place, frozen=True, array_like=True, forbid_unknown_fields=True):
 _decode = msgspec.json.Decoder(Header).decode
 
 
-class Draft(NamedTuple):
+class Draft(msgspec.Struct, frozen=True, gc=False):
     """A record that has no place yet."""
 
     id: str
@@ -108,23 +106,23 @@ def link(
     session, stream_id, tenant = stream
     suite, key_id, seal = cipher.suite, cipher.key_id, cipher.seal
     position, previous = tip.position, tip.digest or ""
-    kinds = [draft.content.kind for draft in drafts]
     # A `recovered` record stands alone, so that it can not be taken for the end of a torn batch.
-    size = len(drafts) - kinds.count(Recovered.kind)
-    for kind, (record_id, _, payload) in zip(kinds, drafts, strict=True):
+    recovered = drafts[0].content.kind == Recovered.kind  # It comes first, or not at all.
+    size = len(drafts) - recovered
+    for draft in drafts:
         position += 1
-        left = 0
+        kind, left = draft.content.kind, 0
         if kind != Recovered.kind:
             left = size = size - 1
         bound = session if position == 1 or kind in _BINDING else None
         # A tuple in the order of `Place`, which takes longer to make and is the same when encoded.
         place = (
             *(FORMAT, suite, tenant, stream_id, position, previous),
-            *(left, kind, record_id, time, key_id, bound),
+            *(left, kind, draft.id, time, key_id, bound),
         )
         prefix = _encode(place)[:-1]
-        body = seal(payload, prefix)
-        header = b'%b,"%b"]' % (prefix, b2a_base64(sha256(body).digest(), newline=False))
+        body = seal(draft.payload, prefix)
+        header = b'%b,"%b"]' % (prefix, digest_bytes(body))
         previous = digest_of(header)
         # As calling the class does, in half the time.
         entries.append(tuple.__new__(Entry, (position, header, body)))
@@ -212,9 +210,12 @@ def record(name: str, linked: Linked, content: Content) -> Record:
 
 def timestamp(seconds: float) -> str:
     """Return a time in UTC as headers carry it."""
-    part, whole = modf(seconds)
-    carry, micro = divmod(round(part * 1e6), 1_000_000)
-    return f"{_second(int(whole) + carry)}.{micro:06}Z"
+    whole = int(seconds)
+    micro = round((seconds - whole) * _SECOND)
+    if not 0 <= micro < _SECOND:  # It was rounded up to the next second, or is before 1970.
+        carry, micro = divmod(micro, _SECOND)
+        whole += carry
+    return f"{_second(whole)}.{micro:06}Z"
 
 
 @lru_cache(maxsize=8)  # Many records of one second: the calendar is the slow part.

@@ -7,7 +7,10 @@ the same record ids, on the newer state.
 
 import re
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
+
+import msgspec
 
 from perdure import codec
 from perdure.content import Content
@@ -96,12 +99,11 @@ class Batch:
 
     def add(self, draft: Draft) -> int:
         """Add a record; later plans of the batch see its effect. Return its position."""
-        record_id, content, payload = draft
         self.drafts.append(draft)
-        position = self.position
-        self.fold.apply(position, record_id, content, payload)
+        content, position = draft.content, self.position
+        self.fold.apply(position, draft.id, content, draft.payload)
         if content.kind == "message":
-            self.last = payload
+            self.last = draft.payload
         return position
 
     def add_content(self, record_id: str, content: Content) -> int:
@@ -128,7 +130,7 @@ Made = Steps[int]
 """What making a plan gives. A name, because an annotation is evaluated at every `def`."""
 
 
-class Plan(NamedTuple):
+class Plan(msgspec.Struct, frozen=True, gc=False):
     """`make` adds the plan's records to a batch and returns the answer for the caller.
 
     Where it has to read for that it is a generator of steps; otherwise a plain function will do.
@@ -165,16 +167,16 @@ class Plan(NamedTuple):
 
 def add_drafts(drafts: Sequence[Draft]) -> Callable[[Batch], int]:
     """Add records that need nothing of the fold, once: an id that stands already is answered."""
+    return partial(_added, drafts)
 
-    def make(batch: Batch) -> int:
-        known = batch.known(drafts)
-        if known is not None:
-            return known.position + len(drafts) - 1
-        for draft in drafts:
-            batch.add(draft)
-        return batch.position
 
-    return make
+def _added(drafts: Sequence[Draft], batch: Batch) -> int:
+    known = batch.known(drafts)
+    if known is not None:
+        return known.position + len(drafts) - 1
+    for draft in drafts:
+        batch.add(draft)
+    return batch.position
 
 
 def require_text(text: object, what: str, *, longest: int) -> str:

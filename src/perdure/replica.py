@@ -104,7 +104,7 @@ class Replica:
             if batches.torn is not None:
                 self._notice("recovery", first=batches.torn[0], last=batches.torn[1])
             last = yield from self._load_last(tail)
-            self.view = self.view._replace(last=last)
+            self.view = View(self.fold, self.past, last)
 
     def fold_of(self, past: Past) -> Steps[Fold]:
         """Return what the session knew at the end of a past, which may be within a batch."""
@@ -350,7 +350,7 @@ class Replica:
 
     def _settle(self, doubt: Doubt) -> Steps[bool]:
         """Send a write; True if it was stored. Without an answer it is in doubt."""
-        append, batch, stream, tip = doubt
+        append, batch, stream, tip = doubt.append, doubt.batch, doubt.stream, doubt.tip
         try:
             outcome = yield from steps.commit(append)
         except UsageError:

@@ -5,6 +5,7 @@ before anything is written, and one that is changed after the call has no effect
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
@@ -96,15 +97,17 @@ def say_taken(
     turn_id = turn.turn if turn else ""
     drafts = message_drafts(replica, taken, voice, turn_id, record_id)
     if answer:
-        drafts[0] = drafts[0]._replace(id=answer)
-    add = add_drafts(drafts)
-
-    def make(batch: Batch) -> int:
-        if turn is not None and batch.known(drafts) is None:
-            require_turn(batch, turn)
-        return add(batch)
-
+        drafts[0] = msgspec.structs.replace(drafts[0], id=answer)
+    make = add_drafts(drafts)
+    if turn is not None:
+        make = partial(_say_in_turn, turn, drafts)
     return Plan("answer" if answer else "message", turn_id, make)
+
+
+def _say_in_turn(turn: Ownership, drafts: Sequence[Draft], batch: Batch) -> int:
+    if batch.known(drafts) is None:
+        require_turn(batch, turn)
+    return add_drafts(drafts)(batch)
 
 
 def message_drafts(
@@ -129,8 +132,7 @@ def message_drafts(
             tokens=counted(counter, message) if counter else 0,
             counter=require_str(counter.name, "the name of a counter") if counter else "",
         )
-        # As calling the class does, in half the time.
-        drafts.append(tuple.__new__(Draft, (new_id(), content, codec.encode(content))))
+        drafts.append(Draft(new_id(), content, codec.encode(content)))
     if record_id is not None:
         drafts[0] = named(drafts, require_id(record_id))
     return drafts

@@ -2,6 +2,8 @@
 
 from typing import NamedTuple
 
+import msgspec
+
 from perdure.backend import Append
 from perdure.fold import Fold
 from perdure.journal import Stream, Tip
@@ -16,7 +18,7 @@ class Notice(NamedTuple):
     fields: dict[str, object]
 
 
-class Doubt(NamedTuple):
+class Doubt(msgspec.Struct, frozen=True, gc=False):
     """A write whose outcome is unknown: what was sent, and the state if it was stored."""
 
     append: Append

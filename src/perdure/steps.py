@@ -10,6 +10,8 @@ Code calls the typed functions below with `yield from`, and never yields a reque
 from collections.abc import Collection, Generator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
+import msgspec
+
 from perdure.backend import Append, Entry, Head, Outcome
 
 T = TypeVar("T")
@@ -29,7 +31,7 @@ class Heads(NamedTuple):
     limit: int
 
 
-class Commit(NamedTuple):
+class Commit(msgspec.Struct, frozen=True, gc=False):
     append: Append
 
 

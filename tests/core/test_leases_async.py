@@ -12,10 +12,10 @@ from perdure import lease as lease_module
 from perdure.backend import Append, Outcome
 from perdure.backends.memory import MemoryBackend
 from perdure.backends.offload import Offload
+from perdure.commit_async import Ended
 from perdure.errors import FencedError, LeaseHeldError, UnavailableError, UsageError
 from perdure.lease_async import AsyncLease
 from perdure.plans import Plan
-from perdure.replica import Answer
 from tests.core.support import said
 from tests.durability.p29_tasks import CancelledAt
 
@@ -140,10 +140,14 @@ def test_a_store_that_hangs_is_told_of_when_the_time_has_passed() -> None:
             release = asyncio.Event()
             write_all = combiner._run
 
-            async def hang(plans: list[Plan]) -> Sequence[Answer]:
-                await release.wait()
-                return await write_all(plans)
+            def hang(plans: list[Plan], ended: Ended) -> None:
+                async def later() -> None:
+                    await release.wait()
+                    write_all(plans, ended)
 
+                waiting.append(asyncio.create_task(later()))
+
+            waiting: list[asyncio.Task[None]] = []
             combiner._run = hang
             await asyncio.wait_for(lease.lost.wait(), 2)
             release.set()

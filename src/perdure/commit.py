@@ -223,7 +223,7 @@ class Driver:
         self.handles: WeakSet[Any] = WeakSet()
         """Those that write through this driver, so that closing can wait for them."""
         self._backend = backend
-        self._committer = committer
+        self.committer = committer
 
     def run(self, steps: Steps[T]) -> T:
         """Return what the steps return; errors of the backend reach the step that asked."""
@@ -231,7 +231,7 @@ class Driver:
             request = next(steps)
             while True:
                 try:
-                    answer = self._answer(request)
+                    answer = self.answer(request)
                 except BaseException as error:  # noqa: BLE001 - the steps decide, and raise it
                     request = steps.throw(error)
                 else:
@@ -239,9 +239,10 @@ class Driver:
         except StopIteration as end:
             return end.value  # type: ignore[no-any-return]
 
-    def _answer(self, request: Request) -> Any:
+    def answer(self, request: Request) -> Any:
+        """Carry out one request, and return the answer to it."""
         if type(request) is Commit:  # Most are, and matching takes its time.
-            return self._committer.append(request.append)
+            return self.committer.append(request.append)
         match request:
             case Read(stream, after, limit, reverse):
                 return list(self._backend.read(stream, after=after, limit=limit, reverse=reverse))

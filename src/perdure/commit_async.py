@@ -7,7 +7,6 @@ request goes on with its steps. One task serves the appends of all.
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
-from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 from weakref import WeakSet
 
@@ -85,10 +84,15 @@ class AsyncCombiner(Generic[Item, Answer]):
                 waiter.cancel() if cancelled else waiter.set_exception(error)
 
 
-def in_task(work: Coroutine[Any, Any, Any], ended: Ended) -> "asyncio.Task[Any]":
+_tasks: set["asyncio.Task[Any]"] = set()
+"""Those under way: an event loop holds them weakly, and one could be collected."""
+
+
+def in_task(work: Coroutine[Any, Any, Any], ended: Ended) -> None:
     """Do something in a task of its own, and say what it came to."""
 
     def told(task: "asyncio.Task[Any]") -> None:
+        _tasks.discard(task)
         if task.cancelled():
             ended(None, asyncio.CancelledError())
         elif (error := task.exception()) is not None:
@@ -97,8 +101,8 @@ def in_task(work: Coroutine[Any, Any, Any], ended: Ended) -> "asyncio.Task[Any]"
             ended(task.result(), None)
 
     task = asyncio.create_task(work)
+    _tasks.add(task)
     task.add_done_callback(told)
-    return task
 
 
 class AsyncCommitter:
@@ -106,23 +110,17 @@ class AsyncCommitter:
 
     def __init__(self, backend: AsyncBackend) -> None:
         self._backend = backend
-        self._combiner: AsyncCombiner[Append | None, Outcome] = AsyncCombiner(self._begin, share)
-        self._task: asyncio.Task[Any] | None = None
+        self.combiner: AsyncCombiner[Append | None, Outcome] = AsyncCombiner(
+            lambda appends, ended: in_task(self._send(appends), ended), share
+        )
 
     def append(self, append: Append) -> asyncio.Future[Outcome]:
         """Return what became of an append; whatever was stored is durable."""
-        return self._combiner.submit(append)
-
-    def enter(self, append: Append, waiter: Waiter[Outcome]) -> None:
-        """Tell somebody who waits for it what became of an append."""
-        self._combiner.enter(append, waiter)
+        return self.combiner.submit(append)
 
     async def drain(self) -> None:
         """Return when everything that was under way has been answered."""
-        await self._combiner.submit(None)
-
-    def _begin(self, appends: list[Append | None], ended: Ended) -> None:
-        self._task = in_task(self._send(appends), ended)  # Kept here, or it could be collected.
+        await self.combiner.submit(None)
 
     async def _send(self, appends: list[Append | None]) -> Sequence[Outcome]:
         if len(appends) == 1 and appends[0] is not None:
@@ -153,21 +151,7 @@ class AsyncDriver:
         self.handles: WeakSet[Any] = WeakSet()
         """Those that write through this driver, so that closing can wait for them."""
         self._backend = backend
-        self._committer = committer
-        self._asking: set[asyncio.Task[Any]] = set()
-
-    def begin(self, steps: Steps[Any], ended: Ended) -> None:
-        """Carry out steps, whoever waits for them; say at the end what they returned or raised."""
-        _UnderWay(self, steps, ended).set_result(None)
-
-    def ask(self, request: Request, waiter: Waiter[Any]) -> None:
-        """Carry out one request for somebody who waits for the answer."""
-        if type(request) is Commit:  # Most are.
-            self._committer.enter(request.append, waiter)
-            return
-        task = in_task(self._answer(request), partial(_tell, waiter))
-        self._asking.add(task)  # Or it could be collected.
-        task.add_done_callback(self._asking.discard)
+        self.committer = committer
 
     async def run(self, steps: Steps[T]) -> T:
         """Return what the steps return; errors of the backend reach the step that asked."""
@@ -176,9 +160,9 @@ class AsyncDriver:
             while True:
                 try:
                     if type(request) is Commit:  # Most are.
-                        answer: Any = await self._committer.append(request.append)
+                        answer: Any = await self.committer.append(request.append)
                     else:
-                        answer = await self._answer(request)
+                        answer = await self.answer(request)
                 except BaseException as error:  # noqa: BLE001 - the steps decide, and raise it
                     request = steps.throw(error)
                 else:
@@ -186,11 +170,12 @@ class AsyncDriver:
         except StopIteration as end:
             return end.value  # type: ignore[no-any-return]
 
-    async def _answer(self, request: Request) -> Any:
+    async def answer(self, request: Request) -> Any:
+        """Carry out one request, and return the answer to it."""
         backend = self._backend
         match request:
             case Commit(append):
-                return await self._committer.append(append)
+                return await self.committer.append(append)
             case Read(stream, after, limit, reverse):
                 entries = backend.read(stream, after=after, limit=limit, reverse=reverse)
                 return [entry async for entry in entries]
@@ -201,6 +186,11 @@ class AsyncDriver:
                 return await backend.drop(stream, before=before)
             case Wait(stream, after, timeout):
                 return await waiting_async.wait(backend, stream, after=after, timeout=timeout)
+
+
+def begin(driver: AsyncDriver, steps: Steps[Any], ended: Ended) -> None:
+    """Carry out steps, whoever waits for them; say at the end what they returned or raised."""
+    _UnderWay(driver, steps, ended).set_result(None)
 
 
 class _UnderWay:
@@ -235,11 +225,17 @@ class _UnderWay:
             if isinstance(error, KeyboardInterrupt | SystemExit):  # As a task does.
                 raise
         else:
-            self._driver.ask(request, self)
+            self._ask(request)
 
+    def _ask(self, request: Request) -> None:
+        driver = self._driver
+        if type(request) is Commit:  # Most are.
+            driver.committer.combiner.enter(request.append, self)
+        else:
+            in_task(driver.answer(request), self._take)
 
-def _tell(waiter: Waiter[Any], answer: Any, error: BaseException | None) -> None:
-    if error is None:
-        waiter.set_result(answer)
-    else:
-        waiter.set_exception(error)
+    def _take(self, answer: Any, error: BaseException | None) -> None:
+        if error is None:
+            self.set_result(answer)
+        else:
+            self.set_exception(error)

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from perdure import events
 from perdure import steps as steps_to
 from perdure.asking import Replaying
-from perdure.commit_async import AsyncCombiner, AsyncDriver
+from perdure.commit_async import AsyncCombiner, AsyncDriver, begin
 from perdure.errors import NotFoundError, PerdureError, UsageError
 from perdure.events import Observed
 from perdure.handle import SLICE
@@ -40,7 +40,7 @@ class AsyncHandle:
         self.changed: list[Changed] = []
         """Calls that another version of their tool had begun."""
         self._combiner: AsyncCombiner[Plan, Answer] = AsyncCombiner(
-            lambda plans, ended: driver.begin(replica.write(plans), ended)
+            lambda plans, ended: begin(driver, replica.write(plans), ended)
         )
         self.leaving: set[Callable[[], Coroutine[Any, Any, None]]] = set()
         """What is to be given back before this handle is let go."""

@@ -71,7 +71,7 @@ class Actor:
         assert self.request is not None
         self.lives -= 1
         try:
-            answer = self._driver._answer(self.request)
+            answer = self._driver.answer(self.request)
         except PerdureError as error:
             thrown = error
             self._advance(lambda: self._steps.throw(thrown))

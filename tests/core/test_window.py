@@ -338,7 +338,7 @@ def test_the_summary_in_force_is_not_counted_again() -> None:
 def finished(session: perdure.Session, steps: Any, request: Any) -> Transcript:
     while True:
         try:
-            request = steps.send(session._handle.driver._answer(request))
+            request = steps.send(session._handle.driver.answer(request))
         except StopIteration as end:
             found: Transcript = end.value
             return found

@@ -48,6 +48,10 @@ HEADERS = (
 ADD_ENTRY = "insert into entry (stream, position, header, body) values (?, ?, ?, ?)"
 ADD_HEAD = "insert into head (position, digest, labels, id, name) values (?, ?, ?, ?, ?)"
 MOVE_HEAD = "update head set position = ?, digest = ?, labels = ? where id = ? and name = ?"
+GO_ON = (
+    "update head set position = ?, digest = ? where id = ? and name = ? and position = ?"
+    " and labels = ? and typeof(digest) = 'text'"
+)
 ADD_LABEL = "insert into label (label, name, stream) values (?, ?, ?)"
 REMOVE_LABEL = "delete from label where label = ? and name = ?"
 DROP = "delete from entry where stream = ? and position < ?"
@@ -117,6 +121,8 @@ class SqliteBackend:
                     self._labels.remember(row[:2] for row in rows)
                     return [STORED] * len(appends)
         with self._connections.writing(stream) as db:
+            if stream and _go_on(db, *rows[0]):
+                return [STORED]
             outcomes = _append(db, appends)
         stored = zip(outcomes, rows, strict=True)
         self._labels.remember(row[:2] for outcome, row in stored if outcome is STORED)
@@ -262,6 +268,22 @@ class SqliteBackend:
         return None
 
 
+def _go_on(db: apsw.Connection, place: int, labels: str, append: Append) -> bool:
+    """Store an append that goes on where its stream ends, under the labels that it bears.
+
+    Most do, and this asks nothing first. False if it is not so, and then nothing was changed.
+    """
+    if append.begins:
+        return False
+    last, before = append.entries[-1], append.entries[0].position - 1
+    moved = (last.position, digest_of(last.header), place, append.stream, before, labels)
+    db.execute(GO_ON, moved)
+    if db.changes() == 0:
+        return False
+    db.executemany(ADD_ENTRY, _rows(place, append.entries))
+    return True
+
+
 def _append(db: apsw.Connection, appends: Sequence[Append]) -> list[Outcome]:
     """Decide about each, then write for all: calls are few, because each lets other threads run."""
     outcomes: list[Outcome] = []
@@ -276,7 +298,7 @@ def _append(db: apsw.Connection, appends: Sequence[Append]) -> list[Outcome]:
         )
         outcomes.append(outcome)
         if missing:
-            entry_rows += [(place, e.position, _column(e.header), _column(e.body)) for e in missing]
+            entry_rows += _rows(place, missing)
             last = missing[-1]
             digest = digest_of(last.header)
             text = _labels(append)
@@ -291,6 +313,10 @@ def _append(db: apsw.Connection, appends: Sequence[Append]) -> list[Outcome]:
         if rows:
             db.executemany(statement, rows)
     return outcomes
+
+
+def _rows(place: int, entries: Sequence[Entry]) -> list[tuple[int, int, str | bytes, str | bytes]]:
+    return [(place, e.position, _column(e.header), _column(e.body)) for e in entries]
 
 
 def _labels(append: Append) -> str:

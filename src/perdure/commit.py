@@ -26,7 +26,18 @@ WOKEN_AT_ONCE = 2  # One computes while the next one wakes up; more of them only
 
 
 class _Waiter(Generic[Item, Answer]):
-    __slots__ = ("answer", "done", "error", "following", "item", "left", "others", "wake", "woken")
+    __slots__ = (
+        "answer",
+        "done",
+        "error",
+        "following",
+        "gone",
+        "item",
+        "left",
+        "others",
+        "wake",
+        "woken",
+    )
 
     def __init__(self, item: Item) -> None:
         self.item = item
@@ -37,6 +48,7 @@ class _Waiter(Generic[Item, Answer]):
         """Held until its thread is to wake up: to lead, or with its answer."""
         self.woken = False
         self.left = False
+        self.gone = False
         self.others: Sequence[_Waiter[Item, Answer]] = ()
         """Those whose work this one carries out."""
         self.following: Sequence[_Waiter[Item, Answer]] = ()
@@ -76,7 +88,8 @@ class Combiner(Generic[Item, Answer]):
             finally:
                 self._leave(waiter)
         finally:
-            self._leave(waiter)
+            if not waiter.gone:
+                self._leave(waiter)
         if waiter.error is not None:
             raise waiter.error
         return waiter.answer  # type: ignore[return-value]
@@ -125,6 +138,7 @@ class Combiner(Generic[Item, Answer]):
             self._answer(waiter.others, waiter)
         for following in waiter.following:
             following.rouse()
+        waiter.gone = True
 
     def _hand_over(self, waiter: _Waiter[Item, Answer]) -> None:
         with self._lock:

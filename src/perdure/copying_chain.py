@@ -57,7 +57,7 @@ class Chain:
 
     def end(self, head: Head) -> None:
         """Raise ChainError unless the last entry is the one that the head names."""
-        if self._tip != (head.position, head.digest):
+        if self._tip != Tip(head.position, head.digest):
             raise ChainError(self._name, head.position, "it is not the entry that the head names")
 
 

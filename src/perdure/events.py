@@ -126,10 +126,20 @@ def _tracing() -> Any:
     Its API alone does nothing, at 40 µs an event, and comes with other libraries unasked.
     """
     trace = sys.modules.get("opentelemetry.trace")
+    if trace is None:
+        return None
+    # Asking the proper way reads the environment, which takes as long as a digest. Once asked, a
+    # tracer can only come by being set, and that shows here.
+    if trace in _asked and getattr(trace, "_TRACER_PROVIDER", trace) is None:
+        return None
     proxy = getattr(trace, "ProxyTracerProvider", None)
-    if trace is None or proxy is None or isinstance(trace.get_tracer_provider(), proxy):
+    if proxy is None or isinstance(trace.get_tracer_provider(), proxy):
+        _asked[:] = [trace]
         return None
     return trace
+
+
+_asked: list[Any] = []  # OpenTelemetry's module, once it was asked for a tracer and had none.
 
 
 @contextmanager

@@ -53,7 +53,8 @@ class Handle:
 
     def write(self, plan: Plan) -> int:
         """Carry out a plan; on return it is durable. Return its answer."""
-        self.require_open()
+        if self._closed or self.replica.gone:
+            self.require_open()
         try:
             if events.listening():
                 answer = self._write_observed(plan)

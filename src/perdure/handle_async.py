@@ -51,7 +51,8 @@ class AsyncHandle:
 
     async def write(self, plan: Plan) -> int:
         """Carry out a plan; on return it is durable. Return its answer."""
-        self.require_open()
+        if self._closed or self.replica.gone:
+            self.require_open()
         try:
             if events.listening():
                 answer = await self._write_observed(plan)

@@ -67,7 +67,7 @@ class Draft(msgspec.Struct, frozen=True, gc=False):
     payload: bytes
 
 
-class Tip(NamedTuple):
+class Tip(msgspec.Struct, frozen=True, gc=False):
     """The last entry of a chain: what the next one links to. No digest means: not to be checked."""
 
     position: int

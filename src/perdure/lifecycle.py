@@ -109,7 +109,7 @@ def branch(source: Replica, name: object, *, at: object) -> Steps[Replica]:
             f"a branch of {source.name!r} begins at {first} to {newest}, not {position}"
         )
     shared = yield from reading.entry_at(past, position)
-    past = past._replace(tip=shared.tip, torn=None)
+    past = past.until(shared.tip)
     yield from _require_whole(past, shared)
     yield from _require_free(stream.session)
     fold = yield from source.fold_of(past)

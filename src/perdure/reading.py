@@ -7,6 +7,8 @@ them, so a position says in which one to look.
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, NoReturn
 
+import msgspec
+
 from perdure import journal, steps
 from perdure.backend import Append, Entry, Head
 from perdure.cipher import Cipher
@@ -30,7 +32,7 @@ class Segment(NamedTuple):
     high: int
 
 
-class Past(NamedTuple):
+class Past(msgspec.Struct, frozen=True, gc=False):
     """Where everything up to a tip is to be found, and how to open it."""
 
     stream: Stream
@@ -51,6 +53,10 @@ class Past(NamedTuple):
             stream, high = Stream(name, stream_id, self.stream.tenant), min(at, high)
         found.append(Segment(stream, max(self.begin - 1, 0), high))
         return found[::-1]
+
+    def until(self, tip: Tip) -> "Past":
+        """The part of it that ends at a tip."""
+        return msgspec.structs.replace(self, tip=tip, torn=None)
 
     def segment(self, position: int) -> Segment:
         """The segment that holds a position."""

@@ -248,10 +248,10 @@ class Replica:
         while True:
             batch = yield from self._batch(plans, answers)
             if not batch.drafts or (yield from self._commit(batch)):
-                told = any(isinstance(answer, ConflictError) for answer in answers.values())
+                told = [one for one in answers.values() if isinstance(one, ConflictError)]
                 if told or "lease.take" in kinds:  # Whoever takes a lease looks at what is there.
                     self._unseen.tell(self.tip.position)
-                return [answers[number] for number in range(len(plans))]
+                return [*map(answers.__getitem__, range(len(plans)))]
             base = self.tip.position
             newer = yield from self.catch_up()
             if self.tip.position == base:
@@ -304,8 +304,9 @@ class Replica:
 
     def _batch(self, plans: Sequence[Plan], answers: dict[int, Answer]) -> Steps[Batch]:
         """Make what is unanswered into one batch, answering it as if it were stored already."""
-        batch = Batch(self.name, self.fold, self.tip)
-        torn = self._batches.torn
+        view = self.view
+        batch = Batch(self.name, view.fold, view.past.tip)
+        torn = view.past.torn
         if torn is not None:
             batch.add_content(self.settings.new_id(), Recovered(first=torn[0], last=torn[1]))
         recovered = len(batch.drafts)
@@ -331,12 +332,11 @@ class Replica:
 
     def _commit(self, batch: Batch) -> Steps[bool]:
         """Link a batch, and return the steps that send it; True if it was stored."""
-        stream = self.past.stream
+        settings, stream = self.settings, self.view.past.stream
         if not stream.id:
-            stream = stream._replace(id=self.settings.token())
-        time = self.settings.now()
-        cipher = self.settings.cipher
-        entries, tip = journal.link(stream, self.tip, batch.drafts, time=time, cipher=cipher)
+            stream = stream._replace(id=settings.token())
+        time, cipher = settings.now(), settings.cipher
+        entries, tip = journal.link(stream, batch.tip, batch.drafts, time=time, cipher=cipher)
         append = Append(self.name, entries, batch.fold.head_labels)
         return self._settle(Doubt(append, batch, stream, tip))
 

@@ -344,8 +344,7 @@ class Walk:
 
     def _show(self) -> None:
         tip = self._steps[self._at - 1].tip if self._at else EMPTY
-        past = self._past._replace(tip=tip, torn=None)
-        self._replica.view = View(self._fold, past, self._last)
+        self._replica.view = View(self._fold, self._past.until(tip), self._last)
 
     # Stopping.
 

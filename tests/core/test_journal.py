@@ -36,7 +36,7 @@ def test_a_header_is_a_json_array_of_thirteen_fields_in_the_documented_order() -
     assert first == [1, "plain", "", "abc", 1, "", 1, "note", ".a", TIME, "", "claim-4711", body]
     assert second[4:8] == [2, digest_of(entries[0].header), 0, "note"]
     assert second[11] is None
-    assert tip == (2, digest_of(entries[1].header))
+    assert tip == Tip(2, digest_of(entries[1].header))
 
 
 def test_a_plain_body_is_a_salt_and_the_payload_as_json() -> None:

@@ -27,6 +27,7 @@ from perdure.backend import (
 from perdure.backends import sqlite_at_once, sqlite_guarantees, sqlite_recent
 from perdure.backends.filesystem import ACCEPTABLE, require_local
 from perdure.backends.rules import check, decide
+from perdure.backends.sqlite_at_once import is_text
 from perdure.backends.sqlite_errors import DRIVER_ERRORS, translated
 from perdure.backends.sqlite_heads import by_id, head_of, listed, place_of
 from perdure.backends.sqlite_page import NO_BOUND, Page
@@ -46,6 +47,10 @@ HEADERS = (
     " where stream = ? and position between ? and ? order by position"
 )
 ADD_ENTRY = "insert into entry (stream, position, header, body) values (?, ?, ?, ?)"
+ADD_TEXT = (
+    "insert into entry (stream, position, header, body)"
+    " values (?, ?, cast(? as text), cast(? as text))"
+)
 ADD_HEAD = "insert into head (position, digest, labels, id, name) values (?, ?, ?, ?, ?)"
 MOVE_HEAD = "update head set position = ?, digest = ?, labels = ? where id = ? and name = ?"
 GO_ON = (
@@ -280,7 +285,11 @@ def _go_on(db: apsw.Connection, place: int, labels: str, append: Append) -> bool
     db.execute(GO_ON, moved)
     if db.changes() == 0:
         return False
-    db.executemany(ADD_ENTRY, _rows(place, append.entries))
+    if all(is_text(e.header) and is_text(e.body or b"") for e in append.entries):
+        rows = [(place, *entry) for entry in append.entries]
+        db.executemany(ADD_TEXT, rows)
+    else:
+        db.executemany(ADD_ENTRY, _rows(place, append.entries))
     return True
 
 

@@ -12,7 +12,7 @@ takes `view` first, which never change under them.
 from collections.abc import Sequence
 
 from perdure import codec, journal, reading, steps, tenure
-from perdure.backend import Append
+from perdure.backend import Append, Outcome
 from perdure.cache import Cached, ValueCache
 from perdure.content import Content
 from perdure.errors import (
@@ -33,7 +33,7 @@ from perdure.reading import PAGE, Past
 from perdure.records import Branched, Message, Recovered, Snapshot
 from perdure.settings import Settings
 from perdure.standing import Doubt, Notice, View
-from perdure.steps import Steps
+from perdure.steps import Commit, Steps
 from perdure.tenure import Holding
 
 Answer = int | PerdureError
@@ -352,7 +352,7 @@ class Replica:
         """Send a write; True if it was stored. Without an answer it is in doubt."""
         append, batch, stream, tip = doubt.append, doubt.batch, doubt.stream, doubt.tip
         try:
-            outcome = yield from steps.commit(append)
+            outcome: Outcome = yield Commit(append)  # As `steps.commit`, which is one call more.
         except UsageError:
             self.doubt = None  # The store did not take the call, so nothing was stored.
             raise
@@ -371,7 +371,7 @@ class Replica:
             return False
         if self.settings.verify_writes:
             yield from reading.read_back(append)
-        batches = self._batches if self._batches.torn is None else Batches(self.name)
+        batches = self._batches if self.view.past.torn is None else Batches(self.name)
         self._show(batch.fold, stream, tip, batch.last or self.view.last, batches)
         for key, data in batch.values.items():
             self.values.put(key, Cached(batch.fold.values[key].position, data))

@@ -4,7 +4,8 @@ Everything that takes several reads and writes (opening, catching up, branching)
 as a generator that yields requests; `Driver` and `AsyncDriver` carry them out. Errors are thrown
 into the generator at the request that failed, so `try` works there as anywhere.
 
-Code calls the typed functions below with `yield from`, and never yields a request itself.
+Code calls the typed functions below with `yield from`, and yields no request itself, but for the
+one commit of every write.
 """
 
 from collections.abc import Collection, Generator, Sequence

@@ -31,8 +31,8 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     answers: list[bool] = []
     store = sqlite_at_once.store
 
-    def noted(db: apsw.Connection, load: sqlite_at_once.Load) -> bool:
-        answers.append(store(db, load))
+    def noted(load: sqlite_at_once.Load, db: apsw.Connection) -> bool:
+        answers.append(store(load, db))
         return answers[-1]
 
     monkeypatch.setattr(sqlite_at_once, "store", noted)

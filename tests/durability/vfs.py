@@ -102,8 +102,7 @@ def watching(watcher: Watcher = let_pass) -> Iterator[WatchedVfs]:
 
 def tune(backend: SqliteBackend, **pragmas: object) -> None:
     """Set pragmas of the connection that a store writes with."""
-    with backend._connections.writing(""):
-        pass
+    backend._connections.write("", lambda _: None)
     writer = backend._connections._writer
     assert writer is not None
     for name, value in pragmas.items():

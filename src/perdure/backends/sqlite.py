@@ -27,7 +27,6 @@ from perdure.backend import (
 from perdure.backends import sqlite_at_once, sqlite_guarantees, sqlite_recent
 from perdure.backends.filesystem import ACCEPTABLE, require_local
 from perdure.backends.rules import check, decide
-from perdure.backends.sqlite_at_once import is_text
 from perdure.backends.sqlite_errors import DRIVER_ERRORS, translated
 from perdure.backends.sqlite_heads import by_id, head_of, listed, place_of
 from perdure.backends.sqlite_page import NO_BOUND, Page
@@ -121,14 +120,17 @@ class SqliteBackend:
         rows = [(place_of(append.stream), _labels(append), append) for append in appends]
         load = self._labels.load(rows) if len(appends) >= sqlite_at_once.LEAST else None
         if load is not None:
-            with self._connections.writing(stream, begin=False) as db:
-                if sqlite_at_once.store(db, load):
-                    self._labels.remember(row[:2] for row in rows)
-                    return [STORED] * len(appends)
-        with self._connections.writing(stream) as db:
+            store = functools.partial(sqlite_at_once.store, load)
+            if self._connections.write(stream, store, begin=False):
+                self._labels.remember(row[:2] for row in rows)
+                return [STORED] * len(appends)
+
+        def add(db: apsw.Connection) -> list[Outcome]:
             if stream and _go_on(db, *rows[0]):
                 return [STORED]
-            outcomes = _append(db, appends)
+            return _append(db, appends)
+
+        outcomes = self._connections.write(stream, add)
         stored = zip(outcomes, rows, strict=True)
         self._labels.remember(row[:2] for outcome, row in stored if outcome is STORED)
         return outcomes
@@ -202,15 +204,19 @@ class SqliteBackend:
     def drop(self, stream: str, *, before: int) -> None:
         """As `Backend.drop`; durable on return. Free pages keep nothing of what was dropped."""
         place = place_of(stream)
-        with self._connections.writing(stream) as db:
+
+        def drop(db: apsw.Connection) -> None:
             head = head_of(db, stream, place)
             if head is not None:
                 db.execute(DROP, (place, min(before, head.position)))
 
+        self._connections.write(stream, drop)
+
     def remove(self, stream: str, *, digest: str) -> bool:
         """As `Removing.remove`. Free pages keep nothing of it."""
         place = place_of(stream)
-        with self._connections.writing(stream) as db:
+
+        def remove(db: apsw.Connection) -> bool:
             head = head_of(db, stream, place)
             if head is None or head.digest != digest:
                 return head is None
@@ -218,6 +224,8 @@ class SqliteBackend:
             db.execute(REMOVE_ENTRIES, (place,))
             db.execute(REMOVE_HEAD, (place,))
             return True
+
+        return self._connections.write(stream, remove)
 
     def watch(self, stream: str, *, after: int, timeout: float | None = None) -> bool:
         """As `Watch.watch`: whether others wrote is told by the log."""
@@ -285,8 +293,9 @@ def _go_on(db: apsw.Connection, place: int, labels: str, append: Append) -> bool
     db.execute(GO_ON, moved)
     if db.changes() == 0:
         return False
-    if all(is_text(e.header) and is_text(e.body or b"") for e in append.entries):
-        rows = [(place, *entry) for entry in append.entries]
+    rows = [(place, *entry) for entry in append.entries]
+    data = b"".join([part for _, _, header, body in rows for part in (header, body or b"")])
+    if data.isascii() and b"\0" not in data:  # As `_column`, for all at once.
         db.executemany(ADD_TEXT, rows)
     else:
         db.executemany(ADD_ENTRY, _rows(place, append.entries))

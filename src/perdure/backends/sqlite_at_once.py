@@ -83,7 +83,7 @@ class Labels:
             if append.begins or labels_before is None:
                 return None
             for position, header, body in entries:
-                if not (is_text(header) and body is not None and is_text(body)):
+                if not (_is_text(header) and body is not None and _is_text(body)):
                     return None
                 middle = offset + len(header)
                 places.append((place, position, offset, len(header), middle, len(body)))
@@ -104,7 +104,7 @@ def prepare(db: apsw.Connection) -> None:
     db.execute(PREPARE).fetchall()
 
 
-def store(db: apsw.Connection, load: Load) -> bool:
+def store(load: Load, db: apsw.Connection) -> bool:
     """Store appends, durably; False if a head is not where it was, and then nothing was changed."""
     try:
         db.execute(ARRIVE, load)
@@ -113,7 +113,7 @@ def store(db: apsw.Connection, load: Load) -> bool:
     return True
 
 
-def is_text(data: bytes) -> bool:
+def _is_text(data: bytes) -> bool:
     """Say whether the same bytes come back from a text. SQLite's functions end one at a NUL."""
     if b"\0" in data:
         return False

@@ -15,11 +15,14 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 import apsw
 
 from perdure.backends.sqlite_errors import DRIVER_ERRORS, HARMLESS, translated
 from perdure.errors import PerdureError, UnavailableError, UnsupportedError, UsageError
+
+T = TypeVar("T")
 
 FIRST_PAUSE = 0.0002  # A commit on a fast disk takes about as long.
 LONGEST_PAUSE = 0.005  # Long enough to leave the processor alone, short against a slow sync.
@@ -78,11 +81,10 @@ class Connections:
         self._paused = False
         self._took_over = False
 
-    @contextlib.contextmanager
-    def writing(self, stream: str, *, begin: bool = True) -> Iterator[apsw.Connection]:
-        """Lend the writer inside a transaction, durable when the block was left without error.
+    def write(self, stream: str, work: Callable[[apsw.Connection], T], *, begin: bool = True) -> T:
+        """Do some work with the writer inside a transaction, durable on return.
 
-        Without `begin`, each statement in the block is a transaction of its own.
+        Without `begin`, each statement of the work is a transaction of its own.
 
         After any error nothing of the transaction is in the file, or nobody knows: then the
         writer is poisoned, and what the log holds is rewritten before anything else is written.
@@ -97,11 +99,10 @@ class Connections:
                     writer.execute("rollback")
                 if begin:
                     writer.execute("begin immediate")
-                    before = writer.total_changes()
-                    yield writer
+                before = writer.total_changes()
+                done = work(writer)
+                if begin:
                     writer.execute("commit" if writer.total_changes() != before else "rollback")
-                else:
-                    yield writer
             except HARMLESS as error:
                 raise translated(error, self._name, stream) from error
             except PerdureError:
@@ -109,6 +110,8 @@ class Connections:
             except DRIVER_ERRORS as error:
                 self._poison()
                 raise translated(error, self._name, stream) from error
+            else:
+                return done
             finally:
                 self._roll_back()
 

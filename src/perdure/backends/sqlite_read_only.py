@@ -18,7 +18,7 @@ import apsw
 
 from perdure.backends import sqlite_at_once, sqlite_schema
 from perdure.backends.filesystem import refusal, why_read_only
-from perdure.backends.sqlite_connections import Connections, patient
+from perdure.backends.sqlite_connections import Connections, T, patient
 from perdure.backends.sqlite_errors import DRIVER_ERRORS, translated
 from perdure.backends.sqlite_guarantees import settings_of
 from perdure.errors import PerdureError, UnavailableError
@@ -45,8 +45,7 @@ def connect(
         sqlite_at_once.prepare,
     )
     try:
-        with found.writing("") as db:
-            return found, settings_of(db, name), ""
+        return found, found.write("", lambda db: settings_of(db, name)), ""
     except UnavailableError as error:
         reason = why_read_only(path, str(Path(path).parent))
         if not (reason and isinstance(error.__cause__, _REFUSED) and os.access(path, os.R_OK)):
@@ -99,17 +98,16 @@ class ReadOnlyConnections(Connections):
         self._reason = reason
         self._seen: dict[apsw.Connection, _Seen] = {}
 
-    @contextlib.contextmanager
-    def writing(
+    def write(
         self,
         stream: str,  # noqa: ARG002 - as the others.
+        work: Callable[[apsw.Connection], T],  # noqa: ARG002
         *,
         begin: bool = True,  # noqa: ARG002
-    ) -> Iterator[apsw.Connection]:
+    ) -> T:
         """Raise UsageError: nothing can be written, and nothing was."""
         self._require_open()
         raise refusal(self._name, self._reason)
-        yield
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[apsw.Connection]:

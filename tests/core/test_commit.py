@@ -10,11 +10,14 @@ from typing import Any
 
 import pytest
 
+import perdure
 from perdure.backend import Append, Entry, Outcome
 from perdure.backends.memory import MemoryBackend
+from perdure.backends.offload import Offload
 from perdure.commit import UNDIVIDED_MAX, Combiner, Committer, rounds, share
 from perdure.commit_async import AsyncCombiner, Ended
 from perdure.errors import DamagedError, UnavailableError
+from tests.core.support import said
 
 
 def append(stream: str, position: int = 1) -> Append:
@@ -267,5 +270,18 @@ def test_a_store_that_answers_too_few_leaves_no_task_waiting() -> None:
             asyncio.gather(*map(combiner.submit, range(3)), return_exceptions=True), 10
         )
         assert [type(one) for one in found] == [ValueError] * 3
+
+    asyncio.run(main())
+
+
+def test_writes_of_many_sessions_share_one_task() -> None:
+    async def main() -> None:
+        async with perdure.open_async(Offload(MemoryBackend())) as store:
+            sessions = [await store.session(f"s{number}") for number in range(12)]
+            waiting = [asyncio.ensure_future(one.append(said("Hello"))) for one in sessions]
+            await asyncio.sleep(0)
+            others = asyncio.all_tasks() - {*waiting, asyncio.current_task()}
+            assert len(others) == 1
+            assert await asyncio.gather(*waiting) == [1] * 12
 
     asyncio.run(main())

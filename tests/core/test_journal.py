@@ -1,6 +1,9 @@
 """Entries: layout, links, batches."""
 
 import json
+import random
+from base64 import b64encode
+from hashlib import sha256
 
 import pytest
 
@@ -161,3 +164,9 @@ def test_an_entry_that_does_not_continue_its_batch_is_damage() -> None:
 def test_a_timestamp_is_utc_to_the_microsecond() -> None:
     assert journal.timestamp(0) == "1970-01-01T00:00:00.000000Z"
     assert journal.timestamp(1.5) == "1970-01-01T00:00:01.500000Z"
+
+
+@pytest.mark.parametrize("size", [0, 1, 2047, 2048, 4094, 4095, 32 * 1024, 32 * 1024 + 1, 100_000])
+def test_a_digest_is_that_of_all_bytes_whether_or_not_they_are_hashed_in_pieces(size: int) -> None:
+    data = random.Random(size).randbytes(size)
+    assert digest_of(data) == b64encode(sha256(data).digest()).decode()

@@ -55,7 +55,7 @@ class Codec:
     def pack(self, value: object, *, root: str = "$") -> Any:
         """Return a JSON tree from which `unpack` makes an equal value, or raise UsageError."""
         try:
-            return self._pack(value, 0)
+            return self._pack_dict(value, 0) if type(value) is dict else self._pack(value, 0)
         except Refused as refused:
             raise UsageError(str(refused), root + "".join(reversed(refused.path))) from None
 

@@ -26,7 +26,6 @@ from perdure.records import (
     EffectSettled,
     Kept,
     Labelled,
-    Message,
     Piece,
     Pinned,
     Released,
@@ -172,7 +171,9 @@ class Fold:
             self._remember(key, Known(position, fingerprint(payload)))
         kind = content.kind
         if kind == "message":  # Most are.
-            self._message(position, record_id, content)  # type: ignore[arg-type]
+            self.messages += 1
+            self.last_message = position
+            self.talk = self.talk.message(position, record_id, content)  # type: ignore[arg-type]
             return
         change = self._changes.get(kind)
         if change is not None:
@@ -185,11 +186,6 @@ class Fold:
         ids[record_id] = known
         if len(ids) > IDS_KEPT:
             del ids[next(iter(ids))]
-
-    def _message(self, position: int, record_id: str, content: Message) -> None:
-        self.messages += 1
-        self.last_message = position
-        self.talk = self.talk.message(position, record_id, content)
 
     def _piece(self, position: int, _id: str, content: Piece) -> None:
         self.talk = self.talk.piece(position, content)
@@ -274,7 +270,6 @@ class Fold:
         "effect.settled": _effect_settled,
         "approval.asked": _approval_asked,
         "approval.decided": _approval_decided,
-        "message": _message,
         "piece": _piece,
         "pinned": _pinned,
         "summary": _summary,

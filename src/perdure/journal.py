@@ -123,7 +123,7 @@ def link(
         prefix = _encode(place)[:-1]
         body = seal(draft.payload, prefix)
         header = b'%b,"%b"]' % (prefix, digest_bytes(body))
-        previous = digest_of(header)
+        previous = digest_bytes(header).decode()
         # As calling the class does, in half the time.
         entries.append(tuple.__new__(Entry, (position, header, body)))
     return entries, Tip(position, previous)

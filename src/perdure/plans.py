@@ -100,7 +100,7 @@ class Batch:
     def add(self, draft: Draft) -> int:
         """Add a record; later plans of the batch see its effect. Return its position."""
         self.drafts.append(draft)
-        content, position = draft.content, self.position
+        content, position = draft.content, self.tip.position + len(self.drafts)
         self.fold.apply(position, draft.id, content, draft.payload)
         if content.kind == "message":
             self.last = draft.payload

@@ -115,7 +115,7 @@ def message_drafts(
 ) -> list[Draft]:
     """Return messages as records; what can not be stored is refused."""
     drafts = []
-    new_id, pack = replica.settings.new_id, replica.settings.codec.pack
+    token, pack = replica.settings.token, replica.settings.codec.pack
     if voice is not NOBODY:
         for field, text in voice._asdict().items():
             require_str(text, field)
@@ -132,7 +132,7 @@ def message_drafts(
             tokens=counted(counter, message) if counter else 0,
             counter=require_str(counter.name, "the name of a counter") if counter else "",
         )
-        drafts.append(Draft(new_id(), content, codec.encode(content)))
+        drafts.append(Draft(GENERATED + token(), content, codec.encode(content)))
     if record_id is not None:
         drafts[0] = named(drafts, require_id(record_id))
     return drafts

@@ -8,7 +8,7 @@ from pathlib import Path
 import apsw
 import pytest
 
-from perdure.backend import Backend
+from perdure.backend import STORED, Append, Backend, Entry
 from perdure.backends import sqlite
 from perdure.backends.sqlite import SqliteBackend
 from perdure.errors import UnavailableError
@@ -92,6 +92,19 @@ def test_a_shell_shows_headers_and_plain_bodies_as_text(backend: SqliteBackend) 
     backend.append([appended("s", 3, 3)._replace(entries=[entry(3, body=b"cut\0short")])])
     kind = writer(backend).execute("select typeof(body) from entry where position = 3").get
     assert kind == "blob", "a shell would show a text only up to its NUL"
+
+
+def test_what_goes_on_comes_back_as_it_was_text_or_not(backend: SqliteBackend) -> None:
+    """An append of its own, and entries of which one ends in the middle of a character."""
+    bodies = [b"Euro \xe2\x82", b"\xac more", "Grüße".encode(), b"nul\0", b"\xff", b"", b"plain"]
+    backend.append([Append("s", [Entry(1, b"h1", b"first")])])
+    stored = [Entry(2 + at, b"h%d" % (2 + at), body) for at, body in enumerate(bodies)]
+    for given in [stored[:2], *([one] for one in stored[2:])]:
+        assert backend.append([Append("s", given)]) == [STORED]
+    assert [*backend.read("s", after=1)] == stored
+    kinds = writer(backend).execute("select typeof(body) from entry order by position").fetchall()
+    text = {b"first", "Grüße".encode(), b"", b"plain"}
+    assert [kind == "text" for (kind,) in kinds] == [b in text for b in [b"first", *bodies]]
 
 
 def test_dropped_bytes_are_not_in_the_file_any_more(path: Path) -> None:

@@ -27,6 +27,7 @@ from perdure.backend import (
 from perdure.backends import sqlite_at_once, sqlite_guarantees, sqlite_recent
 from perdure.backends.filesystem import ACCEPTABLE, require_local
 from perdure.backends.rules import check, decide
+from perdure.backends.sqlite_at_once import is_text
 from perdure.backends.sqlite_errors import DRIVER_ERRORS, translated
 from perdure.backends.sqlite_heads import by_id, head_of, listed, place_of
 from perdure.backends.sqlite_page import NO_BOUND, Page
@@ -294,8 +295,8 @@ def _go_on(db: apsw.Connection, place: int, labels: str, append: Append) -> bool
     if db.changes() == 0:
         return False
     rows = [(place, *entry) for entry in append.entries]
-    data = b"".join([part for _, _, header, body in rows for part in (header, body or b"")])
-    if data.isascii() and b"\0" not in data:  # As `_column`, for all at once.
+    parts = [part for _, _, header, body in rows for part in (header, body or b"")]
+    if is_text(b"\n".join(parts)):  # Then each of them is: no character holds a new line.
         db.executemany(ADD_TEXT, rows)
     else:
         db.executemany(ADD_ENTRY, _rows(place, append.entries))

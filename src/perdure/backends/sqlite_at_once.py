@@ -83,7 +83,7 @@ class Labels:
             if append.begins or labels_before is None:
                 return None
             for position, header, body in entries:
-                if not (_is_text(header) and body is not None and _is_text(body)):
+                if not (is_text(header) and body is not None and is_text(body)):
                     return None
                 middle = offset + len(header)
                 places.append((place, position, offset, len(header), middle, len(body)))
@@ -113,7 +113,7 @@ def store(load: Load, db: apsw.Connection) -> bool:
     return True
 
 
-def _is_text(data: bytes) -> bool:
+def is_text(data: bytes) -> bool:
     """Say whether the same bytes come back from a text. SQLite's functions end one at a NUL."""
     if b"\0" in data:
         return False

@@ -143,9 +143,16 @@ class Chat:
     ) -> None:
         self._begun = False
         with self._held:
-            self._parts.put_back()
-            classes.disown(self)
-            classes.uninstall()
+            if not self.talking:
+                self._let_go()
+            elif error is None:  # In a thread or a task. It stays kept until its end.
+                reason = "a chat is still going on where `with persist(...)` ends"
+                raise UsageError(f"{reason}: wait for its end inside, with await or process()")
+
+    def _let_go(self) -> None:
+        self._parts.put_back()
+        classes.disown(self)
+        classes.uninstall()
 
     def _load(self) -> None:
         self._kept.load()
@@ -270,6 +277,8 @@ class Chat:
                 self.talking = False
                 self._recorder.end()
                 classes.inside.reset(token)
+                if not self._begun:
+                    self._let_go()
 
     def _close_calls(self) -> None:
         """Answer the calls that the chat before ended on: models refuse to go on else."""

@@ -230,6 +230,30 @@ def test_a_chat_that_is_not_entered_or_left(
     assert len(server.requests) == asked
 
 
+def test_a_chat_that_is_not_waited_for_stays_kept(cast: Cast, store: perdure.Store) -> None:
+    user, assistant = cast.pair()
+    session = store.session("s")
+
+    async def begin() -> Any:
+        with persist(session, user, assistant):
+            running = asyncio.ensure_future(user.a_initiate_chat(assistant, message=CHECKLIST))
+            await asyncio.sleep(0)  # It begins.
+        return running
+
+    async def wait() -> Any:
+        with pytest.raises(perdure.UsageError, match="a chat is still going on where"):
+            await begin()
+        (running,) = asyncio.all_tasks() - {asyncio.current_task()}
+        return await running
+
+    create = autogen.OpenAIWrapper.create
+    assert len(asyncio.run(wait()).chat_history) == 2
+    assert len(session.messages()) == 2
+    assert session.interrupted == ()
+    assert autogen.OpenAIWrapper.create is create
+    assert "send" not in vars(user)
+
+
 def test_a_queue_that_is_none_and_one_that_can_not_be_kept(
     cast: Cast, server: ModelServer, store: perdure.Store
 ) -> None:

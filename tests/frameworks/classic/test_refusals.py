@@ -313,7 +313,7 @@ def test_a_tool_that_hands_over(cast: Cast, server: ModelServer, store: perdure.
         user.initiate_chat(assistant, message=CHARGE)
 
 
-@pytest.mark.parametrize("version", ["0.3.2", "0.15.0", "1.0.0", "unknown"])
+@pytest.mark.parametrize("version", ["0.2.34", "0.15.0", "1.0.0", "unknown"])
 def test_a_version_that_was_never_tried(
     cast: Cast, store: perdure.Store, monkeypatch: pytest.MonkeyPatch, version: str
 ) -> None:

@@ -31,19 +31,22 @@ class Waiter(Protocol[_Told_contra]):
     def set_exception(self, error: BaseException, /) -> None: ...
 
 
+_Waiting = tuple[Item, Waiter[Answer]]
+
+
 class AsyncCombiner(Generic[Item, Answer]):
-    """Carries out the items of many tasks together; `run` says when they have ended."""
+    """Carries out the items of many tasks together; `run` tells it by `finish` of their end."""
 
     def __init__(
         self,
-        run: Callable[[list[Item], Ended], object],
+        run: Callable[[list[Item], "AsyncCombiner[Item, Answer]"], object],
         share: Callable[[int, int], int] = lambda waiting, _: waiting,
     ) -> None:
         self._run = run
         self._share = share
         self._last = 0
-        self._under_way: list[tuple[Item, Waiter[Answer]]] | None = None
-        self._queue: list[tuple[Item, Waiter[Answer]]] = []
+        self._under_way: list[_Waiting[Item, Answer]] | None = None
+        self._queue: list[_Waiting[Item, Answer]] = []
 
     def submit(self, item: Item) -> asyncio.Future[Answer]:
         """Return a future of the answer to an item. When cancelled, it may still be carried out."""
@@ -63,45 +66,72 @@ class AsyncCombiner(Generic[Item, Answer]):
         batch, self._queue = self._queue[:size], self._queue[size:]
         self._last = len(batch)
         self._under_way = batch
-        self._run([item for item, _ in batch], self._finish)
+        self._run([item for item, _ in batch], self)
 
-    def _finish(self, answers: Sequence[Answer], error: BaseException | None) -> None:
+    @property
+    def is_left(self) -> bool:
+        """Whether nobody waits any more for what is under way."""
+        return all(waiter.done() for _, waiter in self._under_way or ())
+
+    def finish(self, answers: Sequence[Answer], error: BaseException | None) -> None:
+        """Tell everybody what became of what was under way, and begin with those who came since."""
         batch, self._under_way = self._under_way or [], None
         if error is None and len(answers) != len(batch):  # Or somebody would wait for ever.
             error = ValueError(f"{len(answers)} answers for {len(batch)} items")
-        cancelled = isinstance(error, asyncio.CancelledError)
-        if self._queue and not cancelled:
-            self._queue = [waiting for waiting in self._queue if not waiting[1].done()]
+        if isinstance(error, asyncio.CancelledError):
+            # The event loop ends, perhaps. Only what somebody still waits for goes on in it.
+            batch += [waiting for waiting in self._queue if _is_left(waiting[1])]
+            self._queue = [waiting for waiting in self._queue if not _is_left(waiting[1])]
+        try:
+            if self._queue:
+                self._queue = [waiting for waiting in self._queue if not waiting[1].done()]
             if self._queue:
                 self._start()
-        if error is None:
-            for (_, waiter), answer in zip(batch, answers, strict=True):
-                if not waiter.done():
-                    waiter.set_result(answer)
-            return
-        for _, waiter in batch:
-            if not waiter.done():
-                waiter.cancel() if cancelled else waiter.set_exception(error)
+        finally:
+            _tell(batch, answers, error)
 
 
-_tasks: set["asyncio.Task[Any]"] = set()
-"""Those under way: an event loop holds them weakly, and one could be collected."""
+def _is_left(waiter: Waiter[Any]) -> bool:
+    return waiter.is_left if isinstance(waiter, _UnderWay) else waiter.done()
 
 
-def in_task(work: Coroutine[Any, Any, Any], ended: Ended) -> None:
-    """Do something in a task of its own, and say what it came to."""
+def _tell(
+    batch: Sequence[_Waiting[Any, Answer]], answers: Sequence[Answer], error: BaseException | None
+) -> None:
+    raised: BaseException | None = None
+    for number, (_, waiter) in enumerate(batch):
+        if waiter.done():
+            continue
+        try:
+            if error is None:
+                waiter.set_result(answers[number])
+            elif isinstance(error, asyncio.CancelledError):
+                waiter.cancel()
+            else:
+                waiter.set_exception(error)
+        except BaseException as interrupt:  # noqa: BLE001 - the others must hear of theirs first
+            raised = interrupt
+    if raised is not None:
+        raise raised
+
+
+def in_task(tasks: set["asyncio.Task[Any]"], work: Coroutine[Any, Any, Any], ended: Ended) -> None:
+    """Do something in a task of its own, and say what it came to.
+
+    `tasks` holds it meanwhile: an event loop does so only weakly.
+    """
 
     def told(task: "asyncio.Task[Any]") -> None:
-        _tasks.discard(task)
+        tasks.discard(task)
         if task.cancelled():
-            ended(None, asyncio.CancelledError())
+            ended((), asyncio.CancelledError())
         elif (error := task.exception()) is not None:
-            ended(None, error)
+            ended((), error)
         else:
             ended(task.result(), None)
 
     task = asyncio.create_task(work)
-    _tasks.add(task)
+    tasks.add(task)
     task.add_done_callback(told)
 
 
@@ -111,8 +141,10 @@ class AsyncCommitter:
     def __init__(self, backend: AsyncBackend) -> None:
         self._backend = backend
         self.combiner: AsyncCombiner[Append | None, Outcome] = AsyncCombiner(
-            lambda appends, ended: in_task(self._send(appends), ended), share
+            lambda appends, combiner: in_task(self.tasks, self._send(appends), combiner.finish),
+            share,
         )
+        self.tasks: set[asyncio.Task[Any]] = set()
 
     def append(self, append: Append) -> asyncio.Future[Outcome]:
         """Return what became of an append; whatever was stored is durable."""
@@ -188,20 +220,27 @@ class AsyncDriver:
                 return await waiting_async.wait(backend, stream, after=after, timeout=timeout)
 
 
-def begin(driver: AsyncDriver, steps: Steps[Any], ended: Ended) -> None:
-    """Carry out steps, whoever waits for them; say at the end what they returned or raised."""
-    _UnderWay(driver, steps, ended).set_result(None)
+def begin(driver: AsyncDriver, steps: Steps[Any], combiner: AsyncCombiner[Any, Any]) -> None:
+    """Carry out steps, whoever waits for them; tell a combiner what they returned or raised."""
+    _UnderWay(driver, steps, combiner).set_result(None)
 
 
 class _UnderWay:
     """Steps that go on when a request of theirs is answered, in whatever brings the answer."""
 
-    __slots__ = ("_driver", "_ended", "_steps")
+    __slots__ = ("_combiner", "_driver", "_steps")
 
-    def __init__(self, driver: AsyncDriver, steps: Steps[Any], ended: Ended) -> None:
+    def __init__(
+        self, driver: AsyncDriver, steps: Steps[Any], combiner: AsyncCombiner[Any, Any]
+    ) -> None:
         self._driver = driver
         self._steps = steps
-        self._ended = ended
+        self._combiner = combiner
+
+    @property
+    def is_left(self) -> bool:
+        """Whether nobody waits any more for what the steps will come to."""
+        return self._combiner.is_left
 
     def done(self) -> bool:
         return False  # Nobody takes them back.
@@ -219,11 +258,11 @@ class _UnderWay:
         try:
             request = go(answer)
         except StopIteration as end:
-            self._ended(end.value, None)
+            self._combiner.finish(end.value, None)
         except BaseException as error:
-            self._ended(None, error)
-            if isinstance(error, KeyboardInterrupt | SystemExit):  # As a task does.
-                raise
+            self._combiner.finish((), error)
+            if error is not answer and isinstance(error, KeyboardInterrupt | SystemExit):
+                raise  # As a task does. What came with the answer was raised where it came from.
         else:
             self._ask(request)
 
@@ -232,7 +271,7 @@ class _UnderWay:
         if type(request) is Commit:  # Most are.
             driver.committer.combiner.enter(request.append, self)
         else:
-            in_task(driver.answer(request), self._take)
+            in_task(driver.committer.tasks, driver.answer(request), self._take)
 
     def _take(self, answer: Any, error: BaseException | None) -> None:
         if error is None:

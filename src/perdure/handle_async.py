@@ -40,7 +40,7 @@ class AsyncHandle:
         self.changed: list[Changed] = []
         """Calls that another version of their tool had begun."""
         self._combiner: AsyncCombiner[Plan, Answer] = AsyncCombiner(
-            lambda plans, ended: begin(driver, replica.write(plans), ended)
+            lambda plans, combiner: begin(driver, replica.write(plans), combiner)
         )
         self.leaving: set[Callable[[], Coroutine[Any, Any, None]]] = set()
         """What is to be given back before this handle is let go."""

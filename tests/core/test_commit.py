@@ -15,7 +15,7 @@ from perdure.backend import Append, Entry, Outcome
 from perdure.backends.memory import MemoryBackend
 from perdure.backends.offload import Offload
 from perdure.commit import UNDIVIDED_MAX, Combiner, Committer, rounds, share
-from perdure.commit_async import AsyncCombiner, Ended
+from perdure.commit_async import AsyncCombiner
 from perdure.errors import DamagedError, UnavailableError
 from tests.core.support import said
 
@@ -261,8 +261,8 @@ def test_half_of_many_go_together_and_a_few_as_they_are() -> None:
 
 
 def test_a_store_that_answers_too_few_leaves_no_task_waiting() -> None:
-    def answer_nobody(_items: list[int], ended: Ended) -> None:
-        asyncio.get_running_loop().call_soon(ended, [], None)
+    def answer_nobody(_items: list[int], combiner: AsyncCombiner[int, int]) -> None:
+        asyncio.get_running_loop().call_soon(combiner.finish, [], None)
 
     async def main() -> None:
         combiner: AsyncCombiner[int, int] = AsyncCombiner(answer_nobody)

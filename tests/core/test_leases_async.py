@@ -12,10 +12,11 @@ from perdure import lease as lease_module
 from perdure.backend import Append, Outcome
 from perdure.backends.memory import MemoryBackend
 from perdure.backends.offload import Offload
-from perdure.commit_async import Ended
+from perdure.commit_async import AsyncCombiner
 from perdure.errors import FencedError, LeaseHeldError, UnavailableError, UsageError
 from perdure.lease_async import AsyncLease
 from perdure.plans import Plan
+from perdure.replica import Answer
 from tests.core.support import said
 from tests.durability.p29_tasks import CancelledAt
 
@@ -140,10 +141,10 @@ def test_a_store_that_hangs_is_told_of_when_the_time_has_passed() -> None:
             release = asyncio.Event()
             write_all = combiner._run
 
-            def hang(plans: list[Plan], ended: Ended) -> None:
+            def hang(plans: list[Plan], combiner: AsyncCombiner[Plan, Answer]) -> None:
                 async def later() -> None:
                     await release.wait()
-                    write_all(plans, ended)
+                    write_all(plans, combiner)
 
                 waiting.append(asyncio.create_task(later()))
 

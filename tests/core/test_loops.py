@@ -1,0 +1,167 @@
+"""Event loops that end, or are interrupted, while writes are under way."""
+
+import asyncio
+import contextlib
+import gc
+import weakref
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+import pytest
+
+import perdure
+from perdure.backend import Append, Outcome
+from perdure.backends.memory import MemoryBackend
+from perdure.backends.offload import Offload
+from perdure.session_async import AsyncSession
+from perdure.store_async import AsyncStore
+from tests.core.support import said
+
+
+class Slow(Offload):
+    """Takes its time for each commit, once it is told to; what is in `errors` it raises."""
+
+    def __init__(self) -> None:
+        super().__init__(MemoryBackend())
+        self.pause = 0.0
+        self.errors: list[BaseException] = []
+
+    async def append(self, appends: Sequence[Append]) -> Sequence[Outcome]:
+        if self.pause:
+            await asyncio.sleep(self.pause)
+        if self.errors:
+            raise self.errors.pop(0)
+        return await super().append(appends)
+
+
+async def opened(store: AsyncStore, count: int) -> list[AsyncSession]:
+    sessions = [await store.session(f"s{number}") for number in range(count)]
+    for session in sessions:
+        await session.append(said("first"))
+    return sessions
+
+
+async def at_most(seconds: float, work: Coroutine[Any, Any, Any]) -> Any:
+    async with asyncio.timeout(seconds):
+        return await work
+
+
+def test_a_store_outlives_a_loop_that_ended_with_writes_under_way() -> None:
+    """One write was under way and one waited when the application failed."""
+    backend = Slow()
+    store = perdure.open_async(backend)
+    sessions: list[AsyncSession] = []
+    writes: list[asyncio.Task[int]] = []
+
+    async def failing() -> None:
+        sessions.extend(await opened(store, 2))
+        backend.pause = 0.05
+        for session in sessions:
+            writes.append(asyncio.create_task(session.append(said("cut"))))
+            await asyncio.sleep(0.01)
+        raise RuntimeError("the application fails")
+
+    async def going_on() -> None:
+        for session in reversed(sessions):
+            await at_most(10, session.append(said("after")))
+            assert [message["content"] for message in await session.messages()][-1] == "after"
+        await at_most(10, store.close())
+
+    with pytest.raises(RuntimeError, match="application"):
+        asyncio.run(failing())
+    backend.pause = 0.0
+    asyncio.run(going_on())
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_turns_come_to_their_ends_when_a_loop_is_cancelled(seed: int) -> None:
+    """Leaving a turn writes to the store while `asyncio.run` cancels whatever is there."""
+    backend = Slow()
+    store = perdure.open_async(backend)
+    sessions: list[AsyncSession] = []
+
+    async def turning(session: AsyncSession) -> None:
+        async with session.turn("Hello"):
+            await asyncio.sleep(60)
+
+    async def writing(session: AsyncSession) -> None:
+        while True:
+            await session.append(said("more"))
+
+    async def failing() -> None:
+        sessions.extend(await opened(store, 4))
+        backend.pause = 0.002
+        work = [turning, writing] * 2
+        tasks = [asyncio.create_task(do(one)) for do, one in zip(work, sessions, strict=True)]
+        await asyncio.sleep(0.03 + seed * 0.0007)
+        assert not any(task.done() for task in tasks)
+        raise RuntimeError("the application fails")
+
+    async def looking() -> None:
+        for session in sessions:
+            await at_most(10, session.refresh())
+            kinds = [record.kind async for record in session.records()]
+            assert kinds.count("turn.begun") == kinds.count("turn.failed")
+        assert sum([len(session.interrupted) for session in sessions]) == 0
+        await at_most(10, store.close())
+
+    async def watched() -> None:
+        await asyncio.to_thread(_run_failing, failing)
+
+    asyncio.run(at_most(20, watched()))
+    backend.pause = 0.0
+    asyncio.run(looking())
+
+
+def _run_failing(failing: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    with pytest.raises(RuntimeError, match="application"):
+        asyncio.run(failing())
+
+
+@pytest.mark.parametrize("interrupt", [KeyboardInterrupt, SystemExit, asyncio.CancelledError])
+def test_an_interrupt_of_one_commit_leaves_no_session_waiting(
+    interrupt: type[BaseException],
+) -> None:
+    backend = Slow()
+    store = perdure.open_async(backend)
+    loop = asyncio.new_event_loop()
+    sessions = loop.run_until_complete(opened(store, 6))
+    backend.pause, backend.errors = 0.02, [interrupt()]
+
+    async def writing() -> None:
+        first = [asyncio.create_task(one.append(said("cut"))) for one in sessions[:4]]
+        await asyncio.sleep(0.01)
+        rest = [asyncio.create_task(one.append(said("waits"))) for one in sessions[2:]]
+        await asyncio.wait([*first, *rest])
+
+    async def going_on() -> list[int]:
+        return [await at_most(10, session.append(said("after"))) for session in sessions]
+
+    with contextlib.suppress(KeyboardInterrupt, SystemExit):
+        loop.run_until_complete(at_most(10, writing()))
+    for _ in range(len(sessions)):  # Each task that is told of it raises it.
+        with contextlib.suppress(KeyboardInterrupt, SystemExit):
+            loop.run_until_complete(asyncio.sleep(0.02))
+    assert len(loop.run_until_complete(going_on())) == len(sessions)
+    for session in sessions:
+        texts = [message["content"] for message in loop.run_until_complete(session.messages())]
+        assert len(texts) == len({*texts})
+    loop.run_until_complete(store.close())
+    loop.close()
+
+
+def test_what_a_closed_loop_left_under_way_is_freed() -> None:
+    def left_behind() -> list[weakref.ref[object]]:
+        store, loop = perdure.open_async(Slow()), asyncio.new_event_loop()
+        (session,) = loop.run_until_complete(opened(store, 1))
+        store._backend.pause = 60  # type: ignore[attr-defined]
+        write = loop.create_task(session.append(said("cut")))
+        loop.run_until_complete(asyncio.sleep(0.01))
+        assert not write.done()
+        write._log_destroy_pending = False  # type: ignore[attr-defined]
+        loop.close()
+        return [weakref.ref(session), weakref.ref(session._replica), weakref.ref(store)]
+
+    found = left_behind()
+    gc.collect()
+    assert [one() for one in found] == [None] * 3

@@ -162,6 +162,7 @@ def test_the_same_of_the_environment(postgres_url: str, monkeypatch: pytest.Monk
     [
         (PostgresBackend, "patience=0.5"),
         (PostgresBackend, "wait=0.5"),
+        (PostgresBackend, "connect_timeout=-1&patience=0.5"),
         (AsyncPostgresBackend, "connect_timeout=2"),
     ],
 )

@@ -13,7 +13,7 @@ from psycopg import sql
 
 from perdure.backends import postgres_steps
 from perdure.backends.postgres import PostgresBackend
-from perdure.backends.postgres_sql import Statements, statements
+from perdure.backends.postgres_sql import NOW, Statements, statements
 from perdure.testing.contract_values import appended, entries, status
 
 
@@ -74,6 +74,19 @@ def test_such_a_statement_would_be_noticed(
     assert changes(database, text) == {"head": 2, "label": 1}
 
 
+@pytest.mark.parametrize("name", ["append", "append_relabelling", "settle"])
+def test_heads_are_locked_in_one_order_whatever_the_plan(
+    backend: PostgresBackend, database: psycopg.Connection[Any], name: str
+) -> None:
+    """Otherwise two batches with the same streams could each hold what the other waits for."""
+    explain = f"explain (generic_plan, format json) {numbered(getattr(backend._book.sql, name))}"
+    row = database.execute(explain.encode()).fetchone()
+    assert row is not None
+    plans = _node_of(row[0][0]["Plan"], "Node Type", "LockRows")["Plans"]
+    (below,) = [one for one in plans if one["Parent Relationship"] == "Outer"]
+    assert (below["Node Type"], below.get("Sort Key")) == ("Sort", ["head.stream"])
+
+
 @pytest.mark.parametrize("name", Statements._fields)
 def test_every_statement_asks_for_the_tenant(name: str) -> None:
     text = getattr(statements('"perdure"'), name)
@@ -106,17 +119,17 @@ def test_labels_that_were_borne_once_are_not_walked_through(
         (tenant, b"busy", b"", b"", 256, tenant),
     ).fetchone()
     assert row is not None
-    scan = _scan_of(row[0][0]["Plan"], "label")
+    scan = _node_of(row[0][0]["Plan"], "Relation Name", "label")
     assert scan["Actual Rows"] == 2
     assert scan.get("Rows Removed by Filter", 0) == 0
     assert "present" in json.dumps(scan["Index Cond"])
 
 
-def _scan_of(node: dict[str, Any], table: str) -> dict[str, Any]:
-    if node.get("Relation Name") == table:
+def _node_of(node: dict[str, Any], key: str, value: str) -> dict[str, Any]:
+    if node.get(key) == value:
         return node
     for child in node.get("Plans", ()):
-        if found := _scan_of(child, table):
+        if found := _node_of(child, key, value):
             return found
     return {}
 
@@ -179,6 +192,23 @@ def test_a_stream_that_is_removed_meanwhile_does_not_come_back(
     assert [one.stream for one in backend.streams()] == both[1:]
     assert list(backend.read("s")) == []
     assert [one.stream for one in backend.streams(labels=["k"])] == both[1:]
+
+
+def test_a_change_that_is_committed_while_the_pages_are_read_is_not_missed(
+    backend: PostgresBackend, database: psycopg.Connection[Any]
+) -> None:
+    """Its time is before that of the newest on the first page, its commit after it."""
+    streams = [f"s{number:03}" for number in range(300)]
+    status(backend, *(appended(one, 1, 1) for one in streams))
+    *_, oldest = backend.recent()
+    with database.transaction():
+        move = f"update head set changed = {NOW} where tenant = %s and name = %s"  # noqa: S608 - ours
+        database.execute(move.encode(), (backend._book.tenant, oldest.stream.encode()))
+        status(backend, appended("newest", 1, 1))
+        walk = backend.recent()
+        assert next(walk).stream == "newest"
+    found = [head.stream for head in walk]
+    assert sorted(found) == streams
 
 
 def _waits(database: psycopg.Connection[Any]) -> bool:

@@ -8,6 +8,7 @@ import pytest
 from psycopg import sql
 
 import perdure
+from perdure.backends import postgres_schema
 from perdure.backends.postgres import PostgresBackend
 from perdure.backends.postgres_rls import rls_script
 from perdure.errors import UnavailableError
@@ -186,4 +187,16 @@ def test_a_table_that_somebody_reads_for_long_is_not_waited_for_for_ever(
             PostgresBackend(f"{address}&patience=0.3")
     with pytest.raises(UnavailableError, match="has tables of version 1"):
         PostgresBackend(f"{address}&migrate=no")
+    assert seen(address) == held
+
+
+def test_nor_is_somebody_else_who_changes_the_tables(
+    first: tuple[str, list[Any]], postgres_url: str
+) -> None:
+    address, held = first
+    lock = postgres_schema._lock(address.rpartition("schema=")[2])
+    with psycopg.connect(postgres_url) as other:
+        other.execute("select pg_advisory_xact_lock(%s::bigint)", (lock,))
+        with pytest.raises(UnavailableError, match="a lock is held too long"):
+            PostgresBackend(f"{address}&patience=0.3")
     assert seen(address) == held

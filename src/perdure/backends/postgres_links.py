@@ -66,8 +66,8 @@ def options_of(address: Address) -> dict[str, Any]:
 def in_time(options: dict[str, Any], deadline: float) -> dict[str, Any]:
     """Return how to connect before a deadline; the driver waits for two seconds at least."""
     left = max(deadline - time.monotonic(), 2.0)
-    usual = float(options.get("connect_timeout") or 0) or left
-    return {**options, "connect_timeout": math.ceil(min(usual, left))}
+    usual = float(options.get("connect_timeout") or 0)
+    return {**options, "connect_timeout": math.ceil(min(usual, left) if usual > 0 else left)}
 
 
 def _limited(gen: Generator[Any, Any, T], deadline: float) -> Generator[Any, Any, T]:

@@ -14,6 +14,7 @@ from perdure.backends.rules import check_name
 from perdure.errors import DamagedError, UsageError
 
 FEW = 1000  # So many streams are rather sorted than looked for among all the others.
+COMMITTING = 5_000_000  # Microseconds from a head's time to its commit, at most but for mishaps.
 
 
 class ByName:
@@ -103,7 +104,7 @@ class ByChange:
         ended = len(rows) < size
         late: list[Row] = []
         if ended and begun >= 0:
-            late = yield Ask(sql.changed, (tenant, begun))
+            late = yield Ask(sql.changed, (tenant, begun - COMMITTING))
         # Only now: a lost connection begins these steps again.
         self._begun, self.ended = begun, ended
         if rows:

@@ -167,13 +167,13 @@ def migrate(link: Link, address: Address) -> list[str]:
     for attempt in range(ATTEMPTS):
         try:
             with link.transaction():
+                # Whoever reads a table for long is waited for, and everybody behind us too.
+                longest = f"{math.ceil(address.patience * 1000)}ms"
+                link.execute("select set_config('lock_timeout', %s, true)", (longest,))
                 link.execute("select pg_advisory_xact_lock(%s::bigint)", (_lock(address.schema),))
                 server = look(link, address)
                 require(server, address)
                 statements = script(_schema(address), server.tables, exists=server.schema_exists)
-                # Whoever reads a table for long is waited for, and everybody behind us too.
-                longest = f"{math.ceil(address.patience * 1000)}ms"
-                link.execute("select set_config('lock_timeout', %s, true)", (longest,))
                 for statement in statements:
                     link.execute(statement.encode())
                 return statements

@@ -28,6 +28,7 @@ NOW = "(extract(epoch from clock_timestamp()) * 1000000)::bigint"
 # A head that goes on is held first, so that nobody removes it and the row proposed for it can only
 # update it: that row carries the position that is expected in `changed`, as a negative number. A
 # head that begins is inserted; where there is one already, that one stays as it is.
+# Heads are locked in one order, that of the streams: a plan's own differs with a batch's size.
 _NEW = """
 with new as (
   select * from unnest(%b::bytea[], %b::bytea[], %b::bigint[], %b::bigint[], %b::text[],
@@ -38,7 +39,7 @@ with new as (
   from {schema}.head as head join new on new.name = head.name
   where head.tenant = %b::text and head.name = any(%b::bytea[])
     and head.position = new.expected and (head.labels = new.labels or new.relabels)
-  for update of head
+  order by head.stream for update of head
 ), taken as (
   insert into {schema}.head as head (tenant, stream, name, position, digest, labels, changed)
   select %b::text, stream, name, position, digest, labels,
@@ -127,7 +128,8 @@ order by ask.number, entry.position"""
 # A lock is written to the log: its commit waits until everything before it is durable too.
 _SETTLE = """
 select {durably} from {schema}.head as head
-where head.tenant = %b::text and head.name = any(%b::bytea[]) for update"""
+where head.tenant = %b::text and head.name = any(%b::bytea[])
+order by head.stream for update"""
 
 # The bodies of a page end where their sum is too much; the first one passes whatever its size.
 _READ = """

@@ -9,6 +9,7 @@ import logging
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
+from threading import Lock
 from types import TracebackType
 from typing import Any, Self
 
@@ -50,7 +51,9 @@ class Chat:
         self._kept = Kept(session, self._agents)
         self._policies = tools
         self._held = ExitStack()
+        self._lock = Lock()  # Of the next two: chats are begun and left in different threads.
         self._begun = False
+        self._busy = False
         self._used = False
         self.talking = False
 
@@ -141,18 +144,20 @@ class Chat:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._begun = False
-        with self._held:
-            if not self.talking:
-                self._let_go()
-            elif error is None:  # In a thread or a task. It stays kept until its end.
-                reason = "a chat is still going on where `with persist(...)` ends"
-                raise UsageError(f"{reason}: wait for its end inside, with await or process()")
+        with self._lock:
+            self._begun, busy = False, self._busy
+        if not busy:
+            self._let_go()
+        elif error is None:  # In a thread or a task. It stays kept until its end.
+            reason = "a chat is still going on where `with persist(...)` ends"
+            raise UsageError(f"{reason}: wait for its end inside, with await or process()")
 
     def _let_go(self) -> None:
-        self._parts.put_back()
-        classes.disown(self)
-        classes.uninstall()
+        with self._held:
+            self._agents.leave(self._kept.chat)
+            self._parts.put_back()
+            classes.disown(self)
+            classes.uninstall()
 
     def _load(self) -> None:
         self._kept.load()
@@ -187,9 +192,13 @@ class Chat:
         """
         said, _ = spoken(self._session)
         turn = self._kept.turn_id if self._kept.run is not None else None
-        before, lists = self._agents.histories(), self._agents.lists()
+        histories, lists = self._agents.histories(), self._agents.lists()
+        known = histories["pairs"] or any(histories["groups"].values())
+        before = digest(histories)  # Of now: groups keep their lists, which are filled anew.
         self._agents.hear([one for one in said if one.turn != turn], self._kept.state)
-        if only_own and before["pairs"] and digest(before) != digest(self._agents.histories()):
+        own = before == digest(self._agents.histories())
+        own = own or (turn is not None and self._agents.are_left(self._kept.chat, before))
+        if only_own and known and not own:
             self._agents.put_back(lists)
             reason = "the agents have a history that is not the session's"
             raise UsageError(f"{reason}: give new agents, or begin a new session")
@@ -210,18 +219,43 @@ class Chat:
         self, method: str, sender: Any, function: Callable[..., Any], given: dict[str, Any]
     ) -> Any:
         """Begin a chat, or go on with it; inside of one, do what the framework does."""
-        if classes.inside.get() is self:
+        if self._inside():
             return function(**given)
-        with self._running(self._opening(method, sender, given)):
+        with self._alone(), self._running(self._opening(method, sender, given)):
             return function(**given)
 
     async def a_call(
         self, method: str, sender: Any, function: Callable[..., Any], given: dict[str, Any]
     ) -> Any:
-        if classes.inside.get() is self:
+        if self._inside():
             return await function(**given)
-        with self._running(self._opening(method, sender, given)):
+        with self._alone(), self._running(self._opening(method, sender, given)):
             return await function(**given)
+
+    def _inside(self) -> bool:
+        """Whether the running code is a part of a chat that has begun."""
+        if classes.calling.get() is self:
+            reason = "a tool has agents talk who are kept; a crash could not be made good"
+            hint = "leave agents that talk in tools only out of persist(), or use nested chats"
+            raise UsageError(f"{reason}: {hint}")
+        return classes.inside.get() is self
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Be the only chat; at its end, let go what was left meanwhile."""
+        with self._lock:
+            self._require_begun()
+            if self._busy:
+                reason = "another chat of this session is going on"
+                raise UsageError(f"{reason}: one session is for one chat at a time")
+            self._busy = True
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._busy, left = False, not self._begun
+            if left:
+                self._let_go()
 
     def _opening(self, method: str, sender: Any, given: dict[str, Any]) -> Opening:
         for one, other in openings.prepare(method, sender, given, [*self._agents]):
@@ -236,9 +270,6 @@ class Chat:
 
     @contextmanager
     def _running(self, opening: Opening) -> Iterator[None]:
-        if self.talking:
-            reason = "another chat of this session is going on"
-            raise UsageError(f"{reason}: one session is for one chat at a time")
         self.follow()
         if self._kept.run is not None:
             with self._turn(self._continue(opening)):
@@ -277,8 +308,6 @@ class Chat:
                 self.talking = False
                 self._recorder.end()
                 classes.inside.reset(token)
-                if not self._begun:
-                    self._let_go()
 
     def _close_calls(self) -> None:
         """Answer the calls that the chat before ended on: models refuse to go on else."""

@@ -26,6 +26,9 @@ class Asking(Protocol):
 inside: ContextVar[Asking | None] = ContextVar("perdure_autogen_chat", default=None)
 """The chat that the running code is a part of."""
 
+calling: ContextVar[Asking | None] = ContextVar("perdure_autogen_tool", default=None)
+"""The chat one of whose tools the running code is a part of."""
+
 _owners: WeakKeyDictionary[Any, Asking] = WeakKeyDictionary()
 _lock = Lock()
 _before: list[tuple[type, str, Any]] = []

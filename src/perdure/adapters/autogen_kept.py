@@ -63,6 +63,11 @@ class Kept:
     def turn_id(self) -> str:
         return f"{KEY}:{self._data.get('begun', 0)}"
 
+    @property
+    def chat(self) -> str:
+        """Which chat is open, or was last, of all sessions' chats."""
+        return f"{self._session.id} {self.turn_id}"
+
     def turn(self) -> Turn:
         return self._session.turn(id=self.turn_id)
 

@@ -6,11 +6,12 @@ answers: that gives each side its own roles and names. Everything else is small,
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 from perdure.adapters.autogen_models import set_usage, usage_of
 from perdure.adapters.autogen_names import human_inputs, reply_counts
-from perdure.adapters.autogen_record import INSTEAD, Groups, Spoken
+from perdure.adapters.autogen_record import INSTEAD, Groups, Spoken, digest
 
 HOOKS = "process_message_before_send"
 A_HOOKS = "a_process_message_before_send"  # From 0.2.36 on, before 0.3: those of async code.
@@ -20,13 +21,25 @@ NOT_MADE = "The chat ended before this call was made."
 State = dict[str, Any]
 
 
+class Left(NamedTuple):
+    """How an agent was when its chat was left: the same process may give it once more."""
+
+    given: str
+    system: str
+    chat: str
+    heard: str
+
+
+_left: WeakKeyDictionary[Any, Left] = WeakKeyDictionary()
+
+
 class Agents:
     """The agents of a chat by name, and the groups among them."""
 
     def __init__(self, agents: list[Any], groups: Groups) -> None:
         self.by_name = {agent.name: agent for agent in agents}
         self.groups = groups
-        self.given = self.instructions()
+        self.given = {agent.name: _given(agent) for agent in agents}
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self.by_name.values())
@@ -46,6 +59,17 @@ class Agents:
         }
         groups = {manager.name: manager.groupchat.messages for manager in self.groups}
         return {"pairs": {name: one for name, one in pairs.items() if one}, "groups": groups}
+
+    def leave(self, chat: str) -> None:
+        """Remember how the agents are at the end of a block."""
+        heard = digest(self.histories())
+        for agent in self:
+            _left[agent] = Left(self.given[agent.name], agent.system_message, chat, heard)
+
+    def are_left(self, chat: str, heard: str) -> bool:
+        """Whether the agents remember what they did when a chat was left."""
+        known = [_left.get(agent) for agent in self]
+        return all(one is not None and (one.chat, one.heard) == (chat, heard) for one in known)
 
     def instructions(self) -> dict[str, str]:
         """Return the system message of each agent."""
@@ -196,6 +220,12 @@ class Agents:
         # Of the class: what a chat has put in its place on the agent saves it.
         type(agent).update_system_message(agent, system["now"])
         return True
+
+
+def _given(agent: Any) -> str:
+    """Return the instructions that the code gave an agent, whatever a chat has made of them."""
+    before, now = _left.get(agent), str(agent.system_message)
+    return before.given if before is not None and before.system == now else now
 
 
 def _closing(calls: list[dict[str, Any]]) -> dict[str, Any]:

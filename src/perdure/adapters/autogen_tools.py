@@ -14,7 +14,7 @@ from perdure import (
     UnknownOutcomeError,
     UsageError,
 )
-from perdure.adapters.autogen_classes import Asking, inside
+from perdure.adapters.autogen_classes import Asking, calling, inside
 from perdure.adapters.autogen_openings import storable
 from perdure.adapters.autogen_record import Recorder
 from perdure.adapters.autogen_state import Agents
@@ -90,7 +90,7 @@ class Effects:
         return call
 
     def _made(self, call: Callable[[], Any]) -> Any:
-        token = inside.set(self._chat)
+        tokens = inside.set(self._chat), calling.set(self._chat)
         try:
             return self._heeded(call())
         except UnknownOutcomeError as error:
@@ -104,7 +104,8 @@ class Effects:
         except Exception as error:
             raise ToolError(str(error)[:ERROR_LENGTH]) from error
         finally:
-            inside.reset(token)
+            inside.reset(tokens[0])
+            calling.reset(tokens[1])
 
     def _heeded(self, result: Any) -> Any:
         """Return a tool's result; have agents be what it, or the record of it, told them to be."""

@@ -1,0 +1,194 @@
+"""Blocks that are left: with a chat that failed, one that goes on, and one that has not begun."""
+
+import asyncio
+import threading
+from typing import Any
+
+import autogen
+import pytest
+
+import perdure
+from perdure.adapters.autogen import persist
+from perdure.testing import ModelServer
+from tests.frameworks.classic.conftest import Cast
+from tests.frameworks.classic.scripts import register
+from tests.frameworks.classic.test_persist import CHARGE, CHECKLIST, REFINE, said
+
+
+def kept(cast: Cast, session: perdure.Session) -> int:
+    """Return how many model calls of a chat are in the record."""
+    user, assistant = cast.pair()
+    with persist(session, user, assistant):
+        user.initiate_chat(assistant, message=CHECKLIST)
+    return len(session.effects.list(tool="model"))
+
+
+def test_a_task_that_begins_when_its_block_has_ended_is_refused(
+    cast: Cast, server: ModelServer, store: perdure.Store
+) -> None:
+    user, assistant = cast.pair()
+    create = autogen.OpenAIWrapper.create
+
+    async def begin() -> None:
+        with persist(store.session("s"), user, assistant):
+            running = asyncio.ensure_future(user.a_initiate_chat(assistant, message=CHECKLIST))
+        await running
+
+    with pytest.raises(perdure.UsageError, match="enter it"):
+        asyncio.run(begin())
+    assert (store.session("s").position, server.requests) == (0, [])
+    assert autogen.OpenAIWrapper.create is create
+    assert kept(cast, store.session("next")) == 1
+
+
+def test_a_run_that_is_not_waited_for_does_no_harm_to_the_next(
+    cast: Cast, store: perdure.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    user, assistant = cast.pair()
+    if not hasattr(user, "run"):
+        pytest.skip("it has no run()")
+    session, create = store.session("s"), autogen.OpenAIWrapper.create
+    write, writing, left = session.set, threading.Event(), threading.Event()
+
+    def slowly(key: str, value: object) -> int:
+        writing.set()
+        left.wait(10)
+        return write(key, value)
+
+    monkeypatch.setattr(session, "set", slowly)  # It says that a chat begins.
+    running: list[Any] = []
+
+    def leave() -> None:
+        with persist(session, user, assistant):
+            running.append(user.run(assistant, message=CHECKLIST, max_turns=1))
+            assert writing.wait(10)
+
+    with pytest.raises(perdure.UsageError, match="a chat is still going on where"):
+        leave()
+    left.set()
+    running[0].process()
+    assert len(session.effects.list(tool="model")) == 1
+    assert autogen.OpenAIWrapper.create is create
+    assert kept(cast, store.session("next")) == 1
+
+
+def test_threads_that_begin_at_once_are_one_chat_at_a_time(
+    cast: Cast, store: perdure.Store
+) -> None:
+    user, assistant = cast.pair()
+    session = store.session("s")
+    together = threading.Barrier(3)
+    errors = []
+
+    def begin(message: str) -> None:
+        together.wait(10)
+        try:
+            user.initiate_chat(assistant, message=message, max_turns=1)
+        except perdure.UsageError as error:
+            errors.append(str(error))
+
+    with persist(session, user, assistant) as chat:
+        threads = [threading.Thread(target=begin, args=(name,)) for name in ("a", "b", "c")]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        finished = chat.finished
+    assert len(errors) == 3 - finished
+    assert all("one session is for one chat at a time" in error for error in errors)
+    assert [one["role"] for one in session.messages()] == ["user", "assistant"] * finished
+
+
+def test_agents_of_a_chat_that_failed_may_be_given_again(
+    cast: Cast, server: ModelServer, store: perdure.Store
+) -> None:
+    user, assistant = cast.pair(max_consecutive_auto_reply=1)
+
+    def charge(id: int) -> str:
+        assistant.update_system_message("You have charged somebody.")
+        return f"charged {id}"
+
+    register(charge, assistant, user)
+    session = store.session("s")
+    server.fault(status=500, at=2)
+    with pytest.raises(Exception, match="500"), persist(session, user, assistant):
+        user.initiate_chat(assistant, message=CHARGE)
+    assert len(said(user, assistant)) == 3  # Who wants to look at them may.
+    with persist(session, user, assistant):
+        assert said(user, assistant) == []
+        assert assistant.system_message == "You are a clerk."
+        assert len(user.initiate_chat(assistant, message=CHARGE).chat_history) == 4
+    assert len(server.requests) == 3
+    user.send("Something else.", assistant, request_reply=False)
+    with (
+        pytest.raises(perdure.UsageError, match="a history that is not the session's"),
+        persist(session, user, assistant),
+    ):
+        pass
+
+
+def test_agents_of_a_group_may_be_given_again(
+    cast: Cast, server: ModelServer, store: perdure.Store
+) -> None:
+    manager = cast.group("planner", "writer", send_introductions=True)
+    clerk, session = manager.groupchat.agents[0], store.session("s")
+    for prompt in (CHECKLIST, REFINE):
+        server.fault(status=500, at=len(server.requests) + 2)
+        with pytest.raises(Exception, match="500"), persist(session, manager):
+            clerk.initiate_chat(manager, message=prompt)
+        with persist(session, manager):
+            clerk.initiate_chat(manager, message=prompt)
+    assert [one["name"] for one in manager.groupchat.messages] == ["clerk", "planner", "writer"] * 2
+
+
+def test_instructions_that_chats_exchanged_are_not_names_that_the_code_did(
+    cast: Cast, store: perdure.Store
+) -> None:
+    one, other = cast.assistant("one", "You are right."), cast.assistant("other", "You are wrong.")
+    session = store.session("s")
+    with persist(session, one, other):
+        one.initiate_chat(other, message=CHECKLIST, max_turns=1)
+        one.update_system_message("You are wrong.")
+        other.update_system_message("You are right.")
+    with persist(session, one, other):
+        one.initiate_chat(other, message=REFINE, max_turns=1)
+    again = cast.assistant("one", "You are right."), cast.assistant("other", "You are wrong.")
+    with persist(session, *again):
+        assert [agent.system_message for agent in again] == ["You are wrong.", "You are right."]
+
+
+def test_what_a_group_was_given_is_not_let_go_unseen(cast: Cast, store: perdure.Store) -> None:
+    manager = cast.group("planner")
+    earlier = {"role": "user", "content": "Earlier.", "name": "clerk"}
+    manager.groupchat.messages.append(earlier)
+    with (
+        pytest.raises(perdure.UsageError, match="a history that is not the session's"),
+        persist(store.session("s"), manager),
+    ):
+        pass
+    assert manager.groupchat.messages == [earlier]
+
+
+def test_a_tool_that_has_agents_talk(cast: Cast, server: ModelServer, store: perdure.Store) -> None:
+    """What it has said can not be said again, for a tool is not run again."""
+
+    def begin(name: str, *, given: bool) -> Any:
+        user, assistant = cast.pair(max_consecutive_auto_reply=3)
+        boss, expert = cast.user("boss"), cast.assistant("expert")
+
+        def charge(id: int) -> str:
+            return str(boss.initiate_chat(expert, message=f"And {id}?", max_turns=1).summary)
+
+        register(charge, assistant, user)
+        others = [boss, expert] if given else []
+        with persist(store.session(name), user, assistant, *others):
+            return user.initiate_chat(assistant, message=CHARGE, max_turns=2)
+
+    with pytest.raises(perdure.UsageError, match="a tool has agents talk who are kept"):
+        begin("s", given=True)
+    server.fault(status=500, at=len(server.requests) + 3)
+    with pytest.raises(Exception, match="500"):
+        begin("other", given=False)
+    asked = len(server.requests)
+    assert len(begin("other", given=False).chat_history) == 4
+    assert len(server.requests) == asked + 1

@@ -87,6 +87,31 @@ def test_heads_are_locked_in_one_order_whatever_the_plan(
     assert (below["Node Type"], below.get("Sort Key")) == ("Sort", ["head.stream"])
 
 
+def test_so_is_the_head_of_a_stream_that_was_to_begin(
+    backend: PostgresBackend, database: psycopg.Connection[Any]
+) -> None:
+    first, second = sorted("ab", key=backend._book.key)
+    status(backend, appended(first, 1, 1), appended(second, 1, 1))
+    lock = "select 1 from head where tenant = %s and name = %s for update nowait"
+    answers: list[list[str]] = []
+
+    def append() -> None:
+        both = (appended(first, 1, 1, mark="x"), appended(second, 2, 2))
+        answers.append(status(backend, *both))
+
+    with database.transaction():
+        database.execute(lock, (backend._book.tenant, first.encode()))
+        thread = threading.Thread(target=append)
+        thread.start()
+        deadline = time.monotonic() + 10
+        while not _waits(database):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        database.execute(lock, (backend._book.tenant, second.encode()))
+    thread.join()
+    assert answers == [["conflict", "stored"]]
+
+
 @pytest.mark.parametrize("name", Statements._fields)
 def test_every_statement_asks_for_the_tenant(name: str) -> None:
     text = getattr(statements('"perdure"'), name)

@@ -27,7 +27,7 @@ NOW = "(extract(epoch from clock_timestamp()) * 1000000)::bigint"
 
 # A head that goes on is held first, so that nobody removes it and the row proposed for it can only
 # update it: that row carries the position that is expected in `changed`, as a negative number. A
-# head that begins is inserted; where there is one already, that one stays as it is.
+# head that begins is inserted; one that is there already is held too, and stays as it is.
 # Heads are locked in one order, that of the streams: a plan's own differs with a batch's size.
 _NEW = """
 with new as (
@@ -38,13 +38,14 @@ with new as (
   select head.name
   from {schema}.head as head join new on new.name = head.name
   where head.tenant = %b::text and head.name = any(%b::bytea[])
-    and head.position = new.expected and (head.labels = new.labels or new.relabels)
+    and (new.expected = 0 or head.position = new.expected
+      and (head.labels = new.labels or new.relabels))
   order by head.stream for update of head
 ), taken as (
   insert into {schema}.head as head (tenant, stream, name, position, digest, labels, changed)
   select %b::text, stream, name, position, digest, labels,
     case when expected = 0 then {now} else -expected end
-  from new where expected = 0 or name in (select held.name from held) order by stream
+  from new where (expected > 0) = (name in (select held.name from held)) order by stream
   on conflict (tenant, name) do update
   set position = excluded.position, digest = excluded.digest, labels = excluded.labels,
     changed = {now}

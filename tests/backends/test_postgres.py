@@ -39,7 +39,7 @@ class TestAsyncPostgres(AsyncBackendContract):
 
 @pytest.fixture
 def backend(postgres_store: str) -> Iterator[PostgresBackend]:
-    backend = PostgresBackend(f"{postgres_store}&patience=5")
+    backend = PostgresBackend(killable(postgres_store))
     yield backend
     backend.close()
 
@@ -50,6 +50,11 @@ def database(postgres_url: str, postgres_schema: str) -> Iterator[psycopg.Connec
     with psycopg.connect(postgres_url, autocommit=True) as connection:
         connection.execute(f"set search_path = {postgres_schema}".encode())
         yield connection
+
+
+def killable(address: str) -> str:
+    """Return an address whose connections can be told from those of other tests."""
+    return f"{address}&patience=5&application_name={address.rpartition('tenant=')[2]}"
 
 
 def tenant(backend: PostgresBackend) -> str:
@@ -235,11 +240,11 @@ def test_a_child_of_a_fork_has_connections_of_its_own(backend: PostgresBackend) 
     assert positions(backend.read("s")) == [1, 2, 3]
 
 
-def kill_connections(database: psycopg.Connection) -> int:
-    """End every connection of this server's, but those that tests look with."""
+def kill_connections(database: psycopg.Connection, name: str) -> int:
+    """End every connection of a test's store, which is `killable`."""
     rows = database.execute(
-        "select pg_terminate_backend(pid) from pg_stat_activity"
-        " where application_name = 'perdure' and pid <> pg_backend_pid()"
+        "select pg_terminate_backend(pid) from pg_stat_activity where application_name = %s",
+        (name,),
     ).fetchall()
     return len(rows)
 
@@ -249,11 +254,11 @@ def test_connections_that_died_while_idle_are_replaced(
 ) -> None:
     status(backend, appended("s", 1, 1))
     for position in range(2, 6):
-        assert kill_connections(database) >= 1
+        assert kill_connections(database, tenant(backend)) >= 1
         assert status(backend, appended("s", position, position)) == ["stored"]
-        kill_connections(database)
+        kill_connections(database, tenant(backend))
         assert positions(backend.read("s")) == [*range(1, position + 1)]
-        kill_connections(database)
+        kill_connections(database, tenant(backend))
         assert names(backend) == ["s"]
 
 
@@ -269,7 +274,7 @@ def test_a_connection_that_dies_in_the_middle_of_a_call_fails_nothing(
             if done[0] > seen:  # A slow machine gets on too.
                 seen = done[0]
                 time.sleep(draw.uniform(0, 0.012))
-                kill_connections(database)
+                kill_connections(database, tenant(backend))
             time.sleep(0.001)
 
     thread = threading.Thread(target=terminate)
@@ -286,9 +291,9 @@ def test_a_connection_that_dies_in_the_middle_of_a_call_fails_nothing(
 
 def test_the_same_for_an_event_loop(postgres_store: str, database: psycopg.Connection) -> None:
     async def scenario() -> None:
-        backend = AsyncPostgresBackend(f"{postgres_store}&patience=5")
+        backend = AsyncPostgresBackend(killable(postgres_store))
         for position in range(1, 21):
-            killing = asyncio.to_thread(kill_connections, database)
+            killing = asyncio.to_thread(kill_connections, database, backend._book.tenant)
             call = backend.append([appended("s", position, position)])
             (outcome,), _ = await asyncio.gather(call, killing)
             assert outcome.status == "stored"

@@ -408,28 +408,26 @@ def test_without_the_driver_the_error_says_what_to_install(
         perdure.open("postgresql://host/db")
 
 
-def test_a_session_goes_on_when_the_server_is_back(postgres_store: str) -> None:
+def test_a_session_goes_on_when_the_server_is_back() -> None:
     """A login that is taken away in the middle: the turn fails, and later ones do not."""
-    url, _, _ = postgres_store.partition("?")
-    store = perdure.open(postgres_store.replace("tenant=", "patience=1&tenant="))
-    session = store.session("s")
-    session.append({"role": "user", "content": "one"})
-    with psycopg.connect(url, autocommit=True) as admin:
-        user = url.partition("://")[2].partition(":")[0]
-        old = password_of(url)
+    with (
+        running() as server,
+        psycopg.connect(server.url, autocommit=True) as admin,
+        perdure.open(f"{server.url}?patience=1") as store,
+    ):
+        session = store.session("s")
+        session.append({"role": "user", "content": "one"})
         change = sql.SQL("alter role {} password {}")
-        admin.execute(change.format(sql.Identifier(user), SECRET))
-        try:
-            admin.execute(
-                "select pg_terminate_backend(pid) from pg_stat_activity"
-                " where application_name = 'perdure' and pid <> pg_backend_pid()"
-            )
-            with pytest.raises(PerdureError) as caught:
-                session.append({"role": "user", "content": "two"})
-            assert isinstance(caught.value, UnavailableError)
-        finally:
-            admin.execute(change.format(sql.Identifier(user), old))
-    session.append({"role": "user", "content": "three"})
-    texts = [message["content"] for message in session.messages()]
-    assert texts in (["one", "three"], ["one", "two", "three"])
-    store.close()
+        user = sql.Identifier(admin.info.user)
+        admin.execute(change.format(user, SECRET))
+        admin.execute(
+            "select pg_terminate_backend(pid) from pg_stat_activity"
+            " where application_name = 'perdure'"
+        )
+        with pytest.raises(PerdureError) as caught:
+            session.append({"role": "user", "content": "two"})
+        assert isinstance(caught.value, UnavailableError)
+        admin.execute(change.format(user, server.password))
+        session.append({"role": "user", "content": "three"})
+        texts = [message["content"] for message in session.messages()]
+        assert texts in (["one", "three"], ["one", "two", "three"])

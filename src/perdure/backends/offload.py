@@ -9,6 +9,7 @@ import queue
 import threading
 import weakref
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from perdure.backend import (
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 
 PAGE_ITEMS = 256  # Fetched in one hop between the threads.
 PAGE_BYTES = 2**20  # Long bodies make a page shorter, so that memory stays bounded.
+MANY = 4  # Behind an append of so many sessions there are others, who keep the loop busy.
+BEGINS_WITHIN = 0.001  # Seconds; waking a thread takes a tenth of it.
 
 T = TypeVar("T")
 Job = Callable[[], None]
@@ -50,7 +53,9 @@ class Offload:
 
     async def append(self, appends: Sequence[Append]) -> Sequence[Outcome]:
         """As `Backend.append`. When cancelled it is done nevertheless, before any later call."""
-        outcomes = await self._call(lambda: self._backend.append(appends))
+        worker, work = self._running(), partial(self._backend.append, appends)
+        stored = _begun(worker, work) if len(appends) >= MANY else _posted(worker, work)
+        outcomes = await stored
         if self._rings:
             self._watchers.ring(appends)
         return outcomes
@@ -182,17 +187,40 @@ class _Worker:
         self.jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         # A daemon: a process that ends without close() must not wait here for ever. What it cuts
         # off is like any crash, and stores survive that.
-        self.thread = threading.Thread(target=_work, args=(self.jobs,), name=name, daemon=True)
+        self.busy = False
+        self.thread = threading.Thread(target=_work, args=(self,), name=name, daemon=True)
         self.thread.start()
 
     def stop(self) -> None:
         self.jobs.put(None)
 
 
-def _work(jobs: "queue.SimpleQueue[Job | None]") -> None:
-    while (job := jobs.get()) is not None:
+def _work(worker: _Worker) -> None:
+    while (job := worker.jobs.get()) is not None:
+        worker.busy = True
         job()
         del job  # Or the last job's result would live until the next one.
+        worker.busy = False
+
+
+def _begun(worker: _Worker, work: Callable[[], T]) -> "Future[T]":
+    """The same as `_posted`, but return when the thread has begun, if it is free.
+
+    A thread that wakes up has to wait until the loop has nothing to do for a moment. With many
+    sessions that is when all of them have prepared their next appends, and then wait for this one.
+    """
+    if worker.busy or not worker.jobs.empty():
+        return _posted(worker, work)
+    begun = threading.Lock()
+    begun.acquire()
+
+    def begin() -> T:
+        begun.release()
+        return work()
+
+    future = _posted(worker, begin)
+    begun.acquire(timeout=BEGINS_WITHIN)
+    return future
 
 
 def _posted(worker: _Worker, work: Callable[[], T]) -> "Future[T]":

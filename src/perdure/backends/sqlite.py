@@ -132,8 +132,11 @@ class SqliteBackend:
             return _append(db, appends)
 
         outcomes = self._connections.write(stream, add)
-        stored = zip(outcomes, rows, strict=True)
-        self._labels.remember(row[:2] for outcome, row in stored if outcome is STORED)
+        left = []
+        for outcome, row in zip(outcomes, rows, strict=True):
+            if outcome is STORED:
+                left.append(row[:2])
+        self._labels.remember(left)
         return outcomes
 
     def read(

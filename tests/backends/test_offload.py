@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from perdure.backend import Append, AsyncBackend, Entry, Outcome
+from perdure.backends import offload
 from perdure.backends.memory import MemoryBackend
 from perdure.backends.offload import PAGE_ITEMS, Offload
 from perdure.backends.sqlite import SqliteBackend
@@ -103,6 +104,40 @@ def test_the_event_loop_goes_on_while_the_store_is_busy() -> None:
             await asyncio.sleep(0.01)
             turns += 1
         assert turns >= 5
+        await backend.close()
+
+    asyncio.run(scenario())
+
+
+def test_the_thread_has_begun_with_many_appends_before_the_loop_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Or it would have to wait until the loop has nothing to do."""
+    monkeypatch.setattr(offload, "BEGINS_WITHIN", 10.0)
+
+    async def scenario() -> None:
+        backend = Offload(Slow(MemoryBackend(), 0.1))
+        await backend.append([appended("s", 1, 1)])
+        call = backend.append([appended(f"s{n}", 1, 1) for n in range(offload.MANY)])
+        future = call.send(None)  # Up to where it waits; the loop did nothing meanwhile.
+        assert backend._worker is not None
+        assert backend._worker.busy
+        assert await asyncio.wait_for(future, 10)
+        await backend.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_busy_thread_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(offload, "BEGINS_WITHIN", 30.0)
+
+    async def scenario() -> None:
+        backend = Offload(Slow(MemoryBackend(), 0.1))
+        many = [[appended(f"{turn}-{n}", 1, 1) for n in range(offload.MANY)] for turn in range(3)]
+        tasks = [asyncio.ensure_future(backend.append(appends)) for appends in many]
+        await asyncio.sleep(0)  # The first has begun, the others wait in line; so did nobody here.
+        assert not any(task.done() for task in tasks)
+        assert len(await asyncio.gather(*tasks)) == len(many)
         await backend.close()
 
     asyncio.run(scenario())

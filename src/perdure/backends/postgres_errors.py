@@ -113,12 +113,16 @@ def tell_unnotified(error: Exception, address: Address) -> None:
     events.tell("unnotified", fields)
 
 
+# A prepared statement is gone, or its name is taken: somebody else changes this session.
+_UNPREPARED = ("26000", "42P05")
+
+
 def kind_of(error: Exception) -> Kind:
     """Tell whether a statement may be tried again, and how."""
     if isinstance(error, AnswerTimeoutError):
         return "final"
     state = getattr(error, "sqlstate", None) or ""
-    if state.startswith("40"):
+    if state.startswith("40") or state in _UNPREPARED:
         return "again"
     if state.startswith(("08", "57P")) or state in ("53300", "57000"):
         return "lost"

@@ -17,6 +17,9 @@ from perdure.backends.postgres_steps import Row
 
 T = TypeVar("T")
 
+PREPARE_AFTER = 5  # Uses of a statement; one that is seldom used is not worth it.
+SERVER_PROCESS = "select pg_backend_pid()"
+
 
 class _ArrayDumper(Dumper):
     """Tells the driver what an array of ours is; only it gives such classes to the driver."""
@@ -58,9 +61,19 @@ class AsyncLink(psycopg.AsyncConnection[Row]):
 def options_of(address: Address) -> dict[str, Any]:
     """Return how to connect: nothing that is left in a session is relied upon.
 
-    Statements are not prepared: a pooler could send the next one to another server process.
+    Statements are not prepared until `let_prepare` says so.
     """
     return {**address.options, "autocommit": True, "prepare_threshold": None}
+
+
+def let_prepare(link: Link | AsyncLink, server_process: object) -> None:
+    """Let a connection prepare statements, if nothing stands between it and its server process.
+
+    A pooler gives each statement to another process, where the same name may stand for another
+    statement. It tells its clients of a process that does not exist, so that it shows.
+    """
+    if server_process == link.info.backend_pid:
+        link.prepare_threshold = PREPARE_AFTER
 
 
 def in_time(options: dict[str, Any], deadline: float) -> dict[str, Any]:

@@ -15,7 +15,14 @@ import psycopg
 
 from perdure.backends.postgres_address import Address
 from perdure.backends.postgres_errors import AnswerTimeoutError, Trial, tell_unnotified
-from perdure.backends.postgres_links import Link, in_time, is_alive, options_of
+from perdure.backends.postgres_links import (
+    SERVER_PROCESS,
+    Link,
+    in_time,
+    is_alive,
+    let_prepare,
+    options_of,
+)
 from perdure.backends.postgres_steps import Steps
 from perdure.errors import PerdureError, UsageError
 
@@ -84,10 +91,21 @@ class Pool:
             with self._lock:
                 link = self._idle.pop() if self._idle else None
             if link is None:
-                return Link.connect(**in_time(self._options, deadline))
+                return self._connect(deadline)
             if is_alive(link):
                 return link
             _discard(link)
+
+    def _connect(self, deadline: float) -> Link:
+        link = Link.connect(**in_time(self._options, deadline))
+        link.deadline = deadline
+        try:
+            row = link.execute(SERVER_PROCESS).fetchone()
+        except BaseException:
+            _discard(link)
+            raise
+        let_prepare(link, row[0] if row else None)
+        return link
 
     def _give_back(self, link: Link) -> None:
         with self._lock:
@@ -108,7 +126,9 @@ def drive(link: Link, steps: Steps[T], address: Address) -> T:
         request = next(steps)
         while True:
             try:
-                rows = link.execute(request.sql, request.parameters, binary=True).fetchall()
+                prepare = None if request.often else False
+                answer = link.execute(request.sql, request.parameters, prepare=prepare, binary=True)
+                rows = answer.fetchall()
             except (psycopg.Error, OSError) as error:
                 if not request.may_fail:
                     raise

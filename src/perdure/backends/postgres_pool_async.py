@@ -11,7 +11,14 @@ import psycopg
 
 from perdure.backends.postgres_address import Address
 from perdure.backends.postgres_errors import AnswerTimeoutError, Trial, tell_unnotified
-from perdure.backends.postgres_links import AsyncLink, in_time, is_alive, options_of
+from perdure.backends.postgres_links import (
+    SERVER_PROCESS,
+    AsyncLink,
+    in_time,
+    is_alive,
+    let_prepare,
+    options_of,
+)
 from perdure.backends.postgres_steps import Steps
 from perdure.errors import PerdureError, UsageError
 
@@ -97,10 +104,21 @@ class AsyncPool:
                 raise UsageError(f"{self._address.name} is closed: open the store again")
             link = self._idle.pop() if self._idle else None
             if link is None:
-                return await AsyncLink.connect(**in_time(self._options, deadline))
+                return await self._connect(deadline)
             if is_alive(link):
                 return link
             await _discard(link)
+
+    async def _connect(self, deadline: float) -> AsyncLink:
+        link = await AsyncLink.connect(**in_time(self._options, deadline))
+        link.deadline = deadline
+        try:
+            row = await (await link.execute(SERVER_PROCESS)).fetchone()
+        except BaseException:
+            await _discard(link)
+            raise
+        let_prepare(link, row[0] if row else None)
+        return link
 
     async def _give_back(self, link: AsyncLink) -> None:
         self._idle.append(link)
@@ -119,7 +137,10 @@ async def drive(link: AsyncLink, steps: Steps[T], address: Address) -> T:
         request = next(steps)
         while True:
             try:
-                answer = await link.execute(request.sql, request.parameters, binary=True)
+                prepare = None if request.often else False
+                answer = await link.execute(
+                    request.sql, request.parameters, prepare=prepare, binary=True
+                )
                 rows = await answer.fetchall()
             except (psycopg.Error, OSError) as error:
                 if not request.may_fail:

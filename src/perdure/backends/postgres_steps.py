@@ -35,6 +35,8 @@ class Ask(NamedTuple):
     parameters: tuple[Any, ...]
     may_fail: bool = False
     """Whether it is the last of its steps, and they have succeeded without it."""
+    often: bool = False
+    """Whether it is asked so often that planning it each time would be most of the work."""
 
 
 Steps = Generator[Ask, list[Row], T]
@@ -131,12 +133,12 @@ class Book:
         )
         parameters = (*heads, tenant, names, tenant, tenant, *entries)
         if not any(relabels):
-            return Ask(self.sql.append, (*parameters, tenant))
+            return Ask(self.sql.append, (*parameters, tenant), often=True)
         changed = [one for one, relabelled in zip(batch, relabels, strict=True) if relabelled]
         wanted = [(key, label.encode()) for key, append in changed for label in append.labels]
         labels = (Bytes([key for key, _ in wanted]), Bytes([label for _, label in wanted]))
         relabelling = (*labels, tenant, tenant, names, tenant)
-        return Ask(self.sql.append_relabelling, (*parameters, *relabelling))
+        return Ask(self.sql.append_relabelling, (*parameters, *relabelling), often=True)
 
     def _write_next(self, append: Append) -> Ask:
         """Return how to store what goes on in a stream under the labels that it had."""
@@ -150,7 +152,7 @@ class Book:
             Bytes([entry.body or b"" for entry in entries]),
             self.tenant,
         )
-        return Ask(self.sql.append_next, parameters)
+        return Ask(self.sql.append_next, parameters, often=True)
 
     def _judge(
         self, missed: list[tuple[bytes, Append]], outcomes: dict[str, Outcome]

@@ -76,9 +76,9 @@ def test_an_append_call_is_one_statement(
     asked: list[str] = []
     real = postgres_steps.Ask
 
-    def counted(sql: str, parameters: tuple[object, ...]) -> postgres_steps.Ask:
+    def counted(sql: str, parameters: tuple[object, ...], **more: bool) -> postgres_steps.Ask:
         asked.append(sql)
-        return real(sql, parameters)
+        return real(sql, parameters, **more)
 
     monkeypatch.setattr(postgres_steps, "Ask", counted)
     status(backend, *(appended(str(number), 1, 3, "label") for number in range(50)))
@@ -118,13 +118,6 @@ def test_a_pooler_may_give_every_statement_another_session(
     pids = {pid for pid, *_ in sessions}
     assert len(pids) == len(sessions) > 10
     assert {tuple(left) for _, *left in sessions} == {(0, 0, 0, 0)}
-
-
-def test_nothing_is_prepared_however_often_it_is_asked(backend: PostgresBackend) -> None:
-    for _ in range(8):  # More than psycopg waits for.
-        assert status(backend, appended("s", 1, 3, "l")) == ["stored"]
-    (link,) = backend._pool._idle
-    assert link.execute("select count(*) from pg_prepared_statements").fetchone() == (0,)
 
 
 def test_labels_that_another_process_changed_are_listed_right(postgres_store: str) -> None:

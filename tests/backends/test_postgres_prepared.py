@@ -84,6 +84,7 @@ def test_the_plan_that_is_kept_looks_everything_up(
         rows = database.execute(f"explain (generic_plan) {text}".encode()).fetchall()
     plan = "\n".join(row[0] for row in rows)
     assert "Index" in plan
+    assert "label_present" not in plan, "that is for listings: it has no name before a label"
     for table in ("head", "entry", "label", "watch"):
         assert f"Seq Scan on {table}" not in plan
         assert f"Seq Scan on {postgres_schema}.{table}" not in plan

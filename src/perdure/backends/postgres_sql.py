@@ -75,6 +75,8 @@ with taken as (
 )"""
 
 # A label that a stream bears no more is marked, not deleted: the table is changed in one place.
+# What it bore is looked up by its name alone: with `present` in that condition the index of the
+# listings may be taken, and the labels of all streams are gone through.
 _RELABEL = """, wanted as (
   select * from unnest(%b::bytea[], %b::bytea[]) as wanted (stream, label)
 ), relabelled as (
@@ -86,8 +88,10 @@ _RELABEL = """, wanted as (
   from relabelled join wanted on wanted.stream = relabelled.stream
   union all
   select old.tenant, old.name, old.label, false
-  from {schema}.label as old join relabelled on relabelled.name = old.name
-  where old.tenant = %b::text and old.name = any(%b::bytea[]) and old.present and not exists (
+  from relabelled cross join lateral (
+    select * from {schema}.label where tenant = %b::text and name = relabelled.name offset 0
+  ) as old
+  where old.present and not exists (
     select 1 from wanted where wanted.stream = relabelled.stream and wanted.label = old.label)
   on conflict (tenant, name, label) do update set present = excluded.present
   where label.present <> excluded.present

@@ -137,7 +137,7 @@ class Book:
         changed = [one for one, relabelled in zip(batch, relabels, strict=True) if relabelled]
         wanted = [(key, label.encode()) for key, append in changed for label in append.labels]
         labels = (Bytes([key for key, _ in wanted]), Bytes([label for _, label in wanted]))
-        relabelling = (*labels, tenant, tenant, names, tenant)
+        relabelling = (*labels, tenant, tenant, tenant)
         return Ask(self.sql.append_relabelling, (*parameters, *relabelling), often=True)
 
     def _write_next(self, append: Append) -> Ask:

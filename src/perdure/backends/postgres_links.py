@@ -70,7 +70,7 @@ def let_prepare(link: Link | AsyncLink, server_process: object) -> None:
     """Let a connection prepare statements, if nothing stands between it and its server process.
 
     A pooler gives each statement to another process, where the same name may stand for another
-    statement. It tells its clients of a process that does not exist, so that it shows.
+    statement. It answers a login with a number of its own making, so that it shows.
     """
     if server_process == link.info.backend_pid:
         link.prepare_threshold = PREPARE_AFTER

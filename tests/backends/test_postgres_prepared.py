@@ -12,6 +12,7 @@ from perdure.backends.postgres_async import AsyncPostgresBackend
 from perdure.backends.postgres_links import PREPARE_AFTER
 from perdure.testing.contract_values import appended, entries, status
 from tests.backends.test_postgres_statements import numbered
+from tests.servers import postgres
 
 PREPARED = "select statement from pg_prepared_statements"
 OFTEN = ["append", "append_relabelling", "append_next"]
@@ -75,16 +76,18 @@ def test_a_statement_that_is_gone_is_sent_anew(backend: PostgresBackend) -> None
 
 
 @pytest.mark.parametrize("name", OFTEN)
-def test_the_plan_that_is_kept_looks_everything_up(
-    backend: PostgresBackend, postgres_url: str, postgres_schema: str, name: str
-) -> None:
+def test_the_plan_that_is_kept_looks_everything_up(postgres_url: str, name: str) -> None:
     """It may be made while the tables are empty, and is used when they are not."""
+    schema = postgres.new_schema()  # Of tables that nobody has analysed.
+    backend = PostgresBackend(postgres.address(postgres_url, schema=schema, tenant="t"))
     text = numbered(getattr(backend._book.sql, name))
     with psycopg.connect(postgres_url, autocommit=True) as database:
         rows = database.execute(f"explain (generic_plan) {text}".encode()).fetchall()
+    backend.close()
+    postgres.drop_schema(postgres_url, schema)
     plan = "\n".join(row[0] for row in rows)
     assert "Index" in plan
     assert "label_present" not in plan, "that is for listings: it has no name before a label"
     for table in ("head", "entry", "label", "watch"):
         assert f"Seq Scan on {table}" not in plan
-        assert f"Seq Scan on {postgres_schema}.{table}" not in plan
+        assert f"Seq Scan on {schema}.{table}" not in plan

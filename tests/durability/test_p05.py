@@ -107,15 +107,14 @@ def test_an_error_that_is_swallowed_is_seen(
 
 
 def test_an_error_of_another_type_is_seen(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    @contextlib.contextmanager
     def untranslated(
-        connections: Connections, stream: str, *, begin: bool = True
-    ) -> Iterator[apsw.Connection]:
+        connections: Connections, _stream: str, work: Callable[[apsw.Connection], Any], **_: bool
+    ) -> Any:
         writer = connections._writer or connections._open_writer()
         with writer:
-            yield writer
+            return work(writer)
 
-    monkeypatch.setattr(Connections, "writing", untranslated)
+    monkeypatch.setattr(Connections, "write", untranslated)
     found = failures(SQLITE, directory, op="write", error="EIO")
     assert any("IOError" in failure for failure in found)
 

@@ -762,8 +762,14 @@ def test_a_run_that_is_cancelled_can_be_gone_on_with(place: Place) -> None:
                     pass
             assert durable.interrupted == TASKS[0]
             assert isinstance(await durable.run(), TaskResult)
-            running = asyncio.ensure_future(durable.run(task=TASKS[1]))
-            await asyncio.sleep(0.1)
+            begun = asyncio.Event()
+
+            async def again() -> None:
+                async for _ in durable.run_stream(task=TASKS[1]):
+                    begun.set()
+
+            running = asyncio.ensure_future(again())
+            await begun.wait()
             running.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await running

@@ -104,11 +104,13 @@ class Commands:
 
     def _sum_up(self, keep: int) -> None:
         talk = self._talk
-        logging.getLogger(LOGGER).addFilter(_is_news)
+        logger = logging.getLogger(LOGGER)
+        logger.addFilter(_is_news)
         # In the background, so that Ctrl-C ends the waiting and never cuts a write.
         future = talk.session.summarise_in_background(
             **talk.model.summariser(), keep_turns=keep, counter=talk.counter
         )
+        future.add_done_callback(lambda _: logger.removeFilter(_is_news))
         try:
             with talk.stop.waiting():
                 future.result()

@@ -1,6 +1,7 @@
 """`perdure chat` in a pipe: answers, errors, commands, exit codes, the scripted model."""
 
 import json
+import logging
 import os
 import re
 import secrets
@@ -594,3 +595,10 @@ def test_words_fill_a_width_however_they_come(
 
 def test_an_error_without_words_is_named() -> None:
     assert explained(ValueError()) == "ValueError"
+
+
+def test_summing_up_hides_an_event_only_while_it_does_so(path: Path) -> None:
+    logger = logging.getLogger("perdure")
+    before = [*logger.filters]
+    chat(path, "s1", say="one\ntwo\nthree\n/summary 1\n/summary 9\n")
+    assert logger.filters == before

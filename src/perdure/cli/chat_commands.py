@@ -1,26 +1,21 @@
 """What begins with a slash in `perdure chat`."""
 
-import logging
 import re
 from collections.abc import Callable
+from contextlib import ExitStack
 
 from perdure.cli.chat_model import explained
 from perdure.cli.chat_talk import Talk
 from perdure.cli.chat_view import HELP, text_of
 from perdure.cli.stores import Opened, head_of
 from perdure.cli.text import counted, first_line, safe
+from perdure.cli.untold import untold
 from perdure.errors import ConflictError, NotFoundError, SummaryError, UnsupportedError, UsageError
-from perdure.events import LOGGER
 from perdure.records import Message, Summary, SummaryUndone
 from perdure.summarising import KEEP_TURNS
 
 COMMAND = re.compile(r"/([A-Za-z]*)(?:\s+(.*))?", re.DOTALL)
 UNDONE = re.compile(r"-undo-\d+$")
-
-
-def _is_news(record: logging.LogRecord) -> bool:
-    """Whether a logged event is not told in words here anyway."""
-    return getattr(record, "event", "") != "unsummarised"
 
 
 class Commands:
@@ -104,13 +99,14 @@ class Commands:
 
     def _sum_up(self, keep: int) -> None:
         talk = self._talk
-        logger = logging.getLogger(LOGGER)
-        logger.addFilter(_is_news)
-        # In the background, so that Ctrl-C ends the waiting and never cuts a write.
-        future = talk.session.summarise_in_background(
-            **talk.model.summariser(), keep_turns=keep, counter=talk.counter
-        )
-        future.add_done_callback(lambda _: logger.removeFilter(_is_news))
+        with ExitStack() as quiet:
+            quiet.enter_context(untold("unsummarised"))  # A refusal is told in words, below.
+            # In the background, so that Ctrl-C ends the waiting and never cuts a write.
+            future = talk.session.summarise_in_background(
+                **talk.model.summariser(), keep_turns=keep, counter=talk.counter
+            )
+            until_the_end = quiet.pop_all()
+            future.add_done_callback(lambda _: until_the_end.close())
         try:
             with talk.stop.waiting():
                 future.result()

@@ -18,8 +18,8 @@ from perdure.cli.doctor_trials import trials
 from perdure.cli.doctor_view import print_report
 from perdure.cli.stores import DEFAULT, Reading, named
 from perdure.cli.text import say_json
+from perdure.cli.untold import untold
 from perdure.errors import PerdureError, UsageError
-from perdure.events import LOGGER
 from perdure.guarantees import NOTHING_DECLARED, Guarantees, guarantees_of
 from perdure.moving import _path
 from perdure.opening import _backend, _parse, split_accept
@@ -102,7 +102,7 @@ def doctor(url: str | None, *, appends: int, as_json: bool) -> None:
     several handles at once, and looks at clock, space and permissions. No session but its own is
     written to.
     """
-    with _downgrades_untold():
+    with untold("downgrade"):  # At each of many openings; the report says it.
         report = examined(url or DEFAULT, appends)
     if as_json:
         say_json(report.as_data())
@@ -130,22 +130,6 @@ def examined(address: str, appends: int) -> Report:
         machine = [*clock.findings(backend), *of_place(_path(address))]
         name = backend.name if exists else named(address)
         return Report(name, exists, guarantees_of(backend), opening, machine, tried)
-
-
-@contextmanager
-def _downgrades_untold() -> Iterator[None]:
-    """Keep the log from saying at each of many openings what the report says."""
-    import logging
-
-    def is_other(record: logging.LogRecord) -> bool:
-        return getattr(record, "event", "") != "downgrade"
-
-    logger = logging.getLogger(LOGGER)
-    logger.addFilter(is_other)
-    try:
-        yield
-    finally:
-        logger.removeFilter(is_other)
 
 
 def _refused(address: str, error: PerdureError) -> Report:

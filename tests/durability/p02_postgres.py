@@ -18,7 +18,7 @@ from pathlib import Path
 import perdure
 from perdure.opening import _backend
 from tests.durability import children, places
-from tests.durability.p02_real_kernel import LONGEST_PAUSE, STOPS, TURNS, Writer, file_system
+from tests.durability.p02_real_kernel import TURNS, Writer, file_system, stopped
 from tests.durability.p02_real_kernel import why_not as why_no_kernel
 from tests.durability.promise import Promise, Trial, in_time
 from tests.servers.postgres_keeper import NOBODY, Server, home_directory
@@ -92,13 +92,7 @@ def stops(
             program = "tests.durability.p02_postgres"
             writer = Writer([sys.executable, "-B", "-m", program, address], environment)
             try:
-                while not writer.said and writer.work(0.2):
-                    pass  # It has to import everything first.
-                for _ in range(STOPS):
-                    if not in_time(deadline) or not writer.work(draw.uniform(0, LONGEST_PAUSE)):
-                        return
-                    writer.listen_to_the_end()
-                    what = f"stopped after {len(writer.said)} bytes of reports"
+                for what in stopped(writer, draw, deadline):
                     yield Trial(what, _judge_copy(server, directory, writer.said, draw))
             finally:
                 writer.kill()

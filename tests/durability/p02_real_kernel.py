@@ -125,6 +125,17 @@ def _judge_copy(kind: Kind, directory: Path, said: bytes, draw: random.Random) -
         copy.unlink()
 
 
+def stopped(writer: Writer, draw: random.Random, deadline: float) -> Iterator[str]:
+    """Stop a writer at several moments, and say where it was."""
+    while not writer.said and writer.work(0.2):
+        pass  # It has to import everything first.
+    for _ in range(STOPS):
+        if not in_time(deadline) or not writer.work(draw.uniform(0, LONGEST_PAUSE)):
+            return
+        writer.listen_to_the_end()
+        yield f"stopped after {len(writer.said)} bytes of reports"
+
+
 def stops(
     kind: Kind, directory: Path, draw: random.Random, deadline: float, mode: str = ""
 ) -> Generator[Trial, None, None]:
@@ -132,13 +143,7 @@ def stops(
     with file_system(directory) as disk:
         writer = Writer(*children.program(disk, TURNS, mode or kind.name))
         try:
-            while not writer.said and writer.work(0.2):
-                pass  # It has to import everything first.
-            for _ in range(STOPS):
-                if not in_time(deadline) or not writer.work(draw.uniform(0, LONGEST_PAUSE)):
-                    return
-                writer.listen_to_the_end()
-                what = f"stopped after {len(writer.said)} bytes of reports"
+            for what in stopped(writer, draw, deadline):
                 yield Trial(what, _judge_copy(kind, directory, writer.said, draw))
         finally:
             writer.kill()

@@ -13,165 +13,183 @@ import pytest
 import perdure
 import perdure.backend
 from perdure import (
-    approvals,
-    approvals_async,
     commit,
     commit_async,
     documents,
     documents_async,
-    effects,
-    effects_async,
     handle,
     handle_async,
-    lease,
-    lease_async,
-    making,
-    making_async,
-    model,
-    model_async,
     session,
     session_async,
     store,
     store_async,
-    summaries,
-    summaries_async,
     turn,
     turn_async,
 )
+from perdure.approvals import approvals, approvals_async
+from perdure.conversations import summaries, summaries_async
+from perdure.effects import effects, effects_async, making, making_async, model, model_async
+from perdure.leases import lease, lease_async
 
 SOURCE = Path(perdure.__file__).parent
 
 # From the outside in: a module imports only from rows below its own, or from its own row.
 LAYERS = [
     {"adapters", "cli", "testing", "logging", "__init__", "__main__"},
-    {"moving"},
+    {"copying.moving"},
     {"opening"},
-    {"replaying", "replaying_async"},
-    {"replay_session_async"},
-    {"replay_session"},
+    {"replays.replaying", "replays.replaying_async"},
+    {"replays.replay_session_async"},
+    {"replays.replay_session"},
     {"store", "store_async"},
     {"session", "session_async"},
-    {"documents", "documents_async", "summaries", "summaries_async"},
+    {"documents", "documents_async", "conversations.summaries", "conversations.summaries_async"},
     {"following", "following_async"},
-    {"making", "making_async"},
-    {"lease", "lease_async", "seen", "turn", "turn_async"},
-    {"stream", "stream_async", "toolbox", "toolbox_async", "model", "model_async"},
-    {"effects", "effects_async", "approvals", "approvals_async", "tool", "tool_async"},
-    {"serving"},
-    {"walking"},
-    {"recorded"},
-    {"handle", "handle_async", "answering"},
-    {"consenting"},
-    {"asking", "tool_jobs", "deed_views", "approval_views"},
-    {"diverging", "guard"},
-    {"tools"},
+    {"effects.making", "effects.making_async"},
+    {"leases.lease", "leases.lease_async", "seen", "turn", "turn_async"},
+    {
+        "conversations.stream",
+        "conversations.stream_async",
+        "effects.toolbox",
+        "effects.toolbox_async",
+        "effects.model",
+        "effects.model_async",
+    },
+    {
+        "effects.effects",
+        "effects.effects_async",
+        "approvals.approvals",
+        "approvals.approvals_async",
+        "effects.tool",
+        "effects.tool_async",
+    },
+    {"effects.serving"},
+    {"replays.walking"},
+    {"replays.recorded"},
+    {"handle", "handle_async", "conversations.answering"},
+    {"approvals.consenting"},
+    {"effects.asking", "effects.tool_jobs", "effects.deed_views", "approvals.views"},
+    {"replays.diverging", "replays.guard"},
+    {"effects.tools"},
     {"entering"},
-    {"summarising"},
-    {"window"},
-    {"spoken"},
-    {"copying"},
-    {"copying_check", "copying_stream"},
-    {"copying_chain", "copying_pairs", "copying_plan"},
-    {"copying_asking"},
+    {"conversations.summarising"},
+    {"conversations.window"},
+    {"conversations.spoken"},
+    {"copying.rounds"},
+    {"copying.check", "copying.stream"},
+    {"copying.chain", "copying.pairs", "copying.plan"},
+    {"copying.asking"},
     {"commit", "commit_async", "lifecycle", "salvage", "views", "writing"},
-    {"effecting", "approving"},
-    {"retelling"},
-    {"leasing", "saying", "talking"},
+    {"effects.effecting", "approvals.approving"},
+    {"effects.retelling"},
+    {"leases.leasing", "saying", "conversations.talking"},
     {"replica"},
     {"judging", "standing"},
     {"plans", "reading", "settings"},
     {"fold"},
-    {"deeds", "talk", "tenure"},
-    {"consents"},
-    {"cache", "journal", "values", "steps", "importing", "importing_autogen"},
-    {"importing_json", "importing_text", "tokens", "tokens_shapes"},
+    {"effects.deeds", "conversations.talk", "leases.tenure"},
+    {"approvals.consents"},
+    {"cache", "journal", "values", "steps", "importing.messages", "importing.autogen"},
+    {"importing.elements", "importing.text", "tokens", "conversations.tokens_shapes"},
     {"transcript"},
-    {"cuts", "pairing", "perspective", "speeches"},
-    {"codec", "cipher", "backends", "collecting", "formats"},
+    {
+        "conversations.cuts",
+        "conversations.pairing",
+        "conversations.perspective",
+        "conversations.speeches",
+    },
+    {"codec", "cipher", "backends", "conversations.collecting", "formats"},
     {"events", "waiting", "waiting_async"},
-    {"records", "scalars", "backend", "chat_chunks", "response_events", "catalogue"},
-    {"lease_records", "approval_records"},
+    {
+        "records",
+        "scalars",
+        "backend",
+        "conversations.chat_chunks",
+        "conversations.response_events",
+        "effects.catalogue",
+    },
+    {"leases.records", "approvals.records"},
     {"content"},
-    {"intake"},
-    {"issued"},
-    {"plain", "deltas", "calls", "layered", "guarantees"},
+    {"conversations.intake"},
+    {"effects.issued"},
+    {"plain", "conversations.deltas", "effects.calls", "layered", "guarantees"},
     {"errors"},
 ]
 
 PURE = {
-    "approval_records",
-    "approval_views",
-    "approving",
-    "consents",
-    "consenting",
-    "diverging",
-    "recorded",
-    "walking",
-    "answering",
-    "asking",
-    "tool_jobs",
+    "approvals.records",
+    "approvals.views",
+    "approvals.approving",
+    "approvals.consents",
+    "approvals.consenting",
+    "replays.diverging",
+    "replays.recorded",
+    "replays.walking",
+    "conversations.answering",
+    "effects.asking",
+    "effects.tool_jobs",
     "cache",
-    "calls",
-    "catalogue",
-    "chat_chunks",
+    "effects.calls",
+    "effects.catalogue",
+    "conversations.chat_chunks",
     "codec",
-    "collecting",
+    "conversations.collecting",
     "content",
-    "copying",
-    "copying_asking",
-    "copying_chain",
-    "copying_check",
-    "copying_pairs",
-    "copying_plan",
-    "copying_stream",
-    "cuts",
-    "deed_views",
-    "deeds",
-    "effecting",
-    "deltas",
+    "copying.rounds",
+    "copying.asking",
+    "copying.chain",
+    "copying.check",
+    "copying.pairs",
+    "copying.plan",
+    "copying.stream",
+    "conversations.cuts",
+    "effects.deed_views",
+    "effects.deeds",
+    "effects.effecting",
+    "conversations.deltas",
     "fold",
     "formats",
     "guarantees",
-    "importing",
-    "importing_autogen",
-    "importing_json",
-    "importing_text",
-    "intake",
-    "issued",
+    "importing.messages",
+    "importing.autogen",
+    "importing.elements",
+    "importing.text",
+    "conversations.intake",
+    "effects.issued",
     "journal",
     "judging",
-    "lease_records",
-    "leasing",
+    "leases.records",
+    "leases.leasing",
     "layered",
     "lifecycle",
-    "pairing",
-    "perspective",
+    "conversations.pairing",
+    "conversations.perspective",
     "plain",
     "plans",
     "reading",
     "records",
     "replica",
-    "retelling",
-    "response_events",
+    "effects.retelling",
+    "conversations.response_events",
     "salvage",
     "saying",
     "scalars",
     "seen",
     "settings",
     "standing",
-    "speeches",
-    "spoken",
+    "conversations.speeches",
+    "conversations.spoken",
     "steps",
-    "summarising",
-    "talk",
-    "talking",
-    "tenure",
+    "conversations.summarising",
+    "conversations.talk",
+    "conversations.talking",
+    "leases.tenure",
     "tokens",
-    "tokens_shapes",
+    "conversations.tokens_shapes",
     "transcript",
     "values",
     "views",
-    "window",
+    "conversations.window",
     "writing",
 }
 
@@ -206,9 +224,13 @@ def modules() -> Iterator[Path]:
     return SOURCE.rglob("*.py")
 
 
+# Folders whose files have places of their own in the layers. The others are one place each.
+AREAS = {"approvals", "conversations", "copying", "effects", "importing", "leases", "replays"}
+
+
 def layer_of(path: Path) -> str:
-    first = path.relative_to(SOURCE).parts[0]
-    return first.removesuffix(".py")
+    first, *rest = path.relative_to(SOURCE).with_suffix("").parts
+    return ".".join([first, *rest[:1]]) if first in AREAS else first
 
 
 def imports(path: Path) -> Iterator[str]:
@@ -216,8 +238,8 @@ def imports(path: Path) -> Iterator[str]:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module is not None:
-            if node.module == "perdure":
-                yield from (f"perdure.{alias.name}" for alias in node.names)
+            if node.module.removeprefix("perdure.") in {"perdure", *AREAS}:
+                yield from (f"{node.module}.{alias.name}" for alias in node.names)
             else:
                 yield node.module
 
@@ -226,13 +248,20 @@ def inner_imports(path: Path) -> Iterator[str]:
     for name in imports(path):
         parts = name.split(".")
         if parts[0] == "perdure" and len(parts) > 1:
-            yield parts[1]
+            yield ".".join(parts[1:3]) if parts[1] in AREAS else parts[1]
 
 
 def test_every_module_is_in_one_layer() -> None:
     listed = [name for layer in LAYERS for name in layer]
     assert len(listed) == len(set(listed))
-    assert {layer_of(path) for path in modules()} == set(listed)
+    inits = {f"{area}.__init__" for area in AREAS}
+    assert {layer_of(path) for path in modules()} == {*listed, *inits}
+    assert all(_is_empty(SOURCE / area / "__init__.py") for area in AREAS)
+
+
+def _is_empty(path: Path) -> bool:
+    """Whether a file has a docstring and nothing else: a folder's name hides no import."""
+    return len(ast.parse(path.read_text("utf-8")).body) == 1
 
 
 def test_imports_point_one_way() -> None:
@@ -278,7 +307,7 @@ def test_adapters_use_what_everybody_can_use() -> None:
         for name in inner_imports(path)
         if name not in public
     ]
-    assert private == ["openai.py imports catalogue"]  # A type, for a hint.
+    assert private == ["openai.py imports effects.catalogue"]  # A type, for a hint.
 
 
 def test_nothing_unpickles_or_evaluates() -> None:
@@ -390,11 +419,13 @@ def test_importing_perdure_brings_little() -> None:
 def test_opening_a_store_does_not_wait_for_heavy_modules() -> None:
     """What takes longer to import than perdure is imported by the call that needs it."""
     heavy = {"asyncio", "concurrent", "dataclasses", "inspect", "json", "logging"}
-    light = [path for path in SOURCE.glob("*.py") if not path.stem.endswith("_async")]
+    folders = [SOURCE, *(SOURCE / area for area in sorted(AREAS))]
+    files = [path for folder in folders for path in folder.glob("*.py")]
+    light = [path for path in files if not path.stem.endswith("_async")]
     found = [
         f"{path.name} imports {name}"
         for path in light
-        if path.stem not in {"importing_json", "logging"}
+        if path.stem not in {"elements", "logging"}
         for node in ast.parse(path.read_text("utf-8")).body
         for name in _names(node)
         if name.split(".")[0] in heavy

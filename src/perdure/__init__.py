@@ -44,19 +44,19 @@ from perdure.errors import (
 if TYPE_CHECKING:
     from perdure.backend import Head
     from perdure.codec import TypeCodec
+    from perdure.conversations.summarising import Summariser
+    from perdure.copying.moving import copy, copy_async
     from perdure.documents import Values
     from perdure.documents_async import AsyncValues
+    from perdure.effects.tools import Done, Effect, NotDone, current_effect
     from perdure.guarantees import Guarantees
-    from perdure.moving import copy, copy_async
     from perdure.opening import open, open_async  # noqa: A004 - what callers write
     from perdure.records import Record
-    from perdure.replaying import Replay, replay
+    from perdure.replays.replaying import Replay, replay
     from perdure.session import Session
     from perdure.session_async import AsyncSession
     from perdure.store import Store
     from perdure.store_async import AsyncStore
-    from perdure.summarising import Summariser
-    from perdure.tools import Done, Effect, NotDone, current_effect
     from perdure.transcript import Transcript
     from perdure.turn import Turn
     from perdure.turn_async import AsyncTurn
@@ -125,28 +125,28 @@ _WHERE = {
     "AsyncStore": "store_async",
     "AsyncTurn": "turn_async",
     "AsyncValues": "documents_async",
-    "Done": "tools",
-    "Effect": "tools",
+    "Done": "effects.tools",
+    "Effect": "effects.tools",
     "Guarantees": "guarantees",
     "Head": "backend",
-    "NotDone": "tools",
+    "NotDone": "effects.tools",
     "Record": "records",
-    "Replay": "replaying",
+    "Replay": "replays.replaying",
     "Session": "session",
     "Store": "store",
-    "Summariser": "summarising",
+    "Summariser": "conversations.summarising",
     "Transcript": "transcript",
     "Turn": "turn",
     "TypeCodec": "codec",
     "Values": "documents",
     "Verified": "views",
     "Version": "views",
-    "copy": "moving",
-    "copy_async": "moving",
-    "current_effect": "tools",
+    "copy": "copying.moving",
+    "copy_async": "copying.moving",
+    "current_effect": "effects.tools",
     "open": "opening",
     "open_async": "opening",
-    "replay": "replaying",
+    "replay": "replays.replaying",
 }
 _MODULES = frozenset(
     {

@@ -12,13 +12,15 @@ from typing import Any, ClassVar, NamedTuple
 
 import msgspec
 
-from perdure import tenure
-from perdure.approval_records import ApprovalAsked, ApprovalDecided
-from perdure.consents import Consent, Consents
+from perdure.approvals.consents import Consent, Consents
+from perdure.approvals.records import ApprovalAsked, ApprovalDecided
 from perdure.content import Content
-from perdure.deeds import Deed, Deeds
+from perdure.conversations.talk import Talk
+from perdure.effects.deeds import Deed, Deeds
 from perdure.errors import PayloadError
-from perdure.lease_records import LeaseReleased, LeaseRenewed, LeaseTaken
+from perdure.leases import tenure
+from perdure.leases.records import LeaseReleased, LeaseRenewed, LeaseTaken
+from perdure.leases.tenure import Tenure
 from perdure.records import (
     Branched,
     Deleted,
@@ -38,8 +40,6 @@ from perdure.records import (
     TurnContinued,
     Value,
 )
-from perdure.talk import Talk
-from perdure.tenure import Tenure
 from perdure.values import ValueFacts
 
 FOLD_VERSION = 4

@@ -9,15 +9,15 @@ from typing import TypeVar
 
 from perdure import events
 from perdure import steps as steps_to
-from perdure.asking import Replaying
 from perdure.commit import Combiner, Driver
+from perdure.effects.asking import Replaying
+from perdure.effects.tools import Changed, Running
 from perdure.errors import NotFoundError, PerdureError, UsageError
 from perdure.events import Observed
 from perdure.plans import Plan
 from perdure.reading import Past
 from perdure.replica import Answer, Replica
 from perdure.steps import Steps
-from perdure.tools import Changed, Running
 from perdure.writing import NOTHING, REFRESH
 
 T = TypeVar("T")

@@ -8,8 +8,9 @@ from typing import Any, TypeVar
 
 from perdure import events
 from perdure import steps as steps_to
-from perdure.asking import Replaying
 from perdure.commit_async import AsyncCombiner, AsyncDriver, begin
+from perdure.effects.asking import Replaying
+from perdure.effects.tools import Changed, Running
 from perdure.errors import NotFoundError, PerdureError, UsageError
 from perdure.events import Observed
 from perdure.handle import SLICE
@@ -17,7 +18,6 @@ from perdure.plans import Plan
 from perdure.reading import Past
 from perdure.replica import Answer, Replica
 from perdure.steps import Steps
-from perdure.tools import Changed, Running
 from perdure.writing import NOTHING, REFRESH
 
 T = TypeVar("T")

@@ -8,9 +8,9 @@ change that old readers would misread raises the version and brings an upcast (s
 from datetime import datetime
 from typing import Any, ClassVar, Literal, NamedTuple
 
-from perdure.approval_records import ApprovalAsked, ApprovalDecided
+from perdure.approvals.records import ApprovalAsked, ApprovalDecided
 from perdure.content import Content
-from perdure.lease_records import LeaseReleased, LeaseRenewed, LeaseTaken
+from perdure.leases.records import LeaseReleased, LeaseRenewed, LeaseTaken
 
 
 class Message(Content, frozen=True, kw_only=True):

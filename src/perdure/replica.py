@@ -11,7 +11,7 @@ takes `view` first, which never change under them.
 
 from collections.abc import Sequence
 
-from perdure import codec, journal, reading, steps, tenure
+from perdure import codec, journal, reading, steps
 from perdure.backend import Append, Outcome
 from perdure.cache import Cached, ValueCache
 from perdure.content import Content
@@ -28,13 +28,14 @@ from perdure.errors import (
 from perdure.fold import FOLD_VERSION, Fold
 from perdure.journal import EMPTY, Batches, Linked, Stream, Tip
 from perdure.judging import Unseen
+from perdure.leases import tenure
+from perdure.leases.tenure import Holding
 from perdure.plans import Batch, Plan
 from perdure.reading import PAGE, Past
 from perdure.records import Branched, Message, Recovered, Snapshot
 from perdure.settings import Settings
 from perdure.standing import Doubt, Notice, View
 from perdure.steps import Commit, Steps
-from perdure.tenure import Holding
 
 Answer = int | PerdureError
 

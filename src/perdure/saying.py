@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import msgspec
 
 from perdure import codec
+from perdure.conversations.intake import require_role, take
 from perdure.errors import ConflictError, UsageError
 from perdure.fold import GENERATED, OpenTurn, fingerprint
-from perdure.intake import require_role, take
 from perdure.journal import Draft
 from perdure.plans import Batch, Plan, add_drafts, require_str, require_text
 from perdure.records import Message

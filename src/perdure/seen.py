@@ -2,9 +2,10 @@
 
 from typing import Any
 
-from perdure import leasing, views
+from perdure import views
+from perdure.leases import leasing
+from perdure.leases.tenure import Holder
 from perdure.replica import Replica
-from perdure.tenure import Holder
 
 
 class Seen:

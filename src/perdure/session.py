@@ -8,41 +8,39 @@ from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from perdure import (
-    deed_views,
-    entering,
-    events,
-    leasing,
-    lifecycle,
-    saying,
-    talking,
-    views,
-    window,
-    writing,
-)
-from perdure.approvals import Approvals
+from perdure import entering, events, lifecycle, saying, views, writing
+from perdure.approvals.approvals import Approvals
 from perdure.commit import Driver
-from perdure.deed_views import Found
+from perdure.conversations import talking, window
+from perdure.conversations.summaries import Summaries
+from perdure.conversations.summarising import (
+    KEEP_TURNS,
+    TIMEOUT,
+    Summariser,
+    for_window,
+    summariser,
+)
+from perdure.conversations.window import EVERYTHING, Asked
 from perdure.documents import Values
-from perdure.effects import Effects
+from perdure.effects import deed_views
+from perdure.effects.deed_views import Found
+from perdure.effects.effects import Effects
+from perdure.effects.making import Making
 from perdure.fold import GENERATED
 from perdure.following import follow
 from perdure.handle import Handle
-from perdure.lease import Lease
-from perdure.making import Making
+from perdure.leases import leasing
+from perdure.leases.lease import Lease
 from perdure.plans import require_timeout
 from perdure.reading import OnDamage
 from perdure.records import Record, Summary
 from perdure.replica import Replica
 from perdure.saying import Voice, voice_of
 from perdure.seen import Seen
-from perdure.summaries import Summaries
-from perdure.summarising import KEEP_TURNS, TIMEOUT, Summariser, for_window, summariser
 from perdure.tokens import Counter
 from perdure.transcript import Transcript
 from perdure.turn import Turn
 from perdure.views import Verified
-from perdure.window import EVERYTHING, Asked
 
 if TYPE_CHECKING:
     from concurrent.futures import Future

@@ -9,41 +9,39 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from types import TracebackType
 from typing import Any, Self
 
-from perdure import (
-    deed_views,
-    entering,
-    events,
-    leasing,
-    lifecycle,
-    saying,
-    talking,
-    views,
-    window,
-    writing,
-)
-from perdure.approvals_async import AsyncApprovals
+from perdure import entering, events, lifecycle, saying, views, writing
+from perdure.approvals.approvals_async import AsyncApprovals
 from perdure.commit_async import AsyncDriver
-from perdure.deed_views import Found
+from perdure.conversations import talking, window
+from perdure.conversations.summaries_async import AsyncSummaries
+from perdure.conversations.summarising import (
+    KEEP_TURNS,
+    TIMEOUT,
+    Summariser,
+    for_window,
+    summariser,
+)
+from perdure.conversations.window import EVERYTHING, Asked
 from perdure.documents_async import AsyncValues
-from perdure.effects_async import AsyncEffects
+from perdure.effects import deed_views
+from perdure.effects.deed_views import Found
+from perdure.effects.effects_async import AsyncEffects
+from perdure.effects.making_async import AsyncMaking
 from perdure.fold import GENERATED
 from perdure.following_async import follow
 from perdure.handle_async import AsyncHandle
-from perdure.lease_async import AsyncLease
-from perdure.making_async import AsyncMaking
+from perdure.leases import leasing
+from perdure.leases.lease_async import AsyncLease
 from perdure.plans import require_timeout
 from perdure.reading import OnDamage
 from perdure.records import Record, Summary
 from perdure.replica import Replica
 from perdure.saying import Voice, voice_of
 from perdure.seen import Seen
-from perdure.summaries_async import AsyncSummaries
-from perdure.summarising import KEEP_TURNS, TIMEOUT, Summariser, for_window, summariser
 from perdure.tokens import Counter
 from perdure.transcript import Transcript
 from perdure.turn_async import AsyncTurn
 from perdure.views import Verified
-from perdure.window import EVERYTHING, Asked
 
 
 class AsyncSession(Seen, AsyncMaking):

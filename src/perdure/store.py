@@ -7,8 +7,9 @@ from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Self
 
-from perdure import approval_views, events, lifecycle, salvage, views
-from perdure.approval_views import Approval
+from perdure import events, lifecycle, salvage, views
+from perdure.approvals import views as approval_views
+from perdure.approvals.views import Approval
 from perdure.backend import Backend, Head, knowing_recency
 from perdure.commit import Committer, Driver
 from perdure.documents import Values

@@ -7,8 +7,9 @@ from collections.abc import AsyncIterator, Sequence
 from types import TracebackType
 from typing import Self
 
-from perdure import approval_views, events, lifecycle, salvage, views
-from perdure.approval_views import Approval
+from perdure import events, lifecycle, salvage, views
+from perdure.approvals import views as approval_views
+from perdure.approvals.views import Approval
 from perdure.backend import AsyncBackend, Head, knowing_recency
 from perdure.commit_async import AsyncCommitter, AsyncDriver
 from perdure.documents_async import AsyncValues

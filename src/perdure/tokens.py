@@ -7,14 +7,14 @@ name. The estimate errs upwards; what it promises, and on which texts, is in `Es
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
-from perdure.errors import UnsupportedError, UsageError
-from perdure.intake import ROLES
-from perdure.tokens_shapes import (
+from perdure.conversations.intake import ROLES
+from perdure.conversations.tokens_shapes import (
     IMAGE_TOKENS,
     MESSAGE_TOKENS,
     REPLY_TOKENS,
     TextCounter,
 )
+from perdure.errors import UnsupportedError, UsageError
 
 if TYPE_CHECKING:
     from splintr import AnyTokenizer

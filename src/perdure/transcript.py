@@ -12,8 +12,11 @@ format writes what there is.
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from perdure.calls import INTERRUPTED_NOTICE, Call, answers, closing, open_calls
-from perdure.cuts import safe_cut, safe_cuts
+from perdure.conversations.cuts import safe_cut, safe_cuts
+from perdure.conversations.pairing import pair
+from perdure.conversations.perspective import seen_by
+from perdure.conversations.speeches import heard
+from perdure.effects.calls import INTERRUPTED_NOTICE, Call, answers, closing, open_calls
 from perdure.errors import UsageError
 from perdure.formats import anthropic_writing, chat, gemini, responses_writing
 from perdure.formats.names import Ids, legal_name, legal_person
@@ -32,9 +35,6 @@ from perdure.formats.parts import (
     ToolCall,
 )
 from perdure.formats.shapes import shape
-from perdure.pairing import pair
-from perdure.perspective import seen_by
-from perdure.speeches import heard
 
 __all__ = [
     "FORMATS",

@@ -5,19 +5,22 @@ from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import Any, Self
 
-from perdure import asking, catalogue, entering, guard, saying, talking, tools, writing
-from perdure.answering import Answering
-from perdure.asking import Asked
-from perdure.catalogue import Changes
+from perdure import entering, saying, writing
+from perdure.conversations import talking
+from perdure.conversations.answering import Answering
+from perdure.conversations.intake import Taken
+from perdure.conversations.stream import Stream
+from perdure.effects import asking, catalogue, tools
+from perdure.effects.asking import Asked
+from perdure.effects.catalogue import Changes
+from perdure.effects.tools import Ordinals, Running
 from perdure.entering import Entered
 from perdure.errors import ApprovalPendingError, PerdureError, UsageError
 from perdure.events import correlation_id
 from perdure.handle import Handle
-from perdure.intake import Taken
 from perdure.plans import Plan
+from perdure.replays import guard
 from perdure.saying import NOBODY, Ownership, Voice, voice_of
-from perdure.stream import Stream
-from perdure.tools import Ordinals, Running
 
 PIECES_EVERY = 0.5  # Seconds: what a crash may take of an answer, against a commit each.
 UNCHANGED = Changes((), (), ())

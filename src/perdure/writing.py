@@ -6,8 +6,10 @@ after the call has no effect on the record.
 
 from collections.abc import Collection, Sequence
 
-from perdure import codec, effecting, reading, talking, values
+from perdure import codec, reading, values
 from perdure.backend import LABEL_BYTES_MAX, LABELS_MAX
+from perdure.conversations import talking
+from perdure.effects import effecting
 from perdure.errors import (
     ChainError,
     DivergenceError,

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 import perdure
-from perdure.approval_records import ApprovalDecided
-from perdure.approval_views import Approval
+from perdure.approvals.records import ApprovalDecided
+from perdure.approvals.views import Approval
 from perdure.backends.memory import MemoryBackend
 from perdure.errors import (
     ApprovalDeniedError,

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from perdure.calls import INTERRUPTED_NOTICE, Call, answers, closing, open_calls
+from perdure.effects.calls import INTERRUPTED_NOTICE, Call, answers, closing, open_calls
 from perdure.transcript import FORMATS
 from tests.core.transcripts import (
     ANSWER,

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from openai.types.responses import FunctionTool
 
-from perdure.catalogue import Changes, changes, digest, normal
+from perdure.effects.catalogue import Changes, changes, digest, normal
 from perdure.errors import UsageError
 
 SCHEMA = {

@@ -22,12 +22,12 @@ from openai.types.responses import (
     ResponseTextDeltaEvent,
 )
 
-from perdure.chat_chunks import ChatCollector
 from perdure.codec import Codec, decode_tree, encode_tree
-from perdure.collecting import Collector, collector_for, rebuild
+from perdure.conversations.chat_chunks import ChatCollector
+from perdure.conversations.collecting import Collector, collector_for, rebuild
+from perdure.conversations.intake import Taken, take
+from perdure.conversations.response_events import ResponseCollector
 from perdure.errors import UsageError, VersionError
-from perdure.intake import Taken, take
-from perdure.response_events import ResponseCollector
 from tests.core import streams
 
 Stream = tuple[list[dict[str, Any]], dict[str, Any]]

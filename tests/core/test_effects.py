@@ -12,6 +12,7 @@ import pytest
 
 import perdure
 from perdure.codec import PAYLOAD_MAX
+from perdure.effects.tools import Done, Effect, NotDone, ToolTimeoutError, current_effect
 from perdure.errors import (
     ConflictError,
     DivergenceError,
@@ -23,7 +24,6 @@ from perdure.errors import (
     UsageError,
 )
 from perdure.records import EffectIntended
-from perdure.tools import Done, Effect, NotDone, ToolTimeoutError, current_effect
 
 
 class Ledger:

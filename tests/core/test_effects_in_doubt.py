@@ -11,9 +11,9 @@ import perdure
 from perdure.backend import Append, Outcome
 from perdure.backends.memory import MemoryBackend
 from perdure.backends.offload import Offload
+from perdure.effects.tools import Done, Effect, NotDone
 from perdure.errors import UnavailableError, UnknownOutcomeError
 from perdure.testing import Flaky
-from perdure.tools import Done, Effect, NotDone
 
 CALL = {
     "role": "assistant",

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import perdure
+from perdure.effects.tools import Done
 from perdure.errors import (
     ConflictError,
     InFlightError,
@@ -16,7 +17,6 @@ from perdure.errors import (
 )
 from perdure.records import Message
 from perdure.testing import violations
-from perdure.tools import Done
 from tests.core.streams import one_choice
 from tests.core.support import said
 

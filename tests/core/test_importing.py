@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perdure.codec import Codec
+from perdure.conversations.intake import require_role
 from perdure.errors import UsageError
-from perdure.importing import Imported, parse
-from perdure.importing_json import read
-from perdure.importing_text import Source
-from perdure.intake import require_role
+from perdure.importing.elements import read
+from perdure.importing.messages import Imported, parse
+from perdure.importing.text import Source
 
 HELLO: dict[str, Any] = {"role": "user", "content": "Hello, how are you?"}
 REPLY: dict[str, Any] = {

@@ -33,8 +33,8 @@ from openai.types.responses import (
 )
 
 from perdure.codec import Codec, encode_tree
+from perdure.conversations.intake import ROLES, Taken, require_role, take
 from perdure.errors import UsageError
-from perdure.intake import ROLES, Taken, require_role, take
 
 CALL = {"id": "call_1", "type": "function", "function": {"name": "pay", "arguments": '{"n":1}'}}
 

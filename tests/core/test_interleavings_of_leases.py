@@ -9,16 +9,17 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from perdure import leasing, lifecycle, saying, writing
+from perdure import lifecycle, saying, writing
 from perdure.backends.memory import MemoryBackend
 from perdure.errors import FencedError, LeaseHeldError
-from perdure.leasing import Asked, Claim
+from perdure.leases import leasing
+from perdure.leases.leasing import Asked, Claim
+from perdure.leases.tenure import Holding
 from perdure.plans import Plan
 from perdure.replica import Replica
 from perdure.settings import Settings
 from perdure.steps import Steps
 from perdure.store import Store
-from perdure.tenure import Holding
 from tests.core.schedules import Actor, run, schedules, settings
 from tests.durability.p08_leases import held_by_one
 

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 import perdure
-from perdure.deeds import KEYED_MAX, Deeds
-from perdure.effecting import State
+from perdure.effects.deeds import KEYED_MAX, Deeds
+from perdure.effects.effecting import State
+from perdure.effects.tools import Done
 from perdure.layered import Layered
 from perdure.records import EffectIntended, EffectSettled
-from perdure.tools import Done
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 import perdure
-from perdure import lease as lease_module
 from perdure.backend import Append, Outcome
 from perdure.backends.memory import MemoryBackend
 from perdure.errors import (
@@ -22,7 +21,8 @@ from perdure.errors import (
     UsageError,
 )
 from perdure.fold import Fold
-from perdure.lease_records import LeaseReleased, LeaseRenewed, LeaseTaken
+from perdure.leases import lease as lease_module
+from perdure.leases.records import LeaseReleased, LeaseRenewed, LeaseTaken
 from perdure.plans import YIELDS
 from tests.core.support import contents, said
 

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 import perdure
-from perdure import lease as lease_module
 from perdure.backend import Append, Outcome
 from perdure.backends.memory import MemoryBackend
 from perdure.backends.offload import Offload
 from perdure.commit_async import AsyncCombiner
 from perdure.errors import FencedError, LeaseHeldError, UnavailableError, UsageError
-from perdure.lease_async import AsyncLease
+from perdure.leases import lease as lease_module
+from perdure.leases.lease_async import AsyncLease
 from perdure.plans import Plan
 from perdure.replica import Answer
 from tests.core.support import said

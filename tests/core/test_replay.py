@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 import perdure
+from perdure.effects.tools import ToolTimeoutError
 from perdure.errors import RefusedError, ReplayDivergenceError, UnknownOutcomeError, UsageError
-from perdure.tools import ToolTimeoutError
 
 Agent = Callable[[perdure.Session], Any]
 

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 import perdure
-from perdure import effecting
 from perdure.backends.memory import MemoryBackend
+from perdure.effects import effecting
+from perdure.effects.retelling import LARGE, form_of, restored, text_in
+from perdure.effects.tools import Given
 from perdure.records import EffectSettled
-from perdure.retelling import LARGE, form_of, restored, text_in
-from perdure.tools import Given
 
 LONG = "policy 4711: escalate. é " * 400
 ROWS = [{"id": n, "amount": n * 1.5, "note": f"claim {n}"} for n in range(200)]

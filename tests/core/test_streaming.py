@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 import perdure
-from perdure import stream as stream_module
 from perdure.backends.memory import MemoryBackend
+from perdure.conversations import stream as stream_module
 from perdure.errors import ConflictError, UsageError
 from perdure.fold import Fold
 from perdure.records import Message, Piece

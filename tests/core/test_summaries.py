@@ -11,8 +11,10 @@ import openai
 import pytest
 
 import perdure
-from perdure import summarising, talking
 from perdure.backends.memory import MemoryBackend
+from perdure.conversations import summarising, talking
+from perdure.conversations.spoken import SUMMARY_HEADING
+from perdure.conversations.talk import SUMMARIES_MAX
 from perdure.errors import (
     ConflictError,
     DamagedError,
@@ -22,8 +24,6 @@ from perdure.errors import (
 )
 from perdure.events import correlation_id
 from perdure.records import Summary
-from perdure.spoken import SUMMARY_HEADING
-from perdure.talk import SUMMARIES_MAX
 from perdure.testing import ModelServer, violations
 from perdure.transcript import Transcript
 from tests.core.support import said, store_in_memory

@@ -11,6 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from perdure.conversations.tokens_shapes import (
+    CALL_TOKENS,
+    IMAGE_TOKENS,
+    MESSAGE_TOKENS,
+    RESULT_TOKENS,
+)
 from perdure.errors import UnsupportedError, UsageError
 from perdure.tokens import (
     ESTIMATE,
@@ -20,7 +26,6 @@ from perdure.tokens import (
     TextCounter,
     counter_for,
 )
-from perdure.tokens_shapes import CALL_TOKENS, IMAGE_TOKENS, MESSAGE_TOKENS, RESULT_TOKENS
 from tests.core.token_samples import DECLARATION, PROSE, samples
 
 VOCABULARIES = ("o200k_base", "cl100k_base")

@@ -5,9 +5,9 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perdure.calls import answers, open_calls
+from perdure.conversations.speeches import heard
+from perdure.effects.calls import answers, open_calls
 from perdure.formats.parts import Losses, Result, ToolCall
-from perdure.speeches import heard
 from perdure.transcript import FORMATS, render, safe_cuts
 from tests.durability import p13_transcripts
 from tests.durability.p13_histories import Drawing, History

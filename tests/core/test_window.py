@@ -10,16 +10,16 @@ from hypothesis import given as drawn
 from hypothesis import strategies as st
 
 import perdure
-from perdure import window
 from perdure.backend import Entry
 from perdure.backends.memory import MemoryBackend
+from perdure.conversations import window
+from perdure.conversations.intake import require_role, take
+from perdure.conversations.spoken import Counting
+from perdure.conversations.window import Asked
 from perdure.errors import BudgetError, UsageError
-from perdure.intake import require_role, take
-from perdure.spoken import Counting
 from perdure.testing import violations
 from perdure.tokens import ESTIMATE, REPLY_TOKENS
 from perdure.transcript import FORMATS, Transcript
-from perdure.window import Asked
 from tests.core.streams import one_choice
 from tests.core.support import contents, said, store_in_memory
 from tests.core.transcripts import chat_call, chat_result

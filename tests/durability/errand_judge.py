@@ -9,10 +9,10 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import perdure
-from perdure.calls import INTERRUPTED_NOTICE
+from perdure.effects.calls import INTERRUPTED_NOTICE
+from perdure.effects.tools import Done, NotDone
 from perdure.records import EffectIntended, EffectSettled
 from perdure.testing import violations
-from perdure.tools import Done, NotDone
 from tests.durability.errand_runs import Found
 from tests.durability.errands import ASKED, ERRANDS, INNER, ISSUED, Scenario, result
 from tests.durability.world import Line

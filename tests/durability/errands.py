@@ -11,8 +11,8 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import perdure
+from perdure.effects.tools import Done, Effect, NotDone
 from perdure.errors import EffectError, UnknownOutcomeError
-from perdure.tools import Done, Effect, NotDone
 from tests.durability.world import World
 
 POLICIES = ("unsafe", "idempotent", "reconcile", "read_only", "mixed")

@@ -16,7 +16,7 @@ from typing import Any
 
 import perdure
 from perdure.errors import ConflictError, FencedError, LeaseHeldError, UnavailableError
-from perdure.lease import Lease
+from perdure.leases.lease import Lease
 from perdure.records import Record
 from perdure.replica import Replica
 from tests.durability.kinds import KINDS, Kind

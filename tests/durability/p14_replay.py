@@ -14,12 +14,13 @@ import msgspec
 import openai
 
 import perdure
-from perdure import codec, journal, recorded
+from perdure import codec, journal
 from perdure.backend import Append
 from perdure.backends.memory import MemoryBackend
 from perdure.journal import EMPTY, Draft, Stream
 from perdure.opening import _settings
 from perdure.records import EffectSettled
+from perdure.replays import recorded
 from perdure.store import Store
 from perdure.testing import ModelServer
 from tests.durability.p14_agents import CHANGES, Running, Script, World, changed, draw, drive

@@ -16,11 +16,11 @@ from typing import Any
 from unittest import mock
 
 import perdure
-from perdure import lease as lease_module
 from perdure.backends.memory import MemoryBackend
 from perdure.errors import ConflictError, FencedError, LeaseHeldError
-from perdure.lease import Lease
-from perdure.tenure import Holder
+from perdure.leases import lease as lease_module
+from perdure.leases.lease import Lease
+from perdure.leases.tenure import Holder
 from tests.durability import places
 from tests.durability.kinds import KINDS, SQLITE, Kind
 from tests.durability.p08_leases import held_by_one

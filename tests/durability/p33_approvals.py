@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import perdure
-from perdure.approval_records import ApprovalAsked, ApprovalDecided
+from perdure.approvals.consents import binding
+from perdure.approvals.records import ApprovalAsked, ApprovalDecided
 from perdure.backend import digest_of
 from perdure.codec import encode_tree
-from perdure.consents import binding
 from perdure.errors import ApprovalDeniedError, ApprovalPendingError, UnknownOutcomeError
 from perdure.records import EffectIntended, Record
 from tests.durability import children, errand_runs, places, world

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 import perdure
-from perdure.approval_records import ApprovalAsked, ApprovalDecided
+from perdure.approvals.records import ApprovalAsked, ApprovalDecided
 from perdure.backends.memory import MemoryBackend
 from perdure.content import Content
 from perdure.errors import ApprovalError, ApprovalPendingError, PerdureError

@@ -14,7 +14,7 @@ import pytest
 
 import perdure
 from perdure.errors import LeaseHeldError
-from perdure.lease_records import LeaseReleased, LeaseRenewed, LeaseTaken
+from perdure.leases.records import LeaseReleased, LeaseRenewed, LeaseTaken
 from perdure.records import Message, Record
 from tests.durability.kinds import FILES, SQLITE, Kind
 from tests.durability.p08_leases import believed, happened, held_by_one, history

@@ -10,11 +10,11 @@ import msgspec
 import pytest
 
 import perdure
-from perdure import effecting, tool, tools
-from perdure.deeds import Deeds
+from perdure.effects import effecting, tool, tools
+from perdure.effects.deeds import Deeds
+from perdure.effects.tool import Tool
+from perdure.effects.tools import Effect
 from perdure.records import EffectIntended
-from perdure.tool import Tool
-from perdure.tools import Effect
 from tests.durability import errand_runs, p11_deaths, p11_memory, p12_in_flight, straced
 from tests.durability.errands import Scenario
 from tests.durability.kinds import FILES, KINDS, SQLITE, Kind

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 import perdure
-from perdure.serving import Serving
-from perdure.walking import Walk
+from perdure.effects.serving import Serving
+from perdure.replays.walking import Walk
 from tests.durability import p14_replay
 from tests.durability.p14_agents import Running, World, draw, drive
 from tests.durability.promise import sample

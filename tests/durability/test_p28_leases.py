@@ -5,8 +5,8 @@ from unittest import mock
 
 import pytest
 
-from perdure.leasing import Claim
-from perdure.tenure import Holding
+from perdure.leases.leasing import Claim
+from perdure.leases.tenure import Holding
 from tests.durability import p28_leases
 from tests.durability.kinds import SQLITE
 from tests.durability.promise import Promise, sample

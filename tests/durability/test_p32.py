@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from perdure import tools
+from perdure.effects import tools
+from perdure.effects.tool import Tool
+from perdure.effects.tools import Effect
 from perdure.errors import UnavailableError
-from perdure.tool import Tool
-from perdure.tools import Effect
 from tests.durability import p32_broken
 from tests.durability.errands import Scenario
 from tests.durability.kinds import FILES, KINDS, Kind, Sqlite

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 import perdure
-from perdure import approving, effecting
-from perdure.consents import Consents, binding
+from perdure.approvals import approving
+from perdure.approvals.consents import Consents, binding
+from perdure.effects import effecting
 from tests.durability import p33_approvals, p33_forgeries
 from tests.durability.kinds import FILES, SQLITE
 from tests.durability.p33_approvals import Place

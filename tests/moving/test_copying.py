@@ -10,8 +10,8 @@ import perdure
 from perdure.backend import Append, Backend, Outcome, digest_of
 from perdure.backends.memory import MemoryBackend
 from perdure.backends.offload import Offload
-from perdure.copying import Copied
-from perdure.copying_asking import Progress
+from perdure.copying.asking import Progress
+from perdure.copying.rounds import Copied
 from perdure.errors import NotFoundError, UnavailableError, UsageError
 from perdure.fold import DELETED
 from perdure.records import Deleted

@@ -23,7 +23,7 @@ from perdure.errors import UsageError
 if TYPE_CHECKING:
     import openai
 
-    from perdure.catalogue import Changes
+    from perdure.effects.catalogue import Changes
 
 Client = TypeVar("Client", bound="openai.OpenAI | openai.AsyncOpenAI")
 

@@ -5,7 +5,7 @@ from typing import Any, Literal, NamedTuple
 
 import click
 
-from perdure.approval_views import Approval
+from perdure.approvals.views import Approval
 from perdure.cli.release import operator
 from perdure.cli.stores import NotThereError, WrongCallError, opened, require_head
 from perdure.cli.text import ago, exact, moment, safe, say, say_json, terminal_width, wrapped

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import click
 
-from perdure.approval_views import Approval
+from perdure.approvals.views import Approval
 from perdure.cli.approval_view import approval_json, show
 from perdure.cli.stores import (
     BAD_NEWS,

@@ -10,9 +10,9 @@ from perdure.cli.chat_view import HELP, text_of
 from perdure.cli.stores import Opened, head_of
 from perdure.cli.text import counted, first_line, safe
 from perdure.cli.untold import untold
+from perdure.conversations.summarising import KEEP_TURNS
 from perdure.errors import ConflictError, NotFoundError, SummaryError, UnsupportedError, UsageError
 from perdure.records import Message, Summary, SummaryUndone
-from perdure.summarising import KEEP_TURNS
 
 COMMAND = re.compile(r"/([A-Za-z]*)(?:\s+(.*))?", re.DOTALL)
 UNDONE = re.compile(r"-undo-\d+$")

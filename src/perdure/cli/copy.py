@@ -20,11 +20,11 @@ from perdure.cli.stores import (
     without_password,
 )
 from perdure.cli.text import counted, safe, say, say_json, sized
-from perdure.copying import Copied
-from perdure.copying_asking import Progress as Reached
+from perdure.copying.asking import Progress as Reached
+from perdure.copying.moving import _require_two, _unmade
+from perdure.copying.moving import copy as copy_sessions
+from perdure.copying.rounds import Copied
 from perdure.errors import UnavailableError
-from perdure.moving import _require_two, _unmade
-from perdure.moving import copy as copy_sessions
 from perdure.opening import _backend, _parse, split_accept
 
 TOLD = 20  # Sessions that are told of one by one.

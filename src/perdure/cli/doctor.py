@@ -19,9 +19,9 @@ from perdure.cli.doctor_view import print_report
 from perdure.cli.stores import DEFAULT, Reading, named
 from perdure.cli.text import say_json
 from perdure.cli.untold import untold
+from perdure.copying.moving import _path
 from perdure.errors import PerdureError, UsageError
 from perdure.guarantees import NOTHING_DECLARED, Guarantees, guarantees_of
-from perdure.moving import _path
 from perdure.opening import _backend, _parse, split_accept
 
 EXIT: dict[Verdict, int] = {"sound": 0, "weak": 1, "unusable": 2}

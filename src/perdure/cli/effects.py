@@ -26,7 +26,7 @@ from perdure.cli.text import (
     say_json,
     terminal_width,
 )
-from perdure.deed_views import Found
+from perdure.effects.deed_views import Found
 from perdure.errors import DamagedError, NotFoundError
 from perdure.fold import DELETED, UNKNOWN_EFFECT
 

@@ -13,7 +13,7 @@ from perdure.cli.progress import Progress
 from perdure.cli.stores import BAD_NEWS, DEFAULT, Reading, WrongCallError
 from perdure.cli.text import say_json
 from perdure.errors import UsageError
-from perdure.importing_autogen import Pair
+from perdure.importing.autogen import Pair
 from perdure.opening import _parse
 from perdure.store import Store
 

@@ -14,8 +14,8 @@ from perdure import codec
 from perdure.cli.text import safe
 from perdure.codec import Codec
 from perdure.errors import NotFoundError, UsageError
-from perdure.importing import Imported, Leftover, parse
-from perdure.importing_autogen import CHANNEL, Chat, Pair, chat_of
+from perdure.importing.autogen import CHANNEL, Chat, Pair, chat_of
+from perdure.importing.messages import Imported, Leftover, parse
 from perdure.records import Message, Record
 from perdure.store import Store
 from perdure.writing import require_session_id

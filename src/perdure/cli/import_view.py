@@ -8,7 +8,7 @@ import click
 from perdure.cli.import_plan import Plan
 from perdure.cli.stores import DEFAULT, without_password
 from perdure.cli.text import counted, safe, say
-from perdure.importing import IN_NOTE, Repair
+from perdure.importing.messages import IN_NOTE, Repair
 
 UNWRITTEN = "nothing was written; keep the file"
 TOLD = 20  # Repairs that are told one by one; more of them are told by --json.

@@ -24,8 +24,8 @@ from perdure.cli.text import ago, columns, exact, first_line, pad, safe, say, sa
 from perdure.cli.text import terminal_width as screen
 from perdure.errors import DamagedError, NotFoundError, UnsupportedError, VersionError
 from perdure.fold import DELETED, LEASED
+from perdure.leases.tenure import Holder
 from perdure.store import Store
-from perdure.tenure import Holder
 
 PAGE = 50  # Two screens; each session shown costs a few reads.
 CELLS, LABELS, ID_MIN = 48, 6, 12  # Columns: between id and labels, and at least of these two.

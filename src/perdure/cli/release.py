@@ -6,7 +6,7 @@ import click
 
 from perdure.cli.stores import BAD_NEWS, Reading, opened, require_head, store_option
 from perdure.cli.text import safe, say
-from perdure.lease import this_process
+from perdure.leases.lease import this_process
 
 EXAMPLES = """\b
 Examples:

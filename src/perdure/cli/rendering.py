@@ -11,14 +11,14 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from perdure.approval_records import ApprovalAsked, ApprovalDecided
+from perdure.approvals.records import ApprovalAsked, ApprovalDecided
 from perdure.cli.text import compact, exact, safe
-from perdure.collecting import rebuild
 from perdure.content import Content
+from perdure.conversations.collecting import rebuild
+from perdure.conversations.intake import Taken
 from perdure.errors import DamagedError, PerdureError
 from perdure.fold import GENERATED
-from perdure.intake import Taken
-from perdure.lease_records import LeaseChange, LeaseTaken
+from perdure.leases.records import LeaseChange, LeaseTaken
 from perdure.records import (
     Branched,
     Deleted,

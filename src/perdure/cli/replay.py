@@ -19,12 +19,12 @@ from perdure.cli.stores import (
     store_option,
 )
 from perdure.cli.text import safe, say, say_json
-from perdure.diverging import shown
 from perdure.errors import NotFoundError
 from perdure.opening import open as open_store
 from perdure.opening import open_async
-from perdure.replaying import Replay
-from perdure.replaying import replay as replayed
+from perdure.replays.diverging import shown
+from perdure.replays.replaying import Replay
+from perdure.replays.replaying import replay as replayed
 
 EXAMPLES = """\b
 Examples:

@@ -19,7 +19,7 @@ from perdure.cli.text import (
 )
 from perdure.errors import DamagedError
 from perdure.fold import DELETED
-from perdure.lease_records import LeaseRenewed
+from perdure.leases.records import LeaseRenewed
 from perdure.records import Kept, Message, Piece, Record, Snapshot, TurnBegun
 from perdure.session import Session
 

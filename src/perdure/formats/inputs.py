@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from perdure.calls import INTERRUPTED_NOTICE
+from perdure.effects.calls import INTERRUPTED_NOTICE
 from perdure.formats.parts import Loss, Losses, Native, Result, Text, ToolCall, inexpressible
 
 WRAPPED = "input"  # The key under which a text stands where a format wants an object.

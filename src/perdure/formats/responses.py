@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from perdure import calls
+from perdure.effects import calls
 from perdure.formats import media
 from perdure.formats.fields import dicts, held, text, unknown_fields
 from perdure.formats.inputs import json_text

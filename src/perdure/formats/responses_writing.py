@@ -6,7 +6,7 @@ that reasoning. So an id goes out only on the item that directly follows its rea
 
 from typing import Any
 
-from perdure import calls
+from perdure.effects import calls
 from perdure.formats.fields import fit
 from perdure.formats.inputs import input_text, result_text, tell_error
 from perdure.formats.parts import (

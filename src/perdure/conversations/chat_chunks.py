@@ -1,0 +1,268 @@
+"""Chunks of a streamed chat completion → what was said so far. Pure.
+
+A piece is a chunk of its own: the chunks since the piece before, merged. What depends on the whole
+stream, such as which deltas make one tool call, is decided only when the answer is put together.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+from perdure.conversations.deltas import merge_all, rendered
+from perdure.conversations.intake import Taken, take_completion
+from perdure.errors import UsageError
+from perdure.plain import dump
+
+FORMAT = "openai.chat"
+
+
+class ChatCollector:
+    """Collects the chunks of one chat completion; see `collecting.Collector`."""
+
+    def __init__(self) -> None:
+        self._pieces: list[dict[str, Any]] = []
+        self._recent = Merged()
+        self._told = Merged()
+        self._ended: dict[int, bool] = {}
+
+    def take(self, chunk: object) -> None:
+        """Take a chunk, as an object or a dict, or an event of the SDK's own stream helper."""
+        data = _data_of(chunk)
+        if data is None:
+            return
+        if not _is_chunk(data):
+            raise UsageError(f"a {type(chunk).__qualname__} is not a chunk of a chat completion")
+        for choice in data["choices"] or ():
+            if not isinstance(choice.get("index") or 0, int):
+                raise UsageError("the index of a choice is not a number", "$.choices")
+        self._recent.add(data)
+        for choice in data["choices"] or ():
+            index = choice.get("index") or 0
+            ended = choice.get("finish_reason") is not None
+            self._ended[index] = ended or self._ended.get(index, False)
+
+    def piece(self) -> dict[str, Any] | None:
+        chunk = self._recent.chunk(self._told)
+        self._recent = Merged()
+        if not chunk:
+            return None
+        self._told.note(chunk)
+        piece = {"format": FORMAT, "chunk": chunk}
+        self._pieces.append(piece)
+        return piece
+
+    def finished(self) -> bool:
+        return bool(self._ended) and all(self._ended.values())
+
+    def messages(self) -> list[Taken]:
+        recent = {"format": FORMAT, "chunk": self._recent.chunk(self._told)}
+        return rebuilt([*self._pieces, recent])
+
+
+def rebuilt(pieces: Iterable[dict[str, Any]]) -> list[Taken]:
+    """Return the answer that some pieces make; nothing if no choice is in them."""
+    merged = Merged()
+    for piece in pieces:
+        merged.add(piece["chunk"])
+    return take_completion(merged.completion()) if merged.choices else []
+
+
+def _data_of(chunk: object) -> Any:
+    """Return a chunk as data, or None for an event of the helper that only retells a chunk."""
+    if type(chunk) is dict:
+        return chunk
+    if hasattr(chunk, "choices"):
+        return dump(chunk)
+    inner = getattr(chunk, "chunk", None)
+    if inner is not None:
+        return dump(inner)
+    kind = getattr(chunk, "type", None)
+    retold = ("content.", "refusal.", "tool_calls.", "logprobs.")
+    return None if isinstance(kind, str) and kind.startswith(retold) else dump(chunk) or {}
+
+
+def _is_chunk(data: Any) -> bool:
+    if not isinstance(data, dict) or "choices" not in data:
+        return False
+    for choice in data["choices"] or ():
+        if type(choice) is not dict or type(choice.get("delta")) not in {dict, type(None)}:
+            return False
+    return True
+
+
+class Merged:
+    """Several chunks as one. Fields around the deltas are sent whole: the last one counts."""
+
+    def __init__(self) -> None:
+        self.fields: dict[str, Any] = {}
+        self.choices: dict[int, Choice] = {}
+
+    def add(self, chunk: dict[str, Any]) -> None:
+        for name, value in chunk.items():
+            if name == "choices":
+                for choice in value or ():
+                    self.choice(choice.get("index") or 0).add(choice)
+            elif name != "obfuscation":  # Random padding against eavesdroppers.
+                fields = self.fields
+                if name not in fields or fields[name] != value:
+                    _replace(fields, name, value)
+
+    def choice(self, index: int) -> "Choice":
+        found = self.choices.get(index)
+        if found is None:
+            found = self.choices[index] = Choice()
+        return found
+
+    def chunk(self, told: "Merged") -> dict[str, Any]:
+        """Return the chunk that says what all of them said, without what was told already."""
+        chunk = _news(self.fields, told.fields)
+        choices = []
+        for index, choice in self.choices.items():
+            before = told.choices.get(index)
+            said = choice.chunk(before.fields if before is not None else {})
+            if said or before is None:
+                choices.append({"index": index, **said})
+        if choices:
+            chunk["choices"] = choices
+        return chunk
+
+    def note(self, chunk: dict[str, Any]) -> None:
+        """Keep what a chunk told apart from deltas, which are never told twice."""
+        for name, value in chunk.items():
+            if name != "choices":
+                self.fields[name] = value
+        for choice in chunk.get("choices", ()):
+            fields = self.choice(choice["index"]).fields
+            fields.update((name, choice[name]) for name in choice.keys() - {"delta"})
+
+    def completion(self) -> dict[str, Any]:
+        """Return the completion as it would have come without streaming."""
+        choices = [
+            {"index": index, **choice.completed()} for index, choice in sorted(self.choices.items())
+        ]
+        return {**self.fields, "object": "chat.completion", "choices": choices}
+
+
+class Choice:
+    """What one choice said: merged deltas, tool calls as they came, and the fields around them."""
+
+    def __init__(self) -> None:
+        self.fields: dict[str, Any] = {}
+        self._logprobs: dict[str, list[Any] | None] = {}
+        self._delta: dict[str, Any] = {}
+        self._calls: list[dict[str, Any]] | None = None
+
+    def add(self, choice: dict[str, Any]) -> None:
+        for name, value in choice.items():
+            if name == "delta":
+                self._add_delta(value or {})
+            elif name == "logprobs" and type(value) is dict:
+                self._add_logprobs(value)
+            elif name != "index" and (name not in self.fields or value is not None):
+                _replace(self.fields, name, value)
+
+    def _add_delta(self, delta: dict[str, Any]) -> None:
+        calls = delta.get("tool_calls")
+        if calls is not None:
+            delta = {name: value for name, value in delta.items() if name != "tool_calls"}
+            self._calls = self._calls or []
+            for call in calls:
+                _add_call(self._calls, call)
+        merge_all(self._delta, delta)
+
+    def _add_logprobs(self, logprobs: dict[str, Any]) -> None:
+        for name, value in logprobs.items():
+            found = self._logprobs.get(name)
+            if type(value) is list and found is not None:
+                found.extend(value)
+            elif value is not None or name not in self._logprobs:
+                self._logprobs[name] = list(value) if type(value) is list else value
+
+    def chunk(self, told: dict[str, Any]) -> dict[str, Any]:
+        """Return the fields that are news, and what was said."""
+        chunk = _news(self.fields, told)
+        if self._logprobs:
+            chunk["logprobs"] = rendered(self._logprobs)
+        delta = rendered(self._delta)
+        if self._calls is not None:
+            delta["tool_calls"] = rendered(self._calls)
+        return {**chunk, "delta": delta} if delta else chunk
+
+    def completed(self) -> dict[str, Any]:
+        """Return the fields with the message, as they would have come without streaming."""
+        message = {"role": "assistant", "content": None, **rendered(self._delta)}
+        if self._calls is not None:
+            message["tool_calls"] = _calls(self._calls)
+        logprobs = {"logprobs": rendered(self._logprobs)} if self._logprobs else {}
+        return {**self.fields, **logprobs, "message": message}
+
+
+def _news(fields: dict[str, Any], told: dict[str, Any]) -> dict[str, Any]:
+    return {
+        name: value
+        for name, value in fields.items()
+        if name not in told or (value is not None and told[name] != value)
+    }
+
+
+def _replace(fields: dict[str, Any], name: str, value: Any) -> None:
+    if value is not None or name not in fields:
+        fields[name] = rendered(value) if type(value) in {dict, list} else value
+
+
+def _add_call(calls: list[dict[str, Any]], call: dict[str, Any]) -> None:
+    """Add a delta of a tool call: to the call that it continues, or as one more for `_calls`."""
+    index = call.get("index")
+    if not call.get("id") and not _name(call):
+        for found in reversed(calls):
+            if found.get("index") == index:
+                merge_all(found, call)
+                return
+    added: dict[str, Any] = {}
+    merge_all(added, call)
+    calls.append(added)
+
+
+def _calls(deltas: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Put tool calls together, in the order of their indexes.
+
+    Providers differ: some repeat the id or the name in every delta, some send the name in parts or
+    late, some give each delta a new id, some send parallel calls under one index or under none. A
+    delta begins another call if it has a name and an id that differs from its call's.
+    """
+    calls: list[tuple[int, dict[str, Any]]] = []
+    current: dict[object, dict[str, Any]] = {}
+    for delta in deltas:
+        index = delta.get("index")
+        call = current.get(index)
+        if call is None or _begins(delta, call):
+            call = current[index] = {}
+            calls.append((index if index is not None else len(calls), call))
+        _join_call(call, delta)
+    calls.sort(key=lambda numbered: numbered[0])
+    return [rendered({k: v for k, v in call.items() if k != "index"}) for _, call in calls]
+
+
+def _begins(delta: dict[str, Any], call: dict[str, Any]) -> bool:
+    if not _name(delta):
+        return False
+    if delta.get("index") is None:
+        return True
+    return bool(delta.get("id") and call.get("id") and delta["id"] != call["id"])
+
+
+def _join_call(call: dict[str, Any], delta: dict[str, Any]) -> None:
+    known, name = call.get("id"), _name(call)
+    merge_all(call, rendered(delta))
+    if known:
+        call["id"] = known
+    more = _name(delta)
+    if name and more and name != more:
+        call["function" if "function" in call else "custom"]["name"] = name + more
+
+
+def _name(call: dict[str, Any]) -> str:
+    for kind in ("function", "custom"):
+        inner = call.get(kind)
+        if type(inner) is dict and inner.get("name"):
+            return str(inner["name"])
+    return ""

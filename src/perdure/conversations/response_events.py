@@ -1,0 +1,268 @@
+"""Events of a streamed response → what was said so far. Pure.
+
+A piece is the list of events since the piece before, with the deltas of one text joined and those
+of an item that is done left out. Done items and the final response have the last word.
+Events without a lasting part in the answer are kept out, such as the progress of a search.
+"""
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from perdure.conversations.deltas import Text, rendered
+from perdure.conversations.intake import Taken, take_response
+from perdure.errors import UsageError
+from perdure.plain import dump, exported, field_of
+
+FORMAT = "openai.responses"
+
+FINAL = frozenset(
+    {"response.completed", "response.incomplete", "response.failed", "response.cancelled"}
+)
+_LIFE = FINAL | {"response.created", "response.in_progress", "response.queued"}
+_ITEM = frozenset({"response.output_item.added", "response.output_item.done"})
+_ANNOTATION = "response.output_text.annotation.added"
+
+_PARTS = {
+    "response.content_part": ("content", "content_index"),
+    "response.reasoning_summary_part": ("summary", "summary_index"),
+}
+
+
+class Place(NamedTuple):
+    """Where a text that comes in deltas belongs: a field of an item, or of one of its parts."""
+
+    field: str
+    item: str
+    parts: str = ""
+    at: str = ""
+    part: str = ""
+
+
+_PLACES = {
+    "response.output_text": Place("text", "message", "content", "content_index", "output_text"),
+    "response.refusal": Place("refusal", "message", "content", "content_index", "refusal"),
+    "response.reasoning_text": Place(
+        "text", "reasoning", "content", "content_index", "reasoning_text"
+    ),
+    "response.reasoning_summary_text": Place(
+        "text", "reasoning", "summary", "summary_index", "summary_text"
+    ),
+    "response.function_call_arguments": Place("arguments", "function_call"),
+    "response.mcp_call_arguments": Place("arguments", "mcp_call"),
+    "response.custom_tool_call_input": Place("input", "custom_tool_call"),
+    "response.code_interpreter_call_code": Place("code", "code_interpreter_call"),
+}
+
+# Fields of events that say nothing about the answer, or what the SDK's stream helper adds to them.
+_LEFT_OUT = frozenset({"sequence_number", "obfuscation", "parsed", "snapshot"})
+
+
+class ResponseCollector:
+    """Collects the events of one response; see `collecting.Collector`."""
+
+    def __init__(self) -> None:
+        self._pieces: list[dict[str, Any]] = []
+        self._recent = Log()
+        self._finished = False
+
+    def take(self, event: object) -> None:
+        """Take an event, as an object or a dict."""
+        kind = field_of(event, "type")
+        if not isinstance(kind, str):
+            raise UsageError(f"a {type(event).__qualname__} is not an event of a response")
+        if not isinstance(field_of(event, "output_index") or 0, int):
+            raise UsageError("the output_index of an event is not a number", "$.output_index")
+        subject, _, verb = kind.rpartition(".")
+        if verb == "delta":
+            if subject in _PLACES:
+                self._recent.add_delta(event, kind, _PLACES[subject])
+        elif (
+            kind in _LIFE
+            or kind in _ITEM
+            or subject in _PARTS
+            or subject in _PLACES
+            or kind in {_ANNOTATION, "error"}
+        ):
+            data = event if type(event) is dict else exported(event) or {}
+            self._recent.add({name: value for name, value in data.items() if name not in _LEFT_OUT})
+            self._finished = self._finished or kind in FINAL
+
+    def piece(self) -> dict[str, Any] | None:
+        events = self._recent.events()
+        self._recent = Log()
+        if not events:
+            return None
+        piece = {"format": FORMAT, "events": events}
+        self._pieces.append(piece)
+        return piece
+
+    def finished(self) -> bool:
+        return self._finished
+
+    def messages(self) -> list[Taken]:
+        return rebuilt([*self._pieces, {"format": FORMAT, "events": self._recent.events()}])
+
+
+def rebuilt(pieces: Iterable[dict[str, Any]]) -> list[Taken]:
+    """Return the answer that some pieces make; nothing if no item has begun."""
+    answer = Answer()
+    for piece in pieces:
+        for event in piece["events"]:
+            answer.add(event)
+    return answer.messages()
+
+
+class Log:
+    """The events since the last piece, without those that make no difference to the answer."""
+
+    def __init__(self) -> None:
+        self._events: list[dict[str, Any]] = []
+        self._open: dict[tuple[str, int, int], dict[str, Any]] = {}
+
+    def events(self) -> list[dict[str, Any]]:
+        return [rendered(event) for event in self._events]
+
+    def add_delta(self, event: object, kind: str, place: Place) -> None:
+        number = field_of(event, "output_index") or 0
+        inner = (field_of(event, place.at) or 0) if place.at else 0
+        found = self._open.get((kind, number, inner))
+        if found is None:
+            found = {"type": kind, "output_index": number, "item_id": field_of(event, "item_id")}
+            if place.at:
+                found[place.at] = inner
+            found["delta"] = Text()
+            self._events.append(found)
+            self._open[kind, number, inner] = found
+        found["delta"].append(field_of(event, "delta") or "")
+        logprobs = field_of(event, "logprobs") if place.part == "output_text" else None
+        if logprobs:
+            found.setdefault("logprobs", []).extend(map(_data, logprobs))
+
+    def add(self, event: dict[str, Any]) -> None:
+        self._open.clear()
+        self._events = [earlier for earlier in self._events if not _supersedes(event, earlier)]
+        self._events.append(rendered(event))
+
+
+def _data(value: object) -> Any:
+    return value if type(value) is dict else dump(value)
+
+
+def _supersedes(event: dict[str, Any], earlier: dict[str, Any]) -> bool:
+    """Say whether an earlier event makes no difference any more after another."""
+    if event["type"] in _LIFE:
+        is_empty = not (earlier.get("response") or {}).get("output")
+        return is_empty and earlier["type"] in _LIFE and earlier["type"] not in FINAL
+    if event["type"] in _ITEM and event.get("item") is not None:
+        return "output_index" in earlier and earlier["output_index"] == event.get("output_index")
+    return False
+
+
+class Parts(dict[int, Any]):
+    """The parts of an item by their index, which may come with gaps."""
+
+
+class Answer:
+    """What events add up to: a response and its items."""
+
+    def __init__(self) -> None:
+        self._response: dict[str, Any] = {}
+        self._items: dict[int, dict[str, Any]] = {}
+        self._done: set[int] = set()
+        self._is_final = False
+
+    def add(self, event: dict[str, Any]) -> None:
+        kind = event["type"]
+        subject, _, verb = kind.rpartition(".")
+        if kind in _LIFE:
+            self._add_response(event.get("response") or {}, is_final=kind in FINAL)
+        elif kind == "error":
+            self._response["error"] = {name: event[name] for name in event if name != "type"}
+        elif kind in _ITEM:
+            self._add_item(event, is_done=verb == "done")
+        elif subject in _PARTS:
+            name, index = _PARTS[subject]
+            item = self._item(event, "message" if name == "content" else "reasoning")
+            _parts(item, name)[event.get(index, 0)] = rendered(event.get("part"))
+        elif kind == _ANNOTATION:
+            part = self._part(event, _PLACES["response.output_text"])
+            part["annotations"] = [*part.get("annotations", ()), event.get("annotation")]
+        else:
+            self._add_text(event, _PLACES[subject], is_done=verb == "done")
+
+    def _add_response(self, response: dict[str, Any], *, is_final: bool) -> None:
+        self._is_final = self._is_final or is_final
+        self._response = {name: value for name, value in response.items() if name != "output"}
+        output = dict(enumerate(response.get("output") or ()))
+        for number, item in output.items():
+            output[number] = rendered(item)
+            if number in self._done:
+                output[number] = _completed(self._items[number], output[number])
+        if is_final and output:
+            self._items = output
+        else:
+            self._items = {**output, **self._items}
+
+    def _add_item(self, event: dict[str, Any], *, is_done: bool) -> None:
+        if event.get("item") is None:
+            return
+        number = event.get("output_index", 0)
+        self._items[number] = rendered(event["item"])
+        if is_done:
+            self._done.add(number)
+        else:
+            self._done.discard(number)
+
+    def _add_text(self, event: dict[str, Any], place: Place, *, is_done: bool) -> None:
+        holder = self._part(event, place) if place.parts else self._item(event, place.item)
+        if is_done:
+            holder[place.field] = event.get(place.field)
+        else:
+            if type(holder.get(place.field)) is not Text:
+                holder[place.field] = Text((holder.get(place.field) or "",))
+            holder[place.field].append(event["delta"])
+        if event.get("logprobs"):
+            before = () if is_done else holder.get("logprobs") or ()
+            holder["logprobs"] = [*before, *event["logprobs"]]
+
+    def _item(self, event: dict[str, Any], kind: str) -> dict[str, Any]:
+        number = event.get("output_index", 0)
+        if number not in self._items:
+            item = {"id": event.get("item_id"), "type": kind, "status": "in_progress"}
+            self._items[number] = {**item, "role": "assistant"} if kind == "message" else item
+        return self._items[number]
+
+    def _part(self, event: dict[str, Any], place: Place) -> dict[str, Any]:
+        parts = _parts(self._item(event, place.item), place.parts)
+        found: dict[str, Any] = parts.setdefault(event.get(place.at, 0), {"type": place.part})
+        return found
+
+    def messages(self) -> list[Taken]:
+        if not self._items and not self._is_final:
+            return []
+        output = [_listed(item) for _, item in sorted(self._items.items())]
+        return take_response({**self._response, "object": "response", "output": output})
+
+
+def _completed(done: dict[str, Any], final: dict[str, Any]) -> dict[str, Any]:
+    """Return an item as the final response has it, with what only its own event had."""
+    if done.get("id") != final.get("id"):
+        return final
+    return {**done, **{k: v for k, v in final.items() if v is not None or k not in done}}
+
+
+def _parts(item: dict[str, Any], name: str) -> Parts:
+    found = item.get(name)
+    if type(found) is not Parts:
+        found = item[name] = Parts(enumerate(found or ()))
+    return found
+
+
+def _listed(item: dict[str, Any]) -> dict[str, Any]:
+    found = dict(item)
+    for name in ("content", "summary"):
+        parts = found.get(name)
+        if type(parts) is Parts:
+            found[name] = [part for _, part in sorted(parts.items())]
+    listed: dict[str, Any] = rendered(found)
+    return listed

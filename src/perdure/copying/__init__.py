@@ -1,0 +1,1 @@
+"""Sessions copied from one store to another, checked entry by entry, while writers go on."""

@@ -1,0 +1,89 @@
+"""Read a stream's own entries for a copy, each checked before it is handed on. Pure.
+
+Unlike `reading`, which follows a session's past into its ancestors, this stays in one stream, takes
+no snapshot's word, and needs no key.
+"""
+
+from perdure import journal
+from perdure.backend import Entry, Head
+from perdure.copying import asking as ask
+from perdure.copying.asking import CopySteps, Side
+from perdure.errors import ChainError
+from perdure.journal import Batches, Linked, Stream, Tip
+
+PAGE = 256  # Entries read at a time; a driver gives fewer where they are long.
+
+
+class Chain:
+    """Checks entries in order: against themselves, their stream and the one before.
+
+    Without a tip, the first one must be one that a stream can begin with.
+    """
+
+    def __init__(self, name: str, tip: Tip | None = None) -> None:
+        self._name = name
+        self._tip = tip
+        self._stream: Stream | None = None
+        self._batches = Batches(name)
+
+    @property
+    def position(self) -> int:
+        """The position of the last entry that was accepted."""
+        return self._tip.position if self._tip else 0
+
+    def accept(self, entry: Entry) -> Linked:
+        """Return an entry with its header, or raise ChainError or VersionError."""
+        linked = journal.inspect(self._name, entry)
+        if entry.body is None:
+            raise ChainError(self._name, entry.position, "its body is missing")
+        header = linked.header
+        if self._stream is None:
+            self._stream = Stream(self._name, header.stream, header.tenant)
+            if self._tip is None:
+                self._begin(linked)
+        journal.belongs(self._stream, linked)
+        if self._tip is not None:
+            journal.follows(self._name, self._tip, linked)
+        self._batches.add(linked)
+        self._tip = linked.tip
+        return linked
+
+    def _begin(self, first: Linked) -> None:
+        position, header = first.entry.position, first.header
+        if header.session is None:  # Only those name it that a stream can begin with.
+            raise ChainError(self._name, position - 1, "it is missing")
+        if position == 1 and header.previous:
+            raise ChainError(self._name, 1, "it is the first, and links to another one")
+
+    def end(self, head: Head) -> None:
+        """Raise ChainError unless the last entry is the one that the head names."""
+        if self._tip != Tip(head.position, head.digest):
+            raise ChainError(self._name, head.position, "it is not the entry that the head names")
+
+
+class Walk:
+    """Reads a stream up to its head, a page of checked entries at a time."""
+
+    def __init__(self, side: Side, head: Head, *, after: int, tip: Tip | None) -> None:
+        self._side = side
+        self._head = head
+        self._after = after
+        self._chain = Chain(head.stream, tip)
+
+    @property
+    def ended(self) -> bool:
+        """Whether everything up to the head was read."""
+        return self._after >= self._head.position
+
+    def page(self) -> CopySteps[list[Linked]]:
+        """Return the next entries; the last page is one whose end is the head."""
+        name, left = self._head.stream, self._head.position - self._after
+        found = yield from ask.read(self._side, name, after=self._after, limit=min(left, PAGE))
+        within = [entry for entry in found if entry.position <= self._head.position]
+        if not within:
+            raise ChainError(name, self._after + 1, "it is missing")
+        linked = [self._chain.accept(entry) for entry in within]
+        self._after = self._chain.position
+        if self.ended:
+            self._chain.end(self._head)
+        return linked

@@ -1,0 +1,1 @@
+"""What an agent did: tools and models, each call recorded before and after."""

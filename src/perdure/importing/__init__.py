@@ -1,0 +1,1 @@
+"""Files that other programs left, read as messages."""

@@ -1,0 +1,286 @@
+"""A file that should be JSON → the elements that can be read, and the text of those that can not.
+
+Pure. Read are a list, JSON lines, and an object that holds a list. Elements are decoded one by one,
+so that damage costs only the element that it is in, wherever the next one can be told.
+"""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from perdure.importing.text import IN_NOTE, Repair, Source
+
+LISTS = ("messages", "history", "chat_history", "conversation", "memory")
+"""The keys under which an object holds its messages."""
+
+_DIGITS_MAX = 4_000  # Python refuses to parse much longer integers, and `codec` to store them.
+_KEYS_TOLD = 20
+_TOO_DEEP = "Nested too deeply"
+_SPACE = re.compile(r"\s*")
+_LIST = re.compile(rf'"(?:{"|".join(LISTS)})"\s*:\s*\[')
+_STRING_OR_COMMA = re.compile(  # A string may be cut: it is gone through once even so.
+    r'("[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z))|,(?=\s*[\]}])', re.DOTALL
+)
+
+
+class Element(NamedTuple):
+    """A value that was read; or, where `damage` says why not, the text that stands in its place."""
+
+    value: Any
+    raw: str
+    byte: int
+    damage: str = ""
+
+
+class Found(NamedTuple):
+    """Everything in a file: its elements, what stands beside them in an object, the repairs."""
+
+    elements: list[Element]
+    about: dict[str, Element]
+    repairs: list[Repair]
+
+
+def read(data: bytes) -> Found:
+    """Read as much of a file as there is. Never raises: what is wrong stands in the repairs."""
+    reader = _Reader(Source(data))
+    reader.read()
+    return Found(reader.elements, reader.about, reader.repairs)
+
+
+class _Reader:
+    """Goes through the text once; methods that read take an index and return the next one."""
+
+    def __init__(self, source: Source) -> None:
+        self.elements: list[Element] = []
+        self.about: dict[str, Element] = {}
+        self.repairs = source.repairs
+        self._source, self._text = source, source.text
+        self._values = _Values(source.text)
+        self._indent: str | None = None
+
+    def read(self) -> None:
+        at = self._skip(0)
+        if at == len(self._text):
+            self.repairs.append(Repair("nothing: the file is empty", "no message was found", 0))
+        elif self._text[at] == "[":
+            self._rest(self._array(at + 1))
+            self._require_elements("an empty list")
+        elif self._text[at] == "{" and self._holds_list(at):
+            self._rest(self._object(at + 1))
+            keys = ", ".join(repr(key[:40]) for key in [*self.about][:_KEYS_TOLD])
+            looked_for = f"no message under {', '.join(map(repr, LISTS))}"
+            self._require_elements(f"{looked_for}; other keys are {keys or 'none'}")
+        else:
+            self._stream(at)
+
+    def _require_elements(self, found: str) -> None:
+        if not self.elements:
+            self.repairs.append(Repair(found, "no message was found", 0))
+
+    def _holds_list(self, at: int) -> bool:
+        """Say whether one object fills the file, or did before it was cut, and holds a list."""
+        if _LIST.search(self._text) is None:
+            return False
+        try:
+            value, end, _ = self._values.decode(at)
+        except ValueError:
+            self._indent = self._indent_at(at)
+            return self._next(at) == len(self._text)
+        return self._skip(end) == len(self._text) and "role" not in value
+
+    def _object(self, at: int) -> int:
+        """Read the list that an object holds, and its other keys."""
+        while (at := self._skip(at)) < len(self._text) and self._text[at] != "}":
+            start = at
+            try:
+                key, at, _ = self._values.decode(at)
+                at = self._skip(at, ":")
+                if key in LISTS and self._text[at : at + 1] == "[":
+                    at = self._array(at + 1)
+                else:
+                    value, end, repairs = self._values.decode(at)
+                    raw, byte = self._text[at:end], self._source.byte_at(at)
+                    self.about[str(key)] = Element(value, raw, byte)
+                    self.repairs += repairs
+                    at = end
+            except ValueError as error:
+                held = _LIST.search(self._text, start + 1)
+                at = self._damaged(start, error, held.start() if held else len(self._text))
+            at = self._skip(at, ",")
+        if at == len(self._text):
+            self._cut("object")
+        return at + 1
+
+    def _array(self, at: int) -> int:
+        needs_comma = False
+        while (at := self._skip(at)) < len(self._text) and self._text[at] != "]":
+            if self._text[at] == ",":
+                after = self._skip(at + 1)
+                if not needs_comma or self._text[after : after + 1] == "]":
+                    self._repair("a comma too many", "left out", at)
+                at, needs_comma = at + 1, False
+                continue
+            if needs_comma:
+                self._repair("no comma between two elements", "read as if there were one", at)
+            at, needs_comma = self._element(at), not self.elements[-1].damage
+        if at == len(self._text):
+            self._cut("list")
+        return at + 1
+
+    def _stream(self, at: int) -> None:
+        """Read values one after the other, each on its own line or not."""
+        while (at := self._skip(at, ",")) < len(self._text):
+            at = self._element(at)
+
+    def _rest(self, at: int) -> None:
+        at = self._skip(at)
+        if at < len(self._text):
+            self._repair("more after the end", "read as well", at)
+            self._stream(at)
+
+    def _element(self, at: int) -> int:
+        if not self.elements:
+            self._indent = self._indent_at(at)
+        try:
+            value, end, repairs = self._values.decode(at)
+        except ValueError as error:
+            return self._damaged(at, error, self._next(at))
+        number = len(self.elements) + 1
+        self.repairs += [repair._replace(element=number) for repair in repairs]
+        self.elements.append(Element(value, self._text[at:end], self._source.byte_at(at)))
+        return end
+
+    def _damaged(self, at: int, error: ValueError, end: int) -> int:
+        """Keep the text of what can not be read, up to `end`."""
+        reason, where = "not JSON", at
+        if isinstance(error, json.JSONDecodeError):
+            reason, where = _in_words(error.msg), error.pos
+        byte = self._source.byte_at(at)
+        self.elements.append(Element(None, self._text[at:end].rstrip(), byte, reason))
+        cut = end == len(self._text)
+        found = "cut off, or damaged from here on" if cut else "damaged here"
+        byte, number = self._source.byte_at(where), len(self.elements)
+        self.repairs.append(Repair(f"{found}: {reason}", f"its text {IN_NOTE}", byte, number))
+        return end
+
+    def _indent_at(self, at: int) -> str | None:
+        line = self._text[self._text.rfind("\n", 0, at) + 1 : at]
+        return None if line.strip() else line
+
+    def _next(self, at: int) -> int:
+        """Return where the next element begins: a line that is indented as the first one is."""
+        if self._indent is not None:
+            match = re.compile(rf"\n{re.escape(self._indent)}\{{").search(self._text, at + 1)
+            if match is not None:
+                return match.start() + 1
+        return len(self._text)
+
+    def _skip(self, at: int, separator: str = "") -> int:
+        """Go past white space, and past a separator with the white space around it."""
+        match = _SPACE.match(self._text, at)
+        at = match.end() if match else at
+        if separator and self._text[at : at + 1] == separator:
+            return self._skip(at + 1)
+        return at
+
+    def _cut(self, what: str) -> None:
+        if not (self.elements and self.elements[-1].damage):  # Else that it ends is told already.
+            end = len(self._text.rstrip())
+            self._repair(f"the file ends before its {what} does", "taken up to here", end)
+
+    def _repair(self, found: str, done: str, at: int) -> None:
+        self.repairs.append(Repair(found, done, self._source.byte_at(at)))
+
+
+def _in_words(message: str) -> str:
+    message = message.removesuffix(" at").removesuffix(" starting")
+    return message[:1].lower() + message[1:]
+
+
+class _Text(str):
+    """A text whose lines `json` does not count: it does so from the start for each error."""
+
+    __slots__ = ()
+
+    def count(self, *_: object) -> int:
+        return 0
+
+    def rfind(self, *_: object) -> int:
+        return -1
+
+
+class _Values:
+    """Decodes single values, and remembers what was met on the way that JSON does not have."""
+
+    def __init__(self, text: str) -> None:
+        self._text = _Text(text)
+        self._clean: _Text | None = None
+        self._met: list[Repair] = []
+        hooks: dict[str, Any] = {
+            "object_pairs_hook": self._pairs,
+            "parse_constant": self._constant,
+            "parse_float": self._float,
+            "parse_int": self._int,
+        }
+        self._strict = json.JSONDecoder(**hooks)
+        self._lenient = json.JSONDecoder(strict=False, **hooks)
+
+    def decode(self, at: int) -> tuple[Any, int, list[Repair]]:
+        """Return a value, where it ends, and its repairs; ValueError if it can not be read."""
+        try:
+            return self._decode(self._strict, self._text, at, [])
+        except ValueError as error:
+            first = error
+        for text, found in self._attempts(str(first)):
+            try:
+                repair = Repair(found, "read as it was meant")
+                return self._decode(self._lenient, text, at, [repair])
+            except ValueError:
+                continue
+        raise first
+
+    def _attempts(self, error: str) -> Iterator[tuple[str, str]]:
+        if error.startswith(_TOO_DEEP):
+            return
+        if error.startswith("Invalid control character"):
+            yield self._text, "a control character that is not escaped"
+        if self._clean is None:  # A space takes the place of a comma, so that indexes stay.
+            clean = _STRING_OR_COMMA.sub(lambda match: match[1] or " ", self._text)
+            self._clean = _Text(clean)
+        yield self._clean, "a comma before a closing bracket"
+
+    def _decode(
+        self, decoder: json.JSONDecoder, text: str, at: int, repairs: list[Repair]
+    ) -> tuple[Any, int, list[Repair]]:
+        self._met = repairs
+        try:
+            value, end = decoder.raw_decode(text, at)
+        except RecursionError:
+            raise json.JSONDecodeError(_TOO_DEEP, text, at) from None
+        return value, end, self._met
+
+    def _pairs(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        made = dict(pairs)
+        if len(made) < len(pairs):
+            for key, times in Counter(key for key, _ in pairs).items():
+                if times > 1:
+                    found = f"the key {key[:40]!r} {times} times in one object"
+                    done = f"the last one holds; the text of all {IN_NOTE}"
+                    self._met.append(Repair(found, done, keep_raw=True))
+        return made
+
+    def _constant(self, text: str) -> str:
+        self._met.append(Repair(f"{text}, which JSON does not have", "kept as a string"))
+        return text
+
+    def _float(self, text: str) -> float | str:
+        number = float(text)
+        return self._constant(text[:40]) if number in (float("inf"), -float("inf")) else number
+
+    def _int(self, text: str) -> int | str:
+        if len(text) <= _DIGITS_MAX:
+            return int(text)
+        self._met.append(Repair(f"an integer of {len(text):,} digits", "kept as a string"))
+        return text

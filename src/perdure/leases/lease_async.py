@@ -1,0 +1,178 @@
+"""AsyncLease: one worker at a time writes to a session. Its twin is in `lease`."""
+
+import asyncio
+import os
+from contextlib import suppress
+from types import TracebackType
+from typing import Self
+
+from perdure.errors import (
+    ConflictError,
+    FencedError,
+    LeaseHeldError,
+    NotFoundError,
+    PerdureError,
+)
+from perdure.handle_async import AsyncHandle
+from perdure.leases import lease, leasing
+from perdure.leases.lease import this_process
+from perdure.leases.leasing import FIRST_PAUSE, LAST_PAUSE, RENEW_AFTER, Asked, Claim
+from perdure.leases.tenure import Holding
+from perdure.writing import REFRESH
+
+
+class AsyncLease:
+    """The right to write to a session alone, for as long as it is renewed. Made by `session.lease`.
+
+    It belongs to the handle: threads and tasks that share the session share its lease.
+    """
+
+    def __init__(self, handle: AsyncHandle, asked: Asked) -> None:
+        self.lost = asyncio.Event()
+        """Set when it turns out that the lease was lost; `held` asks the clock as well."""
+        self._handle = handle
+        self._asked = asked
+        self._holding: Holding | None = None
+        self._renewing: asyncio.Task[None] | None = None
+
+    def __repr__(self) -> str:
+        state = f"epoch {self.epoch}" if self.held else "not held"
+        return f"<{type(self).__name__} on {self._handle.replica.name!r}: {state}>"
+
+    @property
+    def epoch(self) -> int:
+        """The number of this lease among those of the session; 0 before it is taken."""
+        return self._holding.epoch if self._holding is not None else 0
+
+    @property
+    def held(self) -> bool:
+        """Whether this handle may write: nobody took over as far as it saw, and time is left."""
+        holding, replica = self._holding, self._handle.replica
+        if holding is None or not holding.active:
+            return False
+        return holding.fenced(replica.name, replica.fold.lease) is None
+
+    async def __aenter__(self) -> Self:
+        pid = os.getpid()
+        self._handle.require_open()
+        holding = leasing.begin(
+            self._handle.replica,
+            self._asked.ttl,
+            now=lease.now,
+            here=lambda: os.getpid() == pid,
+            lost=self.lost.set,
+        )
+        self._holding = holding
+        self.lost.clear()
+        try:
+            await self._take(holding)
+            self._handle.leaving.add(self.release)
+            self._start()
+        except BaseException as error:
+            self._give_up(holding, error)
+            raise
+        return self
+
+    async def _take(self, holding: Holding) -> None:
+        handle, until = self._handle, lease.now() + self._asked.wait
+        claim = Claim(handle.replica, self._asked, holding, self._asked.who or this_process())
+        pause = FIRST_PAUSE
+        with handle.observed("lease", ttl=self._asked.ttl) as seen:
+            while True:
+                await handle.write(REFRESH)
+                left = claim.look(lease.now())
+                if not left:
+                    sent = lease.now()
+                    with suppress(LeaseHeldError):  # It was renewed or taken after the look.
+                        holding.take(await handle.write(claim.plan()), sent)
+                        seen.fields["epoch"] = holding.epoch
+                        return
+                elif (patience := until - lease.now()) <= 0:
+                    raise claim.refusal()
+                else:
+                    await self._wait(min(left, patience), pause)
+                    pause = min(pause * 2, LAST_PAUSE)
+
+    async def _wait(self, seconds: float, pause: float) -> None:
+        """Wait until something was written to the session, or so long."""
+        if await self._handle.wait(self._handle.replica.tip.position, seconds):
+            await asyncio.sleep(min(pause, seconds))
+
+    def _start(self) -> None:
+        self._renewing = asyncio.create_task(self._renew_often(), name="perdure-lease")
+
+    def _give_up(self, holding: Holding, error: BaseException) -> None:
+        """Leave nothing behind that was taken while the caller was interrupted."""
+        self._handle.leaving.discard(self.release)
+        holding.end()
+        if not isinstance(error, PerdureError):
+            # Whoever is cancelled must not wait, and the write goes on without its caller.
+            self._handle.background(self._give_back(holding))
+
+    async def _renew_often(self) -> None:
+        pause: float | None = self._asked.ttl * RENEW_AFTER
+        while pause is not None:
+            await asyncio.sleep(pause)
+            pause = await self._renew_in_time()
+        self._handle.tell_notices()
+
+    async def _renew_in_time(self) -> float | None:
+        """Renew the lease, but wait no longer than it lasts: a store may hang."""
+        holding = self._holding
+        if holding is None:
+            return None
+        try:
+            async with asyncio.timeout(holding.left()):
+                return await self._renew()
+        except TimeoutError as error:
+            return leasing.pause_after(self._handle.replica, holding, error)
+
+    async def _renew(self) -> float | None:
+        """Renew the lease; return in how many seconds to do it again, None if it is over."""
+        holding, replica = self._holding, self._handle.replica
+        if holding is None or not holding.active:
+            return None
+        sent = lease.now()
+        try:
+            await self._handle.write(leasing.renew(replica, holding))
+        except Exception as error:  # noqa: BLE001 - whatever it was, the lease runs out by itself
+            return leasing.pause_after(replica, holding, error)
+        holding.renew(sent)
+        return self._asked.ttl * RENEW_AFTER
+
+    async def release(self) -> None:
+        """Let the session go. Leaving `with` does this; doing it twice is harmless.
+
+        If the store can not be reached, others have to wait until the lease has run out.
+        """
+        holding = self._holding
+        self._handle.leaving.discard(self.release)
+        if holding is None or not holding.end():
+            return
+        if self._renewing is not None:
+            self._renewing.cancel()
+        if holding.here():
+            # It goes on when the caller is cancelled, so that nobody waits for the rest of the ttl.
+            await asyncio.shield(self._handle.background(self._give_back(holding)))
+
+    async def _give_back(self, holding: Holding) -> None:
+        replica = self._handle.replica
+        with self._handle.observed("release", epoch=holding.epoch) as seen:
+            try:
+                answer = await self._handle.write(leasing.release(replica, holding))
+                leasing.given_back(replica, holding, answer)
+            except (ConflictError, NotFoundError) as error:
+                leasing.pause_after(replica, holding, error)
+            except PerdureError as error:
+                seen.fields["outcome"] = type(error).__name__
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        _ = self.held  # Asking finds out whether its time has passed.
+        await self.release()
+        if error is None and self._holding is not None and self._holding.loss is not None:
+            raise FencedError(*self._holding.loss.args)

@@ -37,7 +37,6 @@ def prepared(backend: PostgresBackend) -> list[str]:
 
 
 def test_appends_are_prepared_and_nothing_else(backend: PostgresBackend) -> None:
-    """The plan of a listing depends on how much there is; that of an append does not."""
     go_on(backend)
     (statement,) = prepared(backend)
     assert statement == numbered(backend._book.sql.append_next)

@@ -1,6 +1,5 @@
 """What the statements of a Postgres store are like, as the server itself understands them."""
 
-import json
 import threading
 import time
 from collections import Counter
@@ -147,7 +146,7 @@ def test_labels_that_were_borne_once_are_not_walked_through(
     scan = _node_of(row[0][0]["Plan"], "Relation Name", "label")
     assert scan["Actual Rows"] == 2
     assert scan.get("Rows Removed by Filter", 0) == 0
-    assert "present" in json.dumps(scan["Index Cond"])
+    assert scan["Index Name"] == "label_present"
 
 
 def _node_of(node: dict[str, Any], key: str, value: str) -> dict[str, Any]:

@@ -55,6 +55,28 @@ from {schema}.head;
 insert into {schema}.migration (version) values (1);
 """
 
+# How the first version moved a head and gave it other labels.
+FIRST_RELABELS = """
+with taken as (
+  update {schema}.head as head
+  set position = position + 1, labels = '["pinned"]'
+  where head.tenant = '' and head.name = any(array['b']::bytea[])
+  returning head.stream, head.name
+), wanted as (
+  select stream, 'pinned'::bytea as label from taken
+), unlabelled as (
+  delete from {schema}.label as label using taken
+  where label.tenant = '' and label.name = taken.name and not exists (
+    select 1 from wanted where wanted.stream = taken.stream and wanted.label = label.label)
+), labelled as (
+  insert into {schema}.label (tenant, name, label)
+  select '', taken.name, wanted.label
+  from taken join wanted on wanted.stream = taken.stream
+  on conflict do nothing
+)
+select stream from taken
+"""
+
 TENANTS = ("", "acme")
 
 
@@ -199,4 +221,45 @@ def test_nor_is_somebody_else_who_changes_the_tables(
         other.execute("select pg_advisory_xact_lock(%s::bigint)", (lock,))
         with pytest.raises(UnavailableError, match="a lock is held too long"):
             PostgresBackend(f"{address}&patience=0.3")
+    assert seen(address) == held
+
+
+def test_a_process_of_the_first_version_that_is_still_there_is_told_to_restart(
+    first: tuple[str, list[Any]], postgres_url: str
+) -> None:
+    """It would take a label for present that its session bore once, and nobody would list it."""
+    address, _ = first
+    schema = address.rpartition("schema=")[2]
+    relabel = FIRST_RELABELS.format(schema=schema).encode()
+    with psycopg.connect(postgres_url, autocommit=True) as old:
+        with old.transaction(force_rollback=True):
+            assert len(old.execute(relabel).fetchall()) == 1, "as it did before"
+        backend = PostgresBackend(address)
+        (head,) = backend.streams(prefix="b")
+        last = head.position
+        for number, labels in enumerate([["pinned"], []], 1):
+            more = appended("b", last + number, last + number, *labels)
+            assert status(backend, more) == ["stored"]
+        with pytest.raises(
+            psycopg.errors.CheckViolation, match="restart_this_process_with_the_new"
+        ):
+            old.execute(relabel)
+        assert [head.position for head in backend.streams(prefix="b")] == [last + 2]
+        assert [*backend.streams(labels=["pinned"])] == []
+        assert status(backend, appended("b", last + 3, last + 3, "pinned")) == ["stored"]
+        assert [head.stream for head in backend.streams(labels=["pinned"])] == ["b"]
+        backend.close()
+
+
+def test_one_of_the_second_version_goes_on(first: tuple[str, list[Any]]) -> None:
+    """Its statements are those of today, but for a condition that only chooses an index."""
+    address, held = first
+    backend = PostgresBackend(address)
+    sql_now = backend._book.sql
+    for name in ("recent", "changed"):
+        assert " and changed > 0" in getattr(sql_now, name)
+        old_text = getattr(sql_now, name).replace(" and changed > 0", "")
+        backend._book.sql = backend._book.sql._replace(**{name: old_text})
+    assert [head.stream for head in backend.recent()] == ["b", "a"]
+    backend.close()
     assert seen(address) == held

@@ -185,7 +185,7 @@ def test_a_tenant_with_sql_of_its_own_can_not_take_the_places_of_another(
             )
         insert = sql.SQL("insert into {} (stream, tenant, until) values (%s, %s, %s)")
         connection.execute(insert.format(sql.Identifier(schema, "watch")), (key, attacker, 2**62))
-        labels = sql.SQL("insert into {} (tenant, name, label) values (%s, %s, %s)")
+        labels = sql.SQL("insert into {} (tenant, name, label, present) values (%s, %s, %s, true)")
         connection.execute(labels.format(sql.Identifier(schema, "label")), (attacker, b"s", b"l"))
     assert status(backend, appended("s", 3, 3, "l")) == ["stored"]
     assert status(backend, appended("s", 3, 4, "l")) == ["stored"], "resent in part"

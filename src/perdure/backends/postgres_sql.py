@@ -5,7 +5,8 @@ works behind a pooler that gives every statement another connection. What a user
 its order is that of code points whatever the database's locale, and no byte is special in it.
 
 No statement leaves it to the planner's statistics whether a table is read through: what is looked
-up is given as an array, or joined laterally.
+up is given as an array, or joined laterally. Indexes for listings have a condition, `changed > 0`
+or `present`, so that no other statement can take them.
 
 `position` of a head is the lock and the proof: an append moves it from where its entries begin to
 where they end, or does nothing at all.
@@ -75,8 +76,8 @@ with taken as (
 )"""
 
 # A label that a stream bears no more is marked, not deleted: the table is changed in one place.
-# What it bore is looked up by its name alone: with `present` in that condition the index of the
-# listings may be taken, and the labels of all streams are gone through.
+# What it bore is looked up by its name alone, and `present` is asked afterwards: in one condition
+# it would allow the index of the listings, and the labels of all streams be gone through.
 _RELABEL = """, wanted as (
   select * from unnest(%b::bytea[], %b::bytea[]) as wanted (stream, label)
 ), relabelled as (
@@ -181,13 +182,13 @@ order by label.name"""
 _RECENT = """
 select head.name, head.position, head.digest, head.labels, head.changed
 from {schema}.head as head
-where tenant = %b::text and (changed, name) < (%b::bigint, %b::bytea)
+where tenant = %b::text and changed > 0 and (changed, name) < (%b::bigint, %b::bytea)
 order by changed desc, name desc limit %b::bigint"""
 
 _CHANGED = """
 select head.name, head.position, head.digest, head.labels, head.changed
 from {schema}.head as head
-where tenant = %b::text and changed > %b::bigint
+where tenant = %b::text and changed > 0 and changed > %b::bigint
 order by changed desc, name desc"""
 
 _NAMED = """

@@ -3,8 +3,22 @@
 A schema without tables gets the newest at once; others are changed version by version.
 """
 
+HEAD_CHANGED = """create index head_changed on {schema}.head (tenant, changed, name)
+  where changed > 0"""
+LABEL_PRESENT = """create index label_present on {schema}.label (tenant, label, name)
+  where present"""
+
+# A process that was started before `present` came writes labels without it. What it took for a
+# label would be one that its stream bore once: it has to fail, and the server's message has only
+# this name to say why.
+SAYS_PRESENT = "constraint restart_this_process_with_the_new_perdure check (present is not null)"
+
 # `stream` is a digest of the tenant and the name, which entries carry in its place. The tenant
 # comes first in every key: nobody can take a place that another tenant needs.
+#
+# Only the key of a table holds all of its rows. The other indexes are for listings and have a
+# condition that only those mention: whatever the planner believes of the tables, it can not take
+# them to look something up.
 TABLES = (
     """create table {schema}.migration (
   version integer primary key,
@@ -18,7 +32,7 @@ TABLES = (
   labels bytea not null,
   changed bigint not null,
   primary key (tenant, name))""",
-    "create index head_changed on {schema}.head (tenant, changed, name)",
+    HEAD_CHANGED,
     """create table {schema}.entry (
   stream bytea not null,
   position bigint not null,
@@ -27,13 +41,14 @@ TABLES = (
   body bytea not null,
   primary key (tenant, stream, position))""",
     # `present` is false of a label that the stream bore once.
-    """create table {schema}.label (
+    f"""create table {{schema}}.label (
   tenant text not null,
   name bytea not null,
   label bytea not null,
-  present boolean not null default true,
+  present boolean,
+  {SAYS_PRESENT},
   primary key (tenant, name, label))""",
-    "create index label_present on {schema}.label (tenant, label, present, name)",
+    LABEL_PRESENT,
     # Streams that somebody waits for, so that writers tell only then.
     """create table {schema}.watch (
   stream bytea not null,
@@ -57,6 +72,16 @@ CHANGES: dict[int, tuple[str, ...]] = {
         "alter table {schema}.label add column present boolean not null default true",
         "drop index {schema}.label_name",
         "create index label_present on {schema}.label (tenant, label, present, name)",
+    ),
+    3: (
+        "drop index {schema}.head_changed",
+        HEAD_CHANGED,
+        "drop index {schema}.label_present",
+        LABEL_PRESENT,
+        f"""alter table {{schema}}.label
+  alter column present drop default,
+  alter column present drop not null,
+  add {SAYS_PRESENT}""",
     ),
 }
 NEWEST = max(CHANGES)

@@ -15,6 +15,7 @@ import pytest
 import perdure
 from perdure.effects.tools import ToolTimeoutError
 from perdure.errors import RefusedError, ReplayDivergenceError, UnknownOutcomeError, UsageError
+from tests.core.streams import one_choice
 
 Agent = Callable[[perdure.Session], Any]
 
@@ -309,7 +310,7 @@ def address() -> Iterator[Any]:
 
 
 def connect(address: Any) -> None:
-    socket.create_connection(address, timeout=5).close()
+    socket.create_connection(address, timeout=60).close()
 
 
 def listen(address: Any) -> None:
@@ -422,13 +423,55 @@ def test_what_a_model_was_told_is_the_same_in_every_format(
     perdure.replay(session, agent).check()
 
 
+WHOLE = [
+    *(one_choice(0, {"role": "assistant", "content": text}) for text in ("one ", "two ", "three")),
+    one_choice(0, {}, finish_reason="stop"),
+]
+
+
+def reading(session: perdure.Session, every: float) -> None:
+    with session.turn("Go.") as turn:
+        list(turn.stream(WHOLE, every=every))
+
+
+def stopping(session: perdure.Session, every: float) -> None:
+    with session.turn("Go.") as turn, turn.stream(WHOLE, every=every) as stream:
+        next(stream)
+        next(stream)
+
+
+def dropped(session: perdure.Session, every: float) -> None:
+    def breaking() -> Iterator[Any]:
+        yield from WHOLE[:2]
+        raise ConnectionError
+
+    with suppress(ConnectionError), session.turn("Go.") as turn:
+        list(turn.stream(breaking(), every=every))
+
+
+def asking_again(session: perdure.Session, every: float) -> None:
+    with session.turn("Go.") as turn:
+        list(turn.stream(WHOLE[:2], every=every))
+        list(turn.stream(WHOLE, every=every))
+
+
+@pytest.mark.parametrize("agent", [reading, stopping, dropped, asking_again])
+@pytest.mark.parametrize(("then", "now"), [(60, 60), (60, 0), (0, 60), (0, 0)])
+def test_a_streamed_answer_may_come_faster_or_slower_than_before(
+    session: perdure.Session, agent: Callable[[perdure.Session, float], None], then: int, now: int
+) -> None:
+    """How many pieces of it are stored on the way goes by the clock, which no agent answers for."""
+    agent(session, then)
+    assert perdure.replay(session, lambda replayed: agent(replayed, now)).check().identical
+
+
 def test_other_threads_go_on_while_one_replays(session: perdure.Session, world: World) -> None:
     an_agent(world)(session)
     inside, over = threading.Event(), threading.Event()
     found: list[object] = []
 
     def beside() -> None:
-        inside.wait(5)
+        assert inside.wait(60)
         found.append(subprocess.run([sys.executable, "-c", ""], check=True).returncode)
         over.set()
 
@@ -437,7 +480,7 @@ def test_other_threads_go_on_while_one_replays(session: perdure.Session, world: 
 
     def agent(session: perdure.Session) -> None:
         inside.set()
-        over.wait(5)
+        assert over.wait(60)
         an_agent(world)(session)
 
     assert perdure.replay(session, agent).identical

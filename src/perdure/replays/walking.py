@@ -18,6 +18,7 @@ from perdure.records import (
     EffectIntended,
     EffectSettled,
     Message,
+    Piece,
     TurnAbandoned,
     TurnBegun,
     TurnContinued,
@@ -107,7 +108,7 @@ class Walk:
             return self._intended(content)
         if isinstance(content, EffectSettled):
             return self._settled(content)
-        if content.kind in self._ignore:
+        if content.kind in self._ignore or isinstance(content, Piece):  # Pieces go by the clock.
             return self.position
         step = self._next()
         for found in ([step] if step else []) + [

@@ -106,7 +106,8 @@ def test_pieces_come_at_a_bounded_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     assert answers(session) == [("x" * 100, False)]
 
 
-def test_a_short_answer_has_no_pieces() -> None:
+def test_a_short_answer_has_no_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream_module, "time", Clock())
     store, _ = store_in_memory()
     session = store.session("s")
     with session.turn("go") as turn:

@@ -3,6 +3,8 @@
 import os
 import resource
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -329,4 +331,46 @@ def test_a_file_that_is_removed_or_replaced_while_open_is_not_written_to(
             status(backend, appended("s", 2, 2))
     path.with_name("elsewhere.db").rename(path)
     assert status(backend, appended("s", 2, 2)) == ["stored"]
+    backend.close()
+
+
+@pytest.mark.parametrize("lost", [["-wal"], ["-shm"], ["-wal", "-shm"]])
+def test_a_log_that_is_removed_while_open_is_not_written_to_and_closing_saves_it(
+    path: Path, lost: list[str]
+) -> None:
+    backend = SqliteBackend(path)
+    status(backend, appended("s", 1, 1))
+    for suffix in lost:
+        path.with_name(path.name + suffix).unlink()
+    for _ in range(2):
+        with pytest.raises(UnavailableError, match="-wal or -shm was removed or replaced"):
+            status(backend, appended("s", 2, 2))
+    backend.close()
+
+    backend = SqliteBackend(path)
+    assert [entry.position for entry in backend.read("s")] == [1]
+    assert status(backend, appended("s", 2, 2)) == ["stored"]
+    backend.close()
+
+
+def test_whoever_lost_the_locks_leaves_alone_what_others_store_under_new_ones(path: Path) -> None:
+    backend = SqliteBackend(path)
+    status(backend, appended("s", 1, 1))
+    path.with_name(path.name + "-shm").unlink()
+    # Not a fork: that would close the connections whose locks are lost.
+    script = (
+        "import sys; from perdure.backends.sqlite import SqliteBackend\n"
+        "from perdure.testing.contract_values import appended, status\n"
+        "print(*status(SqliteBackend(sys.argv[1]), appended('other', 1, 9)), flush=True)\n"
+        "import os; os._exit(0)"
+    )
+    command = [sys.executable, "-c", script, str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["stored"]
+    with pytest.raises(UnavailableError, match="-wal or -shm was removed or replaced"):
+        status(backend, appended("s", 2, 2))
+    backend.close()
+
+    backend = SqliteBackend(path)
+    assert {head.stream: head.position for head in backend.streams()} == {"other": 9, "s": 1}
     backend.close()

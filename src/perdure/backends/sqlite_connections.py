@@ -24,6 +24,9 @@ from perdure.errors import PerdureError, UnavailableError, UnsupportedError, Usa
 
 T = TypeVar("T")
 
+Identity = tuple[int, int] | None
+"""Which file a path leads to: its device and number there, or None if to none."""
+
 FIRST_PAUSE = 0.0002  # A commit on a fast disk takes about as long.
 LONGEST_PAUSE = 0.005  # Long enough to leave the processor alone, short against a slow sync.
 DRAIN_PATIENCE = 10.0  # A fork or a close waits so long for what is under way.
@@ -56,7 +59,7 @@ class Connections:
         name: str,
         open_one: Callable[[], apsw.Connection],
         rewrite_log: Callable[[], None],
-        identify: Callable[[], tuple[int, int] | None],
+        identify: Callable[[], tuple[Identity, ...]],
         prepare_writer: Callable[[apsw.Connection], object] = lambda _: None,
     ) -> None:
         self._name = name
@@ -64,7 +67,8 @@ class Connections:
         self._rewrite_log = rewrite_log
         self._identify = identify
         self._prepare_writer = prepare_writer
-        self._file: tuple[int, int] | None = None
+        self._file: Identity = None
+        self._beside: list[Identity] = []
         self._writer: apsw.Connection | None = None
         self._readers: list[apsw.Connection] = []
         self._lent = 0
@@ -146,13 +150,29 @@ class Connections:
             raise UsageError(f"{self._name} is closed: open the store again")
 
     def _require_same_file(self) -> None:
-        """Refuse to write to a file that nobody will find again."""
-        found = self._identify()
+        """Refuse to write to a file, or to a log, that nobody will find again."""
+        found, *beside = self._identify()
         if self._file is None:
             self._file = found
         if self._file is not None and found != self._file:
             reason = "the file was removed or replaced while it was open"
             raise UnavailableError(self._name, reason, "put it back, then open the store again")
+        # As long as the writer is open, SQLite itself removes neither of them.
+        if self._writer is not None and beside != self._beside:
+            if beside[-1] not in (None, self._beside[-1]):
+                self._keep_off(self._writer)
+            reason = "its -wal or -shm was removed or replaced while it was open"
+            hint = "close the store rather than kill this process, then open it again"
+            raise UnavailableError(self._name, reason, hint)
+
+    def _keep_off(self, writer: apsw.Connection) -> None:
+        """Have closing leave the file alone: others work on it, under locks that we do not see.
+
+        Elsewhere the last one to close brings what the log holds into the file.
+        """
+        with self._lending:
+            for connection in (writer, *self._readers):
+                connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
 
     def _require_same_process(self) -> None:
         if self._pid == os.getpid():
@@ -172,6 +192,7 @@ class Connections:
         if not self._took_over:
             self._take_over(self._writer)
         self._prepare_writer(self._writer)
+        _, *self._beside = self._identify()
         return self._writer
 
     def _take_over(self, writer: apsw.Connection) -> None:

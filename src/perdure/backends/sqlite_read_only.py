@@ -18,7 +18,7 @@ import apsw
 
 from perdure.backends import sqlite_at_once, sqlite_schema
 from perdure.backends.filesystem import refusal, why_read_only
-from perdure.backends.sqlite_connections import Connections, T, patient
+from perdure.backends.sqlite_connections import Connections, Identity, T, patient
 from perdure.backends.sqlite_errors import DRIVER_ERRORS, translated
 from perdure.backends.sqlite_guarantees import settings_of
 from perdure.errors import PerdureError, UnavailableError
@@ -37,11 +37,12 @@ def connect(
     Whatever is wrong with it is raised now and not at the first append.
     """
     busy = patient(patience)
+    files = (path, path + "-wal", path + "-shm")
     found = Connections(
         name,
         lambda: sqlite_schema.open_connection(path, name, vfs, busy),
         lambda: sqlite_schema.rewrite_log(path),
-        lambda: _identity(path),
+        lambda: tuple(map(_identity, files)),
         sqlite_at_once.prepare,
     )
     try:
@@ -55,14 +56,14 @@ def connect(
         path,
         name,
         lambda unlocked: _open(path, name, vfs, busy, unlocked=unlocked),
-        lambda: _identity(path),
+        lambda: (_identity(path),),
         reason,
     )
     with only_reading.reading():
         return only_reading, (), reason
 
 
-def _identity(path: str) -> tuple[int, int] | None:
+def _identity(path: str) -> Identity:
     try:
         found = os.stat(path)  # noqa: PTH116 - in every write, and Path takes twice as long
     except OSError:  # There is none, or nobody can look: opening says why.
@@ -89,7 +90,7 @@ class ReadOnlyConnections(Connections):
         path: str,
         name: str,
         open_reader: Callable[[bool], apsw.Connection],
-        identify: Callable[[], tuple[int, int] | None],
+        identify: Callable[[], tuple[Identity, ...]],
         reason: str,
     ) -> None:
         super().__init__(name, self._open, lambda: None, identify)

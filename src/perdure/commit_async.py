@@ -3,9 +3,13 @@
 A write goes on whether or not its caller still waits, so a caller that is cancelled leaves the
 others, and the session, in a known state. It needs no task for that: whoever brings the answer to a
 request goes on with its steps. One task serves the appends of all.
+
+All that goes together is told in one event loop. Another one may follow when it has ended.
 """
 
 import asyncio
+import contextlib
+import threading
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 from weakref import WeakSet
@@ -32,6 +36,7 @@ class Waiter(Protocol[_Told_contra]):
 
 
 _Waiting = tuple[Item, Waiter[Answer]]
+_following = threading.Lock()
 
 
 class AsyncCombiner(Generic[Item, Answer]):
@@ -47,6 +52,9 @@ class AsyncCombiner(Generic[Item, Answer]):
         self._last = 0
         self._under_way: list[_Waiting[Item, Answer]] | None = None
         self._queue: list[_Waiting[Item, Answer]] = []
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self.steps: _UnderWay | None = None
+        """Those that were begun last to carry out what is under way, if it is steps that do."""
 
     def submit(self, item: Item) -> asyncio.Future[Answer]:
         """Return a future of the answer to an item. When cancelled, it may still be carried out."""
@@ -56,10 +64,40 @@ class AsyncCombiner(Generic[Item, Answer]):
         return future
 
     def enter(self, item: Item, waiter: Waiter[Answer]) -> None:
-        """Carry out an item for somebody who waits for the answer."""
+        """Carry out an item for somebody who waits for the answer.
+
+        UsageError if that is done for others in another event loop, which still runs.
+        """
+        loop = asyncio.get_running_loop()
+        if loop is not self._loop:
+            self._follow(loop)
         self._queue.append((item, waiter))
         if self._under_way is None:
             self._start()
+
+    def _follow(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Serve another event loop from here on."""
+        with _following:  # Loops of two threads may come at the same time.
+            before = self._loop
+            if before is not None and (before.is_running() or self._waits_for(before)):
+                raise UsageError("another event loop uses this store: open it once for each loop")
+            self._loop = loop
+        self._forsake()
+
+    def _waits_for(self, loop: asyncio.AbstractEventLoop) -> bool:
+        return self._under_way is not None and not loop.is_closed()
+
+    def _forsake(self) -> None:
+        """Give up what was under way in a loop that was closed: its answer can not come any more.
+
+        Steps are told, so that their session is in doubt. Whoever else waited is gone.
+        """
+        left = [*(self._under_way or ()), *self._queue]
+        self._under_way, self._queue = None, []
+        waiters = [self.steps, *(waiter for _, waiter in left)]
+        for steps in [waiter for waiter in waiters if isinstance(waiter, _UnderWay)]:
+            if not steps.done():
+                steps.cancel()
 
     def _start(self) -> None:
         size = self._share(len(self._queue), self._last)
@@ -106,7 +144,8 @@ def _tell(
             if error is None:
                 waiter.set_result(answers[number])
             elif isinstance(error, asyncio.CancelledError):
-                waiter.cancel()
+                with contextlib.suppress(RuntimeError):  # Nobody waits in a loop that was closed.
+                    waiter.cancel()
             else:
                 waiter.set_exception(error)
         except BaseException as interrupt:  # noqa: BLE001 - the others must hear of theirs first
@@ -222,13 +261,14 @@ class AsyncDriver:
 
 def begin(driver: AsyncDriver, steps: Steps[Any], combiner: AsyncCombiner[Any, Any]) -> None:
     """Carry out steps, whoever waits for them; tell a combiner what they returned or raised."""
-    _UnderWay(driver, steps, combiner).set_result(None)
+    combiner.steps = _UnderWay(driver, steps, combiner)
+    combiner.steps.set_result(None)
 
 
 class _UnderWay:
     """Steps that go on when a request of theirs is answered, in whatever brings the answer."""
 
-    __slots__ = ("_combiner", "_driver", "_steps")
+    __slots__ = ("_combiner", "_driver", "_ended", "_steps")
 
     def __init__(
         self, driver: AsyncDriver, steps: Steps[Any], combiner: AsyncCombiner[Any, Any]
@@ -236,6 +276,7 @@ class _UnderWay:
         self._driver = driver
         self._steps = steps
         self._combiner = combiner
+        self._ended = False
 
     @property
     def is_left(self) -> bool:
@@ -243,7 +284,7 @@ class _UnderWay:
         return self._combiner.is_left
 
     def done(self) -> bool:
-        return False  # Nobody takes them back.
+        return self._ended  # Nobody takes them back before.
 
     def cancel(self) -> None:
         self.set_exception(asyncio.CancelledError())
@@ -258,8 +299,10 @@ class _UnderWay:
         try:
             request = go(answer)
         except StopIteration as end:
+            self._ended = True
             self._combiner.finish(end.value, None)
         except BaseException as error:
+            self._ended = True
             self._combiner.finish((), error)
             if error is not answer and isinstance(error, KeyboardInterrupt | SystemExit):
                 raise  # As a task does. What came with the answer was raised where it came from.
@@ -269,7 +312,10 @@ class _UnderWay:
     def _ask(self, request: Request) -> None:
         driver = self._driver
         if type(request) is Commit:  # Most are.
-            driver.committer.combiner.enter(request.append, self)
+            try:
+                driver.committer.combiner.enter(request.append, self)
+            except UsageError as error:
+                self.set_exception(error)
         else:
             in_task(driver.committer.tasks, driver.answer(request), self._take)
 

@@ -100,7 +100,7 @@ def branch(source: Replica, name: object, *, at: object) -> Steps[Replica]:
     fold, past, _ = source.view
     newest = past.torn[0] - 1 if past.torn else past.tip.position
     position = newest if at is None else require_int(at, "at")
-    if at == 0 and not fold.begin:  # `turn.start` of a first turn: there is no past to share.
+    if position == 0 and not fold.begin:  # Before a first turn there is no past to share.
         yield from _require_free(stream.session)
         return Replica(stream.session, source.settings)
     first = max(fold.begin, 1)

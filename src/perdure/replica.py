@@ -101,7 +101,7 @@ class Replica:
             fold, batches = self._folded(tail, base)
             stream = Stream(self.name, tail[0].header.stream, self.settings.tenant)
             self._show(fold, stream, tail[0].tip, None, batches)
-            self._unseen.tell(tail[0].entry.position)
+            self._unseen.tell()
             if batches.torn is not None:
                 self._notice("recovery", first=batches.torn[0], last=batches.torn[1])
             last = yield from self._load_last(tail)
@@ -238,9 +238,10 @@ class Replica:
         if "refresh" in kinds:
             yield from self.catch_up()
             self.require_present()
-            self._unseen.tell(self.tip.position)
+            self._unseen.tell()
         elif "catch-up" in kinds:
-            self._unseen.overlook((yield from self.catch_up()))
+            base = self.tip.position
+            self._unseen.overlook((yield from self.catch_up()), base)
         answers: dict[int, Answer] = {}
         if self.fold.lease is not None:
             yield from self._bar(plans, answers)
@@ -251,17 +252,21 @@ class Replica:
             if not batch.drafts or (yield from self._commit(batch)):
                 told = [one for one in answers.values() if isinstance(one, ConflictError)]
                 if told or "lease.take" in kinds:  # Whoever takes a lease looks at what is there.
-                    self._unseen.tell(self.tip.position)
+                    self._unseen.tell()
                 return [*map(answers.__getitem__, range(len(plans)))]
             base = self.tip.position
             newer = yield from self.catch_up()
             if self.tip.position == base:
                 raise ChainError(self.name, base, "the store's past is not the one read before")
             self._notice("conflict", position=base, head=self.tip.position)
-            yield from self._judge_newer(plans, newer, answers)
+            yield from self._judge_newer(plans, newer, base, answers)
 
     def _judge_newer(
-        self, plans: Sequence[Plan], newer: Sequence[Content], answers: dict[int, Answer]
+        self,
+        plans: Sequence[Plan],
+        newer: Sequence[Content],
+        after: int,
+        answers: dict[int, Answer],
     ) -> Steps[None]:
         """Answer the plans that are void; take the answers of the others back."""
         for number in [number for number, answer in answers.items() if isinstance(answer, int)]:
@@ -270,10 +275,10 @@ class Replica:
             yield from self._bar(plans, answers)
         for number, plan in enumerate(plans):
             if number not in answers:
-                conflict = self._unseen.judge(plan, newer, self.tip.position)
+                conflict = self._unseen.judge(plan, newer, after, self.tip.position)
                 if conflict is not None:
                     answers[number] = conflict
-        self._unseen.overlook(newer)
+        self._unseen.overlook(newer, after)
 
     def _bar(self, plans: Sequence[Plan], answers: dict[int, Answer]) -> Steps[None]:
         """Answer plans that only whoever holds the lease may carry out."""
@@ -288,7 +293,7 @@ class Replica:
         unseen, position = self._unseen.contents.values(), self.tip.position
         for number, plan in enumerate(plans):
             if number not in answers:
-                conflict = self._unseen.judge(plan, unseen, position)
+                conflict = self._unseen.judge(plan, unseen, position, position)
                 if conflict is not None:
                     answers[number] = yield from self._unless_known(plan, conflict)
 

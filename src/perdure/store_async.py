@@ -26,7 +26,7 @@ from perdure.writing import require_session_id
 
 
 class AsyncStore:
-    """Many sessions in one place. Made by `perdure.open_async`. Tasks may share it."""
+    """Many sessions in one place. Made by `perdure.open_async`. Tasks of one loop may share it."""
 
     def __init__(self, backend: AsyncBackend, settings: Settings) -> None:
         self._backend = backend

@@ -63,6 +63,22 @@ def test_what_was_decided_in_view_of_something_older_is_refused(
     two.verify()
 
 
+def test_a_conflict_names_the_position_after_which_others_wrote(
+    pair: tuple[perdure.Session, perdure.Session],
+) -> None:
+    one, two = pair
+    two.append(said("own"), said("own too"))
+    one.refresh()
+    one.append(said("theirs"))
+    with pytest.raises(ConflictError, match="moved on from position 3 to 4"):
+        two.append(said("late"))
+    one.append(said("theirs"))
+    two.note("takes in what is there, and is not told")
+    two.note("another")
+    with pytest.raises(ConflictError, match="moved on from position 4 to 7"):
+        two.append(said("late"))
+
+
 @pytest.mark.parametrize(
     ("theirs", "ours"),
     [

@@ -165,3 +165,60 @@ def test_what_a_closed_loop_left_under_way_is_freed() -> None:
     found = left_behind()
     gc.collect()
     assert [one() for one in found] == [None] * 3
+
+
+def _left_in_a_closed_loop(work: Callable[[], Coroutine[Any, Any, object]]) -> None:
+    """Begin something in a loop that is closed before it has ended, and without being cancelled."""
+    loop = asyncio.new_event_loop()
+
+    task = loop.create_task(work())
+    loop.run_until_complete(asyncio.sleep(0.01))
+    assert not task.done()
+    task._log_destroy_pending = False  # type: ignore[attr-defined]
+    loop.close()
+
+
+@pytest.mark.parametrize("others", [False, True])
+def test_what_is_under_way_in_a_closed_loop_does_not_block_the_next(*, others: bool) -> None:
+    """It is in doubt, and settled by the session's next write."""
+    backend = Slow()
+    store = perdure.open_async(backend)
+    first, second = asyncio.run(opened(store, 2))
+    backend.pause = 0.05
+
+    async def write() -> None:
+        await asyncio.gather(first.append(said("cut")), second.append(said("cut")))
+
+    _left_in_a_closed_loop(write)
+    backend.pause = 0.0
+    if others:  # The store alone is held up, not yet the session.
+        third = asyncio.run(at_most(5, store.session("third")))
+        asyncio.run(at_most(5, third.append(said("more"))))
+    asyncio.run(at_most(5, first.append(said("more"))))
+    assert asyncio.run(second.append(said("more"))) == 3
+    assert [message["content"] for message in asyncio.run(first.messages())] == [
+        "first",
+        "cut",
+        "more",
+    ]
+    asyncio.run(store.close())
+
+
+def test_a_store_refuses_a_loop_while_another_one_uses_it() -> None:
+    """Neither could be told by the other's thread, and both would wait for ever."""
+    store = perdure.open_async("memory:")
+
+    async def elsewhere() -> None:
+        session = await store.session("b")
+        await at_most(5, session.append(said("elsewhere")))
+
+    async def main() -> None:
+        session = await store.session("a")
+        await session.append(said("one"))
+        with pytest.raises(perdure.UsageError, match="another event loop uses this store"):
+            await asyncio.to_thread(asyncio.run, elsewhere())
+        await session.append(said("two"))
+
+    asyncio.run(main())
+    asyncio.run(elsewhere())  # The other one has ended.
+    asyncio.run(store.close())

@@ -391,6 +391,17 @@ def test_a_branch_in_the_middle_of_a_turn_has_that_turn_interrupted(
     assert contents(store.session("retry")) == ["question", "better"]
 
 
+@pytest.mark.parametrize("at", [None, 0])
+def test_a_branch_of_a_session_that_has_no_records_has_none_either(
+    session: perdure.Session, at: int | None
+) -> None:
+    branch = session.branch("what-if", at=at)
+    assert (branch.position, session.position) == (0, 0)
+    branch.append(said("a"))
+    assert contents(branch) == ["a"]
+    assert contents(session) == []
+
+
 @pytest.mark.parametrize("at", [-1, 3])
 def test_a_branch_begins_at_a_position_that_is_there(session: perdure.Session, at: int) -> None:
     session.append(said("a"), said("b"))

@@ -1,6 +1,7 @@
 """Leases: one handle at a time writes; whoever slept too long is fenced; nothing asks the time."""
 
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -626,6 +627,34 @@ def test_a_fork_does_not_hold_the_lease(pair: Pair) -> None:
         assert os.waitpid(pid, 0)[1] == 0
         assert lease.held
         one.append(said("from the holder"))
+
+
+def test_a_fork_while_another_thread_begins_a_lease_can_take_one(
+    pair: Pair, store: perdure.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, _ = pair
+    begun, draw = threading.Event(), one._replica.settings.token
+
+    def slow() -> str:
+        begun.set()
+        time.sleep(0.2)
+        return draw()
+
+    monkeypatch.setattr(one._replica, "settings", one._replica.settings._replace(token=slow))
+    thread = threading.Thread(target=lambda: one.lease().__enter__().release())
+    thread.start()
+    assert begun.wait(5)
+    pid = os.fork()
+    if pid == 0:
+        signal.alarm(5)
+        code = 1
+        try:
+            with store.session("another").lease() as lease:
+                code = int(not lease.held)
+        finally:
+            os._exit(code)
+    thread.join()
+    assert os.waitpid(pid, 0)[1] == 0
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,10 @@ DELETED = "deleted"
 UNKNOWN_EFFECT = "unknown-effect"
 LEASED = "leased"
 APPROVAL_WAITING = "approval-waiting"
-RESERVED_LABELS = frozenset({TURN_OPEN, DELETED, UNKNOWN_EFFECT, LEASED, APPROVAL_WAITING})
+HALF_COPIED = "half-copied"  # Of a copy that has not come to its end; it bears no other.
+RESERVED_LABELS = frozenset(
+    {TURN_OPEN, DELETED, UNKNOWN_EFFECT, LEASED, APPROVAL_WAITING, HALF_COPIED}
+)
 
 
 class OpenTurn(NamedTuple):

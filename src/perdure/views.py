@@ -8,7 +8,7 @@ from perdure.cache import Cached
 from perdure.codec import Codec
 from perdure.content import Content
 from perdure.errors import ChainError, DamagedError, NotFoundError, UsageError
-from perdure.fold import FOLD_VERSION, Fold
+from perdure.fold import FOLD_VERSION, HALF_COPIED, Fold
 from perdure.journal import Linked
 from perdure.plans import require_int
 from perdure.reading import Forward, OnDamage, Past
@@ -260,7 +260,7 @@ def _require_labels(replica: Replica, past: Past, fold: Fold) -> Steps[None]:
         raise ChainError(replica.name, position, "the head does not reach as far as it did")
     if head is None or current != position or past.torn:
         return  # A torn append has left its labels on the head; the next one sets them right.
-    if head.labels != fold.head_labels:
+    if head.labels not in (fold.head_labels, {HALF_COPIED}):
         raise DamagedError(replica.name, 0, "the labels of its head are not what its records say")
     for label in head.labels:
         found = yield from steps.heads(prefix=replica.name, labels=[label], limit=1)

@@ -17,7 +17,7 @@ from perdure.errors import (
     PayloadError,
     UsageError,
 )
-from perdure.fold import DELETED, GENERATED, RESERVED_LABELS, turn_key
+from perdure.fold import DELETED, GENERATED, HALF_COPIED, RESERVED_LABELS, turn_key
 from perdure.journal import Draft
 from perdure.plans import Batch, Made, Plan, add_drafts, require_str, require_text
 from perdure.records import (
@@ -266,7 +266,7 @@ def label(replica: Replica, add: Sequence[str], remove: Sequence[str]) -> Plan:
             raise UsageError(f"the label {text!r} is perdure's own: choose another")
     record_id = replica.settings.new_id()
     content = Labelled(add=tuple(add), remove=tuple(remove))
-    most = LABELS_MAX - len(RESERVED_LABELS - {DELETED})  # A deleted session bears no other.
+    most = LABELS_MAX - len(RESERVED_LABELS - {DELETED, HALF_COPIED})  # These two stand alone.
 
     def make(batch: Batch) -> Made:
         yield from ()

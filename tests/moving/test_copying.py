@@ -7,17 +7,18 @@ from pathlib import Path
 import pytest
 
 import perdure
-from perdure.backend import Append, Backend, Outcome, digest_of
+from perdure.backend import Append, Backend, Entry, Outcome, digest_of
 from perdure.backends.memory import MemoryBackend
 from perdure.backends.offload import Offload
+from perdure.cli.doctor_scratch import Scratch
 from perdure.copying.asking import Progress
 from perdure.copying.rounds import Copied
 from perdure.errors import NotFoundError, UnavailableError, UsageError
-from perdure.fold import DELETED
+from perdure.fold import DELETED, HALF_COPIED
 from perdure.records import Deleted
-from perdure.testing import Flaky
+from perdure.testing import Crash, Flaky
 from tests.core.support import contents, said
-from tests.moving.breaking import Counted, Lying, Unable
+from tests.moving.breaking import Counted, Dying, Lying, Unable
 from tests.moving.stores import shown
 
 
@@ -106,6 +107,74 @@ def test_long_sessions_arrive_in_whole_batches() -> None:
     assert len(seen) > 3
     assert {count % 17 for count in seen} == {0}
     assert shown(target.backend) == shown(source)
+
+
+def test_a_copy_that_is_cut_short_leaves_no_label_that_its_records_do_not_say() -> None:
+    source, target = MemoryBackend(), MemoryBackend()
+    session = perdure.open(source).session("long")
+    for number in range(300):
+        session.note({"n": number, "long": "x" * 5000})
+    session.label("vip")
+    session.turn("hello").__enter__()
+    with pytest.raises(Crash):
+        perdure.copy(source, Dying(target, 1, after=True))
+    store = perdure.open(target)
+    (head,) = store.sessions(labels=[HALF_COPIED])
+    assert head.labels == {HALF_COPIED}
+    assert 0 < store.session("long").verify().position < session.position
+    assert perdure.copy(source, target, final=True).complete
+    assert shown(target) == shown(source)
+    assert list(store.sessions(labels=["vip", "turn-open"]))
+
+
+def test_and_whoever_goes_on_with_it_sets_its_labels_right() -> None:
+    target = MemoryBackend()
+    store = perdure.open(target)
+    session = store.session("s")
+    session.append(said("x"))
+    target._streams["s"].labels = frozenset({HALF_COPIED})
+    session.verify()
+    session.append(said("y"))
+    assert [head.labels for head in store.sessions()] == [frozenset()]
+    with pytest.raises(UsageError, match="perdure's own"):
+        session.label(HALF_COPIED)
+
+
+class Removing(Counted):
+    """Removes a stream when it is read for the nth time."""
+
+    def __init__(self, backend: Backend, stream: str, nth: int) -> None:
+        super().__init__(backend)
+        self._stream = stream
+        self._left = nth
+
+    def read(
+        self,
+        stream: str,
+        *,
+        after: int = 0,
+        limit: int | None = None,
+        reverse: bool = False,
+        max_body: int | None = None,
+    ) -> Iterator[Entry]:
+        if stream == self._stream:
+            self._left -= 1
+            if not self._left:
+                (head,) = self.streams(prefix=stream)
+                assert self.remove(stream, digest=head.digest)
+        return super().read(stream, after=after, limit=limit, reverse=reverse, max_body=max_body)
+
+
+@pytest.mark.parametrize("nth", [1, 2, 3, 4])
+def test_what_a_doctor_tries_and_takes_away_meanwhile_is_no_damage(
+    source: MemoryBackend, nth: int
+) -> None:
+    scratch = Scratch(source, lambda: source)
+    append = scratch.append()
+    source.append([append])
+    copied = perdure.copy(Removing(source, scratch.name, nth), MemoryBackend(), final=True)
+    assert copied.problems == ()
+    assert copied.complete
 
 
 def test_a_target_with_other_sessions_keeps_them(source: MemoryBackend) -> None:

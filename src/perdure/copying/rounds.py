@@ -128,8 +128,10 @@ class Copying:
     def _note(self, pair: Pair, error: Refused | PerdureError) -> CopySteps[bool]:
         """Keep what is wrong with a session, unless it has changed while it was looked at.
 
-        A round that succeeds forgets it.
+        A round that succeeds forgets it. Of one that was removed meanwhile nothing is wrong.
         """
+        if (yield from self._mover.is_removed(pair.head.stream)):
+            return True
         if tuple(pair) != (yield from self._mover.look(*pair)):
             return False
         self._mover.problems.setdefault(pair.head.stream, problem_of(pair.head.stream, error))

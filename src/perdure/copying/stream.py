@@ -16,6 +16,7 @@ from perdure.copying.asking import CopySteps, Side
 from perdure.copying.chain import Walk
 from perdure.copying.plan import Problem, Refused, ends_deleted, planned, problem_of, some
 from perdure.errors import ChainError, DamagedError, PerdureError, UnsupportedError, VersionError
+from perdure.fold import HALF_COPIED
 from perdure.journal import Linked
 from perdure.records import Branched
 
@@ -59,7 +60,7 @@ class Mover:
             same = False
             for left in reversed(range(ATTEMPTS)):
                 problem = yield from self._attempt(head, there)
-                if problem is None:
+                if problem is None or (yield from self.is_removed(name)):
                     self._stuck.pop(name, None)
                     return
                 before, (head, there) = (head, there), (yield from self.look(head, there))
@@ -78,6 +79,13 @@ class Mover:
         except (Refused, DamagedError, VersionError, UnsupportedError) as error:
             return problem_of(head.stream, error)
         return None
+
+    def is_removed(self, name: str) -> CopySteps[bool]:
+        """Whether the source lists a stream no more, as happens to what `perdure doctor` tried."""
+        try:
+            return (yield from ask.head("source", name)) is None
+        except PerdureError:
+            return False
 
     def look(self, head: Head, there: Head | None) -> CopySteps[tuple[Head, Head | None]]:
         """Look at both sides again; where one can not be read, it is as it was."""
@@ -117,7 +125,9 @@ class Mover:
             whole = len(open_) if walk.ended else _whole(open_)
             if whole:
                 entries = [linked.entry for linked in open_[:whole]]
-                append = Append(head.stream, entries, head.labels, begins=begins)
+                # Which labels it bore in between, only its records know.
+                labels = head.labels if walk.ended else frozenset({HALF_COPIED})
+                append = Append(head.stream, entries, labels, begins=begins)
                 yield from self._add(append)
                 begins, open_ = False, open_[whole:]
             if walk.ended:

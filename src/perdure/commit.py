@@ -198,6 +198,8 @@ class Committer:
         try:
             return self._backend.append(batch)
         except UnavailableError as error:
+            if error.was_waited_for:
+                raise
             # The backend reopens itself; appends are idempotent, so once more can do no harm.
             try:
                 return self._backend.append(batch)

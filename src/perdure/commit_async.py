@@ -207,6 +207,8 @@ class AsyncCommitter:
         try:
             return await self._backend.append(batch)
         except UnavailableError as error:
+            if error.was_waited_for:
+                raise
             # The backend reopens itself; appends are idempotent, so once more can do no harm.
             try:
                 return await self._backend.append(batch)

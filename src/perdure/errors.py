@@ -333,6 +333,9 @@ class UnavailableError(PerdureError):
     it writes anything else. Calling again is safe where the call carried an `id`.
     """
 
+    was_waited_for = False
+    """Whether the backend itself tried for as long as it may: nobody has to try again at once."""
+
     def __init__(self, backend: str, reason: str, hint: str = "try again later") -> None:
         super().__init__(backend, reason, hint)
         self.backend = backend

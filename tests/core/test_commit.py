@@ -152,6 +152,19 @@ def test_an_unavailable_store_is_tried_twice_and_no_more() -> None:
     assert gate.batches == [["a"], ["b"], ["b"]]
 
 
+def test_one_that_was_waited_for_is_tried_once() -> None:
+    """Otherwise a caller waits twice as long as the store's address says."""
+    gate = Gate()
+    gate.go_on.set()
+    committer = Committer(gate)
+    committer.append(append("a"))
+    gate.error = UnavailableError("store", "away")
+    gate.error.was_waited_for = True
+    with pytest.raises(UnavailableError):
+        committer.append(append("b"))
+    assert gate.batches == [["a"], ["b"]]
+
+
 def test_draining_waits_for_what_is_under_way() -> None:
     gate = Gate()
     committer = Committer(gate)

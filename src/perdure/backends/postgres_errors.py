@@ -45,7 +45,10 @@ _STATES = {
     "40": _Hint("other transactions were always first", "try again later"),
     "53100": _Hint("the server's disk is full", "free space there, then try again"),
     "53200": _Hint("the server is out of memory", "try again later"),
-    "53300": _Hint("the server has too many connections", "use a pooler, or raise max_connections"),
+    "53300": _Hint(
+        "the server has too many connections",
+        "use a pooler, raise max_connections, or allow each process fewer: ?connections=2",
+    ),
     "53": _Hint("the server lacks resources", "look at its log, then try again"),
     "55P03": _Hint("a lock is held too long", "try again later"),
     "57014": _Hint("the server cancelled the statement", "raise its statement_timeout"),
@@ -53,9 +56,38 @@ _STATES = {
     "58": _Hint("the server's disk fails", "look at its log"),
 }
 
+# A pooler answers everything with one SQLSTATE, or with text alone.
+_POOLER_STATES = ("", "08P01")
+_POOLER = {
+    "unsupported startup parameter": _Hint(
+        "the pooler refuses a word of the address",
+        "leave that word out, or add it to ignore_startup_parameters of the pooler",
+    ),
+    "no such database": _Hint(
+        "the pooler does not know the database", "add it there, or correct the address"
+    ),
+    "statement pooling mode": _Hint(
+        "the pooler allows no transaction, and making the tables takes one",
+        "run: perdure migrate ADDRESS, with the address of the server itself",
+    ),
+    "no more connections allowed": _Hint(
+        "the pooler has too many clients",
+        "raise its max_client_conn, or allow each process fewer connections: ?connections=2",
+    ),
+    "query_wait_timeout": _Hint(
+        "the pooler had no free connection to the server",
+        "look for long transactions there, or raise its default_pool_size",
+    ),
+    "server_login_retry": _Hint(
+        "the pooler can not log in to the server",
+        "check that the server runs, and that the pooler knows its password",
+    ),
+}
+_HOPELESS = ("unsupported startup parameter", "no such database", "statement pooling mode")
+
 # Of a failed login there is only text. It only chooses a hint: in other languages there is none.
 _TEXTS = {
-    "password authentication failed": _STATES["28"],
+    "authentication failed": _STATES["28"],
     "no password supplied": _STATES["28"],
     "pg_hba.conf": _STATES["28"],
     'role "': _STATES["28"],
@@ -80,26 +112,37 @@ def translated(error: Exception, address: Address, stream: str = "") -> PerdureE
     """Return the error to raise instead. It never tells of a body or a password."""
     text = address.hide(" ".join(str(error).split()))
     if isinstance(error, AnswerTimeoutError):
-        return UnavailableError(address.name, text, "look at the server's load and locks")
+        hint = "look at the load and the locks of the server, or of the pooler before it"
+        return UnavailableError(address.name, text, hint)
     state = getattr(error, "sqlstate", None) or ""
     if state in _DAMAGE:
         return DamagedError(stream or address.name, 0, f"Postgres: {text}")
     if state in _TOO_MUCH:
         return UsageError(f"a name, a label or an entry is more than Postgres can hold: {text}")
+    who, (reason, hint) = _explained(error, state, text)
+    if not reason:
+        what = f"Postgres: {text}" + (f" ({state})" if state else "")
+        return UnavailableError(address.name, what)
+    return UnavailableError(address.name, f"{reason} ({who}: {text})", hint)
+
+
+def _explained(error: Exception, state: str, text: str) -> tuple[str, _Hint]:
+    """Return who refused, why and what to do; nothing of what is not known here."""
+    if state in _POOLER_STATES:
+        for words, known in _POOLER.items():
+            if words in text:
+                return "PgBouncer", known
     for size in (5, 2):
         if state[:size] in _STATES and len(state) >= size:
-            reason, hint = _STATES[state[:size]]
-            return UnavailableError(address.name, f"{reason} (Postgres: {text})", hint)
-    if not state and isinstance(error, psycopg.OperationalError | OSError):
-        if any(words in text for words in _STARTING):
-            reason, hint = _STATES["57"]
-            return UnavailableError(address.name, f"{reason} (Postgres: {text})", hint)
-        for words, (reason, hint) in _TEXTS.items():
-            if words in text:
-                return UnavailableError(address.name, f"{reason} (Postgres: {text})", hint)
-        hint = "check that the server runs and can be reached"
-        return UnavailableError(address.name, f"no connection (Postgres: {text})", hint)
-    return UnavailableError(address.name, f"Postgres: {text}" + (f" ({state})" if state else ""))
+            return "Postgres", _STATES[state[:size]]
+    if state or not isinstance(error, psycopg.OperationalError | OSError):
+        return "Postgres", _Hint("", "")
+    if any(words in text for words in _STARTING):
+        return "Postgres", _STATES["57"]
+    for words, known in _TEXTS.items():
+        if words in text:
+            return "Postgres", known
+    return "Postgres", _Hint("no connection", "check that the server runs and can be reached")
 
 
 def cause(error: Exception, address: Address) -> Exception | None:
@@ -122,6 +165,8 @@ def kind_of(error: Exception) -> Kind:
     if isinstance(error, AnswerTimeoutError):
         return "final"
     state = getattr(error, "sqlstate", None) or ""
+    if state in _POOLER_STATES and any(words in str(error) for words in _HOPELESS):
+        return "final"
     if state.startswith("40") or state in _UNPREPARED:
         return "again"
     if state.startswith(("08", "57P")) or state in ("53300", "57000"):
@@ -146,7 +191,10 @@ class Trial:
         kind = kind_of(error)
         left = self.deadline - time.monotonic()
         if kind == "final" or left <= self._pause:
-            raise translated(error, self._address) from cause(error, self._address)
+            raised = translated(error, self._address)
+            if isinstance(raised, UnavailableError):
+                raised.was_waited_for = left <= self._pause
+            raise raised from cause(error, self._address)
         pause = self._pause
         self._pause = min(max(pause * 2, FIRST_PAUSE), LONGEST_PAUSE)
         return pause

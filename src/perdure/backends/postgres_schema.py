@@ -8,6 +8,7 @@ import hashlib
 import math
 import time
 from collections.abc import Callable
+from contextlib import closing
 from typing import Any, NamedTuple, TypeVar
 
 import psycopg
@@ -81,7 +82,7 @@ def prepare(address: Address, judge: Callable[[Server], T]) -> T:
 
 
 def _prepare(address: Address, judge: Callable[[Server], T], deadline: float) -> T:
-    with Link.connect(**in_time(options_of(address), deadline)) as link:
+    with closing(Link.connect(**in_time(options_of(address), deadline))) as link:
         server = look(link, address, deadline)
         require(server, address)
         judged = judge(server)
@@ -104,7 +105,7 @@ def bring_up(address: Address, *, dry_run: bool) -> Migration:
     """Bring the tables of a store to the newest version, or only say what that would take."""
     deadline = time.monotonic() + address.patience
     try:
-        with Link.connect(**in_time(options_of(address), deadline)) as link:
+        with closing(Link.connect(**in_time(options_of(address), deadline))) as link:
             server = look(link, address, deadline)
             require(server, address)
             if dry_run or server.tables == NEWEST:

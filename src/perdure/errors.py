@@ -92,10 +92,8 @@ class SummaryError(PerdureError):
         self.reason = reason
 
     def __str__(self) -> str:
-        return (
-            f"no summary of {self.session!r} was made, {self.reason}: "
-            "try another way, or go on with the messages as they are"
-        )
+        hint = "try another way, or go on with the messages as they are"
+        return f"no summary of {self.session!r} was made, {self.reason}: {hint}"
 
 
 class ConflictError(PerdureError):
@@ -116,10 +114,9 @@ class ConflictError(PerdureError):
         because = f" ({self.reason})" if self.reason else ""
         if self.position == self.head:
             return f"{self.stream!r} can not take this{because}: look at it and decide again"
-        return (
-            f"{self.stream!r} moved on from position {self.position} to {self.head}{because}: "
-            "the session has been refreshed, look at what is new and decide again"
-        )
+        hint = "the session has been refreshed, look at what is new and decide again"
+        moved = f"{self.stream!r} moved on from position {self.position} to {self.head}"
+        return f"{moved}{because}: {hint}"
 
 
 class LeaseHeldError(PerdureError):

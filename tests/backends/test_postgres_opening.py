@@ -30,6 +30,7 @@ from perdure.errors import (
     VersionError,
 )
 from perdure.testing.contract_values import appended, entries, status
+from tests.servers import postgres
 from tests.servers.postgres_keeper import free_port, running
 
 SECRET = "s3cr3t-p4ssw0rd"  # noqa: S105 - it is looked for where it must not be
@@ -44,7 +45,7 @@ def database(postgres_url: str) -> Iterator[psycopg.Connection]:
 @pytest.fixture
 def role(database: psycopg.Connection, postgres_url: str) -> Iterator[str]:
     """The address of a user who may connect and nothing else."""
-    name = "perdure_guest"
+    name = f"guest_{postgres.new_schema()}"
     database.execute(
         sql.SQL("create role {} login password {}").format(sql.Identifier(name), SECRET)
     )
@@ -72,9 +73,10 @@ def chain(error: BaseException) -> str:
         (lambda url: with_password(url, SECRET), "check the user and the password"),
         (lambda url: url.replace("/postgres", "/missing"), "create it, or correct the address"),
         (lambda url: with_port(url, free_port()), "check that the server runs"),
-        (lambda url: url.replace("127.0.0.1", "no-such-host.invalid"), "can be reached"),
+        (lambda url: url.replace("127.0.0.1", "no-such-host.invalid"), "correct its name in the"),
+        (lambda url: f"{url}?sslmode=require", "allow ?sslmode=prefer in a trusted network"),
     ],
-    ids=["no user", "wrong password", "no database", "no server", "no host"],
+    ids=["no user", "wrong password", "no database", "no server", "no host", "no TLS"],
 )
 def test_a_server_that_can_not_be_used_is_unavailable_and_says_what_to_do(
     postgres_url: str, open_backend: type, change: object, hint: str
@@ -86,6 +88,18 @@ def test_a_server_that_can_not_be_used_is_unavailable_and_says_what_to_do(
     assert hint in str(caught.value)
     assert SECRET not in chain(caught.value)
     assert password_of(postgres_url) not in chain(caught.value)
+
+
+def test_a_role_with_too_many_connections_is_not_told_to_check_its_password(
+    role: str, database: psycopg.Connection
+) -> None:
+    database.execute(f"alter role {user_of(role)} connection limit 0".encode())
+    with pytest.raises(UnavailableError, match=r"too many connections .* raise max_connections"):
+        PostgresBackend(role)
+
+
+def user_of(url: str) -> str:
+    return url.partition("://")[2].partition(":")[0]
 
 
 def password_of(url: str) -> str:
@@ -290,15 +304,15 @@ def test_a_user_without_rights_is_told_which_ones_it_needs(
     PostgresBackend(postgres_empty).close()
     with pytest.raises(UnavailableError, match="grant it usage on the schema"):
         PostgresBackend(guest)
-    database.execute(f"grant usage on schema {schema} to perdure_guest".encode())
+    database.execute(f"grant usage on schema {schema} to {user_of(role)}".encode())
     tables = f"select, insert, update, delete on all tables in schema {schema}"
-    database.execute(f"grant {tables} to perdure_guest".encode())
+    database.execute(f"grant {tables} to {user_of(role)}".encode())
     backend = PostgresBackend(guest)
     assert status(backend, appended("s", 1, 1)) == ["stored"]
-    database.execute(f"revoke insert on {schema}.entry from perdure_guest".encode())
+    database.execute(f"revoke insert on {schema}.entry from {user_of(role)}".encode())
     with pytest.raises(UnavailableError, match="may not do that"):
         backend.append([appended("s", 2, 2)])
-    database.execute(f"grant insert on {schema}.entry to perdure_guest".encode())
+    database.execute(f"grant insert on {schema}.entry to {user_of(role)}".encode())
     assert status(backend, appended("s", 2, 2)) == ["stored"], "and it goes on when it may"
     assert list(backend.read("s")) == entries(1, 2)
     backend.close()

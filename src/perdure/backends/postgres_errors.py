@@ -41,7 +41,10 @@ _STATES = {
         "this user may not do that",
         "grant it usage on the schema, and select, insert, update, delete on its tables",
     ),
-    "42P01": _Hint("a table is missing", "run: perdure migrate ADDRESS"),
+    "42P01": _Hint(
+        "a table is missing",
+        "run: perdure migrate ADDRESS; if it finds nothing to do, restore the schema from a backup",
+    ),
     "40": _Hint("other transactions were always first", "try again later"),
     "53100": _Hint("the server's disk is full", "free space there, then try again"),
     "53200": _Hint("the server is out of memory", "try again later"),
@@ -55,6 +58,11 @@ _STATES = {
     "57": _Hint("the server was stopped or is starting", "try again later"),
     "58": _Hint("the server's disk fails", "look at its log"),
 }
+
+_UNTRUSTED = _Hint(
+    "the server's certificate was not accepted",
+    "check the host's name in the address, and that ?sslrootcert= names who signed the certificate",
+)
 
 # A pooler answers everything with one SQLSTATE, or with text alone.
 _POOLER_STATES = ("", "08P01")
@@ -70,6 +78,7 @@ _POOLER = {
         "the pooler allows no transaction, and making the tables takes one",
         "run: perdure migrate ADDRESS, with the address of the server itself",
     ),
+    "SSL required": _Hint("the pooler takes only TLS", "connect with ?sslmode=require"),
     "no more connections allowed": _Hint(
         "the pooler has too many clients",
         "raise its max_client_conn, or allow each process fewer connections: ?connections=2",
@@ -87,14 +96,26 @@ _HOPELESS = ("unsupported startup parameter", "no such database", "statement poo
 
 # Of a failed login there is only text. It only chooses a hint: in other languages there is none.
 _TEXTS = {
-    "authentication failed": _STATES["28"],
-    "no password supplied": _STATES["28"],
-    "pg_hba.conf": _STATES["28"],
-    'role "': _STATES["28"],
-    'database "': _STATES["3D000"],
     "too many clients": _STATES["53300"],
     "too many connections": _STATES["53300"],
     "remaining connection slots": _STATES["53300"],
+    "failed to resolve host": _Hint(
+        "the host is not known", "correct its name in the address, or look at the name service"
+    ),
+    "does not support SSL": _Hint(
+        "the server has no TLS", "set it up there, or allow ?sslmode=prefer in a trusted network"
+    ),
+    "certificate verify failed": _UNTRUSTED,
+    "root certificate file": _UNTRUSTED,
+    "does not match host name": _UNTRUSTED,
+    "authentication failed": _STATES["28"],
+    "no password supplied": _STATES["28"],
+    "pg_hba.conf": _Hint(
+        "the server takes no such login",
+        "allow this user, host and database in its pg_hba.conf, or connect with ?sslmode=require",
+    ),
+    'role "': _STATES["28"],
+    'database "': _STATES["3D000"],
     "invalid sslmode value": _Hint(
         "PGSSLMODE has no such value", f"set it to one of {', '.join(CHOICES['sslmode'])}"
     ),
@@ -102,7 +123,7 @@ _TEXTS = {
     "read-write": _STATES["25006"],
 }
 _STARTING = ("starting up", "shutting down", "in recovery mode", "not yet accepting")
-_PASSING = (*_STARTING, "too many", "slots", "read-only", "read-write")
+_PASSING = (*_STARTING, "too many", "slots", "read-only", "read-write", "resolve host")
 
 _DAMAGE = ("XX001", "XX002", "23505")
 _TOO_MUCH = ("54000", "22001")

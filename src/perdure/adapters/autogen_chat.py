@@ -9,15 +9,24 @@ import logging
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
-from threading import Lock
 from types import TracebackType
 from typing import Any, Self
 
-from perdure import DivergenceError, PerdureError, Session, Turn, UsageError
+from perdure import (
+    ConflictError,
+    DivergenceError,
+    NotFoundError,
+    PerdureError,
+    Session,
+    Turn,
+    UsageError,
+)
 from perdure.adapters import autogen_classes as classes
 from perdure.adapters import autogen_models as models
 from perdure.adapters import autogen_openings as openings
+from perdure.adapters.autogen_block import Block
 from perdure.adapters.autogen_code import NAME as CODE
+from perdure.adapters.autogen_failures import Failures
 from perdure.adapters.autogen_kept import Kept
 from perdure.adapters.autogen_openings import Opening
 from perdure.adapters.autogen_parts import Parts
@@ -45,15 +54,15 @@ class Chat:
         self._lease = nullcontext() if lease is None else session.lease(ttl=lease, wait=2 * lease)
         groups = Groups([one for one in agents if isinstance(one, autogen.GroupChatManager)])
         self._agents = Agents(agents, groups)
-        self._recorder = Recorder(session, {*self._agents.by_name}, groups)
+        self._failures = Failures(session)
+        names = {*self._agents.by_name}
+        self._recorder = Recorder(session, names, groups, self._failures.pass_over)
         self._effects = Effects(session, self, self._recorder, self._agents, tools)
-        self._parts = Parts(self, self._agents, self._recorder, self._effects)
+        self._block = Block(self._let_go)
+        self._parts = Parts(self, self._block, self._agents, self._recorder, self._effects)
         self._kept = Kept(session, self._agents)
         self._policies = tools
         self._held = ExitStack()
-        self._lock = Lock()  # Of the next two: chats are begun and left in different threads.
-        self._begun = False
-        self._busy = False
         self._used = False
         self.talking = False
 
@@ -62,23 +71,17 @@ class Chat:
             words = "persist(...) was never entered, and nothing was kept: use it with `with`"
             warnings.warn(words, RuntimeWarning, stacklevel=2)
 
-    def _require_begun(self) -> None:
-        if not self._begun:
-            raise UsageError(
-                "the chat is kept inside of `with persist(...) as chat:` only: enter it"
-            )
-
     @property
     def interrupted(self) -> str | None:
         """What a chat was about that began and did not end, in words; None if there is none."""
-        self._require_begun()
+        self._block.require_entered()
         run = self._kept.run
         return openings.words(run) if run is not None else None
 
     @property
     def finished(self) -> int:
         """How many chats have come to their end in this session."""
-        self._require_begun()
+        self._block.require_entered()
         return self._kept.finished
 
     def resume(self) -> Any:
@@ -86,7 +89,7 @@ class Chat:
 
         One that was begun by an `a_…` method is awaited: use `await chat.a_resume()`.
         """
-        self._require_begun()
+        self._block.require_entered()
         self.follow()
         run = self._kept.run
         if run is None:
@@ -98,7 +101,7 @@ class Chat:
 
     async def a_resume(self) -> Any:
         """Go on with the chat that was interrupted, as `resume` does, in async code."""
-        self._require_begun()
+        self._block.require_entered()
         self.follow()
         run = self._kept.run
         if run is None:
@@ -117,7 +120,7 @@ class Chat:
         if self._kept.run is None:
             raise UsageError("no chat was interrupted: there is nothing to give up")
         self._kept.abandon(reason)
-        if self._begun:
+        if self._block.entered:
             self._restore()
 
     def __enter__(self) -> Self:
@@ -136,7 +139,7 @@ class Chat:
         self._restore(only_own=True)
         classes.install(self._autogen)
         self._parts.replace()
-        self._begun = True
+        self._block.enter()
 
     def __exit__(
         self,
@@ -144,13 +147,11 @@ class Chat:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        with self._lock:
-            self._begun, busy = False, self._busy
-        if not busy:
-            self._let_go()
-        elif error is None:  # In a thread or a task. It stays kept until its end.
-            reason = "a chat is still going on where `with persist(...)` ends"
-            raise UsageError(f"{reason}: wait for its end inside, with await or process()")
+        try:
+            self._block.leave()
+        except UsageError:
+            if error is None:
+                raise
 
     def _let_go(self) -> None:
         with self._held:
@@ -219,43 +220,34 @@ class Chat:
         self, method: str, sender: Any, function: Callable[..., Any], given: dict[str, Any]
     ) -> Any:
         """Begin a chat, or go on with it; inside of one, do what the framework does."""
-        if self._inside():
-            return function(**given)
-        with self._alone(), self._running(self._opening(method, sender, given)):
+        if self._inside(sender):
+            result = function(**given)
+            self._recorder.go_on()
+            return result
+        with self._block.alone(), self._running(self._opening(method, sender, given)):
             return function(**given)
 
     async def a_call(
         self, method: str, sender: Any, function: Callable[..., Any], given: dict[str, Any]
     ) -> Any:
-        if self._inside():
-            return await function(**given)
-        with self._alone(), self._running(self._opening(method, sender, given)):
+        if self._inside(sender):
+            result = await function(**given)
+            self._recorder.go_on()
+            return result
+        with self._block.alone(), self._running(self._opening(method, sender, given)):
             return await function(**given)
 
-    def _inside(self) -> bool:
+    def _inside(self, sender: Any) -> bool:
         """Whether the running code is a part of a chat that has begun."""
-        if classes.calling.get() is self:
-            reason = "a tool has agents talk who are kept; a crash could not be made good"
-            hint = "leave agents that talk in tools only out of persist(), or use nested chats"
-            raise UsageError(f"{reason}: {hint}")
+        calling = classes.calling.get()
+        if calling is not None and calling.chat is self:
+            reason = (
+                f"the tool {calling.tool!r} has {sender.name!r} talk, who was given to persist()"
+            )
+            why = "what is said in a tool can not be said again after a crash"
+            hint = "leave agents that talk only in tools out of persist(), or use a nested chat"
+            raise UsageError(f"{reason}, and {why}: {hint}")
         return classes.inside.get() is self
-
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """Be the only chat; at its end, let go what was left meanwhile."""
-        with self._lock:
-            self._require_begun()
-            if self._busy:
-                reason = "another chat of this session is going on"
-                raise UsageError(f"{reason}: one session is for one chat at a time")
-            self._busy = True
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._busy, left = False, not self._begun
-            if left:
-                self._let_go()
 
     def _opening(self, method: str, sender: Any, given: dict[str, Any]) -> Opening:
         for one, other in openings.prepare(method, sender, given, [*self._agents]):
@@ -272,13 +264,13 @@ class Chat:
     def _running(self, opening: Opening) -> Iterator[None]:
         self.follow()
         if self._kept.run is not None:
-            with self._turn(self._continue(opening)):
+            with self._turn(self._continue(opening), goes_on=True):
                 yield
             return
         self._kept.begin(opening)
         begun = 0
         try:
-            with self._turn([]):
+            with self._turn([], goes_on=False):
                 begun = self._session.position
                 yield
         except Exception as error:
@@ -289,16 +281,18 @@ class Chat:
             raise
 
     @contextmanager
-    def _turn(self, before: list[Spoken]) -> Iterator[None]:
+    def _turn(self, before: list[Spoken], *, goes_on: bool) -> Iterator[None]:
         """Record what is said and done; what was said `before` is said again."""
         self._parts.replace()
         with self._kept.turn() as turn:
             token = classes.inside.set(self)
             self.talking = True
             try:
+                self._failures.begin(turn.id, goes_on=goes_on, in_tasks=self._in_tasks())
                 self._recorder.begin(turn, before)
                 self._close_calls()
                 yield
+                self._recorder.require_whole()
                 self._recorder.require_all()
                 self._kept.finish()
             except BaseException:
@@ -308,6 +302,10 @@ class Chat:
                 self.talking = False
                 self._recorder.end()
                 classes.inside.reset(token)
+
+    def _in_tasks(self) -> bool:
+        run = self._kept.run
+        return run is not None and run["method"].startswith("a_")
 
     def _close_calls(self) -> None:
         """Answer the calls that the chat before ended on: models refuse to go on else."""
@@ -327,20 +325,39 @@ class Chat:
 
     def ask(self, wrapper: Any, create: Callable[..., Any], config: dict[str, Any]) -> Any:
         """Ask a model, or give what it answered before the process died."""
-        self._recorder.require_whole()
+        self._recorder.go_on()
         self._parts.replace()  # What the answer calls may have been given to an agent just now.
         live: list[Any] = []
 
         def ask(**_: Any) -> Any:
+            if (error := self._failures.again(request)) is not None:
+                raise error
             live.append(create(wrapper, **config))
             return models.data_of(wrapper, live[0])
 
         request = models.request_of(config)
-        data = self._session.model(ask, name="model", actor=request["agent"])(**request)
+        try:
+            data = self._session.model(ask, name="model", actor=request["agent"])(**request)
+        except PerdureError as error:
+            # The framework makes an empty summary of any error, and would go on with that.
+            self.stop(error)
+            raise
+        except Exception as error:
+            self._failures.failed(request, error)
+            raise
         if live:
             return live[0]
         models.set_usage(wrapper, data["usage"])
         return models.Answer(data)
+
+    def stop(self, error: PerdureError) -> None:
+        """Let nothing more happen: something could not be recorded."""
+        self._recorder.broken = error
+        if isinstance(error, NotFoundError) and self._kept.moved():
+            id, position = self._session.id, self._session.position
+            reason = "another process has taken the chat over, and come to its end"
+            self._recorder.broken = ConflictError(id, position, position, reason)
+            raise self._recorder.broken from error
 
     def choose(self, group: Any, choose: Callable[..., Any], agents: Any) -> Any:
         """Have chance or a person choose a speaker, or take the one that was chosen."""

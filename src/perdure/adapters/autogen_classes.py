@@ -8,8 +8,10 @@ do what they did where they are nobody's.
 from collections.abc import Callable
 from contextvars import ContextVar
 from threading import Lock
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 from weakref import WeakKeyDictionary
+
+from perdure import PerdureError
 
 
 class Asking(Protocol):
@@ -22,12 +24,21 @@ class Asking(Protocol):
 
     def choose(self, group: Any, choose: Callable[..., Any], agents: Any) -> Any: ...
 
+    def stop(self, error: PerdureError) -> None: ...
+
+
+class Calling(NamedTuple):
+    """A chat and one of its tools, which is running."""
+
+    chat: Asking
+    tool: str
+
 
 inside: ContextVar[Asking | None] = ContextVar("perdure_autogen_chat", default=None)
 """The chat that the running code is a part of."""
 
-calling: ContextVar[Asking | None] = ContextVar("perdure_autogen_tool", default=None)
-"""The chat one of whose tools the running code is a part of."""
+calling: ContextVar[Calling | None] = ContextVar("perdure_autogen_tool", default=None)
+"""The tool that the running code is a part of."""
 
 _owners: WeakKeyDictionary[Any, Asking] = WeakKeyDictionary()
 _lock = Lock()

@@ -1,6 +1,7 @@
 """How a chat began, as data: whether a later call is the same, and how it is made again."""
 
-from collections.abc import Iterable, Iterator
+import inspect
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from perdure import UsageError
@@ -126,3 +127,14 @@ def again(opening: Opening, agents: dict[str, Any]) -> tuple[Any, dict[str, Any]
         return method, given[0]
     senders = [agents[one["sender"]] for one in opening["chats"]]
     return method, {QUEUE: [{**one, "sender": by} for one, by in zip(given, senders, strict=True)]}
+
+
+def named(
+    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> dict[str, Any]:
+    """Return the arguments of a call by name."""
+    bound = inspect.signature(function).bind(*args, **kwargs).arguments
+    return {
+        **{key: value for key, value in bound.items() if key != "kwargs"},
+        **bound.get("kwargs", {}),
+    }

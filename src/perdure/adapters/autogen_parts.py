@@ -1,15 +1,16 @@
 """The agents' methods and functions that a chat puts its own in the place of, and puts back."""
 
-import inspect
 from collections.abc import Callable
 from typing import Any, Protocol
 
 from perdure import UsageError
+from perdure.adapters.autogen_block import Block
 from perdure.adapters.autogen_classes import Asking, own
 from perdure.adapters.autogen_code import blocks_run, executed
 from perdure.adapters.autogen_names import human_inputs, runs_code
-from perdure.adapters.autogen_openings import require_given
+from perdure.adapters.autogen_openings import named, require_given
 from perdure.adapters.autogen_record import Recorder
+from perdure.adapters.autogen_runs import runs_of
 from perdure.adapters.autogen_state import A_HOOKS, HOOKS, Agents
 from perdure.adapters.autogen_tools import Effects
 
@@ -37,8 +38,11 @@ class Calling(Asking, Protocol):
 class Parts:
     """What of the agents is replaced while their chat is kept. Only these objects are changed."""
 
-    def __init__(self, chat: Calling, agents: Agents, recorder: Recorder, effects: Effects) -> None:
+    def __init__(
+        self, chat: Calling, block: Block, agents: Agents, recorder: Recorder, effects: Effects
+    ) -> None:
         self._chat = chat
+        self._block = block
         self._agents = agents
         self._recorder = recorder
         self._effects = effects
@@ -91,6 +95,8 @@ class Parts:
         self._set(agent, "update_system_message", self._instructing(agent))
         for name in ("resume", "a_resume") if hasattr(agent, "groupchat") else ():
             self._set(agent, name, _refuse_to_resume)
+        for name, function in runs_of(self._block, agent).items():
+            self._set(agent, name, function)
         self._replace_code(agent)
         self._set(agent, "get_human_input", self._asking(agent))
         self._set(agent, "a_get_human_input", self._a_asking(agent))
@@ -105,7 +111,7 @@ class Parts:
         original = getattr(agent, name)
 
         def begin(*args: Any, **kwargs: Any) -> Any:
-            return self._chat.call(name, agent, original, _named(original, args, kwargs))
+            return self._chat.call(name, agent, original, named(original, args, kwargs))
 
         return begin
 
@@ -113,7 +119,7 @@ class Parts:
         original = getattr(agent, name)
 
         async def begin(*args: Any, **kwargs: Any) -> Any:
-            return await self._chat.a_call(name, agent, original, _named(original, args, kwargs))
+            return await self._chat.a_call(name, agent, original, named(original, args, kwargs))
 
         return begin
 
@@ -122,7 +128,7 @@ class Parts:
         original = getattr(agent, name)
 
         def hear(*args: Any, **kwargs: Any) -> Any:
-            require_given(_named(original, args, kwargs)["sender"], self._agents)
+            require_given(named(original, args, kwargs)["sender"], self._agents)
             return original(*args, **kwargs)
 
         return hear
@@ -174,14 +180,3 @@ def _heard(agent: Any, said: Any, told: int) -> str:
     if len(human_inputs(agent)) == told:
         human_inputs(agent).append(said)
     return str(said)
-
-
-def _named(
-    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> dict[str, Any]:
-    """Return the arguments of a call by name."""
-    bound = inspect.signature(function).bind(*args, **kwargs).arguments
-    return {
-        **{key: value for key, value in bound.items() if key != "kwargs"},
-        **bound.get("kwargs", {}),
-    }

@@ -6,7 +6,7 @@ to the manager stands once, and who got it follows from who was in the group.
 
 import json
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from hashlib import sha256
 from threading import RLock
 from typing import Any, NamedTuple
@@ -105,9 +105,12 @@ class Groups:
 class Recorder:
     """The last of the hooks through which every message goes on its way."""
 
-    def __init__(self, session: Session, names: set[str], groups: Groups) -> None:
+    def __init__(
+        self, session: Session, names: set[str], groups: Groups, pass_over: Callable[[], None]
+    ) -> None:
         self._session = session
         self._names = names
+        self._pass_over = pass_over
         self._groups = groups
         self._lock = RLock()
         self._turn: Turn | None = None
@@ -137,6 +140,7 @@ class Recorder:
         with self._lock:
             self.require_whole()
             if self._turn is not None:
+                self._pass_over()
                 self._take(sender, message, recipient)
         return message
 
@@ -144,8 +148,13 @@ class Recorder:
         """Do the same as the hook of async code, where that has hooks of its own."""
         return self(sender, message, recipient)
 
+    def go_on(self) -> None:
+        """Take in that the chat goes on, whatever a model failed at before."""
+        self.require_whole()
+        self._pass_over()
+
     def require_whole(self) -> None:
-        """Raise what kept a tool's call from being recorded: nothing more may happen then."""
+        """Raise what kept something from being recorded: nothing more may happen then."""
         if self.broken is not None:
             raise self.broken
 

@@ -14,7 +14,7 @@ from perdure import (
     UnknownOutcomeError,
     UsageError,
 )
-from perdure.adapters.autogen_classes import Asking, calling, inside
+from perdure.adapters.autogen_classes import Asking, Calling, calling, inside
 from perdure.adapters.autogen_openings import storable
 from perdure.adapters.autogen_record import Recorder
 from perdure.adapters.autogen_state import Agents
@@ -60,7 +60,7 @@ class Effects:
         def call(*args: Any, **kwargs: Any) -> Any:
             if not self._chat.talking or not _fits(function, args, kwargs):
                 return function(*args, **kwargs)
-            return self._made(lambda: durable(*args, **kwargs))
+            return self._made(name, lambda: durable(*args, **kwargs))
 
         return call
 
@@ -72,7 +72,7 @@ class Effects:
             if not self._chat.talking or not _fits(function, args, kwargs):
                 return await function(*args, **kwargs)
             durable = self._session.tool(self._watched(_waiting(function)), name=name, **options)
-            return await asyncio.to_thread(self._made, lambda: durable(*args, **kwargs))
+            return await asyncio.to_thread(self._made, name, lambda: durable(*args, **kwargs))
 
         return call
 
@@ -89,8 +89,9 @@ class Effects:
 
         return call
 
-    def _made(self, call: Callable[[], Any]) -> Any:
-        tokens = inside.set(self._chat), calling.set(self._chat)
+    def _made(self, name: str, call: Callable[[], Any]) -> Any:
+        self._recorder.go_on()
+        tokens = inside.set(self._chat), calling.set(Calling(self._chat, name))
         try:
             return self._heeded(call())
         except UnknownOutcomeError as error:
@@ -99,7 +100,7 @@ class Effects:
             raise ToolError(error.reason) from error
         except PerdureError as error:
             # The framework would tell the model of it and go on, without a record.
-            self._recorder.broken = error
+            self._chat.stop(error)
             raise
         except Exception as error:
             raise ToolError(str(error)[:ERROR_LENGTH]) from error
@@ -118,6 +119,7 @@ class Effects:
         """Return what somebody chose or said; what was recorded of it, or else ask again."""
         if not self._chat.talking:
             return function()
+        self._recorder.go_on()
         tool = self._session.tool(lambda **_: function(), effect="read_only", name=name)
         return tool(**arguments)
 
@@ -125,6 +127,7 @@ class Effects:
         """As `answer`, for a function to be awaited."""
         if not self._chat.talking:
             return await function()
+        self._recorder.go_on()
         wait = _waiting(function)
         tool = self._session.tool(lambda **_: wait(), effect="read_only", name=name)
         return await asyncio.to_thread(lambda: tool(**arguments))

@@ -39,6 +39,12 @@ ROWS = [
         "test_a_queue_of_chats_goes_on_where_it_was",
     ),
     Row("Answers of models", "–", "not asked again", USAGE),
+    Row(
+        "… that failed, and were passed over",
+        "–",
+        "fail again, unasked",
+        "test_a_summary_that_failed_is_not_another_after_another_failure",
+    ),
     Row("Usage and cost", EXACT, EXACT, USAGE),
     Row("Reply counters", EXACT, EXACT, f"{KILLED}[two_agents-idempotent]"),
     Row("Tools, `idempotent`", "–", "one outcome", f"{KILLED}[two_agents-idempotent]"),

@@ -72,6 +72,100 @@ def test_a_run_that_is_not_waited_for_does_no_harm_to_the_next(
     assert kept(cast, store.session("next")) == 1
 
 
+@pytest.mark.parametrize("method", ["run", "run_iter", "a_run", "a_run_iter"])
+def test_a_run_that_begins_when_its_block_has_ended_is_refused(
+    cast: Cast,
+    server: ModelServer,
+    store: perdure.Store,
+    monkeypatch: pytest.MonkeyPatch,
+    method: str,
+) -> None:
+    user, assistant = cast.pair()
+    run = getattr(user, method, None)
+    if run is None:
+        pytest.skip(f"it has no {method}()")
+    left, start, session = threading.Event(), threading.Thread.start, store.session("s")
+
+    def late(thread: threading.Thread) -> None:
+        begin = thread.run
+        monkeypatch.setattr(thread, "run", lambda: (left.wait(10), begin()))
+        start(thread)
+
+    responses: list[Any] = []
+
+    async def leave() -> None:
+        with persist(session, user, assistant), monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", late)
+            response = getattr(user, method)(assistant, message=CHECKLIST, max_turns=1)
+            responses.append(await response if method == "a_run" else response)
+
+    async def wait() -> None:
+        if not method.endswith("iter"):  # Which begins when somebody asks for its first event.
+            with pytest.raises(perdure.UsageError, match=r"a chat of run\(\) has not begun, and"):
+                await leave()
+        else:
+            await leave()
+        left.set()
+        with pytest.raises(perdure.UsageError, match="enter it"):
+            await heard(responses[0], method)
+
+    asyncio.run(wait())
+    assert responses[0].agents[0] is user
+    assert (session.position, server.requests) == (0, [])
+    assert getattr(user, method) == run
+    assert kept(cast, store.session("next")) == 1
+
+
+async def heard(response: Any, method: str) -> None:
+    """Wait for the end of a chat that a method has begun, in the way that is its own."""
+    if method == "run":
+        response.process()
+    elif method == "run_iter":
+        assert [*response]
+    elif method == "a_run":
+        await response.process()
+    else:
+        assert [one async for one in response]
+
+
+@pytest.mark.parametrize("method", ["run", "run_iter", "a_run", "a_run_iter"])
+def test_a_run_that_is_waited_for_is_kept(
+    cast: Cast, server: ModelServer, store: perdure.Store, method: str
+) -> None:
+    user, assistant = cast.pair()
+    if not hasattr(user, method):
+        pytest.skip(f"it has no {method}()")
+    session = store.session("s")
+
+    async def run() -> None:
+        with persist(session, user, assistant) as chat:
+            response = getattr(user, method)(assistant, message=CHECKLIST, max_turns=1)
+            await heard(await response if method == "a_run" else response, method)
+            assert chat.finished == 1
+            with pytest.raises(perdure.UsageError, match=r"give a recipient, and it to persist"):
+                await getattr(user, method)(message=CHECKLIST)
+
+    asyncio.run(run())
+    assert len(session.effects.list(tool="model")) == len(server.requests) == 1
+    assert len(session.messages()) == 2
+
+
+@pytest.mark.parametrize("method", ["sequential_run", "a_sequential_run"])
+def test_runs_in_a_sequence_are_refused_where_they_are_asked_for(
+    cast: Cast, server: ModelServer, store: perdure.Store, method: str
+) -> None:
+    user, assistant = cast.pair()
+    if not hasattr(user, method):
+        pytest.skip(f"it has no {method}()")
+    chats = [{"recipient": assistant, "message": CHECKLIST, "max_turns": 1}]
+    with (
+        persist(store.session("s"), user, assistant),
+        pytest.raises(perdure.UsageError, match=r"call (a_)?initiate_chats\(\)"),
+    ):
+        getattr(user, method)(chats)
+    assert server.requests == []
+
+
 def test_threads_that_begin_at_once_are_one_chat_at_a_time(
     cast: Cast, store: perdure.Store
 ) -> None:
@@ -184,8 +278,10 @@ def test_a_tool_that_has_agents_talk(cast: Cast, server: ModelServer, store: per
         with persist(store.session(name), user, assistant, *others):
             return user.initiate_chat(assistant, message=CHARGE, max_turns=2)
 
-    with pytest.raises(perdure.UsageError, match="a tool has agents talk who are kept"):
+    match = "the tool 'charge' has 'boss' talk, who was given to persist"
+    with pytest.raises(perdure.UsageError, match=match):
         begin("s", given=True)
+    assert len(server.requests) == 1  # The call of the tool: nobody was asked inside.
     server.fault(status=500, at=len(server.requests) + 3)
     with pytest.raises(Exception, match="500"):
         begin("other", given=False)

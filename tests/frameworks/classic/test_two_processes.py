@@ -99,7 +99,7 @@ def test_who_begins_again_takes_the_chat_over_and_the_first_is_told(
     assert messages(tmp_path) == expected
     (tmp_path / "a.go").touch()
     os.waitpid(first, 0)
-    assert ended(tmp_path, "a").startswith("ConflictError")
+    assert "ConflictError: 'claim-4711' can not take this (another process" in ended(tmp_path, "a")
     assert messages(tmp_path) == expected  # Nothing of the first came after.
 
 

@@ -1,0 +1,135 @@
+"""Model calls that fail without ending their chat: they fail again after a crash."""
+
+import asyncio
+from typing import Any
+
+import autogen
+import openai
+import pytest
+
+import perdure
+from perdure.adapters.autogen import persist
+from perdure.backends.memory import MemoryBackend
+from perdure.testing import ModelServer
+from perdure.testing.faults import Flaky
+from tests.frameworks.classic.conftest import Cast
+from tests.frameworks.classic.test_persist import CHECKLIST
+
+pytestmark = pytest.mark.filterwarnings("ignore:Cannot extract summary")
+
+SUMMED_UP = {"summary_method": "reflection_with_llm", "max_turns": 1}
+
+
+def queue(cast: Cast, session: perdure.Session, *, in_tasks: bool) -> Any:
+    """Have three chats, the first two of which a model sums up for the next."""
+    agents = [cast.user(), *(cast.assistant(name) for name in ("planner", "writer", "editor"))]
+    chats = [
+        {"chat_id": id, "recipient": one, "message": f"{one.name}!", **SUMMED_UP}
+        for id, one in enumerate(agents[1:])
+    ]
+    chats[2]["summary_method"] = "last_msg"
+    with persist(session, *agents):
+        if not in_tasks:
+            results = agents[0].initiate_chats(chats)
+        else:
+            chats[1]["prerequisites"], chats[2]["prerequisites"] = [0], [1]
+            found = asyncio.run(agents[0].a_initiate_chats(chats))
+            results = [found[at] for at in range(3)]
+    return [(one.summary, one.chat_history) for one in results]
+
+
+@pytest.mark.parametrize("in_tasks", [False, True])
+def test_a_summary_that_failed_is_not_another_after_another_failure(
+    cast: Cast, server: ModelServer, store: perdure.Store, *, in_tasks: bool
+) -> None:
+    server.fault(status=400, at=2)
+    whole = queue(cast, store.session("whole"), in_tasks=in_tasks)
+    assert whole[0][0] == ""
+    asked = [one.body["messages"] for one in server.requests]
+    assert len(asked) == 5
+    server.fault(status=400, at=5 + 2)
+    server.fault(status=500, at=5 + 5)  # The answer of the third chat.
+    with pytest.raises(Exception, match="500"):
+        queue(cast, store.session("s"), in_tasks=in_tasks)
+    assert queue(cast, store.session("s"), in_tasks=in_tasks) == whole
+    assert [one.body["messages"] for one in server.requests][5:] == [*asked, asked[-1]]
+
+
+def test_a_failure_that_a_reply_function_passes_over_is_the_same_again(
+    cast: Cast, server: ModelServer, store: perdure.Store
+) -> None:
+    """It is asked twice with the same words: the first time it fails, and the second it answers."""
+    caught: list[Any] = []
+
+    def chat(name: str) -> Any:
+        user, assistant = cast.pair(max_consecutive_auto_reply=1, default_auto_reply="Go on.")
+
+        def insist(recipient: Any, messages: Any, sender: Any, config: Any) -> Any:
+            try:
+                return recipient.generate_oai_reply(messages, sender)
+            except openai.RateLimitError as error:
+                caught.append((str(error), error.status_code, error.message))
+                return recipient.generate_oai_reply(messages, sender)
+
+        assistant.register_reply([autogen.Agent, None], insist, position=0)
+        with persist(store.session(name), user, assistant):
+            return user.initiate_chat(assistant, message=CHECKLIST).chat_history
+
+    server.fault(status=429, at=1)
+    whole = chat("whole")
+    before = len(server.requests)
+    server.fault(status=429, at=before + 1)
+    server.fault(status=500, at=before + 3)
+    with pytest.raises(openai.InternalServerError):
+        chat("s")
+    assert chat("s") == whole
+    assert len(server.requests) == before + 4
+    assert len(caught) == 3
+    assert caught[0] == caught[1] == caught[2]
+
+
+def test_a_failure_that_ended_a_chat_is_asked_again_however_often(
+    cast: Cast, server: ModelServer, store: perdure.Store
+) -> None:
+    def chat() -> Any:
+        user, assistant = cast.pair(max_consecutive_auto_reply=1, default_auto_reply="Go on.")
+        with persist(store.session("s"), user, assistant):
+            return user.initiate_chat(assistant, message=CHECKLIST).chat_history
+
+    for at in (1, 2, 4):  # The first request twice, and the second.
+        server.fault(status=429, at=at)
+        with pytest.raises(openai.RateLimitError):
+            chat()
+    assert len(chat()) == 4
+    assert len(server.requests) == 5
+    assert not store.session("s").effects.list(tool="model_failure")
+
+
+def test_a_store_that_fails_while_a_chat_is_summed_up_stops_it(
+    cast: Cast, server: ModelServer
+) -> None:
+    """The framework makes an empty summary of any error; the chat must not end with that."""
+    away = [True]
+
+    def sum_up(sender: Any, recipient: Any, _: Any) -> str:
+        try:
+            return str(recipient.generate_oai_reply([{"role": "user", "content": "Sum up."}])[1])
+        except Exception:  # noqa: BLE001 - as the framework does
+            away[0] = False
+            return ""
+
+    def fail(_: int) -> bool:
+        return away[0] and len(server.requests) == 2  # The summary has come, and is not stored.
+
+    def chat() -> Any:
+        user, assistant = cast.pair()
+        with persist(store.session("s"), user, assistant) as kept:
+            assert kept.finished == 0
+            return user.initiate_chat(assistant, message=CHECKLIST, summary_method=sum_up).summary
+
+    with perdure.open(Flaky(MemoryBackend(), fail=fail)) as store:
+        with pytest.raises(perdure.UnavailableError):
+            chat()
+        assert not away[0]
+        assert chat().startswith("digest")
+    assert len(server.requests) == 3  # What was not stored is asked again.

@@ -1,8 +1,10 @@
 """Records as they come, for code in an event loop. The twin is in `following`."""
 
 from collections.abc import AsyncIterator
+from contextlib import suppress
 
 from perdure import views
+from perdure.errors import UsageError
 from perdure.handle_async import AsyncHandle
 from perdure.records import Record
 
@@ -13,12 +15,14 @@ async def follow(
     timeout: float | None,  # noqa: ASYNC109 - as its twin
 ) -> AsyncIterator[Record]:
     """Yield the records after a position until nothing comes for so long, or the end."""
-    while await handle.wait(at, timeout):
-        past = await handle.take_in(at)
-        records = views.Records(past, handle.replica.settings, after=at, on_damage=None)
-        while (page := await handle.driver.run(records.page())) is not None:
-            for record in page:
-                yield record
-        at = past.tip.position
-        if handle.replica.gone:
-            return
+    handle.require_open()
+    with suppress(UsageError):  # From here on it means that the session or the store was closed.
+        while await handle.wait(at, timeout):
+            past = await handle.take_in(at)
+            records = views.Records(past, handle.replica.settings, after=at, on_damage=None)
+            while (page := await handle.driver.run(records.page())) is not None:
+                for record in page:
+                    yield record
+            at = past.tip.position
+            if handle.replica.gone:
+                return

@@ -48,6 +48,7 @@ class Handle:
         """What is to be given back before this handle is let go."""
         self._closed = False
         self._threads: set[threading.Thread] = set()
+        self._beginning = threading.Lock()
         driver.handles.add(self)
         self.tell_notices()
 
@@ -120,9 +121,12 @@ class Handle:
 
     def tell_notices(self) -> None:
         """Tell of what was found on the way."""
-        notices, self.replica.notices = self.replica.notices, []
-        for notice in notices:
-            where = {"store": self.driver.name, "session": self.replica.name}
+        where = {"store": self.driver.name, "session": self.replica.name}
+        while self.replica.notices:
+            try:
+                notice = self.replica.notices.pop(0)
+            except IndexError:  # Another thread tells of it.
+                return
             events.tell(notice.event, {**where, **notice.fields})
 
     def background(self, work: Callable[[], None]) -> None:
@@ -130,14 +134,17 @@ class Handle:
         thread = threading.Thread(
             target=contextvars.copy_context().run, args=(work,), name="perdure", daemon=True
         )
-        self._threads = {other for other in self._threads if other.is_alive()} | {thread}
-        thread.start()
+        with self._beginning:
+            thread.start()
+            self._threads = {other for other in self._threads if other.is_alive()} | {thread}
 
     def drain(self) -> None:
         """Give back what is held, and wait for what is under way."""
         for leave in [*self.leaving]:
             leave()
-        for thread in self._threads - {threading.current_thread()}:
+        with self._beginning:
+            threads = self._threads - {threading.current_thread()}
+        for thread in threads:
             thread.join()
         if not self._closed and not self.replica.gone:
             self._combiner.submit(NOTHING)

@@ -118,9 +118,12 @@ class AsyncHandle:
 
     def tell_notices(self) -> None:
         """Tell of what was found on the way."""
-        notices, self.replica.notices = self.replica.notices, []
-        for notice in notices:
-            where = {"store": self.driver.name, "session": self.replica.name}
+        where = {"store": self.driver.name, "session": self.replica.name}
+        while self.replica.notices:
+            try:
+                notice = self.replica.notices.pop(0)
+            except IndexError:  # Another thread tells of it.
+                return
             events.tell(notice.event, {**where, **notice.fields})
 
     def background(self, work: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":

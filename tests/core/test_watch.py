@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,13 @@ BACKENDS: dict[str, Callable[[Path], Backend]] = {
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[perdure.Store]:
     with perdure.open(request.param(tmp_path)) as store:
         yield store
+
+
+def until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.001)
 
 
 def in_thread(work: Callable[[], Any]) -> threading.Thread:
@@ -98,9 +106,15 @@ def test_a_timeout_that_is_none_is_refused(store: perdure.Store, nonsense: Any) 
 def test_it_ends_with_the_store_or_the_session(store: perdure.Store) -> None:
     session, other = store.session("s"), store.session("t")
     session.append(said("x"))
-    seen: list[Any] = []
-    threads = [in_thread(lambda: seen.extend(session.watch()))]
-    threads.append(in_thread(lambda: seen.extend(other.watch())))
+    seen: list[str] = []
+
+    def follow(watching: Iterator[Any]) -> None:
+        seen.extend(record.kind for record in watching)
+
+    threads = [in_thread(partial(follow, one.watch())) for one in (session, other)]
+    for one in (session, other):
+        one.note("it has begun to wait")
+    until(lambda: len(seen) == 2)
     time.sleep(0.1)
     session.close()
     threads[0].join(60)
@@ -109,9 +123,19 @@ def test_it_ends_with_the_store_or_the_session(store: perdure.Store) -> None:
     store.close()
     threads[1].join(60)
     assert not threads[1].is_alive()
-    assert seen == []
+    assert seen == ["note"] * 2
     with pytest.raises(UsageError, match="closed"):
         next(session.watch())
+
+
+def test_it_ends_if_that_happens_while_a_record_is_looked_at(store: perdure.Store) -> None:
+    for name, close in (("s", perdure.Session.close), ("t", lambda _: store.close())):
+        session = store.session(name)
+        watching = session.watch()
+        session.note("x")
+        assert next(watching).kind == "note"
+        close(session)
+        assert list(watching) == []
 
 
 def test_it_ends_after_the_record_that_deleted_the_session(store: perdure.Store) -> None:
@@ -148,16 +172,17 @@ def test_another_process_is_seen_within_a_moment(tmp_path: Path, address: str) -
         assert child.stdin is not None
         assert child.stdout is not None
         late = []
+        watching = store.session("s").watch(timeout=60)
         child.stdin.write("\n")
         child.stdin.flush()
-        for record in store.session("s").watch(timeout=60):
+        for record in watching:
             late.append(time.monotonic() - float(child.stdout.readline()))
             if record.position == 3:
                 break
             time.sleep(0.05)
             child.stdin.write("\n")
             child.stdin.flush()
-    assert max(late[1:]) < 10, "some hundredths of a second where nothing else runs"
+    assert max(late[1:]) < 30, "some hundredths of a second where nothing else runs"
 
 
 def test_the_same_holds_in_an_event_loop(tmp_path: Path) -> None:

@@ -527,7 +527,7 @@ def test_other_calls_go_on_while_one_waits_and_the_model_is_told_of_all(
         other = store.session("s")
         found = requests(other)
         seen.extend(next(found) for _ in range(3))
-        for _ in range(1_000):  # Those that need nobody are made meanwhile.
+        for _ in range(6_000):  # Those that need nobody are made meanwhile.
             if len(world.calls) == 2:
                 break
             time.sleep(0.01)
@@ -768,6 +768,12 @@ def test_the_approvals_of_all_sessions_are_listed_by_their_label(
     assert [one.session for one in store.approvals()] == ["a/2", "b/1"]
 
 
+async def go_on(session: perdure.AsyncSession, tool: Any, inside: asyncio.Event) -> None:
+    async with session.interrupted[0]:
+        inside.set()
+        await tool(7)
+
+
 def test_the_same_holds_in_an_event_loop(tmp_path: Path, world: World) -> None:
     async def pay(amount: int) -> dict[str, int]:
         await asyncio.sleep(0)
@@ -816,17 +822,15 @@ def test_the_same_holds_in_an_event_loop(tmp_path: Path, world: World) -> None:
             found = [one async for one in store.approvals()]
             assert [one.id for one in found] == [error.value.approval]
             assert isinstance((await session.approvals.pending())[0], Approval)
-            waiting = asyncio.create_task(_go_on(session, session.tool(pay, approval=True)))
+            inside = asyncio.Event()
+            waiting = asyncio.create_task(go_on(session, session.tool(pay, approval=True), inside))
+            await asyncio.wait_for(inside.wait(), 60)
             await asyncio.sleep(0.05)
             waiting.cancel()
             await asyncio.gather(waiting, return_exceptions=True)
             assert len(world.calls) == 2
             assert [one.state for one in await session.approvals.list()][-1] == "void"
             await session.verify()
-
-    async def _go_on(session: perdure.AsyncSession, tool: Any) -> None:
-        async with session.interrupted[0]:
-            await tool(7)
 
     asyncio.run(scenario())
 

@@ -97,14 +97,15 @@ def test_a_task_that_was_cancelled_leaves_the_session_usable(path: Path) -> None
 def test_a_turn_whose_task_is_cancelled_has_failed(path: Path) -> None:
     async def main() -> None:
         async with perdure.open_async(path) as store:
-            session = await store.session("s")
+            session, inside = await store.session("s"), asyncio.Event()
 
             async def talk() -> None:
                 async with session.turn("question"):
-                    await asyncio.sleep(60)
+                    inside.set()
+                    await asyncio.sleep(300)
 
             task = asyncio.create_task(talk())
-            await asyncio.sleep(0.1)
+            await inside.wait()
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task

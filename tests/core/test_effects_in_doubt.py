@@ -1,7 +1,7 @@
 """A call whose intent was in doubt was not made; it is made when it is tried again."""
 
 import asyncio
-import time
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -205,23 +205,35 @@ def test_a_reconciled_call_that_was_not_made_is_made(
 
 
 def test_a_call_that_is_cancelled_before_it_ran_can_be_made(calls: list[Any]) -> None:
-    class Slow(MemoryBackend):
+    entered, go_on = threading.Event(), threading.Event()
+
+    class Gate(MemoryBackend):
         def append(self, appends: Sequence[Append]) -> Sequence[Outcome]:
-            time.sleep(0.02)
+            entered.set()
+            assert go_on.wait(60)
             return super().append(appends)
 
     async def charge(amount: int) -> str:
         calls.append(amount)
         return f"charged {amount}"
 
+    go_on.set()
+
     async def main() -> None:
-        async with perdure.open_async(Offload(Slow())) as store:
+        async with perdure.open_async(Offload(Gate())) as store:
             session = await store.session("s")
             async with session.turn("Pay.") as turn:
                 await turn.append(CALL)
-                with pytest.raises(TimeoutError):
-                    async with asyncio.timeout(0.005):
-                        await session.run_tool_calls(None, [charge])
+                entered.clear()
+                go_on.clear()
+                task = asyncio.create_task(session.run_tool_calls(None, [charge]))
+                while not entered.is_set():  # noqa: ASYNC110 - it is set in another thread
+                    await asyncio.sleep(0.001)
+                task.cancel()
+                await asyncio.sleep(0.001)
+                go_on.set()
+                with pytest.raises(asyncio.CancelledError):
+                    await task
                 assert calls == []
                 (told,) = await session.run_tool_calls(None, [charge])
                 assert told["content"] == "charged 5"

@@ -63,9 +63,9 @@ def test_a_store_outlives_a_loop_that_ended_with_writes_under_way() -> None:
 
     async def going_on() -> None:
         for session in reversed(sessions):
-            await at_most(10, session.append(said("after")))
+            await at_most(60, session.append(said("after")))
             assert [message["content"] for message in await session.messages()][-1] == "after"
-        await at_most(10, store.close())
+        await at_most(60, store.close())
 
     with pytest.raises(RuntimeError, match="application"):
         asyncio.run(failing())
@@ -79,10 +79,12 @@ def test_turns_come_to_their_ends_when_a_loop_is_cancelled(seed: int) -> None:
     backend = Slow()
     store = perdure.open_async(backend)
     sessions: list[AsyncSession] = []
+    inside: list[AsyncSession] = []
 
     async def turning(session: AsyncSession) -> None:
         async with session.turn("Hello"):
-            await asyncio.sleep(60)
+            inside.append(session)
+            await asyncio.sleep(300)
 
     async def writing(session: AsyncSession) -> None:
         while True:
@@ -93,22 +95,24 @@ def test_turns_come_to_their_ends_when_a_loop_is_cancelled(seed: int) -> None:
         backend.pause = 0.002
         work = [turning, writing] * 2
         tasks = [asyncio.create_task(do(one)) for do, one in zip(work, sessions, strict=True)]
-        await asyncio.sleep(0.03 + seed * 0.0007)
+        while len(inside) < 2:  # noqa: ASYNC110 - a test
+            await asyncio.sleep(0.001)
+        await asyncio.sleep(0.01 + seed * 0.0007)
         assert not any(task.done() for task in tasks)
         raise RuntimeError("the application fails")
 
     async def looking() -> None:
         for session in sessions:
-            await at_most(10, session.refresh())
+            await at_most(60, session.refresh())
             kinds = [record.kind async for record in session.records()]
             assert kinds.count("turn.begun") == kinds.count("turn.failed")
         assert sum([len(session.interrupted) for session in sessions]) == 0
-        await at_most(10, store.close())
+        await at_most(60, store.close())
 
     async def watched() -> None:
         await asyncio.to_thread(_run_failing, failing)
 
-    asyncio.run(at_most(20, watched()))
+    asyncio.run(at_most(60, watched()))
     backend.pause = 0.0
     asyncio.run(looking())
 
@@ -135,10 +139,10 @@ def test_an_interrupt_of_one_commit_leaves_no_session_waiting(
         await asyncio.wait([*first, *rest])
 
     async def going_on() -> list[int]:
-        return [await at_most(10, session.append(said("after"))) for session in sessions]
+        return [await at_most(60, session.append(said("after"))) for session in sessions]
 
     with contextlib.suppress(KeyboardInterrupt, SystemExit):
-        loop.run_until_complete(at_most(10, writing()))
+        loop.run_until_complete(at_most(60, writing()))
     for _ in range(len(sessions)):  # Each task that is told of it raises it.
         with contextlib.suppress(KeyboardInterrupt, SystemExit):
             loop.run_until_complete(asyncio.sleep(0.02))

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from decimal import Decimal
 from typing import Any
@@ -11,6 +11,7 @@ import pytest
 
 import perdure
 from perdure import fold
+from perdure.backend import Append, Outcome
 from perdure.backends.memory import MemoryBackend
 from perdure.errors import (
     ConflictError,
@@ -18,7 +19,6 @@ from perdure.errors import (
     NotFoundError,
     UsageError,
 )
-from perdure.testing import Slow
 from tests.core.support import contents, said, store_in_memory
 
 
@@ -645,19 +645,33 @@ def test_an_error_without_a_text_is_recorded(session: perdure.Session) -> None:
     assert (last.kind, content.error.endswith("Mute")) == ("turn.failed", True)
 
 
+class Gate(MemoryBackend):
+    """Lets nothing be stored until it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open = threading.Event()
+
+    def append(self, appends: Sequence[Append]) -> Sequence[Outcome]:
+        assert self.open.wait(60)
+        return super().append(appends)
+
+
 def test_closing_a_store_waits_for_what_was_asked_before() -> None:
-    backend = Slow(MemoryBackend(), 0.05)
-    store = perdure.open(backend)
+    gate = Gate()
+    store = perdure.open(gate)
     session = store.session("s")
     threads = [
         threading.Thread(target=session.append, args=(said(str(number)),)) for number in range(5)
     ]
     for thread in threads:
         thread.start()
-    time.sleep(0.02)
+    while len(session._handle._combiner._queue) < 4:  # The first one is under way.
+        time.sleep(0.001)
+    threading.Timer(0.05, gate.open.set).start()
     store.close()
     for thread in threads:
-        thread.join(30)
+        thread.join(60)
     assert len(session) == 5
 
 

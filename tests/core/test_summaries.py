@@ -185,7 +185,7 @@ def test_a_turn_that_is_going_on_is_not_summed_up(session: perdure.Session) -> N
 
 
 def hang(_: Transcript) -> str:
-    time.sleep(30)
+    time.sleep(60)
     return "too late"
 
 
@@ -222,7 +222,7 @@ def test_a_bad_summary_is_refused_and_the_view_is_as_it_was(
     started = time.monotonic()
     with pytest.raises(SummaryError) as caught:
         session.summarise(with_, **asked)
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < 40
     assert reason in str(caught.value)
     assert "number" not in str(caught.value)  # What the conversation says is not for logs.
     assert (shown(session), session.position) == (before, position)
@@ -317,17 +317,17 @@ def test_turns_go_on_while_a_summary_is_made(session: perdure.Session) -> None:
 
     def sum_up(_: Transcript) -> str:
         begun.set()
-        assert go_on.wait(10)
+        assert go_on.wait(60)
         return "Sum."
 
     future = session.summarise_in_background(sum_up, keep_turns=2)
-    assert begun.wait(10)
+    assert begun.wait(60)
     talked(session, 2, first=8)
     other = perdure.open(session._handle.driver._backend).session("s")
     talked(other, 1, first=10)
     assert not future.done()
     go_on.set()
-    assert future.result(10).text == "Sum."
+    assert future.result(60).text == "Sum."
     assert shown(session) == ["be brief", summary("Sum."), *numbered(6, 11)]
     session.verify()
 
@@ -379,7 +379,7 @@ def test_closing_does_not_wait_for_what_hangs(session: perdure.Session) -> None:
     future = session.summarise_in_background(hang, timeout=0.1)
     started = time.monotonic()
     session.close()
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 40
     assert isinstance(future.exception(0), SummaryError)
 
 
@@ -387,7 +387,7 @@ def test_a_refusal_in_the_background_is_told_of(
     session: perdure.Session, caplog: pytest.LogCaptureFixture
 ) -> None:
     with pytest.raises(SummaryError):
-        session.summarise_in_background(lambda _: "").result(10)
+        session.summarise_in_background(lambda _: "").result(60)
     (told,) = [record for record in caplog.records if record.levelno == logging.WARNING]
     assert told.getMessage() == ("unsummarised store=memory: session=s reason=the text is empty")
 

@@ -165,6 +165,7 @@ def _lock(schema: str) -> int:
 
 def migrate(link: Link, address: Address) -> list[str]:
     """Bring the tables to the newest version; return the statements that did."""
+    link.deadline = math.inf  # Who waits for a lock is told so by the server, when it is too long.
     for attempt in range(ATTEMPTS):
         try:
             with link.transaction():

@@ -33,7 +33,7 @@ def test_a_child_that_was_forked_while_the_lock_was_held_can_use_its_copy() -> N
     with backend._lock:
         child = os.fork()
         if child == 0:
-            signal.alarm(10)  # Or it would wait for the lock for ever.
+            signal.alarm(100)  # Or it would wait for the lock for ever.
             good = status(backend, appended("s", 2, 2)) == ["stored"]
             os._exit(0 if good and list(backend.read("s")) == entries(1, 2) else 1)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

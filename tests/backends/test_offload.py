@@ -33,6 +33,20 @@ class TestOffloadedMemory(AsyncBackendContract):
         return lambda: Offload(MemoryBackend())
 
 
+class Gate(MemoryBackend):
+    """Stores nothing until it is told to go on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.entered = threading.Event()
+        self.go_on = threading.Event()
+
+    def append(self, appends: Sequence[Append]) -> Sequence[Outcome]:
+        self.entered.set()
+        assert self.go_on.wait(60)
+        return super().append(appends)
+
+
 class Watched(MemoryBackend):
     """Remembers which threads worked."""
 
@@ -49,20 +63,20 @@ async def read(backend: AsyncBackend, stream: str) -> list[Entry]:
     return [one async for one in backend.read(stream)]
 
 
-def workers() -> list[threading.Thread]:
-    return [one for one in threading.enumerate() if one.name.startswith("perdure ")]
+def workers() -> set[threading.Thread]:
+    return {one for one in threading.enumerate() if one.name.startswith("perdure ")}
 
 
 def test_one_thread_does_all_the_work_and_close_ends_it() -> None:
-    inner = Watched()
+    inner, others = Watched(), workers()  # What other tests forgot may end at any time.
 
     async def scenario() -> None:
         backend = Offload(inner)
         streams = [str(number) for number in range(50)]
         await asyncio.gather(*(backend.append([appended(name, 1, 1)]) for name in streams))
-        assert len(workers()) == 1
+        assert len(workers() - others) == 1
         await backend.close()
-        assert workers() == []
+        assert workers() <= others
 
     asyncio.run(scenario())
     assert len(inner.threads) == 1
@@ -82,13 +96,19 @@ def test_a_cancelled_append_is_done_before_the_next_call() -> None:
 
     async def scenario() -> None:
         asyncio.get_running_loop().set_exception_handler(lambda _, what: complaints.append(what))
-        backend = Offload(Slow(MemoryBackend(), 0.05))
+        gate = Gate()
+        backend = Offload(gate)
         task = asyncio.ensure_future(backend.append([appended("s", 1, 2)]))
-        await asyncio.sleep(0.01)
+        while not gate.entered.is_set():  # noqa: ASYNC110 - it is set in another thread
+            await asyncio.sleep(0.001)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        assert await read(backend, "s") == entries(1, 2)
+        reading = asyncio.ensure_future(read(backend, "s"))
+        await asyncio.sleep(0.01)
+        assert not reading.done()
+        gate.go_on.set()
+        assert await reading == entries(1, 2)
         await backend.close()
 
     asyncio.run(scenario())
@@ -97,13 +117,16 @@ def test_a_cancelled_append_is_done_before_the_next_call() -> None:
 
 def test_the_event_loop_goes_on_while_the_store_is_busy() -> None:
     async def scenario() -> None:
-        backend = Offload(Slow(MemoryBackend(), 0.2))
+        gate = Gate()
+        backend = Offload(gate)
         task = asyncio.ensure_future(backend.append([appended("s", 1, 1)]))
-        turns = 0
-        while not task.done():
-            await asyncio.sleep(0.01)
-            turns += 1
-        assert turns >= 5
+        while not gate.entered.is_set():  # noqa: ASYNC110 - it is set in another thread
+            await asyncio.sleep(0.001)
+        for _ in range(5):
+            await asyncio.sleep(0.001)
+            assert not task.done()
+        gate.go_on.set()
+        assert [outcome.status for outcome in await task] == ["stored"]
         await backend.close()
 
     asyncio.run(scenario())
@@ -113,16 +136,20 @@ def test_the_thread_has_begun_with_many_appends_before_the_loop_goes_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Or it would have to wait until the loop has nothing to do."""
-    monkeypatch.setattr(offload, "BEGINS_WITHIN", 10.0)
+    monkeypatch.setattr(offload, "BEGINS_WITHIN", 60.0)
 
     async def scenario() -> None:
-        backend = Offload(Slow(MemoryBackend(), 0.1))
+        gate = Gate()
+        gate.go_on.set()
+        backend = Offload(gate)
         await backend.append([appended("s", 1, 1)])
+        gate.go_on.clear()
         call = backend.append([appended(f"s{n}", 1, 1) for n in range(offload.MANY)])
         future = call.send(None)  # Up to where it waits; the loop did nothing meanwhile.
         assert backend._worker is not None
         assert backend._worker.busy
-        assert await asyncio.wait_for(future, 10)
+        gate.go_on.set()
+        assert await asyncio.wait_for(future, 60)
         await backend.close()
 
     asyncio.run(scenario())
@@ -249,14 +276,16 @@ def test_a_forked_child_gets_a_thread_of_its_own(tmp_path: Path) -> None:
 
 
 def test_a_forgotten_handle_leaves_no_thread() -> None:
+    others = workers()
+
     async def scenario() -> None:
         await Offload(MemoryBackend()).append([appended("s", 1, 1)])
 
     asyncio.run(scenario())
-    deadline = time.monotonic() + 5
-    while workers() and time.monotonic() < deadline:
+    deadline = time.monotonic() + 60
+    while not workers() <= others and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert workers() == []
+    assert workers() <= others
 
 
 def test_importing_it_does_not_import_asyncio() -> None:

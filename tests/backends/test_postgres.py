@@ -146,7 +146,7 @@ def test_batches_that_meet_in_the_same_streams_do_not_harm_each_other(postgres_s
     failures: list[BaseException] = []
 
     def work(number: int) -> None:
-        own = PostgresBackend(postgres_store)
+        own = PostgresBackend(f"{postgres_store}&patience=90")
         try:
             for position in range(1, 11):
                 order = streams if number % 2 else streams[::-1]
@@ -185,7 +185,7 @@ def test_a_call_that_is_too_large_for_one_statement_is_several(
 @pytest.mark.parametrize("level", ["repeatable read", "serializable"])
 def test_stricter_isolation_only_means_more_attempts(postgres_store: str, level: str) -> None:
     options = quote(f"-c default_transaction_isolation={level}".replace("e r", "e\\ r"))
-    stores = [PostgresBackend(f"{postgres_store}&options={options}") for _ in range(4)]
+    stores = [PostgresBackend(f"{postgres_store}&patience=90&options={options}") for _ in range(4)]
     won: list[int] = []
 
     def race(number: int) -> None:
@@ -224,7 +224,7 @@ def test_a_child_of_a_fork_has_connections_of_its_own(backend: PostgresBackend) 
     status(backend, appended("s", 1, 1))
     child = os.fork()
     if child == 0:
-        signal.alarm(20)
+        signal.alarm(100)
         good = status(backend, appended("s", 2, 2)) == ["stored"]
         backend.close()
         os._exit(0 if good else 1)
@@ -308,8 +308,10 @@ def test_a_server_that_says_nothing_to_newcomers_is_not_waited_for_longer(
         async def scenario() -> None:
             backend = AsyncPostgresBackend(address)
             backend._pool._options.update(elsewhere)
+            start = time.monotonic()
             with pytest.raises(UnavailableError, match="timeout"):
                 _ = [entry async for entry in backend.read("s")]
+            assert time.monotonic() - start < 9, "2 s is the least; the usual is 10 s"
             await backend.close()
 
         backend = PostgresBackend(address)
@@ -317,8 +319,8 @@ def test_a_server_that_says_nothing_to_newcomers_is_not_waited_for_longer(
         start = time.monotonic()
         with pytest.raises(UnavailableError, match="timeout"):
             list(backend.read("s"))
+        assert time.monotonic() - start < 9, "2 s is the least; the usual is 10 s"
         asyncio.run(scenario())
-        assert time.monotonic() - start < 8, "2 s each is the least; the usual is 10 s"
         backend.close()
 
 
@@ -345,25 +347,36 @@ def test_a_lock_that_somebody_holds_is_waited_for_but_not_for_ever(
         began = time.monotonic()
         with pytest.raises(UnavailableError, match="did not answer in time"):
             backend.append([appended("s", 2, 2)])
-        assert 0.4 < time.monotonic() - began < 3
+        assert 0.4 < time.monotonic() - began < 20
         assert list(backend.read("s")) == entries(1, 1), "readers do not wait"
     assert status(backend, appended("s", 2, 2)) == ["stored"], "whatever became of the first try"
     assert list(backend.read("s")) == entries(1, 2)
     backend.close()
 
 
+def interrupt_who_waits_for(url: str, holder: int) -> None:
+    """Send this process a SIGINT as soon as somebody waits for a lock of a connection."""
+    query = "select 1 from pg_stat_activity where %s = any(pg_blocking_pids(pid))"
+    with psycopg.connect(url, autocommit=True) as connection:
+        end = time.monotonic() + 60
+        while not connection.execute(query, (holder,)).fetchone() and time.monotonic() < end:
+            time.sleep(0.01)
+    signal.raise_signal(signal.SIGINT)
+
+
 def test_an_interrupted_call_leaves_the_store_usable(
-    postgres_store: str, database: psycopg.Connection
+    postgres_url: str, postgres_store: str, database: psycopg.Connection
 ) -> None:
-    backend = PostgresBackend(postgres_store)
+    backend = PostgresBackend(f"{postgres_store}&patience=90")
     status(backend, appended("s", 1, 1))
     with database.transaction():
         database.execute("select 1 from head where tenant = %s for update", (tenant(backend),))
-        timer = threading.Timer(0.3, signal.raise_signal, (signal.SIGINT,))
-        timer.start()
-        with pytest.raises(KeyboardInterrupt):
+        here = database.info.backend_pid
+        thread = threading.Thread(target=interrupt_who_waits_for, args=(postgres_url, here))
+        with pytest.raises(KeyboardInterrupt):  # noqa: PT012 - before it is there to wait
+            thread.start()
             backend.append([appended("s", 2, 2)])
-        timer.join()
+        thread.join()
     assert status(backend, appended("s", 2, 2)) == ["stored"]
     backend.close()
 

@@ -59,7 +59,7 @@ def test_an_append_is_stored_whether_or_not_anybody_can_be_told(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     words = instead(postgres_url, elsewhere, FAILURES[failure])
-    backend = PostgresBackend(f"{postgres_store}&patience=1{words}")
+    backend = PostgresBackend(f"{postgres_store}&patience=2{words}")
     backend._pool.run(partial(backend._book.expect, "s", 30))
     with caplog.at_level(logging.WARNING):
         assert status(backend, appended("s", 1, 2), appended("t", 1, 1)) == ["stored"] * 2
@@ -82,7 +82,7 @@ def test_the_same_for_an_event_loop(
     words = instead(postgres_url, elsewhere, FAILURES[failure])
 
     async def scenario() -> None:
-        backend = AsyncPostgresBackend(f"{postgres_store}&patience=1{words}")
+        backend = AsyncPostgresBackend(f"{postgres_store}&patience=2{words}")
         await backend._pool.run(partial(backend._book.expect, "s", 30))
         for position in (1, 2):
             (outcome,) = await backend.append([appended("s", position, position)])
@@ -119,7 +119,7 @@ def test_a_server_without_listen_is_asked_for_it_seldom(
     backend = PostgresBackend(postgres_store)
     assert not backend.watch("s", after=0, timeout=2.5)
     assert status(backend, appended("s", 1, 1)) == ["stored"]
-    assert backend.watch("s", after=0, timeout=1)
+    assert backend.watch("s", after=0, timeout=30)
     assert len(begun) == 1
     backend.close()
 

@@ -189,7 +189,7 @@ def test_opening_waits_for_a_server_that_says_nothing_as_long_as_the_address_say
         start = time.monotonic()
         with pytest.raises(UnavailableError, match="timeout"):
             open_backend(f"postgresql://user@127.0.0.1:{silent.getsockname()[1]}/db?{words}")
-        assert time.monotonic() - start < 4, "2 s is the least that the driver waits; the usual 10"
+        assert time.monotonic() - start < 9, "2 s is the least that the driver waits; the usual 10"
 
 
 def test_a_server_that_stops_answering_after_the_login_is_not_waited_for_for_ever(
@@ -199,7 +199,7 @@ def test_a_server_that_stops_answering_after_the_login_is_not_waited_for_for_eve
     start = time.monotonic()
     with pytest.raises(UnavailableError, match="did not answer in time"):
         PostgresBackend(f"{postgres_store}&patience=0.5")
-    assert time.monotonic() - start < 4
+    assert time.monotonic() - start < 20, "the server's answer comes after 30 s"
 
 
 def test_a_name_that_is_too_long_for_the_server_is_called_that(postgres_store: str) -> None:
@@ -339,7 +339,7 @@ def test_opening_waits_for_a_server_that_is_not_there_yet_if_it_is_told_to() -> 
             PostgresBackend(server.url)
         thread = threading.Timer(0.3, server.start)
         thread.start()
-        backend = PostgresBackend(f"{server.url}?wait=30")
+        backend = PostgresBackend(f"{server.url}?wait=60&patience=60")
         thread.join()
         assert status(backend, appended("s", 1, 1)) == ["stored"]
         server.stop(signal.SIGKILL)
@@ -403,7 +403,7 @@ def test_any_schema_name_is_only_a_name(
     try:
         assert status(backend, appended("s", 1, 2, "l")) == ["stored"]
         assert list(backend.read("s")) == entries(1, 2)
-        assert backend.watch("s", after=1, timeout=1)
+        assert backend.watch("s", after=1, timeout=30)
         found = database.execute("select 1 from pg_namespace where nspname = %s", (name,))
         assert found.fetchone()
     finally:
@@ -427,7 +427,7 @@ def test_a_session_goes_on_when_the_server_is_back() -> None:
     with (
         running() as server,
         psycopg.connect(server.url, autocommit=True) as admin,
-        perdure.open(f"{server.url}?patience=1") as store,
+        perdure.open(f"{server.url}?patience=20") as store,
     ):
         session = store.session("s")
         session.append({"role": "user", "content": "one"})

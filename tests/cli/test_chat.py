@@ -115,8 +115,8 @@ def test_without_a_key_a_script_answers_and_says_so(path: Path) -> None:
     repeated = chat(path, "s2", say="Hello\nDraft a claims escalation checklist\n")
     assert repeated.stdout == done.stdout
     with perdure.open(path) as store:
-        record = [*store.resume("s1").records()][2]
-    assert record.content.meta["model"] == "scripted"  # type: ignore[attr-defined]
+        spoken = [one for one in store.resume("s1").records() if one.kind == "message"]
+    assert spoken[1].content.meta["model"] == "scripted"  # type: ignore[attr-defined]
 
 
 def test_without_the_package_a_script_answers_and_says_so(
@@ -137,11 +137,13 @@ def test_json_is_one_object_an_answer(path: Path, server: ModelServer) -> None:
     assert done.exit_code == 1
     well, failed, refused = objects(done)
     with perdure.open(path) as store:
-        turns = [one.id for one in store.resume("s1").records() if one.kind == "turn.begun"]
+        records = [*store.resume("s1").records()]
+    turns = [one.id for one in records if one.kind == "turn.begun"]
+    said_at = [one.position for one in records if one.kind == "message"]
     assert well == {
         "session": "s1",
         "turn": turns[0],
-        "position": 3,
+        "position": said_at[1],
         "model": "gpt-4o-mini",
         "content": "Well.",
         "interrupted": False,
@@ -523,6 +525,7 @@ def test_ctrl_c_in_a_pipe_keeps_what_was_said_and_ends(path: Path, server: Model
     command = [sys.executable, "-P", "-m", "perdure", "chat", "s1", "--store", str(path)]
     with subprocess.Popen(
         [*command, "--base-url", server.url],
+        bufsize=0,  # What was read ahead would be lost to `communicate`.
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

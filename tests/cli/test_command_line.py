@@ -301,9 +301,12 @@ def test_the_first_page_of_a_large_store_comes_at_once(tmp_path: Path) -> None:
         for number in range(3000):
             store.session(f"session-{number:05}").append(said("x"))
     for options in ([], ["--recent"], ["--label", "none"], ["session-02999"]):
-        begun = time.monotonic()
-        invoke(path, "ls", "--limit", "5", *options)
-        assert time.monotonic() - begun < 1.0
+        spent = []
+        for _ in range(5):  # A machine that is busy does not pause each time.
+            begun = time.monotonic()
+            invoke(path, "ls", "--limit", "5", *options)
+            spent.append(time.monotonic() - begun)
+        assert min(spent) < 1.0
 
 
 def test_safe_text_is_left_alone() -> None:

@@ -268,7 +268,8 @@ def test_a_clock_that_was_set_is_remarked_upon(monkeypatch: pytest.MonkeyPatch) 
     clock = doctor_machine.Clock()
     clock._wall -= 3600
     (found,) = clock.findings(MemoryBackend())
-    assert (found.verdict, round(found.data["drift"])) == ("note", 3600)
+    assert found.verdict == "note"
+    assert 3_500 < found.data["drift"] < 3_700  # It takes its time to look at two clocks.
 
 
 def test_a_server_with_another_time_is_weak() -> None:
@@ -289,7 +290,7 @@ def test_a_doctor_that_was_killed_leaves_a_hidden_session_that_the_next_one_remo
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     running = start("doctor", "--appends", "1000000", str(path), folder=path.parent)
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     backend = SqliteBackend(path)
     try:
         while time.monotonic() < deadline and not [*backend.streams(prefix=doctor_scratch.PREFIX)]:

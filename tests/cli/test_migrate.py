@@ -144,7 +144,7 @@ def test_with_row_level_security_a_tenant_sees_and_writes_only_its_own(
     assert list(globex.read("s")) == entries(1, 3)
     assert [head.stream for head in globex.streams(labels=["l"])] == ["s"]
     assert [head.stream for head in globex.recent()] == ["s"]
-    assert globex.watch("s", after=2, timeout=1)
+    assert globex.watch("s", after=2, timeout=30)
 
     # An address that names another tenant helps nobody.
     thief = PostgresBackend(
@@ -195,7 +195,7 @@ def test_a_tenant_with_sql_of_its_own_can_not_take_the_places_of_another(
     assert list(backend.read("s", reverse=True)) == entries(1, 6)[::-1]
     assert list(backend.streams(labels=["l"])) == []
     backend._pool.run(partial(backend._book.expect, "s", 30))
-    assert backend.watch("s", after=5, timeout=1)
+    assert backend.watch("s", after=5, timeout=30)
     backend.drop("s", before=4)
     assert list(backend.read("s")) == entries(4, 6)
     (head, _) = backend.streams()

@@ -80,7 +80,7 @@ class Streaming:
 
     def wait_for(self, text: str, *, err: bool = False) -> None:
         lines = self.err if err else self.out
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 60
         while not any(text in line for line in lines):
             assert time.monotonic() < deadline, (text, self.out, self.err)
             time.sleep(0.02)
@@ -110,7 +110,7 @@ def test_new_records_of_other_processes_are_followed_until_ctrl_c(path: Path) ->
             store.session("claim-4711").note("while you look")
             lines.wait_for("note: while you look")
         lines.process.send_signal(signal.SIGINT)
-        assert lines.process.wait(30) == 0
+        assert lines.process.wait(60) == 0
     assert lines.err == []
     assert len(lines.out) == 2
 
@@ -127,7 +127,7 @@ def test_a_session_may_be_created_later_deleted_and_created_again(path: Path) ->
         store.session("later").append(said("again"))
         lines.wait_for("user: again")
         lines.process.send_signal(signal.SIGINT)
-        assert lines.process.wait(30) == 0
+        assert lines.process.wait(60) == 0
 
 
 class _EnoughError(Exception):

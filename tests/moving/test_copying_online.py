@@ -65,7 +65,7 @@ def test_nothing_is_lost_when_writers_go_on_during_a_copy(tmp_path: Path, kind: 
     moved = 0
     with writing(address, 2) as said:
         start = time.monotonic()
-        while moved < 3 and time.monotonic() < start + 30:
+        while moved < 3 and time.monotonic() < start + 60:
             copied = perdure.copy(address, target)
             assert copied.problems == ()
             moved += copied.entries > 0
@@ -98,7 +98,7 @@ def test_a_final_copy_that_meets_a_writer_says_so(tmp_path: Path) -> None:
     address = f"sqlite:{tmp_path / 'source'}"
     perdure.open(address).close()
     with writing(address, 1), closing(SqliteBackend(tmp_path / "b")) as target:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         copied = perdure.copy(address, target, final=True)
         while not copied.left and time.monotonic() < deadline:
             copied = perdure.copy(address, target, final=True)

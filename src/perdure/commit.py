@@ -24,14 +24,18 @@ T = TypeVar("T")
 UNDIVIDED_MAX = 16  # Preparing fewer than these takes less time than storing them.
 WOKEN_AT_ONCE = 2  # One computes while the next one wakes up; more of them only wait for it.
 
+_here = threading.local()
+
 
 class _Waiter(Generic[Item, Answer]):
     __slots__ = (
         "answer",
+        "combiner",
         "done",
         "error",
         "following",
         "gone",
+        "inside",
         "item",
         "left",
         "others",
@@ -39,8 +43,11 @@ class _Waiter(Generic[Item, Answer]):
         "woken",
     )
 
-    def __init__(self, item: Item) -> None:
+    def __init__(self, item: Item, combiner: "Combiner[Item, Answer]") -> None:
         self.item = item
+        self.combiner = combiner
+        self.inside: _Waiter[Any, Any] | None = getattr(_here, "waiter", None)
+        """That in the midst of which this thread came here."""
         self.answer: Answer | None = None
         self.error: BaseException | None = None
         self.done = False
@@ -81,18 +88,34 @@ class Combiner(Generic[Item, Answer]):
         """Return the answer to an item once it was carried out, by this thread or another."""
         if self._pid != os.getpid():
             self._reset()  # The threads that held the lock or waited stayed behind in the parent.
-        waiter: _Waiter[Item, Answer] = _Waiter(item)
+        waiter: _Waiter[Item, Answer] = _Waiter(item, self)
+        if waiter.inside is not None:
+            waiter.inside = self._outside(waiter.inside)
         try:
             try:
+                _here.waiter = waiter
                 self._take_part(waiter)
             finally:
                 self._leave(waiter)
         finally:
+            _here.waiter = waiter.inside
             if not waiter.gone:
                 self._leave(waiter)
         if waiter.error is not None:
             raise waiter.error
         return waiter.answer  # type: ignore[return-value]
+
+    def _outside(self, inside: _Waiter[Any, Any] | None) -> _Waiter[Any, Any] | None:
+        """Return what this thread is in the midst of; refuse to wait for it to end."""
+        while inside is not None and inside.gone:  # An interrupt left it behind.
+            inside = inside.inside
+        outer = inside
+        while outer is not None:
+            if outer.combiner is self:
+                reason = "this thread is in the middle of a write, and what interrupted it can not"
+                raise UsageError(f"{reason} write: in a signal handler set a flag, or raise")
+            outer = outer.inside
+        return inside
 
     def _take_part(self, waiter: _Waiter[Item, Answer]) -> None:
         with self._lock:

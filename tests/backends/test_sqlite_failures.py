@@ -16,7 +16,7 @@ import pytest
 
 from perdure.backends import sqlite_connections, sqlite_schema
 from perdure.backends.sqlite import SqliteBackend
-from perdure.errors import UnavailableError, UnsupportedError
+from perdure.errors import UnavailableError, UnsupportedError, UsageError
 from perdure.testing.contract_values import appended, entries, entry, status
 
 pytestmark = pytest.mark.durability
@@ -315,6 +315,22 @@ def test_processes_that_hammer_one_file_never_see_a_lock(path: Path) -> None:
     assert [exit_code(child) for child in children] == [0] * 4
     backend = SqliteBackend(path)
     assert [head.position for head in backend.streams()] == [50] * 4
+    backend.close()
+
+
+@pytest.mark.timeout(30)
+def test_what_interrupts_a_write_of_its_own_thread_is_refused(path: Path) -> None:
+    """A signal handler that closes the store or drops a stream would wait for itself."""
+    backend = SqliteBackend(path)
+    status(backend, appended("s", 1, 3))
+
+    def work(_db: apsw.Connection) -> None:
+        for call in (backend.close, lambda: backend.drop("s", before=2)):
+            with pytest.raises(UsageError, match="in a signal handler"):
+                call()
+
+    backend._connections.write("s", work)
+    assert status(backend, appended("s", 4, 4)) == ["stored"]
     backend.close()
 
 

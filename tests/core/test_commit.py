@@ -16,7 +16,7 @@ from perdure.backends.memory import MemoryBackend
 from perdure.backends.offload import Offload
 from perdure.commit import UNDIVIDED_MAX, Combiner, Committer, rounds, share
 from perdure.commit_async import AsyncCombiner
-from perdure.errors import DamagedError, UnavailableError
+from perdure.errors import DamagedError, UnavailableError, UsageError
 from tests.core.support import said
 
 
@@ -266,6 +266,43 @@ def _interrupted_at(nth: int, call: Callable[[], object]) -> bool:
     finally:
         sys.settrace(None)
     return left <= 0
+
+
+class Interrupting(MemoryBackend):
+    """Calls something in the middle of a commit, as a signal handler is called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.handlers: list[Callable[[], object]] = []
+
+    def append(self, appends: Sequence[Append]) -> Sequence[Outcome]:
+        if self.handlers:
+            self.handlers.pop()()
+        return super().append(appends)
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("name", ["same", "other"])
+def test_what_interrupts_a_write_of_its_own_thread_is_refused_and_the_write_goes_on(
+    name: str,
+) -> None:
+    """It would wait for ever for what it keeps from ending."""
+    backend = Interrupting()
+    store = perdure.open(backend)
+    session, other = store.session("same"), store.session(name)
+    told = []
+
+    def handler() -> None:
+        with pytest.raises(UsageError, match="in a signal handler") as refused:
+            other.note("interrupted")
+        told.append(refused.value)
+
+    backend.handlers = [handler]
+    assert session.append(said("one")) == 1
+    assert len(told) == 1
+    session.append(said("two"))
+    assert store.session(name).note("afterwards") == (3 if name == "same" else 1)
+    session.verify()
 
 
 def test_half_of_many_go_together_and_a_few_as_they_are() -> None:

@@ -80,7 +80,7 @@ class Connections:
 
     def _begin_in_this_process(self) -> None:
         self._pid = os.getpid()
-        self._writing = threading.Lock()
+        self._writing = threading.RLock()  # It knows its owner; nobody takes it twice.
         self._lending = threading.Condition()
         self._paused = False
         self._took_over = False
@@ -94,6 +94,7 @@ class Connections:
         writer is poisoned, and what the log holds is rewritten before anything else is written.
         """
         self._require_same_process()
+        self._require_no_write_here()
         with self._writing:
             self._require_open()
             try:
@@ -138,6 +139,7 @@ class Connections:
         if self._pid != os.getpid():
             self._closed = True  # Nothing of this process is open; the parent's stays as it is.
             return
+        self._require_no_write_here()
         with self._writing:
             self._closed = True
             try:
@@ -148,6 +150,18 @@ class Connections:
     def _require_open(self) -> None:
         if self._closed:
             raise UsageError(f"{self._name} is closed: open the store again")
+
+    @property
+    def _writes_here(self) -> bool:
+        """Whether this thread is in the middle of a write."""
+        # `threading.Condition` asks a lock in the same way.
+        return bool(self._writing._is_owned())  # type: ignore[attr-defined] # noqa: SLF001
+
+    def _require_no_write_here(self) -> None:
+        """Refuse what interrupts a write of the same thread, such as a signal handler."""
+        if self._writes_here:
+            reason = f"{self._name} is in the middle of a write of this very thread"
+            raise UsageError(f"{reason}: in a signal handler set a flag, or raise")
 
     def _require_same_file(self) -> None:
         """Refuse to write to a file, or to a log, that nobody will find again."""
@@ -293,8 +307,8 @@ class Connections:
 
     def pause(self) -> None:
         """Close everything and let nobody open anything until `resume`: a fork comes."""
-        if not self._writing.acquire(timeout=DRAIN_PATIENCE):
-            return  # The thread that forks may hold it. The child will refuse to use the store.
+        if self._writes_here or not self._writing.acquire(timeout=DRAIN_PATIENCE):
+            return  # The thread that forks holds it. The child will refuse to use the store.
         self._paused = True
         try:
             self._close_all()

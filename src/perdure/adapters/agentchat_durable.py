@@ -126,7 +126,7 @@ class Durable:
         if begun.result is not None:
             yield begun.result
             return
-        self._journal.begin(begun.order)
+        self._journal.begin(begun.order, begun.failed)
         team = self._root.component
         stream = team.run_stream(task=begun.task or None, cancellation_token=token)
         result: Any = None

@@ -32,11 +32,20 @@ Call = Callable[[], Awaitable[dict[str, Any]]]
 KEY_MAX = 200  # Characters of a provider's call id; longer ones are digested.
 STEPS = 32  # Of the event loop, in which an agent takes in that its call was stopped.
 PATIENCE = 10.0  # Seconds that a recorded outcome waits for those that came before it.
+FAILED = "model_failure"  # What is recorded where a model failed and the run went on.
 FINISH = "finish the run with the code that began it, or give it up with abandon()"
 
 
 # Which run the running task belongs to: one that was stopped may be slow to see it.
 _run: ContextVar[object | None] = ContextVar("perdure_agentchat_run", default=None)
+
+
+# The model calls that failed inside of the tool, an agent or a team, that the running task is in.
+_inside: ContextVar[dict[str, str] | None] = ContextVar("perdure_agentchat_tool", default=None)
+
+
+class ModelError(RuntimeError):
+    """A failure from the record: whoever went on in spite of it is told of it again."""
 
 
 class Stopped(RuntimeError):  # noqa: N818 - nothing is wrong
@@ -51,6 +60,7 @@ class Journal:
         self.policies = policies
         self._counts: Counter[str] = Counter()
         self._order = Order(())
+        self._failed: Mapping[str, str] = {}
         self._under_way = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -58,8 +68,12 @@ class Journal:
         self.active = False
         self.error: BaseException | None = None
 
-    def begin(self, order: Iterable[str]) -> None:
-        """Begin a run, in whose turn these calls have an outcome, in this order."""
+    def begin(self, order: Iterable[str], failed: Mapping[str, str]) -> None:
+        """Begin a run, in whose turn these calls have an outcome, in this order.
+
+        Those that `failed` without ending the run fail again, in the same words.
+        """
+        self._failed = failed
         self._counts.clear()
         self._order = Order(order)
         self.active, self.error = True, None
@@ -107,12 +121,14 @@ class Journal:
         by = self._key(scope, "model")
 
         async def call(by: str, request: str) -> dict[str, Any]:
+            if by in self._failed:
+                raise ModelError(self._failed[by])
             return {"by": by, "request": request, **await answer()}
 
         model = self._session.model(
             call, name=scope, actor=scope, digest_of=lambda given: given["by"]
         )
-        with self._making():
+        with self._making(), _noting(by):
             found: dict[str, Any] = await model(by, request)
             await self._order.reach(by)
             if found["request"] != request:
@@ -148,6 +164,24 @@ class Journal:
             await self._order.reach(by)
         return found
 
+    async def pass_over(self, scope: str, failed: Mapping[str, str], told: Any) -> Any:
+        """Record that model calls failed in a tool and the run goes on; return what the tool told.
+
+        A failure may be what ended a run, so such calls are made again when it goes on: but not
+        these, as what came after follows from them.
+        """
+        if not self.active or not failed:
+            return told
+        by = self._key(scope, FAILED)
+
+        async def call() -> dict[str, Any]:
+            return {FAILED: dict(failed), "told": told}
+
+        tool = self._session.tool(call, effect="read_only", name=FAILED, actor=scope)
+        with self._making():
+            found: dict[str, Any] = await tool.keyed(by, in_turn=True)()
+        return found["told"]
+
     def _key(self, scope: str, id: str) -> str:
         if len(id) > KEY_MAX:
             id = sha256(id.encode()).hexdigest()
@@ -160,6 +194,30 @@ class Journal:
             raise self.error
         if _run.get() not in (None, self._run):
             raise Stopped("the run that this belongs to was stopped")
+
+
+@contextmanager
+def within(failed: dict[str, str]) -> Iterator[None]:
+    """Have the model calls that fail noted here, with what they failed with."""
+    before = _inside.get()
+    _inside.set(failed)
+    try:
+        yield
+    finally:
+        _inside.set(before)  # No token: a generator can be closed in another context.
+
+
+@contextmanager
+def _noting(by: str) -> Iterator[None]:
+    try:
+        yield
+    except PerdureError:
+        raise
+    except Exception as error:
+        failed = _inside.get()
+        if failed is not None:
+            failed[by] = str(error)
+        raise
 
 
 class Order:

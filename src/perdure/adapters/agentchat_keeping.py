@@ -8,6 +8,7 @@ off: it is run again from that version.
 
 from collections import defaultdict, deque
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 from uuid import uuid4
 
@@ -17,7 +18,7 @@ from perdure import AsyncSession, AsyncTurn
 from perdure.adapters import agentchat_record as record
 from perdure.adapters import agentchat_state as state
 from perdure.adapters import agentchat_tree as tree
-from perdure.adapters.agentchat_journal import FINISH, Policy
+from perdure.adapters.agentchat_journal import FAILED, FINISH, Policy
 from perdure.adapters.agentchat_model import digest
 from perdure.adapters.agentchat_tree import Node
 from perdure.errors import DivergenceError, UsageError
@@ -44,6 +45,7 @@ class Begun(NamedTuple):
     task: list[Any]
     heard: Mapping[str, deque[record.Item]]
     order: tuple[str, ...] = ()
+    failed: Mapping[str, str] = MappingProxyType({})
     result: Any = None
 
 
@@ -210,6 +212,7 @@ class Keeping:
         task = given or record.loaded(self._session.id, run["task"], self.factory)
         heard: dict[str, deque[record.Item]] = defaultdict(deque)
         order: list[str] = []
+        failed: dict[str, str] = {}
         async for one in self._session.records(after=turn.start):
             content: Any = one.content
             if getattr(content, "turn", "") != turn.id:
@@ -218,6 +221,7 @@ class Keeping:
                 heard[content.author].append(content.message)
             elif isinstance(content, EffectSettled) and isinstance(content.result, dict):
                 order += [content.result["by"]] if "by" in content.result else []
+                failed |= content.result.get(FAILED, {}) if content.state == "succeeded" else {}
         await turn.__aenter__()
         try:
             self._at = None
@@ -225,7 +229,7 @@ class Keeping:
         except BaseException:
             await turn.leave()
             raise
-        return Begun(turn, run["state"], task, heard, tuple(order))
+        return Begun(turn, run["state"], task, heard, tuple(order), failed)
 
     async def tell(self, begun: Begun, event: Any) -> None:
         """Record what a run tells, unless its turn holds it already. On return it is durable."""

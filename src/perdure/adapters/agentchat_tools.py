@@ -16,7 +16,7 @@ from autogen_core.tools import (
 )
 
 from perdure.adapters import agentchat_tree as tree
-from perdure.adapters.agentchat_journal import Journal
+from perdure.adapters.agentchat_journal import Journal, within
 from perdure.errors import EffectError, UnknownOutcomeError
 
 
@@ -61,8 +61,11 @@ class DurableWorkbench(Workbench):  # type: ignore[misc]
         A tool that is an agent or a team is not one effect: what it does is.
         """
         if name in self._through:
-            async for one in self._stream(name, arguments, token, call_id):
-                yield one
+            failed: dict[str, str] = {}
+            with within(failed):
+                async for one in self._stream(name, arguments, token, call_id):
+                    passed = isinstance(one, ToolResult) and one.is_error
+                    yield await self._passed_over(one, failed) if passed else one
             return
 
         async def run() -> dict[str, Any]:
@@ -75,6 +78,14 @@ class DurableWorkbench(Workbench):  # type: ignore[misc]
 
         for one in await self._outcome(name, arguments or {}, call_id or "", run):
             yield one
+
+    async def _passed_over(self, told: Any, failed: dict[str, str]) -> Any:
+        try:
+            said = told.model_dump(mode="json")
+            found = await self._journal.pass_over(self._scope, failed, said)
+        except Exception as error:  # noqa: BLE001 - see `_outcome`
+            return _failed(told.name, str(error))
+        return ToolResult.model_validate(found)
 
     async def _outcome(
         self, name: str, arguments: Mapping[str, Any], call_id: str, run: Any

@@ -1,7 +1,8 @@
 """What a team is made of: its members, models and tools, and what stands in their places meanwhile.
 
-AgentChat has no public way to these, so every private name of the package is in this module and in
-`agentchat_state`. `require_version` is called before any of them is touched.
+AgentChat has no public way to these. Private names of the package are in this module, and where
+what they hold is saved (`agentchat_state`) or stood in for (`agentchat_places`, `agentchat_agents`,
+`agentchat_tools`). `require_version` is called before any of them is touched.
 """
 
 from collections.abc import Callable, Iterator

@@ -31,6 +31,12 @@ ROWS = [
     Row("Agents of your own", "their `save_state`", "each reply once", f"{KILLED}[custom]"),
     Row("Termination conditions", "as the package resets them", EXACT, f"{KILLED}[round_robin]"),
     Row("Answers of models", "–", "not asked again", f"{KILLED}[round_robin]"),
+    Row(
+        "… that failed in an agent that is a tool",
+        "–",
+        "fail again, unasked",
+        "test_an_error_inside_of_an_agent_that_is_a_tool_is_the_same_again",
+    ),
     Row("Tools, `idempotent` or reconciled", "–", "one outcome", f"{KILLED}[round_robin]"),
     Row("Tools, `unsafe`", "–", "at most one, and the model is told", f"{UNSAFE}[round_robin]"),
     Row("What a person answered", EXACT, "not asked again", "test_a_person_is_not_asked_twice"),

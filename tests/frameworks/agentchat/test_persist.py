@@ -21,6 +21,7 @@ from autogen_agentchat.teams import (
     RoundRobinGroupChat,
     SelectorGroupChat,
 )
+from autogen_agentchat.tools import TeamTool
 from autogen_core import CancellationToken, Image
 from autogen_core.memory import ListMemory, MemoryContent
 from autogen_core.model_context import BufferedChatCompletionContext
@@ -133,6 +134,44 @@ def test_an_error_of_the_model_leaves_a_run_that_goes_on_in_the_same_process(
         assert without_repeats(place.prompts[len(wanted) :]) == wanted
         assert place.messages("other") == place.messages("whole")
         assert len(place.ledger.lines) == 2 * charged
+
+    asyncio.run(go())
+
+
+@pytest.mark.parametrize("kind", ["agent", "team"])
+def test_an_error_inside_of_an_agent_that_is_a_tool_is_the_same_again(
+    kind: str, place: Place
+) -> None:
+    """Who has called such a tool is told of it, and goes on; the next crash may not change that."""
+
+    def build(world: World) -> Any:
+        if kind == "agent":
+            return teams.agent_tool(world)
+        team = RoundRobinGroupChat([clerk(world, "expert")], max_turns=1, name="experts")
+        tool = TeamTool(team, name="expert", description="Ask.", return_value_as_last_message=True)
+        boss = AssistantAgent("boss", world.client, tools=[tool], reflect_on_tool_use=True)
+        return RoundRobinGroupChat([boss, critic(world)], max_turns=3)
+
+    async def go() -> None:
+        place.server.fault(status=400, at=2)
+        async with place.durable(build, session="whole") as durable:
+            await durable.run(task=TASKS[0])
+        wanted = place.prompts
+        place.server.fault(status=400, at=len(wanted) + 2)
+        place.server.fault(status=500, at=len(wanted) + 4)
+        with pytest.raises(Exception, match="500"):
+            async with place.durable(build) as durable:
+                await durable.run(task=TASKS[0])
+        sent = len(place.prompts)
+        async with place.durable(build) as durable:
+            await durable.run()
+        again = place.prompts[sent:]
+        if kind == "agent":
+            assert without_repeats(place.prompts[len(wanted) :]) == wanted
+            assert place.messages() == place.messages("whole")
+        assert again[0] == place.prompts[sent - 1]  # What failed last: nothing before it.
+        told = [one["content"] for one in place.messages() if one["role"] == "tool"]
+        assert "Error code: 400" in told[0]
 
     asyncio.run(go())
 

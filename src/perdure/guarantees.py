@@ -6,7 +6,7 @@ unless the address accepts that by name (`sqlite:agents.db?accept=network-filesy
 accepted lowers the promise, stands in `accepted`, and is logged as the event `downgrade`.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple
 
 from perdure.errors import UnsupportedError, UsageError
@@ -98,10 +98,16 @@ class Acceptance:
 
     def require(self, word: str, error: UnsupportedError) -> None:
         """Take a weakness as accepted, or raise the error with the way to accept it."""
-        if word not in self._given:
-            hint = f"{error.hint}; or accept that {self._acceptable[word]}: ?accept={word}"
+        self.require_all([word], error)
+
+    def require_all(self, words: Sequence[str], error: UnsupportedError) -> None:
+        """The same for several that belong together, so that nobody meets them one by one."""
+        missing = [word for word in words if word not in self._given]
+        if missing:
+            costs = ", and that ".join(self._acceptable[word] for word in missing)
+            hint = f"{error.hint}; or accept that {costs}: ?accept={','.join(words)}"
             raise UnsupportedError(error.capability, hint) from error
-        self._taken[word] = Downgrade(word, self._acceptable[word])
+        self._taken.update({word: Downgrade(word, self._acceptable[word]) for word in words})
 
     @property
     def taken(self) -> tuple[Downgrade, ...]:

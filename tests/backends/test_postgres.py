@@ -68,6 +68,7 @@ def test_it_says_what_it_is_and_what_survives(backend: PostgresBackend) -> None:
     found = {check.name: check.found for check in backend.guarantees.checks}
     assert found["fsync"] == found["full_page_writes"] == found["synchronous_commit"] == "on"
     assert found["PostgreSQL"] == backend.guarantees.version
+    assert found["connection"] == "to the server itself, without TLS"
 
 
 def test_an_append_call_is_one_statement(

@@ -22,6 +22,7 @@ from perdure.backends import postgres_schema
 from perdure.backends.postgres import PostgresBackend
 from perdure.backends.postgres_address import parse
 from perdure.backends.postgres_async import AsyncPostgresBackend
+from perdure.backends.postgres_guarantees import ACCEPTABLE, promised
 from perdure.errors import (
     PerdureError,
     UnavailableError,
@@ -29,6 +30,7 @@ from perdure.errors import (
     UsageError,
     VersionError,
 )
+from perdure.guarantees import Acceptance, Guarantees
 from perdure.testing.contract_values import appended, entries, status
 from tests.servers import postgres
 from tests.servers.postgres_keeper import free_port, running
@@ -227,7 +229,7 @@ def test_a_name_that_is_too_long_for_the_server_is_called_that(postgres_store: s
 def test_a_server_is_called_what_it_calls_itself(
     version: str, number: int, engine: str, release: str
 ) -> None:
-    facts = (number, version, "on", "", "", *(False,) * 3, 0, True)
+    facts = (number, version, "on", "", "", *(False,) * 3, 0, True, False, False, "")
     server = postgres_schema.Server._make(facts)
     assert (server.engine, server.release) == (engine, release)
     address = parse("postgresql://host/db")
@@ -236,6 +238,24 @@ def test_a_server_is_called_what_it_calls_itself(
         postgres_schema.require(
             server._replace(number=130_000, version="PostgreSQL 13.1 on x86_64"), address
         )
+
+
+def test_what_is_off_is_refused_in_one_go_and_accepted_by_name() -> None:
+    facts = (180_001, "PostgreSQL 18.1 on x", "on", "off", "off", *(False,) * 3, 3, True)
+    server = postgres_schema.Server(*facts)
+
+    def judged(*accept: str) -> Guarantees:
+        return promised(server, Acceptance(accept, ACCEPTABLE, store="s"), "s")
+
+    with pytest.raises(UnsupportedError) as caught:
+        judged()
+    assert "s has fsync = off and full_page_writes = off: set fsync and full" in str(caught.value)
+    assert str(caught.value).endswith("?accept=fsync-off,full-page-writes-off")
+    with pytest.raises(UnsupportedError, match="accept=fsync-off,full-page-writes-off"):
+        judged("fsync-off")
+    found = judged("fsync-off", "full-page-writes-off")
+    assert [one.name for one in found.accepted] == ["fsync-off", "full-page-writes-off"]
+    assert found.survives == "process death"
 
 
 def test_the_password_is_shown_nowhere(

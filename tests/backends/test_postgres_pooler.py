@@ -59,6 +59,7 @@ def test_many_writers_share_few_connections(address: str) -> None:
     assert [*backends[0].read("s4")] == entries(1, 30)
     for backend in backends:
         assert all(link.prepare_threshold is None for link in backend._pool._idle)
+        assert "through a pooler" in str(backend.guarantees.checks)
         backend.close()
 
 

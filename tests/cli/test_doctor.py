@@ -163,24 +163,37 @@ def test_an_accepted_weakness_is_told_once(
     assert "downgrade" in caplog.text, "and told again where nothing else says it"
 
 
-def test_a_user_who_may_only_read_is_told_what_to_grant(
+def test_a_user_who_may_not_do_everything_is_told_what_to_grant(
     postgres_store: str, postgres_url: str
 ) -> None:
     with perdure.open(postgres_store) as store:
         store.session("s").append({"role": "user", "content": "hello"})
     reader, schema = "perdure_reader", postgres_store.partition("schema=")[2].partition("&")[0]
+    address = f"postgresql://{reader}:x@{postgres_store.rpartition('@')[2]}"
     with psycopg.connect(postgres_url, autocommit=True) as admin:
         admin.execute(f"create role {reader} login password 'x'".encode())
         try:
             admin.execute(f"grant usage on schema {schema} to {reader}".encode())
+            admin.execute(f"grant select on {schema}.migration to {reader}".encode())
+            nothing = examined(address)
             admin.execute(f"grant select on all tables in schema {schema} to {reader}".encode())
-            _, _, place = postgres_store.rpartition("@")
-            code, found = examined(f"postgresql://{reader}:x@{place}")
+            reads = examined(address)
+            with perdure.open(address) as store:
+                assert len(store.session("s")) == 1
+            most = f"insert, update on all tables in schema {schema}"
+            admin.execute(f"grant {most} to {reader}".encode())
+            writes = examined(address)
         finally:
             admin.execute(f"drop owned by {reader}".encode())
             admin.execute(f"drop role {reader}".encode())
-    assert code == 2
-    assert "grant it" in named(found, "durable append")["advice"]
+    assert [nothing[0], reads[0], writes[0]] == [2, 1, 1]
+    assert "select on entry, head, label, watch" in named(nothing[1], "opening")["text"]
+    assert named(nothing[1], "opening")["advice"] == "grant it that in the schema"
+    assert "insert on entry, head, label, watch; update on" in named(reads[1], "writing")["text"]
+    assert (
+        named(writes[1], "writing")["text"] == "this user lacks delete on entry, head, label, watch"
+    )
+    assert writes[1]["trials"] == [], "what it leaves could not be removed"
 
 
 def test_wrong_calls_are_told(tmp_path: Path) -> None:
@@ -239,6 +252,33 @@ class Failing(_Around):
         if self.left < 0:
             raise UnavailableError(self.name, "gone")
         return super().append(appends)
+
+
+class Leaving(_Around):
+    """Is gone when the trials are over, and does not wait either."""
+
+    def remove(self, stream: str, *, digest: str) -> bool:
+        raise UnavailableError(self.name, "gone")
+
+
+class Restless(_Around):
+    """Does not let anybody wait."""
+
+    def watch(self, stream: str, *, after: int, timeout: float | None = None) -> bool:
+        raise UnavailableError(self.name, "no room to wait")
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"), [(Leaving, "to the end          gone"), (Restless, "no room to wait")]
+)
+def test_a_store_that_fails_later_is_told_of_in_the_report(
+    monkeypatch: pytest.MonkeyPatch, kind: type[_Around], text: str
+) -> None:
+    result = with_backend(monkeypatch, kind(MemoryBackend()))
+    assert result.exit_code == 2
+    assert text in result.stdout
+    assert "Traceback" not in result.output
+    assert "try again later" in result.stdout.partition("What to change")[2]
 
 
 class Deaf(_Around):

@@ -30,7 +30,15 @@ select current_setting('server_version_num', true), version(),
   current_setting('synchronous_commit', true), current_setting('fsync', true),
   current_setting('full_page_writes', true), current_setting('transaction_read_only', true),
   pg_is_in_recovery(), current_setting('neon.tenant_id', true),
-  to_regclass(%s) is not null, to_regnamespace(%s) is not null"""
+  to_regclass(%s) is not null, to_regnamespace(%s) is not null, pg_backend_pid()"""
+
+_LACKING = """(
+  select string_agg(word || ' on ' || names, '; ' order by word) from (
+    select word, string_agg(name, ', ' order by name) as names
+    from unnest(array['entry', 'head', 'label', 'watch']) as name,
+      unnest(array['select', 'insert', 'update', 'delete']) as word
+    where not has_table_privilege(%s || '.' || name, word) group by word
+  ) as lacking)"""
 
 _SOMEBODY_ELSE = (
     "let a user who may create them run: perdure migrate ADDRESS, "
@@ -53,6 +61,10 @@ class Server(NamedTuple):
     """The version of the tables; 0 where there are none."""
 
     schema_exists: bool
+    pooled: bool = False
+    encrypted: bool = False
+    lacking: str = ""
+    """What its user may not do with the tables, such as "delete on entry, head"."""
 
     @property
     def engine(self) -> str:
@@ -86,6 +98,9 @@ def _prepare(address: Address, judge: Callable[[Server], T], deadline: float) ->
         server = look(link, address, deadline)
         require(server, address)
         judged = judge(server)
+        if "select on" in server.lacking:
+            reason = f"this user may not do that: {server.lacking}"
+            raise UnavailableError(address.name, reason, "grant it that in the schema")
         if server.tables < NEWEST:
             if not address.migrate or server.read_only or server.standby:
                 raise _behind(server, address)
@@ -129,17 +144,24 @@ def look(link: Link, address: Address, deadline: float = math.inf) -> Server:
     link.deadline = deadline
     row = link.execute(_FACTS, (f"{schema}.migration", schema)).fetchone()
     assert row is not None  # noqa: S101 - it selects no table
-    number, version, commit, fsync, pages, read_only, standby, neon, migrated, exists = row
-    tables = _version(link, address) if migrated else 0
+    number, version, commit, fsync, pages, read_only, standby, neon, migrated, exists, pid = row
+    tables, lacking = _version(link, address) if migrated else (0, "")
     link.deadline = math.inf  # Changing tables takes as long as it takes.
     settings = (commit or "", fsync or "", pages or "", read_only == "on", bool(standby))
-    return Server(int(number or 0), version, *settings, neon is not None, tables, bool(exists))
+    return Server(
+        *(int(number or 0), version, *settings, neon is not None, tables, bool(exists)),
+        pooled=pid != link.info.backend_pid,
+        encrypted=link.pgconn.ssl_in_use,
+        lacking=lacking,
+    )
 
 
-def _version(link: Link, address: Address) -> int:
-    sql = f"select coalesce(max(version), 0) from {quoted(address.schema)}.migration"  # noqa: S608 - quoted
-    row: Any = link.execute(sql, ()).fetchone()
-    return int(row[0])
+def _version(link: Link, address: Address) -> tuple[int, str]:
+    """Return the version of the tables, and what this user may not do with them."""
+    schema = quoted(address.schema)
+    sql = f"select coalesce(max(version), 0), {_LACKING} from {schema}.migration"  # noqa: S608 - quoted
+    row: Any = link.execute(sql, (_schema(address),)).fetchone()
+    return int(row[0]), row[1] or ""
 
 
 def _schema(address: Address) -> str:

@@ -11,7 +11,7 @@ import click
 
 from perdure import __version__
 from perdure.backend import Backend
-from perdure.cli.doctor_findings import Finding, Verdict, hint_of, of_guarantees, worst
+from perdure.cli.doctor_findings import Finding, Verdict, of_guarantees, unusable, worst
 from perdure.cli.doctor_machine import Clock, of_place
 from perdure.cli.doctor_scratch import Scratch, left_behind, take_away
 from perdure.cli.doctor_trials import trials
@@ -123,18 +123,23 @@ def examined(address: str, appends: int) -> Report:
             return _refused(address, error)
         opening = [*of_guarantees(guarantees_of(backend))]
         tried: list[Finding] = []
-        if not any(finding.name == "writing" for finding in opening):
-            opening += _cleaned(backend)
-            with Scratch(backend, reopen) as scratch:
-                tried += trials(scratch, appends)
-        machine = [*clock.findings(backend), *of_place(_path(address))]
+        machine: list[Finding] = []
+        try:
+            if not any(finding.name == "writing" for finding in opening):
+                opening += _cleaned(backend)
+                with Scratch(backend, reopen) as scratch:
+                    tried += trials(scratch, appends)
+            machine += clock.findings(backend)
+        except PerdureError as error:  # It went away meanwhile, or does not remove.
+            tried.append(unusable("to the end", error, backend.name))
+        machine += of_place(_path(address))
         name = backend.name if exists else named(address)
         return Report(name, exists, guarantees_of(backend), opening, machine, tried)
 
 
 def _refused(address: str, error: PerdureError) -> Report:
-    finding = Finding("opening", "unusable", str(error), hint_of(error))
     name, path = named(address), _path(address)
+    finding = unusable("opening", error, name)
     exists = path is None or os.path.lexists(path)
     return Report(name, exists, NOTHING_DECLARED, [finding], [], [])
 

@@ -70,6 +70,13 @@ def hint_of(error: PerdureError) -> str:
     return str(getattr(error, "hint", "")) or "mend that, then ask again"
 
 
+def unusable(name: str, error: PerdureError, store: str) -> Finding:
+    """Return an error as a finding: the store stands above it, and what to do below."""
+    hint = hint_of(error)
+    text = str(error).removesuffix(f": {hint}").removeprefix(f"{store}: ")
+    return Finding(name, "unusable", text, hint)
+
+
 def milliseconds(seconds: float) -> str:
     """Return a duration for people."""
     if seconds < 0.001:  # noqa: PLR2004 - a millisecond

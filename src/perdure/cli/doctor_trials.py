@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable, Iterator
 from statistics import median
 
-from perdure.backend import WATCH, Append, Backend, knowing_watch
-from perdure.cli.doctor_findings import Finding, Verdict, hint_of, milliseconds
+from perdure.backend import WATCH, Append, Backend, Watch, knowing_watch
+from perdure.cli.doctor_findings import Finding, Verdict, milliseconds, unusable
 from perdure.cli.doctor_scratch import LABELS, Scratch
 from perdure.errors import PerdureError
 from perdure.guarantees import guarantees_of
@@ -32,7 +32,7 @@ def trials(scratch: Scratch, appends: int) -> Iterator[Finding]:
         try:
             found = trial(scratch, appends)
         except PerdureError as error:
-            yield Finding(name, "unusable", str(error), hint_of(error))
+            yield unusable(name, error, scratch.backend.name)
             return
         yield found._replace(name=name)
         if found.verdict == "unusable":
@@ -167,13 +167,8 @@ def _watch(scratch: Scratch, _: int) -> Finding:
     waiter, writer = knowing_watch(scratch.backend), scratch.other()
     durations: list[float] = []
     for _number in range(WATCHES):
-        seen: list[float] = []
-        thread = threading.Thread(
-            target=lambda into=seen, at=scratch.tip.position: (
-                waiter.watch(scratch.name, after=at, timeout=WATCH_PATIENCE)
-                and into.append(time.perf_counter())
-            )
-        )
+        seen: list[float | PerdureError] = []
+        thread = threading.Thread(target=_wait, args=(waiter, scratch.name, scratch.tip, seen))
         thread.start()
         time.sleep(0.02)  # So that it waits, and does not find the record there already.
         append = scratch.append()
@@ -182,6 +177,8 @@ def _watch(scratch: Scratch, _: int) -> Finding:
         thread.join()
         if outcome.status != "stored" or not seen:
             return Finding("", "weak", "a record was not told of", "sessions must look for it")
+        if isinstance(seen[0], PerdureError):
+            raise seen[0]
         scratch.stored(append)
         durations.append(max(seen[0] - start, 0.0))
     middle = median(durations)
@@ -193,6 +190,15 @@ def _watch(scratch: Scratch, _: int) -> Finding:
         "or a transaction pooler, does that; nothing else depends on it"
     )
     return Finding("", "note", text, advice, {"median": middle})
+
+
+def _wait(waiter: Watch, name: str, tip: Tip, seen: list[float | PerdureError]) -> None:
+    """Wait until a stream goes on; leave the time, or why that could not be found out."""
+    try:
+        if waiter.watch(name, after=tip.position, timeout=WATCH_PATIENCE):
+            seen.append(time.perf_counter())
+    except PerdureError as error:
+        seen.append(error)
 
 
 def _wrong(what: str, wanted: str, found: str) -> Finding:

@@ -27,7 +27,10 @@ NAME, MARK = 20, 6
 
 def print_report(report: "Report") -> None:
     style = WORDS[report.verdict][1]
-    say(click.style(f"{safe(report.store)} is {VERDICTS[report.verdict]}", **style))  # type: ignore[arg-type]
+    verdict = VERDICTS[report.verdict]
+    if any(finding.name == "opening" for finding in report.opening):
+        verdict = "unusable: it can not be opened."
+    say(click.style(f"{safe(report.store)} is {verdict}", **style))  # type: ignore[arg-type]
     if not report.exists and report.verdict != "unusable":
         say("It is not there yet; its directory was tried, and nothing was made.", dim=True)
     if report.guarantees.engine != "undeclared":

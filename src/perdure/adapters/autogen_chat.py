@@ -203,11 +203,11 @@ class Chat:
             self._agents.put_back(lists)
             reason = "the agents have a history that is not the session's"
             raise UsageError(f"{reason}: give new agents, or begin a new session")
-        for name in self._agents.remember(self._kept.state):
+        for what, name in self._agents.remember(self._kept.state):
             logger.warning(
-                "%s: the instructions of %s were changed in a chat, and now in the code: the "
-                "code's are used",
+                "%s: the %s of %s were changed in a chat, and now in the code: the code's are used",
                 self._session.id,
+                what,
                 name,
             )
         return [one for one in said if one.turn == turn]

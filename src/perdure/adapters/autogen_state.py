@@ -12,6 +12,7 @@ from weakref import WeakKeyDictionary
 from perdure.adapters.autogen_models import set_usage, usage_of
 from perdure.adapters.autogen_names import human_inputs, reply_counts
 from perdure.adapters.autogen_record import INSTEAD, Groups, Spoken, digest
+from perdure.adapters.autogen_variables import Variables
 
 HOOKS = "process_message_before_send"
 A_HOOKS = "a_process_message_before_send"  # From 0.2.36 on, before 0.3: those of async code.
@@ -40,6 +41,7 @@ class Agents:
         self.by_name = {agent.name: agent for agent in agents}
         self.groups = groups
         self.given = {agent.name: _given(agent) for agent in agents}
+        self.variables = Variables(agents)
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self.by_name.values())
@@ -63,6 +65,7 @@ class Agents:
     def leave(self, chat: str) -> None:
         """Remember how the agents are at the end of a block."""
         heard = digest(self.histories())
+        self.variables.leave()
         for agent in self:
             _left[agent] = Left(self.given[agent.name], agent.system_message, chat, heard)
 
@@ -95,6 +98,7 @@ class Agents:
                 agent.name: {"given": self.given[agent.name], "now": agent.system_message}
                 for agent in self
             },
+            "variables": self.variables.capture(),
             "human": {agent.name: [*human_inputs(agent)] for agent in self},
             "usage": {agent.name: usage_of(agent.client) for agent in self if agent.client},
         }
@@ -197,8 +201,8 @@ class Agents:
             messages, length = manager.groupchat.messages, state.get("group_lengths", {})
             del messages[: len(messages) - length.get(manager.name, len(messages))]
 
-    def remember(self, state: State) -> list[str]:
-        """Make the agents know the rest; return whose instructions the code has changed."""
+    def remember(self, state: State) -> list[tuple[str, str]]:
+        """Make the agents know the rest; return what of whom the code has changed."""
         for agent in self:
             for name, count in state.get("replies", {}).get(agent.name, {}).items():
                 reply_counts(agent)[self.by_name[name]] = count
@@ -208,7 +212,9 @@ class Agents:
             usage = state.get("usage", {}).get(agent.name)
             if usage and agent.client:
                 set_usage(agent.client, usage)
-        return [agent.name for agent in self if not self._instruct(agent, state)]
+        given = [("variables", name) for name in self.variables.restore(state.get("variables", {}))]
+        told = [agent.name for agent in self if not self._instruct(agent, state)]
+        return [*(("instructions", name) for name in told), *given]
 
     def _instruct(self, agent: Any, state: State) -> bool:
         """Give an agent the instructions it had, unless the code gives others than it did then."""

@@ -81,11 +81,15 @@ class Effects:
 
         @wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
-            before = self._agents.instructions()
+            before, variables = self._agents.instructions(), self._agents.variables
+            known = variables.now()
             result = _plain(function(*args, **kwargs), function.__name__)
             now = self._agents.instructions()
-            changed = {name: text for name, text in now.items() if text != before[name]}
-            return {INSTRUCTED: changed, "result": result} if changed else result
+            told = {name: text for name, text in now.items() if text != before[name]}
+            learnt = variables.changed(known)
+            if not told and not learnt:
+                return result
+            return {INSTRUCTED: told, "variables": learnt, "result": result}
 
         return call
 
@@ -113,6 +117,7 @@ class Effects:
         if not isinstance(result, dict) or INSTRUCTED not in result:
             return result
         self._agents.instruct(result[INSTRUCTED])
+        self._agents.variables.put(result.get("variables", {}))
         return result["result"]
 
     def answer(self, name: str, function: Callable[[], Any], **arguments: Any) -> Any:

@@ -75,6 +75,12 @@ ROWS = [
         EXACT,
         "test_instructions_that_a_tool_changed_are_those_after_a_restart",
     ),
+    Row(
+        "`ContextVariables` of agents",
+        "kept, unless the code gives others",
+        EXACT,
+        "test_what_agents_know_by_name_is_known_after_a_restart",
+    ),
     Row("Imported lists", EXACT, "–", "test_what_was_imported_goes_on_from_both_sides"),
 ]
 

@@ -354,6 +354,50 @@ def test_instructions_that_a_tool_changed_are_those_after_a_restart(
     assert chat() == "You have charged somebody."
 
 
+def test_what_agents_know_by_name_is_known_after_a_restart(
+    cast: Cast, server: ModelServer, store: perdure.Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    update = getattr(autogen, "UpdateSystemMessage", None)
+    if update is None:
+        pytest.skip("it has no context variables")
+    from autogen.agentchat.group import ContextVariables
+
+    def chat(name: str, given: Any = "none") -> Any:
+        user = cast.user(max_consecutive_auto_reply=3)
+        assistant = autogen.AssistantAgent(
+            "assistant",
+            llm_config=cast.llm,
+            context_variables=ContextVariables({"charged": given}),
+            update_agent_state_before_reply=[update("You have charged {charged}.")],
+        )
+        cast._made.append(assistant)
+
+        def charge(id: int) -> str:
+            assistant.context_variables["charged"] = str(id)
+            return f"charged {id}"
+
+        register(charge, assistant, user)
+        with persist(store.session(name), user, assistant) as kept:
+            prompt = CHARGE if not kept.finished else REFINE
+            history = user.initiate_chat(assistant, message=prompt, max_turns=2).chat_history
+            return history, assistant.context_variables.to_dict()
+
+    whole = chat("whole")
+    assert sent(server)[0] == ("system", "You have charged 17.")
+    server.fault(status=500, at=len(server.requests) + 2)
+    with pytest.raises(Exception, match="500"):
+        chat("s")
+    assert chat("s") == whole
+    chat("s")
+    assert sent(server)[0] == ("system", "You have charged 17.")
+    assert "the code's are used" not in caplog.text
+    chat("s", given="all")
+    assert sent(server)[0] == ("system", "You have charged all.")
+    assert "the variables of assistant were changed in a chat, and now in the code" in caplog.text
+    chat("other", given=print)
+    assert "the context variables of assistant are not kept" in caplog.text
+
+
 def test_instructions_that_the_code_changed_are_the_code_s(
     cast: Cast, store: perdure.Store, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -4,6 +4,7 @@ import contextlib
 import itertools
 import os
 import threading
+import time
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
@@ -15,10 +16,14 @@ _number = itertools.count(1)
 
 
 class SyncCounter(apsw.VFS):
-    """A VFS that counts every sync. Python code in SQLite's way makes it slow: never time it."""
+    """A VFS that counts every sync. Python code in SQLite's way makes it slow: never time it.
 
-    def __init__(self) -> None:
+    A sync takes `seconds` more: where it takes no time, nobody has to wait, and nobody shares it.
+    """
+
+    def __init__(self, seconds: float = 0.0) -> None:
         self.syncs = 0
+        self.seconds = seconds
         self.name = f"counting-{os.getpid()}-{next(_number)}"
         self._lock = threading.Lock()
         super().__init__(self.name, "")
@@ -39,12 +44,14 @@ class _CountedFile(apsw.VFSFile):
     def xSync(self, flags: int) -> None:  # noqa: N802 - apsw's name
         self._counter.count()
         super().xSync(flags)
+        if self._counter.seconds:
+            time.sleep(self._counter.seconds)
 
 
 @contextlib.contextmanager
-def sync_counter() -> Iterator[SyncCounter]:
+def sync_counter(seconds: float = 0.0) -> Iterator[SyncCounter]:
     """Register a counting VFS for as long as the block runs."""
-    counter = SyncCounter()
+    counter = SyncCounter(seconds)
     try:
         yield counter
     finally:

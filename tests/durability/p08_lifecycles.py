@@ -20,7 +20,7 @@ from perdure.fold import DELETED
 from perdure.session import Session
 from perdure.store import Store
 from tests.durability.kinds import KINDS, Kind
-from tests.durability.p08_processes import PATIENCE, Crew, Done, Log, operations
+from tests.durability.p08_processes import Crew, Done, Log, operations
 from tests.durability.places import fast_directory
 from tests.durability.promise import Promise, Trial, in_time
 
@@ -141,7 +141,7 @@ class Life:
         self._crew.start(name, lambda log: work(log=log))
 
     def _disturb(self) -> None:
-        end = time.monotonic() + min(self._seconds, PATIENCE)
+        end = time.monotonic() + self._seconds
         while time.monotonic() < end:
             time.sleep(self._draw.random() * 0.02)
             for name in self._crew.reap():

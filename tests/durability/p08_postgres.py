@@ -16,6 +16,8 @@ from tests.durability.places import fast_directory
 from tests.durability.promise import Promise, Trial, in_time
 from tests.servers.postgres_keeper import Server, running
 
+MOST_KILLS = 12  # Of a history.
+
 _numbers = itertools.count(1)
 
 
@@ -38,12 +40,15 @@ class ServerHistory(History):
 
 
 @contextmanager
-def killing(server: Server, draw: random.Random) -> Iterator[list[float]]:
-    """Kill a server now and then, and start it again on what it left."""
+def killing(server: Server, draw: random.Random, most: int) -> Iterator[list[float]]:
+    """Kill a server now and then, and start it again on what it left.
+
+    Where starting it takes long, nobody would get on if that went on for ever.
+    """
     ending, kills = threading.Event(), list[float]()
 
     def work() -> None:
-        while not ending.wait(0.5 + draw.random() * 2):
+        while len(kills) < most and not ending.wait(0.5 + draw.random() * 2):
             server.stop(SIGKILL)
             kills.append(time.monotonic())
             ending.wait(draw.random() * 0.3)
@@ -64,7 +69,7 @@ def history(seed: int, server: Server, *, appends: int = APPENDS, kills: bool = 
     with fast_directory() as folder:
         made = ServerHistory(seed, kind, folder, appends=appends)
         if kills:
-            with killing(server, random.Random(seed)) as killed:
+            with killing(server, random.Random(seed), MOST_KILLS) as killed:
                 wrong = made.run()
             how = f"{len(killed)} kills of the server"
         else:

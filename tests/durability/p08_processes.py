@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-PATIENCE = 60.0  # Seconds without an end after which something hangs.
+PATIENCE = 250.0  # Seconds without an end after which something hangs.
 
 
 class Log:

@@ -22,7 +22,7 @@ from perdure.errors import ConflictError, UnavailableError
 SCENARIOS = ("idle", "busy", "storm", "turn")
 LEAST = 8
 THREADS = 16
-PATIENCE = 60
+PATIENCE = 250
 
 
 class Writer:

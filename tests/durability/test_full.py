@@ -27,7 +27,7 @@ def results(tmp_path: Path) -> Path:
 
 
 def run(results: Path, *promises: Promise, words: tuple[str, ...] = ()) -> int:
-    given = ["--minutes", "0.01", "--seed", "7", "--results", str(results), *words]
+    given = ["--minutes", "1", "--seed", "7", "--results", str(results), *words]
     return full.main(given, list(promises))
 
 

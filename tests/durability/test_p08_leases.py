@@ -26,7 +26,7 @@ pytestmark = pytest.mark.durability
 @pytest.mark.slow
 def test_workers_hold_a_session_one_after_the_other() -> None:
     counts: Counter[str] = Counter()
-    for seed, kind in zip(range(2, 12), cycle((FILES, SQLITE, SQLITE)), strict=False):
+    for seed, kind in zip(range(2, 22), cycle((FILES, SQLITE, SQLITE)), strict=False):
         trial, found = history(seed, kind, appends=40)
         assert not trial.failure, f"{trial.what}: {trial.failure}"
         counts.update(found)
@@ -47,21 +47,26 @@ class At:
 
 @pytest.mark.slow
 def test_workers_hold_a_session_on_a_server(postgres_store: str) -> None:
-    trial, found = history(6, At(postgres_store), appends=40)
-    assert not trial.failure, f"{trial.what}: {trial.failure}"
-    assert found["released"] > 3
+    counts: Counter[str] = Counter()
+    for seed in range(6, 12):  # On a busy machine one may lose its lease before it gives it back.
+        trial, found = history(seed, At(f"{postgres_store}{seed}"), appends=40)
+        assert not trial.failure, f"{trial.what}: {trial.failure}"
+        counts.update(found)
+        if counts["released"] > 3:
+            return
+    pytest.fail(f"it is no trial when nobody gives a lease back: {counts}")
 
 
 @pytest.mark.slow
 def test_workers_that_are_not_fenced_are_caught() -> None:
     # Whether one sleeps at the wrong moment is a matter of luck; in none of several it is not.
-    assert any(history(seed, SQLITE, appends=40, blind=True)[0].failure for seed in (2, 4, 6, 8))
+    assert any(history(seed, SQLITE, appends=40, blind=True)[0].failure for seed in range(2, 22))
 
 
 HOLDER = """
 import sys, perdure
 session = perdure.open(sys.argv[1]).session("s")
-with session.lease(ttl=0.4, who="holder") as lease, session.turn("question") as turn:
+with session.lease(ttl=2, who="holder") as lease, session.turn("question") as turn:
     print("held", flush=True)
     sys.stdin.readline()
     try:
@@ -97,13 +102,13 @@ def test_a_holder_that_is_stopped_or_killed_is_taken_over_from(
         start, session = time.monotonic(), store.session("s")
         with pytest.raises(LeaseHeldError, match="held by 'holder'"):
             session.append({"role": "user", "content": "too early"})
-        with session.lease(wait=10) as lease:
-            assert time.monotonic() - start >= 0.4
+        with session.lease(wait=60) as lease:
+            assert time.monotonic() - start >= 2
             assert lease.epoch == 2
             with session.interrupted[0] as turn:
                 turn.append({"role": "assistant", "content": "answer"})
             holder.send_signal(signal.SIGCONT)
-            told = holder.communicate("go on\n", timeout=20)[0] if sent is signal.SIGSTOP else ""
+            told = holder.communicate("go on\n", timeout=60)[0] if sent is signal.SIGSTOP else ""
         if sent is signal.SIGSTOP:
             assert told == "fenced False\n"
         session.refresh()

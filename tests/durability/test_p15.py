@@ -127,7 +127,7 @@ def test_a_codec_that_changes_values_is_found() -> None:
         mock.patch.dict(scalars._PACK, {Decimal: _shortened}),
         pytest.raises(AssertionError, match="Decimal"),
     ):
-        sample(p15_values.PROMISE, seed=1, seconds=10, least=1)
+        sample(p15_values.PROMISE, seed=1, seconds=10, least=100_000)
 
 
 def test_a_codec_that_takes_everything_is_found() -> None:
@@ -136,7 +136,7 @@ def test_a_codec_that_takes_everything_is_found() -> None:
         mock.patch.object(codec, "isfinite", lambda value: not math.isinf(value)),
         pytest.raises(AssertionError, match="it was taken"),
     ):
-        sample(p15_values.PROMISE, seed=1, seconds=10, least=1)
+        sample(p15_values.PROMISE, seed=1, seconds=10, least=100_000)
 
 
 def test_a_seed_repeats_its_values() -> None:

@@ -100,9 +100,11 @@ def test_a_deadlock_is_seen() -> None:
 
 def test_followers_that_are_left_alone_are_seen(directory: Path) -> None:
     """The twin: were the leader's interrupt raised in every thread, the trial would fail."""
-    failures = []
+
+    def failure(seed: int) -> str:
+        SQLITE.clear(directory)
+        return concurrency.interrupt_trial(seed, SQLITE, directory).failure
+
     with mock.patch.object(commit, "_for_another_thread", lambda error: error):
-        for seed in range(6):
-            SQLITE.clear(directory)
-            failures.append(concurrency.interrupt_trial(seed, SQLITE, directory).failure)
-    assert any("threads were interrupted" in failure for failure in failures)
+        # Whether somebody waits for the one that is interrupted is a matter of luck.
+        assert any("threads were interrupted" in failure(seed) for seed in range(30))

@@ -22,4 +22,5 @@ def test_a_server_that_commits_lazily_loses_nothing_of_ours() -> None:
     with running(*LAZY) as server:
         trial = lost_appends(server, draw)
         assert not trial.failure, trial
-        assert lost_rows(server, draw) > 0, "the control: plain inserts are lost"
+        # The server may write its log down just before it is killed, but not each time.
+        assert any(lost_rows(server, draw) for _ in range(5)), "the control: inserts are lost"

@@ -31,7 +31,7 @@ from perdure.following import follow
 from perdure.handle import Handle
 from perdure.leases import leasing
 from perdure.leases.lease import Lease
-from perdure.plans import require_timeout
+from perdure.plans import require_int, require_timeout
 from perdure.reading import OnDamage
 from perdure.records import Record, Summary
 from perdure.replica import Replica
@@ -269,14 +269,16 @@ class Session(Seen, Making):
         while (page := self._handle.run(records.page())) is not None:
             yield from page
 
-    def watch(self, *, timeout: float | None = None) -> Iterator[Record]:
+    def watch(self, *, after: int | None = None, timeout: float | None = None) -> Iterator[Record]:
         """Yield the records that come after this view as they come, and take them into the view.
 
-        They are those of other handles and processes, and of this one. It ends when nothing has
+        They are those of other handles and processes, and of this one. Given `after`, they are
+        those after that position: whoever stopped watching misses nothing. It ends when nothing has
         come for `timeout` seconds (None waits for ever), when the session or the store is closed,
         and after the record by which the session was deleted.
         """
-        return follow(self._handle, self._replica.tip.position, require_timeout(timeout))
+        at = self._replica.tip.position if after is None else require_int(after, "after")
+        return follow(self._handle, at, require_timeout(timeout))
 
     def branch(self, id: str, *, at: int | str | Found | None = None) -> "Session":
         """Create a session that shares this one's past, up to and with position `at`.

@@ -89,6 +89,25 @@ def test_what_this_handle_writes_comes_too_and_each_record_once(store: perdure.S
     assert [record.kind for record in session.watch(timeout=0)] == []
 
 
+def test_whoever_stopped_watching_goes_on_where_it_was(store: perdure.Store) -> None:
+    session, other = store.session("s"), store.session("s")
+    for number in range(5):
+        other.note(number)
+    seen = next(session.watch(timeout=60)).position
+    assert session.position == 5  # All of them are in the view.
+    assert list(session.watch(timeout=0)) == []
+    other.note(5)
+    watching = session.watch(after=seen, timeout=0.05)
+    assert [record.position for record in watching] == [2, 3, 4, 5, 6]
+    assert list(session.watch(after=99, timeout=0)) == []
+
+
+@pytest.mark.parametrize("nonsense", ["1", 1.0, True])
+def test_an_after_that_is_no_position_is_refused(store: perdure.Store, nonsense: Any) -> None:
+    with pytest.raises(UsageError, match="after must be"):
+        store.session("s").watch(after=nonsense)
+
+
 def test_it_ends_when_nothing_came_for_so_long(store: perdure.Store) -> None:
     session = store.session("s")
     began = time.monotonic()

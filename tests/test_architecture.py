@@ -98,8 +98,9 @@ LAYERS = [
         "conversations.perspective",
         "conversations.speeches",
     },
+    {"waiting", "waiting_async"},
     {"codec", "cipher", "backends", "conversations.collecting", "formats"},
-    {"events", "waiting", "waiting_async"},
+    {"events"},
     {
         "records",
         "scalars",

@@ -263,6 +263,11 @@ class Driver:
         """Those that write through this driver, so that closing can wait for them."""
         self._backend = backend
         self.committer = committer
+        self.longest_wait = waiting.longest(backend)
+
+    def end_waits(self, stream: str) -> None:
+        """Have nobody wait any longer for a stream: a session is being closed."""
+        waiting.end(self._backend, stream)
 
     def run(self, steps: Steps[T]) -> T:
         """Return what the steps return; errors of the backend reach the step that asked."""

@@ -14,7 +14,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 from weakref import WeakSet
 
-from perdure import waiting_async
+from perdure import waiting, waiting_async
 from perdure.backend import STORED, Append, AsyncBackend, Outcome
 from perdure.commit import Answer, Item, T, rounds, share
 from perdure.errors import UnavailableError, UsageError
@@ -225,6 +225,11 @@ class AsyncDriver:
         """Those that write through this driver, so that closing can wait for them."""
         self._backend = backend
         self.committer = committer
+        self.longest_wait = waiting.longest(backend)
+
+    def end_waits(self, stream: str) -> None:
+        """Have nobody wait any longer for a stream: a session is being closed."""
+        waiting.end(self._backend, stream)
 
     async def run(self, steps: Steps[T]) -> T:
         """Return what the steps return; errors of the backend reach the step that asked."""

@@ -22,8 +22,6 @@ from perdure.writing import NOTHING, REFRESH
 
 T = TypeVar("T")
 
-SLICE = 0.5  # Seconds; whoever waits sees so soon that its session was closed.
-
 
 class Handle:
     """What a session, its turns and its values have in common.
@@ -91,14 +89,15 @@ class Handle:
         while not self._closed:
             if self.replica.tip.position > after:
                 return True
-            left = SLICE if deadline is None else min(SLICE, deadline - time.monotonic())
+            longest = self.driver.longest_wait
+            left = longest if deadline is None else min(longest, deadline - time.monotonic())
             steps = steps_to.wait(self.replica.name, after=after, timeout=max(left, 0.0))
             try:
                 if self.driver.run(steps):
                     return True
             except UsageError:  # The store was closed.
                 return False
-            if left < SLICE:
+            if deadline is not None and time.monotonic() >= deadline:
                 return False
         return False
 
@@ -157,6 +156,7 @@ class Handle:
                     self.drain()
             finally:
                 self._closed = True
+                self.driver.end_waits(self.replica.name)
                 self.tell_notices()
 
     def require_open(self) -> None:

@@ -13,7 +13,6 @@ from perdure.effects.asking import Replaying
 from perdure.effects.tools import Changed, Running
 from perdure.errors import NotFoundError, PerdureError, UsageError
 from perdure.events import Observed
-from perdure.handle import SLICE
 from perdure.plans import Plan
 from perdure.reading import Past
 from perdure.replica import Answer, Replica
@@ -88,14 +87,15 @@ class AsyncHandle:
         while not self._closed:
             if self.replica.tip.position > after:
                 return True
-            left = SLICE if deadline is None else min(SLICE, deadline - time.monotonic())
+            longest = self.driver.longest_wait
+            left = longest if deadline is None else min(longest, deadline - time.monotonic())
             steps = steps_to.wait(self.replica.name, after=after, timeout=max(left, 0.0))
             try:
                 if await self.driver.run(steps):
                     return True
             except UsageError:  # The store was closed.
                 return False
-            if left < SLICE:
+            if deadline is not None and time.monotonic() >= deadline:
                 return False
         return False
 
@@ -150,6 +150,7 @@ class AsyncHandle:
                     await self.drain()
             finally:
                 self._closed = True
+                self.driver.end_waits(self.replica.name)
                 self.tell_notices()
 
     def require_open(self) -> None:

@@ -2,10 +2,12 @@
 
 import time
 
-from perdure.backend import WATCH, Backend, knowing_watch
+from perdure.backend import WATCH, AsyncBackend, Backend, knowing_watch
+from perdure.backends.watching import Watchers
 
 FIRST_PAUSE = 0.01  # Seconds between looks at a store that can not wait by itself.
 LONGEST_PAUSE = 0.5  # It may be far away, and each look may cost money.
+SLICE, LONG = 0.5, 60.0  # Seconds; for how long one call waits that can not be ended, or that can.
 
 
 def wait(backend: Backend, stream: str, *, after: int, timeout: float) -> bool:
@@ -26,3 +28,20 @@ def _stands_after(backend: Backend, stream: str, after: int) -> bool:
     for head in backend.streams(prefix=stream, limit=1):
         return head.stream == stream and head.position > after
     return False
+
+
+def longest(backend: Backend | AsyncBackend) -> float:
+    """Return for how many seconds one call may wait for a record: until it can be ended."""
+    return SLICE if _watchers(backend) is None else LONG
+
+
+def end(backend: Backend | AsyncBackend, stream: str) -> None:
+    """Have those wait no longer who wait for a stream in this process, where that can be done."""
+    watchers = _watchers(backend)
+    if watchers is not None:
+        watchers.end(stream)
+
+
+def _watchers(backend: Backend | AsyncBackend) -> Watchers | None:
+    found = getattr(backend, "watchers", None) if WATCH in backend.capabilities else None
+    return found if isinstance(found, Watchers) else None

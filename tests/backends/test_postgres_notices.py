@@ -2,8 +2,9 @@
 
 import asyncio
 import logging
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 from urllib.parse import quote
@@ -12,10 +13,12 @@ import psycopg
 import pytest
 from click.testing import CliRunner
 
+import perdure
 from perdure.backends import postgres_bell
 from perdure.backends.postgres import PostgresBackend
 from perdure.backends.postgres_async import AsyncPostgresBackend
 from perdure.backends.postgres_links import Link
+from perdure.backends.watching import Watchers
 from perdure.cli import doctor_trials
 from perdure.cli.__main__ import main
 from perdure.testing.contract_values import appended, entries, status
@@ -122,6 +125,67 @@ def test_a_server_without_listen_is_asked_for_it_seldom(
     assert backend.watch("s", after=0, timeout=30)
     assert len(begun) == 1
     backend.close()
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def watching(store: perdure.Store, seen: list[float]) -> threading.Thread:
+    """Follow a session, in a thread, and note when its records come."""
+    session = store.session("s")
+    session.note("begun")
+
+    def follow() -> None:
+        seen.extend(time.monotonic() for _ in session.watch())
+
+    thread = threading.Thread(target=follow)
+    thread.start()
+    return thread
+
+
+def test_who_is_told_looks_seldom(postgres_store: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[float] = []
+    seen: list[float] = []
+    backend = PostgresBackend(postgres_store)
+    real = backend._pool.run
+
+    def run(*given: Any) -> Any:
+        asked.append(time.monotonic())
+        return real(*given)
+
+    with perdure.open(backend) as store, perdure.open(postgres_store) as other:
+        thread = watching(store, seen)
+        wait_until(lambda: backend.watchers.told)
+        time.sleep(0.5)  # It looks once more, and says that it waits.
+        monkeypatch.setattr(backend._pool, "run", run)
+        time.sleep(4)
+        assert len(asked) <= 3  # After one second, and two more; it was four a second.
+        written = time.monotonic()
+        other.session("s").note("told")
+        wait_until(lambda: bool(seen))
+        assert seen[0] - written < 2
+    thread.join()
+
+
+def test_who_is_not_told_any_more_looks_again(
+    postgres_store: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Watchers, "trusted", lambda self, _: 30.0 if self.told else 0.1)
+    seen: list[float] = []
+    backend = PostgresBackend(postgres_store)
+    with perdure.open(backend) as store, perdure.open(postgres_store) as other:
+        thread = watching(store, seen)
+        wait_until(lambda: backend.watchers.told)
+        time.sleep(0.5)
+        backend._bell._closed = True  # Nobody listens from now on.
+        wait_until(lambda: not backend.watchers.told)
+        other.session("s").note("not told")
+        wait_until(lambda: bool(seen))
+    thread.join()
 
 
 def test_the_doctor_says_that_nobody_is_told(

@@ -136,11 +136,11 @@ def test_it_ends_with_the_store_or_the_session(store: perdure.Store) -> None:
     until(lambda: len(seen) == 2)
     time.sleep(0.1)
     session.close()
-    threads[0].join(60)
+    threads[0].join(20)  # One call may wait for a minute.
     assert not threads[0].is_alive()
     assert threads[1].is_alive()
     store.close()
-    threads[1].join(60)
+    threads[1].join(20)
     assert not threads[1].is_alive()
     assert seen == ["note"] * 2
     with pytest.raises(UsageError, match="closed"):
@@ -232,6 +232,12 @@ def test_the_same_holds_in_an_event_loop(tmp_path: Path) -> None:
             async with asyncio.timeout(60):
                 await task
             assert seen[2:] == ["deleted"]
+            closing = await store.session("u")
+            waiting = asyncio.create_task(anext(closing.watch(), None))
+            await asyncio.sleep(0.02)
+            await closing.close()
+            async with asyncio.timeout(20):  # One call may wait for a minute.
+                assert await waiting is None
             later = await store.session("t")
             waiting = asyncio.create_task(anext(later.watch(), None))
             await asyncio.sleep(0.02)

@@ -22,7 +22,7 @@ from perdure.backend import (
     knowing_recency,
     knowing_watch,
 )
-from perdure.backends.watching import PAUSE, Watchers
+from perdure.backends.watching import PAUSE, Vigil, Watchers
 from perdure.errors import UsageError
 
 if TYPE_CHECKING:
@@ -47,8 +47,8 @@ class Offload:
         self.guarantees = backend.guarantees
         self._worker: _Worker | None = None
         own = getattr(backend, "watchers", None)
-        self._watchers = own if isinstance(own, Watchers) else Watchers()
-        self._rings = own is not self._watchers  # The store does not ring by itself.
+        self.watchers = own if isinstance(own, Watchers) else Watchers()
+        self._rings = own is not self.watchers  # The store does not ring by itself.
         self._closed = False
 
     async def append(self, appends: Sequence[Append]) -> Sequence[Outcome]:
@@ -57,7 +57,7 @@ class Offload:
         stored = _begun(worker, work) if len(appends) >= MANY else _posted(worker, work)
         outcomes = await stored
         if self._rings:
-            self._watchers.ring(appends)
+            self.watchers.ring(appends)
         return outcomes
 
     def read(
@@ -108,17 +108,16 @@ class Offload:
         import asyncio  # Here, because `import perdure` must stay fast.
 
         backend, loop = knowing_watch(self._backend), asyncio.get_running_loop()
-        deadline, woken = None if timeout is None else loop.time() + timeout, asyncio.Event()
+        woken = asyncio.Event()
 
         def wake() -> None:
             with contextlib.suppress(RuntimeError):  # The loop may have been closed since.
                 loop.call_soon_threadsafe(woken.set)
 
-        with self._watchers.waking(stream, wake):
+        with self.watchers.waking(stream, wake):
+            vigil = Vigil(self.watchers, stream, timeout)
             while not await self._call(lambda: backend.watch(stream, after=after, timeout=0)):
-                left = PAUSE if self._rings else self._watchers.trusted
-                if deadline is not None:
-                    left = min(left, deadline - loop.time())
+                left = min(vigil.pause(), PAUSE) if self._rings else vigil.pause()
                 if left <= 0:
                     return False
                 with contextlib.suppress(TimeoutError):
@@ -142,7 +141,7 @@ class Offload:
             return
         worker = self._running()
         self._closed = True
-        self._watchers.ring_all()
+        self.watchers.ring_all()
         done = _posted(worker, self._backend.close)
         worker.stop()
         await done

@@ -15,7 +15,7 @@ from perdure.backends.postgres_schema import prepare
 from perdure.backends.postgres_sql import statements
 from perdure.backends.postgres_steps import NO_BOUND, Book, Page
 from perdure.backends.rules import check, check_name
-from perdure.backends.watching import Watchers
+from perdure.backends.watching import Vigil, Watchers
 from perdure.errors import DamagedError
 from perdure.guarantees import Acceptance
 
@@ -40,8 +40,8 @@ class AsyncPostgresBackend:
             statements(quoted(parsed.schema)), parsed.tenant, parsed.name, channel_of(parsed)
         )
         self._pool = AsyncPool(parsed)
-        self._watchers = Watchers()
-        self._bell = Bell(parsed, self._watchers, self._book.key)
+        self.watchers = Watchers()
+        self._bell = Bell(parsed, self.watchers, self._book.key)
 
     async def append(self, appends: Sequence[Append]) -> Sequence[Outcome]:
         """As `PostgresBackend.append`."""
@@ -49,7 +49,7 @@ class AsyncPostgresBackend:
         if not appends:
             return []
         outcomes = await self._pool.run(partial(self._book.append, appends))
-        self._watchers.ring(appends)
+        self.watchers.ring(appends)
         return outcomes
 
     async def read(
@@ -108,21 +108,19 @@ class AsyncPostgresBackend:
         if timeout is not None and timeout <= 0:
             return await self._stands_after(stream, after)
         loop, woken = asyncio.get_running_loop(), asyncio.Event()
-        deadline = None if timeout is None else loop.time() + timeout
 
         def wake() -> None:
             with contextlib.suppress(RuntimeError):  # The loop may have been closed since.
                 loop.call_soon_threadsafe(woken.set)
 
-        with self._watchers.waking(stream, wake):
+        with self.watchers.waking(stream, wake):
+            vigil = Vigil(self.watchers, stream, timeout)
             while True:
                 if self._bell.wants(stream):
                     await self._pool.run(partial(self._book.expect, stream, LASTS))
                 if await self._stands_after(stream, after):
                     return True
-                left = self._watchers.trusted
-                if deadline is not None:
-                    left = min(left, deadline - loop.time())
+                left = vigil.pause()
                 if left <= 0:
                     return False
                 with contextlib.suppress(TimeoutError):
@@ -144,7 +142,7 @@ class AsyncPostgresBackend:
         """As `PostgresBackend.close`."""
         self._bell.close()
         await self._pool.close()
-        self._watchers.ring_all()
+        self.watchers.ring_all()
 
     async def _stands_after(self, stream: str, after: int) -> bool:
         head = await self._pool.run(partial(head_steps, self._book, stream))

@@ -93,7 +93,8 @@ class Bell:
             with Link.connect(**options) as link:
                 link.execute(f"listen {self._channel}".encode())
                 if self._probed(link):
-                    self._hears = True
+                    self._told = {}  # A server that crashed has forgotten who waits.
+                    self._hears = self._watchers.told = True
                     self._watchers.ring_all()  # They look again, and say that they wait.
                     self._forward(link)
                 else:
@@ -103,7 +104,9 @@ class Bell:
         except (psycopg.Error, OSError):
             self._failed = time.monotonic() - AGAIN + 2 * TURN  # The server may be back soon.
         finally:
-            self._hears = False
+            heard, self._hears, self._watchers.told = self._hears, False, False
+            if heard:
+                self._watchers.ring_all()  # From now on they have to look themselves.
 
     def _probed(self, link: Link) -> bool:
         """Tell whether what another connection sends arrives here."""

@@ -2,7 +2,7 @@
 
 A store rings for the streams that it appended to, which costs nothing while nobody waits. Others'
 appends are told by files: while somebody waits, one thread compares their sizes and times, for all
-who wait. Nothing here knows a store.
+who wait. A server may tell of them, too (`told`). Nothing here knows a store.
 """
 
 import contextlib
@@ -16,6 +16,7 @@ from perdure.backend import Append, Head
 PAUSE = 0.05  # Seconds; so long another process's record may go unseen.
 TRUSTED = 1.0  # Seconds; a clock's tick may hide a write, so a head is looked at as often as this.
 EACH = 0.01  # Seconds more for each that waits: many of them cost no more than some.
+TOLD = 10.0  # Seconds, at most, where a server tells: a notice may get lost.
 
 Wake = Callable[[], None]
 
@@ -46,12 +47,20 @@ class Watchers:
         self._waiting: dict[str, list[Wake]] = {}
         self._files: dict[str, str] = {}
         self._traces: dict[str, tuple[int, ...]] = {}
+        self._ended: dict[str, int] = {}
         self._count = 0
         self._looking = False
+        self.told = False
+        """Whether a server tells of all appends; who waits for one already is woken by it."""
 
-    @property
-    def trusted(self) -> float:
-        """For how long whoever was not woken may believe that nothing came."""
+    def trusted(self, before: float) -> float:
+        """For how long whoever was not woken may believe that nothing came.
+
+        `before` is how long it believed so the last time. A server tells those of whom the writer
+        knows: what was under way when somebody began to wait is found by looking, soon at first.
+        """
+        if self.told:
+            return min(max(before * 2, TRUSTED), TOLD)
         return TRUSTED + self._count * EACH
 
     def add(self, stream: str, wake: Wake) -> None:
@@ -79,6 +88,7 @@ class Watchers:
             if not self._waiting[stream]:
                 del self._waiting[stream]
                 self._files.pop(stream, None)
+                self._ended.pop(stream, None)
 
     def ring(self, appends: Iterable[Append]) -> None:
         """Wake those who wait for streams that were appended to."""
@@ -94,10 +104,21 @@ class Watchers:
             return [*self._waiting]
 
     def ring_all(self) -> None:
-        """Wake everybody: the store was closed."""
+        """Wake everybody: the store was closed, or nobody knows what was not told of."""
         if self._waiting and self._pid == os.getpid():
             with self._lock:
                 self._wake(self._waiting)
+
+    def end(self, stream: str) -> None:
+        """Have those who wait for a stream wait no longer: one of them has to go."""
+        if stream in self._waiting and self._pid == os.getpid():
+            with self._lock:
+                self._ended[stream] = self.ended(stream) + 1
+                self._wake([stream])
+
+    def ended(self, stream: str) -> int:
+        """How often those who wait for a stream were to wait no longer."""
+        return self._ended.get(stream, 0)
 
     def _wake(self, streams: Iterable[str]) -> None:
         for stream in streams:
@@ -123,7 +144,10 @@ class Watchers:
     def wait(
         self, stream: str, after: int, timeout: float | None, head: Callable[[str], Head | None]
     ) -> bool:
-        """Return True once the head stands after a position, or False when the time has passed."""
+        """Return True once the head stands after a position, or False when the time has passed.
+
+        False also when somebody ended it (`end`).
+        """
 
         def look() -> bool:
             found = head(stream)
@@ -131,19 +155,16 @@ class Watchers:
 
         if timeout is not None and timeout <= 0:
             return look()
-        deadline = None if timeout is None else time.monotonic() + timeout
         woken = threading.Event()
         with self.waking(stream, woken.set):
-            while True:
-                if look():
-                    return True
-                left = self.trusted
-                if deadline is not None:
-                    left = min(left, deadline - time.monotonic())
+            vigil = Vigil(self, stream, timeout)
+            while not look():
+                left = vigil.pause()
                 if left <= 0:
                     return False
                 woken.wait(left)
                 woken.clear()
+            return True
 
     @contextlib.contextmanager
     def waking(self, stream: str, wake: Wake) -> Iterator[None]:
@@ -153,3 +174,23 @@ class Watchers:
             yield
         finally:
             self.remove(stream, wake)
+
+
+class Vigil:
+    """One who waits: how long to rest between two looks, until the time has passed."""
+
+    def __init__(self, watchers: Watchers, stream: str, timeout: float | None) -> None:
+        self._watchers = watchers
+        self._stream = stream
+        self._deadline = None if timeout is None else time.monotonic() + timeout
+        self._ended = watchers.ended(stream)
+        self._pause = 0.0
+
+    def pause(self) -> float:
+        """Return for how many seconds to rest now; 0 or less is the end."""
+        if self._watchers.ended(self._stream) != self._ended:
+            return 0.0
+        self._pause = self._watchers.trusted(self._pause)
+        if self._deadline is None:
+            return self._pause
+        return min(self._pause, self._deadline - time.monotonic())

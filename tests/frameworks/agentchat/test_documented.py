@@ -17,7 +17,6 @@ from autogen_ext.models.openai import OpenAIChatCompletionClient
 
 from perdure.testing import ModelServer
 from tests.frameworks.agentchat import restored
-from tests.frameworks.agentchat.model import answer
 from tests.frameworks.agentchat.scripts import TASKS
 from tests.frameworks.agentchat.teams import MODEL, TEAMS
 
@@ -27,27 +26,22 @@ EXAMPLE = ROOT / "examples" / "agentchat_claims.py"
 BLOCK = re.compile(r"^```(python|text)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
-def briefly(body: Any) -> Any:
-    """Answer without the words that only graphs want."""
-    found = answer(body)
-    return re.sub(r": \w+\.$", ".", found) if isinstance(found, str) else found
-
-
 def test_the_page_s_blocks_print_what_it_shows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with ModelServer(briefly) as server:
-        namespace: dict[str, Any] = {"client": clients(server), "server": server}
-        printed = ""
-        for language, text in BLOCK.findall(PAGE.read_text("utf-8")):
-            if language == "python":
-                out = io.StringIO()
-                with redirect_stdout(out):
-                    exec(compile(text, str(PAGE), "exec"), namespace)  # noqa: S102 - our own page.
-                printed = out.getvalue()
-            else:
-                assert printed == text
+    namespace: dict[str, Any] = {}
+    printed = ""
+    for language, text in BLOCK.findall(PAGE.read_text("utf-8")):
+        if language == "python":
+            out = io.StringIO()
+            with redirect_stdout(out):
+                exec(compile(text, str(PAGE), "exec"), namespace)  # noqa: S102 - our own page.
+            printed = out.getvalue()
+            namespace["client"] = clients(namespace["server"])
+        else:
+            assert printed == text
+    namespace["server"].close()
     assert len({key for _, key in namespace["charged"]}) == len(namespace["charged"])
     namespace.clear()
     with warnings.catch_warnings(action="ignore", category=ResourceWarning):

@@ -28,10 +28,10 @@ BLOCK = re.compile(r"^```(python|text)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 def test_the_page_s_blocks_print_what_it_shows(
-    cast: Cast, server: ModelServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    namespace: dict[str, Any] = {"llm_config": cast.llm, "server": server}
+    namespace: dict[str, Any] = {}
     printed = ""
     for language, text in BLOCK.findall(PAGE.read_text("utf-8")):
         if language == "python":
@@ -42,6 +42,7 @@ def test_the_page_s_blocks_print_what_it_shows(
             printed = out.getvalue()
         else:
             assert printed == text
+    namespace["server"].close()
     assert len(namespace["paid"]) == 1
 
 

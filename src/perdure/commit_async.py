@@ -9,6 +9,7 @@ All that goes together is told in one event loop. Another one may follow when it
 
 import asyncio
 import contextlib
+import os
 import threading
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Generic, Protocol, TypeVar
@@ -53,6 +54,7 @@ class AsyncCombiner(Generic[Item, Answer]):
         self._under_way: list[_Waiting[Item, Answer]] | None = None
         self._queue: list[_Waiting[Item, Answer]] = []
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._pid = 0
         self.steps: _UnderWay | None = None
         """Those that were begun last to carry out what is under way, if it is steps that do."""
 
@@ -79,16 +81,22 @@ class AsyncCombiner(Generic[Item, Answer]):
         """Serve another event loop from here on."""
         with _following:  # Loops of two threads may come at the same time.
             before = self._loop
-            if before is not None and (before.is_running() or self._waits_for(before)):
+            if before is not None and self._is_served_by(before):
                 raise UsageError("another event loop uses this store: open it once for each loop")
-            self._loop = loop
+            self._loop, self._pid = loop, os.getpid()
         self._forsake()
 
-    def _waits_for(self, loop: asyncio.AbstractEventLoop) -> bool:
-        return self._under_way is not None and not loop.is_closed()
+    def _is_served_by(self, loop: asyncio.AbstractEventLoop) -> bool:
+        """Whether a loop runs, or could still tell of what is under way.
+
+        After a fork it does so in the parent, whatever its copy in the child says.
+        """
+        if self._pid != os.getpid():
+            return False
+        return loop.is_running() or (self._under_way is not None and not loop.is_closed())
 
     def _forsake(self) -> None:
-        """Give up what was under way in a loop that was closed: its answer can not come any more.
+        """Give up what was under way in a loop that has ended: its answer can not come any more.
 
         Steps are told, so that their session is in doubt. Whoever else waited is gone.
         """

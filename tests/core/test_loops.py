@@ -3,8 +3,11 @@
 import asyncio
 import contextlib
 import gc
+import os
+import signal
 import weakref
 from collections.abc import Callable, Coroutine, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -226,3 +229,40 @@ def test_a_store_refuses_a_loop_while_another_one_uses_it() -> None:
     asyncio.run(main())
     asyncio.run(elsewhere())  # The other one has ended.
     asyncio.run(store.close())
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+@pytest.mark.parametrize("writes", [0, 3])
+def test_a_child_of_a_fork_goes_on_in_a_loop_of_its_own(tmp_path: Path, writes: int) -> None:
+    """Also if the parent forked, out of a loop that runs, with writes under way."""
+
+    async def child(store: AsyncStore, session: AsyncSession) -> None:
+        await (await store.session("child")).append(said("of its own"))
+        await session.refresh()
+        await session.append(said("child"))
+
+    async def parent() -> list[str]:
+        async with perdure.open_async(tmp_path / "store.db") as store:
+            session = await store.session("shared")
+            await session.append(said("first"))
+            tasks = [asyncio.create_task(session.append(said("more"))) for _ in range(writes)]
+            await asyncio.sleep(0)
+            told, telling = os.pipe()
+            forked = os.fork()
+            if forked == 0:
+                signal.alarm(20)  # A child that hangs must not outlive the test.
+                try:
+                    os.read(told, 1)
+                    asyncio.run(child(store, session))
+                finally:
+                    os._exit(0)
+            await asyncio.gather(*tasks)
+            os.write(telling, b".")
+            await asyncio.to_thread(os.waitpid, forked, 0)
+            os.close(told)
+            os.close(telling)
+            await session.refresh()
+            return [message["content"] for message in await session.messages()]
+
+    assert asyncio.run(parent()) == ["first", *["more"] * writes, "child"]

@@ -54,6 +54,7 @@ class Store(NamedTuple):
         """Return how many blocks of tables and indexes were looked at until now."""
         query = """select sum(heap_blks_read + heap_blks_hit + idx_blks_read + idx_blks_hit)
             from pg_statio_user_tables where schemaname = %s"""
+        self.admin.execute("select pg_stat_force_next_flush()")  # What loading touched counts now.
         row = self.admin.execute(query, (self.schema,)).fetchone()
         assert row is not None
         return int(row[0])

@@ -55,7 +55,10 @@ _STATES = {
     "53": _Hint("the server lacks resources", "look at its log, then try again"),
     "55P03": _Hint("a lock is held too long", "try again later"),
     "57014": _Hint("the server cancelled the statement", "raise its statement_timeout"),
-    "57": _Hint("the server was stopped or is starting", "try again later"),
+    "57": _Hint(
+        "the server was stopped or is starting",
+        "try again later; if it stays like that, look at the log of the server",
+    ),
     "58": _Hint("the server's disk fails", "look at its log"),
 }
 

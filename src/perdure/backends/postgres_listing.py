@@ -97,7 +97,7 @@ class ByChange:
                 names += [head.stream.encode() for head in (yield from few.steps())]
             if len(names) <= FEW:
                 self.ended = True
-                return (yield Ask(sql.named, (tenant, Bytes(names))))
+                return (yield Ask(sql.named, (Bytes(names), tenant)))
         size = PAGE_ROWS if self._prefix or self._labels else min(self._left, PAGE_ROWS)
         rows = yield Ask(sql.recent, (tenant, *self._before, size))
         begun = rows[0][4] if rows and self._begun < 0 else self._begun
@@ -114,7 +114,7 @@ class ByChange:
 
 def head_steps(book: Book, stream: str) -> Steps[Head | None]:
     """Return the head of a stream, None if it has none."""
-    rows = yield Ask(book.sql.named, (book.tenant, Bytes([check_name(stream)])))
+    rows = yield Ask(book.sql.named, (Bytes([check_name(stream)]), book.tenant))
     return head_of(rows[0]) if rows else None
 
 

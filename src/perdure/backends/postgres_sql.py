@@ -5,8 +5,8 @@ works behind a pooler that gives every statement another connection. What a user
 its order is that of code points whatever the database's locale, and no byte is special in it.
 
 No statement leaves it to the planner's statistics whether a table is read through: what is looked
-up is given as an array, or joined laterally. Indexes for listings have a condition, `changed > 0`
-or `present`, so that no other statement can take them.
+up is joined laterally, by its whole key. Indexes for listings have a condition, `changed > 0` or
+`present`, so that no other statement can take them.
 
 `position` of a head is the lock and the proof: an append moves it from where its entries begin to
 where they end, or does nothing at all.
@@ -29,19 +29,22 @@ NOW = "(extract(epoch from clock_timestamp()) * 1000000)::bigint"
 # A head that goes on is held first, so that nobody removes it and the row proposed for it can only
 # update it: that row carries the position that is expected in `changed`, as a negative number. A
 # head that begins is inserted; one that is there already is held too, and stays as it is.
-# Heads are locked in one order, that of the streams: a plan's own differs with a batch's size.
+# Heads are locked in one order, that of the streams, one after the other as they are found.
 _NEW = """
 with new as (
   select * from unnest(%b::bytea[], %b::bytea[], %b::bigint[], %b::bigint[], %b::text[],
     %b::bytea[], %b::boolean[])
     as new (stream, name, expected, position, digest, labels, relabels)
 ), held as (
-  select head.name
-  from {schema}.head as head join new on new.name = head.name
-  where head.tenant = %b::text and head.name = any(%b::bytea[])
-    and (new.expected = 0 or head.position = new.expected
-      and (head.labels = new.labels or new.relabels))
-  order by head.stream for update of head
+  select found.name
+  from (select * from new order by stream offset 0) as new
+  cross join lateral (
+    select head.name from {schema}.head as head
+    where head.tenant = %b::text and head.name = new.name
+      and (new.expected = 0 or head.position = new.expected
+        and (head.labels = new.labels or new.relabels))
+    limit 1 for update
+  ) as found
 ), taken as (
   insert into {schema}.head as head (tenant, stream, name, position, digest, labels, changed)
   select %b::text, stream, name, position, digest, labels,
@@ -131,11 +134,17 @@ left join lateral (
 ) as entry on true
 order by ask.number, entry.position"""
 
-# A lock is written to the log: its commit waits until everything before it is durable too.
+# A lock is written to the log: its commit waits until everything before it is durable too. The
+# streams are given in the order in which heads are locked.
 _SETTLE = """
-select {durably} from {schema}.head as head
-where head.tenant = %b::text and head.name = any(%b::bytea[])
-order by head.stream for update"""
+select {durably}
+from (
+  select name from unnest(%b::bytea[]) with ordinality as ask (name, number)
+  order by number offset 0
+) as ask
+cross join lateral (
+  select name from {schema}.head where tenant = %b::text and name = ask.name limit 1 for update
+) as held"""
 
 # The bodies of a page end where their sum is too much; the first one passes whatever its size.
 _READ = """
@@ -193,9 +202,11 @@ order by changed desc, name desc"""
 
 _NAMED = """
 select head.name, head.position, head.digest, head.labels, head.changed
-from {schema}.head as head
-where tenant = %b::text and name = any(%b::bytea[])
-order by changed desc, name desc"""
+from unnest(%b::bytea[]) as ask (name)
+cross join lateral (
+  select * from {schema}.head where head.tenant = %b::text and head.name = ask.name limit 1
+) as head
+order by head.changed desc, head.name desc"""
 
 _DROP = """
 with gone as (

@@ -115,10 +115,9 @@ class Book:
         relabels = [self.labels.change(key, append) for key, append in batch]
         if len(batch) == 1 and _goes_on(batch[0][1]) and not relabels[0]:
             return self._write_next(batch[0][1])
-        names = Bytes([append.stream.encode() for _, append in batch])
         heads = (
             Bytes([key for key, _ in batch]),
-            names,
+            Bytes([append.stream.encode() for _, append in batch]),
             Numbers([0 if one.begins else one.entries[0].position - 1 for _, one in batch]),
             Numbers([last.position for last in lasts]),
             Texts([digest_of(last.header).encode() for last in lasts]),
@@ -131,7 +130,7 @@ class Book:
             Bytes([entry.header for _, entry in rows]),
             Bytes([entry.body or b"" for _, entry in rows]),
         )
-        parameters = (*heads, tenant, names, tenant, tenant, *entries)
+        parameters = (*heads, tenant, tenant, tenant, *entries)
         if not any(relabels):
             return Ask(self.sql.append, (*parameters, tenant), often=True)
         changed = [one for one, relabelled in zip(batch, relabels, strict=True) if relabelled]
@@ -173,7 +172,7 @@ class Book:
             if outcome is STORED:
                 settled.append(append.stream.encode())
         if settled:
-            yield Ask(self.sql.settle, (self.tenant, Bytes(settled)))
+            yield Ask(self.sql.settle, (Bytes(settled), self.tenant))  # In their keys' order.
         return again
 
     def _look(self, missed: list[tuple[bytes, Append]]) -> Ask:

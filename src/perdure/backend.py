@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Collection, Iterator, Sequence
 from hashlib import sha256
 from typing import Literal, NamedTuple, Protocol, cast, overload
 
-from perdure.errors import UnsupportedError
+from perdure.errors import UnavailableError, UnsupportedError
 from perdure.guarantees import Guarantees
 
 LABELS_MAX = 16  # A listing filter, not a data model: enough for states and a few tags.
@@ -22,6 +22,10 @@ RECENT = "recent"  # The capability of a store that has the method of `Recent`.
 CLOCK = "clock"  # The capability of a store that has the method of `Timed`.
 REMOVE = "remove"  # The capability of a store that has the method of `Removing`.
 WATCH = "watch"  # The capability of a store that has the method of `Watch`.
+
+
+class UnmadeError(UnavailableError):
+    """Nothing was made yet where a store is to be, and the address says not to make it."""
 
 
 # To hash more than this at once, Python lets other threads run, and then waits until it is its turn

@@ -190,6 +190,14 @@ def split_accept(address: str) -> tuple[str, frozenset[str]]:
     return address[: match.start()] + rest, frozenset(word for word in words if word)
 
 
+def not_making(address: str) -> str:
+    """Return an address that makes no tables, unless it says itself that it may."""
+    scheme, rest = _parse(split_accept(address)[0])
+    if ALIASES.get(scheme, scheme) not in SERVERS or "migrate=" in rest:
+        return address
+    return f"{address}{'&' if '?' in address else '?'}migrate=no"
+
+
 def _tell_downgrades(backend: "Backend | AsyncBackend") -> None:
     for one in guarantees_of(backend).accepted:
         fields = {"store": backend.name, "accepted": one.name, "costs": one.costs}

@@ -12,6 +12,7 @@ from perdure.backend import CLOCK, knowing_time
 from perdure.backends.memory import MemoryBackend
 from perdure.backends.postgres import PostgresBackend
 from perdure.backends.sqlite import SqliteBackend
+from perdure.errors import UnavailableError
 from tests.cli.support import invoke, objects
 from tests.core.support import said
 from tests.moving.stores import act, shown
@@ -59,6 +60,24 @@ def test_an_event_loop_copies_to_a_server(postgres_store: str, tmp_path: Path) -
     assert copied.complete
     assert copied.verified == copied.entries
     assert perdure.copy(tmp_path / "one.db", postgres_store).entries == 0
+
+
+def test_neither_a_dry_run_nor_a_source_makes_tables(postgres_empty: str, tmp_path: Path) -> None:
+    one, elsewhere = tmp_path / "one.db", tmp_path / "two.db"
+    with perdure.open(one) as store:
+        store.session("s").append(said("a"))
+    dry = perdure.copy(one, postgres_empty, dry_run=True)
+    assert (dry.sessions, dry.entries, dry.problems) == (1, 1, ())
+    assert asyncio.run(perdure.copy_async(one, postgres_empty, dry_run=True)) == dry
+    assert invoke(None, "copy", "--dry-run", str(one), postgres_empty).exit_code == 0
+    with pytest.raises(UnavailableError, match="no tables yet"):
+        perdure.copy(postgres_empty, elsewhere)
+    with pytest.raises(UnavailableError, match="no tables yet"):
+        perdure.open(f"{postgres_empty}&migrate=no")
+    assert not elsewhere.exists()
+    assert perdure.copy(one, postgres_empty).complete
+    assert perdure.copy(one, postgres_empty, dry_run=True).entries == 0
+    assert perdure.copy(postgres_empty, elsewhere).complete
 
 
 def test_the_command_does_not_repeat_a_password(postgres_store: str, tmp_path: Path) -> None:

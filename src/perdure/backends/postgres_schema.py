@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import psycopg
 
+from perdure.backend import UnmadeError
 from perdure.backends.postgres_address import Address, quoted
 from perdure.backends.postgres_errors import Trial, cause, translated
 from perdure.backends.postgres_links import Link, in_time, options_of
@@ -135,7 +136,8 @@ def _behind(server: Server, address: Address) -> PerdureError:
     what = "has no tables yet" if server.tables == 0 else f"has tables of version {server.tables}"
     reason = f"the schema {address.schema!r} {what}, this perdure needs version {NEWEST}"
     hint = "run: perdure migrate ADDRESS, as a user who may create them"
-    return UnavailableError(address.name, reason, hint)
+    kind = UnmadeError if server.tables == 0 else UnavailableError
+    return kind(address.name, reason, hint)
 
 
 def look(link: Link, address: Address, deadline: float = math.inf) -> Server:

@@ -22,7 +22,7 @@ from perdure.cli.text import safe
 from perdure.codec import Codec
 from perdure.errors import DamagedError, NotFoundError, PerdureError, UsageError
 from perdure.fold import DELETED
-from perdure.opening import ALIASES, SERVERS, _backend, _parse, _settings, split_accept
+from perdure.opening import ALIASES, _backend, _parse, _settings, not_making, split_accept
 from perdure.store import Store
 
 BAD_NEWS, WRONG_CALL, UNAVAILABLE = 1, 2, 3
@@ -169,9 +169,7 @@ def _existing(address: str | None) -> str:
         raise WrongCallError("A memory store is empty when it is opened: name one on disk.")
     if scheme in {"sqlite", "files"} and rest:
         _require_there(Path(rest), address)
-    if scheme in {*SERVERS, *ALIASES} and "migrate=" not in rest:
-        return f"{address}{'&' if '?' in rest else '?'}migrate=no"  # Tables are not made either.
-    return address
+    return not_making(address)  # Tables are not made either.
 
 
 def _which() -> str:

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from perdure.backend import AsyncBackend, Backend, Entry, able_to_remove
+from perdure.backend import AsyncBackend, Backend, Entry, UnmadeError, able_to_remove
 from perdure.copying.asking import Ask, CopySteps, Listed, Progress, Remove, Send
 from perdure.copying.pairs import Selection
 from perdure.copying.rounds import Copied, Copying
@@ -17,6 +17,7 @@ from perdure.opening import (
     _backend,
     _parse,
     _require_backend,
+    not_making,
     split_accept,
 )
 from perdure.plans import require_str
@@ -122,7 +123,7 @@ def _existing(source: Any) -> Any:
         path = _path(source)
         if path is not None and not path.exists():
             raise NotFoundError(f"the store {os.fspath(source)!r}", "nothing was made")
-    return source
+    return not_making(source) if isinstance(source, str) else source
 
 
 def _unmade(target: Any) -> Any:
@@ -131,6 +132,13 @@ def _unmade(target: Any) -> Any:
         path = _path(target)
         if path is not None and not path.exists():
             return "memory:"
+    if not isinstance(target, str):
+        return target
+    target = not_making(target)
+    try:
+        _backend(target).close()
+    except UnmadeError:
+        return "memory:"
     return target
 
 

@@ -352,11 +352,14 @@ def test_a_file_that_is_removed_or_replaced_while_open_is_not_written_to(
     backend.close()
 
 
+@pytest.mark.parametrize("seconds", [0.0, 0.15])
 @pytest.mark.parametrize("lost", [["-wal"], ["-shm"], ["-wal", "-shm"]])
 def test_a_log_that_is_removed_while_open_is_not_written_to_and_closing_saves_it(
-    path: Path, lost: list[str]
+    path: Path, lost: list[str], seconds: float
 ) -> None:
+    """Also when it was there for a while, and only a change of the directory is looked for."""
     backend = SqliteBackend(path)
+    time.sleep(seconds)
     status(backend, appended("s", 1, 1))
     for suffix in lost:
         path.with_name(path.name + suffix).unlink()
@@ -391,4 +394,27 @@ def test_whoever_lost_the_locks_leaves_alone_what_others_store_under_new_ones(pa
 
     backend = SqliteBackend(path)
     assert {head.stream: head.position for head in backend.streams()} == {"other": 9, "s": 1}
+    backend.close()
+
+
+def test_a_directory_that_does_not_change_is_all_that_is_looked_at(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = SqliteBackend(path)
+    time.sleep(0.15)
+    status(backend, appended("s", 1, 1))
+    asked: list[object] = []
+    real = os.stat
+
+    def stat(place: Any, **how: Any) -> os.stat_result:
+        asked.append(place)
+        return real(place, **how)
+
+    monkeypatch.setattr(os, "stat", stat)
+    status(backend, appended("s", 2, 2))
+    assert asked == [str(path.parent)]
+    path.with_name("another").touch()
+    status(backend, appended("s", 3, 3))
+    assert str(path) + "-wal" in asked
+    monkeypatch.undo()
     backend.close()

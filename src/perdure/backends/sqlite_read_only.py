@@ -9,6 +9,7 @@ file and its log must be, after each page, as they were before it; else the page
 import contextlib
 import errno
 import os
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -27,6 +28,8 @@ from perdure.guarantees import Check
 _REFUSED = (apsw.CantOpenError, apsw.ReadOnlyError, apsw.PermissionsError, OSError)
 """What a file or a log that can not be written leads to."""
 
+SETTLED = 100_000_000  # Nanoseconds; ten times what the clock of a file system takes for a tick.
+
 
 def connect(
     path: str, name: str, vfs: str | None, patience: float
@@ -37,12 +40,11 @@ def connect(
     Whatever is wrong with it is raised now and not at the first append.
     """
     busy = patient(patience)
-    files = (path, path + "-wal", path + "-shm")
     found = Connections(
         name,
         lambda: sqlite_schema.open_connection(path, name, vfs, busy),
         lambda: sqlite_schema.rewrite_log(path),
-        lambda: tuple(map(_identity, files)),
+        identities(path),
         sqlite_at_once.prepare,
     )
     try:
@@ -61,6 +63,36 @@ def connect(
     )
     with only_reading.reading():
         return only_reading, (), reason
+
+
+def identities(path: str) -> Callable[[], tuple[Identity, ...]]:
+    """Return what tells which file, log and locks a path leads to.
+
+    It asks for each of them only when their directory has changed: it is called in every write.
+    """
+    files, folder = (path, path + "-wal", path + "-shm"), str(Path(path).parent)
+    known: tuple[tuple[Identity, int], tuple[Identity, ...]] = ((None, 0), ())
+
+    def identify() -> tuple[Identity, ...]:
+        nonlocal known  # One tuple, so that threads see both of its parts or neither.
+        place, (place_before, found) = _folder(folder), known
+        if place[0] is None or place != place_before:
+            found = tuple(map(_identity, files))
+            # The clock of a file system ticks slowly: another change could bear the same time.
+            settled = time.time_ns() - place[1] > SETTLED
+            known = (place if settled else (None, 0), found)
+        return found
+
+    return identify
+
+
+def _folder(path: str) -> tuple[Identity, int]:
+    """Return which directory a path leads to, and when something last came or went in it."""
+    try:
+        found = os.stat(path)  # noqa: PTH116 - as below
+    except OSError:
+        return None, 0
+    return (found.st_dev, found.st_ino), found.st_mtime_ns
 
 
 def _identity(path: str) -> Identity:

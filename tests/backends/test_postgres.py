@@ -54,7 +54,7 @@ def database(postgres_url: str, postgres_schema: str) -> Iterator[psycopg.Connec
 
 def killable(address: str) -> str:
     """Return an address whose connections can be told from those of other tests."""
-    return f"{address}&patience=5&application_name={address.rpartition('tenant=')[2]}"
+    return f"{address}&patience=60&application_name={address.rpartition('tenant=')[2]}"
 
 
 def tenant(backend: PostgresBackend) -> str:
@@ -300,7 +300,7 @@ def test_the_same_for_an_event_loop(postgres_store: str, database: psycopg.Conne
 def test_a_server_that_says_nothing_to_newcomers_is_not_waited_for_longer(
     postgres_store: str,
 ) -> None:
-    address = f"{postgres_store}&patience=0.5"
+    address = f"{postgres_store}&patience=0.5&wait=60"
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()
@@ -340,19 +340,21 @@ async def _append(backend: AsyncPostgresBackend, position: int) -> list[str]:
 def test_a_lock_that_somebody_holds_is_waited_for_but_not_for_ever(
     postgres_store: str, database: psycopg.Connection
 ) -> None:
-    backend = PostgresBackend(f"{postgres_store}&patience=0.5")
+    backend = PostgresBackend(postgres_store)
+    hasty = PostgresBackend(f"{postgres_store}&patience=0.5&wait=60")
     status(backend, appended("s", 1, 1))
     with contextlib.ExitStack() as stack:
         stack.enter_context(database.transaction())
         database.execute("select 1 from head where tenant = %s for update", (tenant(backend),))
         began = time.monotonic()
         with pytest.raises(UnavailableError, match="did not answer in time"):
-            backend.append([appended("s", 2, 2)])
+            hasty.append([appended("s", 2, 2)])
         assert 0.4 < time.monotonic() - began < 20
         assert list(backend.read("s")) == entries(1, 1), "readers do not wait"
     assert status(backend, appended("s", 2, 2)) == ["stored"], "whatever became of the first try"
     assert list(backend.read("s")) == entries(1, 2)
     backend.close()
+    hasty.close()
 
 
 def interrupt_who_waits_for(url: str, holder: int) -> None:

@@ -36,6 +36,10 @@ FAILURES = {
 }
 
 
+# Only where there is no answer it is waited for in vain.
+PATIENCE = {"no answer": "&patience=3&wait=60"}
+
+
 @pytest.fixture
 def elsewhere(postgres_url: str) -> Iterator[str]:
     """The name of a schema for a function of the server's that does something else."""
@@ -62,7 +66,7 @@ def test_an_append_is_stored_whether_or_not_anybody_can_be_told(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     words = instead(postgres_url, elsewhere, FAILURES[failure])
-    backend = PostgresBackend(f"{postgres_store}&patience=2{words}")
+    backend = PostgresBackend(f"{postgres_store}{PATIENCE.get(failure, '')}{words}")
     backend._pool.run(partial(backend._book.expect, "s", 30))
     with caplog.at_level(logging.WARNING):
         assert status(backend, appended("s", 1, 2), appended("t", 1, 1)) == ["stored"] * 2
@@ -85,7 +89,7 @@ def test_the_same_for_an_event_loop(
     words = instead(postgres_url, elsewhere, FAILURES[failure])
 
     async def scenario() -> None:
-        backend = AsyncPostgresBackend(f"{postgres_store}&patience=2{words}")
+        backend = AsyncPostgresBackend(f"{postgres_store}{PATIENCE.get(failure, '')}{words}")
         await backend._pool.run(partial(backend._book.expect, "s", 30))
         for position in (1, 2):
             (outcome,) = await backend.append([appended("s", position, position)])

@@ -81,8 +81,8 @@ def test_who_waits_is_woken_by_looking(address: str) -> None:
     timer = threading.Timer(0.5, status, (writing, appended("s", 1, 1)))
     timer.start()
     start = time.monotonic()
-    assert waiting.watch("s", after=0, timeout=20)
-    assert time.monotonic() - start < 10
+    assert waiting.watch("s", after=0, timeout=60)
+    assert time.monotonic() - start < 40
     timer.join()
     waiting.close()
     writing.close()
@@ -102,26 +102,28 @@ def test_what_a_pooler_refuses_is_said_at_once(
     start = time.monotonic()
     with pytest.raises(UnavailableError, match=hint):
         PostgresBackend(change(address))
-    assert time.monotonic() - start < 10
+    assert time.monotonic() - start < 18
 
 
 def test_a_pooler_without_a_free_connection_says_so(postgres_store: str, postgres_url: str) -> None:
-    words = f"?{postgres_store.partition('?')[2]}&patience=0.5"
+    words = f"?{postgres_store.partition('?')[2]}"
     with pooling(postgres_url, TRANSACTIONS, "default_pool_size = 1") as url:
         backend = PostgresBackend(f"{url}{words}")
+        hasty = PostgresBackend(f"{url}{words}&patience=0.5&wait=60")
         assert status(backend, appended("s", 1, 1)) == ["stored"]
         with psycopg.connect(url) as other:
             other.execute("select 1")  # A transaction that nobody ends.
             with pytest.raises(UnavailableError, match=r"look at the load and the locks .* pooler"):
-                backend.append([appended("s", 2, 2)])
+                hasty.append([appended("s", 2, 2)])
         assert status(backend, appended("s", 2, 2)) == ["stored"], "and it goes on"
         backend.close()
+        hasty.close()
     with (
         pooling(postgres_url, TRANSACTIONS, "max_client_conn = 1") as url,
         psycopg.connect(url),
         pytest.raises(UnavailableError, match="raise its max_client_conn"),
     ):
-        PostgresBackend(f"{url}{words}")
+        PostgresBackend(f"{url}{words}&patience=0.5")
 
 
 def test_one_that_allows_no_transactions_is_good_for_all_but_making_tables(
@@ -141,7 +143,7 @@ def test_a_session_goes_on_when_the_server_behind_the_pooler_is_back() -> None:
     with (
         running() as server,
         pooling(server.url, TRANSACTIONS) as url,
-        perdure.open(f"{url}?patience=0.5") as store,
+        perdure.open(f"{url}?patience=3&wait=60") as store,
     ):
         session = store.session("s")
         session.append({"role": "user", "content": "one"})
@@ -149,9 +151,9 @@ def test_a_session_goes_on_when_the_server_behind_the_pooler_is_back() -> None:
         start = time.monotonic()
         with pytest.raises(UnavailableError):
             session.append({"role": "user", "content": "two"}, id="two")
-        assert time.monotonic() - start < 8
+        assert time.monotonic() - start < 25
         server.start()
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 60
         while time.monotonic() < deadline:  # The pooler has a patience of its own.
             try:
                 session.append({"role": "user", "content": "two"}, id="two")

@@ -18,7 +18,7 @@ from perdure.testing.contract_values import appended, entries, status
 
 @pytest.fixture
 def backend(postgres_store: str) -> Iterator[PostgresBackend]:
-    backend = PostgresBackend(f"{postgres_store}&patience=5")
+    backend = PostgresBackend(f"{postgres_store}&patience=60")
     yield backend
     backend.close()
 

@@ -27,7 +27,7 @@ def serving() -> Iterator[str]:
         assert process.stdin is not None
         yield process.stdout.readline().strip()
         process.stdin.close()
-        assert process.wait(10) == 0
+        assert process.wait(60) == 0
 
 
 def scene(folder: Path, effect: str = "idempotent", url: str = "") -> Scene:

@@ -52,7 +52,7 @@ def test_a_run_that_is_not_waited_for_does_no_harm_to_the_next(
 
     def slowly(key: str, value: object) -> int:
         writing.set()
-        left.wait(10)
+        assert left.wait(60)
         return write(key, value)
 
     monkeypatch.setattr(session, "set", slowly)  # It says that a chat begins.
@@ -61,7 +61,7 @@ def test_a_run_that_is_not_waited_for_does_no_harm_to_the_next(
     def leave() -> None:
         with persist(session, user, assistant):
             running.append(user.run(assistant, message=CHECKLIST, max_turns=1))
-            assert writing.wait(10)
+            assert writing.wait(60)
 
     with pytest.raises(perdure.UsageError, match="a chat is still going on where"):
         leave()
@@ -88,7 +88,7 @@ def test_a_run_that_begins_when_its_block_has_ended_is_refused(
 
     def late(thread: threading.Thread) -> None:
         begin = thread.run
-        monkeypatch.setattr(thread, "run", lambda: (left.wait(10), begin()))
+        monkeypatch.setattr(thread, "run", lambda: (left.wait(60), begin()))
         start(thread)
 
     responses: list[Any] = []
@@ -175,7 +175,7 @@ def test_threads_that_begin_at_once_are_one_chat_at_a_time(
     errors = []
 
     def begin(message: str) -> None:
-        together.wait(10)
+        together.wait(60)
         try:
             user.initiate_chat(assistant, message=message, max_turns=1)
         except perdure.UsageError as error:

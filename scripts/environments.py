@@ -20,6 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+ATTEMPTS = 3  # What a package index can not give now, it may in a while.
+PAUSE = 10.0  # Seconds before the next one.
 
 
 @dataclass(frozen=True)
@@ -105,10 +107,14 @@ def make(environment: Environment) -> None:
     pip = [sys.executable, "-m", "pip", "--python", str(environment.python)]
     options = ["--disable-pip-version-check", "--no-compile", "--require-hashes"]
     command = [*pip, "install", *options, "-r", str(environment.requirements)]
-    done = subprocess.run(command, check=False, capture_output=True, text=True)
-    if done.returncode != 0:
-        say(f"{name}: pip said:\n{done.stdout}{done.stderr}")
-        raise subprocess.CalledProcessError(done.returncode, "pip install")
+    for attempt in range(1, ATTEMPTS + 1):
+        done = subprocess.run(command, check=False, capture_output=True, text=True)
+        if done.returncode == 0:
+            break
+        say(f"{name}: pip said, at attempt {attempt} of {ATTEMPTS}:\n{done.stdout}{done.stderr}")
+        if attempt == ATTEMPTS:
+            raise subprocess.CalledProcessError(done.returncode, "pip install")
+        time.sleep(PAUSE)
     (site_packages(environment) / "perdure.pth").write_text(f"{ROOT / 'src'}\n", "utf-8")
     environment.mark.write_text(environment.wanted, "utf-8")
     say(f"{name}: made in {time.monotonic() - start:.0f} s")

@@ -5,12 +5,24 @@ Their drivers are imported by the fixtures: the environments of the frameworks d
 
 import signal
 from collections.abc import Iterator
+from importlib.util import find_spec
 
 import pytest
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # So it is in a run in the background of a shell, and in every process that a test starts.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+if find_spec("hypothesis") is not None:
+    from hypothesis import HealthCheck, settings
+
+    # A run draws what the run before it drew, and a busy machine is no failure.
+    patient = [HealthCheck.too_slow, HealthCheck.data_too_large]
+    settings.register_profile(
+        "perdure", derandomize=True, deadline=None, suppress_health_check=patient
+    )
+    settings.load_profile("perdure")
 
 
 @pytest.fixture(scope="session")

@@ -12,15 +12,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from types import TracebackType
 from typing import Any, Self
 
-from perdure import (
-    ConflictError,
-    DivergenceError,
-    NotFoundError,
-    PerdureError,
-    Session,
-    Turn,
-    UsageError,
-)
+from perdure import DivergenceError, PerdureError, Session, Turn, UsageError
 from perdure.adapters import autogen_classes as classes
 from perdure.adapters import autogen_models as models
 from perdure.adapters import autogen_openings as openings
@@ -340,7 +332,7 @@ class Chat:
             data = self._session.model(ask, name="model", actor=request["agent"])(**request)
         except PerdureError as error:
             # The framework makes an empty summary of any error, and would go on with that.
-            self.stop(error)
+            self._recorder.broken = error
             raise
         except Exception as error:
             self._failures.failed(request, error)
@@ -349,15 +341,6 @@ class Chat:
             return live[0]
         models.set_usage(wrapper, data["usage"])
         return models.Answer(data)
-
-    def stop(self, error: PerdureError) -> None:
-        """Let nothing more happen: something could not be recorded."""
-        self._recorder.broken = error
-        if isinstance(error, NotFoundError) and self._kept.moved():
-            id, position = self._session.id, self._session.position
-            reason = "another process has taken the chat over, and come to its end"
-            self._recorder.broken = ConflictError(id, position, position, reason)
-            raise self._recorder.broken from error
 
     def choose(self, group: Any, choose: Callable[..., Any], agents: Any) -> Any:
         """Have chance or a person choose a speaker, or take the one that was chosen."""

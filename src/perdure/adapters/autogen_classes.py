@@ -11,8 +11,6 @@ from threading import Lock
 from typing import Any, NamedTuple, Protocol
 from weakref import WeakKeyDictionary
 
-from perdure import PerdureError
-
 
 class Asking(Protocol):
     """A chat, as clients and groups see it."""
@@ -23,8 +21,6 @@ class Asking(Protocol):
     def ask(self, wrapper: Any, create: Callable[..., Any], config: dict[str, Any]) -> Any: ...
 
     def choose(self, group: Any, choose: Callable[..., Any], agents: Any) -> Any: ...
-
-    def stop(self, error: PerdureError) -> None: ...
 
 
 class Calling(NamedTuple):

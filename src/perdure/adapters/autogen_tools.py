@@ -104,7 +104,7 @@ class Effects:
             raise ToolError(error.reason) from error
         except PerdureError as error:
             # The framework would tell the model of it and go on, without a record.
-            self._chat.stop(error)
+            self._recorder.broken = error
             raise
         except Exception as error:
             raise ToolError(str(error)[:ERROR_LENGTH]) from error

@@ -20,7 +20,6 @@ from perdure.errors import (
     ConflictError,
     DivergenceError,
     InFlightError,
-    NotFoundError,
 )
 from perdure.journal import Draft
 from perdure.plans import Batch, Made, Plan
@@ -260,7 +259,8 @@ def settle(
     def make(batch: Batch) -> int:
         deed = batch.fold.deeds.by_identity.get(identity)
         if deed is None:
-            raise NotFoundError(f"effect {effect!r}", "its turn has ended, or it is settled")
+            reason = "another process has ended the turn of the effect, or settled it"
+            raise ConflictError(batch.name, batch.position, batch.position, reason)
         if deed.effect != effect:
             reason = "the effect was tried again by another process"
             raise ConflictError(batch.name, batch.position, batch.position, reason)

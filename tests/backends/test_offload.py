@@ -291,3 +291,57 @@ def test_a_forgotten_handle_leaves_no_thread() -> None:
 def test_importing_it_does_not_import_asyncio() -> None:
     program = "import sys, perdure.backends.offload; sys.exit('asyncio' in sys.modules)"
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+def test_loops_in_several_threads_that_make_the_first_call_share_one_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    inner = Watched()
+    backend = Offload(inner)
+    many = 4
+    together = threading.Barrier(many)
+    begin = offload._Worker.__init__
+
+    def slowly(self: offload._Worker, name: str) -> None:
+        time.sleep(0.05)  # As if the machine were busy: all of them are here by now.
+        begin(self, name)
+
+    async def write(number: int) -> None:
+        together.wait()
+        await backend.append([appended(f"s{number}", 1, 1)])
+
+    monkeypatch.setattr(offload._Worker, "__init__", slowly)
+    loops = [threading.Thread(target=asyncio.run, args=(write(n),)) for n in range(many)]
+    before = len(workers())
+    for loop in loops:
+        loop.start()
+    for loop in loops:
+        loop.join()
+    assert len(workers()) == before + 1
+    assert len([*inner.streams()]) == many
+    asyncio.run(backend.close())
+
+
+def test_work_that_nobody_waits_for_is_told_of_when_it_fails_and_the_thread_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Failing(MemoryBackend):
+        def read(self, stream: str, **_: object) -> Iterator[Entry]:
+            try:
+                yield from entries(1, PAGE_ITEMS + 1)
+            finally:
+                raise OSError(stream)
+
+    told: list[threading.ExceptHookArgs] = []
+    monkeypatch.setattr(threading, "excepthook", told.append)
+
+    async def scenario() -> None:
+        backend = Offload(Failing())
+        async for _ in backend.read("s"):
+            break
+        async with asyncio.timeout(10):
+            assert (await backend.append([appended("s", 1, 1)]))[0].status == "stored"
+            await backend.close()
+
+    asyncio.run(scenario())
+    assert [(one.exc_type, str(one.exc_value)) for one in told] == [(OSError, "s")]

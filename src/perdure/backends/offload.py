@@ -150,11 +150,15 @@ class Offload:
     def _running(self) -> "_Worker":
         if self._closed:
             raise UsageError(f"{self.name} is closed: open the store again")
-        # A child of os.fork has no threads but one.
-        if self._worker is None or self._worker.pid != os.getpid():
-            self._worker = _Worker(f"perdure {self.name}")
-            weakref.finalize(self, self._worker.stop)
-        return self._worker
+        worker = self._worker
+        if worker is None or worker.pid != os.getpid():
+            with _starting:  # Loops in several threads may come here at the same time.
+                worker = self._worker
+                # A child of os.fork has no threads but one.
+                if worker is None or worker.pid != os.getpid():
+                    worker = self._worker = _Worker(f"perdure {self.name}")
+                    weakref.finalize(self, worker.stop)
+        return worker
 
     def _call(self, work: Callable[[], T]) -> "Future[T]":
         return _posted(self._running(), work)
@@ -178,6 +182,15 @@ class Offload:
                 self._running().jobs.put(pages.close)
 
 
+_starting = threading.Lock()
+if hasattr(os, "register_at_fork"):  # Or a child could wait for a thread that it has not.
+    os.register_at_fork(
+        before=_starting.acquire,
+        after_in_parent=_starting.release,
+        after_in_child=_starting.release,
+    )
+
+
 class _Worker:
     """A thread and its queue. It holds no backend, so that a forgotten Offload can go."""
 
@@ -197,7 +210,12 @@ class _Worker:
 def _work(worker: _Worker) -> None:
     while (job := worker.jobs.get()) is not None:
         worker.busy = True
-        job()
+        try:
+            job()
+        except BaseException as error:  # noqa: BLE001 - nobody waits for it, and others wait here
+            told = (type(error), error, error.__traceback__, worker.thread)
+            threading.excepthook(threading.ExceptHookArgs(told))
+            del error, told
         del job  # Or the last job's result would live until the next one.
         worker.busy = False
 

@@ -100,7 +100,7 @@ LAYERS = [
     },
     {"waiting", "waiting_async"},
     {"codec", "cipher", "backends", "conversations.collecting", "formats"},
-    {"events"},
+    {"events", "telling_async"},
     {
         "records",
         "scalars",

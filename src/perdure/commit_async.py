@@ -8,11 +8,10 @@ All that goes together is told in one event loop. Another one may follow when it
 """
 
 import asyncio
-import contextlib
 import os
 import threading
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic
 from weakref import WeakSet
 
 from perdure import waiting, waiting_async
@@ -20,20 +19,10 @@ from perdure.backend import STORED, Append, AsyncBackend, Outcome
 from perdure.commit import Answer, Item, T, rounds, share
 from perdure.errors import UnavailableError, UsageError
 from perdure.steps import Commit, Drop, Heads, Read, Request, Steps, Wait
-
-_Told_contra = TypeVar("_Told_contra", contravariant=True)
+from perdure.telling_async import Teller, Waiter, tell
 
 Ended = Callable[[Any, BaseException | None], None]
 """Takes what something came to: a result, or an error."""
-
-
-class Waiter(Protocol[_Told_contra]):
-    """What waits for an answer: a future, or steps that go on with it."""
-
-    def done(self) -> bool: ...
-    def cancel(self) -> object: ...
-    def set_result(self, answer: _Told_contra, /) -> None: ...
-    def set_exception(self, error: BaseException, /) -> None: ...
 
 
 _Waiting = tuple[Item, Waiter[Answer]]
@@ -47,9 +36,11 @@ class AsyncCombiner(Generic[Item, Answer]):
         self,
         run: Callable[[list[Item], "AsyncCombiner[Item, Answer]"], object],
         share: Callable[[int, int], int] = lambda waiting, _: waiting,
+        teller: Teller | None = None,
     ) -> None:
         self._run = run
         self._share = share
+        self._teller = teller
         self._last = 0
         self._under_way: list[_Waiting[Item, Answer]] | None = None
         self._queue: list[_Waiting[Item, Answer]] = []
@@ -93,14 +84,17 @@ class AsyncCombiner(Generic[Item, Answer]):
         """
         if self._pid != os.getpid():
             return False
-        return loop.is_running() or (self._under_way is not None and not loop.is_closed())
+        telling = self._teller is not None and self._teller.is_telling
+        pending = telling or self._under_way is not None
+        return loop.is_running() or (pending and not loop.is_closed())
 
     def _forsake(self) -> None:
         """Give up what was under way in a loop that has ended: its answer can not come any more.
 
         Steps are told, so that their session is in doubt. Whoever else waited is gone.
         """
-        left = [*(self._under_way or ()), *self._queue]
+        untold = self._teller.forsake() if self._teller is not None else ()
+        left = [*untold, *(self._under_way or ()), *self._queue]
         self._under_way, self._queue = None, []
         waiters = [self.steps, *(waiter for _, waiter in left)]
         for steps in [waiter for waiter in waiters if isinstance(waiter, _UnderWay)]:
@@ -134,32 +128,14 @@ class AsyncCombiner(Generic[Item, Answer]):
             if self._queue:
                 self._start()
         finally:
-            _tell(batch, answers, error)
+            if self._teller is None:
+                tell(batch, answers, error)
+            else:
+                self._teller.tell(batch, answers, error)
 
 
 def _is_left(waiter: Waiter[Any]) -> bool:
     return waiter.is_left if isinstance(waiter, _UnderWay) else waiter.done()
-
-
-def _tell(
-    batch: Sequence[_Waiting[Any, Answer]], answers: Sequence[Answer], error: BaseException | None
-) -> None:
-    raised: BaseException | None = None
-    for number, (_, waiter) in enumerate(batch):
-        if waiter.done():
-            continue
-        try:
-            if error is None:
-                waiter.set_result(answers[number])
-            elif isinstance(error, asyncio.CancelledError):
-                with contextlib.suppress(RuntimeError):  # Nobody waits in a loop that was closed.
-                    waiter.cancel()
-            else:
-                waiter.set_exception(error)
-        except BaseException as interrupt:  # noqa: BLE001 - the others must hear of theirs first
-            raised = interrupt
-    if raised is not None:
-        raise raised
 
 
 def in_task(tasks: set["asyncio.Task[Any]"], work: Coroutine[Any, Any, Any], ended: Ended) -> None:
@@ -187,11 +163,12 @@ class AsyncCommitter:
 
     def __init__(self, backend: AsyncBackend) -> None:
         self._backend = backend
+        self.tasks: set[asyncio.Task[Any]] = set()
         self.combiner: AsyncCombiner[Append | None, Outcome] = AsyncCombiner(
             lambda appends, combiner: in_task(self.tasks, self._send(appends), combiner.finish),
             share,
+            Teller(self.tasks),
         )
-        self.tasks: set[asyncio.Task[Any]] = set()
 
     def append(self, append: Append) -> asyncio.Future[Outcome]:
         """Return what became of an append; whatever was stored is durable."""

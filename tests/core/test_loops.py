@@ -6,6 +6,7 @@ import gc
 import os
 import signal
 import weakref
+from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,13 @@ from typing import Any
 import pytest
 
 import perdure
+from perdure import telling_async
 from perdure.backend import Append, Outcome
 from perdure.backends.memory import MemoryBackend
 from perdure.backends.offload import Offload
 from perdure.session_async import AsyncSession
 from perdure.store_async import AsyncStore
+from perdure.telling_async import AT_ONCE, Teller
 from tests.core.support import said
 
 
@@ -266,3 +269,117 @@ def test_a_child_of_a_fork_goes_on_in_a_loop_of_its_own(tmp_path: Path, writes: 
             return [message["content"] for message in await session.messages()]
 
     assert asyncio.run(parent()) == ["first", *["more"] * writes, "child"]
+
+
+def test_a_commit_of_many_sessions_leaves_others_their_turn() -> None:
+    """Rounds of the loop are counted by a task that ticks; time is not."""
+    rounds, answered = 0, Counter[int]()
+
+    async def ticking() -> None:
+        nonlocal rounds
+        while True:
+            await asyncio.sleep(0)
+            rounds += 1
+
+    async def writing(session: AsyncSession) -> None:
+        await session.append(said("many"))
+        answered[rounds] += 1
+
+    async def main() -> None:
+        async with perdure.open_async(Offload(MemoryBackend())) as store:
+            sessions = [await store.session(f"s{number}") for number in range(6 * AT_ONCE)]
+            ticks = asyncio.create_task(ticking())
+            await asyncio.gather(*map(writing, sessions))
+            ticks.cancel()
+
+    asyncio.run(main())
+    assert answered.total() == 6 * AT_ONCE
+    # The end of one commit and the beginning of the next may be told in one round.
+    assert max(answered.values()) <= 2 * AT_ONCE
+
+
+class Told:
+    """Remembers what it was told; interrupts if it is to."""
+
+    def __init__(self, number: int, told: list[object], *, interrupts: bool = False) -> None:
+        self.number, self.told, self.interrupts = number, told, interrupts
+
+    def done(self) -> bool:
+        return False
+
+    def cancel(self) -> None:
+        self.told.append(("cancelled", self.number))
+
+    def set_result(self, answer: object, /) -> None:
+        self.told.append(answer)
+        if self.interrupts:
+            raise KeyboardInterrupt
+
+    def set_exception(self, error: BaseException, /) -> None:
+        self.told.append((type(error), self.number))
+
+
+def test_commits_are_told_in_order_and_the_rest_when_the_loop_ends() -> None:
+    told: list[object] = []
+    many, few = 3 * AT_ONCE + 1, 2
+
+    async def main() -> None:
+        teller = Teller(set())
+        teller.tell([(None, Told(n, told)) for n in range(many)], range(many), None)
+        await asyncio.sleep(0)
+        assert told == [*range(AT_ONCE)]
+        teller.tell([(None, Told(n, told)) for n in range(few)], range(many, many + few), None)
+        assert told == [*range(AT_ONCE)]
+
+    asyncio.run(main())
+    assert told == [*range(many + few)]
+
+
+def test_an_interrupt_while_many_are_told_leaves_nobody_out() -> None:
+    told: list[object] = []
+    many = 4 * AT_ONCE
+    loop = asyncio.new_event_loop()
+    interrupting = {1, AT_ONCE + 1, 3 * AT_ONCE}
+
+    async def main() -> None:
+        waiting = [(None, Told(n, told, interrupts=n in interrupting)) for n in range(many)]
+        Teller(tasks).tell(waiting, range(many), None)
+        await asyncio.sleep(0.01)
+
+    tasks: set[asyncio.Task[Any]] = set()
+    with pytest.raises(KeyboardInterrupt):
+        loop.run_until_complete(main())
+    assert told == [*range(many)]
+    loop.run_until_complete(asyncio.sleep(0))
+    assert not tasks
+    loop.close()
+
+
+def test_many_sessions_go_on_after_a_loop_that_ended_while_they_were_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(telling_async, "AT_ONCE", 8)
+    backend = Slow()
+    store = perdure.open_async(backend)
+    sessions: list[AsyncSession] = []
+    writes: list[asyncio.Task[int]] = []
+
+    async def failing() -> None:
+        sessions.extend(await opened(store, 100))  # Half of them are in one commit.
+        backend.pause = 0.01
+        writes.extend([asyncio.create_task(one.append(said("cut"))) for one in sessions])
+        while sum(one.done() for one in writes) < 8:  # noqa: ASYNC110 - round by round
+            await asyncio.sleep(0)
+        raise RuntimeError("the application fails")
+
+    async def going_on() -> None:
+        for session in sessions:
+            await at_most(10, session.append(said("after")))
+            texts = [message["content"] for message in await session.messages()]
+            assert texts in (["first", "cut", "after"], ["first", "after"])
+        await at_most(10, store.close())
+
+    with pytest.raises(RuntimeError, match="application"):
+        asyncio.run(failing())
+    backend.pause = 0.0
+    asyncio.run(going_on())

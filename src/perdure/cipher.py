@@ -61,7 +61,7 @@ class Plain:
     key_id = ""
 
     def seal(self, payload: bytes, place: bytes) -> bytes:  # noqa: ARG002
-        return b'["%b",%b]' % (random_text().encode(), payload)
+        return b"".join((b'["', random_text().encode(), b'",', payload, b"]"))
 
     def open(self, body: bytes, place: bytes) -> bytes:  # noqa: ARG002
         if body[:2] != b'["' or body[_SALT_END : _SALT_END + 2] != b'",' or body[-1:] != b"]":

@@ -156,18 +156,15 @@ class Combiner(Generic[Item, Answer]):
                 waiter.left = True
                 self._queue = [other for other in self._queue if other is not waiter]
         if self._leader is waiter:
-            self._hand_over(waiter)
+            with self._lock:
+                if self._queue:
+                    waiter.following = [self._queue[0]]
+                self._leader = self._queue[0] if self._queue else None
         if waiter.others:
             self._answer(waiter.others, waiter)
         for following in waiter.following:
             following.rouse()
         waiter.gone = True
-
-    def _hand_over(self, waiter: _Waiter[Item, Answer]) -> None:
-        with self._lock:
-            if self._queue:
-                waiter.following = [self._queue[0]]
-            self._leader = self._queue[0] if self._queue else None
 
     def _answer(
         self, answered: Sequence[_Waiter[Item, Answer]], leader: _Waiter[Item, Answer]

@@ -162,17 +162,17 @@ class Fold:
 
     @property
     def snapshot_due(self) -> bool:
-        every = max(SNAPSHOT_EVERY, self.snapshot_size // SNAPSHOT_BYTES_PER_ENTRY)
-        return self.since_snapshot >= every
+        since = self.since_snapshot
+        return since >= SNAPSHOT_EVERY and since >= self.snapshot_size // SNAPSHOT_BYTES_PER_ENTRY
 
     def apply(self, position: int, record_id: str, content: Content, payload: bytes) -> None:
         """Take in the next record."""
+        kind = content.kind
         self.since_snapshot += 1
         self.deleted = False
-        if not record_id.startswith(GENERATED):
-            key = turn_key(record_id) if content.kind == TurnBegun.kind else record_id
+        if record_id[:1] != GENERATED:
+            key = turn_key(record_id) if kind == TurnBegun.kind else record_id
             self._remember(key, Known(position, fingerprint(payload)))
-        kind = content.kind
         if kind == "message":  # Most are.
             self.messages += 1
             self.last_message = position

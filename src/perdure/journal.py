@@ -122,7 +122,7 @@ def link(
         )
         prefix = _encode(place)[:-1]
         body = seal(draft.payload, prefix)
-        header = b'%b,"%b"]' % (prefix, digest_bytes(body))
+        header = b"".join((prefix, b',"', digest_bytes(body), b'"]'))
         previous = digest_bytes(header).decode()
         # As calling the class does, in half the time.
         entries.append(tuple.__new__(Entry, (position, header, body)))
@@ -210,12 +210,8 @@ def record(name: str, linked: Linked, content: Content) -> Record:
 
 def timestamp(seconds: float) -> str:
     """Return a time in UTC as headers carry it."""
-    whole = int(seconds)
-    micro = round((seconds - whole) * _SECOND)
-    if not 0 <= micro < _SECOND:  # It was rounded up to the next second, or is before 1970.
-        carry, micro = divmod(micro, _SECOND)
-        whole += carry
-    return f"{_second(whole)}.{micro:06}Z"
+    whole, micro = divmod(round(seconds * _SECOND), _SECOND)
+    return f"{_second(whole)}.{str(_SECOND + micro)[1:]}Z"  # `:06` takes three times as long.
 
 
 @lru_cache(maxsize=8)  # Many records of one second: the calendar is the slow part.

@@ -99,11 +99,18 @@ class Batch:
 
     def add(self, draft: Draft) -> int:
         """Add a record; later plans of the batch see its effect. Return its position."""
-        self.drafts.append(draft)
-        content, position = draft.content, self.tip.position + len(self.drafts)
-        self.fold.apply(position, draft.id, content, draft.payload)
-        if content.kind == "message":
-            self.last = draft.payload
+        return self.add_all((draft,))
+
+    def add_all(self, drafts: Sequence[Draft]) -> int:
+        """Add records, as `add` does; return the position of the last one."""
+        apply, position = self.fold.apply, self.tip.position + len(self.drafts)
+        for draft in drafts:
+            content, payload = draft.content, draft.payload
+            position += 1
+            self.drafts.append(draft)
+            apply(position, draft.id, content, payload)
+            if content.kind == "message":
+                self.last = payload
         return position
 
     def add_content(self, record_id: str, content: Content) -> int:
@@ -171,12 +178,8 @@ def add_drafts(drafts: Sequence[Draft]) -> Callable[[Batch], int]:
 
 
 def _added(drafts: Sequence[Draft], batch: Batch) -> int:
-    known = batch.known(drafts)
-    if known is not None:
-        return known.position + len(drafts) - 1
-    for draft in drafts:
-        batch.add(draft)
-    return batch.position
+    known = batch.known(drafts) if drafts[0].id[:1] != GENERATED else None
+    return batch.add_all(drafts) if known is None else known.position + len(drafts) - 1
 
 
 def require_text(text: object, what: str, *, longest: int) -> str:

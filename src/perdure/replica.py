@@ -85,7 +85,7 @@ class Replica:
         self, fold: Fold, stream: Stream, tip: Tip, last: bytes | None, batches: Batches
     ) -> None:
         past = Past(stream, tip, self.settings.cipher, fold.lineage, fold.begin, batches.torn)
-        self.view, self._batches = View(fold, past, last), batches
+        self.view, self._batches = tuple.__new__(View, (fold, past, last)), batches
 
     # Opening and catching up.
 
@@ -343,7 +343,8 @@ class Replica:
             stream = stream._replace(id=settings.token())
         time, cipher = settings.now(), settings.cipher
         entries, tip = journal.link(stream, batch.tip, batch.drafts, time=time, cipher=cipher)
-        append = Append(self.name, entries, batch.fold.head_labels)
+        # As calling the class does, in half the time.
+        append = tuple.__new__(Append, (self.name, entries, batch.fold.head_labels, False))
         return self._settle(Doubt(append, batch, stream, tip))
 
     def _settle_doubt(self) -> Steps[None]:

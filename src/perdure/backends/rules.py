@@ -23,10 +23,12 @@ def check(appends: Sequence[Append]) -> None:
     """Raise UsageError unless each append could be stored by itself."""
     seen: set[str] = set()
     for append in appends:
-        if append.stream in seen:
-            raise UsageError(f"stream {append.stream!r} occurs twice in one call")
-        seen.add(append.stream)
-        check_name(append.stream)
+        stream = append.stream
+        if stream in seen:
+            raise UsageError(f"stream {stream!r} occurs twice in one call")
+        if len(appends) > 1:
+            seen.add(stream)
+        check_name(stream)
         _check_entries(append)
         if append.labels:
             _check_labels(append)
@@ -43,18 +45,19 @@ def check_name(stream: str) -> bytes:
 
 
 def _check_entries(append: Append) -> None:
-    if not append.entries:
+    entries = append.entries
+    if not entries:
         raise UsageError(f"an append to {append.stream!r} has no entries")
-    expected = append.entries[0].position
-    if not 1 <= expected <= POSITION_MAX - len(append.entries):
+    expected = entries[0].position
+    if not 1 <= expected <= POSITION_MAX - len(entries):
         raise UsageError(f"position {expected} of {append.stream!r} is out of range")
-    for entry in append.entries:
-        if entry.position != expected:
+    for position, _, body in entries:
+        if position != expected:
             raise UsageError(
-                f"an append to {append.stream!r} has position {entry.position} "
+                f"an append to {append.stream!r} has position {position} "
                 f"where {expected} comes next"
             )
-        if entry.body is None:
+        if body is None:
             raise UsageError(f"entry {expected} of {append.stream!r} has no body")
         expected += 1
 

@@ -110,33 +110,33 @@ class SqliteBackend:
     def append(self, appends: Sequence[Append]) -> Sequence[Outcome]:
         """As `Backend.append`: one transaction for all."""
         check(appends)
-        if not appends:
-            return []
-        outcomes = self._append(appends)
+        if len(appends) == 1:
+            outcomes = self._append_one(appends[0])
+        else:
+            outcomes = self._append_all(appends) if appends else []
         self.watchers.ring(appends)
         return outcomes
 
-    def _append(self, appends: Sequence[Append]) -> Sequence[Outcome]:
-        stream = appends[0].stream if len(appends) == 1 else ""
+    def _append_one(self, append: Append) -> Sequence[Outcome]:
+        stream, labels = append.stream, _labels(append)
+        place = place_of(stream)
+        add = functools.partial(_add_one, append, place, labels)
+        outcomes = self._connections.write(stream, add)
+        if outcomes[0] is STORED and self._labels.known.get(place) != labels:
+            self._labels.remember([(place, labels)])
+        return outcomes
+
+    def _append_all(self, appends: Sequence[Append]) -> Sequence[Outcome]:
         rows = [(place_of(append.stream), _labels(append), append) for append in appends]
         load = self._labels.load(rows) if len(appends) >= sqlite_at_once.LEAST else None
         if load is not None:
             store = functools.partial(sqlite_at_once.store, load)
-            if self._connections.write(stream, store, begin=False):
+            if self._connections.write("", store, begin=False):
                 self._labels.remember(row[:2] for row in rows)
                 return [STORED] * len(appends)
-
-        def add(db: apsw.Connection) -> list[Outcome]:
-            if stream and _go_on(db, *rows[0]):
-                return [STORED]
-            return _append(db, appends)
-
-        outcomes = self._connections.write(stream, add)
-        left = []
-        for outcome, row in zip(outcomes, rows, strict=True):
-            if outcome is STORED:
-                left.append(row[:2])
-        self._labels.remember(left)
+        outcomes = self._connections.write("", functools.partial(_add, appends))
+        stored = zip(outcomes, rows, strict=True)
+        self._labels.remember([row[:2] for outcome, row in stored if outcome is STORED])
         return outcomes
 
     def read(
@@ -285,6 +285,10 @@ class SqliteBackend:
         return None
 
 
+def _add_one(append: Append, place: int, labels: str, db: apsw.Connection) -> Sequence[Outcome]:
+    return [STORED] if _go_on(db, place, labels, append) else _add([append], db)
+
+
 def _go_on(db: apsw.Connection, place: int, labels: str, append: Append) -> bool:
     """Store an append that goes on where its stream ends, under the labels that it bears.
 
@@ -292,21 +296,25 @@ def _go_on(db: apsw.Connection, place: int, labels: str, append: Append) -> bool
     """
     if append.begins:
         return False
-    last, before = append.entries[-1], append.entries[0].position - 1
-    moved = (last.position, digest_of(last.header), place, append.stream, before, labels)
+    entries = append.entries
+    (first, _, _), (last, last_header, _) = entries[0], entries[-1]
+    moved = (last, digest_of(last_header), place, append.stream, first - 1, labels)
     db.execute(GO_ON, moved)
     if db.changes() == 0:
         return False
-    rows = [(place, *entry) for entry in append.entries]
-    parts = [part for _, _, header, body in rows for part in (header, body or b"")]
+    rows: list[tuple[int, int, bytes, bytes | None]] = []
+    parts: list[bytes] = []
+    for position, header, body in entries:
+        rows.append((place, position, header, body))
+        parts += header, body or b""
     if is_text(b"\n".join(parts)):  # Then each of them is: no character holds a new line.
         db.executemany(ADD_TEXT, rows)
     else:
-        db.executemany(ADD_ENTRY, _rows(place, append.entries))
+        db.executemany(ADD_ENTRY, _rows(place, entries))
     return True
 
 
-def _append(db: apsw.Connection, appends: Sequence[Append]) -> list[Outcome]:
+def _add(appends: Sequence[Append], db: apsw.Connection) -> list[Outcome]:
     """Decide about each, then write for all: calls are few, because each lets other threads run."""
     outcomes: list[Outcome] = []
     entry_rows: list[tuple[int, int, str | bytes, str | bytes]] = []

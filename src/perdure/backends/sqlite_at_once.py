@@ -63,16 +63,16 @@ class Labels:
     """The labels of streams as this process left them, in the text that the table holds."""
 
     def __init__(self) -> None:
-        self._known: dict[int, str] = {}
+        self.known: dict[int, str] = {}
 
     def remember(self, left: Iterable[tuple[int, str]]) -> None:
-        if len(self._known) > STREAMS_MAX:
-            self._known.clear()
-        self._known.update(left)
+        if len(self.known) > STREAMS_MAX:
+            self.known.clear()
+        self.known.update(left)
 
     def load(self, appends: Sequence[tuple[int, str, Append]]) -> Load | None:
         """Return appends, with the keys and labels of their streams, or None if one is unusual."""
-        known = self._known
+        known = self.known
         heads: list[tuple[int, str, int, str, int, str, str]] = []
         places: list[tuple[int, int, int, int, int, int]] = []
         pieces: list[bytes] = []

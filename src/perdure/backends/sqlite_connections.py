@@ -118,7 +118,8 @@ class Connections:
             else:
                 return done
             finally:
-                self._roll_back()
+                if self._writer is not None and self._writer.in_transaction:
+                    self._roll_back()
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[apsw.Connection]:

@@ -37,6 +37,7 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
     monkeypatch.setattr(sqlite_at_once, "store", noted)
     monkeypatch.setattr(sqlite_at_once, "LEAST", 1)
+    monkeypatch.setattr(SqliteBackend, "_append_one", lambda self, one: self._append_all([one]))
     return answers
 
 

@@ -374,7 +374,7 @@ def test_many_sessions_go_on_after_a_loop_that_ended_while_they_were_told(
 
     async def going_on() -> None:
         for session in sessions:
-            await at_most(10, session.append(said("after")))
+            await at_most(60, session.append(said("after")))
             texts = [message["content"] for message in await session.messages()]
             assert texts in (["first", "cut", "after"], ["first", "after"])
         await at_most(10, store.close())
@@ -382,4 +382,30 @@ def test_many_sessions_go_on_after_a_loop_that_ended_while_they_were_told(
     with pytest.raises(RuntimeError, match="application"):
         asyncio.run(failing())
     backend.pause = 0.0
+    asyncio.run(going_on())
+
+
+def test_a_loop_that_was_closed_while_many_were_told_does_not_block_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(telling_async, "AT_ONCE", 8)
+    store = perdure.open_async(Slow())
+    sessions = asyncio.run(opened(store, 100))
+    loop = asyncio.new_event_loop()
+    writes = [loop.create_task(session.append(said("cut"))) for session in sessions]
+    while sum(one.done() for one in writes) < 8:
+        loop.run_until_complete(asyncio.sleep(0))
+    left = [one for one in writes if not one.done()]
+    assert left
+    for task in asyncio.all_tasks(loop):
+        task._log_destroy_pending = False  # type: ignore[attr-defined]
+    loop.close()
+
+    async def going_on() -> None:
+        for session in sessions:
+            await at_most(60, session.append(said("after")))
+            texts = [message["content"] for message in await session.messages()]
+            assert texts in (["first", "cut", "after"], ["first", "after"])
+        await at_most(60, store.close())
+
     asyncio.run(going_on())

@@ -132,7 +132,7 @@ def test_a_server_without_listen_is_asked_for_it_seldom(
 
 
 def wait_until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while not holds():
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -165,30 +165,32 @@ def test_who_is_told_looks_seldom(postgres_store: str, monkeypatch: pytest.Monke
         thread = watching(store, seen)
         wait_until(lambda: backend.watchers.told)
         time.sleep(0.5)  # It looks once more, and says that it waits.
+        begun = time.monotonic()
         monkeypatch.setattr(backend._pool, "run", run)
         time.sleep(4)
-        assert len(asked) <= 3  # After one second, and two more; it was four a second.
-        written = time.monotonic()
+        # After one second, and two more; it was four a second.
+        assert sum(at < begun + 4 for at in asked) <= 3
         other.session("s").note("told")
         wait_until(lambda: bool(seen))
-        assert seen[0] - written < 2
     thread.join()
 
 
 def test_who_is_not_told_any_more_looks_again(
     postgres_store: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Watchers, "trusted", lambda self, _: 30.0 if self.told else 0.1)
+    monkeypatch.setattr(Watchers, "trusted", lambda self, _: 300.0 if self.told else 0.1)
     seen: list[float] = []
     backend = PostgresBackend(postgres_store)
     with perdure.open(backend) as store, perdure.open(postgres_store) as other:
         thread = watching(store, seen)
         wait_until(lambda: backend.watchers.told)
         time.sleep(0.5)
+        other.session("s").note("told")
+        wait_until(lambda: len(seen) == 1)
         backend._bell._closed = True  # Nobody listens from now on.
         wait_until(lambda: not backend.watchers.told)
         other.session("s").note("not told")
-        wait_until(lambda: bool(seen))
+        wait_until(lambda: len(seen) == 2)
     thread.join()
 
 

@@ -643,10 +643,10 @@ def test_a_fork_while_another_thread_begins_a_lease_can_take_one(
     monkeypatch.setattr(one._replica, "settings", one._replica.settings._replace(token=slow))
     thread = threading.Thread(target=lambda: one.lease().__enter__().release())
     thread.start()
-    assert begun.wait(5)
+    assert begun.wait(60)
     pid = os.fork()
     if pid == 0:
-        signal.alarm(5)
+        signal.alarm(60)
         code = 1
         try:
             with store.session("another").lease() as lease:

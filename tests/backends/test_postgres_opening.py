@@ -127,6 +127,8 @@ def with_port(url: str, port: int) -> str:
         f"postgresql://user:{SECRET}@host:port/db?nonsense=1",
         f"postgresql://user:{SECRET}@host/db?schema=",
         f"postgresql://user:{SECRET}@host/db?schema={'x' * 64}",
+        f"postgresql://user:{SECRET}@host/db?schema=information_schema",
+        f"postgresql://user:{SECRET}@host/db?schema=pg_catalog",
         f"postgresql://user:{SECRET}@host/db?migrate=perhaps",
         f"postgresql://user:{SECRET}@host/db?patience=-1",
         f"postgresql://user:{SECRET}@host/db?connections=1.5",

@@ -1,10 +1,13 @@
 """An agent that runs again on its record does the same, calls nothing, and writes nothing."""
 
 import asyncio
+import os
+import signal
 import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -15,6 +18,7 @@ import pytest
 import perdure
 from perdure.effects.tools import ToolTimeoutError
 from perdure.errors import RefusedError, ReplayDivergenceError, UnknownOutcomeError, UsageError
+from perdure.replays import guard
 from tests.core.streams import one_choice
 
 Agent = Callable[[perdure.Session], Any]
@@ -873,3 +877,23 @@ def test_summaries_pins_tools_labels_and_ids_are_compared(session: perdure.Sessi
     found = perdure.replay(session, agent("In short:")).divergence
     assert found is not None
     assert found.path == "$.text"
+
+
+def test_a_fork_while_another_thread_begins_a_replay_can_begin_one() -> None:
+    held = threading.Event()
+
+    def hold() -> None:
+        with guard._changing:
+            held.set()
+            time.sleep(0.2)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    assert held.wait(60)
+    pid = os.fork()
+    if pid == 0:
+        signal.alarm(60)
+        with guard.guarded():
+            os._exit(0)
+    thread.join()
+    assert os.waitpid(pid, 0)[1] == 0

@@ -153,6 +153,8 @@ def _name(options: dict[str, Any], schema: str, tenant: str) -> str:
 def _identifier(name: str) -> str:
     if not name or "\0" in name or len(name.encode()) > IDENTIFIER_BYTES_MAX:
         raise UsageError(f"schema {name!r} must have 1 to {IDENTIFIER_BYTES_MAX} bytes and no NUL")
+    if name == "information_schema" or name.startswith("pg_"):
+        raise UsageError(f"schema {name!r} belongs to Postgres itself: name one for perdure alone")
     return name
 
 

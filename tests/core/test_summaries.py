@@ -499,8 +499,7 @@ def test_somebody_elses_summary_will_do(session: perdure.Session) -> None:
 
 
 def test_a_client_makes_summaries(session: perdure.Session) -> None:
-    with ModelServer() as server:
-        client = openai.OpenAI(base_url=server.url, api_key="test")
+    with ModelServer() as server, openai.OpenAI(base_url=server.url, api_key="test") as client:
         made = session.summarise(client, model="gpt-4o-mini", max_tokens=4000)
         (request,) = server.requests
     assert made.text
@@ -517,8 +516,10 @@ def test_a_client_makes_summaries(session: perdure.Session) -> None:
 
 
 def test_a_client_that_fails_leaves_all_as_it_was(session: perdure.Session) -> None:
-    client = openai.OpenAI(base_url="http://127.0.0.1:9/v1", api_key="test", max_retries=0)
-    with pytest.raises(SummaryError, match="raised APIConnectionError"):
+    with (
+        openai.OpenAI(base_url="http://127.0.0.1:9/v1", api_key="test", max_retries=0) as client,
+        pytest.raises(SummaryError, match="raised APIConnectionError"),
+    ):
         session.summarise(client, model="gpt-4o-mini")
 
 

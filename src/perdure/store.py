@@ -6,6 +6,7 @@ Every method here has its twin in `store_async`, in the same order, with the sam
 from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Self
+from weakref import WeakSet
 
 from perdure import events, lifecycle, salvage, views
 from perdure.approvals import views as approval_views
@@ -140,7 +141,7 @@ class Store:
             self._closed = True
             with events.observed("close", store=self._backend.name, session=""):
                 try:
-                    for handle in [*self._driver.handles]:
+                    for handle in _all_of(self._driver.handles):
                         handle.drain()
                     self._committer.drain()
                 finally:
@@ -156,3 +157,12 @@ class Store:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _all_of(handles: WeakSet[Handle]) -> list[Handle]:
+    """Return them all, also while other threads open sessions."""
+    while True:
+        try:
+            return [*handles]
+        except RuntimeError:  # One was added while they were gone through.
+            continue

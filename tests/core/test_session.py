@@ -2,10 +2,11 @@
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
 from decimal import Decimal
 from typing import Any
+from weakref import WeakSet
 
 import pytest
 
@@ -673,6 +674,23 @@ def test_closing_a_store_waits_for_what_was_asked_before() -> None:
     for thread in threads:
         thread.join(60)
     assert len(session) == 5
+
+
+def test_a_store_is_closed_while_another_thread_opens_sessions(store: perdure.Store) -> None:
+    opened = [store.session("first"), store.session("second")]
+
+    class Handles(WeakSet[Any]):
+        """Another thread adds a handle in the middle of the first look at them all."""
+
+        def __iter__(self) -> Iterator[Any]:
+            for number, handle in enumerate(super().__iter__()):
+                if number == 0 and len(opened) == 2:
+                    opened.append(store.session("third"))
+                yield handle
+
+    store._driver.handles = Handles([session._handle for session in opened])
+    store.close()
+    assert len(opened) == 3
 
 
 def test_a_store_that_lost_a_session_is_not_written_on(session: perdure.Session) -> None:

@@ -1,6 +1,8 @@
 """Tables of older versions become the newest, and nothing of what they hold is lost."""
 
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import psycopg
@@ -10,6 +12,7 @@ from psycopg import sql
 import perdure
 from perdure.backends import postgres_schema
 from perdure.backends.postgres import PostgresBackend
+from perdure.backends.postgres_address import parse
 from perdure.backends.postgres_rls import rls_script
 from perdure.errors import UnavailableError
 from perdure.testing.contract_values import appended, entries, status
@@ -262,4 +265,67 @@ def test_one_of_the_second_version_goes_on(first: tuple[str, list[Any]]) -> None
         backend._book.sql = backend._book.sql._replace(**{name: old_text})
     assert [head.stream for head in backend.recent()] == ["b", "a"]
     backend.close()
+    assert seen(address) == held
+
+
+def wait_for_waits(url: str, schema: str, number: int) -> None:
+    """Return when so many have to wait for a table."""
+    query = """select 1 from pg_locks as held join pg_class as found on found.oid = held.relation
+        where not held.granted and found.relnamespace = to_regnamespace(%s)"""
+    deadline = time.monotonic() + 60
+    with psycopg.connect(url, autocommit=True) as admin:
+        while len(admin.execute(query, (schema,)).fetchall()) < number:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+
+
+def lock(connection: psycopg.Connection[Any], schema: str, table: str, mode: str) -> None:
+    name = sql.Identifier(schema, table)
+    connection.execute(sql.SQL(f"lock table {{}} in {mode} mode").format(name))
+
+
+def stubborn(url: str) -> psycopg.Connection[Any]:
+    """Return a connection that is not the one to give way where two wait for each other."""
+    connection = psycopg.connect(url)
+    connection.execute("set deadlock_timeout = '1min'")
+    return connection
+
+
+def test_who_uses_the_tables_meanwhile_waits_and_is_not_waited_for(
+    first: tuple[str, list[Any]], postgres_url: str
+) -> None:
+    """One table is held for long, and a writer comes who needs others, one after the other."""
+    address, held = first
+    schema = address.rpartition("schema=")[2]
+
+    def write() -> None:
+        with stubborn(postgres_url) as writer:
+            for table in ("head", "entry", "label"):
+                lock(writer, schema, table, "row exclusive")
+
+    with ThreadPoolExecutor() as pool:
+        with psycopg.connect(postgres_url) as reader:
+            lock(reader, schema, "watch", "access share")
+            brought = pool.submit(postgres_schema.bring_up, parse(address), dry_run=False)
+            wait_for_waits(postgres_url, schema, 1)
+            written = pool.submit(write)
+            wait_for_waits(postgres_url, schema, 2)
+        written.result()
+        assert brought.result().before == 1
+    assert seen(address) == held
+
+
+def test_one_that_does_not_get_all_tables_begins_again(
+    first: tuple[str, list[Any]], postgres_url: str
+) -> None:
+    """A listing by label needs `label`, then `head`: the other way round."""
+    address, held = first
+    schema = address.rpartition("schema=")[2]
+    with ThreadPoolExecutor() as pool:
+        with stubborn(postgres_url) as reader:
+            lock(reader, schema, "label", "access share")
+            brought = pool.submit(postgres_schema.bring_up, parse(address), dry_run=False)
+            wait_for_waits(postgres_url, schema, 1)
+            lock(reader, schema, "head", "access share")
+        assert brought.result().before == 1
     assert seen(address) == held

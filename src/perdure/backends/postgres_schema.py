@@ -21,8 +21,9 @@ from perdure.backends.postgres_tables import NEWEST, script
 from perdure.errors import PerdureError, UnavailableError, UnsupportedError, VersionError
 
 COCKROACH = "CockroachDB"  # It counts as an older PostgreSQL than it is in what is needed here.
+YUGABYTE = "-YB-"
 OLDEST_SERVER = 140_000  # PostgreSQL 14, the oldest that its makers still mend.
-ATTEMPTS = 5  # Two that create the same schema at once can disturb each other outside the lock.
+ATTEMPTS = 5  # Two that create a schema at once, or who uses the tables, can disturb each other.
 
 T = TypeVar("T")
 
@@ -71,6 +72,11 @@ class Server(NamedTuple):
     def engine(self) -> str:
         """What the server calls itself."""
         return COCKROACH if self.version.startswith(COCKROACH) else "PostgreSQL"
+
+    @property
+    def locks_tables(self) -> bool:
+        """Whether it knows how to lock a table against everybody else."""
+        return self.engine != COCKROACH and YUGABYTE not in self.version
 
     @property
     def release(self) -> str:
@@ -125,11 +131,15 @@ def bring_up(address: Address, *, dry_run: bool) -> Migration:
             server = look(link, address, deadline)
             require(server, address)
             if dry_run or server.tables == NEWEST:
-                found = script(_schema(address), server.tables, exists=server.schema_exists)
-                return Migration(server.tables, NEWEST, found)
+                return Migration(server.tables, NEWEST, _script(server, address))
             return Migration(server.tables, NEWEST, migrate(link, address))
     except (psycopg.Error, OSError) as error:
         raise translated(error, address) from cause(error, address)
+
+
+def _script(server: Server, address: Address) -> list[str]:
+    exists, locks = server.schema_exists, server.locks_tables
+    return script(_schema(address), server.tables, exists=exists, locks=locks)
 
 
 def _behind(server: Server, address: Address) -> PerdureError:
@@ -199,7 +209,7 @@ def migrate(link: Link, address: Address) -> list[str]:
                 link.execute("select pg_advisory_xact_lock(%s::bigint)", (_lock(address.schema),))
                 server = look(link, address)
                 require(server, address)
-                statements = script(_schema(address), server.tables, exists=server.schema_exists)
+                statements = _script(server, address)
                 for statement in statements:
                     link.execute(statement.encode())
                 return statements
@@ -212,6 +222,7 @@ def migrate(link: Link, address: Address) -> list[str]:
             psycopg.errors.DuplicateSchema,
             psycopg.errors.DuplicateTable,
             psycopg.errors.SerializationFailure,
+            psycopg.errors.DeadlockDetected,
         ):
             if attempt == ATTEMPTS - 1:
                 raise

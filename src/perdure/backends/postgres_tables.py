@@ -86,11 +86,17 @@ CHANGES: dict[int, tuple[str, ...]] = {
 }
 NEWEST = max(CHANGES)
 
+# All of them before anything is changed, in the order in which an append needs them: whoever has
+# one of them while a change takes long, and waits for another, would have to be waited for.
+LOCK = """lock table {schema}.head, {schema}.entry, {schema}.label, {schema}.watch
+  in access exclusive mode"""
 
-def script(schema: str, have: int, *, exists: bool) -> list[str]:
+
+def script(schema: str, have: int, *, exists: bool, locks: bool = True) -> list[str]:
     """Return the statements that bring tables of a version, 0 for none, to the newest.
 
-    `schema` is its quoted name; `exists` says whether it is there.
+    `schema` is its quoted name; `exists` says whether it is there, and `locks` whether the server
+    knows how to lock tables.
     """
     if have == NEWEST:
         return []
@@ -101,6 +107,8 @@ def script(schema: str, have: int, *, exists: bool) -> list[str]:
             *(text.format(schema=schema) for text in TABLES),
             _done(schema, NEWEST),
         ]
+    if locks:
+        statements.append(LOCK.format(schema=schema))
     for version in range(have + 1, NEWEST + 1):
         statements += [text.format(schema=schema) for text in CHANGES[version]]
         statements.append(_done(schema, version))

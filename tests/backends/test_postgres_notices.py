@@ -194,6 +194,36 @@ def test_who_is_not_told_any_more_looks_again(
     thread.join()
 
 
+@pytest.mark.parametrize("does", ["", "perform pg_sleep(30);"], ids=["forgotten", "no answer"])
+def test_a_line_that_leads_nowhere_any_more_is_noticed(
+    postgres_url: str,
+    postgres_store: str,
+    elsewhere: str,
+    does: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Something in between may keep it open; who waits has to look again."""
+    monkeypatch.setattr(postgres_bell, "CHECKED", 2.0)
+    monkeypatch.setattr(Watchers, "trusted", lambda *_: 300.0)
+    function = f"create function {elsewhere}.pg_listening_channels() returns setof text"
+    with psycopg.connect(postgres_url, autocommit=True) as admin:
+        admin.execute(f"{function} language plpgsql as $$ begin {does} end $$".encode())
+    looked: list[float] = []
+    backend = PostgresBackend(
+        f"{postgres_store}&options={quote(f'-c search_path={elsewhere},pg_catalog')}"
+    )
+    thread = threading.Thread(target=backend.watch, args=["s"], kwargs={"after": 0})
+    thread.start()
+    wait_until(lambda: backend.watchers.told)
+    monkeypatch.setattr(backend.watchers, "ring_all", lambda: looked.append(time.monotonic()))
+    begun = time.monotonic()
+    wait_until(lambda: bool(looked))
+    assert looked[0] - begun < 20, "the server's answer would come after 30 s"
+    assert status(backend, appended("s", 1, 1)) == ["stored"]
+    thread.join()
+    backend.close()
+
+
 def test_the_doctor_says_that_nobody_is_told(
     postgres_url: str, postgres_empty: str, elsewhere: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,6 +15,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
+from contextlib import closing
 
 import psycopg
 
@@ -28,6 +29,7 @@ IDLE = 10.0  # Seconds without anybody waiting after which the connection is giv
 AGAIN = 60.0  # Seconds before LISTEN is tried again where it did not work.
 LASTS = 30  # Seconds for which writers know that somebody waits.
 RENEWED = 10.0  # Seconds after which they are told again.
+CHECKED = 10.0  # Seconds after which the line is tried, and for which its answer is waited for.
 MANY = 10_000
 TURN = 0.5  # Seconds; so long it may take until the thread notices that the store was closed.
 
@@ -90,12 +92,14 @@ class Bell:
     def _run(self) -> None:
         options = {**options_of(self._address), "application_name": "perdure listen"}
         try:
-            with Link.connect(**options) as link:
+            with closing(Link.connect(**options)) as link:
+                link.deadline = time.monotonic() + CHECKED
                 link.execute(f"listen {self._channel}".encode())
                 if self._probed(link):
                     self._told = {}  # A server that crashed has forgotten who waits.
                     self._hears = self._watchers.told = True
                     self._watchers.ring_all()  # They look again, and say that they wait.
+                    link.deadline = math.inf  # Nothing is asked; it may be silent for long.
                     self._forward(link)
                 else:
                     self._failed = time.monotonic()
@@ -111,7 +115,8 @@ class Bell:
     def _probed(self, link: Link) -> bool:
         """Tell whether what another connection sends arrives here."""
         word = f"probe {secrets.token_hex(8)}"
-        with Link.connect(**options_of(self._address)) as other:
+        with closing(Link.connect(**options_of(self._address))) as other:
+            other.deadline = time.monotonic() + CHECKED
             other.execute("select pg_notify(%s, %s)", (self._channel, word))
         deadline = time.monotonic() + PROBE
         while not self._closed and time.monotonic() < deadline:
@@ -121,7 +126,7 @@ class Bell:
         return False
 
     def _forward(self, link: Link) -> None:
-        needed = time.monotonic()
+        needed = checked = time.monotonic()
         while not self._closed and time.monotonic() - needed < IDLE:
             told = {notice.payload for notice in link.notifies(timeout=TURN, stop_after=1)}
             waited = self._watchers.streams()
@@ -129,3 +134,18 @@ class Bell:
             self._watchers.ring(Append(stream, ()) for stream in found)
             if waited:
                 needed = time.monotonic()
+            if time.monotonic() - checked >= CHECKED:
+                if not self._is_registered(link):
+                    return
+                checked = time.monotonic()
+
+    def _is_registered(self, link: Link) -> bool:
+        """Tell whether the server still knows who listens, or raise that it does not answer.
+
+        Something in between may hold a line that leads nowhere any more.
+        """
+        link.deadline = time.monotonic() + CHECKED
+        query = "select 1 where %s in (select pg_listening_channels())"
+        found = link.execute(query, (self._channel,)).fetchall()
+        link.deadline = math.inf
+        return bool(found)

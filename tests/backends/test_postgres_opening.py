@@ -100,6 +100,28 @@ def test_a_role_with_too_many_connections_is_not_told_to_check_its_password(
         PostgresBackend(role)
 
 
+def test_a_database_that_lets_nobody_in_is_not_called_missing(
+    role: str, postgres_url: str, database: psycopg.Connection
+) -> None:
+    name = postgres.new_schema()
+    try:
+        database.execute(f"create database {name}".encode())
+        database.execute(f"revoke connect on database {name} from public".encode())
+        with pytest.raises(UnavailableError, match="grant it connect on the database"):
+            PostgresBackend(f"{role.rpartition('/')[0]}/{name}")
+        database.execute(f"alter database {name} allow_connections false".encode())
+        with pytest.raises(UnavailableError, match="the database takes no connections"):
+            PostgresBackend(f"{postgres_url.rpartition('/')[0]}/{name}")
+    finally:
+        database.execute(f"drop database if exists {name}".encode())
+
+
+@pytest.mark.parametrize("kind", ["standby", "read-only"])
+def test_a_primary_is_not_called_read_only(postgres_url: str, kind: str) -> None:
+    with pytest.raises(UnavailableError, match="not of the kind that the address asks for"):
+        PostgresBackend(f"{postgres_url}?target_session_attrs={kind}&patience=0.5")
+
+
 def user_of(url: str) -> str:
     return url.partition("://")[2].partition(":")[0]
 

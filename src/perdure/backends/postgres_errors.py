@@ -67,6 +67,11 @@ _UNTRUSTED = _Hint(
     "check the host's name in the address, and that ?sslrootcert= names who signed the certificate",
 )
 
+_OTHER_KIND = _Hint(
+    "the server is not of the kind that the address asks for",
+    "correct its hosts, or what it says by ?target_session_attrs=",
+)
+
 # A pooler answers everything with one SQLSTATE, or with text alone.
 _POOLER_STATES = ("", "08P01")
 _POOLER = {
@@ -117,16 +122,25 @@ _TEXTS = {
         "the server takes no such login",
         "allow this user, host and database in its pg_hba.conf, or connect with ?sslmode=require",
     ),
+    "permission denied for database": _Hint(
+        "this user may not connect to the database", "grant it connect on the database"
+    ),
+    "not currently accepting": _Hint(
+        "the database takes no connections", "let it: alter database … allow_connections true"
+    ),
     'role "': _STATES["28"],
     'database "': _STATES["3D000"],
     "invalid sslmode value": _Hint(
         "PGSSLMODE has no such value", f"set it to one of {', '.join(CHOICES['sslmode'])}"
     ),
+    "is not read-only": _OTHER_KIND,
+    "hot standby mode": _OTHER_KIND,
     "read-only": _STATES["25006"],
     "read-write": _STATES["25006"],
 }
 _STARTING = ("starting up", "shutting down", "in recovery mode", "not yet accepting")
-_PASSING = (*_STARTING, "too many", "slots", "read-only", "read-write", "resolve host")
+_KINDS = ("read-only", "read-write", "hot standby mode")  # They change when another one takes over.
+_PASSING = (*_STARTING, *_KINDS, "too many", "slots", "resolve host")
 
 _DAMAGE = ("XX001", "XX002", "23505")
 _TOO_MUCH = ("54000", "22001")

@@ -419,3 +419,69 @@ def test_a_directory_that_does_not_change_is_all_that_is_looked_at(
     assert str(path) + "-wal" in asked
     monkeypatch.undo()
     backend.close()
+
+
+def test_a_file_is_not_written_to_after_a_restore_that_set_the_time_of_its_directory_back(
+    path: Path,
+) -> None:
+    """As `tar` and `rsync` do: what they replaced shows in no time that can be set."""
+    backend = SqliteBackend(path)
+    time.sleep(0.15)
+    status(backend, appended("s", 1, 1))
+    before = path.parent.stat()
+    restored = path.with_name("restored")
+    restored.write_bytes(path.read_bytes())
+    restored.replace(path)
+    os.utime(path.parent, ns=(before.st_atime_ns, before.st_mtime_ns))
+    with pytest.raises(UnavailableError, match="was removed or replaced while it was open"):
+        backend.append([appended("s", 2, 2)])
+    backend.close()
+
+
+def test_who_reads_while_the_writer_is_opened_anew_is_not_told_of_a_lost_log(
+    path: Path, backend: SqliteBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a fork the log is another file."""
+    connections = backend._connections
+    status(backend, appended("s", 1, 1))
+    connections.pause()
+    for name in "abcd":
+        path.with_name(name).touch()  # Or the new files could bear the numbers of the old ones.
+    connections.resume()
+    opening, go_on, real = threading.Event(), threading.Event(), connections._prepare_writer
+
+    def slow(writer: apsw.Connection) -> object:
+        opening.set()
+        assert go_on.wait(20)
+        return real(writer)
+
+    monkeypatch.setattr(connections, "_prepare_writer", slow)
+    writing = threading.Thread(target=status, args=(backend, appended("s", 2, 2)))
+    writing.start()
+    assert opening.wait(20)
+    try:
+        assert list(backend.read("s")) == entries(1, 1)
+    finally:
+        go_on.set()
+        writing.join()
+    assert list(backend.read("s")) == entries(1, 2)
+    backend.close()
+    assert not path.with_name(path.name + "-wal").exists(), "closing brought it into the file"
+
+
+def test_a_child_whose_first_write_found_the_store_busy_writes_the_next(path: Path) -> None:
+    backend = SqliteBackend(path, patience=0.1)
+    streams = "abcdef"  # So many are stored in one statement, which has to be prepared.
+    for stream in streams:
+        status(backend, appended(stream, 1, 1))
+
+    def work() -> bool:
+        other = apsw.Connection(str(path))
+        other.execute("begin immediate")
+        with pytest.raises(UnavailableError, match="holds the lock"):
+            backend.append([appended("a", 2, 2)])
+        other.execute("rollback")
+        return set(status(backend, *[appended(one, 2, 2) for one in streams])) == {"stored"}
+
+    assert exit_code(in_child(work)) == 0
+    backend.close()

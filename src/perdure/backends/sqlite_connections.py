@@ -69,6 +69,7 @@ class Connections:
         self._prepare_writer = prepare_writer
         self._file: Identity = None
         self._beside: list[Identity] = []
+        """The log and the locks of the writer; nothing while it is being opened or closed."""
         self._writer: apsw.Connection | None = None
         self._readers: list[apsw.Connection] = []
         self._lent = 0
@@ -166,6 +167,7 @@ class Connections:
 
     def _require_same_file(self) -> None:
         """Refuse to write to a file, or to a log, that nobody will find again."""
+        expected = self._beside  # Before looking: another thread may open or close the writer.
         found, *beside = self._identify()
         if self._file is None:
             self._file = found
@@ -173,20 +175,20 @@ class Connections:
             reason = "the file was removed or replaced while it was open"
             raise UnavailableError(self._name, reason, "put it back, then open the store again")
         # As long as the writer is open, SQLite itself removes neither of them.
-        if self._writer is not None and beside != self._beside:
-            if beside[-1] not in (None, self._beside[-1]):
-                self._keep_off(self._writer)
+        if expected and beside != expected and self._beside is expected:
+            if beside[-1] not in (None, expected[-1]):
+                self._keep_off()
             reason = "its -wal or -shm was removed or replaced while it was open"
             hint = "close the store rather than kill this process, then open it again"
             raise UnavailableError(self._name, reason, hint)
 
-    def _keep_off(self, writer: apsw.Connection) -> None:
+    def _keep_off(self) -> None:
         """Have closing leave the file alone: others work on it, under locks that we do not see.
 
         Elsewhere the last one to close brings what the log holds into the file.
         """
         with self._lending:
-            for connection in (writer, *self._readers):
+            for connection in filter(None, (self._writer, *self._readers)):
                 connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
 
     def _require_same_process(self) -> None:
@@ -203,12 +205,18 @@ class Connections:
         return self._writer is not None or bool(self._readers or self._lent)
 
     def _open_writer(self) -> apsw.Connection:
-        self._writer = self._open_healed() if self._poisoned else self._open_one()
-        if not self._took_over:
-            self._take_over(self._writer)
-        self._prepare_writer(self._writer)
+        writer = self._writer = self._open_healed() if self._poisoned else self._open_one()
+        try:
+            if not self._took_over:
+                self._take_over(writer)
+            self._prepare_writer(writer)
+        except BaseException:
+            with self._lending:  # Half prepared it can not write. Not closed: see `_poison`.
+                self._readers.append(writer)
+                self._writer = None
+            raise
         _, *self._beside = self._identify()
-        return self._writer
+        return writer
 
     def _take_over(self, writer: apsw.Connection) -> None:
         """Have the log written anew, once in a process, while nobody else writes to it.
@@ -242,6 +250,7 @@ class Connections:
         self._poisoned = True
         if self._writer is None:
             return
+        self._beside = []
         writer, self._writer = self._writer, None
         try:
             if writer.in_transaction:
@@ -300,6 +309,7 @@ class Connections:
     def _close_all(self) -> None:
         with self._lending:
             self._lending.wait_for(lambda: self._lent == 0, DRAIN_PATIENCE)
+            self._beside = []
             while self._readers:
                 self._readers.pop().close()
         if self._writer is not None:

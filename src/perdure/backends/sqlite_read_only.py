@@ -71,28 +71,31 @@ def identities(path: str) -> Callable[[], tuple[Identity, ...]]:
     It asks for each of them only when their directory has changed: it is called in every write.
     """
     files, folder = (path, path + "-wal", path + "-shm"), str(Path(path).parent)
-    known: tuple[tuple[Identity, int], tuple[Identity, ...]] = ((None, 0), ())
+    known: tuple[tuple[int, ...], tuple[Identity, ...]] = ((), ())
 
     def identify() -> tuple[Identity, ...]:
         nonlocal known  # One tuple, so that threads see both of its parts or neither.
         place, (place_before, found) = _folder(folder), known
-        if place[0] is None or place != place_before:
+        if not place or place != place_before:
             found = tuple(map(_identity, files))
             # The clock of a file system ticks slowly: another change could bear the same time.
-            settled = time.time_ns() - place[1] > SETTLED
-            known = (place if settled else (None, 0), found)
+            settled = place and time.time_ns() - max(place[2:]) > SETTLED
+            known = (place if settled else (), found)
         return found
 
     return identify
 
 
-def _folder(path: str) -> tuple[Identity, int]:
-    """Return which directory a path leads to, and when something last came or went in it."""
+def _folder(path: str) -> tuple[int, ...]:
+    """Return which directory a path leads to, and when something last came or went in it.
+
+    Both times: whoever restores a backup sets the first one back, and some systems lack the second.
+    """
     try:
         found = os.stat(path)  # noqa: PTH116 - as below
     except OSError:
-        return None, 0
-    return (found.st_dev, found.st_ino), found.st_mtime_ns
+        return ()
+    return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_ctime_ns
 
 
 def _identity(path: str) -> Identity:

@@ -114,7 +114,7 @@ LAYERS = [
     {"conversations.intake"},
     {"effects.issued"},
     {"plain", "conversations.deltas", "effects.calls", "layered", "guarantees"},
-    {"errors"},
+    {"errors", "forking"},
 ]
 
 PURE = {

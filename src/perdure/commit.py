@@ -261,6 +261,7 @@ class Driver:
         self._backend = backend
         self.committer = committer
         self.longest_wait = waiting.longest(backend)
+        self.closed = False
 
     def end_waits(self, stream: str) -> None:
         """Have nobody wait any longer for a stream: a session is being closed."""

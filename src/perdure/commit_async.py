@@ -9,12 +9,11 @@ All that goes together is told in one event loop. Another one may follow when it
 
 import asyncio
 import os
-import threading
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Generic
 from weakref import WeakSet
 
-from perdure import waiting, waiting_async
+from perdure import forking, waiting, waiting_async
 from perdure.backend import STORED, Append, AsyncBackend, Outcome
 from perdure.commit import Answer, Item, T, rounds, share
 from perdure.errors import UnavailableError, UsageError
@@ -26,7 +25,7 @@ Ended = Callable[[Any, BaseException | None], None]
 
 
 _Waiting = tuple[Item, Waiter[Answer]]
-_following = threading.Lock()
+_following = forking.lock()
 
 
 class AsyncCombiner(Generic[Item, Answer]):
@@ -211,6 +210,7 @@ class AsyncDriver:
         self._backend = backend
         self.committer = committer
         self.longest_wait = waiting.longest(backend)
+        self.closed = False
 
     def end_waits(self, stream: str) -> None:
         """Have nobody wait any longer for a stream: a session is being closed."""

@@ -1,7 +1,6 @@
 """Records as they come, for blocking code. The twin is in `following_async`."""
 
 from collections.abc import Iterator
-from contextlib import suppress
 
 from perdure import views
 from perdure.errors import UsageError
@@ -12,7 +11,7 @@ from perdure.records import Record
 def follow(handle: Handle, at: int, timeout: float | None) -> Iterator[Record]:
     """Yield the records after a position until nothing comes for so long, or the end."""
     handle.require_open()
-    with suppress(UsageError):  # From here on it means that the session or the store was closed.
+    try:
         while handle.wait(at, timeout):
             past = handle.take_in(at)
             records = views.Records(past, handle.replica.settings, after=at, on_damage=None)
@@ -21,3 +20,6 @@ def follow(handle: Handle, at: int, timeout: float | None) -> Iterator[Record]:
             at = past.tip.position
             if handle.replica.gone:
                 return
+    except UsageError:
+        if not handle.closed:
+            raise

@@ -1,7 +1,6 @@
 """Records as they come, for code in an event loop. The twin is in `following`."""
 
 from collections.abc import AsyncIterator
-from contextlib import suppress
 
 from perdure import views
 from perdure.errors import UsageError
@@ -16,7 +15,7 @@ async def follow(
 ) -> AsyncIterator[Record]:
     """Yield the records after a position until nothing comes for so long, or the end."""
     handle.require_open()
-    with suppress(UsageError):  # From here on it means that the session or the store was closed.
+    try:
         while await handle.wait(at, timeout):
             past = await handle.take_in(at)
             records = views.Records(past, handle.replica.settings, after=at, on_damage=None)
@@ -26,3 +25,6 @@ async def follow(
             at = past.tip.position
             if handle.replica.gone:
                 return
+    except UsageError:
+        if not handle.closed:
+            raise

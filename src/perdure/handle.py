@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import TypeVar
 
-from perdure import events
+from perdure import events, forking
 from perdure import steps as steps_to
 from perdure.commit import Combiner, Driver
 from perdure.effects.asking import Replaying
@@ -21,6 +21,8 @@ from perdure.steps import Steps
 from perdure.writing import NOTHING, REFRESH
 
 T = TypeVar("T")
+
+_beginning = forking.lock()
 
 
 class Handle:
@@ -46,7 +48,6 @@ class Handle:
         """What is to be given back before this handle is let go."""
         self._closed = False
         self._threads: set[threading.Thread] = set()
-        self._beginning = threading.Lock()
         driver.handles.add(self)
         self.tell_notices()
 
@@ -133,7 +134,7 @@ class Handle:
         thread = threading.Thread(
             target=contextvars.copy_context().run, args=(work,), name="perdure", daemon=True
         )
-        with self._beginning:
+        with _beginning:
             thread.start()
             self._threads = {other for other in self._threads if other.is_alive()} | {thread}
 
@@ -141,7 +142,7 @@ class Handle:
         """Give back what is held, and wait for what is under way."""
         for leave in [*self.leaving]:
             leave()
-        with self._beginning:
+        with _beginning:
             threads = self._threads - {threading.current_thread()}
         for thread in threads:
             thread.join()
@@ -158,6 +159,11 @@ class Handle:
                 self._closed = True
                 self.driver.end_waits(self.replica.name)
                 self.tell_notices()
+
+    @property
+    def closed(self) -> bool:
+        """Whether this handle was closed, or its store."""
+        return self._closed or self.driver.closed
 
     def require_open(self) -> None:
         """Raise if this handle was closed, or if its session was deleted."""

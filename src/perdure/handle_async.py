@@ -137,7 +137,10 @@ class AsyncHandle:
         """Give back what is held, and wait for what is under way."""
         for leave in [*self.leaving]:
             await leave()
-        if waiting := self._tasks - {asyncio.current_task()}:
+        loop, own = asyncio.get_running_loop(), asyncio.current_task()
+        # Those of a loop that was closed, or that runs in the parent of a fork, never end here.
+        waiting = [one for one in self._tasks if one is not own and one.get_loop() is loop]
+        if waiting:
             await asyncio.wait(waiting)
         if not self._closed and not self.replica.gone:
             await self._combiner.submit(NOTHING)
@@ -152,6 +155,11 @@ class AsyncHandle:
                 self._closed = True
                 self.driver.end_waits(self.replica.name)
                 self.tell_notices()
+
+    @property
+    def closed(self) -> bool:
+        """Whether this handle was closed, or its store."""
+        return self._closed or self.driver.closed
 
     def require_open(self) -> None:
         """Raise if this handle was closed, or if its session was deleted."""

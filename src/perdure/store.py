@@ -138,7 +138,7 @@ class Store:
     def close(self) -> None:
         """Finish what is under way and let the store go. Closing twice is harmless."""
         if not self._closed:
-            self._closed = True
+            self._closed = self._driver.closed = True
             with events.observed("close", store=self._backend.name, session=""):
                 try:
                     for handle in _all_of(self._driver.handles):

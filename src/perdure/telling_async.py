@@ -68,7 +68,12 @@ class Teller:
         if begins:
             task = asyncio.create_task(self._tell_in_turns())
             self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            task.add_done_callback(self._ended)
+
+    def _ended(self, task: "asyncio.Task[Any]") -> None:
+        self._tasks.discard(task)
+        if task.cancelled():  # Perhaps before it began: then nothing of it was ever run.
+            self._tell_rest()
 
     @property
     def is_telling(self) -> bool:

@@ -5,6 +5,7 @@ import contextlib
 import gc
 import os
 import signal
+import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
@@ -234,6 +235,62 @@ def test_a_store_refuses_a_loop_while_another_one_uses_it() -> None:
     asyncio.run(store.close())
 
 
+def test_watching_in_another_loop_is_refused_and_does_not_just_end() -> None:
+    store = perdure.open_async("memory:")
+    began = threading.Event()
+
+    async def elsewhere(session: AsyncSession) -> None:
+        async for _ in session.watch(after=0, timeout=20):
+            began.set()
+
+    async def main() -> None:
+        session = await store.session("a")
+        await session.append(said("one"))
+        watching = asyncio.create_task(asyncio.to_thread(asyncio.run, elsewhere(session)))
+        await asyncio.to_thread(began.wait, 20)
+        await (await store.session("a")).append(said("two"))  # Not taken in by the other handle.
+        with pytest.raises(perdure.UsageError, match="another event loop uses this store"):
+            await watching
+        await store.close()
+
+    asyncio.run(main())
+
+
+def test_closing_does_not_wait_for_what_a_loop_that_was_closed_had_begun() -> None:
+    store = perdure.open_async("memory:")
+    loop = asyncio.new_event_loop()
+    (session,) = loop.run_until_complete(opened(store, 1))
+
+    async def begins() -> "asyncio.Task[None]":
+        return session._handle.background(asyncio.sleep(300))
+
+    task = loop.run_until_complete(begins())
+    assert not task.done()
+    task._log_destroy_pending = False  # type: ignore[attr-defined]
+    loop.close()
+    asyncio.run(at_most(20, store.close()))
+
+
+def test_closing_gives_a_lease_back_that_was_taken_in_a_loop_that_was_closed() -> None:
+    backend = Slow()
+    store = perdure.open_async(backend)
+    loop = asyncio.new_event_loop()
+    (session,) = loop.run_until_complete(opened(store, 1))
+    lease = session.lease()
+    loop.run_until_complete(lease.__aenter__())
+    assert lease._renewing is not None
+    lease._renewing._log_destroy_pending = False  # type: ignore[attr-defined]
+    loop.run_until_complete(asyncio.sleep(0))
+    loop.close()
+
+    async def look() -> list[str]:
+        await at_most(20, session.close())
+        return [head.id async for head in store.sessions(labels=["leased"])]
+
+    assert asyncio.run(look()) == []
+    asyncio.run(store.close())
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 @pytest.mark.parametrize("writes", [0, 3])
@@ -333,6 +390,19 @@ def test_commits_are_told_in_order_and_the_rest_when_the_loop_ends() -> None:
 
     asyncio.run(main())
     assert told == [*range(many + few)]
+
+
+def test_many_are_told_though_the_task_that_tells_them_was_cancelled_before_it_began() -> None:
+    told: list[object] = []
+    many = 3 * AT_ONCE
+
+    async def main() -> None:
+        Teller(set()).tell([(None, Told(n, told)) for n in range(many)], range(many), None)
+        for task in asyncio.all_tasks() - {asyncio.current_task()}:
+            task.cancel()
+
+    asyncio.run(main())
+    assert told == [*range(many)]
 
 
 def test_an_interrupt_while_many_are_told_leaves_nobody_out() -> None:

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Iterator, Seque
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from perdure import forking
 from perdure.backend import (
     Append,
     Backend,
@@ -182,13 +183,7 @@ class Offload:
                 self._running().jobs.put(pages.close)
 
 
-_starting = threading.Lock()
-if hasattr(os, "register_at_fork"):  # Or a child could wait for a thread that it has not.
-    os.register_at_fork(
-        before=_starting.acquire,
-        after_in_parent=_starting.release,
-        after_in_child=_starting.release,
-    )
+_starting = forking.lock()
 
 
 class _Worker:

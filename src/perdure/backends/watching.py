@@ -82,6 +82,8 @@ class Watchers:
 
     def remove(self, stream: str, wake: Wake) -> None:
         """Have it called no more."""
+        if self._pid != os.getpid() or wake not in self._waiting.get(stream, ()):
+            return  # A child of a fork drops what waits in its parent, where the lock may be held.
         with self._lock:
             self._waiting[stream].remove(wake)
             self._count -= 1

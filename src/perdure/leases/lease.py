@@ -8,6 +8,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
+from perdure import forking
 from perdure.errors import (
     ConflictError,
     FencedError,
@@ -21,14 +22,7 @@ from perdure.leases.leasing import FIRST_PAUSE, LAST_PAUSE, RENEW_AFTER, Asked, 
 from perdure.leases.tenure import Holding
 from perdure.writing import REFRESH
 
-_beginning = threading.RLock()  # A signal handler may take a lease, or fork, as well.
-
-if hasattr(os, "register_at_fork"):  # A child must not inherit it from a thread that stays behind.
-    os.register_at_fork(
-        before=_beginning.acquire,
-        after_in_parent=_beginning.release,
-        after_in_child=_beginning.release,
-    )
+_beginning = forking.lock()
 
 
 def now() -> float:

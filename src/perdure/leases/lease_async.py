@@ -150,7 +150,8 @@ class AsyncLease:
         if holding is None or not holding.end():
             return
         if self._renewing is not None:
-            self._renewing.cancel()
+            with suppress(RuntimeError):  # Its loop may have been closed since.
+                self._renewing.cancel()
         if holding.here():
             # It goes on when the caller is cancelled, so that nobody waits for the rest of the ttl.
             await asyncio.shield(self._handle.background(self._give_back(holding)))

@@ -7,7 +7,6 @@ no event: extensions that open sockets of their own, connections that were open 
 that were running before.
 """
 
-import os
 import sys
 import threading
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ from contextvars import ContextVar
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from perdure import forking
 from perdure.errors import RefusedError
 
 REFUSED = frozenset(
@@ -53,15 +53,8 @@ _guard: ContextVar[Guard | None] = ContextVar("perdure_guard", default=None)
 _lifted: ContextVar[bool] = ContextVar("perdure_guard_lifted", default=False)
 _threads: WeakKeyDictionary[threading.Thread, Guard] = WeakKeyDictionary()
 _hooked = threading.Lock()  # Taken once, and never given back.
-_changing = threading.RLock()  # A signal handler may fork as well.
+_changing = forking.lock()
 _active: list[Guard] = []
-
-if hasattr(os, "register_at_fork"):  # A child must not inherit it from a thread that stays behind.
-    os.register_at_fork(
-        before=_changing.acquire,
-        after_in_parent=_changing.release,
-        after_in_child=_changing.release,
-    )
 
 
 @contextmanager

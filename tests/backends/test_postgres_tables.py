@@ -329,3 +329,25 @@ def test_one_that_does_not_get_all_tables_begins_again(
             lock(reader, schema, "head", "access share")
         assert brought.result().before == 1
     assert seen(address) == held
+
+
+def test_a_user_who_may_not_change_the_tables_has_nobody_wait(
+    first: tuple[str, list[Any]], postgres_url: str
+) -> None:
+    address, held = first
+    schema = address.rpartition("schema=")[2]
+    name = postgres.new_schema()
+    with psycopg.connect(postgres_url, autocommit=True) as admin:
+        admin.execute(f"create role {name} login password 'guest'".encode())
+        try:
+            admin.execute(f"grant usage on schema {schema} to {name}".encode())
+            admin.execute(f"grant all on all tables in schema {schema} to {name}".encode())
+            with psycopg.connect(postgres_url) as reader:
+                lock(reader, schema, "head", "access share")
+                guest = address.replace(address[13 : address.index("@")], f"{name}:guest")
+                with pytest.raises(UnavailableError, match=r"belong to .* run: perdure migrate"):
+                    PostgresBackend(guest)
+        finally:
+            admin.execute(f"drop owned by {name}".encode())
+            admin.execute(f"drop role {name}".encode())
+    assert seen(address) == held

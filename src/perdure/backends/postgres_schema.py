@@ -42,6 +42,10 @@ _LACKING = """(
     where not has_table_privilege(%s || '.' || name, word) group by word
   ) as lacking)"""
 
+_OWNER = """
+select pg_get_userbyid(relowner) from pg_class
+where oid = to_regclass(%s) and not pg_has_role(relowner, 'usage')"""
+
 _SOMEBODY_ELSE = (
     "let a user who may create them run: perdure migrate ADDRESS, "
     "and grant this one usage on the schema, and select, insert, update, delete on its tables"
@@ -210,13 +214,14 @@ def migrate(link: Link, address: Address) -> list[str]:
                 server = look(link, address)
                 require(server, address)
                 statements = _script(server, address)
+                if statements:
+                    _require_owner(link, address)  # Before anybody else has to wait for a lock.
                 for statement in statements:
                     link.execute(statement.encode())
                 return statements
         except psycopg.errors.InsufficientPrivilege as error:
             text = address.hide(" ".join(str(error).split()))
-            reason = f"this user may not do that: make the tables (Postgres: {text})"
-            raise UnavailableError(address.name, reason, _SOMEBODY_ELSE) from error
+            raise _forbidden(address, f"make the tables (Postgres: {text})") from error
         except (
             psycopg.errors.UniqueViolation,
             psycopg.errors.DuplicateSchema,
@@ -227,3 +232,14 @@ def migrate(link: Link, address: Address) -> list[str]:
             if attempt == ATTEMPTS - 1:
                 raise
     raise AssertionError
+
+
+def _require_owner(link: Link, address: Address) -> None:
+    """Raise unless this user may change the tables, where there are any."""
+    found = link.execute(_OWNER, (f"{_schema(address)}.head",)).fetchone()
+    if found is not None:
+        raise _forbidden(address, f"change the tables, which belong to {found[0]!r}")
+
+
+def _forbidden(address: Address, what: str) -> UnavailableError:
+    return UnavailableError(address.name, f"this user may not do that: {what}", _SOMEBODY_ELSE)

@@ -43,5 +43,7 @@ def end(backend: Backend | AsyncBackend, stream: str) -> None:
 
 
 def _watchers(backend: Backend | AsyncBackend) -> Watchers | None:
-    found = getattr(backend, "watchers", None) if WATCH in backend.capabilities else None
+    if WATCH not in getattr(backend, "capabilities", ()):  # A store need not say that it has none.
+        return None
+    found = getattr(backend, "watchers", None)
     return found if isinstance(found, Watchers) else None

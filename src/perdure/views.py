@@ -183,7 +183,7 @@ class Records:
         self._name = past.stream.session
         self._settings = settings
         self._on_damage = on_damage
-        self._forward = Forward(past, after=after, on_damage=on_damage)
+        self._forward = Forward(past, after=max(after, 0), on_damage=on_damage)
 
     def page(self) -> Steps[list[Record] | None]:
         """Return the next records (there may be none on a page), or None at the end."""

@@ -102,6 +102,14 @@ def test_whoever_stopped_watching_goes_on_where_it_was(store: perdure.Store) -> 
     assert list(session.watch(after=99, timeout=0)) == []
 
 
+def test_before_the_first_record_there_is_nothing_and_no_damage(store: perdure.Store) -> None:
+    session = store.session("s")
+    assert list(session.watch(after=-1, timeout=0)) == []
+    assert list(session.records(after=-1)) == []
+    session.note("one")
+    assert [record.position for record in session.watch(after=-1, timeout=0)] == [1]
+
+
 @pytest.mark.parametrize("nonsense", ["1", 1.0, True])
 def test_an_after_that_is_no_position_is_refused(store: perdure.Store, nonsense: Any) -> None:
     with pytest.raises(UsageError, match="after must be"):

@@ -16,6 +16,7 @@ from perdure.backends.postgres_tables import NEWEST
 from perdure.cli.__main__ import main
 from perdure.errors import UnavailableError
 from perdure.testing.contract_values import appended, entries, status
+from tests.backends.test_postgres_tables import FIRST
 from tests.cli.support import invoke
 
 TENANTS = ("perdure_acme", 'perdure "globex"')
@@ -42,6 +43,13 @@ def test_it_makes_tables_and_says_so_once(postgres_empty: str) -> None:
     backend.close()
 
 
+def by_hand(url: str, text: str) -> None:
+    """Run statements one by one, as psql does."""
+    with psycopg.connect(url, autocommit=True) as connection:
+        for statement in text.split(";\n"):
+            connection.execute(statement.encode())
+
+
 def test_a_dry_run_prints_what_does_the_same_by_hand(
     postgres_empty: str, postgres_url: str
 ) -> None:
@@ -49,11 +57,21 @@ def test_a_dry_run_prints_what_does_the_same_by_hand(
     assert result.exit_code == 0
     with pytest.raises(UnavailableError, match="no tables yet"):
         PostgresBackend(f"{postgres_empty}&migrate=no")
-    with psycopg.connect(postgres_url) as connection:
-        connection.execute(result.stdout.encode())
+    by_hand(postgres_url, result.stdout)
     assert "is up to date" in run(postgres_empty, "--dry-run").stdout
     backend = PostgresBackend(f"{postgres_empty}&migrate=no")
     assert status(backend, appended("s", 1, 1)) == ["stored"]
+    backend.close()
+
+
+def test_the_same_of_tables_that_are_there(postgres_empty: str, postgres_url: str) -> None:
+    by_hand(postgres_url, FIRST.format(schema=schema_of(postgres_empty)).strip())
+    result = run(postgres_empty, "--dry-run")
+    assert "is up to date" not in result.stdout
+    by_hand(postgres_url, result.stdout)
+    assert "is up to date" in run(postgres_empty, "--dry-run").stdout
+    backend = PostgresBackend(f"{postgres_empty}&migrate=no")
+    assert status(backend, appended("s", 1, 1, "label")) == ["stored"]
     backend.close()
 
 

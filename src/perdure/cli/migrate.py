@@ -55,7 +55,7 @@ def migrate(address: str, *, dry_run: bool, print_rls: bool, tenants: tuple[str,
     if not done.statements:
         click.echo(f"{where} is up to date: version {done.after}.")
     elif dry_run:
-        click.echo(";\n".join(done.statements) + ";")
+        click.echo(";\n".join(["begin", *done.statements, "commit"]) + ";")
     else:
         was = f"from {done.before} " if done.before else ""
         click.echo(f"{where} was brought {was}to version {done.after}.")

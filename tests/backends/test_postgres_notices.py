@@ -224,6 +224,44 @@ def test_a_line_that_leads_nowhere_any_more_is_noticed(
     backend.close()
 
 
+READS_ONLY = f"&options={quote('-c default_transaction_read_only=on')}"
+
+
+def test_who_may_only_read_looks_by_itself(postgres_store: str) -> None:
+    """It can not say that it waits."""
+    with perdure.open(postgres_store) as store:
+        store.session("s").note("begun")
+        backend = PostgresBackend(f"{postgres_store}{READS_ONLY}")
+        seen = []
+        thread = threading.Thread(
+            target=lambda: seen.append(backend.watch("s", after=1, timeout=60))
+        )
+        thread.start()
+        wait_until(lambda: backend._bell._gave_up)
+        store.session("s").note("not told")
+        begun = time.monotonic()
+        thread.join()
+        assert seen == [True]
+        assert time.monotonic() - begun < 20
+        backend.close()
+
+
+def test_the_same_of_reading_in_an_event_loop(postgres_store: str) -> None:
+    async def scenario() -> None:
+        backend = AsyncPostgresBackend(f"{postgres_store}{READS_ONLY}")
+        waiting = asyncio.create_task(backend.watch("s", after=1, timeout=60))
+        while not backend._bell._gave_up:
+            await asyncio.sleep(0.01)
+            assert not waiting.done()
+        await asyncio.to_thread(store.session("s").note, "not told")
+        assert await waiting
+        await backend.close()
+
+    with perdure.open(postgres_store) as store:
+        store.session("s").note("begun")
+        asyncio.run(scenario())
+
+
 def test_the_doctor_says_that_nobody_is_told(
     postgres_url: str, postgres_empty: str, elsewhere: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,7 +19,7 @@ from perdure.backends.postgres_sql import statements
 from perdure.backends.postgres_steps import NO_BOUND, Book, Page
 from perdure.backends.rules import check, check_name
 from perdure.backends.watching import Watchers
-from perdure.errors import DamagedError
+from perdure.errors import DamagedError, UnavailableError
 from perdure.guarantees import Acceptance
 
 
@@ -132,5 +132,8 @@ class PostgresBackend:
     def _heard(self, stream: str) -> Head | None:
         """Return the head of a stream, after writers were told that somebody waits."""
         if self._bell.wants(stream):
-            self._pool.run(partial(self._book.expect, stream, LASTS))
+            try:
+                self._pool.run(partial(self._book.expect, stream, LASTS))
+            except UnavailableError as error:
+                self._bell.unheard(error)
         return self._head(stream)

@@ -16,7 +16,7 @@ from perdure.backends.postgres_sql import statements
 from perdure.backends.postgres_steps import NO_BOUND, Book, Page
 from perdure.backends.rules import check, check_name
 from perdure.backends.watching import Vigil, Watchers
-from perdure.errors import DamagedError
+from perdure.errors import DamagedError, UnavailableError
 from perdure.guarantees import Acceptance
 
 
@@ -117,7 +117,10 @@ class AsyncPostgresBackend:
             vigil = Vigil(self.watchers, stream, timeout)
             while True:
                 if self._bell.wants(stream):
-                    await self._pool.run(partial(self._book.expect, stream, LASTS))
+                    try:
+                        await self._pool.run(partial(self._book.expect, stream, LASTS))
+                    except UnavailableError as error:
+                        self._bell.unheard(error)
                 if await self._stands_after(stream, after):
                     return True
                 left = vigil.pause()

@@ -23,6 +23,7 @@ from perdure.backend import Append
 from perdure.backends.postgres_address import Address
 from perdure.backends.postgres_links import Link, options_of
 from perdure.backends.watching import Watchers
+from perdure.errors import UnavailableError
 
 PROBE = 2.0  # Seconds in which a notice to ourselves must arrive.
 IDLE = 10.0  # Seconds without anybody waiting after which the connection is given up.
@@ -31,6 +32,7 @@ LASTS = 30  # Seconds for which writers know that somebody waits.
 RENEWED = 10.0  # Seconds after which they are told again.
 CHECKED = 10.0  # Seconds after which the line is tried, and for which its answer is waited for.
 MANY = 10_000
+READS_ONLY = (psycopg.errors.InsufficientPrivilege, psycopg.errors.ReadOnlySqlTransaction)
 TURN = 0.5  # Seconds; so long it may take until the thread notices that the store was closed.
 
 
@@ -60,6 +62,7 @@ class Bell:
         self._failed = -math.inf
         self._told: dict[str, float] = {}
         self._hears = False
+        self._gave_up = False
 
     def wants(self, stream: str) -> bool:
         """Tell whether writers have to be told now that somebody waits for a stream."""
@@ -72,6 +75,16 @@ class Bell:
             self._told = {}
         self._told[stream] = now
         return True
+
+    def unheard(self, error: UnavailableError) -> None:
+        """Take it that writers were not told: who may only read has to look, others get the error.
+
+        It is tried again after a while, as where LISTEN does not work.
+        """
+        if not isinstance(error.__cause__, READS_ONLY):
+            raise error
+        self._gave_up, self._failed = True, time.monotonic()
+        self._hears = self._watchers.told = False
 
     def close(self) -> None:
         """End the thread, soon."""
@@ -96,6 +109,7 @@ class Bell:
                 link.deadline = time.monotonic() + CHECKED
                 link.execute(f"listen {self._channel}".encode())
                 if self._probed(link):
+                    self._gave_up = False
                     self._told = {}  # A server that crashed has forgotten who waits.
                     self._hears = self._watchers.told = True
                     self._watchers.ring_all()  # They look again, and say that they wait.
@@ -127,7 +141,7 @@ class Bell:
 
     def _forward(self, link: Link) -> None:
         needed = checked = time.monotonic()
-        while not self._closed and time.monotonic() - needed < IDLE:
+        while not (self._closed or self._gave_up) and time.monotonic() - needed < IDLE:
             told = {notice.payload for notice in link.notifies(timeout=TURN, stop_after=1)}
             waited = self._watchers.streams()
             found = [stream for stream in waited if self._key_of(stream).hex() in told]

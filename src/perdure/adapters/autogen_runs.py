@@ -23,12 +23,18 @@ def runs_of(block: Block, agent: Any) -> dict[str, Callable[..., Any]]:
     """Return what stands in the place of an agent's methods, by name: of those that it has."""
     found: dict[str, Callable[..., Any]] = {}
     for name in (*_AT_ONCE, *_AWAITED, *_LATER):
-        # What somebody has put in the place of a method can not be given a stand-in.
         original = getattr(agent, name, None)
-        if hasattr(original, "__func__"):
+        if _is_own(original):
             make = _awaited if name in _AWAITED else _begun
             found[name] = make(_Run(block, agent, original, soon=name not in _LATER))
-    return found | {name: partial(_refuse, name) for name in _SEVERAL if hasattr(agent, name)}
+    refused = [name for name in _SEVERAL if _is_own(getattr(agent, name, None))]
+    return found | {name: partial(_refuse, name) for name in refused}
+
+
+def _is_own(method: object) -> bool:
+    """Whether a method is the framework's: one that a user's class has by this name is another."""
+    module = getattr(getattr(method, "__func__", None), "__module__", None)
+    return isinstance(module, str) and module.startswith("autogen.")
 
 
 class _Run:

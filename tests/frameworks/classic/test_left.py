@@ -150,6 +150,23 @@ def test_a_run_that_is_waited_for_is_kept(
     assert len(session.messages()) == 2
 
 
+def test_a_run_of_an_agent_s_own_class_is_left_to_it(cast: Cast, store: perdure.Store) -> None:
+    class Desk(autogen.UserProxyAgent):  # type: ignore[misc]
+        def run(self, claim: str) -> Any:
+            self.claim = claim
+            return self.initiate_chat(assistant, message=claim, max_turns=1)
+
+        sequential_run = run
+
+    assistant = cast.assistant()
+    desk = Desk("desk", human_input_mode="NEVER", code_execution_config=False)
+    with persist(store.session("s"), desk, assistant) as chat:
+        assert len(desk.run(CHECKLIST).chat_history) == 2
+        assert len(desk.sequential_run(REFINE).chat_history) == 4
+        assert chat.finished == 2
+    assert desk.claim == REFINE
+
+
 @pytest.mark.parametrize("method", ["sequential_run", "a_sequential_run"])
 def test_runs_in_a_sequence_are_refused_where_they_are_asked_for(
     cast: Cast, server: ModelServer, store: perdure.Store, method: str

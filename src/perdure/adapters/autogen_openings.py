@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator
+from math import isfinite
 from typing import Any
 
 from perdure import UsageError
@@ -12,7 +13,7 @@ Opening = dict[str, Any]
 QUEUE = "chat_queue"
 
 _APART = ("sender", "recipient", "cache")  # A cache is the caller's own; the others are agents.
-_PLAIN = (str, int, float, bool, type(None))
+_DEEPEST = 50  # Levels of a value that is stored as a part of others. One may contain itself.
 
 
 def opening_of(method: str, sender: Any, given: dict[str, Any]) -> Opening:
@@ -83,13 +84,18 @@ def require_given(agent: Any, agents: Iterable[Any]) -> None:
     raise UsageError(reason)
 
 
-def storable(value: object) -> bool:
-    """Whether a value is what JSON can say."""
-    if isinstance(value, dict):
-        return all(isinstance(key, str) and storable(one) for key, one in value.items())
-    if isinstance(value, list):
-        return all(storable(one) for one in value)
-    return isinstance(value, _PLAIN)
+def storable(value: object, depth: int = 0) -> bool:
+    """Whether a value is what JSON can say, and is no other when it is read again."""
+    if type(value) is dict:
+        texts = all(type(key) is str and storable(key) for key in value)
+        return texts and depth < _DEEPEST and all(storable(v, depth + 1) for v in value.values())
+    if type(value) is list:
+        return depth < _DEEPEST and all(storable(one, depth + 1) for one in value)
+    if type(value) is str:
+        return value.isascii() or value == value.encode("utf-8", "ignore").decode("utf-8")
+    if type(value) is float:
+        return isfinite(value)
+    return value is None or type(value) in (bool, int)
 
 
 def same(recorded: Opening, given: Opening) -> bool:

@@ -212,7 +212,7 @@ class Agents:
             usage = state.get("usage", {}).get(agent.name)
             if usage and agent.client:
                 set_usage(agent.client, usage)
-        given = [("variables", name) for name in self.variables.restore(state.get("variables", {}))]
+        given = [("variables", name) for name in self.variables.restore(state.get("variables"))]
         told = [agent.name for agent in self if not self._instruct(agent, state)]
         return [*(("instructions", name) for name in told), *given]
 

@@ -33,7 +33,7 @@ class Variables:
     def __init__(self, agents: Iterable[Any]) -> None:
         self._agents = {one.name: one for one in agents if _has_variables(one)}
         self._unstorable: set[str] = set()
-        now = self.now()
+        self._seen = now = self.now()
         self._given = {name: _given(self._agents[name], known) for name, known in now.items()}
 
     def now(self) -> dict[str, Known]:
@@ -54,22 +54,34 @@ class Variables:
 
     def put(self, known: dict[str, Known]) -> None:
         for name, variables in known.items():
-            if name in self._agents:
-                self._agents[name].context_variables.clear()
-                self._agents[name].context_variables.update(deepcopy(variables))
+            now = self._agents[name].context_variables if name in self._agents else None
+            if now is not None and now.to_dict() != variables:  # Else they stay the code's objects.
+                now.clear()
+                now.update(deepcopy(variables))
+
+    def told(self) -> dict[str, Known]:
+        """Return what those know who know something else than was captured, or restored, last."""
+        return self.changed(self._seen)
 
     def capture(self) -> dict[str, Any]:
-        found = {name: (self._given.get(name, {}), now) for name, now in self.now().items()}
+        self._seen = self.now()
+        found = {name: (self._given.get(name, {}), now) for name, now in self._seen.items()}
         return {
             name: {"given": given, "now": now}
             for name, (given, now) in found.items()
             if given or now
         }
 
-    def restore(self, state: dict[str, Any]) -> list[str]:
+    def restore(self, state: dict[str, Any] | None) -> list[str]:
         """Have agents know what they knew; return the names of those whom the code gives others."""
+        if state is None:
+            return []
         same = {name: one for name, one in state.items() if one["given"] == self._given.get(name)}
+        # Nothing is recorded of agents that knew nothing.
+        others = self._given.keys() - state.keys() - self._unstorable
+        self.put({name: self._given[name] for name in others})
         self.put({name: one["now"] for name, one in same.items()})
+        self._seen = self.now()
         return [name for name, one in state.items() if name not in same and one["now"]]
 
     def leave(self) -> None:

@@ -51,7 +51,9 @@ class Chat:
         self._recorder = Recorder(session, names, groups, self._failures.pass_over)
         self._effects = Effects(session, self, self._recorder, self._agents, tools)
         self._block = Block(self._let_go)
-        self._parts = Parts(self, self._block, self._agents, self._recorder, self._effects)
+        self._parts = Parts(
+            self, self._block, self._agents, self._recorder, self._effects, self._failures
+        )
         self._kept = Kept(session, self._agents)
         self._policies = tools
         self._held = ExitStack()
@@ -140,9 +142,24 @@ class Chat:
         traceback: TracebackType | None,
     ) -> None:
         try:
+            if error is None and not self.talking and self._kept.run is None:
+                self._save_told()
+        finally:
+            self._leave(silent=error is not None)
+
+    def _save_told(self) -> None:
+        """Record what the code has told the agents since a chat."""
+        told = self._agents.variables.told()
+        if told:
+            self.follow()
+            self._agents.variables.put(told)
+            self.save()
+
+    def _leave(self, *, silent: bool) -> None:
+        try:
             self._block.leave()
         except UsageError:
-            if error is None:
+            if not silent:
                 raise
 
     def _let_go(self) -> None:

@@ -7,18 +7,21 @@ passed over is recorded before anything else is, and then the call fails again, 
 
 import asyncio
 from collections import deque
+from collections.abc import Callable, Iterator
 from threading import get_ident
 from typing import Any
 
 from perdure import Session
 from perdure.adapters.autogen_classes import calling
+from perdure.adapters.autogen_openings import storable
 from perdure.adapters.autogen_record import digest
 
 NAME = "model_failure"  # What it is called in the record.
+_FIELDS = ("message", "body", "code", "param", "type", "request_id", "status_code")  # Of the SDK's.
 
 
 class ModelError(Exception):
-    """A failure from the record, of a kind that is not one of the SDK's."""
+    """A failure from the record, of a kind that is not loaded or can not be made so."""
 
 
 class Failures:
@@ -28,11 +31,13 @@ class Failures:
         self._session = session
         self._recorded: dict[str, deque[dict[str, Any]]] = {}
         self._pending: dict[object, tuple[dict[str, Any], Exception]] = {}
+        self._astray: list[tuple[dict[str, Any], Exception]] = []
         self._in_tasks = False
 
     def begin(self, turn: str, *, goes_on: bool, in_tasks: bool) -> None:
         """Begin a chat, or go on with it; `in_tasks` if it may be several chats side by side."""
-        self._pending, self._recorded, self._in_tasks = {}, {}, in_tasks
+        self._pending, self._recorded, self._astray = {}, {}, []
+        self._in_tasks = in_tasks
         for one in self._session.effects.list(tool=NAME, turn=turn) if goes_on else ():
             if one.result is not None:
                 self._recorded.setdefault(one.result["request"], deque()).append(one.result)
@@ -45,8 +50,24 @@ class Failures:
     def failed(self, request: dict[str, Any], error: Exception) -> None:
         """Take in that a model did not answer. Tools see to their own calls: they run once."""
         place = self._place()
-        if place is not None and calling.get() is None:
+        if place is None:
+            self._astray.append((request, error))
+        elif calling.get() is None:
             self._pending[place] = request, error
+
+    def awaited(self, answer: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a coroutine function that answers; what fails in a thread of it failed there."""
+
+        async def found(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return await answer(*args, **kwargs)
+            except Exception as error:
+                for one in [one for one in self._astray if one[1] is error]:
+                    self._astray.remove(one)
+                    self.failed(*one)
+                raise
+
+        return found
 
     def pass_over(self) -> None:
         """Record that a failure, if there was one here, was passed over: the chat goes on."""
@@ -66,29 +87,31 @@ class Failures:
 
 
 def _data_of(error: Exception) -> dict[str, Any]:
-    status = getattr(error, "status_code", None)
-    found = {"error": type(error).__name__, "text": str(error)}
-    return {**found, "status": status} if isinstance(status, int) else found
+    kind = type(error)
+    fields = {name: vars(error).get(name) for name in _FIELDS}
+    plain = {name: one for name, one in fields.items() if name in vars(error) and storable(one)}
+    return {"error": [kind.__module__, kind.__qualname__], "text": str(error), "fields": plain}
 
 
 def _error_of(data: dict[str, Any]) -> Exception:
-    """Return a failure as whoever passed it over catches it: of the SDK's kind, if it was."""
-    kind = _kinds().get(data["error"], ModelError)
-    error = kind.__new__(kind, data["text"])  # Without the response that the SDK's own ask for.
-    without = dict.fromkeys(("body", "code", "param", "type", "request_id"))
-    vars(error).update(without, message=data["text"], status_code=data.get("status"))
-    return error
+    """Return a failure as whoever passed it over catches it: of its kind, if that is loaded."""
+    kinds = [one for one in _kinds() if [one.__module__, one.__qualname__] == data["error"]]
+    made = (_made(kind, data) for kind in kinds)
+    return next((one for one in made if one is not None), ModelError(data["text"]))
 
 
-def _kinds() -> dict[str, type[Exception]]:
+def _made(kind: type[Exception], data: dict[str, Any]) -> Exception | None:
     try:
-        from openai import OpenAIError
-    except ImportError:
-        return {}
-    found: dict[str, type[Exception]] = {}
-    kinds: list[type[Exception]] = [OpenAIError]
+        error = kind.__new__(kind, data["text"])  # Without the response that some ask for.
+        vars(error).update(data["fields"])
+        return error if str(error) == data["text"] else None
+    except Exception:  # noqa: BLE001 - what a class does that somebody wrote
+        return None
+
+
+def _kinds() -> Iterator[type[Exception]]:
+    kinds: list[type[Exception]] = [Exception]
     while kinds:
         kind = kinds.pop()
-        found[kind.__name__] = kind
-        kinds += kind.__subclasses__()
-    return found
+        yield kind
+        kinds += type.__subclasses__(kind)

@@ -7,6 +7,7 @@ from perdure import UsageError
 from perdure.adapters.autogen_block import Block
 from perdure.adapters.autogen_classes import Asking, own
 from perdure.adapters.autogen_code import blocks_run, executed
+from perdure.adapters.autogen_failures import Failures
 from perdure.adapters.autogen_names import human_inputs, runs_code
 from perdure.adapters.autogen_openings import named, require_given
 from perdure.adapters.autogen_record import Recorder
@@ -39,10 +40,17 @@ class Parts:
     """What of the agents is replaced while their chat is kept. Only these objects are changed."""
 
     def __init__(
-        self, chat: Calling, block: Block, agents: Agents, recorder: Recorder, effects: Effects
+        self,
+        chat: Calling,
+        block: Block,
+        agents: Agents,
+        recorder: Recorder,
+        effects: Effects,
+        failures: Failures,
     ) -> None:
         self._chat = chat
         self._block = block
+        self._failures = failures
         self._agents = agents
         self._recorder = recorder
         self._effects = effects
@@ -92,6 +100,8 @@ class Parts:
             self._set(agent, f"a_{name}", self._a_beginning(agent, f"a_{name}"))
         for name in ("receive", "a_receive"):
             self._set(agent, name, self._hearing(agent, name))
+        for name in ("a_generate_reply", "a_generate_oai_reply"):
+            self._set(agent, name, self._failures.awaited(getattr(agent, name)))
         self._set(agent, "update_system_message", self._instructing(agent))
         for name in ("resume", "a_resume") if hasattr(agent, "groupchat") else ():
             self._set(agent, name, _refuse_to_resume)

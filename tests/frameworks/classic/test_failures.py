@@ -1,6 +1,7 @@
 """Model calls that fail without ending their chat: they fail again after a crash."""
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import autogen
@@ -9,11 +10,14 @@ import pytest
 
 import perdure
 from perdure.adapters.autogen import persist
+from perdure.adapters.autogen_failures import ModelError
 from perdure.backends.memory import MemoryBackend
 from perdure.testing import ModelServer
 from perdure.testing.faults import Flaky
 from tests.frameworks.classic.conftest import Cast
 from tests.frameworks.classic.test_persist import CHECKLIST
+
+httpx = pytest.importorskip("httpx")  # The SDK brings it.
 
 pytestmark = pytest.mark.filterwarnings("ignore:Cannot extract summary")
 
@@ -86,6 +90,102 @@ def test_a_failure_that_a_reply_function_passes_over_is_the_same_again(
     assert len(server.requests) == before + 4
     assert len(caught) == 3
     assert caught[0] == caught[1] == caught[2]
+
+
+def too_long() -> Exception:
+    request = httpx.Request("POST", "http://localhost")
+    body = {"message": "Too long.", "code": "context_length_exceeded"}
+    return openai.BadRequestError(
+        "Error code: 400", response=httpx.Response(400, request=request), body=body
+    )
+
+
+def timed_out() -> Exception:
+    return openai.APITimeoutError(request=httpx.Request("POST", "http://localhost"))
+
+
+class Odd(Exception):  # noqa: N818 - it may be anybody's
+    def __init__(self, words: str) -> None:
+        self.words = words
+
+    def __str__(self) -> str:
+        return self.words
+
+
+@pytest.mark.parametrize(
+    ("fail", "caught", "again"),
+    [
+        (too_long, openai.BadRequestError, openai.BadRequestError),
+        (timed_out, TimeoutError, TimeoutError),  # As the framework calls it.
+        (lambda: ValueError("No."), ValueError, ValueError),
+        (lambda: Odd("That."), Odd, ModelError),
+    ],
+)
+def test_a_failure_from_the_record_is_what_it_was(
+    cast: Cast,
+    server: ModelServer,
+    store: perdure.Store,
+    monkeypatch: pytest.MonkeyPatch,
+    fail: Callable[[], Exception],
+    caught: type[Exception],
+    again: type[Exception],
+) -> None:
+    from autogen.oai.client import OpenAIClient
+
+    create, failures, seen = OpenAIClient.create, [fail()], []
+
+    def answered(client: Any, params: Any) -> Any:
+        if failures:
+            raise failures.pop()
+        return create(client, params)
+
+    def chat() -> Any:
+        user, assistant = cast.pair(max_consecutive_auto_reply=1, default_auto_reply="Go on.")
+
+        def insist(recipient: Any, messages: Any, sender: Any, config: Any) -> Any:
+            try:
+                return recipient.generate_oai_reply(messages, sender)
+            except (caught, again) as error:
+                seen.append((str(error), getattr(error, "code", None), type(error)))
+                return True, f"Nobody says: {error}"
+
+        assistant.register_reply([autogen.Agent, None], insist, position=0)
+        with persist(store.session("s"), user, assistant):
+            return user.initiate_chat(assistant, message=CHECKLIST).chat_history
+
+    monkeypatch.setattr(OpenAIClient, "create", answered)
+    server.fault(status=500, at=1)
+    with pytest.raises(openai.InternalServerError):
+        chat()
+    assert len(chat()) == 4
+    assert [kind for _, _, kind in seen] == [caught, again]
+    assert seen[0][:2] == seen[1][:2]
+
+
+def test_a_failure_in_a_thread_of_async_code_is_that_of_who_waits_for_it(
+    cast: Cast, server: ModelServer, store: perdure.Store
+) -> None:
+    def chat() -> Any:
+        user, assistant = cast.pair(max_consecutive_auto_reply=1, default_auto_reply="Go on.")
+
+        async def insist(recipient: Any, messages: Any, sender: Any, config: Any) -> Any:
+            try:
+                return await recipient.a_generate_oai_reply(messages, sender)
+            except openai.RateLimitError:
+                return True, "Nobody answers."
+
+        assistant.register_reply(
+            [autogen.Agent, None], insist, position=0, ignore_async_in_sync_chat=True
+        )
+        with persist(store.session("s"), user, assistant):
+            return asyncio.run(user.a_initiate_chat(assistant, message=CHECKLIST)).chat_history
+
+    server.fault(status=429, at=1)
+    server.fault(status=500, at=2)
+    with pytest.raises(openai.InternalServerError):
+        chat()
+    assert chat()[1]["content"] == "Nobody answers."
+    assert len(server.requests) == 3
 
 
 def test_a_failure_that_ended_a_chat_is_asked_again_however_often(

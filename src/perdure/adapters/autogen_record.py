@@ -140,7 +140,7 @@ class Recorder:
         with self._lock:
             self.require_whole()
             if self._turn is not None:
-                self._pass_over()
+                self.go_on()
                 self._take(sender, message, recipient)
         return message
 
@@ -151,7 +151,11 @@ class Recorder:
     def go_on(self) -> None:
         """Take in that the chat goes on, whatever a model failed at before."""
         self.require_whole()
-        self._pass_over()
+        try:
+            self._pass_over()
+        except PerdureError as error:
+            self.broken = error
+            raise
 
     def require_whole(self) -> None:
         """Raise what kept something from being recorded: nothing more may happen then."""

@@ -52,6 +52,7 @@ class _Run:
             name = self._original.__name__
             reason = f"{name}() makes one of its own to talk to {self._agent.name!r}"
             raise UsageError(f"{reason}, which is not kept: give a recipient, and it to persist()")
+        self._block.require_entered()
         if self._soon:
             self._block.announce()
         return self._original.__func__(self._stand_in(), **given)

@@ -233,3 +233,35 @@ def test_a_store_that_fails_while_a_chat_is_summed_up_stops_it(
         assert not away[0]
         assert chat().startswith("digest")
     assert len(server.requests) == 3  # What was not stored is asked again.
+
+
+def test_a_store_that_fails_while_a_failure_is_passed_over_stops_the_chat(
+    cast: Cast, server: ModelServer
+) -> None:
+    """Whoever takes the store's error for one of the model may not go on without a record."""
+    away = [False]
+
+    def chat() -> Any:
+        user, assistant = cast.pair(max_consecutive_auto_reply=1, default_auto_reply="Go on.")
+
+        def insist(recipient: Any, messages: Any, sender: Any, config: Any) -> Any:
+            try:
+                return recipient.generate_oai_reply(messages, sender)
+            except openai.RateLimitError:
+                away[0] = True
+            try:
+                return recipient.generate_oai_reply(messages, sender)
+            except Exception:  # noqa: BLE001 - as code does that knows no store
+                away[0] = False
+                return True, "Nobody answers."
+
+        assistant.register_reply([autogen.Agent, None], insist, position=0)
+        with persist(store.session("s"), user, assistant):
+            return user.initiate_chat(assistant, message=CHECKLIST).chat_history
+
+    with perdure.open(Flaky(MemoryBackend(), fail=lambda _: away[0])) as store:
+        server.fault(status=429, at=1)
+        with pytest.raises(perdure.UnavailableError):
+            chat()
+        assert len(server.requests) == 1
+        assert chat()[1]["content"].startswith("digest")

@@ -116,6 +116,19 @@ def test_a_run_that_begins_when_its_block_has_ended_is_refused(
     assert kept(cast, store.session("next")) == 1
 
 
+@pytest.mark.parametrize("method", ["run", "run_iter", "a_run_iter"])
+def test_a_run_that_somebody_kept_from_a_block_is_refused_after_it(
+    cast: Cast, store: perdure.Store, method: str
+) -> None:
+    user, assistant = cast.pair()
+    if not hasattr(user, method):
+        pytest.skip(f"it has no {method}()")
+    with persist(store.session("s"), user, assistant):
+        run = getattr(user, method)
+    with pytest.raises(perdure.UsageError, match="enter it"):
+        run(assistant, message=CHECKLIST, max_turns=1)
+
+
 async def heard(response: Any, method: str) -> None:
     """Wait for the end of a chat that a method has begun, in the way that is its own."""
     if method == "run":

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import autogen
@@ -16,8 +17,6 @@ from perdure.testing import ModelServer
 from perdure.testing.faults import Flaky
 from tests.frameworks.classic.conftest import Cast
 from tests.frameworks.classic.test_persist import CHECKLIST
-
-httpx = pytest.importorskip("httpx")  # The SDK brings it.
 
 pytestmark = pytest.mark.filterwarnings("ignore:Cannot extract summary")
 
@@ -93,15 +92,14 @@ def test_a_failure_that_a_reply_function_passes_over_is_the_same_again(
 
 
 def too_long() -> Exception:
-    request = httpx.Request("POST", "http://localhost")
+    response: Any = SimpleNamespace(request=None, status_code=400, headers={})
     body = {"message": "Too long.", "code": "context_length_exceeded"}
-    return openai.BadRequestError(
-        "Error code: 400", response=httpx.Response(400, request=request), body=body
-    )
+    return openai.BadRequestError("Error code: 400", response=response, body=body)
 
 
 def timed_out() -> Exception:
-    return openai.APITimeoutError(request=httpx.Request("POST", "http://localhost"))
+    request: Any = None
+    return openai.APITimeoutError(request=request)
 
 
 class Odd(Exception):  # noqa: N818 - it may be anybody's
@@ -166,7 +164,7 @@ def test_a_failure_in_a_thread_of_async_code_is_that_of_who_waits_for_it(
     cast: Cast, server: ModelServer, store: perdure.Store
 ) -> None:
     def chat() -> Any:
-        user, assistant = cast.pair(max_consecutive_auto_reply=1, default_auto_reply="Go on.")
+        boss, assistant = cast.assistant("boss"), cast.assistant()
 
         async def insist(recipient: Any, messages: Any, sender: Any, config: Any) -> Any:
             try:
@@ -177,15 +175,16 @@ def test_a_failure_in_a_thread_of_async_code_is_that_of_who_waits_for_it(
         assistant.register_reply(
             [autogen.Agent, None], insist, position=0, ignore_async_in_sync_chat=True
         )
-        with persist(store.session("s"), user, assistant):
-            return asyncio.run(user.a_initiate_chat(assistant, message=CHECKLIST)).chat_history
+        with persist(store.session("s"), boss, assistant):
+            begun = boss.a_initiate_chat(assistant, message=CHECKLIST, max_turns=2)
+            return asyncio.run(begun).chat_history
 
     server.fault(status=429, at=1)
     server.fault(status=500, at=2)
     with pytest.raises(openai.InternalServerError):
         chat()
     assert chat()[1]["content"] == "Nobody answers."
-    assert len(server.requests) == 3
+    assert len(server.requests) == 4
 
 
 def test_a_failure_that_ended_a_chat_is_asked_again_however_often(

@@ -134,8 +134,9 @@ class Combiner(Generic[Item, Answer]):
     def _lead(self, own: _Waiter[Item, Answer]) -> None:
         if self._queue:
             with self._lock:
-                own.others = [waiter for waiter in self._queue if waiter is not own]
-                self._queue = []
+                others = [waiter for waiter in self._queue if waiter is not own]
+                # Both or neither: who is answered and still queued would lead after it has gone.
+                own.others, self._queue = others, []
         try:
             if not own.others:
                 (own.answer,) = self._run([own.item])
@@ -157,6 +158,8 @@ class Combiner(Generic[Item, Answer]):
                 self._queue = [other for other in self._queue if other is not waiter]
         if self._leader is waiter:
             with self._lock:
+                if self._queue:  # An interrupt may have come before it led: it is in there still.
+                    self._queue = [other for other in self._queue if other is not waiter]
                 if self._queue:
                     waiter.following = [self._queue[0]]
                 self._leader = self._queue[0] if self._queue else None

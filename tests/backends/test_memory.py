@@ -3,6 +3,7 @@
 import os
 import signal
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -38,3 +39,19 @@ def test_a_child_that_was_forked_while_the_lock_was_held_can_use_its_copy() -> N
             os._exit(0 if good and list(backend.read("s")) == entries(1, 2) else 1)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert list(backend.read("s")) == entries(1, 1), "the parent has its own"
+
+
+def test_an_interrupt_in_the_middle_of_an_append_loses_no_stream() -> None:
+    class Interrupting(dict[str, Any]):
+        def pop(self, *name: Any) -> Any:
+            super().pop(*name)
+            raise KeyboardInterrupt
+
+    backend = MemoryBackend()
+    status(backend, appended("s", 1, 1))
+    backend._streams = Interrupting(backend._streams)
+    with pytest.raises(KeyboardInterrupt):
+        status(backend, appended("s", 2, 2))
+    backend._streams = {**backend._streams}
+    assert status(backend, appended("s", 2, 2)) == ["stored"]
+    assert list(backend.read("s")) == entries(1, 2)

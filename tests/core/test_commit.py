@@ -1,6 +1,7 @@
 """Group commit: who does the work, who waits, and what each is told."""
 
 import asyncio
+import contextlib
 import linecache
 import sys
 import threading
@@ -236,6 +237,53 @@ def _survives_interrupt(line: int) -> bool:
         assert not thread.is_alive(), f"line {line}"
     assert combiner.submit(8) == -8
     assert combiner._leader is None
+    return reached
+
+
+@pytest.mark.timeout(60)
+def test_an_interrupt_of_one_that_waited_and_is_to_lead_leaves_nobody_waiting() -> None:
+    lines = 0
+    while _survives_interrupt_after_waiting(lines):
+        lines += 1
+    assert lines > 25
+
+
+def _survives_interrupt_after_waiting(line: int) -> bool:
+    """One is at work, the one to be interrupted comes next, and another one waits behind it."""
+    began, go_on, over = threading.Event(), threading.Event(), threading.Event()
+
+    def run(items: list[int]) -> list[int]:
+        if not began.is_set():
+            began.set()
+            assert go_on.wait(30)
+        return [-item for item in items]
+
+    combiner: Combiner[int, int] = Combiner(run)
+
+    def queued(number: int) -> None:
+        while len(combiner._queue) < number and not over.is_set():
+            time.sleep(0.0002)
+
+    def follow() -> None:
+        with contextlib.suppress(UnavailableError):  # Whoever worked for it was interrupted.
+            combiner.submit(3)
+
+    def behind() -> None:
+        queued(1)
+        last = started(follow)
+        queued(2)
+        go_on.set()
+        last.join(10)
+
+    threads = [started(lambda: combiner.submit(1))]
+    assert began.wait(30)
+    threads.append(started(behind))
+    reached = _interrupted_at(line + 1, lambda: combiner.submit(2))
+    over.set()
+    for thread in threads:
+        thread.join(30)
+    assert combiner._leader is None, f"line {line}"
+    assert combiner.submit(4) == -4
     return reached
 
 

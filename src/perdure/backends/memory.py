@@ -157,8 +157,10 @@ class MemoryBackend:
             found.entries.extend(missing)
             found.labels = append.labels
             found.digest = digest_of(missing[-1].header)
-            self._streams.pop(append.stream, None)
-            self._streams[append.stream] = found
+            try:
+                self._streams.pop(append.stream, None)
+            finally:  # An interrupt must not come in between.
+                self._streams[append.stream] = found
         return outcome
 
     def _heads(self, names: Iterable[str], prefix: str, labels: Collection[str]) -> list[Head]:

@@ -28,7 +28,7 @@ from perdure.guarantees import Check
 _REFUSED = (apsw.CantOpenError, apsw.ReadOnlyError, apsw.PermissionsError, OSError)
 """What a file or a log that can not be written leads to."""
 
-SETTLED = 100_000_000  # Nanoseconds; ten times what the clock of a file system takes for a tick.
+SETTLED = 30_000_000  # Nanoseconds; the clock of a file system ticks every 10 ms, or more often.
 
 
 def connect(

@@ -38,6 +38,8 @@ class Verified(NamedTuple):
     digest: str
     snapshots: int
     torn: int
+    half_copied: bool = False
+    """Whether its head says that it is a copy, and that later records are still missing."""
 
 
 def messages(replica: Replica, *, last: int | None) -> Steps[list[dict[str, Any]]]:
@@ -225,10 +227,10 @@ def verify(replica: Replica) -> Steps[Verified]:
         entries += len(whole)
     if recomputed.facts() != fold.facts():
         raise DamagedError(replica.name, 0, "its state is not what its records say")
-    yield from _require_labels(replica, past, fold)
-    torn = len(forward.torn)
+    half_copied = yield from _require_labels(replica, past, fold)
+    tip, torn = past.tip, len(forward.torn)
     return Verified(
-        replica.name, entries, past.tip.position, past.tip.digest or "", snapshots, torn
+        replica.name, entries, tip.position, tip.digest or "", snapshots, torn, half_copied
     )
 
 
@@ -252,17 +254,19 @@ def _require_source(name: str, past: Past, linked: Linked, content: Summary) -> 
     raise DamagedError(name, position, reason)
 
 
-def _require_labels(replica: Replica, past: Past, fold: Fold) -> Steps[None]:
+def _require_labels(replica: Replica, past: Past, fold: Fold) -> Steps[bool]:
+    """Raise unless the labels of a head are true; return whether it is that of half a copy."""
     position = past.tip.position
     head = yield from steps.head(replica.name)
     current = 0 if head is None else head.position
     if current < position:
         raise ChainError(replica.name, position, "the head does not reach as far as it did")
     if head is None or current != position or past.torn:
-        return  # A torn append has left its labels on the head; the next one sets them right.
+        return False  # A torn append has left its labels on the head; the next one sets them right.
     if head.labels not in (fold.head_labels, {HALF_COPIED}):
         raise DamagedError(replica.name, 0, "the labels of its head are not what its records say")
     for label in head.labels:
         found = yield from steps.heads(prefix=replica.name, labels=[label], limit=1)
         if not found or found[0].stream != replica.name:
             raise DamagedError(replica.name, 0, f"listing by its label {label!r} does not find it")
+    return HALF_COPIED in head.labels

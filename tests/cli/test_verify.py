@@ -5,6 +5,7 @@ import os
 import re
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 
 import apsw
@@ -65,9 +66,20 @@ def test_json_says_what_was_checked(path: Path) -> None:
         "position": 18,
         "digest": verified.digest,
         "torn": 0,
+        "half_copied": False,
         "first_bad": None,
         "problems": [],
     }
+
+
+def test_half_a_copy_is_told_of(path: Path) -> None:
+    with closing(apsw.Connection(str(path))) as db:
+        db.execute("update head set labels = '[\"half-copied\"]' where name = 'claim-4711'")
+        db.execute("delete from label where name = 'claim-4711'")
+        db.execute(
+            "insert into label select 'half-copied', name, id from head where name = 'claim-4711'"
+        )
+    assert "a copy that lacks its end: copy it again" in invoke(path, "verify", "claim-4711").output
 
 
 def test_a_flipped_bit_is_found_and_exits_with_1(path: Path) -> None:

@@ -122,6 +122,7 @@ def test_a_copy_that_is_cut_short_leaves_no_label_that_its_records_do_not_say() 
     (head,) = store.sessions(labels=[HALF_COPIED])
     assert head.labels == {HALF_COPIED}
     assert 0 < store.session("long").verify().position < session.position
+    assert store.session("long").verify().half_copied
     assert perdure.copy(source, target, final=True).complete
     assert shown(target) == shown(source)
     assert list(store.sessions(labels=["vip", "turn-open"]))
@@ -133,8 +134,9 @@ def test_and_whoever_goes_on_with_it_sets_its_labels_right() -> None:
     session = store.session("s")
     session.append(said("x"))
     target._streams["s"].labels = frozenset({HALF_COPIED})
-    session.verify()
+    assert session.verify().half_copied
     session.append(said("y"))
+    assert not session.verify().half_copied
     assert [head.labels for head in store.sessions()] == [frozenset()]
     with pytest.raises(UsageError, match="perdure's own"):
         session.label(HALF_COPIED)

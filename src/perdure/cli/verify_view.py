@@ -39,6 +39,7 @@ def result_json(result: Result) -> dict[str, Any]:
         "position": verified.position if verified else None,
         "digest": verified.digest if verified else None,
         "torn": verified.torn if verified else None,
+        "half_copied": verified.half_copied if verified else None,
         "first_bad": result.first_bad,
         "problems": [
             {"position": error.position, "reason": error.reason} for error in result.problems
@@ -50,7 +51,9 @@ def print_result(result: Result) -> None:
     name = safe(result.session)
     if result.state == "ok":
         entries = counted(result.verified.entries, "entry") if result.verified else "deleted"
-        say(f"{click.style('OK', fg='green')}       {name}  {entries}")
+        half = result.verified is not None and result.verified.half_copied
+        missing = "; a copy that lacks its end: copy it again" if half else ""
+        say(f"{click.style('OK', fg='green')}       {name}  {entries}{missing}")
         return
     if result.state == "newer":
         say(f"{click.style('NEWER', fg='yellow')}    {name}  {safe(result.reason)}")

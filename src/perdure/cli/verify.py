@@ -33,9 +33,9 @@ Examples:
 \b
 With --json, each line is an object: session, state (ok, damaged, or newer
 for what a newer perdure wrote), entries, position, digest, torn, half_copied
-(a copy that lacks its end), first_bad (a position, or null where the damage is
-not in one entry) and problems, each with position and reason. A saved line is
-a record as `perdure show --json` prints it, or session, position and
+(a copy that lacks its end), first_bad (a position, or null where the damage
+is not in one entry) and problems, each with position and reason. A saved
+line is a record as `perdure show --json` prints it, or session, position and
 unreadable.
 """
 

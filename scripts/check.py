@@ -28,6 +28,7 @@ STEPS = {
 # Two workers: the durability tests wait for the disk more than they compute.
 TESTS = ["pytest", "-n", "2"]
 INSTALL = [sys.executable, str(ROOT / "scripts" / "environments.py")]
+PROGRAMS = [sys.executable, str(ROOT / "scripts" / "programs.py")]
 
 COUNTS = ("failures", "errors", "skipped", "tests")
 NOT_MADE = -1  # The status of tests whose environment is not there.
@@ -133,6 +134,7 @@ def main() -> int:
                 print(f"{ended}; stopped there: no test was run")
                 return 1
             print(f"check: {name} passed in {seconds:.1f} s", flush=True)
+        subprocess.run(PROGRAMS, cwd=ROOT, check=False)  # Tests that miss one say so.
         with tempfile.TemporaryDirectory() as folder:
             return tests(Path(folder), installing)
     finally:

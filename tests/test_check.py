@@ -83,3 +83,41 @@ def test_what_passes_is_told_with_its_counts(
     last = capfd.readouterr().out.splitlines()[-1]
     assert last.startswith("===== 2 passed in ")
     assert last.endswith("(of first 1, tests 1) =====")
+
+
+def test_a_program_that_can_not_be_installed_is_named(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(SCRIPTS)
+    import programs
+
+    monkeypatch.setattr(programs, "PROGRAMS", ())
+    assert programs.main() == 0
+    monkeypatch.setattr(programs, "PROGRAMS", ("no-such-program",))
+    monkeypatch.setattr("os.geteuid", lambda: 1)
+    assert programs.main() == 1
+    assert "no-such-program: not here, and only root" in capfd.readouterr().out
+
+
+def test_and_so_is_one_that_no_package_brings(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(SCRIPTS)
+    import programs
+
+    monkeypatch.setattr(programs, "PROGRAMS", ("no-such-program",))
+    monkeypatch.setattr(programs, "PAUSE", 0.0)
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    monkeypatch.setattr("shutil.which", lambda name, **_: name if name == "apt-get" else None)
+    tried: list[list[str]] = []
+
+    def fail(command: list[str], **_: object) -> "subprocess.CompletedProcess[str]":
+        tried.append(command)
+        return subprocess.CompletedProcess(command, 100, "", "no such package")
+
+    monkeypatch.setattr("subprocess.run", fail)
+    assert programs.main() == 1
+    assert len(tried) == programs.ATTEMPTS
+    said = capfd.readouterr().out
+    assert "no such package" in said
+    assert "no-such-program: NOT installed" in said

@@ -1,7 +1,4 @@
-"""A PgBouncer in front of a server, where the machine has one: no wheel brings it.
-
-`apt-get install pgbouncer` does, for example. Tests of it are skipped elsewhere.
-"""
+"""A PgBouncer in front of a server. No wheel brings it: scripts/programs.py does, where it can."""
 
 import contextlib
 import os
@@ -62,7 +59,7 @@ def pooling(url: str, *settings: str) -> Iterator[str]:
 
 
 def _start(home: Path) -> "subprocess.Popen[bytes]":
-    assert PROGRAM is not None
+    assert PROGRAM is not None, "there is no pgbouncer: run scripts/programs.py as root"
     identity = {"user": NOBODY, "group": NOBODY} if os.getuid() == 0 else {}  # It refuses root.
     with (home / "log").open("ab") as log:
         started: subprocess.Popen[bytes] = subprocess.Popen(

@@ -23,6 +23,7 @@ from tests.frameworks.agentchat.teams import TEAMS, Ledger
 
 pytestmark = [
     pytest.mark.durability,
+    pytest.mark.timeout(3_600),  # With all places; some take a second.
     # The package's client asks the SDK for structured answers, and the SDK says so when dumping.
     pytest.mark.filterwarnings("ignore:Pydantic serializer warnings"),
 ]

@@ -18,7 +18,7 @@ from perdure.backend import RECENT, Append, Backend
 from perdure.cipher import Plain, random_text
 from perdure.content import Content
 from perdure.journal import EMPTY, Draft, Stream
-from perdure.opening import _backend
+from perdure.opening import backend_of
 from perdure.records import Labelled, Message
 
 SIZES = (1_000, 10_000, 100_000, 1_000_000)
@@ -126,7 +126,7 @@ def measure(folder: Path, *, largest: int, repeats: int, url: str | None) -> Par
     progress = Progress("sessions", len(sizes) + repeats)
     subjects = []
     for size in sizes:
-        backend = _backend(address.format(size=size))
+        backend = backend_of(address.format(size=size))
         seconds = _timed(lambda: fill(backend, size, print))  # noqa: B023 - called at once
         backend.close()
         subjects.append(Subject(address.format(size=size), size))

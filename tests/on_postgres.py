@@ -35,12 +35,12 @@ class Postgres:
         self._url = url
         self._numbers = itertools.count()
         self._opened: list[Any] = []
-        self._real, self._real_async = opening._backend, opening._async_backend
+        self._real, self._real_async = opening.backend_of, opening.async_backend_of
 
     def place(self, monkeypatch: pytest.MonkeyPatch, module: ModuleType) -> None:
         """Take the place of what opens stores in a test's module."""
-        monkeypatch.setattr(opening, "_backend", self._backend)
-        monkeypatch.setattr(opening, "_async_backend", self._async_backend)
+        monkeypatch.setattr(opening, "backend_of", self._backend)
+        monkeypatch.setattr(opening, "async_backend_of", self._async_backend)
         from tests.core import support
 
         for one in (module, support):

@@ -5,6 +5,7 @@ import re
 import time
 from collections.abc import Callable, Mapping
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from perdure import events
@@ -18,6 +19,7 @@ from perdure.store import Store
 from perdure.tokens import counter_for
 
 if TYPE_CHECKING:
+    from perdure.backends.postgres_address import Address as PostgresAddress
     from perdure.store_async import AsyncStore
     from perdure.tokens import Counter
 
@@ -36,6 +38,9 @@ ASYNC = {
         "AsyncPostgresBackend",
         "perdure[postgres]",
     ),
+}
+ADDRESSES = {
+    "postgresql": ("perdure.backends.postgres_address", "parse", "perdure[postgres]"),
 }
 SERVERS = frozenset(("postgresql",))  # Their classes are given the whole address.
 ALIASES = {"postgres": "postgresql"}
@@ -64,10 +69,10 @@ def open(
     What would break a promise of the store is UnsupportedError, unless the address accepts it by
     name: `sqlite:agents.db?accept=network-filesystem`. `Store.guarantees` tells what holds.
     """
-    settings = _settings(types, clock, verify_writes=verify_writes, tokens=tokens)
+    settings = settings_of(types, clock, verify_writes=verify_writes, tokens=tokens)
     if isinstance(address, str | os.PathLike):
-        return Store(_backend(address), settings)
-    _require_backend(address)
+        return Store(backend_of(address), settings)
+    require_backend(address)
     _tell_downgrades(address)
     return Store(address, settings)
 
@@ -87,22 +92,23 @@ def open_async(
     """
     from perdure.store_async import AsyncStore
 
-    settings = _settings(types, clock, verify_writes=verify_writes, tokens=tokens)
+    settings = settings_of(types, clock, verify_writes=verify_writes, tokens=tokens)
     if isinstance(address, str | os.PathLike):
-        return AsyncStore(_async_backend(address), settings)
-    _require_backend(address)
+        return AsyncStore(async_backend_of(address), settings)
+    require_backend(address)
     _tell_downgrades(address)
     return AsyncStore(address, settings)
 
 
-def _require_backend(given: object) -> None:
+def require_backend(given: object) -> None:
     missing = [name for name in ("append", "read", "streams", "drop") if not hasattr(given, name)]
     if missing:
         kind = type(given).__name__
-        raise UsageError(f"an address must be str, a path or a backend, not {kind}")
+        hint = ": give the address that it was opened with" if kind.endswith("Store") else ""
+        raise UsageError(f"an address must be str, a path or a backend, not {kind}{hint}")
 
 
-def _settings(
+def settings_of(
     types: Types | None,
     clock: Callable[[], float],
     *,
@@ -119,7 +125,7 @@ def _settings(
     )
 
 
-def _backend(address: Address) -> Backend:
+def backend_of(address: Address) -> Backend:
     scheme, rest, accept = _taken_apart(address)
     if scheme == "memory":
         if rest or accept:
@@ -135,12 +141,12 @@ def _backend(address: Address) -> Backend:
     return backend
 
 
-def _async_backend(address: Address) -> AsyncBackend:
+def async_backend_of(address: Address) -> AsyncBackend:
     scheme, rest, accept = _taken_apart(address)
     if scheme not in ASYNC:
         from perdure.backends.offload import Offload
 
-        return Offload(_backend(address))
+        return Offload(backend_of(address))
     backend: AsyncBackend = _class(scheme, ASYNC)(rest, accept=accept)
     _tell_downgrades(backend)
     return backend
@@ -153,9 +159,8 @@ def _taken_apart(address: Address) -> tuple[str, str, frozenset[str]]:
         raise UsageError("a path must be str, not bytes: decode it with os.fsdecode")
     if not isinstance(address, str):
         return "sqlite", text, frozenset()
-    text, accept = split_accept(text)
-    scheme, rest = _parse(text)
-    scheme = ALIASES.get(scheme, scheme)
+    scheme, rest = scheme_of(text)
+    accept = split_accept(text)[1]
     if scheme not in SCHEMES:
         known = ", ".join(f"{name}:" for name in SCHEMES)
         hint = _SCHEME_HINTS.get(scheme, "")
@@ -174,8 +179,29 @@ def _class(scheme: str, classes: Mapping[str, tuple[str, str, str]]) -> Any:
         return getattr(import_module(module), name)
     except ModuleNotFoundError as error:
         shown = repr(package) if "[" in package else package
-        hint = f"it needs the package {package!r}: pip install {shown}"
+        hint = f"they need the package {error.name!r}: pip install {shown}"
         raise UnsupportedError(f"{scheme}: stores", hint) from error
+
+
+def scheme_of(address: str) -> tuple[str, str]:
+    """Return the scheme of an address, by its usual name, and the rest but for what it accepts."""
+    scheme, rest = _parse(split_accept(address)[0])
+    return ALIASES.get(scheme, scheme), rest
+
+
+def path_of(address: Address) -> Path | None:
+    """Return the path of a store on disk, None for any other."""
+    if not isinstance(address, str):
+        return Path(address)
+    scheme, rest = scheme_of(address)
+    return Path(rest) if scheme in ("sqlite", "files") and rest else None
+
+
+def postgres_of(address: str) -> "PostgresAddress":
+    """Take the address of a Postgres store apart; UnsupportedError without its driver."""
+    scheme, rest = scheme_of(address)
+    found: PostgresAddress = _class(scheme, ADDRESSES)(f"{scheme}:{rest}")
+    return found
 
 
 def split_accept(address: str) -> tuple[str, frozenset[str]]:
@@ -192,8 +218,8 @@ def split_accept(address: str) -> tuple[str, frozenset[str]]:
 
 def not_making(address: str) -> str:
     """Return an address that makes no tables, unless it says itself that it may."""
-    scheme, rest = _parse(split_accept(address)[0])
-    if ALIASES.get(scheme, scheme) not in SERVERS or "migrate=" in rest:
+    scheme, rest = scheme_of(address)
+    if scheme not in SERVERS or "migrate=" in rest:
         return address
     return f"{address}{'&' if '?' in address else '?'}migrate=no"
 
@@ -204,7 +230,7 @@ def _tell_downgrades(backend: "Backend | AsyncBackend") -> None:
         events.tell("downgrade", fields)
 
 
-_SERVER = "; the only server is Postgres yet, and there are no object stores"
+_SERVER = "; Postgres is the only server so far, and there are no object stores"
 _SCHEME_HINTS = {
     "file": "; a SQLite file is 'sqlite:path' or just its path",
     **dict.fromkeys(("redis", "rediss", "s3", "gs"), _SERVER),
@@ -220,6 +246,11 @@ def _require_meant(scheme: str, rest: str) -> None:
         raise UsageError(
             f"write {scheme + ':' + path!r}, or {scheme + ':/' + path!r} from the root"
         )
+    if "?" in rest:
+        option = rest[rest.index("?") :]
+        reason = f"unknown option {option!r}: the address of a {scheme} store knows '?accept=…'"
+        hint = "; if that is its name, give a Path" if scheme == "sqlite" else ""
+        raise UsageError(f"{reason} only{hint}")
     if rest.startswith("~"):
         raise UsageError(f"'~' is not expanded: give Path({rest!r}).expanduser()")
 

@@ -3,6 +3,7 @@
 import logging
 import os
 import random
+import re
 import signal
 import socket
 import subprocess
@@ -15,6 +16,7 @@ from urllib.parse import quote
 
 import psycopg
 import pytest
+from click.testing import CliRunner
 from psycopg import sql
 
 import perdure
@@ -23,6 +25,7 @@ from perdure.backends.postgres import PostgresBackend
 from perdure.backends.postgres_address import parse
 from perdure.backends.postgres_async import AsyncPostgresBackend
 from perdure.backends.postgres_guarantees import ACCEPTABLE, promised
+from perdure.cli.__main__ import main
 from perdure.errors import (
     PerdureError,
     UnavailableError,
@@ -459,11 +462,15 @@ def test_without_the_driver_the_error_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def missing(module: str) -> None:
-        raise ModuleNotFoundError(module)
+        raise ModuleNotFoundError(f"No module named {module!r}", name="psycopg")
 
     monkeypatch.setattr("perdure.opening.import_module", missing)
-    with pytest.raises(UnsupportedError, match=r"pip install 'perdure\[postgres\]'"):
+    hint = "postgresql: stores: they need the package 'psycopg': pip install 'perdure[postgres]'"
+    with pytest.raises(UnsupportedError, match=re.escape(hint)):
         perdure.open("postgresql://host/db")
+    for command in (["doctor"], ["migrate"], ["migrate", "--print-rls"], ["ls", "--store"]):
+        result = CliRunner().invoke(main, [*command, "postgres://host/db"])
+        assert (result.exit_code, result.stderr) == (3, f"Error: {hint}\n"), command
 
 
 def test_a_session_goes_on_when_the_server_is_back() -> None:

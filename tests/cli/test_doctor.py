@@ -57,9 +57,9 @@ def named(found: dict[str, Any], name: str) -> dict[str, Any]:
 
 def with_backend(monkeypatch: pytest.MonkeyPatch, backend: Backend) -> Result:
     """Examine a backend that behaves badly, in the place of a SQLite file's."""
-    monkeypatch.setattr(doctor, "_backend", lambda _: backend)
+    monkeypatch.setattr(doctor, "backend_of", lambda _: backend)
     monkeypatch.setattr(type(backend), "close", lambda _: None)
-    monkeypatch.setattr(doctor, "_path", lambda _: None)
+    monkeypatch.setattr(doctor, "path_of", lambda _: None)
     return invoke(None, "doctor", "--appends", "5", "agents.db")
 
 

@@ -51,7 +51,11 @@ def test_an_unknown_scheme_is_told_what_is_known(address: str) -> None:
         ("files:///state", "write 'files:state'"),
         ("~/agents.db", "expanduser"),
         ("file:agents.db", "'sqlite:path'"),
-        ("redis://host/0", "the only server is Postgres"),
+        ("redis://host/0", "Postgres is the only server so far"),
+        ("agents.db?acept=network-filesystem", "unknown option '?acept=network-filesystem'"),
+        ("sqlite:agents.db?accept", "unknown option '?accept'"),
+        ("sqlite:agents.db?accept=tmpfs&sync=off", "unknown option '?sync=off'"),
+        ("files:state?acept=x", "a files store knows '?accept=…' only"),
     ],
 )
 def test_an_address_that_means_something_else_is_told_what_to_write(

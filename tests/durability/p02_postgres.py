@@ -16,7 +16,7 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import perdure
-from perdure.opening import _backend
+from perdure.opening import backend_of
 from tests.durability import children, places
 from tests.durability.p02_real_kernel import TURNS, Writer, file_system, stopped
 from tests.durability.p02_real_kernel import why_not as why_no_kernel
@@ -120,4 +120,4 @@ def trials(seed: int, deadline: float) -> Iterator[Trial]:
 PROMISE = Promise("P2", "as P1, with a real kernel and ext4", 100, trials, "postgres")
 
 if __name__ == "__main__":
-    children._play(lambda: _backend(sys.argv[1]), sys.stdout.fileno(), TURNS)
+    children._play(lambda: backend_of(sys.argv[1]), sys.stdout.fileno(), TURNS)

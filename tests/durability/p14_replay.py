@@ -18,7 +18,7 @@ from perdure import codec, journal
 from perdure.backend import Append
 from perdure.backends.memory import MemoryBackend
 from perdure.journal import EMPTY, Draft, Stream
-from perdure.opening import _settings
+from perdure.opening import settings_of
 from perdure.records import EffectSettled
 from perdure.replays import recorded
 from perdure.store import Store
@@ -168,7 +168,7 @@ class Recorded:
             if step is wrong:
                 content = msgspec.structs.replace(content, result=_other(content))
             drafts.append(Draft(step.id, content, codec.encode(content)))
-        settings = _settings(None, time.time, verify_writes=False)
+        settings = settings_of(None, time.time, verify_writes=False)
         stream = Stream("s", settings.token(), settings.tenant)
         time_ = settings.now()
         entries, _ = journal.link(stream, EMPTY, drafts, time=time_, cipher=settings.cipher)

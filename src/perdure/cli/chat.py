@@ -26,7 +26,7 @@ from perdure.cli.stores import (
 )
 from perdure.cli.text import safe, say
 from perdure.errors import ConflictError, UnsupportedError, UsageError
-from perdure.opening import _backend, _parse
+from perdure.opening import backend_of, scheme_of
 from perdure.session import Session
 from perdure.tokens import Counter, counter_for
 
@@ -131,9 +131,9 @@ def _counter(chosen: Chosen) -> Counter | None:
 
 @contextmanager
 def _opened(address: str, counter: Counter | None) -> Iterator[Opened]:
-    if _parse(address)[0] == "memory":
+    if scheme_of(address)[0] == "memory":
         raise WrongCallError("A memory store is gone when the command ends: name one on disk.")
-    backend = _backend(address)
+    backend = backend_of(address)
     with perdure.open(backend, tokens=counter) as store:
         yield Opened(store, backend)
 

@@ -6,7 +6,7 @@ from itertools import islice
 
 from perdure.backend import Head
 from perdure.cli.chat_stop import Stop
-from perdure.cli.ls import _recent, _row
+from perdure.cli.ls import most_recent, row_of
 from perdure.cli.stores import Opened, head_of
 from perdure.cli.text import ago, columns, counted, pad, safe, say
 
@@ -25,8 +25,8 @@ def ask_which(source: Opened, stop: Stop) -> str:
     """Let the user choose one of the most recent sessions, or name one; Enter is a new one."""
     fresh = new_name(source)
     rows = []
-    for head in islice(_recent(source, "", ()), LISTED * 2):
-        row = _row(source.store, head) if isinstance(head, Head) else None
+    for head in islice(most_recent(source, "", ()), LISTED * 2):
+        row = row_of(source.store, head) if isinstance(head, Head) else None
         if row is not None and row.state == "live":
             rows.append(row)
     rows = rows[:LISTED]

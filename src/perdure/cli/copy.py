@@ -16,16 +16,16 @@ from perdure.cli.stores import (
     Reading,
     UnreadableError,
     WrongCallError,
-    _existing,
+    existing,
     without_password,
 )
 from perdure.cli.text import counted, safe, say, say_json, sized
 from perdure.copying.asking import Progress as Reached
-from perdure.copying.moving import _require_two, _unmade
 from perdure.copying.moving import copy as copy_sessions
+from perdure.copying.moving import require_two, unmade
 from perdure.copying.rounds import Copied
 from perdure.errors import UnavailableError
-from perdure.opening import _backend, _parse, split_accept
+from perdure.opening import backend_of, scheme_of
 
 TOLD = 20  # Sessions that are told of one by one.
 FIRST_PAUSE, LONGEST_PAUSE = 0.2, 5.0
@@ -73,7 +73,7 @@ def copy(source: str, target: str, *, as_json: bool, watch: bool, **chosen: Any)
     """
     if watch and (chosen["final"] or chosen["dry_run"]):
         raise WrongCallError("--watch goes on for ever: give it without --final and --dry-run.")
-    _require_two(source, target)
+    require_two(source, target)
     with _stores(source, target, dry_run=chosen["dry_run"]) as (one, two):
         if watch:
             _follow(one, two, chosen, as_json=as_json)
@@ -90,10 +90,10 @@ def copy(source: str, target: str, *, as_json: bool, watch: bool, **chosen: Any)
 @contextmanager
 def _stores(source: str, target: str, *, dry_run: bool) -> Iterator[tuple[Backend, Backend]]:
     with ExitStack() as stack:
-        one = stack.enter_context(closing(_backend(_existing(source))))
-        if _parse(split_accept(target)[0])[0] == "memory":
+        one = stack.enter_context(closing(backend_of(existing(source))))
+        if scheme_of(target)[0] == "memory":
             raise WrongCallError("A memory store is gone when the command ends: name one on disk.")
-        yield one, stack.enter_context(closing(_backend(_unmade(target) if dry_run else target)))
+        yield one, stack.enter_context(closing(backend_of(unmade(target) if dry_run else target)))
 
 
 def _copied(one: Backend, two: Backend, chosen: dict[str, Any], bars: "_Bars | None") -> Copied:

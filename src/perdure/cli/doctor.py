@@ -19,10 +19,9 @@ from perdure.cli.doctor_view import print_report
 from perdure.cli.stores import DEFAULT, Reading, named
 from perdure.cli.text import say_json
 from perdure.cli.untold import untold
-from perdure.copying.moving import _path
 from perdure.errors import PerdureError, UsageError
 from perdure.guarantees import NOTHING_DECLARED, Guarantees, guarantees_of
-from perdure.opening import _backend, _parse, split_accept
+from perdure.opening import backend_of, path_of, scheme_of, split_accept
 
 EXIT: dict[Verdict, int] = {"sound": 0, "weak": 1, "unusable": 2}
 
@@ -132,13 +131,13 @@ def examined(address: str, appends: int) -> Report:
             machine += clock.findings(backend)
         except PerdureError as error:  # It went away meanwhile, or does not remove.
             tried.append(unusable("to the end", error, backend.name))
-        machine += of_place(_path(address))
+        machine += of_place(path_of(address))
         name = backend.name if exists else named(address)
         return Report(name, exists, guarantees_of(backend), opening, machine, tried)
 
 
 def _refused(address: str, error: PerdureError) -> Report:
-    name, path = named(address), _path(address)
+    name, path = named(address), path_of(address)
     finding = unusable("opening", error, name)
     exists = path is None or os.path.lexists(path)
     return Report(name, exists, NOTHING_DECLARED, [finding], [], [])
@@ -156,23 +155,23 @@ def _cleaned(backend: Backend) -> Iterator[Finding]:
 @contextmanager
 def _opened(address: str) -> Iterator[tuple[Backend, bool, Callable[[], Backend]]]:
     """Open a store; one that is not there is tried with another one in its directory."""
-    path = _path(address)
-    scheme = _parse(split_accept(address)[0])[0]
+    path = path_of(address)
+    scheme = scheme_of(address)[0]
     if scheme == "memory":
-        backend = _backend(address)
+        backend = backend_of(address)
         yield backend, True, lambda: backend
         return
     if path is None or os.path.lexists(path):
-        with closing(_backend(address)) as backend:
-            yield backend, True, lambda: _backend(address)
+        with closing(backend_of(address)) as backend:
+            yield backend, True, lambda: backend_of(address)
         return
     if not path.parent.is_dir():
-        with closing(_backend(address)) as backend:  # It says what is missing.
-            yield backend, True, lambda: _backend(address)
+        with closing(backend_of(address)) as backend:  # It says what is missing.
+            yield backend, True, lambda: backend_of(address)
         return
     with tempfile.TemporaryDirectory(prefix=".perdure-doctor-", dir=path.parent) as folder:
         place = f"{scheme}:{Path(folder, 'store')}"
         accepted = split_accept(address)[1]
         place += f"?accept={','.join(sorted(accepted))}" if accepted else ""
-        with closing(_backend(place)) as backend:
-            yield backend, False, lambda: _backend(place)
+        with closing(backend_of(place)) as backend:
+            yield backend, False, lambda: backend_of(place)

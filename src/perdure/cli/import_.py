@@ -14,7 +14,7 @@ from perdure.cli.stores import BAD_NEWS, DEFAULT, Reading, WrongCallError
 from perdure.cli.text import say_json
 from perdure.errors import UsageError
 from perdure.importing.autogen import Pair
-from perdure.opening import _parse
+from perdure.opening import path_of, scheme_of
 from perdure.store import Store
 
 EXAMPLES = """\b
@@ -139,10 +139,10 @@ def _naming(file: str) -> Iterator[None]:
 @contextmanager
 def _store(address: str, *, make: bool) -> Iterator[Store | None]:
     """Open a store, or make it, if anything is to be written."""
-    scheme, rest = _parse(address)
-    if scheme == "memory":
+    if scheme_of(address)[0] == "memory":
         raise WrongCallError("A memory store is gone when the command ends: name one on disk.")
-    if not make and scheme in {"sqlite", "files"} and not Path(rest).exists():
+    path = path_of(address)
+    if not make and path is not None and not path.exists():
         yield None
         return
     with perdure.open(address) as store:

@@ -85,7 +85,7 @@ def ls(address: str | None, *, as_json: bool, limit: int, **wanted: Any) -> None
     with opened(address) as source:
         heads = _heads(source, **wanted)
         shown = list(islice(heads, limit)) if limit else heads
-        rows = (row for head in shown if (row := _row(source.store, head)) is not None)
+        rows = (row for head in shown if (row := row_of(source.store, head)) is not None)
         count = 0
         states: set[str] = set()
         last = ""
@@ -111,7 +111,7 @@ def _heads(
     if recent:
         if after:
             raise click.UsageError("--after goes by id: with --recent, give a larger --limit.")
-        found = _recent(source, prefix, labels)
+        found = most_recent(source, prefix, labels)
     else:
         found = every_head(source.backend, prefix=prefix, after=after, labels=labels)
     for head in found:
@@ -119,7 +119,9 @@ def _heads(
             yield head
 
 
-def _recent(source: Opened, prefix: str, labels: tuple[str, ...]) -> Iterator[Head | DamagedError]:
+def most_recent(
+    source: Opened, prefix: str, labels: tuple[str, ...]
+) -> Iterator[Head | DamagedError]:
     try:
         yield from source.store.sessions(prefix=prefix, labels=labels, recent=True, deleted=True)
     except UnsupportedError:
@@ -164,7 +166,7 @@ def _tell_of_more(count: int, last: str, *, recent: bool) -> None:
     say(f"There are more: {go_on} goes on, --limit 0 lists all.", err=True, dim=True)
 
 
-def _row(store: Store, head: Head | DamagedError) -> Row | None:
+def row_of(store: Store, head: Head | DamagedError) -> Row | None:
     """Look into a session; None if it is gone by now."""
     if isinstance(head, DamagedError):
         return Row(Head(head.stream, 0, "", frozenset()), "damaged", None, None, None, head.reason)

@@ -4,7 +4,7 @@ import click
 
 from perdure.cli.stores import Reading, WrongCallError
 from perdure.cli.text import safe
-from perdure.opening import ALIASES, _parse, split_accept
+from perdure.opening import postgres_of, scheme_of
 
 EPILOG = """\b
 Examples:
@@ -34,19 +34,15 @@ def migrate(address: str, *, dry_run: bool, print_rls: bool, tenants: tuple[str,
     Any number of processes may do so at the same time. Opening a store does the same, unless its
     address says migrate=no.
     """
-    text, _ = split_accept(address)
-    scheme, rest = _parse(text)
-    scheme = ALIASES.get(scheme, scheme)
-    if scheme != "postgresql":
+    if scheme_of(address)[0] != "postgresql":
         reason = "Only a Postgres store is migrated by hand; others bring themselves up to date."
         raise WrongCallError(reason)
     if tenants and not print_rls:
         raise WrongCallError("--tenant goes with --print-rls.")
-    from perdure.backends.postgres_address import parse
+    parsed = postgres_of(address)
     from perdure.backends.postgres_rls import rls_script
     from perdure.backends.postgres_schema import bring_up
 
-    parsed = parse(f"{scheme}:{rest}")
     if print_rls:
         click.echo(rls_script(parsed.schema, tenants), nl=False)
         return

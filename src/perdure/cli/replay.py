@@ -15,7 +15,7 @@ from perdure.cli.stores import (
     NotThereError,
     Reading,
     WrongCallError,
-    _existing,
+    existing,
     store_option,
 )
 from perdure.cli.text import safe, say, say_json
@@ -74,7 +74,7 @@ def replay(  # noqa: PLR0913 - what the command takes
     Nothing is called and nothing is written; the network and other programs are refused. What the
     agent does is the same to the byte, or the first difference is shown.
     """
-    url = _existing(address)
+    url = existing(address)
     function = _named(agent, "function")
     options = {
         "start": _place(start),

@@ -22,7 +22,7 @@ from perdure.cli.text import safe
 from perdure.codec import Codec
 from perdure.errors import DamagedError, NotFoundError, PerdureError, UsageError
 from perdure.fold import DELETED
-from perdure.opening import ALIASES, _backend, _parse, _settings, not_making, split_accept
+from perdure.opening import backend_of, not_making, path_of, postgres_of, scheme_of, settings_of
 from perdure.store import Store
 
 BAD_NEWS, WRONG_CALL, UNAVAILABLE = 1, 2, 3
@@ -153,22 +153,21 @@ class Opened(NamedTuple):
 @contextmanager
 def opened(address: str | None) -> Iterator[Opened]:
     """Open a store that exists, and close it in the end."""
-    backend = _backend(_existing(address))
-    settings = _settings(None, time.time, verify_writes=False)._replace(codec=AsStored())
+    backend = backend_of(existing(address))
+    settings = settings_of(None, time.time, verify_writes=False)._replace(codec=AsStored())
     with Store(backend, settings) as store:
         yield Opened(store, backend)
 
 
-def _existing(address: str | None) -> str:
+def existing(address: str | None) -> str:
     if not address:
         if not Path(DEFAULT).exists():
             raise NoStoreError(_which())
         address = DEFAULT
-    scheme, rest = _parse(split_accept(address)[0])
-    if scheme == "memory":
+    if scheme_of(address)[0] == "memory":
         raise WrongCallError("A memory store is empty when it is opened: name one on disk.")
-    if scheme in {"sqlite", "files"} and rest:
-        _require_there(Path(rest), address)
+    if path := path_of(address):
+        _require_there(path, address)
     return not_making(address)  # Tables are not made either.
 
 
@@ -189,18 +188,12 @@ def _require_there(path: Path, address: str) -> None:
 
 def _is_postgres(address: str) -> bool:
     """Whether an address names a Postgres store, and may hold a password."""
-    scheme = _parse(split_accept(address)[0])[0]
-    return ALIASES.get(scheme, scheme) == "postgresql"
+    return scheme_of(address)[0] == "postgresql"
 
 
 def named(address: str) -> str:
     """Return an address without a password, wherever it stands."""
-    if not _is_postgres(address):
-        return address
-    from perdure.backends.postgres_address import parse
-
-    scheme, rest = _parse(split_accept(address)[0])
-    return parse(f"{scheme}:{rest}").name
+    return postgres_of(address).name if _is_postgres(address) else address
 
 
 def without_password(address: str) -> str:

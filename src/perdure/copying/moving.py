@@ -3,7 +3,6 @@
 import os
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from pathlib import Path
 from typing import Any, TypeVar
 
 from perdure.backend import AsyncBackend, Backend, Entry, UnmadeError, able_to_remove
@@ -13,12 +12,11 @@ from perdure.copying.rounds import Copied, Copying
 from perdure.errors import DamagedError, NotFoundError, UnavailableError, UsageError
 from perdure.opening import (
     Address,
-    _async_backend,
-    _backend,
-    _parse,
-    _require_backend,
+    async_backend_of,
+    backend_of,
     not_making,
-    split_accept,
+    path_of,
+    require_backend,
 )
 from perdure.plans import require_str
 from perdure.steps import Drop, Heads, Read
@@ -53,10 +51,10 @@ def copy(  # noqa: PLR0913 - each is a choice of its own
     is left alone and listed in `Copied.problems`. With `dry_run` nothing is written.
     """
     copying = Copying(_selection(prefix, labels, sessions), final=final, dry_run=dry_run)
-    _require_two(source, target)
+    require_two(source, target)
     with (
         _opened(_existing(source)) as one,
-        _opened(_unmade(target) if dry_run else target) as two,
+        _opened(unmade(target) if dry_run else target) as two,
     ):
         return _run(copying.steps(), {"source": one, "target": two}, on_progress or _ignore)
 
@@ -74,10 +72,10 @@ async def copy_async(  # noqa: PLR0913 - as its twin
 ) -> Copied:
     """As `copy`, for code in an event loop."""
     copying = Copying(_selection(prefix, labels, sessions), final=final, dry_run=dry_run)
-    _require_two(source, target)
+    require_two(source, target)
     async with (
         _opened_async(_existing(source)) as one,
-        _opened_async(_unmade(target) if dry_run else target) as two,
+        _opened_async(unmade(target) if dry_run else target) as two,
     ):
         sides = {"source": one, "target": two}
         return await _run_async(copying.steps(), sides, on_progress or _ignore)
@@ -97,11 +95,11 @@ def _selection(prefix: str, labels: Sequence[str], sessions: Sequence[str]) -> S
     return Selection(prefix, tuple(labels), tuple(map(require_session_id, sessions)))
 
 
-def _require_two(source: object, target: object) -> None:
+def require_two(source: object, target: object) -> None:
     """Refuse a store as its own target, as far as that can be seen; it would copy nothing."""
     same = source is target
     if isinstance(source, str | os.PathLike) and isinstance(target, str | os.PathLike):
-        one, two = _path(source), _path(target)
+        one, two = path_of(source), path_of(target)
         same = str(source) == str(target)
         if one is not None and two is not None and one.exists() and two.exists():
             same = same or one.samefile(two)
@@ -109,34 +107,26 @@ def _require_two(source: object, target: object) -> None:
         raise UsageError("the source and the target are the same store")
 
 
-def _path(address: Address) -> Path | None:
-    """Return the path of a store on disk, None for any other."""
-    if not isinstance(address, str):
-        return Path(address)
-    scheme, rest = _parse(split_accept(address)[0])
-    return Path(rest) if scheme in ("sqlite", "files") and rest else None
-
-
 def _existing(source: Any) -> Any:
     """Refuse a source that opening would make."""
     if isinstance(source, str | os.PathLike):
-        path = _path(source)
+        path = path_of(source)
         if path is not None and not path.exists():
             raise NotFoundError(f"the store {os.fspath(source)!r}", "nothing was made")
     return not_making(source) if isinstance(source, str) else source
 
 
-def _unmade(target: Any) -> Any:
+def unmade(target: Any) -> Any:
     """Return an empty store in the place of one that a dry run must not make."""
     if isinstance(target, str | os.PathLike):
-        path = _path(target)
+        path = path_of(target)
         if path is not None and not path.exists():
             return "memory:"
     if not isinstance(target, str):
         return target
     target = not_making(target)
     try:
-        _backend(target).close()
+        backend_of(target).close()
     except UnmadeError:
         return "memory:"
     return target
@@ -146,10 +136,10 @@ def _unmade(target: Any) -> Any:
 def _opened(store: "Address | Backend") -> Iterator[Backend]:
     """Lend a backend; one that was opened here is closed here."""
     if not isinstance(store, str | os.PathLike):
-        _require_backend(store)
+        require_backend(store)
         yield store
         return
-    backend = _backend(store)
+    backend = backend_of(store)
     try:
         yield backend
     finally:
@@ -159,10 +149,10 @@ def _opened(store: "Address | Backend") -> Iterator[Backend]:
 @asynccontextmanager
 async def _opened_async(store: "Address | AsyncBackend") -> AsyncIterator[AsyncBackend]:
     if not isinstance(store, str | os.PathLike):
-        _require_backend(store)
+        require_backend(store)
         yield store
         return
-    backend = _async_backend(store)
+    backend = async_backend_of(store)
     try:
         yield backend
     finally:

@@ -101,6 +101,7 @@ LAYERS = [
     {"waiting", "waiting_async"},
     {"codec", "cipher", "backends", "conversations.collecting", "formats"},
     {"events", "telling_async"},
+    {"typed"},
     {
         "records",
         "scalars",
@@ -175,6 +176,7 @@ PURE = {
     "salvage",
     "saying",
     "scalars",
+    "typed",
     "seen",
     "settings",
     "standing",
@@ -200,6 +202,7 @@ PURE_IMPORTS = {
     "base64",
     "binascii",
     "collections",
+    "dataclasses",
     "datetime",
     "decimal",
     "enum",

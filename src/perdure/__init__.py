@@ -43,7 +43,6 @@ from perdure.errors import (
 
 if TYPE_CHECKING:
     from perdure.backend import Head
-    from perdure.codec import TypeCodec
     from perdure.conversations.summarising import Summariser
     from perdure.copying.moving import copy, copy_async
     from perdure.documents import Values
@@ -60,6 +59,7 @@ if TYPE_CHECKING:
     from perdure.transcript import Transcript
     from perdure.turn import Turn
     from perdure.turn_async import AsyncTurn
+    from perdure.typed import TypeCodec
     from perdure.views import Verified, Version
 
 __version__ = "0.1.0"
@@ -137,7 +137,7 @@ _WHERE = {
     "Summariser": "conversations.summarising",
     "Transcript": "transcript",
     "Turn": "turn",
-    "TypeCodec": "codec",
+    "TypeCodec": "typed",
     "Values": "documents",
     "Verified": "views",
     "Version": "views",

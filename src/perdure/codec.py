@@ -7,7 +7,7 @@ What can not come back exactly as it was is refused with its path, before anythi
 
 from collections.abc import Callable, Mapping
 from math import isfinite
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -16,6 +16,7 @@ from perdure.content import Content
 from perdure.errors import PayloadError, UsageError, VersionError
 from perdure.records import KINDS
 from perdure.scalars import Refused, require_unicode
+from perdure.typed import TypeCodec, Types
 
 DEPTH_MAX = 64  # Deeper trees exhaust the stack of ordinary JSON readers.
 INT_BITS_MAX = 14_000  # Python itself refuses to print or parse integers much longer than this.
@@ -31,14 +32,6 @@ _decode = msgspec.json.Decoder().decode
 _decoders = {kind: msgspec.json.Decoder(content).decode for kind, content in KINDS.items()}
 
 
-class TypeCodec(NamedTuple):
-    """How objects of one class are stored: `encode` gives storable parts, `decode` takes them."""
-
-    cls: type
-    encode: Callable[[Any], Any]
-    decode: Callable[[Any], Any]
-
-
 class Codec:
     """Packs values into JSON trees and back, with the caller's own types where they were given.
 
@@ -49,15 +42,15 @@ class Codec:
     def __init__(self, types: Mapping[str, type | TypeCodec] | None = None) -> None:
         if not isinstance(types or {}, Mapping):
             raise UsageError('types must be a dict such as {"Claim": Claim}')
-        self._by_name = {name: _type_codec(name, given) for name, given in (types or {}).items()}
-        self._by_class = {codec.cls: (name, codec) for name, codec in self._by_name.items()}
+        self._types = Types(dict(types or {}))
 
     def pack(self, value: object, *, root: str = "$") -> Any:
         """Return a JSON tree from which `unpack` makes an equal value, or raise UsageError."""
         try:
             return self._pack_dict(value, 0) if type(value) is dict else self._pack(value, 0)
         except Refused as refused:
-            raise UsageError(str(refused), root + "".join(reversed(refused.path))) from None
+            path = root + "".join(reversed(refused.path))
+            raise UsageError(str(refused), path) from refused.__cause__
 
     def unpack(self, tree: Any, *, stream: str = "", position: int = 0) -> Any:
         """Return the value that was packed. An unknown tag is VersionError."""
@@ -124,11 +117,14 @@ class Codec:
         return packed
 
     def _pack_other(self, value: Any, kind: type, depth: int) -> Any:
-        named = self._by_class.get(kind)
-        if named is not None:
-            name, codec = named
-            return {"$type": [name, self._pack(codec.encode(value), depth + 1)]}
-        return scalars.pack(value, kind)
+        typed = self._types.by_class.get(kind)
+        if typed is None:
+            return scalars.pack(value, kind)
+        if depth >= DEPTH_MAX:
+            raise Refused(f"nested deeper than {DEPTH_MAX} levels, or containing itself")
+        tree = {"$type": [typed.name, self._pack(typed.parts(value), depth + 1)]}
+        self._types.require_same(typed, value, lambda: self._unpack(tree))
+        return tree
 
     def _unpack(self, tree: Any) -> Any:
         kind = type(tree)
@@ -147,10 +143,11 @@ class Codec:
             return {key: self._unpack(item) for key, item in packed.items()}
         if tag == "$type":
             name, parts = packed
-            if name not in self._by_name:
+            typed = self._types.by_name.get(name)
+            if typed is None:
                 hint = f"open the store with types={{{name!r}: the class}}"
                 raise UsageError(f"a stored object is of the type {name!r}: {hint}")
-            return self._by_name[name].decode(self._unpack(parts))
+            return typed.made(self._unpack(parts))
         return scalars.unpack(tag, packed)
 
 
@@ -200,22 +197,6 @@ def _upcast(cls: type[Content], data: Any, stream: str, position: int) -> Conten
         return msgspec.convert(data, cls)
     except (msgspec.ValidationError, AttributeError, TypeError, LookupError) as error:
         raise PayloadError(stream, position, f"not a {cls.kind} record") from error
-
-
-def _type_codec(name: str, given: type | TypeCodec) -> TypeCodec:
-    if isinstance(given, TypeCodec):
-        return given
-    if hasattr(given, "model_validate"):  # pydantic, without depending on it
-        return TypeCodec(given, lambda value: value.model_dump(), given.model_validate)
-    if hasattr(given, "__dataclass_fields__"):
-        fields = tuple(given.__dataclass_fields__)
-        return TypeCodec(
-            given,
-            lambda value: {field: getattr(value, field) for field in fields},
-            lambda parts: given(**parts),
-        )
-    reason = f"{name!r} is neither a dataclass nor a pydantic model"
-    raise UsageError(f"{reason}: give a TypeCodec(cls, encode, decode) for it")
 
 
 def _step(key: object) -> str:

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 from perdure import events
 from perdure.backend import AsyncBackend, Backend
 from perdure.cipher import Plain, random_text
-from perdure.codec import Codec, TypeCodec
+from perdure.codec import Codec
 from perdure.errors import UnsupportedError, UsageError
 from perdure.guarantees import guarantees_of
 from perdure.settings import Settings
 from perdure.store import Store
 from perdure.tokens import counter_for
+from perdure.typed import TypeCodec
 
 if TYPE_CHECKING:
     from perdure.backends.postgres_address import Address as PostgresAddress

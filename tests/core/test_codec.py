@@ -11,10 +11,11 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from perdure import codec
-from perdure.codec import Codec, TypeCodec
+from perdure.codec import Codec
 from perdure.content import Content
 from perdure.errors import PayloadError, UsageError, VersionError
 from perdure.records import KINDS, Message, Note
+from perdure.typed import TypeCodec
 
 
 @dataclass

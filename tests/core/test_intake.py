@@ -32,6 +32,7 @@ from openai.types.responses import (
     ResponseTextDeltaEvent,
 )
 
+import perdure
 from perdure.codec import Codec, encode_tree
 from perdure.conversations.intake import ROLES, Taken, require_role, take
 from perdure.errors import UsageError
@@ -241,6 +242,17 @@ def test_objects_and_dicts_and_mappings_of_the_same_answer_are_taken_alike() -> 
         assert take(MappingProxyType(data)) == expected
         assert take(OrderedDict(data)) == expected
     assert only(dict(completion)).message == MESSAGE  # pydantic's own, shallow
+
+
+def test_what_is_in_a_mapping_is_judged_as_what_is_in_a_dict() -> None:
+    session = perdure.open("memory:").session("s")
+    message = {"role": "user", "content": "x", "pair": (1, 2)}
+    for given in (message, OrderedDict(message), MappingProxyType(message)):
+        with pytest.raises(UsageError, match="tuple") as caught:
+            session.append(given)
+        assert caught.value.path == "$.pair"
+    session.append(OrderedDict(role="user", content="x"))
+    assert session.messages() == [{"role": "user", "content": "x"}]
 
 
 def test_objects_of_an_sdk_inside_a_dict_are_exported() -> None:

@@ -17,6 +17,10 @@ from typing import Any, NamedTuple
 from uuid import UUID
 from zoneinfo import ZoneInfo
 
+import pydantic
+
+import perdure
+
 INT_BITS_MAX = 14_000
 DEPTH_MAX = 64
 ZONES = ("Europe/Berlin", "America/New_York", "Australia/Lord_Howe", "Asia/Kathmandu", "UTC")
@@ -59,21 +63,25 @@ class Point:
     y: Any = None
 
 
-class Model:
-    """What perdure uses of a pydantic model."""
+class Model(pydantic.BaseModel):
+    """A model that the store is told of, with a field whose name outside is another one."""
 
-    def __init__(self, **fields: Any) -> None:
-        self.fields = fields
-
-    def model_dump(self) -> dict[str, Any]:
-        return dict(self.fields)
-
-    @classmethod
-    def model_validate(cls, fields: dict[str, Any]) -> "Model":
-        return cls(**fields)
+    part: Any = None
+    given: Any = pydantic.Field(default=None, alias="Given-As")
 
 
-TYPES: dict[str, type] = {"point": Point, "$model": Model}
+class Box:
+    """A class that the caller says how to store; two of them are never equal."""
+
+    def __init__(self, part: Any) -> None:
+        self.part = part
+
+
+TYPES: dict[str, type | perdure.TypeCodec] = {
+    "point": Point,
+    "$model": Model,
+    "box": perdure.TypeCodec(Box, vars, lambda parts: Box(**parts)),
+}
 
 
 @dataclasses.dataclass
@@ -220,8 +228,10 @@ class Drawing:
             return self.mapping(depth)
         if kind < 0.94:
             return Point(self.value(depth - 1), self.value(depth - 1))
+        if kind < 0.96:
+            return Box(self.value(depth - 1))
         if kind < 0.98:
-            return Model(a=self.value(depth - 1))
+            return Model.model_validate({"part": self._deep(3), "Given-As": self._deep(3)})
         return self._deep(self.draw.randint(1, DEPTH_MAX - 8))
 
     def mapping(self, depth: int = 4) -> dict[str, Any]:
@@ -278,7 +288,7 @@ class Drawing:
             case 1:
                 return Refusal(Point(1, inner.value), f"$.y{rest}")
             case 2:
-                return Refusal(Model(part=inner.value), f"$.part{rest}")
+                return Refusal(Box(inner.value), f"$.part{rest}")
             case _:
                 key = self._key()
                 others = {other: 1 for other in KEYS[:3] if other != key}

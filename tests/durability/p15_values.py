@@ -17,7 +17,7 @@ from zoneinfo import ZoneInfo
 import perdure
 from perdure.codec import Codec, decode_tree, encode_tree
 from perdure.errors import PerdureError, UsageError
-from tests.durability.p15_drawing import TYPES, Drawing, Model, Refusal
+from tests.durability.p15_drawing import TYPES, Box, Drawing, Model, Refusal
 from tests.durability.promise import Promise, Trial, in_time
 
 BLOCK = 24
@@ -33,8 +33,8 @@ def same(one: Any, two: Any) -> bool:
         return list(one) == list(two) and all(same(one[key], two[key]) for key in one)
     if isinstance(one, list):
         return len(one) == len(two) and all(map(same, one, two))
-    if isinstance(one, Model):
-        return same(one.fields, two.fields)
+    if isinstance(one, Model | Box):
+        return same(one.__dict__, two.__dict__)
     if dataclasses.is_dataclass(one):
         return all(
             same(getattr(one, f.name), getattr(two, f.name)) for f in dataclasses.fields(one)

@@ -41,6 +41,8 @@ def take(given: object) -> list[Taken]:
             # Every append comes by here, and calling the class takes twice as long.
             return [tuple.__new__(Taken, (given, {}))]
         return [Taken(_with_plain_parts(given), {})]
+    if type(given) is not dict and isinstance(given, Mapping) and "role" in given:
+        return take(dict(given))  # What is in it is judged as what is in a dict.
     try:
         taken = _take_data(_exported(given))
     except (TypeError, ValueError, AttributeError, LookupError, RecursionError) as error:

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import msgspec
 
+from perdure import codec
 from perdure.approvals.consents import Consent, Consents
 from perdure.approvals.records import ApprovalAsked, ApprovalDecided
 from perdure.content import Content
@@ -28,6 +29,7 @@ from perdure.records import (
     EffectSettled,
     Kept,
     Labelled,
+    Message,
     Piece,
     Pinned,
     Released,
@@ -42,7 +44,7 @@ from perdure.records import (
 )
 from perdure.values import ValueFacts
 
-FOLD_VERSION = 4
+FOLD_VERSION = 5
 SNAPSHOT_EVERY = (
     256  # Opening reads at most about this many entries; at 128 B each, 0.5 B a record.
 )
@@ -172,7 +174,7 @@ class Fold:
         self.deleted = False
         if record_id[:1] != GENERATED:
             key = turn_key(record_id) if kind == TurnBegun.kind else record_id
-            self._remember(key, Known(position, fingerprint(payload)))
+            self._remember(key, Known(position, fingerprint(said(content, payload))))
         if kind == "message":  # Most are.
             self.messages += 1
             self.last_message = position
@@ -342,6 +344,13 @@ class Fold:
 def turn_key(turn: str) -> str:
     """Return what a turn's id is remembered as; no id that a caller chooses holds a tab."""
     return f"{turn}\tturn"
+
+
+def said(content: Content, payload: bytes) -> bytes:
+    """Return a payload without what was only counted: who counts otherwise says the same."""
+    if isinstance(content, Message) and content.counter:
+        return codec.encode(msgspec.structs.replace(content, tokens=0, counter=""))
+    return payload
 
 
 def fingerprint(payload: bytes) -> str:

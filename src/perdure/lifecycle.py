@@ -82,13 +82,18 @@ def _finish_dropping(replica: Replica) -> Steps[None]:
         yield from steps.drop(replica.name, before=replica.fold.begin)
 
 
+def require_choice(prefix: object, after: object, labels: Sequence[str]) -> None:
+    """Raise UsageError unless sessions can be chosen by these."""
+    require_labels(labels)
+    for text in (prefix, after, *labels):
+        require_str(text, "a prefix, id or label")
+
+
 def listed(
     *, prefix: str, after: str, labels: Sequence[str], deleted: bool, limit: int = PAGE
 ) -> Steps[tuple[list[Head], str | None]]:
     """Return a page of heads, and the name to go on after, or None at the end."""
-    require_labels(labels)
-    for text in (prefix, after, *labels):
-        require_str(text, "a prefix, id or label")
+    require_choice(prefix, after, labels)
     page = yield from steps.heads(prefix=prefix, after=after, labels=labels, limit=limit)
     shown = [head for head in page if deleted or DELETED not in head.labels]
     return shown, page[-1].stream if len(page) == limit else None

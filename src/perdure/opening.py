@@ -122,8 +122,15 @@ def settings_of(
         cipher=Plain(),
         codec=Codec(types),
         verify_writes=verify_writes,
-        counter=counter_for(tokens) if isinstance(tokens, str) else tokens,
+        counter=counter_for(tokens) if isinstance(tokens, str) else _require_counter(tokens),
     )
+
+
+def _require_counter(given: "Counter | None") -> "Counter | None":
+    if given is not None and not (hasattr(given, "name") and hasattr(given, "count")):
+        kind = type(given).__name__
+        raise UsageError(f"tokens must be the name of a model or a counter, not {kind}")
+    return given
 
 
 def backend_of(address: Address) -> Backend:

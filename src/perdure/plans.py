@@ -15,7 +15,7 @@ import msgspec
 from perdure import codec
 from perdure.content import Content
 from perdure.errors import DivergenceError, UsageError
-from perdure.fold import GENERATED, Fold, Known, fingerprint, turn_key
+from perdure.fold import GENERATED, Fold, Known, fingerprint, said, turn_key
 from perdure.journal import Draft, Tip
 from perdure.steps import Steps
 
@@ -124,12 +124,13 @@ class Batch:
         """
         if not drafts or drafts[0].id.startswith(GENERATED):
             return None
-        record_id, given = drafts[0].id, fingerprint(drafts[0].payload)
+        record_id, given = drafts[0].id, fingerprint(said(drafts[0].content, drafts[0].payload))
         if turn_key(record_id) in self.fold.ids:
             raise DivergenceError(self.name, record_id, "a turn", "a record")
         known = self.fold.ids.get(record_id)
         if known is not None and known.fingerprint != given:
-            raise DivergenceError(self.name, record_id, known.fingerprint, given)
+            own_id = record_id.partition("\t")[0]  # A turn's input is named after the turn.
+            raise DivergenceError(self.name, own_id, known.fingerprint, given)
         return known
 
 

@@ -198,9 +198,11 @@ def newest_first(past: Past, *, kinds: frozenset[str], count: int | None) -> Ste
     found: list[Linked] = []
     backward = Backward(past.stream.session, past.cipher, past, tenant=past.stream.tenant)
     torn = past.torn or (0, 0)
+    wanted = PAGE if count is None else min(PAGE, 2 * count + 2)
     while not backward.ended and (count is None or len(found) < count):
-        wanted = PAGE if count is None else min(PAGE, 2 * (count - len(found)) + 2)
-        for linked in (yield from backward.page(wanted)):
+        page = yield from backward.page(wanted)
+        wanted = min(PAGE, 2 * wanted)  # Where few of them are of these kinds, it is soon passed.
+        for linked in page:
             if linked.header.kind == Recovered.kind:
                 content = journal.decode(past.stream.session, linked, past.cipher)
                 torn = (content.first, content.last) if isinstance(content, Recovered) else torn

@@ -361,8 +361,7 @@ class Replica:
         try:
             outcome: Outcome = yield Commit(append)  # As `steps.commit`, which is one call more.
         except UsageError:
-            self.doubt = None  # The store did not take the call, so nothing was stored.
-            raise
+            raise  # The store did not take the call: what was in doubt before it still is.
         except BaseException as error:
             self.doubt = doubt
             self._notice("doubt", first=append.entries[0].position, last=tip.position)

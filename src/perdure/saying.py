@@ -13,7 +13,7 @@ import msgspec
 from perdure import codec
 from perdure.conversations.intake import require_role, take
 from perdure.errors import ConflictError, UsageError
-from perdure.fold import GENERATED, OpenTurn, fingerprint
+from perdure.fold import GENERATED, OpenTurn, fingerprint, said
 from perdure.journal import Draft
 from perdure.plans import Batch, Plan, add_drafts, require_str, require_text
 from perdure.records import Message
@@ -151,7 +151,7 @@ def named(drafts: Sequence[Draft], record_id: str) -> Draft:
     """Return the first of some drafts under the caller's id, with a digest of them all."""
     content = drafts[0].content
     if len(drafts) > 1 and isinstance(content, Message):
-        digest = fingerprint(b"\0".join(draft.payload for draft in drafts))
+        digest = fingerprint(b"\0".join(said(one.content, one.payload) for one in drafts))
         content = msgspec.structs.replace(content, call=digest)
     return Draft(record_id, content, codec.encode(content))
 

@@ -83,6 +83,7 @@ class Store:
         if recent:
             if after:
                 raise UsageError("`after` goes by id: with `recent` it can not be given")
+            lifecycle.require_choice(prefix, after, labels)
             heads = knowing_recency(self._backend).recent(prefix=prefix, labels=labels)
             for head in heads:
                 if deleted or DELETED not in head.labels:

@@ -82,6 +82,7 @@ class AsyncStore:
         if recent:
             if after:
                 raise UsageError("`after` goes by id: with `recent` it can not be given")
+            lifecycle.require_choice(prefix, after, labels)
             heads = knowing_recency(self._backend).recent(prefix=prefix, labels=labels)
             async for head in heads:
                 if deleted or DELETED not in head.labels:

@@ -88,7 +88,8 @@ class Turn:
     def _enter(self) -> None:
         if self._handle.replay is None:
             guard.require_free("a live turn")
-        if not self._begun:
+        is_new = not self._begun
+        if is_new:
             plan = writing.begin_turn(
                 self._handle.replica,
                 self.id,
@@ -102,15 +103,16 @@ class Turn:
                 self._ownership = Ownership(self.id, self.id)
             self._begun = abs(begun)
         if self._ownership is None:
-            self._resume()
+            self._resume(may_be_over=is_new)
 
     def _let_go(self) -> None:
         if self._correlation_before is not None:
             correlation_id.set(self._correlation_before)
             self._correlation_before = None
 
-    def _resume(self) -> None:
-        if self.id not in self._handle.replica.fold.turns:
+    def _resume(self, *, may_be_over: bool) -> None:
+        """Take the turn over. Only one that was asked for by its id may have ended before that."""
+        if may_be_over and self.id not in self._handle.replica.fold.turns:
             self._ended = True
             return
         plan, ownership = writing.continue_turn(self._handle.replica, self.id)
@@ -211,6 +213,8 @@ class Turn:
 
     def abandon(self, reason: str = "") -> None:
         """Give the turn up, here or as an interrupted one."""
+        if not self._begun:
+            raise UsageError("the turn has not begun: there is nothing to give up")
         self._handle.write(writing.abandon_turn(self._handle.replica, self.id, reason))
         self._ended = True
 

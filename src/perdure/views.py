@@ -185,7 +185,8 @@ class Records:
         self._name = past.stream.session
         self._settings = settings
         self._on_damage = on_damage
-        self._forward = Forward(past, after=max(after, 0), on_damage=on_damage)
+        first = max(require_int(after, "after"), 0)
+        self._forward = Forward(past, after=first, on_damage=on_damage)
 
     def page(self) -> Steps[list[Record] | None]:
         """Return the next records (there may be none on a page), or None at the end."""

@@ -297,3 +297,5 @@ def require_labels(labels: Sequence[str]) -> None:
     """Refuse a text where several are meant: it would count as its letters."""
     if isinstance(labels, str):
         raise UsageError(f"labels must be a list of str, not str: write [{labels!r}]")
+    if not isinstance(labels, Collection):
+        raise UsageError(f"labels must be a list of str, not {type(labels).__name__}")

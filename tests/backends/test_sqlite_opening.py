@@ -266,3 +266,19 @@ def test_many_processes_can_make_the_same_store_at_once(path: Path) -> None:
     backend = SqliteBackend(path)
     assert len(list(backend.streams())) == 6
     backend.close()
+
+
+def test_what_is_no_ordinary_file_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", Path(os.devnull)):
+        with pytest.raises(UsageError, match="name an ordinary file"):
+            SqliteBackend(path)
+
+
+def test_a_file_of_another_kind_is_told_what_to_do(tmp_path: Path) -> None:
+    path = tmp_path / "notes.txt"
+    for text in ("short", "long enough to be taken for one" * 50):
+        path.write_text(text)
+        with pytest.raises(DamagedError, match="give another path, or restore it from a backup"):
+            SqliteBackend(path)
+        assert path.read_text() == text

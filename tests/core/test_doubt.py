@@ -8,7 +8,7 @@ import pytest
 import perdure
 from perdure.backend import Append, Outcome
 from perdure.backends.memory import MemoryBackend
-from perdure.errors import ConflictError, DamagedError, TornError, UnavailableError
+from perdure.errors import ConflictError, DamagedError, TornError, UnavailableError, UsageError
 from perdure.testing import Crash, CrashAt, Flaky, Torn
 from tests.core.support import contents, said
 
@@ -80,6 +80,25 @@ def test_a_write_in_doubt_that_was_not_stored_is_stored_before_anything_else(
         session.append(said("late"), id="m-1")
     assert session.append(said("late"), id="m-1") == 2
     assert contents(session) == ["first", "late"]
+
+
+def test_a_write_in_doubt_stays_so_while_the_store_takes_no_call(
+    backend: Failing, session: perdure.Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as a file that can only be read for a while."""
+    fail(backend, after=[1, 2])
+    with pytest.raises(UnavailableError):
+        session.append(said("mine"))
+
+    def refuse(_: Sequence[Append]) -> Sequence[Outcome]:
+        raise UsageError("it can only be read")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(backend, "append", refuse)
+        with pytest.raises(UsageError, match="only be read"):
+            session.note("on the way")
+    session.append(said("next"))
+    assert contents(session) == ["first", "mine", "next"]
 
 
 def test_a_write_in_doubt_gives_way_to_another_writer(

@@ -247,9 +247,9 @@ def test_objects_and_dicts_and_mappings_of_the_same_answer_are_taken_alike() -> 
 def test_what_is_in_a_mapping_is_judged_as_what_is_in_a_dict() -> None:
     session = perdure.open("memory:").session("s")
     message = {"role": "user", "content": "x", "pair": (1, 2)}
-    for given in (message, OrderedDict(message), MappingProxyType(message)):
+    for mapping in (message, OrderedDict(message), MappingProxyType(message)):
         with pytest.raises(UsageError, match="tuple") as caught:
-            session.append(given)
+            session.append(mapping)
         assert caught.value.path == "$.pair"
     session.append(OrderedDict(role="user", content="x"))
     assert session.messages() == [{"role": "user", "content": "x"}]

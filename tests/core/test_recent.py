@@ -67,3 +67,18 @@ def test_a_store_that_does_not_know_says_what_to_do_instead() -> None:
                 _ = [head async for head in store.sessions(recent=True)]
 
     asyncio.run(scenario())
+
+
+def test_a_choice_that_means_something_else_is_refused() -> None:
+    store, _ = store_in_memory()
+    fill(store)
+    for recent in (True, False):
+        with pytest.raises(UsageError, match=r"write \['marked'\]"):
+            [*store.sessions(recent=recent, labels="marked")]
+        with pytest.raises(UsageError, match="must be a list of str, not NoneType"):
+            [*store.sessions(recent=recent, labels=None)]  # type: ignore[arg-type]
+        for prefix in (3, "\ud800"):
+            with pytest.raises(UsageError):
+                [*store.sessions(recent=recent, prefix=prefix)]  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="after"):
+        [*store.session("a").records(after="b")]  # type: ignore[arg-type]

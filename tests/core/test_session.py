@@ -12,7 +12,7 @@ import pytest
 
 import perdure
 from perdure import fold
-from perdure.backend import Append, Outcome
+from perdure.backend import Append, Entry, Outcome
 from perdure.backends.memory import MemoryBackend
 from perdure.errors import (
     ConflictError,
@@ -175,6 +175,31 @@ def test_a_worker_whose_turn_was_taken_over_is_told_so(
             slow.append(said("again", "assistant"))
         taken.append(said("answer", "assistant"))
     assert contents(store.session("claim-4711")) == ["question", "answer"]
+
+
+def test_an_interrupted_turn_that_another_has_ended_is_not_entered(
+    store: perdure.Store, session: perdure.Session
+) -> None:
+    for text in ("one", "two"):
+        turn = session.turn(text)
+        turn.__enter__()
+        turn.leave()
+    mine, other = store.session("claim-4711"), store.session("claim-4711")
+    seen = mine.interrupted
+    for turn in other.interrupted:
+        with turn:
+            turn.append(said("done"))
+    for turn in seen:
+        with pytest.raises(ConflictError), turn:
+            pytest.fail("its body would ask a model again")
+    mine.refresh()
+    assert len(mine) == 4
+
+
+def test_a_turn_that_has_not_begun_can_not_be_given_up(session: perdure.Session) -> None:
+    with pytest.raises(UsageError, match="has not begun"):
+        session.turn("hello").abandon()
+    assert session.position == 0
 
 
 def test_an_interrupted_turn_is_abandoned(store: perdure.Store, session: perdure.Session) -> None:
@@ -488,6 +513,25 @@ def test_opening_reads_the_tail_only(
             again.append(said("other"), id="m-1")
     assert session.verify().snapshots > 10
     assert store.session("claim-4711").verify() == session.verify()
+
+
+def test_the_last_messages_are_found_with_few_reads_however_much_is_between_them() -> None:
+    class Counting(MemoryBackend):
+        reads = 0
+
+        def read(self, stream: str, **how: Any) -> Iterator[Entry]:
+            self.reads += 1
+            return super().read(stream, **how)
+
+    backend = Counting()
+    session = perdure.open(backend).session("s")
+    for number in range(3):
+        session.append(said(str(number)))
+        for note in range(200):
+            session.note(note)
+    backend.reads = 0
+    assert session.messages(last=2) == [said("1"), said("2")]
+    assert backend.reads <= 8
 
 
 def test_records_can_be_read_from_a_position_on(session: perdure.Session) -> None:

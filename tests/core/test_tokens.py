@@ -5,19 +5,21 @@ import subprocess
 import sys
 import timeit
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import perdure
 from perdure.conversations.tokens_shapes import (
     CALL_TOKENS,
     IMAGE_TOKENS,
     MESSAGE_TOKENS,
     RESULT_TOKENS,
 )
-from perdure.errors import UnsupportedError, UsageError
+from perdure.errors import DivergenceError, UnsupportedError, UsageError
 from perdure.tokens import (
     ESTIMATE,
     REPLY_TOKENS,
@@ -475,3 +477,26 @@ def test_calls_and_results_cost_at_least_what_the_published_format_takes(calls: 
     needed = len(tokenizer.encode_with_special(answered))
     found = counter.count({"role": "tool", "tool_call_id": "c", "content": result})
     assert needed <= found <= needed + 10
+
+
+def test_an_id_is_known_whoever_counts_tokens(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    message = {"role": "user", "content": "hello"}
+    for counter in (None, ESTIMATE, "gpt-4o", None):
+        with perdure.open(path, tokens=counter) as store:
+            session = store.session("s")
+            assert session.append(message, id="r1") == 1
+            assert session.append(message, {**message, "content": "two"}, id="r2") == 3
+            with session.turn("question", id="t1") as turn:
+                if not turn.ended:
+                    turn.append(message, id="r3")
+            with pytest.raises(DivergenceError, match="'t1'") as caught:
+                session.turn("another question", id="t1").__enter__()
+            assert "\t" not in str(caught.value)
+            assert len(session) == 5
+            session.verify()
+
+
+def test_what_is_no_counter_is_refused_at_once() -> None:
+    with pytest.raises(UsageError, match="the name of a model or a counter, not object"):
+        perdure.open("memory:", tokens=object())  # type: ignore[arg-type]

@@ -145,6 +145,8 @@ def _require_place(path: str, name: str) -> None:
         raise UnavailableError(name, f"there is no directory {parent}", "make it, then try again")
     if Path(path).is_dir():
         raise UnavailableError(name, "that is a directory", "name a file in it")
+    if Path(path).exists() and not Path(path).is_file():
+        raise UsageError(f"{name} is a device, a pipe or a socket: name an ordinary file")
     # Looked at once more after the log: another process may have made both in between.
     if _size(path) == 0 and _size(path + "-wal") > 0 and _size(path) == 0:
         # SQLite would delete the log, and with it perhaps the only copy of what was written.
@@ -187,20 +189,23 @@ def _is_ready(connection: apsw.Connection, path: str, name: str) -> bool:
     return True
 
 
+ANOTHER = "nothing was changed: give another path, or restore it from a backup"
+
+
 def _is_new(connection: apsw.Connection, path: str, name: str) -> bool:
     try:
         application, version, tables = _identity(connection)
     except apsw.NotADBError as error:
         raise DamagedError(
-            name, 0, "not a database: another program's file, or damaged; nothing was changed"
+            name, 0, f"not a database: another program's file, or damaged; {ANOTHER}"
         ) from error
     if application == APPLICATION_ID:
         _require_version(name, version)
         return False
     if application or version or tables:
-        raise UsageError(f"{name} is the database of another program; nothing was changed")
+        raise UsageError(f"{name} is the database of another program; {ANOTHER}")
     if 0 < _size(path) < 512:  # noqa: PLR2004 - SQLite takes a shorter file for an empty one.
-        raise DamagedError(name, 0, "not a database; nothing was changed")
+        raise DamagedError(name, 0, f"not a database; {ANOTHER}")
     return True
 
 

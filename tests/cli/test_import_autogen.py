@@ -149,3 +149,13 @@ def test_instructions_are_kept_in_a_note_and_told() -> None:
     assert done.exit_code == 1
     assert "instructions" in done.stdout
     assert [content.message for content in contents()] == CHAT
+
+
+def test_what_no_agent_could_be_given_is_kept_in_a_note_and_told() -> None:
+    silent = {"role": "assistant", "name": "assistant", "content": None}
+    orphan = {"role": "tool", "content": "paid", "tool_responses": RESULTS}
+    done = invoke(None, "import", "--autogen", keep([orphan, *CHAT, silent]))
+    assert done.exit_code == 1
+    assert "a tool's result without its call" in done.stdout
+    assert "a message that says nothing" in done.stdout
+    assert [content.message for content in contents()] == CHAT

@@ -54,7 +54,7 @@ class Parts:
         self._agents = agents
         self._recorder = recorder
         self._effects = effects
-        self._replaced: list[tuple[Any, str]] = []
+        self._replaced: list[tuple[Any, str, Callable[..., Any] | None]] = []
 
     def replace(self) -> None:
         """Put the chat's own in place, where that is not done: agents may get tools at any time."""
@@ -73,8 +73,11 @@ class Parts:
         own(self._chat, [agent.client for agent in self._agents if agent.client])
 
     def put_back(self) -> None:
-        for target, name in self._replaced:
-            vars(target).pop(name, None)
+        for target, name, before in self._replaced:
+            if before is None:
+                vars(target).pop(name, None)
+            else:
+                vars(target)[name] = before  # A user's own, such as one that asks in a browser.
         self._replaced = []
         for agent in self._agents:
             self._unhook(agent)
@@ -88,11 +91,11 @@ class Parts:
             agent.hook_lists[name] = [one for one in hooks if one not in own]
 
     def _is_replaced(self, target: Any, name: str) -> bool:
-        return any(one is target and known == name for one, known in self._replaced)
+        return any(one is target and known == name for one, known, _ in self._replaced)
 
     def _set(self, target: Any, name: str, function: Callable[..., Any]) -> None:
+        self._replaced.append((target, name, vars(target).get(name)))
         vars(target)[name] = function
-        self._replaced.append((target, name))
 
     def _replace_methods(self, agent: Any) -> None:
         for name in _BEGINNINGS:

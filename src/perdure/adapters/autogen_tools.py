@@ -54,7 +54,7 @@ class Effects:
         options = self._policies.get(name, {"effect": "unsafe"})
         if inspect.iscoroutinefunction(function):
             return self._awaited(name, function, options)
-        durable = self._session.tool(self._watched(function), name=name, **options)
+        durable = self._session.tool(self._watched(name, function), name=name, **options)
 
         @wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -71,19 +71,20 @@ class Effects:
         async def call(*args: Any, **kwargs: Any) -> Any:
             if not self._chat.talking or not _fits(function, args, kwargs):
                 return await function(*args, **kwargs)
-            durable = self._session.tool(self._watched(_waiting(function)), name=name, **options)
+            watched = self._watched(name, _waiting(function))
+            durable = self._session.tool(watched, name=name, **options)
             return await asyncio.to_thread(self._made, name, lambda: durable(*args, **kwargs))
 
         return call
 
-    def _watched(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def _watched(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return a function whose result can be stored, with what it told the agents to be."""
 
         @wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
             before, variables = self._agents.instructions(), self._agents.variables
             known = variables.now()
-            result = _plain(function(*args, **kwargs), function.__name__)
+            result = _plain(function(*args, **kwargs), name)
             now = self._agents.instructions()
             told = {name: text for name, text in now.items() if text != before[name]}
             learnt = variables.changed(known)
@@ -121,12 +122,14 @@ class Effects:
         return result["result"]
 
     def answer(self, name: str, function: Callable[[], Any], **arguments: Any) -> Any:
-        """Return what somebody chose or said; what was recorded of it, or else ask again."""
+        """Return what somebody chose or said; what was recorded of it, or else ask again.
+
+        Whoever was asked and not heard did nothing: it is asked as a model is, again and again.
+        """
         if not self._chat.talking:
             return function()
         self._recorder.go_on()
-        tool = self._session.tool(lambda **_: function(), effect="read_only", name=name)
-        return tool(**arguments)
+        return self._session.model(lambda **_: function(), name=name)(**arguments)
 
     async def a_answer(self, name: str, function: Callable[[], Any], **arguments: Any) -> Any:
         """As `answer`, for a function to be awaited."""
@@ -134,8 +137,8 @@ class Effects:
             return await function()
         self._recorder.go_on()
         wait = _waiting(function)
-        tool = self._session.tool(lambda **_: wait(), effect="read_only", name=name)
-        return await asyncio.to_thread(lambda: tool(**arguments))
+        asked = self._session.model(lambda **_: wait(), name=name)
+        return await asyncio.to_thread(lambda: asked(**arguments))
 
 
 def require_result(name: str, function: Callable[..., Any]) -> None:

@@ -8,6 +8,7 @@ roles of both kinds. Names tell who spoke; where there is none, who spoke before
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from perdure.codec import encode_tree
 from perdure.errors import UsageError
 from perdure.importing.messages import Imported, Leftover
 from perdure.importing.text import IN_NOTE, Repair
@@ -70,6 +71,24 @@ def _pair(messages: list[dict[str, Any]], agents: Pair | None) -> Pair:
     return Pair(*names) if names else Pair()
 
 
+def _calls(message: dict[str, Any]) -> set[str]:
+    """Return the calls that a message makes: their ids, of an old kind their names."""
+    calls = message.get("tool_calls")
+    found = {str(one.get("id")) for one in calls or () if isinstance(one, dict)}
+    old = message.get("function_call")
+    return found | {f"function {old.get('name')}"} if isinstance(old, dict) else found
+
+
+def _answered(message: dict[str, Any]) -> set[str]:
+    """Return the calls that a message answers."""
+    if message.get("role") == "function":
+        return {f"function {message.get('name')}"}
+    results = message.get("tool_responses")
+    found = [one for one in results or () if isinstance(one, dict)]
+    found += [message] if message.get("role") == "tool" and not found else []
+    return {str(one.get("tool_call_id")) for one in found}
+
+
 def _name(message: dict[str, Any]) -> str:
     name = message.get("name")
     named = isinstance(name, str) and message.get("role") != "function"
@@ -79,22 +98,37 @@ def _name(message: dict[str, Any]) -> str:
 class _Reader:
     def __init__(self, pair: Pair) -> None:
         self._pair = pair
+        self._called: set[str] = set()
         self.repairs: list[Repair] = []
         self.leftovers: list[Leftover] = []
 
     def read(self, messages: list[dict[str, Any]]) -> Iterator[Said]:
         before = ""
         for number, message in enumerate(messages, start=1):
-            role = message.get("role")
-            if role in ("system", "developer"):
-                done = f"its text {IN_NOTE}: give it to the agent that it is for"
-                self.repairs.append(Repair("instructions among what was said", done, None, number))
+            if message.get("role") in ("system", "developer"):
                 text = str(message.get("content"))
-                self.leftovers.append(Leftover(number, 0, "instructions", text))
+                hint = "its text {}: give it to the agent that it is for"
+                self._put_aside(number, "instructions among what was said", hint, text)
                 continue
+            if strange := self._strange(message):
+                self._put_aside(number, strange, "it {}", encode_tree(message).decode())
+                continue
+            self._called |= _calls(message)
             author = self._author(message, before)
             yield Said(self._seen(number, message, author), author, self._pair.other(author))
             before = author
+
+    def _put_aside(self, number: int, what: str, hint: str, text: str) -> None:
+        self.repairs.append(Repair(what, hint.format(IN_NOTE), None, number))
+        self.leftovers.append(Leftover(number, 0, what, text))
+
+    def _strange(self, message: dict[str, Any]) -> str:
+        """Return why no agent could be given a message, or nothing."""
+        answered = _answered(message)
+        if answered and not answered <= self._called:
+            return "a tool's result without its call, which models refuse"
+        says = message.get("content") is not None or answered or _calls(message)
+        return "" if says else "a message that says nothing, which agents refuse"
 
     def _author(self, message: dict[str, Any], before: str) -> str:
         if _name(message):

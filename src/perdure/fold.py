@@ -16,6 +16,7 @@ from perdure.approvals.consents import Consent, Consents
 from perdure.approvals.records import ApprovalAsked, ApprovalDecided
 from perdure.content import Content
 from perdure.conversations.talk import Talk
+from perdure.deltas import ValueFacts
 from perdure.effects.deeds import Deed, Deeds
 from perdure.errors import PayloadError
 from perdure.leases import tenure
@@ -40,7 +41,6 @@ from perdure.records import (
     TurnContinued,
     Value,
 )
-from perdure.values import ValueFacts
 
 FOLD_VERSION = 4
 SNAPSHOT_EVERY = (

@@ -91,7 +91,7 @@ class Subject:
         start = self._any()
         yield f"list {PAGE} after one{COLD}", _timed(lambda: _page(store, after=start))
         yield f"list {PAGE} after one", _timed(lambda: _page(store, after=start))
-        if RECENT in store.guarantees().abilities:
+        if RECENT in store.guarantees().capabilities:
             yield f"list {PAGE} most recent", _timed(lambda: _page(store, recent=True))
         session = store.resume(self._any())
         yield "append", _timed(lambda: session.append(SAID[0]))

@@ -15,8 +15,6 @@ import perdure.backend
 from perdure import (
     commit,
     commit_async,
-    documents,
-    documents_async,
     handle,
     handle_async,
     session,
@@ -25,6 +23,8 @@ from perdure import (
     store_async,
     turn,
     turn_async,
+    values,
+    values_async,
 )
 from perdure.approvals import approvals, approvals_async
 from perdure.conversations import summaries, summaries_async
@@ -43,7 +43,7 @@ LAYERS = [
     {"replays.replay_session"},
     {"store", "store_async"},
     {"session", "session_async"},
-    {"documents", "documents_async", "conversations.summaries", "conversations.summaries_async"},
+    {"values", "values_async", "conversations.summaries", "conversations.summaries_async"},
     {"following", "following_async"},
     {"effects.making", "effects.making_async"},
     {"leases.lease", "leases.lease_async", "seen", "turn", "turn_async"},
@@ -89,7 +89,7 @@ LAYERS = [
     {"fold"},
     {"effects.deeds", "conversations.talk", "leases.tenure"},
     {"approvals.consents"},
-    {"cache", "journal", "values", "steps", "importing.messages", "importing.autogen"},
+    {"cache", "deltas", "journal", "steps", "importing.messages", "importing.autogen"},
     {"importing.elements", "importing.text", "tokens", "conversations.tokens_shapes"},
     {"transcript"},
     {
@@ -149,6 +149,7 @@ PURE = {
     "effects.deeds",
     "effects.effecting",
     "conversations.deltas",
+    "deltas",
     "fold",
     "formats",
     "guarantees",
@@ -190,7 +191,6 @@ PURE = {
     "tokens",
     "conversations.tokens_shapes",
     "transcript",
-    "values",
     "views",
     "conversations.window",
     "writing",
@@ -335,7 +335,7 @@ def test_nothing_unpickles_or_evaluates() -> None:
 
 PAIRS: list[tuple[ModuleType, ModuleType, str]] = [
     (session, session_async, "Session"),
-    (documents, documents_async, "Values"),
+    (values, values_async, "Values"),
     (summaries, summaries_async, "Summaries"),
     (lease, lease_async, "Lease"),
     (turn, turn_async, "Turn"),

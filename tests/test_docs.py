@@ -241,6 +241,26 @@ def test_every_command_is_mentioned() -> None:
         assert f"perdure {command}" in text
 
 
+def test_it_is_said_which_commands_have_no_json() -> None:
+    without = [
+        f"`{name}`"
+        for name, command in main.commands.items()
+        if not any("--json" in parameter.opts for parameter in command.params)
+    ]
+    *first, last = without
+    said_so = f"{', '.join(first)} and {last}"
+    for page in ("README.md", "docs/reference/cli.md"):
+        assert said_so in (ROOT / page).read_text("utf-8"), page
+
+
+def test_the_index_leads_to_every_page() -> None:
+    index = {*links(ROOT / "docs" / "index.md")}
+    folders = ("tutorials", "how-to", "reference", "explanation")
+    pages = {f"{name}/{page.name}" for name in folders for page in (ROOT / "docs" / name).glob("*")}
+    assert pages
+    assert pages - index == set()
+
+
 def test_every_decision_is_dated_and_listed() -> None:
     index = (ROOT / "docs" / "index.md").read_text("utf-8")
     for page in (ROOT / "docs" / "decisions").glob("*.md"):

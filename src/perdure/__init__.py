@@ -45,8 +45,6 @@ if TYPE_CHECKING:
     from perdure.backend import Head
     from perdure.conversations.summarising import Summariser
     from perdure.copying.moving import copy, copy_async
-    from perdure.documents import Values
-    from perdure.documents_async import AsyncValues
     from perdure.effects.tools import Done, Effect, NotDone, current_effect
     from perdure.guarantees import Guarantees
     from perdure.opening import open, open_async  # noqa: A004 - what callers write
@@ -60,6 +58,8 @@ if TYPE_CHECKING:
     from perdure.turn import Turn
     from perdure.turn_async import AsyncTurn
     from perdure.typed import TypeCodec
+    from perdure.values import Values
+    from perdure.values_async import AsyncValues
     from perdure.views import Verified, Version
 
 __version__ = "0.1.0"
@@ -124,7 +124,7 @@ _WHERE = {
     "AsyncSession": "session_async",
     "AsyncStore": "store_async",
     "AsyncTurn": "turn_async",
-    "AsyncValues": "documents_async",
+    "AsyncValues": "values_async",
     "Done": "effects.tools",
     "Effect": "effects.tools",
     "Guarantees": "guarantees",
@@ -138,7 +138,7 @@ _WHERE = {
     "Transcript": "transcript",
     "Turn": "turn",
     "TypeCodec": "typed",
-    "Values": "documents",
+    "Values": "values",
     "Verified": "views",
     "Version": "views",
     "copy": "copying.moving",

@@ -105,7 +105,7 @@ class Backend(Protocol):
     """For messages: says which store, never a password."""
 
     capabilities: frozenset[str]
-    """Abilities beyond these methods, declared and not guessed."""
+    """What it can do beyond these methods, by name: declared and not guessed."""
 
     guarantees: Guarantees
     """What this store keeps, with what was checked when it was opened."""

@@ -17,6 +17,7 @@ from perdure.approvals.consents import Consent, Consents
 from perdure.approvals.records import ApprovalAsked, ApprovalDecided
 from perdure.content import Content
 from perdure.conversations.talk import Talk
+from perdure.deltas import ValueFacts
 from perdure.effects.deeds import Deed, Deeds
 from perdure.errors import PayloadError
 from perdure.leases import tenure
@@ -42,7 +43,6 @@ from perdure.records import (
     TurnContinued,
     Value,
 )
-from perdure.values import ValueFacts
 
 FOLD_VERSION = 5
 SNAPSHOT_EVERY = (

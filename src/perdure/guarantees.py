@@ -48,8 +48,8 @@ class Guarantees(NamedTuple):
     """What is stored whole or not at all: one append of a stream, or all appends of a call."""
     engine: str = UNDECLARED
     version: str = UNDECLARED
-    abilities: tuple[str, ...] = ()
-    """What the store can do beyond the five methods of the waist: its capabilities, by name."""
+    capabilities: tuple[str, ...] = ()
+    """What the store can do beyond the five methods of the waist, by name."""
     checks: tuple[Check, ...] = ()
     accepted: tuple[Downgrade, ...] = ()
 
@@ -57,7 +57,7 @@ class Guarantees(NamedTuple):
         """Return the same as dictionaries and lists, for JSON."""
         return {
             **self._asdict(),
-            "abilities": [*self.abilities],
+            "capabilities": [*self.capabilities],
             "checks": [check._asdict() for check in self.checks],
             "accepted": [one._asdict() for one in self.accepted],
         }
@@ -69,12 +69,12 @@ NOTHING_DECLARED = Guarantees(
 
 
 def guarantees_of(backend: Any) -> Guarantees:
-    """Return what a backend declares, with its capabilities as abilities."""
+    """Return what a backend declares, with its capabilities in order."""
     declared = getattr(backend, "guarantees", NOTHING_DECLARED)
     if not isinstance(declared, Guarantees):
         kind = type(declared).__name__
         raise UsageError(f"the guarantees of {type(backend).__name__} are {kind}, not Guarantees")
-    return declared._replace(abilities=tuple(sorted(getattr(backend, "capabilities", ()))))
+    return declared._replace(capabilities=tuple(sorted(getattr(backend, "capabilities", ()))))
 
 
 class Acceptance:

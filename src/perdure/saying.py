@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from perdure import codec
-from perdure.conversations.intake import require_role, take
+from perdure.conversations.intake import require_role, take, with_article
 from perdure.errors import ConflictError, UsageError
 from perdure.fold import GENERATED, OpenTurn, fingerprint, said
 from perdure.journal import Draft
@@ -79,7 +79,8 @@ def taken_in(message: Any) -> Sequence[Taking]:
     taken = take(message)
     for one in taken:
         if type(one.message) is not dict:
-            raise UsageError(f"a {type(one.message).__name__} stands where a message is expected")
+            kind = with_article(type(one.message).__name__)
+            raise UsageError(f"{kind} stands where a message is expected")
         require_role(one.message)
     return taken
 

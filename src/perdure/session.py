@@ -21,7 +21,6 @@ from perdure.conversations.summarising import (
     summariser,
 )
 from perdure.conversations.window import EVERYTHING, Asked
-from perdure.documents import Values
 from perdure.effects import deed_views
 from perdure.effects.deed_views import Found
 from perdure.effects.effects import Effects
@@ -40,6 +39,7 @@ from perdure.seen import Seen
 from perdure.tokens import Counter
 from perdure.transcript import Transcript
 from perdure.turn import Turn
+from perdure.values import Values
 from perdure.views import Verified
 
 if TYPE_CHECKING:

@@ -22,7 +22,6 @@ from perdure.conversations.summarising import (
     summariser,
 )
 from perdure.conversations.window import EVERYTHING, Asked
-from perdure.documents_async import AsyncValues
 from perdure.effects import deed_views
 from perdure.effects.deed_views import Found
 from perdure.effects.effects_async import AsyncEffects
@@ -41,6 +40,7 @@ from perdure.seen import Seen
 from perdure.tokens import Counter
 from perdure.transcript import Transcript
 from perdure.turn_async import AsyncTurn
+from perdure.values_async import AsyncValues
 from perdure.views import Verified
 
 

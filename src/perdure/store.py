@@ -13,7 +13,6 @@ from perdure.approvals import views as approval_views
 from perdure.approvals.views import Approval
 from perdure.backend import Backend, Head, knowing_recency
 from perdure.commit import Committer, Driver
-from perdure.documents import Values
 from perdure.errors import UsageError
 from perdure.fold import APPROVAL_WAITING, DELETED
 from perdure.guarantees import Guarantees, guarantees_of
@@ -23,6 +22,7 @@ from perdure.records import Record
 from perdure.replica import Replica
 from perdure.session import Session
 from perdure.settings import Settings
+from perdure.values import Values
 from perdure.writing import require_session_id
 
 

@@ -12,7 +12,6 @@ from perdure.approvals import views as approval_views
 from perdure.approvals.views import Approval
 from perdure.backend import AsyncBackend, Head, knowing_recency
 from perdure.commit_async import AsyncCommitter, AsyncDriver
-from perdure.documents_async import AsyncValues
 from perdure.errors import UsageError
 from perdure.fold import APPROVAL_WAITING, DELETED
 from perdure.guarantees import Guarantees, guarantees_of
@@ -22,6 +21,7 @@ from perdure.records import Record
 from perdure.replica import Replica
 from perdure.session_async import AsyncSession
 from perdure.settings import Settings
+from perdure.values_async import AsyncValues
 from perdure.writing import require_session_id
 
 

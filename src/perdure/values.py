@@ -1,129 +1,87 @@
-"""Structural deltas between JSON trees. Pure.
+"""Values: named documents, in a session or on their own. Its twin is in `values_async`."""
 
-A delta is a list of edits, each `[path, "=", new]`, `[path, "-"]` or
-`[path, "~", start, removed, added]`, where the last cuts a list or a text. A delta is used only
-after applying it was seen to give the new tree to the byte, so its cleverness is never trusted.
-"""
+from types import TracebackType
+from typing import Any, Self
 
-from typing import Any, NamedTuple
-
-from perdure.codec import decode_tree, encode_tree
-
-CHAIN_MAX = 16  # Reading a value costs at most this many deltas on top of the one in full.
-SMALL = 256  # Below this, a delta's own frame eats what it saves.
-TEXT_CUT_MIN = 64  # Shorter texts are replaced whole.
-
-Edit = list[Any]
+from perdure import views, writing
+from perdure.errors import NotFoundError
+from perdure.handle import Handle
+from perdure.views import Version
 
 
-class ValueFacts(NamedTuple):
-    """Where a key stands: its version, and the positions of the last one in full and its deltas."""
+class Values:
+    """Named documents, each in versions that stay readable.
 
-    version: int
-    chain: tuple[int, ...]
-    deleted: bool = False
+    Those of a session are `session.values`; `store.values(id)` are those that belong to no
+    conversation. A view is as old as its opening, `refresh` or own writing. Two that set the same
+    key are told of each other by ConflictError; different keys do not meet.
+    """
+
+    def __init__(self, handle: Handle) -> None:
+        self._handle = handle
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {self.id!r}: {len(self.keys())} keys>"
 
     @property
-    def position(self) -> int:
-        """Where the newest version is."""
-        return self.chain[-1]
+    def id(self) -> str:
+        """The id that they are stored under: that of their session, if they have one."""
+        return self._handle.replica.name
 
+    def set(self, key: str, value: object) -> int:
+        """Store a value as the newest version of a key; on return it is durable.
 
-def delta(old: bytes, new: bytes) -> list[Edit] | None:
-    """Return edits that turn one encoded tree into the other, or None where full is better."""
-    if len(new) < SMALL:
-        return None
-    edits: list[Edit] = []
-    _diff(decode_tree(old), decode_tree(new), [], edits)
-    if len(encode_tree(edits)) * 2 > len(new) or apply(old, edits) != new:
-        return None
-    return edits
+        Returns the version. Long documents are stored as deltas, so a small change costs little.
+        """
+        return self._handle.write(writing.put(self._handle.replica, key, value))
 
+    def get(self, key: str, default: Any = None, *, version: int | None = None) -> Any:
+        """Return a value, or the default where the key has none.
 
-def apply(old: bytes, edits: list[Edit]) -> bytes:
-    """Return the encoded tree that the edits make of an encoded tree."""
-    holder = [decode_tree(old)]
-    for path, operation, *arguments in edits:
-        target: Any = holder
-        last: Any = 0
-        for step in path:
-            target, last = target[last], step
-        if operation == "=":
-            target[last] = arguments[0]
-        elif operation == "-":
-            del target[last]
-        else:
-            start, removed, added = arguments
-            whole = target[last]
-            target[last] = whole[:start] + added + whole[start + removed :]
-    return encode_tree(holder[0])
+        An earlier version that was asked for and is not there is a NotFoundError.
+        """
+        facts = self._handle.replica.fold.values.get(key)
+        if version is None and (facts is None or facts.deleted):
+            self._handle.require_open()
+            return default
+        return self._handle.run(views.value(self._handle.replica, key, version=version))
 
+    def delete(self, key: str) -> None:
+        """Delete a value; its earlier versions stay readable. An absent one is NotFoundError."""
+        self._handle.write(writing.forget(self._handle.replica, key))
 
-def _diff(old: Any, new: Any, path: list[Any], edits: list[Edit]) -> None:
-    kind = type(new)
-    if type(old) is not kind:
-        edits.append([path, "=", new])
-    elif kind is dict:
-        _diff_dicts(old, new, path, edits)
-    elif kind is list:
-        _diff_lists(old, new, path, edits)
-    elif kind is str and len(new) >= TEXT_CUT_MIN:
-        if old != new:
-            edits.append([path, "~", *_cut(old, new)])
-    elif not _same(old, new):
-        edits.append([path, "=", new])
+    def keys(self) -> list[str]:
+        """Return the keys that have a value in this view."""
+        values = self._handle.replica.fold.values
+        return [key for key, facts in values.items() if not facts.deleted]
 
+    def version(self, key: str) -> int:
+        """Return the number of the newest version of a key, counting deletions."""
+        facts = self._handle.replica.fold.values.get(key)
+        if facts is None:
+            raise NotFoundError(f"value {key!r}")
+        return facts.version
 
-def _diff_dicts(old: Any, new: Any, path: list[Any], edits: list[Edit]) -> None:
-    edits.extend([[*path, key], "-"] for key in old if key not in new)
-    for key, item in new.items():
-        if key in old:
-            _diff(old[key], item, [*path, key], edits)
-        else:
-            edits.append([[*path, key], "=", item])
+    def history(self, key: str) -> list[Version]:
+        """Return what `get(key, version=...)` can be asked for, oldest first."""
+        found: list[Version] = self._handle.run(views.history(self._handle.replica, key))
+        return found
 
+    def refresh(self) -> int:
+        """Take in what others wrote; return the position of the newest record."""
+        return self._handle.write(writing.REFRESH)
 
-def _diff_lists(old: Any, new: Any, path: list[Any], edits: list[Edit]) -> None:
-    if len(old) == len(new):
-        for index, item in enumerate(new):
-            _diff(old[index], item, [*path, index], edits)
-    else:
-        edits.append([path, "~", *_cut(old, new)])
+    def close(self) -> None:
+        """Finish what is under way and let the handle go, that of the session if there is one."""
+        self._handle.close()
 
+    def __enter__(self) -> Self:
+        return self
 
-def _cut(old: Any, new: Any) -> tuple[int, int, Any]:
-    """Return where two lists or texts begin to differ, what goes there, and what comes."""
-    shorter = min(len(old), len(new))
-    if type(new) is str:
-        start = _alike(old, new, shorter)
-        tail = _alike(old[::-1], new[::-1], shorter - start)
-        return start, len(old) - start - tail, new[start : len(new) - tail]
-    start = 0
-    while start < shorter and _same(old[start], new[start]):
-        start += 1
-    tail = 0
-    while tail < shorter - start and _same(old[-1 - tail], new[-1 - tail]):
-        tail += 1
-    return start, len(old) - start - tail, new[start : len(new) - tail]
-
-
-def _alike(old: str, new: str, most: int) -> int:
-    """Return how many characters two texts begin alike; by halves, as slices compare fast."""
-    least = 0
-    while least < most:
-        middle = (least + most + 1) // 2
-        if old[least:middle] == new[least:middle]:
-            least = middle
-        else:
-            most = middle - 1
-    return least
-
-
-def _same(old: Any, new: Any) -> bool:
-    """Equal as JSON: 1, 1.0 and true differ, and so do 0.0 and -0.0."""
-    kind = type(new)
-    if type(old) is not kind:
-        return False
-    if kind is str or kind is int:
-        return bool(old == new)
-    return encode_tree(old) == encode_tree(new)
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()

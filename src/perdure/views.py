@@ -7,6 +7,7 @@ from perdure import codec, journal, reading, steps, writing
 from perdure.cache import Cached
 from perdure.codec import Codec
 from perdure.content import Content
+from perdure.deltas import ValueFacts
 from perdure.errors import ChainError, DamagedError, NotFoundError, UsageError
 from perdure.fold import FOLD_VERSION, HALF_COPIED, Fold
 from perdure.journal import Linked
@@ -16,7 +17,6 @@ from perdure.records import Message, Note, Record, Snapshot, Summary, Value
 from perdure.replica import Replica
 from perdure.settings import Settings
 from perdure.steps import Steps
-from perdure.values import ValueFacts
 
 _MESSAGES = frozenset({Message.kind})
 

@@ -1,4 +1,4 @@
-"""Wait for records: by the store's own ability, or by looking at a head. Twin: `waiting_async`."""
+"""Wait for records: by the store's capability, or by looking at a head. Twin: `waiting_async`."""
 
 import time
 

@@ -6,9 +6,10 @@ after the call has no effect on the record.
 
 from collections.abc import Collection, Sequence
 
-from perdure import codec, reading, values
+from perdure import codec, deltas, reading
 from perdure.backend import LABEL_BYTES_MAX, LABELS_MAX
 from perdure.conversations import talking
+from perdure.deltas import CHAIN_MAX, ValueFacts
 from perdure.effects import effecting
 from perdure.errors import (
     ChainError,
@@ -44,7 +45,6 @@ from perdure.saying import (
     taken_in,
 )
 from perdure.steps import Steps
-from perdure.values import CHAIN_MAX, ValueFacts
 
 SESSION_ID_BYTES_MAX = 512
 NAME_BYTES_MAX = 512
@@ -183,17 +183,17 @@ def put(replica: Replica, key: str, value: object) -> Plan:
 
 def _edits(
     replica: Replica, batch: Batch, key: str, facts: ValueFacts | None, data: bytes
-) -> Steps[list[values.Edit] | None]:
-    if facts is None or facts.deleted or len(facts.chain) > CHAIN_MAX or len(data) < values.SMALL:
+) -> Steps[list[deltas.Edit] | None]:
+    if facts is None or facts.deleted or len(facts.chain) > CHAIN_MAX or len(data) < deltas.SMALL:
         return None
     old = batch.values.get(key) or replica.values.get(key, facts.position)
     if old is None:
         old = yield from value_data(replica, facts.chain)
-    return values.delta(old, data)
+    return deltas.delta(old, data)
 
 
 def _version(
-    key: str, facts: ValueFacts | None, data: bytes, edits: list[values.Edit] | None
+    key: str, facts: ValueFacts | None, data: bytes, edits: list[deltas.Edit] | None
 ) -> Value:
     version = facts.version + 1 if facts else 1
     previous = facts.position if facts else 0
@@ -222,7 +222,7 @@ def apply_version(name: str, position: int, data: bytes, content: Value) -> byte
     if content.form != "delta":
         return codec.encode_tree(content.data)
     try:
-        return values.apply(data, content.data)
+        return deltas.apply(data, content.data)
     except (LookupError, TypeError, ValueError) as error:
         raise PayloadError(name, position, "its delta does not fit the version before") from error
 

@@ -55,7 +55,7 @@ def test_sqlite_names_its_version_and_the_settings_that_were_found(tmp_path: Pat
         found = store.guarantees()
     assert (found.engine, found.version) == ("SQLite", apsw.sqlite_lib_version())
     assert found.atomic == "one call"
-    assert found.abilities == tuple(sorted(SqliteBackend.capabilities))
+    assert found.capabilities == tuple(sorted(SqliteBackend.capabilities))
     assert {"SQLite", "journal_mode", "synchronous"} <= {check.name for check in found.checks}
 
 
@@ -173,7 +173,7 @@ def test_what_a_backend_does_not_declare_is_undeclared_and_not_guessed() -> None
     found = perdure.open(Silent()).guarantees()
     assert {found.survives, found.shared_by, found.atomic, found.engine} == {"undeclared"}
     assert found.version == "undeclared"
-    assert [*found.abilities, *found.checks, *found.accepted] == []
+    assert [*found.capabilities, *found.checks, *found.accepted] == []
 
 
 def test_guarantees_that_are_none_are_refused() -> None:
@@ -214,5 +214,5 @@ def test_the_table_in_the_docs_is_what_stores_say(
         with perdure.open(addresses[scheme]) as store:
             found = store.guarantees()
         said = [cell.strip() for cell in cells.split("|")[1:]]
-        abilities = ", ".join(found.abilities)
-        assert said == [found.survives, found.shared_by, found.atomic, abilities], scheme
+        capabilities = ", ".join(found.capabilities)
+        assert said == [found.survives, found.shared_by, found.atomic, capabilities], scheme

@@ -119,15 +119,28 @@ def test_without_a_key_a_script_answers_and_says_so(path: Path) -> None:
     assert spoken[1].content.meta["model"] == "scripted"  # type: ignore[attr-defined]
 
 
-def test_without_the_package_a_script_answers_and_says_so(
-    path: Path, server: ModelServer, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("with_key", [True, False])
+def test_without_the_package_a_model_that_is_named_is_refused_and_nothing_is_recorded(
+    path: Path, server: ModelServer, monkeypatch: pytest.MonkeyPatch, *, with_key: bool
 ) -> None:
     monkeypatch.setitem(sys.modules, "openai", None)
-    done = chat(path, "s1", say="Hello\n", server=server, OPENAI_API_KEY="sk-1")
+    if with_key:
+        done = chat(path, "s1", say="Hello\n", OPENAI_API_KEY="sk-1")
+    else:
+        done = chat(path, "s1", say="Hello\n", server=server)
+    assert done.exit_code == 2
+    assert "The openai package is not installed: pip install 'perdure[openai]'" in done.stderr
+    assert done.stdout == ""
+    assert not path.exists()
+
+
+def test_without_the_package_a_script_answers_who_names_no_model(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "openai", None)
+    done = chat(path, "s1", say="Hello\n")
     assert done.exit_code == 0
-    assert "openai package is not installed (pip install 'perdure[openai]')" in done.stderr
     assert done.stdout.startswith("[scripted]")
-    assert server.requests == []
 
 
 def test_json_is_one_object_an_answer(path: Path, server: ModelServer) -> None:

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 import time
@@ -226,6 +227,16 @@ def test_a_reader_that_goes_away_ends_a_command_quietly(command: str, path: Path
         process.stdout.close()
         assert process.stderr.read() == ""
     assert process.returncode == 141
+
+
+@posix
+@pytest.mark.parametrize("command", READING)
+@pytest.mark.parametrize("closed", [">&-", "2>&-"])
+def test_a_command_needs_no_output(command: str, closed: str, path: Path) -> None:
+    called = shlex.join([sys.executable, "-m", "perdure", *words(command), "--store", str(path)])
+    shell = ["/bin/sh", "-c", f"{called} {closed}"]
+    done = subprocess.run(shell, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.parametrize("command", READING)

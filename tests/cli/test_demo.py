@@ -449,6 +449,16 @@ def test_an_assistant_that_can_not_work_says_why(tmp_path: Path) -> None:
         demo_run.live(path, "s", None, lambda pid, found: None)
 
 
+@pytest.mark.skipif(os.name != "posix", reason="a shell closes the output")
+def test_the_demo_needs_no_output(tmp_path: Path) -> None:
+    words = shlex.join([*PERDURE, "demo", "--kills", "1"])
+    done = subprocess.run(
+        ["/bin/sh", "-c", f"{words} >&-"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert run(tmp_path, "verify", "--store", "perdure-demo.db").stdout.startswith("OK ")
+
+
 def test_texts_are_cut_to_the_room_there_is() -> None:
     assert shorten("as it is", 8, "…") == "as it is"
     assert shorten("as it was", 8, "…") == "as it w…"

@@ -186,6 +186,7 @@ def test_a_file_without_messages_is_bad_news_and_makes_no_session(text: str) -> 
     assert done.exit_code == 1
     assert "EMPTY  x.json: no message was found in it" in done.stdout
     assert done.stdout.splitlines()[-1] == "  Nothing was written; keep the file."
+    assert done.stdout.lower().count("nothing was written") == 1
     assert "note" not in done.stdout
     (found,) = objects(invoke(None, "import", "x.json", "--json"))
     assert found["state"] == "empty"

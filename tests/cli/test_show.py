@@ -144,6 +144,13 @@ def test_a_position_that_is_not_there_says_which_are(path: Path) -> None:
     assert invoke(path, "show", "claim-4711", "--at", "0").exit_code == 2
 
 
+def test_one_record_that_is_left_out_is_one(path: Path) -> None:
+    with perdure.open(path) as store:
+        store.session("two").append(said("one"), said("two"))
+    shown = invoke(path, "show", "two", "--last", "1").stdout
+    assert "\nRecord 1 is not shown: leave --last out to see it.\n" in shown
+
+
 def test_the_last_messages_are_shown_with_what_came_among_them(path: Path) -> None:
     assert positions(path, "--last", "1") == [18]
     assert positions(path, "--last", "2") == list(range(13, 19))

@@ -48,6 +48,12 @@ def test_sessions_are_chosen_by_id_or_by_prefix(path: Path) -> None:
     assert "No session matches" in done.stderr
 
 
+def test_ids_and_a_prefix_are_not_taken_together(path: Path) -> None:
+    done = invoke(path, "verify", "gone", "--prefix", "w")
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert "Give ids, or --prefix, not both." in done.stderr
+
+
 def test_an_empty_store_is_whole(tmp_path: Path) -> None:
     path = tmp_path / "new.db"
     perdure.open(path).close()

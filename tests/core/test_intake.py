@@ -408,9 +408,9 @@ EVENT = {
     ("given_", "text"),
     [
         ("hello", '"role": "user"'),
-        ([{"role": "user"}], "one by one"),
-        (None, "NoneType is not a message: give a message such as"),
-        (42, "int is not a message"),
+        ([{"role": "user"}], "give messages one by one, not as a list"),
+        (None, "^a NoneType is not a message: give a message such as"),
+        (42, "^an int is not a message"),
         (b"", "bytes is not a message"),
         (ChatCompletion, "class ChatCompletion"),
         (Claim.model_construct(), "Claim is not a message"),
@@ -420,10 +420,10 @@ EVENT = {
         (CHUNK | {"object": ""}, "piece of a stream"),
         (CHUNK["choices"][0], "piece of a stream"),  # type: ignore[index]
         (built(ResponseTextDeltaEvent, EVENT), "piece of a stream"),
-        (EVENT, "piece of a stream"),
+        (EVENT, r"piece of a stream is not a message: hand the stream to turn\.stream"),
         ({"type": "error", "code": "server_error", "message": "m"}, "piece of a stream"),
-        (chunks(), "generator is a stream"),
-        (stream(), "async_generator is a stream"),
+        (chunks(), r"^a generator is a stream: hand it to turn\.stream\(\.\.\.\), or give"),
+        (stream(), "^an async_generator is a stream"),
         (Broken(), "Broken can not be exported"),
     ],
 )

@@ -1,67 +1,118 @@
-"""Deltas between documents."""
+"""Values outside sessions: what is known of a customer, by whoever asks, in versions."""
 
-import json
-from typing import Any
+import asyncio
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from perdure import values
-from perdure.codec import encode_tree
-
-LONG = "x" * 300
-
-trees = st.recursive(
-    st.none() | st.booleans() | st.integers(-3, 3) | st.sampled_from([0.0, -0.0, 1.0]) | st.text(),
-    lambda inner: st.lists(inner, max_size=5) | st.dictionaries(st.text(max_size=2), inner),
-    max_leaves=12,
-)
+import perdure
+from perdure.errors import ConflictError, NotFoundError, UsageError
+from tests.core.support import said, store_in_memory
 
 
-@given(old=trees, new=trees, pad=st.integers(0, 3))
-def test_whatever_delta_is_returned_gives_the_new_document_to_the_byte(
-    old: Any, new: Any, pad: int
-) -> None:
-    before = encode_tree({"pad": [LONG] * pad, "tree": old})
-    after = encode_tree({"pad": [LONG] * pad, "tree": new})
-    edits = values.delta(before, after)
-    if edits is not None:
-        stored = json.loads(json.dumps(edits))
-        assert values.apply(before, stored) == after
+def test_values_need_no_conversation() -> None:
+    store, backend = store_in_memory()
+    known = store.values("customer-17")
+    assert known.set("name", "Ada") == 1
+    assert known.set("name", "Ada L.") == 2
+    assert known.get("name") == "Ada L."
+    assert known.get("name", version=1) == "Ada"
+    assert known.get("age") is None
+    assert known.get("age", 36) == 36
+    known.set("plan", {"steps": [1, 2]})
+    known.delete("plan")
+    assert known.keys() == ["name"]
+    assert (known.version("name"), known.version("plan")) == (2, 2)
+    assert [item.deleted for item in known.history("plan")] == [False, True]
+    with pytest.raises(NotFoundError):
+        known.delete("plan")
+    again = perdure.open(backend).values("customer-17")
+    assert (again.id, again.get("name")) == ("customer-17", "Ada L.")
+    assert repr(again) == "<Values of 'customer-17': 1 keys>"
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "edits"),
-    [
-        ({"a": 1}, {"a": 2}, [[["a"], "=", 2]]),
-        ({"a": 1}, {"a": 1.0}, [[["a"], "=", 1.0]]),
-        ({"a": 1}, {"a": True}, [[["a"], "=", True]]),
-        ({"a": 0.0}, {"a": -0.0}, [[["a"], "=", -0.0]]),
-        ({"a": 1}, {"b": 2}, [[["a"], "-"], [["b"], "=", 2]]),
-        ({"a": [1, 2]}, {"a": [1, 3, 2]}, [[["a"], "~", 1, 0, [3]]]),
-        ({"a": [[1], [2]]}, {"a": [[1], [3]]}, [[["a", 1, 0], "=", 3]]),
-        ({"a": "p" * 99}, {"a": "p" * 99 + "!"}, [[["a"], "~", 99, 0, "!"]]),
-        ({"a": "p" * 99}, {"a": "p" * 40 + "q" * 30}, [[["a"], "~", 40, 59, "q" * 30]]),
-        ({"a": 1}, {"a": 1}, []),
-    ],
-)
-def test_a_small_change_of_a_long_document_is_a_small_delta(
-    old: dict[str, Any], new: dict[str, Any], edits: list[Any]
-) -> None:
-    before, after = (encode_tree({**tree, "pad": LONG}) for tree in (old, new))
-    found = values.delta(encode_tree({"pad": LONG, **old}), encode_tree({"pad": LONG, **new}))
-    assert found == edits
-    assert [type(edit[-1]) for edit in found or []] == [type(edit[-1]) for edit in edits]
-    assert before != after or edits == []
+def test_the_same_key_conflicts_and_other_keys_do_not() -> None:
+    store, _ = store_in_memory()
+    mine, theirs = store.values("c"), store.values("c")
+    theirs.set("name", "Ada")
+    theirs.set("city", "London")
+    mine.set("age", 36)
+    with pytest.raises(ConflictError) as caught:
+        mine.set("name", "Eve")
+    assert caught.value.head == 3
+    assert mine.get("name") == "Ada"
+    assert mine.set("name", "Ada L.") == 2
+    assert theirs.get("name") == "Ada"
+    theirs.refresh()
+    assert theirs.get("name") == "Ada L."
 
 
-def test_short_documents_and_wholly_other_ones_are_stored_in_full() -> None:
-    assert values.delta(b'{"a":1}', b'{"a":2}') is None
-    assert values.delta(encode_tree([LONG]), encode_tree([LONG.upper()])) is None
+OTHER = """
+import sys, perdure
+with perdure.open(sys.argv[1]) as store, store.values("customer-17") as known:
+    known.set("seen", known.get("seen", 0) + 1)
+"""
 
 
-def test_another_order_of_keys_is_stored_in_full() -> None:
-    before = encode_tree({"pad": LONG, "a": 1, "b": 2})
-    after = encode_tree({"pad": LONG, "b": 2, "a": 1})
-    assert values.delta(before, after) is None
+def test_two_processes_share_them(tmp_path: Path) -> None:
+    path = tmp_path / "agents.db"
+    with perdure.open(path) as store:
+        known = store.values("customer-17")
+        known.set("seen", 1)
+        subprocess.run([sys.executable, "-c", OTHER, path], check=True, timeout=60)
+        assert known.get("seen") == 1
+        with pytest.raises(ConflictError):
+            known.set("seen", 1)
+        assert known.get("seen") == 2
+
+
+def test_a_session_of_the_same_id_has_the_same_values() -> None:
+    store, _ = store_in_memory()
+    store.values("c").set("name", "Ada")
+    session = store.session("c")
+    assert (session.get("name"), session.values.id, len(session)) == ("Ada", "c", 0)
+    session.append(said("hello"))
+    session.values.set("name", "Ada L.")
+    assert session.get("name") == "Ada L."
+    assert store.values("c").get("name") == "Ada L."
+    assert [head.stream for head in store.sessions()] == ["c"]
+    store.delete("c")
+    assert store.values("c").keys() == []
+
+
+def test_closed_values_are_closed() -> None:
+    store, _ = store_in_memory()
+    with store.values("c") as known:
+        known.set("name", "Ada")
+    with pytest.raises(UsageError, match="closed"):
+        known.get("name")
+    with pytest.raises(UsageError, match="closed"):
+        known.get("age")
+
+
+@pytest.mark.parametrize("id", ["", "a\tb", "x" * 600])
+def test_an_id_must_be_one(id: str) -> None:
+    store, _ = store_in_memory()
+    with pytest.raises(UsageError, match="a session id"):
+        store.values(id)
+
+
+def test_async_values_are_the_same() -> None:
+    async def main() -> None:
+        async with perdure.open_async("memory:") as store, await store.values("c") as known:
+            other = await store.values("c")
+            assert await known.set("name", "Ada") == 1
+            with pytest.raises(ConflictError):
+                await other.set("name", "Eve")
+            await other.set("city", "London")
+            await known.refresh()
+            keys = known.keys()
+            assert [await known.get(key) for key in keys] == ["Ada", "London"]
+            await known.delete("city")
+            assert [item.version for item in await known.history("city")] == [1, 2]
+            session = await store.session("c")
+            assert await session.get("name") == await session.values.get("name") == "Ada"
+
+    asyncio.run(main())

@@ -1,4 +1,4 @@
-"""Backends that die at any call, lie, or lack an ability: what a copy must cope with."""
+"""Backends that die at any call, lie, or lack a capability: what a copy must cope with."""
 
 from collections.abc import Collection, Iterator, Sequence
 

@@ -68,8 +68,8 @@ class StreamFile:
         self.opening = self._guess() if lenient else self._open()
         self.end = self.opening.mark.end
         self.last = self.opening.mark.last
-        status = os.fstat(fd)  # After the mark: a file that is shorter than its mark was cut.
-        self.size, self.inode = status.st_size, status.st_ino
+        # After the mark: a file that is shorter than its mark was cut.
+        self.size = os.fstat(fd).st_size
 
     @property
     def is_settled(self) -> bool:

@@ -4,7 +4,6 @@ import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TextIO
 
 import click
 from click.core import ParameterSource
@@ -24,7 +23,7 @@ from perdure.cli.stores import (
     WrongCallError,
     without_password,
 )
-from perdure.cli.text import safe, say
+from perdure.cli.text import at_terminal, safe, say
 from perdure.errors import ConflictError, UnsupportedError, UsageError
 from perdure.opening import backend_of, scheme_of
 from perdure.session import Session
@@ -40,8 +39,9 @@ Examples:
   echo "Who signs it?" | perdure chat claim-4711 --json
 
 \b
-OPENAI_API_KEY is used if it is set. With neither a key nor --base-url, or
-without the openai package, a script answers, so that it can be tried.
+OPENAI_API_KEY is used if it is set; it and --base-url need the openai package
+(pip install 'perdure[openai]'). With neither, a script answers, so that it
+can be tried.
 
 \b
 Ctrl-C stops an answer and keeps what was said; at the prompt it leaves.
@@ -96,7 +96,7 @@ def chat(
     """
     if session == "":
         raise WrongCallError("The name of the session is empty: give one, or leave it out.")
-    is_terminal = _is_terminal(sys.stdin) and _is_terminal(sys.stdout) and not as_json
+    is_terminal = at_terminal(sys.stdin) and at_terminal(sys.stdout) and not as_json
     view = View(is_terminal=is_terminal, as_json=as_json)
     chosen = choose(model, base_url, paced=is_terminal)
     counter = _counter(chosen)
@@ -114,11 +114,6 @@ def chat(
             _goodbye(talk, [*_options(address, model, base_url)])
     if not is_terminal and (stopped or talk.failures):
         raise SystemExit(INTERRUPTED if stopped else BAD_NEWS)
-
-
-def _is_terminal(stream: TextIO | None) -> bool:
-    """Whether a person is at the other end; a stream that was closed is None."""
-    return stream is not None and stream.isatty()
 
 
 def _counter(chosen: Chosen) -> Counter | None:

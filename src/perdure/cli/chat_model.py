@@ -21,6 +21,7 @@ DEFAULT_MODEL = "gpt-4o-mini"
 NO_KEY = "none"  # Local servers want none, and the package wants something.
 SECRET = 6  # Characters: a shorter key is none, and could be part of any word.
 SCRIPTED = "scripted"
+NOBODY_TO_ASK = "There is no OPENAI_API_KEY and no --base-url: a script answers, no LLM."
 PACE = 0.03  # Seconds a word: slow enough to be stopped with Ctrl-C.
 
 Messages = list[dict[str, Any]]
@@ -64,12 +65,10 @@ def choose(name: str, base_url: str | None, *, paced: bool) -> Chosen:
             "do not have. Set it again."
         )
     if not key and not base_url:
-        reason = "There is no OPENAI_API_KEY and no --base-url"
-    elif find_spec("openai") is None:
-        reason = "The openai package is not installed (pip install 'perdure[openai]')"
-    else:
-        return Chosen(Endpoint(name, base_url, key), "")
-    return Chosen(Scripted(PACE if paced else 0), f"{reason}: a script answers, no LLM.")
+        return Chosen(Scripted(PACE if paced else 0), NOBODY_TO_ASK)
+    if find_spec("openai") is None:
+        raise WrongCallError("The openai package is not installed: pip install 'perdure[openai]'")
+    return Chosen(Endpoint(name, base_url, key), "")
 
 
 def _key() -> str:

@@ -29,11 +29,10 @@ class Signs(NamedTuple):
     rule: str
     cross: str
     cut: str
-    dash: str
 
 
-UNICODE = Signs("│", "─", "┼", "…", "–")
-ASCII = Signs("|", "-", "+", "...", "-")
+UNICODE = Signs("│", "─", "┼", "…")
+ASCII = Signs("|", "-", "+", "...")
 
 
 def signs_for(encoding: str | None) -> Signs:
@@ -52,14 +51,15 @@ class View:
         columns = shutil.get_terminal_size((80, 24)).columns
         self.width = min(max(columns, WIDTH_MIN), WIDTH_MAX) - 1
         self.is_stacked = columns < SIDE_BY_SIDE
-        self.signs = signs_for(sys.stdout.encoding)
+        self.signs = signs_for(getattr(sys.stdout, "encoding", None))  # Closed, it is None.
         self.store = store
         self.session = session
         self.seed = seed
 
     def _say(self, text: str = "", *, err: bool = False, **style: Any) -> None:
         stream = sys.stderr if err else sys.stdout
-        encoding = stream.encoding or "ascii"  # A path may hold what it can not show.
+        encoding = getattr(stream, "encoding", None) or "ascii"
+        # A path may hold what it can not show.
         text = text.encode(encoding, "backslashreplace").decode(encoding)
         click.echo(click.style(text, **style) if style else text, err=err)
 

@@ -49,7 +49,7 @@ def _print_meaning(report: "Report") -> None:
         ("an append survives", SURVIVES[promised.survives]),
         ("shared by", SHARED_BY[promised.shared_by]),
         ("whole or not at all", ATOMIC[promised.atomic]),
-        ("can also", ", ".join(promised.abilities) or "nothing else"),
+        ("can also", ", ".join(promised.capabilities) or "nothing else"),
         ("in short", promised.detail),
     ):
         _print_wrapped(pad(label, 21), text)

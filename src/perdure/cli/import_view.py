@@ -10,7 +10,6 @@ from perdure.cli.stores import DEFAULT, without_password
 from perdure.cli.text import counted, safe, say
 from perdure.importing.messages import IN_NOTE, Repair
 
-UNWRITTEN = "nothing was written; keep the file"
 TOLD = 20  # Repairs that are told one by one; more of them are told by --json.
 
 
@@ -69,7 +68,7 @@ def print_outcome(outcome: Outcome, address: str) -> None:
         more = len(repairs) - TOLD
         say(f"  and {counted(more, 'more repair')} like these: --json lists all of them")
     if outcome.state == "empty":
-        say(f"  {UNWRITTEN[0].upper()}{UNWRITTEN[1:]}.")
+        say("  Nothing was written; keep the file.")
     elif imported.leftovers:
         noted = "is kept in a note" if outcome.state == "imported" else "would be kept in a note"
         say(f"  What can not be a message, {len(imported.leftovers):,} in all, {noted}.")
@@ -92,7 +91,7 @@ def _repairs(outcome: Outcome) -> list[Repair]:
             for repair in repairs
         ]
     if outcome.state == "empty":
-        return [_instead(repair, UNWRITTEN) for repair in repairs]
+        return [_instead(repair, "it stays in the file") for repair in repairs]
     return repairs
 
 

@@ -9,7 +9,7 @@ from typing import Self
 
 import click
 
-from perdure.cli.text import columns, counted, first_line, terminal_width
+from perdure.cli.text import at_terminal, columns, counted, first_line, terminal_width
 
 PATIENCE = 1.0  # Seconds; who waits less needs no bar.
 PAUSE = 0.1
@@ -31,7 +31,7 @@ class Progress:
         self._thread = threading.Thread(target=self._paint_on, daemon=True)
 
     def __enter__(self) -> Self:
-        if sys.stderr.isatty():
+        if at_terminal(sys.stderr):
             self._thread.start()
         return self
 

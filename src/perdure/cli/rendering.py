@@ -296,7 +296,7 @@ def _value(content: Value) -> tuple[str, str]:
 
 
 def _edit(edit: Any) -> str:
-    """Return one edit of a delta in words; see `perdure.values`."""
+    """Return one edit of a delta in words; see `perdure.deltas`."""
     path, operation, *arguments = edit
     place = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path) or "."
     if operation == "=":

@@ -68,7 +68,8 @@ class View:
             if turn.start < upto:
                 self._turns[turn.id] = (turn.start + 1, turn.correlation_id)
         say()
-        say(f"Records 1 to {upto} are not shown: leave --last out to see them.", dim=True)
+        what, them = ("Record 1 is", "it") if upto == 1 else (f"Records 1 to {upto} are", "them")
+        say(f"{what} not shown: leave --last out to see {them}.", dim=True)
 
     def record(self, record: Record) -> None:
         """Print one record."""

@@ -28,7 +28,7 @@ With --json, the output is one object: store; sessions (live, deleted,
 branches, damaged); messages; records (by kind); torn (entries that a crash
 cut off); bytes; largest (session, records, bytes); interrupted (session,
 turn, position, correlation_id); guarantees (survives, shared_by, detail,
-atomic, engine, version, abilities, checks, accepted).
+atomic, engine, version, capabilities, checks, accepted).
 """
 
 COUNTED = """\

@@ -17,6 +17,7 @@ from perdure.cli.stores import (
     store_option,
 )
 from perdure.cli.text import (
+    at_terminal,
     columns,
     counted,
     first_line,
@@ -88,7 +89,7 @@ class _Lines:
         self._session = session
         self._as_json = as_json
         self._position = 0
-        self._width = terminal_width() - 1 if sys.stdout.isatty() else None
+        self._width = terminal_width() - 1 if at_terminal(sys.stdout) else None
         self._trouble = ""
         self.damaged = False
 

@@ -12,7 +12,7 @@ import sys
 import unicodedata
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TextIO
 
 import click
 
@@ -53,6 +53,11 @@ def say(text: str = "", *, err: bool = False, nl: bool = True, **style: Any) -> 
 def say_json(value: Any) -> None:
     """Print a JSON document in one line of ASCII, so that no reader of it can be misled."""
     click.echo(json.dumps(value, ensure_ascii=True))
+
+
+def at_terminal(stream: TextIO | None) -> bool:
+    """Whether a person is at the other end; a stream that was closed is None."""
+    return stream is not None and stream.isatty()
 
 
 def terminal_width() -> int:

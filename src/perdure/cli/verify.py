@@ -13,6 +13,7 @@ from perdure.cli.stores import (
     UNAVAILABLE,
     Opened,
     Reading,
+    WrongCallError,
     every_head,
     opened,
     require_head,
@@ -61,6 +62,8 @@ def verify(
     Exits with 1 if anything is damaged. Salvaging writes every record that can be read to a new
     file, as JSON lines; the store itself is never changed.
     """
+    if sessions and prefix:
+        raise WrongCallError("Give ids, or --prefix, not both.")
     if target is not None and Path(target).exists():
         raise click.BadParameter(f"{target} exists: name a new file.", param_hint="'--salvage'")
     results: list[Result] = []

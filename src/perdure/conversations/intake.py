@@ -155,18 +155,22 @@ def _exported(given: object) -> dict[str, Any]:
     if isinstance(given, str):
         raise UsageError('a str has no role: give {"role": "user", "content": …}')
     if isinstance(given, list | tuple):
-        raise UsageError("several messages are given one by one: append(*messages)")
+        raise UsageError("give messages one by one, not as a list")
     if hasattr(given, "__next__") or hasattr(given, "__aiter__"):
-        raise UsageError(f"{_name(given)} is a stream: collect it, or {_GIVE}")
+        raise UsageError(f"{_name(given)} is a stream: hand it to {_STREAM}")
     raise UsageError(f"{_name(given)} is not a message: give {ACCEPTED}")
 
 
-_GIVE = "give the whole answer at its end"
-_PIECE = f"a piece of a stream is not a message: collect the stream, or {_GIVE}"
+_STREAM = "turn.stream(...), or give the whole answer at its end"
+_PIECE = f"a piece of a stream is not a message: hand the stream to {_STREAM}"
 
 
 def _name(given: object) -> str:
-    return f"a {type(given).__qualname__}"
+    return with_article(type(given).__qualname__)
+
+
+def with_article(name: str) -> str:
+    return f"{'an' if name[:1].lower() in tuple('aeiou') else 'a'} {name}"
 
 
 def _is_delta(data: object) -> bool:

@@ -166,7 +166,7 @@ class ReadingContract:
         assert promised.shared_by in get_args(SharedBy)
         assert promised.atomic in get_args(Atomic)
         assert promised.detail
-        assert promised.abilities == tuple(sorted(backend.capabilities))
+        assert promised.capabilities == tuple(sorted(backend.capabilities))
         assert all(one.name and one.found for one in promised.checks)
         assert all(one.advice for one in promised.checks if one.verdict == "weak"), "say what to do"
         assert msgspec.json.decode(msgspec.json.encode(promised.as_data())) == promised.as_data()

@@ -1,15 +1,15 @@
-"""Values: named documents, in a session or on their own. Its twin is in `documents_async`."""
+"""AsyncValues: named documents, in a session or on their own. Its twin is in `values`."""
 
 from types import TracebackType
 from typing import Any, Self
 
 from perdure import views, writing
 from perdure.errors import NotFoundError
-from perdure.handle import Handle
+from perdure.handle_async import AsyncHandle
 from perdure.views import Version
 
 
-class Values:
+class AsyncValues:
     """Named documents, each in versions that stay readable.
 
     Those of a session are `session.values`; `store.values(id)` are those that belong to no
@@ -17,7 +17,7 @@ class Values:
     key are told of each other by ConflictError; different keys do not meet.
     """
 
-    def __init__(self, handle: Handle) -> None:
+    def __init__(self, handle: AsyncHandle) -> None:
         self._handle = handle
 
     def __repr__(self) -> str:
@@ -28,14 +28,14 @@ class Values:
         """The id that they are stored under: that of their session, if they have one."""
         return self._handle.replica.name
 
-    def set(self, key: str, value: object) -> int:
+    async def set(self, key: str, value: object) -> int:
         """Store a value as the newest version of a key; on return it is durable.
 
         Returns the version. Long documents are stored as deltas, so a small change costs little.
         """
-        return self._handle.write(writing.put(self._handle.replica, key, value))
+        return await self._handle.write(writing.put(self._handle.replica, key, value))
 
-    def get(self, key: str, default: Any = None, *, version: int | None = None) -> Any:
+    async def get(self, key: str, default: Any = None, *, version: int | None = None) -> Any:
         """Return a value, or the default where the key has none.
 
         An earlier version that was asked for and is not there is a NotFoundError.
@@ -44,11 +44,11 @@ class Values:
         if version is None and (facts is None or facts.deleted):
             self._handle.require_open()
             return default
-        return self._handle.run(views.value(self._handle.replica, key, version=version))
+        return await self._handle.run(views.value(self._handle.replica, key, version=version))
 
-    def delete(self, key: str) -> None:
+    async def delete(self, key: str) -> None:
         """Delete a value; its earlier versions stay readable. An absent one is NotFoundError."""
-        self._handle.write(writing.forget(self._handle.replica, key))
+        await self._handle.write(writing.forget(self._handle.replica, key))
 
     def keys(self) -> list[str]:
         """Return the keys that have a value in this view."""
@@ -62,26 +62,26 @@ class Values:
             raise NotFoundError(f"value {key!r}")
         return facts.version
 
-    def history(self, key: str) -> list[Version]:
+    async def history(self, key: str) -> list[Version]:
         """Return what `get(key, version=...)` can be asked for, oldest first."""
-        found: list[Version] = self._handle.run(views.history(self._handle.replica, key))
+        found: list[Version] = await self._handle.run(views.history(self._handle.replica, key))
         return found
 
-    def refresh(self) -> int:
+    async def refresh(self) -> int:
         """Take in what others wrote; return the position of the newest record."""
-        return self._handle.write(writing.REFRESH)
+        return await self._handle.write(writing.REFRESH)
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Finish what is under way and let the handle go, that of the session if there is one."""
-        self._handle.close()
+        await self._handle.close()
 
-    def __enter__(self) -> Self:
+    async def __aenter__(self) -> Self:
         return self
 
-    def __exit__(
+    async def __aexit__(
         self,
         kind: type[BaseException] | None,
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self.close()
+        await self.close()

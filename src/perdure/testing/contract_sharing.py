@@ -53,8 +53,8 @@ def _append_and_die(open_backend: OpenBackend) -> None:
         "stored",
         "stored",
     ]
-    backend.drop("s", before=3)
     assert status(backend, appended("s", 6, 6, "new")) == ["stored"]
+    backend.drop("s", before=3)
     os.kill(os.getpid(), signal.SIGKILL)
 
 

@@ -120,9 +120,10 @@ class Backend(Protocol):
         - the first entry stands right after the last one: *stored*;
         - entries with equal headers stand at those positions already, all or the first of them:
           *stored*, with what was missing added (labels stay if nothing was missing);
-        - others stand there, or the position was dropped, or the append `begins` the stream:
-          *conflict*;
+        - others stand there, or the position was dropped: *conflict*;
         - the first entry would leave a gap: *refused*.
+
+        An append that `begins` such a stream is a *conflict* in the first case and in the last.
 
         A stream occurs at most once in a call. After an exception nobody knows what was stored:
         sending the same appends again finds out.

@@ -7,6 +7,8 @@ import pytest
 from perdure.backend import LABEL_BYTES_MAX, LABELS_MAX, Append, Backend, Entry
 from perdure.errors import UsageError
 from perdure.testing.contract_values import (
+    ALIKE,
+    HOSTILE_BYTES,
     HOSTILE_NAMES,
     appended,
     begun,
@@ -38,9 +40,54 @@ class AppendingContract:
     def test_a_stream_may_begin_at_any_position(self, backend: Backend) -> None:
         assert status(backend, appended("branch", 41, 42)) == ["refused"], "it does not begin it"
         assert list(backend.read("branch")) == []
-        assert status(backend, begun("branch", 41, 42)) == ["stored"]
-        assert positions(backend.read("branch")) == [41, 42]
+        assert names(backend) == []
+        assert status(backend, begun("branch", 41, 42, "l")) == ["stored"]
+        assert list(backend.read("branch")) == entries(41, 42)
+        assert _labels(backend, "branch") == {"l"}
         assert status(backend, appended("branch", 43, 43)) == ["stored"]
+
+    @pytest.mark.parametrize("first", [1, 2**31, 2**53 + 1, 2**62 + 1])
+    def test_a_beginning_may_stand_at_the_first_position_or_far_away(
+        self, backend: Backend, first: int
+    ) -> None:
+        assert status(backend, begun("s", first, first + 1)) == ["stored"]
+        assert status(backend, appended("s", first + 2, first + 2)) == ["stored"]
+        assert list(backend.read("s", after=first)) == entries(first + 1, first + 2)
+        assert [head.position for head in backend.streams()] == [first + 2]
+
+    @pytest.mark.parametrize("first", [3, 4, 9], ids=["next", "a gap", "a long gap"])
+    def test_a_beginning_conflicts_where_entries_stand_before_it_and_changes_nothing(
+        self, backend: Backend, first: int
+    ) -> None:
+        status(backend, appended("s", 1, 2, "old"))
+        outcomes = status(backend, begun("s", first, first, "new"), begun("free", first, first))
+        assert outcomes == ["conflict", "stored"]
+        assert list(backend.read("s")) == entries(1, 2)
+        assert _labels(backend, "s") == {"old"}
+        assert status(backend, appended("s", 3, 3)) == ["stored"], "it goes on, and begins nothing"
+
+    def test_a_beginning_conflicts_with_another_one_wherever_that_stands(
+        self, backend: Backend
+    ) -> None:
+        status(backend, begun("s", 5, 7, "old"))
+        for first in (1, 4, 5, 7, 8):
+            other = appended("s", first, first + 1, "new", mark="other")._replace(begins=True)
+            assert status(backend, other) == ["conflict"]
+        assert status(backend, appended("s", 4, 4)) == ["conflict"]
+        backend.drop("s", before=7)
+        assert status(backend, begun("s", 5, 5)) == ["conflict"], "it was dropped"
+        assert status(backend, begun("s", 8, 8)) == ["conflict"], "the last one still stands"
+        assert list(backend.read("s")) == entries(7, 7)
+        assert _labels(backend, "s") == {"old"}
+
+    def test_a_beginning_that_is_sent_again_is_stored(self, backend: Backend) -> None:
+        status(backend, begun("s", 41, 42, "first"))
+        assert status(backend, begun("s", 41, 42, "second")) == ["stored"]
+        assert _labels(backend, "s") == {"first"}
+        status(backend, appended("s", 43, 44, "third"))
+        assert status(backend, begun("s", 41, 42, "second")) == ["stored"], "others came since"
+        assert list(backend.read("s")) == entries(41, 44)
+        assert _labels(backend, "s") == {"third"}
 
     def test_a_gap_is_refused_and_changes_nothing(self, backend: Backend) -> None:
         status(backend, appended("s", 1, 2))
@@ -65,6 +112,18 @@ class AppendingContract:
         changed = [*entries(1, 2), entry(3, "other"), entry(4)]
         assert status(backend, Append("s", changed)) == ["conflict"]
         assert list(backend.read("s")) == entries(1, 3)
+
+    @pytest.mark.parametrize("other", [1, 2, 3])
+    def test_what_is_sent_again_with_one_other_entry_conflicts_and_changes_nothing(
+        self, backend: Backend, other: int
+    ) -> None:
+        status(backend, appended("s", 1, 4, "old"))
+        changed = entries(1, 3)
+        changed[other - 1] = entry(other, "other")
+        assert status(backend, Append("s", changed, frozenset({"new"}))) == ["conflict"]
+        assert list(backend.read("s")) == entries(1, 4)
+        assert _labels(backend, "s") == {"old"}
+        assert status(backend, appended("s", 1, 3)) == ["stored"]
 
     def test_sending_the_same_again_is_stored_and_stores_nothing(self, backend: Backend) -> None:
         status(backend, appended("s", 1, 3, "first"))
@@ -104,9 +163,11 @@ class AppendingContract:
             appended("a", 1, 2),
             appended("taken", 1, 1, mark="other"),
             appended("b", 1, 1),
-            begun("taken too", 7, 7),
+            appended("a gap", 7, 7, "l"),
+            begun("a branch", 7, 7),
         )
-        assert outcomes == ["stored", "conflict", "stored", "stored"]
+        assert outcomes == ["stored", "conflict", "stored", "refused", "stored"]
+        assert names(backend) == ["a", "a branch", "b", "taken"]
         assert list(backend.read("a")) == entries(1, 2)
         assert list(backend.read("b")) == entries(1, 1)
         assert list(backend.read("taken")) == entries(1, 1)
@@ -154,23 +215,13 @@ class AppendingContract:
         assert status(backend, appended("s", 1, 1, *labels)) == ["stored"]
         assert _labels(backend, "s") == labels
 
-    @pytest.mark.parametrize(
-        "body",
-        [
-            b"",
-            b"\0",
-            b"a\0b",
-            b"\xff\xfe\x00",
-            "🦉 é".encode(),
-            b"\xef\xbb\xbfx",
-            bytes(range(256)),
-        ],
-        ids=["empty", "nul", "inner nul", "binary", "text", "byte order mark", "every byte"],
-    )
-    def test_any_bytes_come_back_as_they_were(self, backend: Backend, body: bytes) -> None:
-        stored = [Entry(1, b"\xff\0" + body, body), Entry(2, b"{}", body)]
-        assert status(backend, Append("s", stored)) == ["stored"]
+    @pytest.mark.parametrize("data", HOSTILE_BYTES)
+    def test_any_bytes_come_back_as_they_were(self, backend: Backend, data: bytes) -> None:
+        stored = [Entry(1, data, data), Entry(2, b"\xff\0" + data, b"{}"), Entry(3, b"{}", data)]
+        assert status(backend, Append("s", stored[:2])) == ["stored"]
+        assert status(backend, Append("s", stored[2:])) == ["stored"]
         assert list(backend.read("s")) == stored
+        assert list(backend.read("s", reverse=True)) == stored[::-1]
         assert status(backend, Append("s", stored)) == ["stored"], "equal headers are recognised"
 
     def test_a_body_of_5_mb_comes_back_as_it_was(self, backend: Backend) -> None:
@@ -189,10 +240,12 @@ class AppendingContract:
         assert [head.stream for head in backend.streams(labels=["l"])] == [name]
 
     def test_names_that_differ_little_are_different_streams(self, backend: Backend) -> None:
-        alike = ["a", "A", "a ", "a/", "á", "a\u0301"]
-        for number, name in enumerate(alike, 1):
+        for number, name in enumerate(ALIKE, 1):
             assert status(backend, appended(name, 1, number)) == ["stored"]
-        assert [len(list(backend.read(name))) for name in alike] == [1, 2, 3, 4, 5, 6]
+        assert [len(list(backend.read(name))) for name in ALIKE] == [*range(1, len(ALIKE) + 1)]
+        backend.drop(ALIKE[-1], before=len(ALIKE))
+        assert [len(list(backend.read(name))) for name in ALIKE] == [*range(1, len(ALIKE)), 1]
+        assert names(backend) == sorted(ALIKE)
 
     def test_drop_removes_what_is_before_a_position(self, backend: Backend) -> None:
         status(backend, appended("s", 1, 5, "l"), appended("other", 1, 5))

@@ -11,9 +11,17 @@ from typing import Any
 
 import pytest
 
-from perdure.backend import RECENT, WATCH, AsyncBackend, knowing_recency, knowing_watch
+from perdure.backend import (
+    RECENT,
+    WATCH,
+    Append,
+    AsyncBackend,
+    Entry,
+    knowing_recency,
+    knowing_watch,
+)
 from perdure.errors import UsageError
-from perdure.testing.contract_values import appended, entries, entry
+from perdure.testing.contract_values import ALIKE, HOSTILE_BYTES, appended, begun, entries, entry
 
 OpenAsyncBackend = Callable[[], AsyncBackend]
 Scenario = Callable[[AsyncBackend], Coroutine[Any, Any, None]]
@@ -54,6 +62,39 @@ class AsyncBackendContract:
             assert await _read(backend, "s") == entries(3, 3)
             (outcome,) = await backend.append([appended("s", 3, 3, mark="other")])
             assert outcome.status == "conflict"
+
+        run(scenario)
+
+    def test_what_is_sent_again_is_stored_and_a_beginning_is_the_first(self, run: Run) -> None:
+        async def scenario(backend: AsyncBackend) -> None:
+            async def told(append: Append) -> str:
+                (outcome,) = await backend.append([append])
+                return outcome.status
+
+            assert await told(appended("s", 3, 3)) == "refused"
+            assert await told(appended("s", 1, 2)) == "stored"
+            assert await told(begun("s", 3, 3)) == "conflict"
+            assert await told(begun("s", 9, 9)) == "conflict"
+            assert await told(Append("s", [entry(1), entry(2, "other")])) == "conflict"
+            assert await told(appended("s", 1, 3)) == "stored"
+            assert await told(appended("s", 5, 5)) == "refused"
+            assert await _read(backend, "s") == entries(1, 3)
+            for _ in range(2):
+                assert await told(begun("branch", 41, 42)) == "stored"
+            assert await _read(backend, "branch") == entries(41, 42)
+
+        run(scenario)
+
+    def test_any_bytes_and_names_come_back_as_they_were(self, run: Run) -> None:
+        async def scenario(backend: AsyncBackend) -> None:
+            stored = [Entry(at, data, data) for at, data in enumerate(HOSTILE_BYTES, 1)]
+            await backend.append([Append("bytes", stored)])
+            assert await _read(backend, "bytes") == stored
+            await backend.append([appended(name, 1, 1, name) for name in ALIKE])
+            for text in ALIKE:
+                wanted = sorted(name for name in ALIKE if name.startswith(text))
+                assert [head.stream async for head in backend.streams(prefix=text)] == wanted
+                assert [head.stream async for head in backend.streams(labels=[text])] == [text]
 
         run(scenario)
 

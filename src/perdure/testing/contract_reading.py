@@ -10,6 +10,7 @@ import pytest
 from perdure.backend import Append, Backend
 from perdure.guarantees import Atomic, SharedBy, Survives, guarantees_of
 from perdure.testing.contract_values import (
+    ALIKE,
     appended,
     begun,
     entries,
@@ -102,6 +103,27 @@ class ReadingContract:
         backend.drop("other", before=1)
         assert positions(reader)[:599] == list(range(2, 601))
 
+    def test_a_reader_that_pauses_meets_all_that_was_not_dropped_meanwhile(
+        self, backend: Backend
+    ) -> None:
+        status(backend, appended("s", 1, 1500))
+        reader = backend.read("s")
+        assert next(reader) == entry(1)
+        backend.drop("s", before=700)
+        found = positions(reader)
+        assert found == sorted(set(found))
+        assert found[-801:] == list(range(700, 1501))
+
+    def test_a_listing_that_pauses_gives_each_stream_once(self, backend: Backend) -> None:
+        there = [f"s{number:04}" for number in range(700)]
+        status(backend, *(appended(name, 1, 1) for name in there))
+        listing = backend.streams()
+        found = [next(listing).stream]
+        status(backend, *(appended(f"r{number}", 1, 1) for number in range(9)))
+        assert status(backend, appended("s0001", 2, 2)) == ["stored"], "nobody is kept waiting"
+        found += [head.stream for head in listing]
+        assert found == there
+
     def test_streams_are_listed_in_code_point_order(self, backend: Backend) -> None:
         wanted = ["", "a", "B", "é", "\ud7ff", "\ue000", "\uffff", "\U00010000", "🦉", "ab", "a b"]
         wanted.remove("")
@@ -116,6 +138,13 @@ class ReadingContract:
         assert names(backend, prefix="a%") == ["a%"]
         assert names(backend, prefix="a_") == ["a_"]
         assert names(backend, prefix="c") == []
+
+    def test_a_prefix_is_compared_by_code_points_and_is_no_pattern(self, backend: Backend) -> None:
+        status(backend, *(appended(name, 1, 1) for name in ALIKE))
+        for prefix in ALIKE:
+            wanted = sorted(name for name in ALIKE if name.startswith(prefix))
+            assert names(backend, prefix=prefix) == wanted
+            assert names(backend, after=prefix) == sorted(name for name in ALIKE if name > prefix)
 
     def test_a_prefix_of_last_code_points_is_no_trap(self, backend: Backend) -> None:
         for name in ["\U0010ffff", "\U0010ffff\U0010ffff", "\ud7ff", "\ue000"]:
@@ -137,9 +166,20 @@ class ReadingContract:
         status(backend, appended("3", 1, 1, "y"), appended("4", 1, 1))
         assert [head.stream for head in backend.streams(labels=["x"])] == ["1", "2"]
         assert [head.stream for head in backend.streams(labels=["y", "x"])] == ["2"]
+        assert [head.stream for head in backend.streams(labels=["x", "x"])] == ["1", "2"]
         assert [head.stream for head in backend.streams(labels=["z"])] == []
+        assert [head.stream for head in backend.streams(labels=["x", "z"])] == []
         assert [head.stream for head in backend.streams(labels=["y"], after="2")] == ["3"]
         assert [head.stream for head in backend.streams(labels=["y"], prefix="2")] == ["2"]
+
+    def test_labels_that_differ_little_are_different_labels(self, backend: Backend) -> None:
+        bearing = {f"{number:02}": label for number, label in enumerate(ALIKE)}
+        status(backend, *(appended(name, 1, 1, label) for name, label in bearing.items()))
+        status(backend, appended("two", 1, 1, "a", "A"))
+        for name, label in bearing.items():
+            both = ["two"] if label in {"a", "A"} else []
+            assert [head.stream for head in backend.streams(labels=[label])] == [name, *both]
+        assert [head.labels for head in backend.streams(labels=["a", "A"])] == [{"a", "A"}]
 
     def test_a_changed_label_moves_a_stream_between_listings(self, backend: Backend) -> None:
         status(backend, appended("s", 1, 1, "x"))

@@ -2,13 +2,14 @@
 
 # ruff: noqa: S101, PLR2004 - these are tests, though they are shipped.
 
+import itertools
 import random
 
 import pytest
 
 from perdure.backend import RECENT, Backend, Recent, knowing_recency
 from perdure.errors import UnsupportedError, UsageError
-from perdure.testing.contract_values import OpenBackend, appended, status
+from perdure.testing.contract_values import ALIKE, OpenBackend, appended, status
 
 
 def recent(backend: Backend) -> Recent:
@@ -93,6 +94,13 @@ class RecentContract:
         assert chosen("", limit=1) == ["a/1"]
         assert chosen(limit=0) == []
         assert chosen("c") == chosen("", "z") == []
+
+    def test_recent_streams_are_chosen_as_those_of_the_listing(self, backend: Backend) -> None:
+        status(backend, *(appended(name, 1, 1, label) for name, label in itertools.pairwise(ALIKE)))
+        for text in ALIKE:
+            for chosen in ({"prefix": text}, {"labels": [text]}):
+                found = recent(backend).recent(**chosen)
+                assert sorted(found) == list(backend.streams(**chosen))
 
     def test_recent_streams_are_in_order_however_unevenly_they_grow(self, backend: Backend) -> None:
         draw = random.Random(4711)  # noqa: S311 - it must repeat, not be secret.

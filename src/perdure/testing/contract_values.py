@@ -27,6 +27,28 @@ HOSTILE_NAMES = [
     "🦉" * 128,
 ]
 
+# Texts that only a store that compares code points tells apart: by case, by spaces at their end,
+# by how a letter is composed, and by what patterns, lists and paths mean to others.
+ALIKE = [
+    *("a", "A", "a ", " a", "a/", "a.", "á", "a\u0301", "ä", "aa", "aA", "AA"),
+    *("a%", "a%a", "a_", "a_a", "a*", "a*a", "a?", "a?a", "a[a]", "a[", "a\\", "a\\a", "a\\%"),
+    *("a,a", 'a"a', "ss", "ß", "i", "I", "ı", "İ", "ﬁ", "fi", "k", "\u212a"),
+    *("1", "01", "1.0", "\uff11"),
+]
+
+# Bytes that come back changed from a store that takes them for a text, a line or a document.
+HOSTILE_BYTES = [
+    *(b"", b" ", b"\n", b"\0", b"a\0b", b"a\0", b"\xff\xfe\x00", bytes(range(256))),
+    *("🦉 é e\u0301".encode(), b"\xef\xbb\xbfx", b"\xed\xa0\x80"),
+    *(b" \t\r\n both ends \t\r\n ", b"one\ntwo\n", b"one\r\ntwo\r", b"\x1a", b"\\n \\", b"'\""),
+    *(
+        b'{"b": 1.0,\t"a":[ ],"a":1e400 }',
+        b'"\\u00e9\\ud83e\\udd89\\ud800\\u0000"',
+        b"null",
+        b"0123",
+    ),
+]
+
 
 def entry(position: int, mark: str = "", body: bytes | None = None) -> Entry:
     """Return an entry whose header and body differ from those of any other position or mark."""

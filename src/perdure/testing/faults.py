@@ -209,3 +209,17 @@ class Torn(_Around):
         torn = [one._replace(entries=one.entries[: self.keep]) for one in appends]
         self.backend.append([one for one in torn if one.entries])
         raise UnavailableError(self.name, f"made to fail after {self.keep} entries")
+
+
+class _Overtaken(_Around):
+    """Somebody else is faster than whoever begins a stream: a callback runs just before it."""
+
+    def __init__(self, backend: Backend, before: Callable[[], None]) -> None:
+        super().__init__(backend)
+        self._before = before
+
+    def append(self, appends: Sequence[Append]) -> Sequence[Outcome]:
+        """Let the others be first where a stream is to begin, then store."""
+        if any(append.begins for append in appends):
+            self._before()
+        return super().append(appends)

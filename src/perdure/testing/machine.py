@@ -208,6 +208,11 @@ class Sessions(RuleBasedStateMachine):
         opened = self._handle(pick)
         self.driving.branch(opened, name, _position(opened, at))
 
+    @rule(pick=picks, name=names, at=picks)
+    def branch_while_another_creates(self, pick: int, name: str, at: int) -> None:
+        opened = self._handle(pick)
+        self.driving.branch_while_another_creates(opened, name, _position(opened, at))
+
     @rule(name=names)
     def delete(self, name: str) -> None:
         self.driving.delete(name)

@@ -26,7 +26,7 @@ from perdure.session import Session
 from perdure.settings import Settings
 from perdure.store import Store
 from perdure.testing import machine_model as model
-from perdure.testing.faults import Crash, _Around
+from perdure.testing.faults import Crash, _Around, _Overtaken
 from perdure.testing.machine_model import Answer, Known, Life, Said, Write
 from perdure.turn import Turn
 
@@ -97,7 +97,7 @@ class Driving:
         self._backends.append(self._open_backend())
         self.around = _Around(self._backends[-1])
         settings = Settings(clock=lambda: 0.0, token=random_text, cipher=Plain(), codec=Codec(None))
-        self.store = Store(self.around, settings)
+        self.store, self._settings = Store(self.around, settings), settings
         self.handles = []
         self.touched = set(self.lives)
 
@@ -264,23 +264,41 @@ class Driving:
     # Branching and deleting.
 
     def branch(self, opened: Opened, name: str, at: int) -> None:
-        taken = name in self.lives or name in self.ends
         alive, life = self.joined(opened), opened.life
         first = max(life.begin, 1)
         good = alive and life.name in self.lives and first <= at <= opened.session.position
         try:
             child = opened.session.branch(self.prefix + name, at=at)
         except UsageError:
+            # Looked at now: others may have begun a session of that name meanwhile.
+            taken = name in self.lives or name in self.ends
             assert taken or not good or at in life.torn, "it could have been branched"
         except (ConflictError, NotFoundError):
             assert not good, "it could have been branched"
             self.drop(opened)
         else:
             assert good, "what is not there was branched"
-            assert not taken, "another session was overwritten"
+            assert name not in self.lives, "another session was overwritten"
+            assert name not in self.ends, "a deleted session was overwritten"
             self._branched(life, name, at)
             assert child.position == at + 1
             self.handles.append(Opened(child, self.lives[name]))
+
+    def branch_while_another_creates(self, opened: Opened, name: str, at: int) -> None:
+        """Branch while somebody begins a session of that name, as long as the past to be shared."""
+
+        def create() -> None:
+            store = Store(self._backends[-1], self._settings)
+            other = Opened(store.session(self.prefix + name), Life(name, begin=0))
+            messages = [{"role": "user", "content": f"{number} of {at}"} for number in range(at)]
+            write = model.saying(messages)
+            self.call(other, Call("append", lambda: other.session.append(*messages), write))
+
+        self.around.backend = _Overtaken(self._backends[-1], create)
+        try:
+            self.branch(opened, name, at)
+        finally:
+            self.around.backend = self._backends[-1]
 
     def _branched(self, life: Life, name: str, at: int) -> None:
         self.lives[name] = life.branch(name, at)

@@ -257,7 +257,7 @@ def test_a_server_is_called_what_it_calls_itself(
     version: str, number: int, engine: str, release: str
 ) -> None:
     facts = (number, version, "on", "", "", *(False,) * 3, 0, True, False, False, "")
-    server = postgres_schema.Server._make(facts)
+    server = postgres_schema.Server(*facts)
     assert (server.engine, server.release) == (engine, release)
     address = parse("postgresql://host/db")
     postgres_schema.require(server, address)
@@ -283,6 +283,63 @@ def test_what_is_off_is_refused_in_one_go_and_accepted_by_name() -> None:
     found = judged("fsync-off", "full-page-writes-off")
     assert [one.name for one in found.accepted] == ["fsync-off", "full-page-writes-off"]
     assert found.survives == "process death"
+
+
+def test_everything_that_is_weak_is_named_at_once_with_its_remedy() -> None:
+    facts = (180_001, "PostgreSQL 18.1 on x", "on", "off", "on", *(False,) * 3, 3, True)
+    server = postgres_schema.Server(
+        *facts, data_sync_retry="on", unlogged=('"s".entry', '"s".head')
+    )
+
+    def judged(one: postgres_schema.Server, *accept: str) -> Guarantees:
+        return promised(one, Acceptance(accept, ACCEPTABLE, store="s"), "s")
+
+    with pytest.raises(UnsupportedError) as caught:
+        judged(server)
+    assert str(caught.value).startswith(
+        's has fsync = off and data_sync_retry = on and unlogged tables ("s".entry, "s".head): set'
+        " fsync to on and set data_sync_retry to off in the server's configuration, and run: alter"
+        ' table "s".entry set logged; alter table "s".head set logged; or accept that '
+    )
+    words = ["fsync-off", "data-sync-retry-on", "unlogged-tables"]
+    assert str(caught.value).endswith(f"?accept={','.join(words)}")
+    found = judged(server, *words)
+    assert [one.name for one in found.accepted] == words
+    weak = {check.name for check in found.checks if check.verdict == "weak"}
+    assert weak == {"fsync", "data_sync_retry", "tables"}
+    assert all(check.advice for check in found.checks if check.verdict == "weak")
+
+    neon = judged(server._replace(neon=True, unlogged=()))
+    assert (neon.survives, neon.accepted) == ("power loss", ())
+    with pytest.raises(UnsupportedError, match="unlogged"):
+        judged(server._replace(neon=True))
+
+
+def test_what_a_server_does_not_know_is_unknown_and_not_refused() -> None:
+    facts = (130_000, "CockroachDB CCL v25.4.1 (x)", "", "", "", *(False,) * 3, 3, True)
+    server = postgres_schema.Server(*facts, unlogged=None)
+    found = promised(server, Acceptance((), ACCEPTABLE, store="s"), "s")
+    unknown = {check.name for check in found.checks if check.verdict == "unknown"}
+    assert unknown >= {"fsync", "data_sync_retry", "tables"}
+    assert found.survives == "power loss"
+
+
+def test_the_page_lists_every_weakness_that_can_be_accepted() -> None:
+    page = Path(__file__).parents[2] / "docs" / "how-to" / "deploy-with-postgres.md"
+    (row,) = re.findall(r"^\| `accept` .*$", page.read_text("utf-8"), re.MULTILINE)
+    assert re.findall(r"`([a-z-]+)`", row)[1:] == [*ACCEPTABLE]
+
+
+def test_a_table_for_those_who_wait_need_not_be_logged(
+    postgres_empty: str, database: psycopg.Connection
+) -> None:
+    PostgresBackend(postgres_empty).close()
+    schema = postgres_empty.rpartition("schema=")[2]
+    database.execute(f"alter table {schema}.watch set unlogged".encode())
+    backend = PostgresBackend(postgres_empty)
+    assert backend.guarantees.survives == "power loss"
+    assert ("tables", "logged") in [check[:2] for check in backend.guarantees.checks]
+    backend.close()
 
 
 def test_the_password_is_shown_nowhere(

@@ -32,7 +32,8 @@ select current_setting('server_version_num', true), version(),
   current_setting('synchronous_commit', true), current_setting('fsync', true),
   current_setting('full_page_writes', true), current_setting('transaction_read_only', true),
   pg_is_in_recovery(), current_setting('neon.tenant_id', true),
-  to_regclass(%s) is not null, to_regnamespace(%s) is not null, pg_backend_pid()"""
+  to_regclass(%s) is not null, to_regnamespace(%s) is not null, pg_backend_pid(),
+  current_setting('data_sync_retry', true)"""
 
 _LACKING = """(
   select string_agg(word || ' on ' || names, '; ' order by word) from (
@@ -41,6 +42,14 @@ _LACKING = """(
       unnest(array['select', 'insert', 'update', 'delete']) as word
     where not has_table_privilege(%s || '.' || name, word) group by word
   ) as lacking)"""
+
+# The tables that a store is lost without: `watch` is filled anew by whoever waits.
+_UNLOGGED = """(
+  select case when count(relpersistence) > 0 then
+    coalesce(array_agg(%s || '.' || name order by name) filter (where relpersistence = 'u'), '{}')
+  end
+  from unnest(array['entry', 'head', 'label', 'migration']) as name
+    join pg_class on pg_class.oid = to_regclass(%s || '.' || name))"""
 
 _OWNER = """
 select pg_get_userbyid(relowner) from pg_class
@@ -71,6 +80,10 @@ class Server(NamedTuple):
     encrypted: bool = False
     lacking: str = ""
     """What its user may not do with the tables, such as "delete on entry, head"."""
+
+    data_sync_retry: str = ""
+    unlogged: tuple[str, ...] | None = ()
+    """Tables that a crash of the server empties, as SQL names them; None where it does not say."""
 
     @property
     def engine(self) -> str:
@@ -160,24 +173,35 @@ def look(link: Link, address: Address, deadline: float = math.inf) -> Server:
     link.deadline = deadline
     row = link.execute(_FACTS, (f"{schema}.migration", schema)).fetchone()
     assert row is not None  # noqa: S101 - it selects no table
-    number, version, commit, fsync, pages, read_only, standby, neon, migrated, exists, pid = row
-    tables, lacking = _version(link, address) if migrated else (0, "")
+    number, version, commit, fsync, pages, read_only, standby, neon, migrated, exists, *rest = row
+    pid, retry = rest
+    found = _tables(link, address) if migrated else _Tables()
     link.deadline = math.inf  # Changing tables takes as long as it takes.
     settings = (commit or "", fsync or "", pages or "", read_only == "on", bool(standby))
     return Server(
-        *(int(number or 0), version, *settings, neon is not None, tables, bool(exists)),
+        *(int(number or 0), version, *settings, neon is not None, found.version, bool(exists)),
         pooled=pid != link.info.backend_pid,
         encrypted=link.pgconn.ssl_in_use,
-        lacking=lacking,
+        lacking=found.lacking,
+        data_sync_retry=retry or "",
+        unlogged=found.unlogged,
     )
 
 
-def _version(link: Link, address: Address) -> tuple[int, str]:
-    """Return the version of the tables, and what this user may not do with them."""
-    schema = quoted(address.schema)
-    sql = f"select coalesce(max(version), 0), {_LACKING} from {schema}.migration"  # noqa: S608 - quoted
-    row: Any = link.execute(sql, (_schema(address),)).fetchone()
-    return int(row[0]), row[1] or ""
+class _Tables(NamedTuple):
+    """What was found of the tables, as in `Server`; of those that are still to be made, nothing."""
+
+    version: int = 0
+    lacking: str = ""
+    unlogged: tuple[str, ...] | None = ()
+
+
+def _tables(link: Link, address: Address) -> _Tables:
+    facts = f"coalesce(max(version), 0), {_LACKING}, {_UNLOGGED}"
+    sql = f"select {facts} from {quoted(address.schema)}.migration"  # noqa: S608 - quoted
+    row: Any = link.execute(sql, (_schema(address),) * 3).fetchone()
+    version, lacking, unlogged = row
+    return _Tables(int(version), lacking or "", None if unlogged is None else tuple(unlogged))
 
 
 def _schema(address: Address) -> str:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from contextlib import closing
 from typing import Any, NamedTuple, TypeVar
+from urllib.parse import quote
 
 import psycopg
 
@@ -51,6 +52,14 @@ _UNLOGGED = """(
   from unnest(array['entry', 'head', 'label', 'migration']) as name
     join pg_class on pg_class.oid = to_regclass(%s || '.' || name))"""
 
+_SECURED = "(select relrowsecurity from pg_class where oid = to_regclass(%s || '.head'))"
+
+# Whether every policy for heads is that of our script, and holds for this user. Of policies that
+# somebody else wrote nothing is known.
+_OURS = """
+select current_user::text, bool_and(pg_get_expr(polqual, polrelid) ilike '(tenant = current_user)')
+from pg_policy where polrelid = to_regclass(%s) and row_security_active(polrelid)"""
+
 _OWNER = """
 select pg_get_userbyid(relowner) from pg_class
 where oid = to_regclass(%s) and not pg_has_role(relowner, 'usage')"""
@@ -84,6 +93,9 @@ class Server(NamedTuple):
     data_sync_retry: str = ""
     unlogged: tuple[str, ...] | None = ()
     """Tables that a crash of the server empties, as SQL names them; None where it does not say."""
+
+    secured: bool = False
+    """Whether the tables have row-level security."""
 
     @property
     def engine(self) -> str:
@@ -129,7 +141,28 @@ def _prepare(address: Address, judge: Callable[[Server], T], deadline: float) ->
             if not address.migrate or server.read_only or server.standby:
                 raise _behind(server, address)
             migrate(link, address)
+        if server.secured:
+            _require_own_tenant(link, address, deadline)
         return judged
+
+
+def _require_own_tenant(link: Link, address: Address, deadline: float) -> None:
+    """Raise where row-level security would show an empty store, because it is another tenant's."""
+    link.deadline = deadline
+    try:
+        row: Any = link.execute(_OURS, (f"{_schema(address)}.head",)).fetchone()
+    except psycopg.errors.ProgrammingError:
+        return  # Another engine, with a catalogue of its own.
+    finally:
+        link.deadline = math.inf
+    user, is_ours = row
+    if is_ours and user != address.tenant:
+        tenant = f"the tenant {address.tenant!r}" if address.tenant else "no tenant"
+        reason = f"row-level security lets the user {user!r} see its own rows only, and the address"
+        hint = f"open it with ?tenant={quote(user)}"
+        if address.tenant:
+            hint += f", or log in as a role that is named {address.tenant!r}"
+        raise UnavailableError(address.name, f"{reason} names {tenant}", hint)
 
 
 class Migration(NamedTuple):
@@ -185,6 +218,7 @@ def look(link: Link, address: Address, deadline: float = math.inf) -> Server:
         lacking=found.lacking,
         data_sync_retry=retry or "",
         unlogged=found.unlogged,
+        secured=found.secured,
     )
 
 
@@ -194,14 +228,16 @@ class _Tables(NamedTuple):
     version: int = 0
     lacking: str = ""
     unlogged: tuple[str, ...] | None = ()
+    secured: bool = False
 
 
 def _tables(link: Link, address: Address) -> _Tables:
-    facts = f"coalesce(max(version), 0), {_LACKING}, {_UNLOGGED}"
+    facts = f"coalesce(max(version), 0), {_LACKING}, {_UNLOGGED}, {_SECURED}"
     sql = f"select {facts} from {quoted(address.schema)}.migration"  # noqa: S608 - quoted
-    row: Any = link.execute(sql, (_schema(address),) * 3).fetchone()
-    version, lacking, unlogged = row
-    return _Tables(int(version), lacking or "", None if unlogged is None else tuple(unlogged))
+    row: Any = link.execute(sql, (_schema(address),) * 4).fetchone()
+    version, lacking, unlogged, secured = row
+    unlogged = None if unlogged is None else tuple(unlogged)
+    return _Tables(int(version), lacking or "", unlogged, bool(secured))
 
 
 def _schema(address: Address) -> str:

@@ -24,6 +24,7 @@ from perdure.backends import postgres_schema
 from perdure.backends.postgres import PostgresBackend
 from perdure.backends.postgres_address import parse
 from perdure.backends.postgres_async import AsyncPostgresBackend
+from perdure.backends.postgres_errors import translated
 from perdure.backends.postgres_guarantees import ACCEPTABLE, promised
 from perdure.cli.__main__ import main
 from perdure.errors import (
@@ -353,6 +354,29 @@ def test_the_password_is_shown_nowhere(
         backend = store._backend
         shown += [repr(vars(backend)), backend.name, repr(vars(backend._pool)["_address"])]  # type: ignore[attr-defined]
     assert all(secret not in text for text in [*shown[:4], *shown[5:]])
+
+
+@pytest.mark.parametrize("password", ["a", "e", "to", "table", ".", "(a"])
+def test_a_short_password_does_not_cut_messages_to_pieces(password: str) -> None:
+    address = parse(f"postgresql://u:{quote(password)}@h/db")
+    text = 'a new row violates row-level security policy for table "head" (to here).'
+    assert address.hide(text) == text
+    for shown in ("postgresql://u:{}@h/db", "user=u password={}", "the words '{}' here"):
+        assert address.hide(shown.format(password)) == shown.format("***")
+
+
+def test_a_longer_password_is_hidden_wherever_it_stands() -> None:
+    address = parse(f"postgresql://u:{SECRET}@h/db")
+    assert address.hide(f"x{SECRET}y") == "x***y"
+    assert parse("postgresql://h/db").hide("anything") == "anything"
+
+
+def test_a_password_in_a_message_does_not_change_what_is_advised() -> None:
+    address = parse("postgresql://u:authentication@h/db")
+    error = psycopg.OperationalError("password authentication failed for user")
+    raised = translated(error, address)
+    assert "check the user and the password" in str(raised)
+    assert "authentication" not in str(raised)
 
 
 def test_tables_are_made_once_however_many_open_at_the_same_time(postgres_empty: str) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 from perdure import events
 from perdure.backend import AsyncBackend, Backend
@@ -45,6 +46,7 @@ ADDRESSES = {
 }
 SERVERS = frozenset(("postgresql",))  # Their classes are given the whole address.
 ALIASES = {"postgres": "postgresql"}
+ACCEPT = "accept="
 
 Address = str | os.PathLike[str]
 Types = Mapping[str, type | TypeCodec]
@@ -192,9 +194,14 @@ def _class(scheme: str, classes: Mapping[str, tuple[str, str, str]]) -> Any:
 
 
 def scheme_of(address: str) -> tuple[str, str]:
-    """Return the scheme of an address, by its usual name, and the rest but for what it accepts."""
+    """Return the scheme of an address, by its usual name, and the rest but for what it accepts.
+
+    UsageError for what is no address of a file, and perhaps one of a server with its password.
+    """
     scheme, rest = _parse(split_accept(address)[0])
-    return ALIASES.get(scheme, scheme), rest
+    scheme = ALIASES.get(scheme, scheme)
+    _require_bare(address, rest if scheme in SCHEMES and scheme not in SERVERS else "")
+    return scheme, rest
 
 
 def path_of(address: Address) -> Path | None:
@@ -214,14 +221,14 @@ def postgres_of(address: str) -> "PostgresAddress":
 
 def split_accept(address: str) -> tuple[str, frozenset[str]]:
     """Take `accept=word,word` out of the query of an address: which weaknesses are accepted."""
-    match = re.search(r"[?&]accept=([^&?#]*)(?=&|$)", address)
-    if match is None:
+    base, _, query = address.partition("?")
+    pairs = query.split("&")
+    rest = "&".join(pair for pair in pairs if not pair.startswith(ACCEPT))
+    if rest == query:
         return address, frozenset()
-    rest = address[match.end() :]
-    if match[0].startswith("?") and rest:
-        rest = "?" + rest[1:]
-    words = (word.strip() for word in match[1].split(","))
-    return address[: match.start()] + rest, frozenset(word for word in words if word)
+    given = [unquote(pair.removeprefix(ACCEPT)) for pair in pairs if pair.startswith(ACCEPT)]
+    words = (word.strip() for word in ",".join(given).split(","))
+    return base + (f"?{rest}" if rest else ""), frozenset(word for word in words if word)
 
 
 def not_making(address: str) -> str:
@@ -243,6 +250,45 @@ _SCHEME_HINTS = {
     "file": "; a SQLite file is 'sqlite:path' or just its path",
     **dict.fromkeys(("redis", "rediss", "s3", "gs"), _SERVER),
 }
+
+
+# What stands in the place of a path and was surely meant for a server, perhaps with a password.
+# Further inside, `user=42` is the name of a directory.
+_FOR_A_SERVER = re.compile(
+    r"""://
+    | (?:^|[\s:;?&]) (?:host|hostaddr|dbname|user|\w*password) \s* =  # as libpq takes it
+    | ^\W* postgres(?:ql)? \W* //                                     # a colon was forgotten
+    | ^\W* postgres(?:ql)? \W .* : .* @
+    | ^/* (?![a-z]:[\\/]) [^/\\:@]+ : .* @                             # user:password@host
+    """,
+    re.IGNORECASE | re.DOTALL | re.VERBOSE,
+)
+
+# The same where a path is not expected: the names of sessions may be addresses of something else.
+_STORE = re.compile(
+    r"""(?<!\w) (?: postgres(?:ql)? \W{0,3} // | (?:files|memory|sqlite) :// )
+    | (?:^|[\s:;?&'"(]) \w*password \s* =""",
+    re.IGNORECASE | re.VERBOSE,
+)
+_QUOTES = ('"', "'", "`", "\u201c", "\u201d", "\u2018", "\u2019")
+_WRITE = "write 'postgresql://user@host/database' for a server"
+
+
+def holds_address(text: str) -> bool:
+    """Whether a text holds what looks like the address of a store, perhaps with a password."""
+    return _STORE.search(text) is not None
+
+
+def _require_bare(address: str, path: str) -> None:
+    """Raise UsageError, which repeats nothing, for what must not become the name of a file."""
+    remedy = f"{_WRITE}, or give a Path if that is the name of a file"
+    if address != address.strip() or path != path.strip():
+        raise UsageError(f"the address begins or ends with white space: {remedy}")
+    if address.startswith(_QUOTES) or path.startswith(_QUOTES) or path.endswith(_QUOTES):
+        raise UsageError(f"the address begins or ends with a quote: without quotes, {remedy}")
+    if _FOR_A_SERVER.search(path):
+        reason = "the address looks like that of a server, so it is not repeated here"
+        raise UsageError(f"{reason}: {remedy}")
 
 
 def _require_meant(scheme: str, rest: str) -> None:

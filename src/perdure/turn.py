@@ -111,8 +111,8 @@ class Turn:
             self._correlation_before = None
 
     def _resume(self, *, may_be_over: bool) -> None:
-        """Take the turn over. Only one that was asked for by its id may have ended before that."""
-        if may_be_over and self.id not in self._handle.replica.fold.turns:
+        """Take the turn over. One that was asked for by its id may have ended before that."""
+        if (may_be_over or self._ended) and self.id not in self._handle.replica.fold.turns:
             self._ended = True
             return
         plan, ownership = writing.continue_turn(self._handle.replica, self.id)

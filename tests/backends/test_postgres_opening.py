@@ -24,6 +24,7 @@ from perdure.backends import postgres_schema
 from perdure.backends.postgres import PostgresBackend
 from perdure.backends.postgres_address import parse
 from perdure.backends.postgres_async import AsyncPostgresBackend
+from perdure.backends.postgres_errors import translated
 from perdure.backends.postgres_guarantees import ACCEPTABLE, promised
 from perdure.cli.__main__ import main
 from perdure.errors import (
@@ -257,7 +258,7 @@ def test_a_server_is_called_what_it_calls_itself(
     version: str, number: int, engine: str, release: str
 ) -> None:
     facts = (number, version, "on", "", "", *(False,) * 3, 0, True, False, False, "")
-    server = postgres_schema.Server._make(facts)
+    server = postgres_schema.Server(*facts)
     assert (server.engine, server.release) == (engine, release)
     address = parse("postgresql://host/db")
     postgres_schema.require(server, address)
@@ -285,6 +286,63 @@ def test_what_is_off_is_refused_in_one_go_and_accepted_by_name() -> None:
     assert found.survives == "process death"
 
 
+def test_everything_that_is_weak_is_named_at_once_with_its_remedy() -> None:
+    facts = (180_001, "PostgreSQL 18.1 on x", "on", "off", "on", *(False,) * 3, 3, True)
+    server = postgres_schema.Server(
+        *facts, data_sync_retry="on", unlogged=('"s".entry', '"s".head')
+    )
+
+    def judged(one: postgres_schema.Server, *accept: str) -> Guarantees:
+        return promised(one, Acceptance(accept, ACCEPTABLE, store="s"), "s")
+
+    with pytest.raises(UnsupportedError) as caught:
+        judged(server)
+    assert str(caught.value).startswith(
+        's has fsync = off and data_sync_retry = on and unlogged tables ("s".entry, "s".head): set'
+        " fsync to on and set data_sync_retry to off in the server's configuration, and run: alter"
+        ' table "s".entry set logged; alter table "s".head set logged; or accept that '
+    )
+    words = ["fsync-off", "data-sync-retry-on", "unlogged-tables"]
+    assert str(caught.value).endswith(f"?accept={','.join(words)}")
+    found = judged(server, *words)
+    assert [one.name for one in found.accepted] == words
+    weak = {check.name for check in found.checks if check.verdict == "weak"}
+    assert weak == {"fsync", "data_sync_retry", "tables"}
+    assert all(check.advice for check in found.checks if check.verdict == "weak")
+
+    neon = judged(server._replace(neon=True, unlogged=()))
+    assert (neon.survives, neon.accepted) == ("power loss", ())
+    with pytest.raises(UnsupportedError, match="unlogged"):
+        judged(server._replace(neon=True))
+
+
+def test_what_a_server_does_not_know_is_unknown_and_not_refused() -> None:
+    facts = (130_000, "CockroachDB CCL v25.4.1 (x)", "", "", "", *(False,) * 3, 3, True)
+    server = postgres_schema.Server(*facts, unlogged=None)
+    found = promised(server, Acceptance((), ACCEPTABLE, store="s"), "s")
+    unknown = {check.name for check in found.checks if check.verdict == "unknown"}
+    assert unknown >= {"fsync", "data_sync_retry", "tables"}
+    assert found.survives == "power loss"
+
+
+def test_the_page_lists_every_weakness_that_can_be_accepted() -> None:
+    page = Path(__file__).parents[2] / "docs" / "how-to" / "deploy-with-postgres.md"
+    (row,) = re.findall(r"^\| `accept` .*$", page.read_text("utf-8"), re.MULTILINE)
+    assert re.findall(r"`([a-z-]+)`", row)[1:] == [*ACCEPTABLE]
+
+
+def test_a_table_for_those_who_wait_need_not_be_logged(
+    postgres_empty: str, database: psycopg.Connection
+) -> None:
+    PostgresBackend(postgres_empty).close()
+    schema = postgres_empty.rpartition("schema=")[2]
+    database.execute(f"alter table {schema}.watch set unlogged".encode())
+    backend = PostgresBackend(postgres_empty)
+    assert backend.guarantees.survives == "power loss"
+    assert ("tables", "logged") in [check[:2] for check in backend.guarantees.checks]
+    backend.close()
+
+
 def test_the_password_is_shown_nowhere(
     postgres_store: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -296,6 +354,29 @@ def test_the_password_is_shown_nowhere(
         backend = store._backend
         shown += [repr(vars(backend)), backend.name, repr(vars(backend._pool)["_address"])]  # type: ignore[attr-defined]
     assert all(secret not in text for text in [*shown[:4], *shown[5:]])
+
+
+@pytest.mark.parametrize("password", ["a", "e", "to", "table", ".", "(a"])
+def test_a_short_password_does_not_cut_messages_to_pieces(password: str) -> None:
+    address = parse(f"postgresql://u:{quote(password)}@h/db")
+    text = 'a new row violates row-level security policy for table "head" (to here).'
+    assert address.hide(text) == text
+    for shown in ("postgresql://u:{}@h/db", "user=u password={}", "the words '{}' here"):
+        assert address.hide(shown.format(password)) == shown.format("***")
+
+
+def test_a_longer_password_is_hidden_wherever_it_stands() -> None:
+    address = parse(f"postgresql://u:{SECRET}@h/db")
+    assert address.hide(f"x{SECRET}y") == "x***y"
+    assert parse("postgresql://h/db").hide("anything") == "anything"
+
+
+def test_a_password_in_a_message_does_not_change_what_is_advised() -> None:
+    address = parse("postgresql://u:authentication@h/db")
+    error = psycopg.OperationalError("password authentication failed for user")
+    raised = translated(error, address)
+    assert "check the user and the password" in str(raised)
+    assert "authentication" not in str(raised)
 
 
 def test_tables_are_made_once_however_many_open_at_the_same_time(postgres_empty: str) -> None:

@@ -145,6 +145,98 @@ def test_a_file_where_a_session_is_expected_was_meant_as_the_store(
     assert "is a file" not in invoke(None, command, "x" * 300, "\0").stderr
 
 
+SECRET = "sEcReT99"  # noqa: S105 - it is looked for where it must not be
+ADDRESSES = [
+    f"postgresql://u:{SECRET}@127.0.0.1:1/db",
+    f"'postgres://u:{SECRET}@127.0.0.1:1/db'",
+    f"postgresql//u:{SECRET}@127.0.0.1:1/db",
+    f"host=127.0.0.1 password={SECRET}",
+]
+CALLS = {
+    "approvals": ["{}"],
+    "approve": ["{}", "--yes"],
+    "chat": ["{}"],
+    "copy": ["agents.db", "agents.db", "{}"],
+    "demo": ["{}"],
+    "deny": ["{}", "--yes"],
+    "doctor": ["agents.db", "{}"],
+    "effects": ["{}"],
+    "import": ["{}"],
+    "ls": ["{}"],
+    "migrate": ["postgresql://127.0.0.1:1/db", "{}"],
+    "release": ["{}", "--force"],
+    "replay": ["{}", "json:loads"],
+    "show": ["{}"],
+    "stats": ["{}"],
+    "tail": ["{}"],
+    "verify": ["{}"],
+}
+
+
+@pytest.mark.parametrize("address", ADDRESSES)
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("store", [None, "agents.db"])
+def test_an_address_where_something_else_is_expected_is_not_repeated(
+    command: str, address: str, store: str | None, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(path.parent)
+    before = path.read_bytes()
+    has_option = command not in ("copy", "doctor", "migrate")
+    done = invoke(
+        store if has_option else None, command, *(word.format(address) for word in CALLS[command])
+    )
+    assert done.exit_code in (1, 2)
+    assert SECRET not in f"{done.output}{done.stderr}"
+    if command != "ls":
+        assert "The address of a store stands where something else is expected" in done.stderr
+        assert ("did you mean --store?" in done.stderr) == has_option
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("address", ADDRESSES)
+def test_nor_is_one_in_the_place_of_the_command_or_of_a_number(address: str) -> None:
+    for arguments in ([address], ["ls", "--limit", address], ["replay", "s", address]):
+        done = invoke(None, *arguments)
+        assert done.exit_code == 2
+        assert SECRET not in done.output
+
+
+@pytest.mark.parametrize("address", ADDRESSES[1:])
+@pytest.mark.parametrize(
+    "command", [*READING, "chat", "copy", "demo", "doctor", "import", "migrate"]
+)
+def test_an_address_that_is_none_makes_no_file_and_is_not_repeated(
+    command: str, address: str, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(path.parent)
+    Path("kept.json").write_text('[{"role": "user", "content": "hi"}]')
+    before = {*path.parent.iterdir()}
+    more = {"copy": ["agents.db"], "import": ["kept.json"]}.get(command, [])
+    if command in ("copy", "doctor", "migrate"):
+        done = invoke(None, command, *more, address)
+    else:
+        done = invoke(address, *words(command), *more)
+    assert done.exit_code == 2
+    assert "write 'postgresql://user@host/database'" in done.stderr
+    assert SECRET not in done.output
+    assert {*path.parent.iterdir()} == before
+
+
+def test_a_session_with_the_name_of_an_address_is_found_and_missed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    names = ["postgresql://of/somebody", "https://example.com/4711", "user=42", "mailto:a@b"]
+    with perdure.open("agents.db") as store:
+        for name in names:
+            store.session(name).append(said("hello"))
+    for name in names:
+        for command in ("ls", "show", "tail", "verify"):
+            assert invoke(None, command, name).exit_code == 0
+    for name in names[1:]:
+        assert f"There is no session '{name}x'" in invoke(None, "show", f"{name}x").stderr
+
+
 def test_a_session_with_the_name_of_a_file_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

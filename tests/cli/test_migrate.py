@@ -1,6 +1,7 @@
 """`perdure migrate`, and what its script for row-level security does to two tenants."""
 
 import re
+import secrets
 from collections.abc import Iterator
 from functools import partial
 from urllib.parse import quote
@@ -11,7 +12,9 @@ from click.testing import CliRunner, Result
 from psycopg import sql
 
 import perdure
+from perdure.backends import postgres_schema
 from perdure.backends.postgres import PostgresBackend
+from perdure.backends.postgres_async import AsyncPostgresBackend
 from perdure.backends.postgres_tables import NEWEST
 from perdure.cli.__main__ import main
 from perdure.errors import UnavailableError
@@ -19,7 +22,8 @@ from perdure.testing.contract_values import appended, entries, status
 from tests.backends.test_postgres_tables import FIRST
 from tests.cli.support import invoke
 
-TENANTS = ("perdure_acme", 'perdure "globex"')
+MARK = secrets.token_hex(3)  # The server is shared by all test processes, and so are its roles.
+TENANTS = (f"perdure_acme_{MARK}", f'perdure "globex" {MARK}')
 PASSWORD = "open sesame"  # noqa: S105 - of roles that end with the test
 
 
@@ -149,7 +153,10 @@ def secured(postgres_empty: str, postgres_url: str, tenants: dict[str, str]) -> 
 
 
 def test_with_row_level_security_a_tenant_sees_and_writes_only_its_own(
-    postgres_empty: str, tenants: dict[str, str], secured: dict[str, str]
+    postgres_empty: str,
+    tenants: dict[str, str],
+    secured: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     schema = schema_of(postgres_empty)
     acme, globex = (PostgresBackend(secured[name]) for name in TENANTS)
@@ -164,13 +171,15 @@ def test_with_row_level_security_a_tenant_sees_and_writes_only_its_own(
     assert [head.stream for head in globex.recent()] == ["s"]
     assert globex.watch("s", after=2, timeout=30)
 
-    # An address that names another tenant helps nobody.
-    thief = PostgresBackend(
-        f"{tenants[TENANTS[0]]}?schema={schema}&tenant={quote(TENANTS[1])}&migrate=no"
-    )
+    # An address that names another tenant helps nobody: opening says so, and if it did not, …
+    foreign = f"{tenants[TENANTS[0]]}?schema={schema}&tenant={quote(TENANTS[1])}&migrate=no"
+    with pytest.raises(UnavailableError, match="row-level security"):
+        PostgresBackend(foreign)
+    monkeypatch.setattr(postgres_schema, "_require_own_tenant", lambda *_: None)
+    thief = PostgresBackend(foreign)
     assert list(thief.read("s")) == []
     assert list(thief.streams()) == []
-    with pytest.raises(UnavailableError, match="may not do that"):
+    with pytest.raises(UnavailableError, match=r"row-level security does not .*\?tenant=USER$"):
         thief.append([appended("s", 1, 1, mark="thief")])
     thief.drop("s", before=9)
     (head,) = globex.streams()
@@ -183,6 +192,72 @@ def test_with_row_level_security_a_tenant_sees_and_writes_only_its_own(
             assert connection.execute(query).fetchall() in ([(TENANTS[0],)], [])
     for backend in (acme, globex, thief):
         backend.close()
+
+
+@pytest.mark.parametrize("open_backend", [PostgresBackend, AsyncPostgresBackend])
+@pytest.mark.parametrize("tenant", ["globex", ""])
+def test_an_address_of_another_tenant_is_not_an_empty_store(
+    secured: dict[str, str], tenant: str, open_backend: type
+) -> None:
+    acme = secured[TENANTS[0]]
+    foreign = acme.replace(f"tenant={TENANTS[0]}", f"tenant={tenant}")
+    with pytest.raises(UnavailableError) as caught:
+        open_backend(foreign)
+    named = f"the tenant {tenant!r}" if tenant else "no tenant"
+    said = f"lets the user {TENANTS[0]!r} see its own rows only, and the address names {named}: "
+    assert f"{said}open it with ?tenant={TENANTS[0]}" in str(caught.value)
+    assert (f"a role that is named {tenant!r}" in str(caught.value)) == bool(tenant)
+    doctor = invoke(None, "doctor", foreign)
+    assert doctor.exit_code == 2
+    assert "row-level security" in doctor.stdout
+    name = quote(TENANTS[1])
+    with pytest.raises(UnavailableError, match=re.escape(f"open it with ?tenant={name}")):
+        open_backend(secured[TENANTS[1]].replace(f"tenant={name}", "tenant=x"))
+
+
+def test_policies_of_somebody_else_and_owners_are_not_judged(
+    postgres_empty: str, postgres_url: str, secured: dict[str, str]
+) -> None:
+    PostgresBackend(f"{postgres_empty}&tenant=any").close()
+    acme = secured[TENANTS[0]].replace(f"tenant={TENANTS[0]}", "tenant=shared")
+    with pytest.raises(UnavailableError):
+        PostgresBackend(acme)
+    with psycopg.connect(postgres_url, autocommit=True) as admin:
+        for table in ("head", "entry", "label", "watch"):
+            more = sql.SQL("create policy shared on {} using (tenant = 'shared')")
+            admin.execute(more.format(sql.Identifier(schema_of(postgres_empty), table)))
+    backend = PostgresBackend(acme)
+    assert status(backend, appended("s", 1, 1)) == ["stored"]
+    backend.close()
+
+
+def test_a_role_that_is_missing_does_not_leave_rows_unguarded(
+    postgres_empty: str, postgres_url: str, tenants: dict[str, str]
+) -> None:
+    """As psql runs it when it is not told to stop at the first error."""
+    run(postgres_empty)
+    words = ["--tenant", "perdure_nobody", "--tenant", TENANTS[0]]
+    script = run(postgres_empty, "--print-rls", *words).stdout
+    assert "psql -v ON_ERROR_STOP=1" in script
+    errors = []
+    with psycopg.connect(postgres_url, autocommit=True) as admin:
+        for statement in script.split(";\n"):
+            try:
+                admin.execute(statement.encode())
+            except psycopg.Error as error:
+                errors.append(str(error))
+        secured = admin.execute(
+            "select relname from pg_class"
+            " where relrowsecurity and relnamespace = to_regnamespace(%s)",
+            (schema_of(postgres_empty),),
+        ).fetchall()
+    assert 'role "perdure_nobody" does not exist' in errors[0]
+    assert {name for (name,) in secured} == {"head", "entry", "label", "watch"}
+    backend = PostgresBackend(
+        f"{tenants[TENANTS[0]]}?schema={schema_of(postgres_empty)}&tenant={TENANTS[0]}&migrate=no"
+    )
+    assert status(backend, appended("s", 1, 1)) == ["stored"]
+    backend.close()
 
 
 def test_a_tenant_with_sql_of_its_own_can_not_take_the_places_of_another(

@@ -12,6 +12,7 @@ import pytest
 import perdure
 from perdure import errors
 from perdure.errors import PerdureError, UnavailableError, UnsupportedError, UsageError
+from perdure.opening import split_accept
 from tests.core.support import contents, said
 
 
@@ -66,6 +67,119 @@ def test_an_address_that_means_something_else_is_told_what_to_write(
         with pytest.raises(UsageError, match=re.escape(hint)):
             opening(address)
     assert list(tmp_path.iterdir()) == []
+
+
+SECRET = "sEcReT99"  # noqa: S105 - it is looked for where it must not be
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        f"host=127.0.0.1 password={SECRET}",
+        f"dbname=app user=u\npassword = {SECRET}",
+        f"sslpassword={SECRET}",
+        f"sqlite:password={SECRET}",
+        f"agents.db?user=u&password={SECRET}",
+        f'"postgresql://u:{SECRET}@127.0.0.1:1/db"',
+        f"'postgresql://u:{SECRET}@127.0.0.1:1/db",
+        f"\u201cpostgresql://u:{SECRET}@127.0.0.1:1/db\u201d",
+        f" postgresql://u:{SECRET}@127.0.0.1:1/db",
+        f"postgresql://u:{SECRET}@127.0.0.1:1/db\n",
+        f"\ufeffpostgresql://u:{SECRET}@127.0.0.1:1/db",
+        f"postgresql//u:{SECRET}@127.0.0.1:1/db",
+        f"postgres;//u:{SECRET}@127.0.0.1:1/db",
+        f"postgresql%3A//u:{SECRET}@127.0.0.1:1/db",
+        f"sqlite:postgresql://u:{SECRET}@127.0.0.1:1/db",
+        f"files:postgresql://u:{SECRET}@127.0.0.1:1/db",
+        f"memory:postgresql://u:{SECRET}@127.0.0.1:1/db",
+        f"sqlite://u:{SECRET}@127.0.0.1:1/db",
+        f"//u:{SECRET}/@127.0.0.1:1/db",
+        f"u:{SECRET}@127.0.0.1:1/db",
+        f"DATABASE_URL=postgresql://u:{SECRET}@127.0.0.1:1/db",
+    ],
+)
+def test_what_was_meant_for_a_server_becomes_no_file_and_is_not_repeated(
+    address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for use in (
+        perdure.open,
+        perdure.open_async,
+        lambda one: perdure.copy(one, "memory:"),
+        lambda one: perdure.copy("memory:", one),
+    ):
+        with pytest.raises(UsageError, match="write 'postgresql://user@host/database'") as caught:
+            use(address)
+        assert SECRET not in f"{caught.value!r} {caught.value.__cause__!r}"
+        assert caught.value.__context__ is None
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("address", ['"agents.db"', "agents.db\n", "sqlite: agents.db"])
+def test_white_space_and_quotes_around_an_address_are_no_part_of_a_name(
+    address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match=r"begins or ends with .* give a Path"):
+        perdure.open(address)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "my agents.db",
+        "it's mine.db",
+        'of "ada"\'s.db',
+        "me@home.db",
+        "2026-01-01T10:30.db",
+        "postgresql.db",
+        "postgres/agents.db",
+        "runs/user=42/agents.db",
+        "hosts=3.db",
+        "a//b.db",
+        "a@b/c:d@e.db",
+        "100%.db",
+    ],
+)
+def test_the_name_of_a_file_is_not_taken_for_anything_else(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path(name).parent.mkdir(parents=True, exist_ok=True)
+    for address in (name, f"sqlite:{name}"):
+        perdure.open(address).close()
+    assert Path(name).is_file()
+
+
+def test_a_path_is_never_refused_for_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("'quoted'", " spaced ", "host=here password=x", "u:x@host", "memory"):
+        perdure.open(Path(name)).close()
+        assert Path(name).is_file()
+
+
+@pytest.mark.parametrize(
+    ("query", "rest", "words"),
+    [
+        ("accept=a", "", ["a"]),
+        ("accept=a,b", "", ["a", "b"]),
+        ("accept=a&accept=b", "", ["a", "b"]),
+        ("accept=a%2Cb", "", ["a", "b"]),
+        ("accept=a,%20b&accept=", "", ["a", "b"]),
+        ("schema=s&accept=a&migrate=no&accept=b", "?schema=s&migrate=no", ["a", "b"]),
+        ("accept=a&schema=s", "?schema=s", ["a"]),
+        ("schema=accept=a", "?schema=accept=a", []),
+    ],
+)
+def test_what_an_address_accepts_may_be_written_as_in_any_query(
+    query: str, rest: str, words: list[str]
+) -> None:
+    for base in ("postgresql://h/db", "sqlite:agents.db", "agents.db"):
+        assert split_accept(f"{base}?{query}") == (f"{base}{rest}", frozenset(words))
+    assert split_accept("agents&accept=a.db") == ("agents&accept=a.db", frozenset())
 
 
 def test_types_must_name_classes() -> None:

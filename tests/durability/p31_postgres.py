@@ -18,20 +18,25 @@ from perdure.testing.contract_values import appended, positions
 from tests.durability.promise import Promise, Trial, in_time
 from tests.servers.postgres_keeper import Server, running
 
-WEAK = {"fsync": "fsync-off", "full_page_writes": "full-page-writes-off"}
+WEAK = {
+    "fsync=off": "fsync-off",
+    "full_page_writes=off": "full-page-writes-off",
+    "data_sync_retry=on": "data-sync-retry-on",
+}
+LOGGED = ("entry", "head", "label", "migration")
 
 # The log is written to disk as seldom as can be, so that what is not synced is lost for sure.
 LAZY = ("synchronous_commit=off", "wal_writer_delay=10s", "wal_writer_flush_after=1GB")
 
 
 def weak(setting: str) -> Trial:
-    """Open a store of a server with one setting off."""
-    with running(f"{setting}=off") as server:
+    """Open a store of a server with one setting that is weak."""
+    with running(setting) as server:
         word = WEAK[setting]
         try:
             perdure.open(server.url).close()
         except UnsupportedError as error:
-            if f"?accept={word}" not in str(error) or setting not in str(error):
+            if f"?accept={word}" not in str(error) or setting.partition("=")[0] not in str(error):
                 return Trial(setting, f"the refusal does not say what to do: {error}")
         else:
             return Trial(setting, "it was opened as if nothing were wrong")
@@ -46,6 +51,36 @@ def weak(setting: str) -> Trial:
         if found.survives == "power loss" or [one.name for one in found.accepted] != [word]:
             return Trial(setting, f"it was accepted, and still promises {found.survives}")
     return Trial(setting)
+
+
+def unlogged(table: str, count: int = 5) -> Trial:
+    """Open a store with a table that a crash of the server empties; accept it, and crash."""
+    what = f"unlogged {table}, then kill -9 of the server"
+    with running() as server:
+        perdure.open(server.url).close()
+        with psycopg.connect(server.url, autocommit=True) as admin:
+            admin.execute(f"alter table perdure.{table} set unlogged".encode())
+        try:
+            perdure.open(server.url).close()
+        except UnsupportedError as error:
+            remedy = f'alter table "perdure".{table} set logged'
+            if remedy not in str(error) or "?accept=unlogged-tables" not in str(error):
+                return Trial(what, f"the refusal does not say what to do: {error}")
+        else:
+            return Trial(what, "it was opened as if nothing were wrong")
+        with perdure.open(f"{server.url}?accept=unlogged-tables") as store:
+            if (found := store.guarantees()).survives == "power loss":
+                return Trial(what, f"it was accepted, and still promises {found.survives}")
+        with psycopg.connect(server.url, autocommit=True) as admin:
+            admin.execute(f"alter table perdure.{table} set logged".encode())
+        backend = PostgresBackend(server.url)
+        for position in range(1, count + 1):
+            backend.append([appended("s", position, position)])
+        server.stop(SIGKILL)
+        server.start()
+        kept = positions(backend.read("s"))
+        backend.close()
+    return Trial(what, "" if kept == [*range(1, count + 1)] else f"{len(kept)} are there")
 
 
 def lost_rows(server: Server, draw: random.Random) -> int:
@@ -85,6 +120,8 @@ def trials(seed: int, deadline: float) -> Iterator[Trial]:
     draw = random.Random(seed)
     for setting in WEAK:
         yield weak(setting)
+    for table in LOGGED:
+        yield unlogged(table)
     with running(*LAZY) as server:
         while in_time(deadline):
             yield lost_appends(server, draw)

@@ -4,7 +4,15 @@ import random
 
 import pytest
 
-from tests.durability.p31_postgres import LAZY, WEAK, lost_appends, lost_rows, weak
+from tests.durability.p31_postgres import (
+    LAZY,
+    LOGGED,
+    WEAK,
+    lost_appends,
+    lost_rows,
+    unlogged,
+    weak,
+)
 from tests.servers.postgres_keeper import running
 
 pytestmark = pytest.mark.durability
@@ -13,6 +21,12 @@ pytestmark = pytest.mark.durability
 @pytest.mark.parametrize("setting", WEAK)
 def test_a_weak_server_is_refused_or_accepted_by_name(setting: str) -> None:
     trial = weak(setting)
+    assert not trial.failure, trial
+
+
+@pytest.mark.parametrize("table", LOGGED)
+def test_a_table_that_a_crash_empties_is_refused_until_it_is_logged(table: str) -> None:
+    trial = unlogged(table)
     assert not trial.failure, trial
 
 

@@ -5,6 +5,7 @@
 """
 
 import math
+import re
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
@@ -19,6 +20,7 @@ OURS = ("schema", "tenant", "migrate", "patience", "wait", "connections")
 PATIENCE = 30.0  # Seconds that one call waits, for a server that restarts or for an answer.
 CONNECTIONS = 8  # One of them writes at a time; the others read.
 LARGEST = 86_400  # Of any number in an address: a day, or more connections than a server has.
+SHORT = 6  # Characters: a password of fewer is found in words that have nothing to do with it.
 IDENTIFIER_BYTES_MAX = 63  # Postgres cuts longer names without a word.
 
 # A server that vanished without a word is noticed: the defaults of Linux wait for two hours.
@@ -66,9 +68,16 @@ class Address(NamedTuple):
         return f"Address({self.name!r})"
 
     def hide(self, text: str) -> str:
-        """Return a text of the driver's without the password."""
+        """Return a text of the driver's without the password.
+
+        Neither libpq nor a server repeats one; should they ever do, it is not shown. A short one is
+        part of many words, so it is looked for only where a password can stand.
+        """
         secret = str(self.options.get("password") or "")
-        return text.replace(secret, "***") if secret else text
+        if not secret or len(secret) >= SHORT:
+            return text.replace(secret, "***") if secret else text
+        place = rf"""(?<=[:='"]){re.escape(secret)}(?=[@&\s'"]|$)"""
+        return re.sub(place, "***", text)
 
 
 def parse(text: str) -> Address:

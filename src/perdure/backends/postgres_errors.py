@@ -62,6 +62,11 @@ _STATES = {
     "58": _Hint("the server's disk fails", "look at its log"),
 }
 
+_NOT_ITS_ROWS = _Hint(
+    "row-level security does not let this user write there",
+    "open the store with the tenant that is named like the user: ?tenant=USER",
+)
+
 _UNTRUSTED = _Hint(
     "the server's certificate was not accepted",
     "check the host's name in the address, and that ?sslrootcert= names who signed the certificate",
@@ -148,7 +153,8 @@ _TOO_MUCH = ("54000", "22001")
 
 def translated(error: Exception, address: Address, stream: str = "") -> PerdureError:
     """Return the error to raise instead. It never tells of a body or a password."""
-    text = address.hide(" ".join(str(error).split()))
+    told = " ".join(str(error).split())
+    text = address.hide(told)
     if isinstance(error, AnswerTimeoutError):
         hint = "look at the load and the locks of the server, or of the pooler before it"
         return UnavailableError(address.name, text, hint)
@@ -157,7 +163,7 @@ def translated(error: Exception, address: Address, stream: str = "") -> PerdureE
         return DamagedError(stream or address.name, 0, f"Postgres: {text}")
     if state in _TOO_MUCH:
         return UsageError(f"a name, a label or an entry is more than Postgres can hold: {text}")
-    who, (reason, hint) = _explained(error, state, text)
+    who, (reason, hint) = _explained(error, state, told)
     if not reason:
         what = f"Postgres: {text}" + (f" ({state})" if state else "")
         return UnavailableError(address.name, what)
@@ -170,9 +176,8 @@ def _explained(error: Exception, state: str, text: str) -> tuple[str, _Hint]:
         for words, known in _POOLER.items():
             if words in text:
                 return "PgBouncer", known
-    for size in (5, 2):
-        if state[:size] in _STATES and len(state) >= size:
-            return "Postgres", _STATES[state[:size]]
+    if hint := _of_state(state, text):
+        return "Postgres", hint
     if state or not isinstance(error, psycopg.OperationalError | OSError):
         return "Postgres", _Hint("", "")
     if any(words in text for words in _STARTING):
@@ -181,6 +186,13 @@ def _explained(error: Exception, state: str, text: str) -> tuple[str, _Hint]:
         if words in text:
             return "Postgres", known
     return "Postgres", _Hint("no connection", "check that the server runs and can be reached")
+
+
+def _of_state(state: str, text: str) -> _Hint | None:
+    if state == "42501" and "row-level security" in text:
+        return _NOT_ITS_ROWS
+    sizes = (size for size in (5, 2) if len(state) >= size)
+    return next((_STATES[state[:size]] for size in sizes if state[:size] in _STATES), None)
 
 
 def cause(error: Exception, address: Address) -> Exception | None:

@@ -11,8 +11,9 @@ from perdure.backends.postgres_address import quoted
 TABLES = ("head", "entry", "label", "watch")
 
 _INTRODUCTION = """-- Row-level security of the perdure store in the schema {schema}:
--- each role sees and writes only the rows of the tenant that bears its name. Run it as the owner of
--- the tables, once; then run the grants for each tenant. Tenants open the store with
+-- each role sees and writes only the rows of the tenant that bears its name. Create the roles,
+-- then run it as the owner of the tables, with psql -v ON_ERROR_STOP=1: without that word psql
+-- goes on after an error, and reports success. Tenants open the store with
 -- ?schema=…&tenant=NAME&migrate=no.
 -- Do not grant the view `session` to tenants: it shows what its owner may see.
 begin;
@@ -24,7 +25,11 @@ create policy perdure_tenant on {schema}.{table}
   using (tenant = current_user) with check (tenant = current_user);
 """
 
-_GRANTS = """-- The tenant {remark}:
+# Whatever becomes of a grant, the rows are guarded: a role that is missing takes nothing back.
+_GRANTS = """commit;
+
+-- The tenant {remark}:
+begin;
 grant usage on schema {schema} to {role};
 grant select, insert, update, delete on {tables} to {role};
 grant select on {schema}.migration to {role};

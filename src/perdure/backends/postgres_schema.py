@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from contextlib import closing
 from typing import Any, NamedTuple, TypeVar
+from urllib.parse import quote
 
 import psycopg
 
@@ -32,7 +33,8 @@ select current_setting('server_version_num', true), version(),
   current_setting('synchronous_commit', true), current_setting('fsync', true),
   current_setting('full_page_writes', true), current_setting('transaction_read_only', true),
   pg_is_in_recovery(), current_setting('neon.tenant_id', true),
-  to_regclass(%s) is not null, to_regnamespace(%s) is not null, pg_backend_pid()"""
+  to_regclass(%s) is not null, to_regnamespace(%s) is not null, pg_backend_pid(),
+  current_setting('data_sync_retry', true)"""
 
 _LACKING = """(
   select string_agg(word || ' on ' || names, '; ' order by word) from (
@@ -41,6 +43,22 @@ _LACKING = """(
       unnest(array['select', 'insert', 'update', 'delete']) as word
     where not has_table_privilege(%s || '.' || name, word) group by word
   ) as lacking)"""
+
+# The tables that a store is lost without: `watch` is filled anew by whoever waits.
+_UNLOGGED = """(
+  select case when count(relpersistence) > 0 then
+    coalesce(array_agg(%s || '.' || name order by name) filter (where relpersistence = 'u'), '{}')
+  end
+  from unnest(array['entry', 'head', 'label', 'migration']) as name
+    join pg_class on pg_class.oid = to_regclass(%s || '.' || name))"""
+
+_SECURED = "(select relrowsecurity from pg_class where oid = to_regclass(%s || '.head'))"
+
+# Whether every policy for heads is that of our script, and holds for this user. Of policies that
+# somebody else wrote nothing is known.
+_OURS = """
+select current_user::text, bool_and(pg_get_expr(polqual, polrelid) ilike '(tenant = current_user)')
+from pg_policy where polrelid = to_regclass(%s) and row_security_active(polrelid)"""
 
 _OWNER = """
 select pg_get_userbyid(relowner) from pg_class
@@ -71,6 +89,13 @@ class Server(NamedTuple):
     encrypted: bool = False
     lacking: str = ""
     """What its user may not do with the tables, such as "delete on entry, head"."""
+
+    data_sync_retry: str = ""
+    unlogged: tuple[str, ...] | None = ()
+    """Tables that a crash of the server empties, as SQL names them; None where it does not say."""
+
+    secured: bool = False
+    """Whether the tables have row-level security."""
 
     @property
     def engine(self) -> str:
@@ -116,7 +141,28 @@ def _prepare(address: Address, judge: Callable[[Server], T], deadline: float) ->
             if not address.migrate or server.read_only or server.standby:
                 raise _behind(server, address)
             migrate(link, address)
+        if server.secured:
+            _require_own_tenant(link, address, deadline)
         return judged
+
+
+def _require_own_tenant(link: Link, address: Address, deadline: float) -> None:
+    """Raise where row-level security would show an empty store, because it is another tenant's."""
+    link.deadline = deadline
+    try:
+        row: Any = link.execute(_OURS, (f"{_schema(address)}.head",)).fetchone()
+    except psycopg.errors.ProgrammingError:
+        return  # Another engine, with a catalogue of its own.
+    finally:
+        link.deadline = math.inf
+    user, is_ours = row
+    if is_ours and user != address.tenant:
+        tenant = f"the tenant {address.tenant!r}" if address.tenant else "no tenant"
+        reason = f"row-level security lets the user {user!r} see its own rows only, and the address"
+        hint = f"open it with ?tenant={quote(user)}"
+        if address.tenant:
+            hint += f", or log in as a role that is named {address.tenant!r}"
+        raise UnavailableError(address.name, f"{reason} names {tenant}", hint)
 
 
 class Migration(NamedTuple):
@@ -160,24 +206,38 @@ def look(link: Link, address: Address, deadline: float = math.inf) -> Server:
     link.deadline = deadline
     row = link.execute(_FACTS, (f"{schema}.migration", schema)).fetchone()
     assert row is not None  # noqa: S101 - it selects no table
-    number, version, commit, fsync, pages, read_only, standby, neon, migrated, exists, pid = row
-    tables, lacking = _version(link, address) if migrated else (0, "")
+    number, version, commit, fsync, pages, read_only, standby, neon, migrated, exists, *rest = row
+    pid, retry = rest
+    found = _tables(link, address) if migrated else _Tables()
     link.deadline = math.inf  # Changing tables takes as long as it takes.
     settings = (commit or "", fsync or "", pages or "", read_only == "on", bool(standby))
     return Server(
-        *(int(number or 0), version, *settings, neon is not None, tables, bool(exists)),
+        *(int(number or 0), version, *settings, neon is not None, found.version, bool(exists)),
         pooled=pid != link.info.backend_pid,
         encrypted=link.pgconn.ssl_in_use,
-        lacking=lacking,
+        lacking=found.lacking,
+        data_sync_retry=retry or "",
+        unlogged=found.unlogged,
+        secured=found.secured,
     )
 
 
-def _version(link: Link, address: Address) -> tuple[int, str]:
-    """Return the version of the tables, and what this user may not do with them."""
-    schema = quoted(address.schema)
-    sql = f"select coalesce(max(version), 0), {_LACKING} from {schema}.migration"  # noqa: S608 - quoted
-    row: Any = link.execute(sql, (_schema(address),)).fetchone()
-    return int(row[0]), row[1] or ""
+class _Tables(NamedTuple):
+    """What was found of the tables, as in `Server`; of those that are still to be made, nothing."""
+
+    version: int = 0
+    lacking: str = ""
+    unlogged: tuple[str, ...] | None = ()
+    secured: bool = False
+
+
+def _tables(link: Link, address: Address) -> _Tables:
+    facts = f"coalesce(max(version), 0), {_LACKING}, {_UNLOGGED}, {_SECURED}"
+    sql = f"select {facts} from {quoted(address.schema)}.migration"  # noqa: S608 - quoted
+    row: Any = link.execute(sql, (_schema(address),) * 4).fetchone()
+    version, lacking, unlogged, secured = row
+    unlogged = None if unlogged is None else tuple(unlogged)
+    return _Tables(int(version), lacking or "", unlogged, bool(secured))
 
 
 def _schema(address: Address) -> str:

@@ -33,6 +33,13 @@ class Commands(LazyGroup):
             if error.errno == errno.EPIPE:  # Whoever read the output has gone: click ends quietly.
                 raise
             raise Trouble(str(error)) from error
+        except click.UsageError as error:
+            from perdure.cli.stores import misplaced
+            from perdure.opening import holds_address
+
+            if not holds_address(error.format_message()):
+                raise
+            raise Trouble(misplaced(error.ctx)) from None  # click repeats it, with its password.
         except (click.ClickException, click.exceptions.Exit, click.Abort):
             raise
         except Exception as error:

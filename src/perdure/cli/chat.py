@@ -25,7 +25,7 @@ from perdure.cli.stores import (
 )
 from perdure.cli.text import at_terminal, safe, say
 from perdure.errors import ConflictError, UnsupportedError, UsageError
-from perdure.opening import backend_of, scheme_of
+from perdure.opening import backend_of, holds_address, scheme_of
 from perdure.session import Session
 from perdure.tokens import Counter, counter_for
 
@@ -96,6 +96,8 @@ def chat(
     """
     if session == "":
         raise WrongCallError("The name of the session is empty: give one, or leave it out.")
+    if session and holds_address(session):
+        raise WrongCallError("The name of the session is an address: did you mean --store?")
     is_terminal = at_terminal(sys.stdin) and at_terminal(sys.stdout) and not as_json
     view = View(is_terminal=is_terminal, as_json=as_json)
     chosen = choose(model, base_url, paced=is_terminal)

@@ -10,6 +10,7 @@ import perdure
 from perdure.cli.demo_check import Verdict, compare, judge
 from perdure.cli.demo_run import Found, Life, live, moments
 from perdure.cli.demo_view import View
+from perdure.opening import scheme_of
 
 KILLS_MAX = 20  # Each costs a new Python process; more show nothing that these do not.
 INTERRUPTED = 128 + 2  # What a shell reports of a program that SIGINT ended.
@@ -76,9 +77,9 @@ def demo(kills: int, seed: int | None, store: str) -> None:
 
 
 def _path(store: str) -> str:
-    path = store.removeprefix("sqlite:")
-    if not path or path.startswith("memory:") or "://" in path:
-        reason = f"{store!r} is not the path of a file: what is killed must leave something behind"
+    scheme, path = scheme_of(store)
+    if scheme != "sqlite" or not path:
+        reason = "that is not the path of a file: what is killed must leave something behind"
         raise click.BadParameter(reason, param_hint="'--store'")
     return path
 

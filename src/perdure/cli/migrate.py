@@ -18,7 +18,7 @@ Applications open the store with ?migrate=no where they may not create tables.
 
 
 @click.command(cls=Reading, epilog=EPILOG)
-@click.argument("address", metavar="URL", envvar="PERDURE_URL")
+@click.argument("address", metavar="URL", envvar="PERDURE_URL", type=click.Path())
 @click.option("--dry-run", is_flag=True, help="Only print the statements, and change nothing.")
 @click.option(
     "--print-rls",

@@ -22,7 +22,15 @@ from perdure.cli.text import safe
 from perdure.codec import Codec
 from perdure.errors import DamagedError, NotFoundError, PerdureError, UsageError
 from perdure.fold import DELETED
-from perdure.opening import backend_of, not_making, path_of, postgres_of, scheme_of, settings_of
+from perdure.opening import (
+    backend_of,
+    holds_address,
+    not_making,
+    path_of,
+    postgres_of,
+    scheme_of,
+    settings_of,
+)
 from perdure.store import Store
 
 BAD_NEWS, WRONG_CALL, UNAVAILABLE = 1, 2, 3
@@ -79,6 +87,14 @@ class Reading(click.Command):
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
+            return self._invoke(ctx)
+        except (NotThereError, WrongCallError) as error:
+            if any(map(holds_address, _words(ctx))):  # It may be repeated, with its password.
+                raise type(error)(misplaced(ctx)) from None
+            raise
+
+    def _invoke(self, ctx: click.Context) -> Any:
+        try:
             return super().invoke(ctx)
         except NoStoreError as error:
             raise WrongCallError(_meant_store(ctx, _words(ctx)) or error.message) from error
@@ -106,6 +122,13 @@ def _words(ctx: click.Context) -> Iterator[str]:
         if isinstance(param, click.Argument) and not isinstance(param.type, click.Path):
             given = ctx.params.get(param.name)
             yield from (given,) if isinstance(given, str) else given or ()
+
+
+def misplaced(ctx: click.Context | None) -> str:
+    """Say that an address stands where none is expected, without repeating it."""
+    is_option = ctx is not None and any("--store" in param.opts for param in ctx.command.params)
+    hint = ": did you mean --store?" if is_option else "."
+    return f"The address of a store stands where something else is expected{hint}"
 
 
 def _meant_store(ctx: click.Context, words: Iterable[str]) -> str | None:

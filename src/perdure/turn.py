@@ -198,7 +198,12 @@ class Turn:
         return found
 
     def complete(self) -> None:
-        """End the turn as complete. Leaving `with` does this."""
+        """End the turn as complete. Leaving `with` does this.
+
+        A stream of it from which nobody has read is UsageError, and the turn stays open.
+        """
+        for stream in self._streams:
+            stream.require_read()
         self._close_streams()
         turn = self._owned()
         self._write(writing.complete_turn(self._handle.replica, turn), turn)

@@ -198,7 +198,12 @@ class AsyncTurn:
         return found
 
     async def complete(self) -> None:
-        """End the turn as complete. Leaving `async with` does this."""
+        """End the turn as complete. Leaving `async with` does this.
+
+        A stream of it from which nobody has read is UsageError, and the turn stays open.
+        """
+        for stream in self._streams:
+            stream.require_read()
         await self._close_streams()
         turn = self._owned()
         await self._write(writing.complete_turn(self._handle.replica, turn), turn)

@@ -127,6 +127,31 @@ def test_who_stops_reading_leaves_what_was_said() -> None:
     session.verify()
 
 
+def test_a_stream_that_nobody_read_from_is_told_and_leaves_its_turn_open() -> None:
+    store, _ = store_in_memory()
+    session = store.session("s")
+    with pytest.raises(UsageError, match="`for chunk in turn.stream"), session.turn("q") as turn:
+        turn.stream(iter(WHOLE))
+    (open_turn,) = store.session("s").interrupted
+    with open_turn:
+        assert [*open_turn.stream(iter(WHOLE))] == WHOLE
+        open_turn.stream(iter(WHOLE)).close()  # Whoever wants nothing of it says so.
+    assert texts(store.session("s")) == ["q", "one two three"]
+
+    async def scenario() -> None:
+        async with perdure.open_async("memory:") as other:
+            talk = await other.session("s")
+            with pytest.raises(UsageError, match="`async for chunk in turn.stream"):
+                async with talk.turn("q") as turn:
+                    turn.stream(drawn())
+
+    async def drawn() -> AsyncIterator[Any]:
+        for chunk in WHOLE:
+            yield chunk
+
+    asyncio.run(scenario())
+
+
 def test_a_stream_that_breaks_leaves_what_was_said_and_its_error() -> None:
     store, _ = store_in_memory()
     session = store.session("s")

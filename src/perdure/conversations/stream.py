@@ -7,6 +7,7 @@ from typing import Any, Self
 
 from perdure.conversations.answering import Answering
 from perdure.conversations.intake import Taken
+from perdure.errors import UsageError
 from perdure.handle import Handle
 from perdure.plans import Plan
 
@@ -30,6 +31,13 @@ class Stream:
         self._every = every
         self._begun_at = self._stored_at = time.monotonic()
         self._ended = False
+        self._is_read = False
+
+    def require_read(self) -> None:
+        """Raise UsageError if nobody has begun to read it: nothing of it could be stored."""
+        if not self._is_read and not self._ended:
+            reason = "nothing was read from turn.stream(...), so nothing of it is stored"
+            raise UsageError(f"{reason}: write `for chunk in turn.stream(...)`")
 
     @property
     def said(self) -> list[Taken]:
@@ -40,6 +48,7 @@ class Stream:
         return self
 
     def __next__(self) -> Any:
+        self._is_read = True
         if self._ended:
             raise StopIteration
         try:

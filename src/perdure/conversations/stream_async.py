@@ -8,6 +8,7 @@ from typing import Any, Self
 
 from perdure.conversations.answering import Answering
 from perdure.conversations.intake import Taken
+from perdure.errors import UsageError
 from perdure.handle_async import AsyncHandle
 from perdure.plans import Plan
 
@@ -31,6 +32,13 @@ class AsyncStream:
         self._every = every
         self._begun_at = self._stored_at = time.monotonic()
         self._ended = False
+        self._is_read = False
+
+    def require_read(self) -> None:
+        """Raise UsageError if nobody has begun to read it: nothing of it could be stored."""
+        if not self._is_read and not self._ended:
+            reason = "nothing was read from turn.stream(...), so nothing of it is stored"
+            raise UsageError(f"{reason}: write `async for chunk in turn.stream(...)`")
 
     @property
     def said(self) -> list[Taken]:
@@ -41,6 +49,7 @@ class AsyncStream:
         return self
 
     async def __anext__(self) -> Any:
+        self._is_read = True
         if self._ended:
             raise StopAsyncIteration
         try:

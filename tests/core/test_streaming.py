@@ -130,7 +130,7 @@ def test_who_stops_reading_leaves_what_was_said() -> None:
 def test_a_stream_that_nobody_read_from_is_told_and_leaves_its_turn_open() -> None:
     store, _ = store_in_memory()
     session = store.session("s")
-    with pytest.raises(UsageError, match="`for chunk in turn.stream"), session.turn("q") as turn:
+    with pytest.raises(UsageError, match=r"`for chunk in turn\.stream"), session.turn("q") as turn:
         turn.stream(iter(WHOLE))
     (open_turn,) = store.session("s").interrupted
     with open_turn:
@@ -141,7 +141,7 @@ def test_a_stream_that_nobody_read_from_is_told_and_leaves_its_turn_open() -> No
     async def scenario() -> None:
         async with perdure.open_async("memory:") as other:
             talk = await other.session("s")
-            with pytest.raises(UsageError, match="`async for chunk in turn.stream"):
+            with pytest.raises(UsageError, match=r"`async for chunk in turn\.stream"):
                 async with talk.turn("q") as turn:
                     turn.stream(drawn())
 

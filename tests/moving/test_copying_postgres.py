@@ -15,7 +15,7 @@ from perdure.backends.sqlite import SqliteBackend
 from perdure.errors import UnavailableError
 from tests.cli.support import invoke, objects
 from tests.core.support import said
-from tests.moving.stores import act, shown
+from tests.moving.stores import act, settled, shown
 from tests.moving.test_copying_properties import EVERYTHING, LATER, died
 
 
@@ -34,7 +34,7 @@ def test_a_store_moves_to_a_server_and_back(server: PostgresBackend, tmp_path: P
         assert perdure.copy(one, server).complete
         assert shown(server) == shown(one)
         act(perdure.open(one), LATER)
-        assert perdure.copy(one, server, final=True).complete
+        settled(one, server)
         assert shown(server) == shown(one)
         act(perdure.open(server), LATER)
         assert perdure.copy(server, two, final=True).complete

@@ -51,13 +51,24 @@ class Copied(NamedTuple):
 
 
 class Copying:
-    """One run. `steps` returns what became of it."""
+    """One run. `steps` returns what became of it.
 
-    def __init__(self, selection: Selection, *, final: bool, dry_run: bool) -> None:
+    `copied` is for who runs it again and again: it has the digest of what was last copied of each
+    session, so that what was deleted in between is known to be a copy.
+    """
+
+    def __init__(
+        self,
+        selection: Selection,
+        *,
+        final: bool,
+        dry_run: bool,
+        copied: dict[str, str] | None = None,
+    ) -> None:
         self._selection = selection
         self._final = final
         self._dry_run = dry_run
-        self._mover = Mover()
+        self._mover = Mover(copied)
         self._unreadable: dict[str, Problem] = {}
         self._total, self._expected = 0, 0
         self._round = 0
@@ -103,8 +114,8 @@ class Copying:
 
         def look(pair: Pair) -> CopySteps[None]:
             try:
-                work = yield from planned(*pair)
-                if work is not None:
+                work = yield from planned(*pair, self._mover.copied.get(pair.head.stream))
+                if work is not None and pair.head.stream not in self._mover.problems:
                     self._expected += yield from self._size(pair.head, work)
                     needing.add(pair.head.stream)
             except (Refused, DamagedError, VersionError) as error:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import perdure
 from perdure.backend import Append, Backend, Entry, Head, Outcome, digest_of
 from perdure.backends.memory import MemoryBackend
 from perdure.backends.offload import Offload
+from perdure.backends.sqlite import SqliteBackend
 from perdure.cli.doctor_scratch import Scratch
 from perdure.copying.asking import Progress
 from perdure.copying.moving import carried_out
@@ -570,6 +572,12 @@ def test_what_is_no_source_or_no_target_is_refused(tmp_path: Path, source: Memor
     for other in (f"sqlite:{tmp_path / 'a.db'}", tmp_path / "a.db"):
         with pytest.raises(UsageError, match="same store"):
             perdure.copy(str(tmp_path / "a.db"), other)
+    with (
+        closing(SqliteBackend(tmp_path / "a.db")) as one,
+        closing(SqliteBackend(tmp_path / "a.db")) as two,
+        pytest.raises(UsageError, match="same store"),
+    ):
+        perdure.copy(one, two)
     with pytest.raises(UsageError, match="backend"):
         perdure.copy(source, 7)  # type: ignore[arg-type]
 

@@ -10,6 +10,7 @@ from perdure.copying.asking import Ask, CopySteps, Listed, Progress, Remove, Sen
 from perdure.copying.pairs import Selection
 from perdure.copying.rounds import Copied, Copying
 from perdure.errors import DamagedError, NotFoundError, UnavailableError, UsageError
+from perdure.guarantees import guarantees_of
 from perdure.opening import (
     Address,
     async_backend_of,
@@ -79,6 +80,7 @@ async def copy_async(  # noqa: PLR0913 - as its twin
         _opened_async(_existing(source)) as one,
         _opened_async(unmade(target) if dry_run else target) as two,
     ):
+        _require_two_opened(one, two)
         sides = {"source": one, "target": two}
         return await _run_async(copying.steps(), sides, on_progress or _ignore)
 
@@ -87,6 +89,7 @@ def carried_out(
     copying: Copying, source: Backend, target: Backend, on_progress: OnProgress | None
 ) -> Copied:
     """Return what became of a copy between two stores that are open."""
+    _require_two_opened(source, target)
     sides = {"source": source, "target": target}
     return _run(copying.steps(), sides, on_progress or _ignore)
 
@@ -115,6 +118,13 @@ def require_two(source: object, target: object) -> None:
         if one is not None and two is not None and one.exists() and two.exists():
             same = same or one.samefile(two)
     if same:
+        raise UsageError(SAME)
+
+
+def _require_two_opened(source: Backend | AsyncBackend, target: Backend | AsyncBackend) -> None:
+    """The same for stores whose addresses differ, by their names. Others share theirs in memory."""
+    lasts = guarantees_of(source).survives in {"process death", "power loss"}
+    if source is target or (lasts and source.name == target.name):
         raise UsageError(SAME)
 
 

@@ -12,9 +12,12 @@ import apsw
 import pytest
 
 import perdure
+from perdure.backends.memory import MemoryBackend
+from perdure.backends.sqlite import SqliteBackend
 from perdure.cli import progress as bar
 from perdure.cli.progress import Progress
 from perdure.cli.text import safe
+from perdure.errors import NotFoundError
 from tests.cli.support import damage, fill, flip, invoke, objects, said
 
 posix = pytest.mark.skipif(os.name != "posix", reason="needs a terminal of POSIX")
@@ -105,6 +108,39 @@ def test_damage_of_a_shared_past_is_found_in_the_branch_too(path: Path) -> None:
     flip(path, b"You are a claims assistant.")
     found = {one["session"]: one["first_bad"] for one in objects(invoke(path, "verify", "--json"))}
     assert found == {"claim-4711": 1, "empty-handed": None, "gone": None, "what-if": 1}
+
+
+def test_a_branch_whose_past_was_deleted_is_damaged(path: Path, tmp_path: Path) -> None:
+    with closing(SqliteBackend(path)) as backend, closing(MemoryBackend()) as elsewhere:
+        perdure.copy(backend, elsewhere, sessions=["claim-4711"])
+        perdure.open(elsewhere).delete("claim-4711")
+        (head,) = backend.streams(prefix="claim-4711")
+        assert backend.remove("claim-4711", digest=head.digest)
+        assert perdure.copy(elsewhere, backend).complete
+    target = tmp_path / "saved.jsonl"
+    done = invoke(path, "verify", "--salvage", str(target))
+    assert done.exit_code == 1
+    assert "DAMAGED  what-if" in done.stdout
+    assert "the past that was shared was deleted" in done.stdout
+    assert "4 sessions checked, 1 damaged." in done.stdout
+
+
+def test_a_session_that_is_deleted_meanwhile_is_whole(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, left = perdure.Store.session, ["empty-handed"]
+
+    def session(store: perdure.Store, name: str) -> perdure.Session:
+        found = real(store, name)
+        if name in left:
+            left.remove(name)
+            store.delete(name)
+            raise NotFoundError(f"session {name!r}", "it was deleted while it was being read")
+        return found
+
+    monkeypatch.setattr(perdure.Store, "session", session)
+    assert invoke(path, "verify").exit_code == 0
+    assert not left
 
 
 def test_stretches_of_the_same_damage_are_told_of_together(path: Path) -> None:

@@ -25,6 +25,8 @@ from tests.core.support import contents, said
 from tests.moving.breaking import Counted, Dying, Lying, Unable
 from tests.moving.stores import obey, settled, shown
 
+PHASES = ("counting", "copying", "verifying")
+
 
 @pytest.fixture
 def source() -> Iterator[MemoryBackend]:
@@ -560,6 +562,27 @@ def test_a_copy_tells_how_far_it_is() -> None:
     copying = [one for one in seen if one.phase == "copying" and one.round == 1]
     assert copying[-1].entries == copying[-1].of_entries == 200
     assert [one.sessions for one in copying] == sorted(one.sessions for one in copying)
+
+
+def test_a_copy_of_a_few_long_sessions_tells_how_far_it_is() -> None:
+    source, seen = MemoryBackend(), list[Progress]()
+    session = perdure.open(source).session("long")
+    for _ in range(40):
+        session.append(*[said("x" * 4000) for _ in range(20)])
+    perdure.copy(source, MemoryBackend(), final=True, on_progress=seen.append)
+    begun = [next(one for one in seen if one.phase == phase) for phase in PHASES]
+    assert [one.entries for one in begun] == [0, 0, 0], "before anything was done"
+    for phase in PHASES[1:]:
+        told = [one.entries for one in seen if one.phase == phase]
+        assert told == sorted(told)
+        assert len(set(told)) > 3
+
+
+def test_nobody_knows_of_how_many_while_they_are_counted(source: MemoryBackend) -> None:
+    seen = list[Progress]()
+    perdure.copy(source, MemoryBackend(), final=True, on_progress=seen.append)
+    totals = {(one.of_sessions, one.of_entries) for one in seen if one.phase == "counting"}
+    assert totals == {(0, 0)}
 
 
 def test_what_is_no_source_or_no_target_is_refused(tmp_path: Path, source: MemoryBackend) -> None:

@@ -120,15 +120,18 @@ class _Bars:
         return self
 
     def show(self, reached: Reached) -> None:
-        total, noun, done = reached.of_entries, "entry", reached.entries
-        if reached.phase != "copying":
-            total, noun, done = reached.of_sessions, "session", reached.sessions
+        total, noun, done = reached.of_sessions, "session", reached.sessions
+        copies = reached.phase == "copying" and reached.of_entries > 0
+        if copies:
+            total, noun, done = reached.of_entries, "entry", reached.entries
         if reached.phase != self._phase:
             self.__exit__(None, None, None)
             self._phase = reached.phase
             self._bar = Progress(reached.phase, noun, lambda: total).__enter__()
         if self._bar is not None:
             self._bar.done = done
+            if reached.phase != "counting":
+                self._bar.at = sized(reached.bytes) if copies else counted(reached.entries, "entry")
 
     def __exit__(
         self,

@@ -9,11 +9,13 @@ copied: a long one is read through first.
 A branch needs its past, which lies in another stream: that one goes first.
 """
 
+from collections.abc import Callable
+
 from perdure import journal
 from perdure.backend import Append, Head
 from perdure.cipher import Plain
 from perdure.copying import asking as ask
-from perdure.copying.asking import CopySteps, Side
+from perdure.copying.asking import CopySteps, Progress, Side
 from perdure.copying.chain import Walk
 from perdure.copying.needed import living_branches
 from perdure.copying.plan import (
@@ -47,7 +49,9 @@ class Tally:
 class Mover:
     """Copies streams one after the other; short ones leave together, with `flush`."""
 
-    def __init__(self, copied: dict[str, str] | None = None) -> None:
+    def __init__(self, tell: Callable[[], Progress], copied: dict[str, str] | None = None) -> None:
+        self._tell = tell
+        """Makes the report that follows each commit."""
         self.tally = Tally()
         self.copied = {} if copied is None else copied
         """The digest of the last entry that was copied of each stream."""
@@ -174,6 +178,7 @@ class Mover:
             reason = outcome.reason or "somebody else wrote to it in the target meanwhile"
             at = append.entries[0].position
             self.problems[append.stream] = Problem(append.stream, "conflict", reason, at)
+        yield self._tell()
 
     def _read_back(self, append: Append) -> CopySteps[None]:
         name, entries = append.stream, append.entries

@@ -9,10 +9,12 @@ from contextlib import closing
 from pathlib import Path
 
 import apsw
+import psycopg
 import pytest
 
 import perdure
 from perdure.backends.memory import MemoryBackend
+from perdure.backends.postgres_address import parse, quoted
 from perdure.backends.sqlite import SqliteBackend
 from perdure.cli import progress as bar
 from perdure.cli.progress import Progress
@@ -141,6 +143,37 @@ def test_a_session_that_is_deleted_meanwhile_is_whole(
     monkeypatch.setattr(perdure.Store, "session", session)
     assert invoke(path, "verify").exit_code == 0
     assert not left
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def headless(request: pytest.FixtureRequest, path: Path) -> str:
+    """A store with a session whose head somebody deleted."""
+    if request.param == "sqlite":
+        damage(path, "delete from head where id = :place", "empty-handed")
+        damage(path, "delete from label where stream = :place", "empty-handed")
+        return str(path)
+    address: str = request.getfixturevalue("postgres_store")
+    perdure.copy(path, address)
+    schema = parse(address).schema
+    with psycopg.connect(address.partition("?")[0], autocommit=True) as db:
+        for table in ("head", "label"):
+            sql = f"delete from {quoted(schema)}.{table} where name = 'empty-handed'"  # noqa: S608 - quoted
+            db.execute(sql.encode())
+    return address
+
+
+def test_a_session_without_its_head_is_not_unknown(headless: str, tmp_path: Path) -> None:
+    done = invoke(headless, "verify", "empty-handed")
+    assert done.exit_code == 1
+    assert "DAMAGED  empty-handed" in done.stdout
+    assert re.search("it has entries,? (and|but) no head", done.stdout)
+    shown = invoke(headless, "show", "empty-handed")
+    assert shown.exit_code == 1
+    assert "it has entries and no head" in shown.stderr
+    copied = perdure.copy(headless, tmp_path / "copy.db", sessions=["empty-handed"])
+    assert [(one.session, one.kind) for one in copied.problems] == [("empty-handed", "damaged")]
+    done = invoke(headless, "verify", "empty")
+    assert "There is no session" in done.stderr
 
 
 def test_stretches_of_the_same_damage_are_told_of_together(path: Path) -> None:

@@ -91,9 +91,16 @@ def _wanted(
     source: Opened, sessions: tuple[str, ...], prefix: str
 ) -> Iterator[Head | DamagedError]:
     if sessions:
-        yield from [require_head(source, session) for session in dict.fromkeys(sessions)]
+        yield from [_named(source, session) for session in dict.fromkeys(sessions)]
     else:
         yield from every_head(source.backend, prefix=prefix)
+
+
+def _named(source: Opened, session: str) -> Head | DamagedError:
+    try:
+        return require_head(source, session)
+    except DamagedError as error:
+        return error
 
 
 def _total(source: Opened, sessions: tuple[str, ...], prefix: str) -> int:

@@ -102,7 +102,7 @@ class Backend(Protocol):
     """
 
     name: str
-    """For messages: says which store, never a password."""
+    """Says which store, never a password. Of those that last, two of one name are the same."""
 
     capabilities: frozenset[str]
     """What it can do beyond these methods, by name: declared and not guessed."""

@@ -1,6 +1,7 @@
 """`perdure copy`: what it says, what it refuses, how it ends."""
 
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -9,7 +10,11 @@ import pytest
 import perdure
 from perdure.backends.files import FilesBackend
 from perdure.backends.sqlite import SqliteBackend
+from perdure.cli import progress as bar
+from perdure.cli.copy import _Bars
+from perdure.copying.asking import Progress
 from tests.cli.support import SNEAKY, damage, fill, invoke, objects, said, start
+from tests.cli.test_verify import Terminal
 from tests.moving.stores import shown
 
 
@@ -139,6 +144,34 @@ def test_watching_copies_what_is_written_until_it_is_stopped(path: Path, tmp_pat
         running.kill()
         running.communicate()
     assert same(path, tmp_path / "copy")
+
+
+def test_a_bar_shows_how_far_each_phase_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setattr(bar, "PATIENCE", 0.01)
+
+    def shows(text: str, reached: Progress) -> bool:
+        bars.show(reached)
+        deadline = time.monotonic() + 60
+        while text not in terminal.text and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return text in terminal.text
+
+    begun = Progress("counting", 0, 0, 0, 0, 0, round=0)
+    with _Bars() as bars:
+        assert shows("counting 0 sessions, ", begun)
+        assert shows("counting 128 sessions, ", begun._replace(sessions=128))
+        copying = Progress("copying", 0, 200, 5, 10, 2048, round=1)
+        assert shows(f"copying [{'#' * 10}{'.' * 10}] 5 of 10 entries", copying)
+        assert shows(" s  2.0 kB", copying)
+        assert shows("10 of 10 entries", copying._replace(entries=10))
+        verifying = Progress("verifying", 50, 200, 7, 10, 4096, round=2)
+        assert shows(f"verifying [{'#' * 5}{'.' * 15}] 50 of 200 sessions", verifying)
+        assert shows(" s  7 entries", verifying)
+    with _Bars() as bars:  # Nothing is new: what takes long is to look at all of them.
+        nothing = Progress("copying", 64, 128, 0, 0, 0, round=1)
+        assert shows(f"copying [{'#' * 10}{'.' * 10}] 64 of 128 sessions", nothing)
 
 
 def streams_in(folder: Path) -> int:

@@ -9,12 +9,17 @@ from contextlib import closing
 from pathlib import Path
 
 import apsw
+import psycopg
 import pytest
 
 import perdure
+from perdure.backends.memory import MemoryBackend
+from perdure.backends.postgres_address import parse, quoted
+from perdure.backends.sqlite import SqliteBackend
 from perdure.cli import progress as bar
 from perdure.cli.progress import Progress
 from perdure.cli.text import safe
+from perdure.errors import NotFoundError
 from tests.cli.support import damage, fill, flip, invoke, objects, said
 
 posix = pytest.mark.skipif(os.name != "posix", reason="needs a terminal of POSIX")
@@ -111,6 +116,70 @@ def test_damage_of_a_shared_past_is_found_in_the_branch_too(path: Path) -> None:
     flip(path, b"You are a claims assistant.")
     found = {one["session"]: one["first_bad"] for one in objects(invoke(path, "verify", "--json"))}
     assert found == {"claim-4711": 1, "empty-handed": None, "gone": None, "what-if": 1}
+
+
+def test_a_branch_whose_past_was_deleted_is_damaged(path: Path, tmp_path: Path) -> None:
+    with closing(SqliteBackend(path)) as backend, closing(MemoryBackend()) as elsewhere:
+        perdure.copy(backend, elsewhere, sessions=["claim-4711"])
+        perdure.open(elsewhere).delete("claim-4711")
+        (head,) = backend.streams(prefix="claim-4711")
+        assert backend.remove("claim-4711", digest=head.digest)
+        assert perdure.copy(elsewhere, backend).complete
+    target = tmp_path / "saved.jsonl"
+    done = invoke(path, "verify", "--salvage", str(target))
+    assert done.exit_code == 1
+    assert "DAMAGED  what-if" in done.stdout
+    assert "the past that was shared was deleted" in done.stdout
+    assert "4 sessions checked, 1 damaged." in done.stdout
+
+
+def test_a_session_that_is_deleted_meanwhile_is_whole(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, left = perdure.Store.session, ["empty-handed"]
+
+    def session(store: perdure.Store, name: str) -> perdure.Session:
+        found = real(store, name)
+        if name in left:
+            left.remove(name)
+            store.delete(name)
+            raise NotFoundError(f"session {name!r}", "it was deleted while it was being read")
+        return found
+
+    monkeypatch.setattr(perdure.Store, "session", session)
+    assert invoke(path, "verify").exit_code == 0
+    assert not left
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def headless(request: pytest.FixtureRequest, path: Path) -> str:
+    """A store with a session whose head somebody deleted."""
+    if request.param == "sqlite":
+        damage(path, "delete from head where id = :place", "empty-handed")
+        damage(path, "delete from label where stream = :place", "empty-handed")
+        return str(path)
+    address: str = request.getfixturevalue("postgres_store")
+    perdure.copy(path, address)
+    schema = parse(address).schema
+    with psycopg.connect(address.partition("?")[0], autocommit=True) as db:
+        for table in ("head", "label"):
+            sql = f"delete from {quoted(schema)}.{table} where name = 'empty-handed'"  # noqa: S608 - quoted
+            db.execute(sql.encode())
+    return address
+
+
+def test_a_session_without_its_head_is_not_unknown(headless: str, tmp_path: Path) -> None:
+    done = invoke(headless, "verify", "empty-handed")
+    assert done.exit_code == 1
+    assert "DAMAGED  empty-handed" in done.stdout
+    assert re.search("it has entries,? (and|but) no head", done.stdout)
+    shown = invoke(headless, "show", "empty-handed")
+    assert shown.exit_code == 1
+    assert "it has entries and no head" in shown.stderr
+    copied = perdure.copy(headless, tmp_path / "copy.db", sessions=["empty-handed"])
+    assert [(one.session, one.kind) for one in copied.problems] == [("empty-handed", "damaged")]
+    done = invoke(headless, "verify", "empty")
+    assert "There is no session" in done.stderr
 
 
 def test_stretches_of_the_same_damage_are_told_of_together(path: Path) -> None:

@@ -1,6 +1,7 @@
 """Stores full of everything that a store can hold, made by short scripts, and what they show."""
 
 import contextlib
+import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,6 +13,8 @@ from perdure.backend import Backend, Entry, Head
 from perdure.backends.files import FilesBackend
 from perdure.backends.memory import MemoryBackend
 from perdure.backends.sqlite import SqliteBackend
+from perdure.copying.plan import Problem
+from perdure.copying.rounds import Copied
 from perdure.errors import InUseError, NotFoundError, UnavailableError, UsageError
 from perdure.testing import Torn
 from tests.core.support import said
@@ -151,6 +154,35 @@ def _public(store: perdure.Store, head: Head) -> Any:
     )
 
 
+def foreseen(copied: Copied) -> Sequence[Problem]:
+    """Return the problems of a copy: nothing but deletions, and branches that wait for one."""
+    for problem in copied.problems:
+        assert problem.kind in {"conflict", "past"}, problem
+        assert problem.kind == "past" or "the source has deleted it" in problem.reason, problem
+    return copied.problems
+
+
+def obey(target: Backend, copied: Copied) -> None:
+    """Delete in the target by hand what a copy says that can not be compared any more."""
+    store = perdure.open(target)
+    named = set[str]()
+    for problem in foreseen(copied):
+        named |= {*re.findall(r"perdure\.open\(TARGET\)\.delete\('(.*?)'\)", problem.reason)}
+    for name in named:
+        with contextlib.suppress(InUseError):  # A branch's turn comes before.
+            store.delete(name)
+
+
+def settled(source: Backend | str, target: Backend) -> Copied:
+    """Copy for the last time, and do what it says until nothing is left."""
+    for _ in range(len(NAMES) * 2):
+        copied = perdure.copy(source, target, final=True)
+        if copied.complete:
+            return copied
+        obey(target, copied)
+    raise AssertionError("what a copy says does not help")
+
+
 @contextlib.contextmanager
 def opened(kind: str, path: Path) -> Iterator[Backend]:
     """Open a store of a kind for a test."""
@@ -174,8 +206,11 @@ __all__ = [
     "Action",
     "act",
     "actions",
+    "foreseen",
+    "obey",
     "opened",
     "scripts",
+    "settled",
     "shown",
     "stored",
 ]

@@ -1,25 +1,31 @@
 """A copy is the same store: what goes along, what is refused, and what happens meanwhile."""
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 import perdure
-from perdure.backend import Append, Backend, Entry, Outcome, digest_of
+from perdure.backend import Append, Backend, Entry, Head, Outcome, digest_of
 from perdure.backends.memory import MemoryBackend
 from perdure.backends.offload import Offload
+from perdure.backends.sqlite import SqliteBackend
 from perdure.cli.doctor_scratch import Scratch
 from perdure.copying.asking import Progress
-from perdure.copying.rounds import Copied
+from perdure.copying.moving import carried_out
+from perdure.copying.pairs import Selection
+from perdure.copying.rounds import Copied, Copying
 from perdure.errors import NotFoundError, UnavailableError, UsageError
 from perdure.fold import DELETED, HALF_COPIED
 from perdure.records import Deleted
-from perdure.testing import Crash, Flaky
+from perdure.testing import Crash, CrashAt, Flaky
 from tests.core.support import contents, said
 from tests.moving.breaking import Counted, Dying, Lying, Unable
-from tests.moving.stores import shown
+from tests.moving.stores import obey, settled, shown
+
+PHASES = ("counting", "copying", "verifying")
 
 
 @pytest.fixture
@@ -352,14 +358,164 @@ def test_a_session_that_is_deleted_between_two_copies_is_deleted_in_the_copy(
     perdure.copy(source, target)
     store = perdure.open(source)
     store.delete("claim-2", reason="at once")
-    store.session("claim-1").append(*[said("one"), said("two")])
-    store.delete("claim-1", reason="after more was said")
     assert perdure.copy(source, target).complete
     assert shown(target) == shown(source)
-    assert len([*target.read("claim-1")]) == len([*target.read("claim-2")]) == 1
-    store.session("claim-1").append(said("a second life"))
+    assert len([*target.read("claim-2")]) == 1
+    store.session("claim-2").append(said("a second life"))
     assert perdure.copy(source, target, final=True).complete
-    assert contents(perdure.open(target).session("claim-1")) == ["a second life"]
+    assert contents(perdure.open(target).session("claim-2")) == ["a second life"]
+
+
+def test_what_can_not_be_compared_any_more_is_left_until_it_is_deleted_by_hand(
+    source: MemoryBackend,
+) -> None:
+    target = MemoryBackend()
+    perdure.copy(source, target)
+    store = perdure.open(source)
+    store.session("claim-1").append(said("one"), said("two"))
+    store.delete("claim-1", reason="after more was said")
+    before = shown(target)
+    assert kinds(perdure.copy(source, target)) == {"claim-1": "conflict"}
+    copied = perdure.copy(source, target, final=True)
+    assert kinds(copied) == {"claim-1": "conflict"}
+    assert copied.left == 0
+    assert "perdure.open(TARGET).delete('claim-1')" in copied.problems[0].reason
+    assert shown(target) == before
+    obey(target, copied)
+    assert perdure.copy(source, target, final=True).complete
+    assert shown(target) == shown(source)
+    assert len([*target.read("claim-1")]) == 1
+
+
+@pytest.mark.parametrize("mine", [1, 2, 3, 4, 9])
+@pytest.mark.parametrize("again", [False, True])
+def test_a_deletion_takes_nothing_that_was_said_in_the_target_only(
+    mine: int, *, again: bool
+) -> None:
+    source, target = MemoryBackend(), MemoryBackend()
+    here, there = perdure.open(source), perdure.open(target)
+    here.session("s").append(said("in both"))
+    perdure.copy(source, target)
+    there.session("s").append(*[said(f"here only {number}") for number in range(mine)])
+    here.session("s").append(said("in the source"), said("too"))
+    here.delete("s")
+    if again:
+        here.session("s").append(said("a second life"))
+    before = shown(target)
+    copied = perdure.copy(source, target, final=True)
+    assert kinds(copied) == {"s": "conflict"}
+    assert shown(target) == before
+    if again and mine > 2:
+        assert "another session" in copied.problems[0].reason
+        return
+    obey(target, copied)
+    assert perdure.copy(source, target, final=True).complete
+    assert shown(target) == shown(source)
+
+
+def test_a_second_life_that_was_deleted_in_the_target_does_not_come_back() -> None:
+    source, target = MemoryBackend(), MemoryBackend()
+    here, there = perdure.open(source), perdure.open(target)
+    here.session("s").append(said("a first life"))
+    here.delete("s")
+    here.session("s").append(said("a second life"))
+    perdure.copy(source, target)
+    there.delete("s")
+    copied = perdure.copy(source, target, final=True)
+    assert kinds(copied) == {"s": "conflict"}
+    assert not list(there.sessions())
+
+
+def test_a_deletion_leaves_the_past_of_a_branch_that_was_made_in_the_target() -> None:
+    source, target = MemoryBackend(), MemoryBackend()
+    here, there = perdure.open(source), perdure.open(target)
+    here.session("s").append(said("in both"))
+    perdure.copy(source, target)
+    there.session("s").branch("what-if").append(said("in the branch"))
+    here.session("s").append(*[said("in the source")] * 6)
+    here.delete("s")
+    assert kinds(perdure.copy(source, target, final=True)) == {"s": "conflict"}
+    assert contents(there.resume("what-if")) == ["in both", "in the branch"]
+
+
+def cut_release(backend: MemoryBackend, store: perdure.Store) -> None:
+    """Delete a branch and its parent, with a crash before the parent has let go of it."""
+    with pytest.raises(Crash):
+        perdure.open(CrashAt(backend, "append.before", nth=2)).delete("what-if")
+    store.delete("s")
+
+
+@pytest.mark.parametrize("wrote", [False, True])
+def test_a_deletion_waits_for_the_branches_that_live_in_the_target(*, wrote: bool) -> None:
+    source, target = MemoryBackend(), MemoryBackend()
+    here, there = perdure.open(source), perdure.open(target)
+    here.session("s").append(said("in both"))
+    here.session("s").branch("what-if").append(said("in the branch"))
+    perdure.copy(source, target)
+    if wrote:
+        there.session("what-if").append(said("here only"))
+    cut_release(source, here)
+    before = shown(target)
+    copied = perdure.copy(source, target, sessions=["s"], final=True)
+    if wrote:
+        assert kinds(copied)["s"] == "conflict"
+        assert "its branch 'what-if' lives on in the target" in copied.problems[0].reason
+        assert copied.left == 0
+        assert shown(target) == before
+    settled(source, target)
+    assert shown(target) == shown(source)
+
+
+def test_half_a_copy_is_known_to_be_one() -> None:
+    source, target = MemoryBackend(), MemoryBackend()
+    store = perdure.open(source)
+    session = store.session("long")
+    for number in range(300):
+        session.note({"n": number, "long": "x" * 5000})
+    with pytest.raises(Crash):
+        perdure.copy(source, Dying(target, 1, after=True))
+    store.delete("long")
+    assert perdure.copy(source, target, final=True).complete
+    assert shown(target) == shown(source)
+
+
+class Deleting(Counted):
+    """Goes on with a session, and deletes it, when a copy lists the store for the second time."""
+
+    def streams(
+        self,
+        *,
+        prefix: str = "",
+        after: str = "",
+        labels: Collection[str] = (),
+        limit: int | None = None,
+    ) -> Iterator[Head]:
+        self.calls += not prefix
+        if self.calls == 3:
+            store = perdure.open(self.backend)
+            store.session("claim-1").append(said("one"), said("two"))
+            store.delete("claim-1")
+        return super().streams(prefix=prefix, after=after, labels=labels, limit=limit)
+
+
+def test_a_run_knows_what_it_has_copied_itself(source: MemoryBackend) -> None:
+    target = MemoryBackend()
+    copied = perdure.copy(Deleting(source), target)
+    assert copied.complete
+    assert copied.rounds == 3
+    assert shown(target) == shown(source)
+
+
+def test_who_follows_a_store_knows_what_earlier_rounds_have_copied(source: MemoryBackend) -> None:
+    target, before = MemoryBackend(), dict[str, str]()
+    for _ in range(2):
+        following = Copying(Selection(), final=False, dry_run=False, copied=before)
+        copied = carried_out(following, source, target, None)
+        assert copied.complete
+        assert copied.sessions
+        store = perdure.open(source)
+        store.session("claim-1").append(said("one"), said("two"))
+        store.delete("claim-1")
 
 
 def test_a_target_that_can_not_remove_says_so(source: MemoryBackend) -> None:
@@ -368,6 +524,7 @@ def test_a_target_that_can_not_remove_says_so(source: MemoryBackend) -> None:
     store = perdure.open(source)
     store.session("claim-1").append(*[said("one"), said("two")])
     store.delete("claim-1")
+    obey(target, perdure.copy(source, target))
     copied = perdure.copy(source, Unable(target))
     assert kinds(copied) == {"claim-1": "unsupported"}
     assert "can not remove" in copied.problems[0].reason
@@ -407,6 +564,27 @@ def test_a_copy_tells_how_far_it_is() -> None:
     assert [one.sessions for one in copying] == sorted(one.sessions for one in copying)
 
 
+def test_a_copy_of_a_few_long_sessions_tells_how_far_it_is() -> None:
+    source, seen = MemoryBackend(), list[Progress]()
+    session = perdure.open(source).session("long")
+    for _ in range(40):
+        session.append(*[said("x" * 4000) for _ in range(20)])
+    perdure.copy(source, MemoryBackend(), final=True, on_progress=seen.append)
+    begun = [next(one for one in seen if one.phase == phase) for phase in PHASES]
+    assert [one.entries for one in begun] == [0, 0, 0], "before anything was done"
+    for phase in PHASES[1:]:
+        told = [one.entries for one in seen if one.phase == phase]
+        assert told == sorted(told)
+        assert len(set(told)) > 3
+
+
+def test_nobody_knows_of_how_many_while_they_are_counted(source: MemoryBackend) -> None:
+    seen = list[Progress]()
+    perdure.copy(source, MemoryBackend(), final=True, on_progress=seen.append)
+    totals = {(one.of_sessions, one.of_entries) for one in seen if one.phase == "counting"}
+    assert totals == {(0, 0)}
+
+
 def test_what_is_no_source_or_no_target_is_refused(tmp_path: Path, source: MemoryBackend) -> None:
     with pytest.raises(NotFoundError, match=r"nope\.db.*nothing was made"):
         perdure.copy(tmp_path / "nope.db", MemoryBackend())
@@ -417,6 +595,12 @@ def test_what_is_no_source_or_no_target_is_refused(tmp_path: Path, source: Memor
     for other in (f"sqlite:{tmp_path / 'a.db'}", tmp_path / "a.db"):
         with pytest.raises(UsageError, match="same store"):
             perdure.copy(str(tmp_path / "a.db"), other)
+    with (
+        closing(SqliteBackend(tmp_path / "a.db")) as one,
+        closing(SqliteBackend(tmp_path / "a.db")) as two,
+        pytest.raises(UsageError, match="same store"),
+    ):
+        perdure.copy(one, two)
     with pytest.raises(UsageError, match="backend"):
         perdure.copy(source, 7)  # type: ignore[arg-type]
 

@@ -15,7 +15,7 @@ import perdure
 from perdure.backends.files import FilesBackend
 from perdure.backends.sqlite import SqliteBackend
 from tests.core.support import contents
-from tests.moving.stores import shown
+from tests.moving.stores import foreseen, settled, shown
 from tests.moving.writer import DELETED
 
 ROOT = Path(__file__).parents[2]
@@ -67,13 +67,12 @@ def test_nothing_is_lost_when_writers_go_on_during_a_copy(tmp_path: Path, kind: 
         start = time.monotonic()
         while moved < 3 and time.monotonic() < start + 60:
             copied = perdure.copy(address, target)
-            assert copied.problems == ()
+            foreseen(copied)
             moved += copied.entries > 0
             require_whole(target)
             time.sleep(0.3)
     assert moved == 3, "the copies must have met writers"
-    final = perdure.copy(address, target, final=True)
-    assert final.complete
+    settled(address, target)
     store = perdure.open(target)
     wanted = expected(said)
     assert sum(map(len, wanted.values())) > 10
@@ -104,4 +103,4 @@ def test_a_final_copy_that_meets_a_writer_says_so(tmp_path: Path) -> None:
             copied = perdure.copy(address, target, final=True)
         assert copied.left
         assert not copied.complete
-        assert copied.problems == ()
+        foreseen(copied)

@@ -11,11 +11,12 @@ import perdure
 from perdure.backend import CLOCK, knowing_time
 from perdure.backends.memory import MemoryBackend
 from perdure.backends.postgres import PostgresBackend
+from perdure.backends.postgres_address import parse
 from perdure.backends.sqlite import SqliteBackend
-from perdure.errors import UnavailableError
+from perdure.errors import UnavailableError, UsageError
 from tests.cli.support import invoke, objects
 from tests.core.support import said
-from tests.moving.stores import act, shown
+from tests.moving.stores import act, settled, shown
 from tests.moving.test_copying_properties import EVERYTHING, LATER, died
 
 
@@ -34,7 +35,7 @@ def test_a_store_moves_to_a_server_and_back(server: PostgresBackend, tmp_path: P
         assert perdure.copy(one, server).complete
         assert shown(server) == shown(one)
         act(perdure.open(one), LATER)
-        assert perdure.copy(one, server, final=True).complete
+        settled(one, server)
         assert shown(server) == shown(one)
         act(perdure.open(server), LATER)
         assert perdure.copy(server, two, final=True).complete
@@ -93,6 +94,27 @@ def test_the_command_does_not_repeat_a_password(postgres_store: str, tmp_path: P
         assert result.exit_code == 0
         assert password not in result.stdout + result.stderr
         assert f"postgresql://{name}@{place}&migrate=no" in result.stdout, "to be called again"
+
+
+def test_a_server_is_not_copied_to_itself(postgres_store: str) -> None:
+    other = f"{postgres_store.replace('postgresql:', 'postgres:')}&patience=20"
+    perdure.open(postgres_store).close()
+    with pytest.raises(UsageError, match="same store"):
+        perdure.copy(postgres_store, other)
+    with pytest.raises(UsageError, match="same store"):
+        asyncio.run(perdure.copy_async(postgres_store, other))
+    result = invoke(None, "copy", "--final", postgres_store, other)
+    assert result.exit_code == 2
+    assert "same store" in result.stderr
+    assert perdure.copy(postgres_store, f"{other}&tenant=another").complete
+
+
+def test_a_name_tells_stores_apart() -> None:
+    places = ["host=h&hostaddr=10.0.0.1", "host=h&hostaddr=10.0.0.2", "service=a", "service=b"]
+    addresses = [f"postgresql:///db?{place}&password=secret" for place in places]
+    names = {parse(address).name for address in addresses}
+    assert len(names) == len(places)
+    assert "secret" not in " ".join(names)
 
 
 def test_a_server_is_examined_and_nothing_is_left(

@@ -14,7 +14,7 @@ from perdure.backend import Backend
 from perdure.backends.memory import MemoryBackend
 from perdure.testing import Crash
 from tests.moving.breaking import Counted, Dying
-from tests.moving.stores import KINDS, Action, act, opened, scripts, shown, stored
+from tests.moving.stores import KINDS, Action, act, obey, opened, scripts, settled, shown, stored
 
 QUICK = {"sqlite": 3, "files": 3, "memory": 10}
 
@@ -41,8 +41,7 @@ def test_a_copy_between_any_two_stores_is_the_same_store(one: str, two: str) -> 
             assert copied.complete
             assert shown(target) == shown(source)
             act(perdure.open(source), later)
-            second = perdure.copy(source, target, final=True)
-            assert second.complete
+            second = settled(source, target)
             assert shown(target) == shown(source)
             assert second.verified == sum(len(found.entries) for found in shown(source).values())
             assert perdure.copy(source, target).entries == 0
@@ -68,6 +67,7 @@ EVERYTHING = [
 LATER = [
     Action("batch", 4, 4),
     Action("delete", 4, 2),
+    Action("delete", 3, 2),
     Action("say", 2, 1),
     Action("many", 0, 2),
     Action("say", 5, 6),
@@ -101,6 +101,7 @@ def test_a_copy_that_is_killed_at_any_call_goes_on_where_it_stopped(
         nth += 1
         target = Counted(MemoryBackend())
         perdure.copy(early, target)  # It was begun before the deletions.
+        obey(target, perdure.copy(source, target, dry_run=True))
         if not died(source, target, nth, side=side, after=after):
             break
         deaths += 1

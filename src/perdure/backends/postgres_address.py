@@ -154,9 +154,13 @@ def _name(options: dict[str, Any], schema: str, tenant: str) -> str:
     user, host = options.get("user"), options.get("host") or options.get("hostaddr") or ""
     port, database = options.get("port"), options.get("dbname") or ""
     where = (f"{user}@" if user else "") + str(host) + (f":{port}" if port else "")
-    ours = [f"schema={schema}"] if schema != "perdure" else []
-    ours += [f"tenant={tenant}"] if tenant else []
-    return f"postgresql://{where}/{database}" + ("?" + "&".join(ours) if ours else "")
+    words = [f"schema={schema}"] if schema != "perdure" else []
+    words += [f"tenant={tenant}"] if tenant else []
+    # These say where it is as well: two stores of one name are taken for the same.
+    if options.get("hostaddr") and options.get("host"):
+        words.append(f"hostaddr={options['hostaddr']}")
+    words += [f"service={options['service']}"] if options.get("service") else []
+    return f"postgresql://{where}/{database}" + ("?" + "&".join(words) if words else "")
 
 
 def _identifier(name: str) -> str:

@@ -21,9 +21,8 @@ from perdure.cli.stores import (
 )
 from perdure.cli.text import counted, safe, say, say_json, sized
 from perdure.copying.asking import Progress as Reached
-from perdure.copying.moving import copy as copy_sessions
-from perdure.copying.moving import require_two, unmade
-from perdure.copying.rounds import Copied
+from perdure.copying.moving import carried_out, require_two, selection_of, unmade
+from perdure.copying.rounds import Copied, Copying
 from perdure.errors import UnavailableError
 from perdure.opening import backend_of, scheme_of
 
@@ -79,7 +78,7 @@ def copy(source: str, target: str, *, as_json: bool, watch: bool, **chosen: Any)
             _follow(one, two, chosen, as_json=as_json)
             return
         with _Bars() as bars:
-            copied = _copied(one, two, chosen, bars)
+            copied = _copied(one, two, chosen, bars, {})
         _tell(one, two, copied, as_json=as_json)
         if not as_json:
             _tell_next(source, target, copied, chosen)
@@ -96,9 +95,15 @@ def _stores(source: str, target: str, *, dry_run: bool) -> Iterator[tuple[Backen
         yield one, stack.enter_context(closing(backend_of(unmade(target) if dry_run else target)))
 
 
-def _copied(one: Backend, two: Backend, chosen: dict[str, Any], bars: "_Bars | None") -> Copied:
+def _copied(
+    one: Backend, two: Backend, chosen: dict[str, Any], bars: "_Bars | None", before: dict[str, str]
+) -> Copied:
+    meant = selection_of(chosen["prefix"], chosen["labels"], chosen["sessions"])
+    how = {"final": chosen["final"], "dry_run": chosen["dry_run"]}
     try:
-        return copy_sessions(one, two, on_progress=bars.show if bars else None, **chosen)
+        return carried_out(
+            Copying(meant, copied=before, **how), one, two, bars.show if bars else None
+        )
     except UnavailableError as error:
         what = "what was copied stays: call it again to go on"
         raise UnreadableError(f"{error}; {what}") from error
@@ -115,15 +120,18 @@ class _Bars:
         return self
 
     def show(self, reached: Reached) -> None:
-        total, noun, done = reached.of_entries, "entry", reached.entries
-        if reached.phase != "copying":
-            total, noun, done = reached.of_sessions, "session", reached.sessions
+        total, noun, done = reached.of_sessions, "session", reached.sessions
+        copies = reached.phase == "copying" and reached.of_entries > 0
+        if copies:
+            total, noun, done = reached.of_entries, "entry", reached.entries
         if reached.phase != self._phase:
             self.__exit__(None, None, None)
             self._phase = reached.phase
             self._bar = Progress(reached.phase, noun, lambda: total).__enter__()
         if self._bar is not None:
             self._bar.done = done
+            if reached.phase != "counting":
+                self._bar.at = sized(reached.bytes) if copies else counted(reached.entries, "entry")
 
     def __exit__(
         self,
@@ -139,11 +147,12 @@ class _Bars:
 def _follow(one: Backend, two: Backend, chosen: dict[str, Any], *, as_json: bool) -> None:
     """Copy again and again. A round that takes long is followed by a longer pause."""
     pause, first, found = FIRST_PAUSE, True, False
+    before: dict[str, str] = {}
     try:
         while True:
             start = time.monotonic()
             with _Bars() as bars:
-                copied = _copied(one, two, chosen, bars if first else None)
+                copied = _copied(one, two, chosen, bars if first else None, before)
             if copied.entries or first:
                 _tell(one, two, copied, as_json=as_json)
             found = bool(copied.problems)

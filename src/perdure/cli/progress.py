@@ -18,7 +18,10 @@ NAME_MIN = 16  # Columns; less of a session's name tells nothing.
 
 
 class Progress:
-    """How far a command has come. `total` is called once, and only if a bar is shown at all."""
+    """How far a command has come. `total` is called once, and only if a bar is shown at all.
+
+    Where it is 0 nobody knows it yet: then there is no share of it to be shown.
+    """
 
     def __init__(self, doing: str, noun: str, total: Callable[[], int]) -> None:
         self.done = 0
@@ -53,13 +56,16 @@ class Progress:
             self._over.wait(PAUSE)
 
     def _line(self, total: int, seconds: float) -> str:
-        share = min(self.done / total, 1.0) if total else 0.0
-        filled = int(share * BAR)
-        bar = "#" * filled + "." * (BAR - filled)
-        of = f"{self.done:,} of {counted(total, self._noun)}"
-        line = f"{self._doing} [{bar}] {of}, {seconds:.0f} s"
+        line = f"{self._doing} {self._share(total)}, {seconds:.0f} s"
         room = terminal_width() - columns(line) - 3
         return f"{line}  {first_line(self.at, room)}" if self.at and room >= NAME_MIN else line
+
+    def _share(self, total: int) -> str:
+        if not total:
+            return counted(self.done, self._noun)
+        filled = int(min(self.done / total, 1.0) * BAR)
+        bar = "#" * filled + "." * (BAR - filled)
+        return f"[{bar}] {self.done:,} of {counted(total, self._noun)}"
 
     def _erase(self) -> None:
         if self._shown:

@@ -235,10 +235,18 @@ def head_of(backend: Backend, session: str) -> Head | None:
 
 
 def require_head(source: Opened, session: str) -> Head:
-    """Return the head of a session, deleted or not; for an unknown one say which are close."""
+    """Return the head of a session, deleted or not; for an unknown one say which are close.
+
+    One that has entries and no head is damaged, and not unknown.
+    """
     head = head_of(source.backend, session)
     if head is not None:
         return head
+    if session and next(source.backend.read(session, limit=1), None) is not None:
+        # It may have been begun since.
+        if (head := head_of(source.backend, session)) is not None:
+            return head
+        raise DamagedError(session, 0, "it has entries and no head")
     close = _close(source.backend, session)
     hint = f" Close to it: {', '.join(map(repr, close))}." if close else ""
     raise NotThereError(f"There is no session {session!r}.{hint} `perdure ls` lists them.")

@@ -15,6 +15,7 @@ from perdure.cli.stores import (
     Reading,
     WrongCallError,
     every_head,
+    head_of,
     opened,
     require_head,
     store_option,
@@ -22,6 +23,7 @@ from perdure.cli.stores import (
 from perdure.cli.text import say, say_json
 from perdure.cli.verify_view import Result, Salvage, print_result, print_summary, result_json
 from perdure.errors import DamagedError, NotFoundError, TornError, VersionError
+from perdure.fold import DELETED
 from perdure.store import Store
 
 EXAMPLES = """\b
@@ -73,7 +75,7 @@ def verify(
         with Progress("verifying", "session", lambda: _total(source, sessions, prefix)) as progress:
             for head in heads:
                 progress.at = head.stream
-                result = _verify(source.store, head, salvage)
+                result = _verify(source, head, salvage)
                 progress.done += 1
                 checked += 1
                 if result.state != "ok":
@@ -92,23 +94,37 @@ def _wanted(
     source: Opened, sessions: tuple[str, ...], prefix: str
 ) -> Iterator[Head | DamagedError]:
     if sessions:
-        yield from [require_head(source, session) for session in dict.fromkeys(sessions)]
+        yield from [_named(source, session) for session in dict.fromkeys(sessions)]
     else:
         yield from every_head(source.backend, prefix=prefix)
+
+
+def _named(source: Opened, session: str) -> Head | DamagedError:
+    try:
+        return require_head(source, session)
+    except DamagedError as error:
+        return error
 
 
 def _total(source: Opened, sessions: tuple[str, ...], prefix: str) -> int:
     return len(sessions) or sum(1 for _ in every_head(source.backend, prefix=prefix))
 
 
-def _verify(store: Store, head: Head | DamagedError, salvage: Salvage) -> Result:
+def _verify(source: Opened, head: Head | DamagedError, salvage: Salvage) -> Result:
+    store = source.store
     if isinstance(head, DamagedError):
         return _examined(store, head.stream, head, salvage)
     try:
         with store.session(head.stream) as session:
             return Result(head.stream, "ok", session.verify())
-    except NotFoundError:  # Deleted meanwhile; what stays of it is checked then.
-        return Result(head.stream, "ok")
+    except NotFoundError as error:
+        now = head_of(source.backend, head.stream)
+        if now is None or DELETED in now.labels:  # Deleted meanwhile.
+            return Result(head.stream, "ok")
+        if now != head:  # And begun anew.
+            return _verify(source, now, salvage)
+        lost = DamagedError(head.stream, 0, f"what it is a branch of is gone: {error}")
+        return _examined(store, head.stream, lost, salvage)
     except VersionError as error:
         return Result(head.stream, "newer", reason=str(error))
     except DamagedError as error:

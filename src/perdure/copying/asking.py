@@ -13,6 +13,7 @@ from perdure.steps import Drop, Heads, Read
 
 T = TypeVar("T")
 Side = Literal["source", "target"]
+Phase = Literal["counting", "copying", "verifying"]
 
 
 class Send(NamedTuple):
@@ -37,9 +38,12 @@ class Listed(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """How far a copy is. Totals are those of the first look: writers may have gone on since."""
+    """How far a copy is. Totals are those of the first look: writers may have gone on since.
 
-    phase: Literal["counting", "copying", "verifying"]
+    While that one is counting, they are 0.
+    """
+
+    phase: Phase
     sessions: int
     of_sessions: int
     entries: int

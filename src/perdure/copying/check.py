@@ -4,11 +4,12 @@ What is equal byte for byte to a chain that was checked is a chain that was chec
 """
 
 from collections import deque
+from collections.abc import Callable
 from typing import NamedTuple
 
 from perdure.backend import Head
 from perdure.copying import asking as ask
-from perdure.copying.asking import CopySteps
+from perdure.copying.asking import CopySteps, Progress
 from perdure.copying.chain import Walk
 from perdure.copying.plan import Refused, some
 from perdure.journal import Linked
@@ -21,9 +22,10 @@ class Equal(NamedTuple):
     bytes: int
 
 
-def compared(head: Head) -> CopySteps[Equal]:
+def compared(head: Head, tell: Callable[[int], Progress]) -> CopySteps[Equal]:
     """Return how much of a stream is the same on both sides, which is all of it.
 
+    `tell` makes a report, after each page, of how many entries that are.
     Raises Refused where they differ, and DamagedError where the source is not what was written.
     What the source has dropped meanwhile is dropped in the target.
     """
@@ -36,6 +38,7 @@ def compared(head: Head) -> CopySteps[Equal]:
         yield from _equal(head.stream, page)
         entries += len(page)
         size += sum(len(one.entry.header) + len(one.entry.body or b"") for one in page)
+        yield tell(entries)
     return Equal(entries, size)
 
 

@@ -10,6 +10,7 @@ from perdure.copying.asking import Ask, CopySteps, Listed, Progress, Remove, Sen
 from perdure.copying.pairs import Selection
 from perdure.copying.rounds import Copied, Copying
 from perdure.errors import DamagedError, NotFoundError, UnavailableError, UsageError
+from perdure.guarantees import guarantees_of
 from perdure.opening import (
     Address,
     async_backend_of,
@@ -23,6 +24,8 @@ from perdure.steps import Drop, Heads, Read
 from perdure.writing import require_labels, require_session_id
 
 PAGE_BYTES = 4 * 2**20  # A page of long bodies is cut short, so that memory stays bounded.
+
+SAME = "the source and the target are the same store"
 
 T = TypeVar("T")
 OnProgress = Callable[[Progress], object]
@@ -50,13 +53,13 @@ def copy(  # noqa: PLR0913 - each is a choice of its own
     What can not be copied, because it is damaged or the target has something else under that name,
     is left alone and listed in `Copied.problems`. With `dry_run` nothing is written.
     """
-    copying = Copying(_selection(prefix, labels, sessions), final=final, dry_run=dry_run)
+    copying = Copying(selection_of(prefix, labels, sessions), final=final, dry_run=dry_run)
     require_two(source, target)
     with (
         _opened(_existing(source)) as one,
         _opened(unmade(target) if dry_run else target) as two,
     ):
-        return _run(copying.steps(), {"source": one, "target": two}, on_progress or _ignore)
+        return carried_out(copying, one, two, on_progress)
 
 
 async def copy_async(  # noqa: PLR0913 - as its twin
@@ -71,21 +74,32 @@ async def copy_async(  # noqa: PLR0913 - as its twin
     on_progress: OnProgress | None = None,
 ) -> Copied:
     """As `copy`, for code in an event loop."""
-    copying = Copying(_selection(prefix, labels, sessions), final=final, dry_run=dry_run)
+    copying = Copying(selection_of(prefix, labels, sessions), final=final, dry_run=dry_run)
     require_two(source, target)
     async with (
         _opened_async(_existing(source)) as one,
         _opened_async(unmade(target) if dry_run else target) as two,
     ):
+        _require_two_opened(one, two)
         sides = {"source": one, "target": two}
         return await _run_async(copying.steps(), sides, on_progress or _ignore)
+
+
+def carried_out(
+    copying: Copying, source: Backend, target: Backend, on_progress: OnProgress | None
+) -> Copied:
+    """Return what became of a copy between two stores that are open."""
+    _require_two_opened(source, target)
+    sides = {"source": source, "target": target}
+    return _run(copying.steps(), sides, on_progress or _ignore)
 
 
 def _ignore(progress: Progress) -> None:
     del progress
 
 
-def _selection(prefix: str, labels: Sequence[str], sessions: Sequence[str]) -> Selection:
+def selection_of(prefix: str, labels: Sequence[str], sessions: Sequence[str]) -> Selection:
+    """Return which sessions are meant, or raise UsageError."""
     require_str(prefix, "prefix")
     require_labels(labels)
     if isinstance(sessions, str):
@@ -104,7 +118,14 @@ def require_two(source: object, target: object) -> None:
         if one is not None and two is not None and one.exists() and two.exists():
             same = same or one.samefile(two)
     if same:
-        raise UsageError("the source and the target are the same store")
+        raise UsageError(SAME)
+
+
+def _require_two_opened(source: Backend | AsyncBackend, target: Backend | AsyncBackend) -> None:
+    """The same for stores whose addresses differ, by their names. Others share theirs in memory."""
+    lasts = guarantees_of(source).survives in {"process death", "power loss"}
+    if source is target or (lasts and source.name == target.name):
+        raise UsageError(SAME)
 
 
 def _existing(source: Any) -> Any:

@@ -93,6 +93,10 @@ class Pairs:
             name = names.popleft()
             try:
                 head = yield from ask.head("source", name)
+                if head is None and (yield from ask.read("source", name, after=0, limit=1)):
+                    head = yield from ask.head("source", name)  # It may have been begun since.
+                    if head is None:
+                        return DamagedError(name, 0, "it has entries and no head")
                 if head is not None:
                     return Pair(head, (yield from ask.head("target", name)))
             except DamagedError as error:

@@ -7,10 +7,10 @@ looks once more.
 """
 
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from perdure.backend import Head
-from perdure.copying.asking import CopySteps, Progress
+from perdure.copying.asking import CopySteps, Phase, Progress
 from perdure.copying.check import compared
 from perdure.copying.pairs import Pair, Pairs, Selection
 from perdure.copying.plan import Problem, Refused, Work, planned, problem_of, some
@@ -51,15 +51,27 @@ class Copied(NamedTuple):
 
 
 class Copying:
-    """One run. `steps` returns what became of it."""
+    """One run. `steps` returns what became of it.
 
-    def __init__(self, selection: Selection, *, final: bool, dry_run: bool) -> None:
+    `copied` is for who runs it again and again: it has the digest of what was last copied of each
+    session, so that what was deleted in between is known to be a copy.
+    """
+
+    def __init__(
+        self,
+        selection: Selection,
+        *,
+        final: bool,
+        dry_run: bool,
+        copied: dict[str, str] | None = None,
+    ) -> None:
         self._selection = selection
         self._final = final
         self._dry_run = dry_run
-        self._mover = Mover()
+        self._mover = Mover(self._progress, copied)
         self._unreadable: dict[str, Problem] = {}
-        self._total, self._expected = 0, 0
+        self._phase: Phase = "counting"
+        self._seen, self._total, self._expected = 0, 0, 0
         self._round = 0
         self._verified = 0
 
@@ -103,8 +115,8 @@ class Copying:
 
         def look(pair: Pair) -> CopySteps[None]:
             try:
-                work = yield from planned(*pair)
-                if work is not None:
+                work = yield from planned(*pair, self._mover.copied.get(pair.head.stream))
+                if work is not None and pair.head.stream not in self._mover.problems:
                     self._expected += yield from self._size(pair.head, work)
                     needing.add(pair.head.stream)
             except (Refused, DamagedError, VersionError) as error:
@@ -151,7 +163,7 @@ class Copying:
         self._unreadable.clear()
         yield from self._each(move, "copying")
         yield from self._mover.flush()
-        yield self._progress("copying", self._total)
+        yield self._progress()
         return self._mover.tally.entries - before
 
     def _verify(self) -> CopySteps[None]:
@@ -163,7 +175,8 @@ class Copying:
                 return
             for again in (True, False):
                 try:
-                    self._verified += (yield from compared(_shorter(pair))).entries
+                    equal = yield from compared(_shorter(pair), self._progress)
+                    self._verified += equal.entries
                 except (Refused, DamagedError, VersionError) as error:
                     if again:  # A deletion drops entries and leaves the head where it is.
                         continue
@@ -171,17 +184,14 @@ class Copying:
                 return
 
         yield from self._each(verify, "verifying")
-        yield self._progress("verifying", self._total)
+        yield self._progress()
 
-    def _each(
-        self,
-        work: Callable[[Pair], CopySteps[None]],
-        phase: Literal["counting", "copying", "verifying"],
-    ) -> CopySteps[list[str]]:
+    def _each(self, work: Callable[[Pair], CopySteps[None]], phase: Phase) -> CopySteps[list[str]]:
         """Do something for every session; return the ids that were named and are not there."""
-        pairs, seen = Pairs(self._selection), 0
+        pairs, self._phase, self._seen = Pairs(self._selection), phase, 0
+        yield self._progress()  # What follows may take long, even of a few sessions.
         while (pair := (yield from pairs.next())) is not None:
-            seen += 1
+            self._seen += 1
             if phase == "counting":
                 self._total += 1
             if isinstance(pair, DamagedError):
@@ -189,20 +199,18 @@ class Copying:
                 self._unreadable[pair.stream] = Problem(pair.stream, "damaged", reason)
                 continue
             yield from work(pair)
-            if seen % TOLD_EVERY == 0:
-                yield self._progress(phase, seen)
+            if self._seen % TOLD_EVERY == 0:
+                yield self._progress()
         return pairs.missing
 
-    def _progress(
-        self, phase: Literal["counting", "copying", "verifying"], sessions: int
-    ) -> Progress:
-        entries = self._verified if phase == "verifying" else self._mover.tally.entries
+    def _progress(self, verified: int = 0) -> Progress:
+        is_verifying, is_counting = self._phase == "verifying", self._phase == "counting"
         return Progress(
-            phase=phase,
-            sessions=sessions,
-            of_sessions=self._total,
-            entries=entries,
-            of_entries=self._expected,
+            phase=self._phase,
+            sessions=self._seen,
+            of_sessions=0 if is_counting else self._total,
+            entries=self._verified + verified if is_verifying else self._mover.tally.entries,
+            of_entries=0 if is_counting else self._expected,
             bytes=self._mover.tally.bytes,
             round=self._round,
         )

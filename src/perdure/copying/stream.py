@@ -1,22 +1,34 @@
 """Copy streams, entry by entry as they are: checked when read, and read back when written. Pure.
 
 A stream that is there already is continued where it stops, if its last entry is the source's; else
-it is left alone, and said so. Whole batches leave together, so that wherever a copy is cut short
-the target has a state that the source once had. Of a stream with damage nothing is copied: a long
-one is read through first.
+it is left alone, and said so. What the source has deleted goes from the target where it is known to
+be a copy, and no branch there needs it. Whole batches leave together, so that wherever a copy is
+cut short the target has a state that the source once had. Of a stream with damage nothing is
+copied: a long one is read through first.
 
 A branch needs its past, which lies in another stream: that one goes first.
 """
+
+from collections.abc import Callable
 
 from perdure import journal
 from perdure.backend import Append, Head
 from perdure.cipher import Plain
 from perdure.copying import asking as ask
-from perdure.copying.asking import CopySteps, Side
+from perdure.copying.asking import CopySteps, Progress, Side
 from perdure.copying.chain import Walk
-from perdure.copying.plan import Problem, Refused, ends_deleted, planned, problem_of, some
+from perdure.copying.needed import living_branches
+from perdure.copying.plan import (
+    Problem,
+    Refused,
+    delete_of,
+    ends_deleted,
+    planned,
+    problem_of,
+    some,
+)
 from perdure.errors import ChainError, DamagedError, PerdureError, UnsupportedError, VersionError
-from perdure.fold import HALF_COPIED
+from perdure.fold import DELETED, HALF_COPIED
 from perdure.journal import Linked
 from perdure.records import Branched
 
@@ -37,8 +49,12 @@ class Tally:
 class Mover:
     """Copies streams one after the other; short ones leave together, with `flush`."""
 
-    def __init__(self) -> None:
+    def __init__(self, tell: Callable[[], Progress], copied: dict[str, str] | None = None) -> None:
+        self._tell = tell
+        """Makes the report that follows each commit."""
         self.tally = Tally()
+        self.copied = {} if copied is None else copied
+        """The digest of the last entry that was copied of each stream."""
         self.problems: dict[str, Problem] = {}
         self.spoiled: dict[str, Problem] = {}
         """Streams that the target did not store as they were: nothing that comes later mends it."""
@@ -97,7 +113,7 @@ class Mover:
             return head, there
 
     def _move(self, head: Head, there: Head | None) -> CopySteps[None]:
-        work = yield from planned(head, there)
+        work = yield from planned(head, there, self.copied.get(head.stream))
         if work is None:
             return
         walk = Walk("source", head, after=work.after, tip=work.tip)
@@ -109,11 +125,15 @@ class Mover:
                 yield from walk.page()
             walk = Walk("source", head, after=work.after, tip=work.tip)
             page = yield from walk.page()
+        floor = (yield from self._floor(head)) if there is not None else 0
+        if there is not None and floor:
+            yield from self._branches_first(there)
         if work.removed is not None:
             yield from self._remove(work.removed)
         yield from self._pages(head, walk, page, begins=work.tip is None)
-        if there is not None:
-            yield from self._drop(head)
+        if floor:
+            yield from self.flush()
+            yield from ask.drop(head.stream, before=floor)
 
     def _pages(
         self, head: Head, walk: Walk, page: list[Linked], *, begins: bool
@@ -158,6 +178,7 @@ class Mover:
             reason = outcome.reason or "somebody else wrote to it in the target meanwhile"
             at = append.entries[0].position
             self.problems[append.stream] = Problem(append.stream, "conflict", reason, at)
+        yield self._tell()
 
     def _read_back(self, append: Append) -> CopySteps[None]:
         name, entries = append.stream, append.entries
@@ -170,6 +191,7 @@ class Mover:
                 self.spoiled[name] = Problem(name, "damaged", reason, at + 1)
                 return
             at = found[-1].position
+        self.copied[name] = journal.digest(entries[-1])
         self.tally.sessions.add(name)
         self.tally.entries += len(entries)
         self.tally.bytes += sum(len(e.header) + len(e.body or b"") for e in entries)
@@ -178,14 +200,27 @@ class Mover:
         if not (yield from ask.remove(there.stream, digest=there.digest)):
             raise Refused("conflict", "somebody else wrote to it in the target meanwhile")
 
-    def _drop(self, head: Head) -> CopySteps[None]:
-        """Drop in the target what the source has dropped."""
+    def _floor(self, head: Head) -> CopySteps[int]:
+        """Return before which position the target has what the source has dropped, or 0."""
         (first, *_) = yield from some("source", head.stream)
         floor = head.position if (yield from ends_deleted(head)) else first.position
-        yield from self.flush()
         (there, *_) = yield from some("target", head.stream)
-        if there.position < floor:
-            yield from ask.drop(head.stream, before=floor)
+        return floor if there.position < floor else 0
+
+    def _branches_first(self, there: Head) -> CopySteps[None]:
+        """Copy the deletions of a stream's branches; refuse where one lives on in the target."""
+        branches = yield from living_branches(there)
+        for branch in branches:
+            head = yield from ask.head("source", branch.stream)
+            if head is not None and DELETED in head.labels:
+                yield from self.stream(head, branch)
+                yield from self.flush()
+        left = (yield from living_branches(there)) if branches else []
+        if left:
+            name = left[0].stream
+            reason = f"the source has deleted it, and its branch {name!r} lives on in the target: "
+            reason += f"{delete_of(name)} if it is not to be kept, then copy again"
+            raise Refused("conflict", reason, there.position)
 
     def _past_first(self, name: str, first: Linked) -> CopySteps[None]:
         """Copy the stream that a branch's past lies in, where its name can be read."""

@@ -115,7 +115,7 @@ LAYERS = [
     {"content"},
     {"conversations.intake"},
     {"effects.issued"},
-    {"plain", "conversations.deltas", "effects.calls", "layered", "guarantees"},
+    {"plain", "conversations.deltas", "effects.calls", "layered", "guarantees", "parting"},
     {"errors", "forking"},
 ]
 

@@ -4,6 +4,9 @@ A lone caller works in its own thread. Of those that wait, the first is woken to
 work of all, the others are woken once, with their answer in hand: threads that wake each other
 for nothing cost more than everything else here. Nor are all woken at the same time, to fight over
 the interpreter: two are, and each of them wakes another before it goes its way.
+
+A commit that fails for the sake of one stream does not fail the others: each thread then sends its
+own append alone, and a stream that is still in trouble stays apart until it is well (`parting`).
 """
 
 import os
@@ -14,7 +17,8 @@ from weakref import WeakSet
 
 from perdure import waiting
 from perdure.backend import STORED, Append, Backend, Outcome
-from perdure.errors import PerdureError, UnavailableError, UsageError
+from perdure.errors import UnavailableError, UsageError
+from perdure.parting import Parting, for_another, is_away, sets_apart
 from perdure.steps import Commit, Drop, Heads, Read, Request, Steps, Wait
 
 Item = TypeVar("Item")
@@ -74,8 +78,14 @@ class Combiner(Generic[Item, Answer]):
     short is done in `_leave`, which does nothing twice and is therefore called twice.
     """
 
-    def __init__(self, run: Callable[[list[Item]], Sequence[Answer]]) -> None:
+    def __init__(
+        self,
+        run: Callable[[list[Item]], Sequence[Answer]],
+        among: "Combiner[Item, Answer] | None" = None,
+    ) -> None:
         self._run = run
+        self.whole = among or self
+        """Of combiners that lead to the same place, one: whoever is inside comes to none."""
         self._reset()
 
     def _reset(self) -> None:
@@ -111,7 +121,7 @@ class Combiner(Generic[Item, Answer]):
             inside = inside.inside
         outer = inside
         while outer is not None:
-            if outer.combiner is self:
+            if outer.combiner.whole is self.whole:
                 reason = "this thread is in the middle of a write, and what interrupted it can not"
                 raise UsageError(f"{reason} write: in a signal handler set a flag, or raise")
             outer = outer.inside
@@ -148,7 +158,7 @@ class Combiner(Generic[Item, Answer]):
         except BaseException as error:  # noqa: BLE001 - raised in every thread that waits
             own.error = error
             for waiter in own.others:
-                waiter.error, waiter.done = _for_another_thread(error), True
+                waiter.error, waiter.done = for_another(error), True
 
     def _leave(self, waiter: _Waiter[Item, Answer]) -> None:
         """Leave nobody waiting for this thread."""
@@ -176,20 +186,13 @@ class Combiner(Generic[Item, Answer]):
             waiting = [waiter for waiter in answered if not waiter.left]
             for waiter in waiting:
                 if not waiter.done:
-                    waiter.error, waiter.done = _for_another_thread(KeyboardInterrupt()), True
+                    waiter.error, waiter.done = for_another(KeyboardInterrupt()), True
             for waiter, following in zip(waiting, waiting[WOKEN_AT_ONCE:], strict=False):
                 waiter.following = [following]
         leader.following = [*leader.following[:1], *waiting[:WOKEN_AT_ONCE]]
 
 
-def _for_another_thread(error: BaseException) -> BaseException:
-    """Return an error of its own for a thread that waited, with the first one as its cause."""
-    if isinstance(error, PerdureError):
-        copy: BaseException = type(error)(*error.args)
-    else:
-        copy = UnavailableError("the commit", f"it was interrupted by {type(error).__name__}")
-    copy.__cause__ = error
-    return copy
+Told = Outcome | Parting[threading.Lock]
 
 
 class Committer:
@@ -197,31 +200,67 @@ class Committer:
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
-        self._combiner: Combiner[Append | None, Outcome] = Combiner(self._send)
+        self._combiner: Combiner[Append | None, Told] = Combiner(self._send)
+        self._apart: dict[str, Combiner[Append | None, Told]] = {}
+        """Of streams whose last append failed for their own sake: they join no others."""
 
     def append(self, append: Append) -> Outcome:
         """Return what became of an append; whatever was stored is durable."""
-        return self._combiner.submit(append)
+        told = self.of(append).submit(append)
+        return self._alone(append, told) if isinstance(told, Parting) else told
 
     def drain(self) -> None:
         """Return when everything that was under way has been answered."""
-        self._combiner.submit(None)
+        for combiner in (self._combiner, *self._apart.copy().values()):
+            combiner.submit(None)
 
-    def _send(self, appends: list[Append | None]) -> Sequence[Outcome]:
+    def of(self, append: Append) -> Combiner[Append | None, Told]:
+        """Return where an append goes: to all others, unless its stream is in trouble."""
+        apart = self._apart.get(append.stream) if self._apart else None
+        return self._combiner if apart is None else apart
+
+    def _new(self) -> Combiner[Append | None, Told]:
+        return Combiner(self._send, self._combiner)
+
+    def _send(self, appends: list[Append | None]) -> Sequence[Told]:
         if len(appends) == 1 and appends[0] is not None:
-            return self._attempt([appends[0]])
-        outcomes: list[Outcome] = [STORED] * len(appends)
+            return self._send_one(appends[0])
+        answers: list[Told] = [STORED] * len(appends)
         for group in rounds(appends):
-            answers = self._attempt([append for _, append in group])
-            for (number, _), outcome in zip(group, answers, strict=True):
-                outcomes[number] = outcome
+            for (number, _), told in zip(group, self._send_group(group), strict=True):
+                answers[number] = told
+        return answers
+
+    def _send_group(self, group: list[tuple[int, Append]]) -> Sequence[Told]:
+        try:
+            if len(group) == 1:
+                return self._send_one(group[0][1])
+            return self._attempt([append for _, append in group])
+        except Exception as error:
+            if is_away(error):
+                raise
+            return [Parting(error, len(group), threading.Lock)] * len(group)
+
+    def _alone(self, append: Append, parting: Parting[threading.Lock]) -> Outcome:
+        with parting.turn, parting.alone():
+            return self._new().submit(append)  # type: ignore[return-value]
+
+    def _send_one(self, append: Append) -> Sequence[Outcome]:
+        try:
+            outcomes = self._attempt([append])
+        except Exception as error:
+            if sets_apart(error):
+                self._apart.setdefault(append.stream, self._new())
+            raise
+        if self._apart:
+            self._apart.pop(append.stream, None)
         return outcomes
 
     def _attempt(self, batch: list[Append]) -> Sequence[Outcome]:
         try:
             return self._backend.append(batch)
         except UnavailableError as error:
-            if error.was_waited_for:
+            if error.was_waited_for or (error.of_one and len(batch) > 1):
                 raise
             # The backend reopens itself; appends are idempotent, so once more can do no harm.
             try:

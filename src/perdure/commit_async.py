@@ -2,7 +2,8 @@
 
 A write goes on whether or not its caller still waits, so a caller that is cancelled leaves the
 others, and the session, in a known state. It needs no task for that: whoever brings the answer to a
-request goes on with its steps. One task serves the appends of all.
+request goes on with its steps. One task serves the appends of all; after
+a commit that failed for the sake of one stream, each append has one of its own (`parting`).
 
 All that goes together is told in one event loop. Another one may follow when it has ended.
 """
@@ -10,6 +11,7 @@ All that goes together is told in one event loop. Another one may follow when it
 import asyncio
 import os
 from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from typing import Any, Generic
 from weakref import WeakSet
 
@@ -17,12 +19,15 @@ from perdure import forking, waiting, waiting_async
 from perdure.backend import STORED, Append, AsyncBackend, Outcome
 from perdure.commit import Answer, Item, T, rounds, share
 from perdure.errors import UnavailableError, UsageError
+from perdure.parting import Parting, is_away, sets_apart
 from perdure.steps import Commit, Drop, Heads, Read, Request, Steps, Wait
 from perdure.telling_async import Teller, Waiter, tell
 
 Ended = Callable[[Any, BaseException | None], None]
 """Takes what something came to: a result, or an error."""
 
+
+Told = Outcome | Parting[asyncio.Lock]
 
 _Waiting = tuple[Item, Waiter[Answer]]
 _following = forking.lock()
@@ -163,35 +168,76 @@ class AsyncCommitter:
     def __init__(self, backend: AsyncBackend) -> None:
         self._backend = backend
         self.tasks: set[asyncio.Task[Any]] = set()
-        self.combiner: AsyncCombiner[Append | None, Outcome] = AsyncCombiner(
+        self.combiner: AsyncCombiner[Append | None, Outcome] = self._new()
+        self._apart: dict[str, AsyncCombiner[Append | None, Outcome]] = {}
+        """Of streams whose last append failed for their own sake: they join no others."""
+
+    def append(self, append: Append) -> asyncio.Future[Outcome]:
+        """Return what became of an append; whatever was stored is durable."""
+        return self.of(append).submit(append)
+
+    async def drain(self) -> None:
+        """Return when everything that was under way has been answered."""
+        for combiner in (self.combiner, *self._apart.copy().values()):
+            await combiner.submit(None)
+
+    def of(self, append: Append) -> AsyncCombiner[Append | None, Outcome]:
+        """Return where an append goes: to all others, unless its stream is in trouble."""
+        apart = self._apart.get(append.stream) if self._apart else None
+        return self.combiner if apart is None else apart
+
+    def _new(self) -> AsyncCombiner[Append | None, Outcome]:
+        return AsyncCombiner(
             lambda appends, combiner: in_task(self.tasks, self._send(appends), combiner.finish),
             share,
             Teller(self.tasks),
         )
 
-    def append(self, append: Append) -> asyncio.Future[Outcome]:
-        """Return what became of an append; whatever was stored is durable."""
-        return self.combiner.submit(append)
-
-    async def drain(self) -> None:
-        """Return when everything that was under way has been answered."""
-        await self.combiner.submit(None)
-
-    async def _send(self, appends: list[Append | None]) -> Sequence[Outcome]:
+    async def _send(self, appends: list[Append | None]) -> Sequence[Told]:
         if len(appends) == 1 and appends[0] is not None:
-            return await self._attempt([appends[0]])
-        outcomes: list[Outcome] = [STORED] * len(appends)
+            return await self._send_one(appends[0])
+        answers: list[Told] = [STORED] * len(appends)
         for group in rounds(appends):
-            answers = await self._attempt([append for _, append in group])
-            for (number, _), outcome in zip(group, answers, strict=True):
-                outcomes[number] = outcome
+            for (number, _), told in zip(group, await self._send_group(group), strict=True):
+                answers[number] = told
+        return answers
+
+    async def _send_group(self, group: list[tuple[int, Append]]) -> Sequence[Told]:
+        try:
+            if len(group) == 1:
+                return await self._send_one(group[0][1])
+            return await self._attempt([append for _, append in group])
+        except Exception as error:
+            if is_away(error):
+                raise
+
+            def part(parting: Parting[Any], append: Append, waiter: Waiter[Outcome]) -> None:
+                sent = self._alone(append, parting)
+                in_task(self.tasks, sent, partial(tell, [(append, waiter)]))
+
+            return [Parting(error, len(group), asyncio.Lock, part)] * len(group)
+
+    async def _alone(self, append: Append, parting: Parting[asyncio.Lock]) -> Sequence[Outcome]:
+        async with parting.turn:
+            with parting.alone():
+                return await self._send_one(append)
+
+    async def _send_one(self, append: Append) -> Sequence[Outcome]:
+        try:
+            outcomes = await self._attempt([append])
+        except Exception as error:
+            if sets_apart(error):
+                self._apart.setdefault(append.stream, self._new())
+            raise
+        if self._apart:
+            self._apart.pop(append.stream, None)
         return outcomes
 
     async def _attempt(self, batch: list[Append]) -> Sequence[Outcome]:
         try:
             return await self._backend.append(batch)
         except UnavailableError as error:
-            if error.was_waited_for:
+            if error.was_waited_for or (error.of_one and len(batch) > 1):
                 raise
             # The backend reopens itself; appends are idempotent, so once more can do no harm.
             try:
@@ -305,7 +351,7 @@ class _UnderWay:
         driver = self._driver
         if type(request) is Commit:  # Most are.
             try:
-                driver.committer.combiner.enter(request.append, self)
+                driver.committer.of(request.append).enter(request.append, self)
             except UsageError as error:
                 self.set_exception(error)
         else:

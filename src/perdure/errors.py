@@ -332,6 +332,7 @@ class UnavailableError(PerdureError):
 
     was_waited_for = False
     """Whether the backend itself tried for as long as it may: nobody has to try again at once."""
+    of_one = False  # Whether one stream may be the reason, such as a lock on it; others go on.
 
     def __init__(self, backend: str, reason: str, hint: str = "try again later") -> None:
         super().__init__(backend, reason, hint)

@@ -10,6 +10,8 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any, Protocol, TypeVar
 
+from perdure.parting import Parting
+
 AT_ONCE = 64  # A few milliseconds of work.
 
 _Told_contra = TypeVar("_Told_contra", contravariant=True)
@@ -29,14 +31,18 @@ Waiting = Sequence[tuple[Any, Waiter[Any]]]
 
 
 def tell(waiting: Waiting, answers: Sequence[Any], error: BaseException | None) -> None:
-    """Tell everybody now: their answers, or an error of them all."""
+    """Tell everybody now: their answers, or an error of them all. Some go on alone (`parting`)."""
     raised: BaseException | None = None
-    for number, (_, waiter) in enumerate(waiting):
+    for number, (item, waiter) in enumerate(waiting):
         if waiter.done():
             continue
         try:
             if error is None:
-                waiter.set_result(answers[number])
+                answer = answers[number]
+                if type(answer) is Parting:
+                    answer.part(item, waiter)
+                else:
+                    waiter.set_result(answer)
             elif isinstance(error, asyncio.CancelledError):
                 with contextlib.suppress(RuntimeError):  # Nobody waits in a loop that was closed.
                     waiter.cancel()

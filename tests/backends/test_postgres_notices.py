@@ -17,10 +17,11 @@ import perdure
 from perdure.backends import postgres_bell
 from perdure.backends.postgres import PostgresBackend
 from perdure.backends.postgres_async import AsyncPostgresBackend
-from perdure.backends.postgres_links import Link
+from perdure.backends.postgres_links import AsyncLink, Link
 from perdure.backends.watching import Watchers
 from perdure.cli import doctor_trials
 from perdure.cli.__main__ import main
+from perdure.errors import UnavailableError
 from perdure.testing.contract_values import appended, entries, status
 from tests.servers import postgres
 
@@ -103,8 +104,15 @@ def test_the_same_for_an_event_loop(
     assert told.count("unnotified") == 2
 
 
+REFUSALS = {
+    "unknown": psycopg.errors.SyntaxError('at or near "listen": syntax error'),
+    "standby": psycopg.errors.ReadOnlySqlTransaction("cannot execute LISTEN during recovery"),
+}
+
+
+@pytest.mark.parametrize("refusal", REFUSALS)
 def test_a_server_without_listen_is_asked_for_it_seldom(
-    postgres_store: str, monkeypatch: pytest.MonkeyPatch
+    postgres_store: str, refusal: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is connected to once, not again and again while somebody waits."""
     begun: list[float] = []
@@ -117,7 +125,7 @@ def test_a_server_without_listen_is_asked_for_it_seldom(
 
             def execute(*_: object, **__: object) -> None:
                 link.close()
-                raise psycopg.errors.SyntaxError('at or near "listen": syntax error')
+                raise REFUSALS[refusal]
 
             monkeypatch.setattr(link, "execute", execute)
         return link
@@ -157,9 +165,9 @@ def test_who_is_told_looks_seldom(postgres_store: str, monkeypatch: pytest.Monke
     backend = PostgresBackend(postgres_store)
     real = backend._pool.run
 
-    def run(*given: Any) -> Any:
+    def run(*given: Any, **named: Any) -> Any:
         asked.append(time.monotonic())
-        return real(*given)
+        return real(*given, **named)
 
     with perdure.open(backend) as store, perdure.open(postgres_store) as other:
         thread = watching(store, seen)
@@ -194,6 +202,29 @@ def test_who_is_not_told_any_more_looks_again(
     thread.join()
 
 
+def test_a_server_that_forgot_who_waits_is_told_again(
+    postgres_url: str, postgres_store: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A crash empties the table in which that is written, for nothing else rests on it."""
+    monkeypatch.setattr(postgres_bell, "RENEWED", 300.0)
+    backend = PostgresBackend(postgres_store)
+    thread = threading.Thread(target=backend.watch, args=["s"], kwargs={"after": 0})
+    waits = "select 1 from watch where tenant = %s"
+    listener = "select pg_terminate_backend(pid) from pg_stat_activity where"
+    listener += " application_name = 'perdure listen' and query ilike %s"
+    path = f"-c search_path={backend._address.schema}"
+    with psycopg.connect(postgres_url, autocommit=True, options=path) as admin:
+        here = (backend._address.tenant,)
+        thread.start()
+        wait_until(lambda: admin.execute(waits, here).fetchone() is not None)
+        admin.execute("truncate watch")
+        assert admin.execute(listener, (f"%{backend._book._channel}%",)).fetchone()
+        wait_until(lambda: admin.execute(waits, here).fetchone() is not None)
+    assert status(backend, appended("s", 1, 1)) == ["stored"]
+    thread.join()
+    backend.close()
+
+
 @pytest.mark.parametrize("does", ["", "perform pg_sleep(30);"], ids=["forgotten", "no answer"])
 def test_a_line_that_leads_nowhere_any_more_is_noticed(
     postgres_url: str,
@@ -221,6 +252,42 @@ def test_a_line_that_leads_nowhere_any_more_is_noticed(
     assert looked[0] - begun < 20, "the server's answer would come after 30 s"
     assert status(backend, appended("s", 1, 1)) == ["stored"]
     thread.join()
+    backend.close()
+
+
+def refused(*_: object, **__: object) -> Any:
+    raise psycopg.OperationalError("connection failed: Connection refused")
+
+
+async def refused_async(*_: object, **__: object) -> Any:
+    refused()
+
+
+@pytest.mark.parametrize("timeout", [0, 0.5])
+def test_who_waits_for_a_while_waits_no_longer_for_a_server_that_is_away(
+    postgres_store: str, timeout: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An address may have patience for minutes, and the caller for a moment."""
+    address = f"{postgres_store}&patience=60"
+    backend = PostgresBackend(address)
+    assert not backend.watch("s", after=0, timeout=0)
+
+    async def in_loop() -> None:
+        other = AsyncPostgresBackend(address)
+        monkeypatch.setattr(AsyncLink, "connect", refused_async)
+        try:
+            await other.watch("s", after=0, timeout=timeout)
+        finally:
+            await other.close()
+
+    begun = time.monotonic()
+    with pytest.raises(UnavailableError, match="refused"):
+        asyncio.run(in_loop())
+    monkeypatch.setattr(Link, "connect", refused)
+    backend._pool._forget()
+    with pytest.raises(UnavailableError, match="refused"):
+        backend.watch("s", after=0, timeout=timeout)
+    assert time.monotonic() - begun < 20
     backend.close()
 
 

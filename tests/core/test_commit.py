@@ -17,7 +17,7 @@ from perdure.backends.memory import MemoryBackend
 from perdure.backends.offload import Offload
 from perdure.commit import UNDIVIDED_MAX, Combiner, Committer, rounds, share
 from perdure.commit_async import AsyncCombiner
-from perdure.errors import DamagedError, UnavailableError, UsageError
+from perdure.errors import UnavailableError, UsageError
 from tests.core.support import said
 
 
@@ -122,14 +122,14 @@ def test_two_appends_of_one_stream_go_one_after_the_other() -> None:
 
 def test_a_commit_that_fails_twice_gives_every_waiter_an_error_of_its_own() -> None:
     gate = Gate()
-    gate.error = DamagedError("s", 3, "broken")
+    gate.error = UnavailableError("store", "away")
     committer = Committer(gate)
     caught: list[BaseException] = []
 
     def send(name: str) -> None:
         try:
             committer.append(append(name))
-        except DamagedError as error:
+        except UnavailableError as error:
             caught.append(error)
 
     first = started(lambda: committer.append(append("first")))
@@ -140,6 +140,7 @@ def test_a_commit_that_fails_twice_gives_every_waiter_an_error_of_its_own() -> N
     finish(gate, [first, *others])
     assert [str(error) for error in caught] == [str(gate.error)] * 3
     assert len({id(error) for error in caught}) == 3
+    assert gate.batches == [["first"], ["a", "b", "c"], ["a", "b", "c"]]
 
 
 def test_an_unavailable_store_is_tried_twice_and_no_more() -> None:

@@ -13,6 +13,7 @@ import psycopg
 
 import perdure
 from perdure.backends.postgres import PostgresBackend
+from perdure.backends.postgres_sql import DURABLY
 from perdure.errors import UnsupportedError
 from perdure.testing.contract_values import appended, positions
 from tests.durability.promise import Promise, Trial, in_time
@@ -116,6 +117,54 @@ def lost_appends(server: Server, draw: random.Random) -> Trial:
     return Trial(what, "" if found == [*range(1, count + 1)] else f"{len(found)} are there")
 
 
+def lost_deletions(server: Server, draw: random.Random) -> Trial:
+    """Drop and remove with perdure, kill the server; what is said to be gone must be gone."""
+    count = draw.randint(5, 40)
+    before = draw.randint(2, count)
+    backend = PostgresBackend(f"{server.url}?tenant=t{draw.randrange(10**9)}")
+    backend.append([appended("s", 1, count), appended("gone", 1, 2)])
+    ends = {head.stream: head.digest for head in backend.streams()}
+    # Each is the last thing that the server was told, or the next one would make it durable too.
+    backend.drop("s", before=before)
+    server.stop(SIGKILL)
+    server.start()
+    left = positions(backend.read("s"))
+    assert backend.remove("gone", digest=ends["gone"])
+    server.stop(SIGKILL)
+    server.start()
+    names = [head.stream for head in backend.streams()]
+    backend.close()
+    what = f"{count} entries, dropped before {before}, a stream removed, kill -9 after each"
+    if left != [*range(before, count + 1)]:
+        return Trial(what, f"{left[:1]} to {left[-1:]} are there")
+    return Trial(what, "" if names == ["s"] else f"the streams are {names}")
+
+
+def lost_answers(server: Server, draw: random.Random) -> Trial:
+    """Store without waiting for the disk, send it again with perdure, kill the server.
+
+    So it is when an answer was lost: what is answered *stored* must be there, whoever stored it.
+    """
+    count = draw.randint(1, 20)
+    address = f"{server.url}?tenant=t{draw.randrange(10**9)}"
+    hasty, backend = PostgresBackend(address), PostgresBackend(address)
+    sql = hasty._book.sql
+    hasty._book.sql = sql._replace(append=sql.append.replace(DURABLY, "null"))
+    for one in (hasty, backend):
+        (outcome,) = one.append([appended("s", 1, count)])
+        assert outcome.status == "stored"
+    server.stop(SIGKILL)
+    server.start()
+    found = positions(backend.read("s"))
+    hasty.close()
+    backend.close()
+    what = f"{count} entries sent again, then kill -9 of the server"
+    return Trial(what, "" if found == [*range(1, count + 1)] else f"{len(found)} are there")
+
+
+LAZILY = (lost_appends, lost_deletions, lost_answers)
+
+
 def trials(seed: int, deadline: float) -> Iterator[Trial]:
     draw = random.Random(seed)
     for setting in WEAK:
@@ -124,7 +173,7 @@ def trials(seed: int, deadline: float) -> Iterator[Trial]:
         yield unlogged(table)
     with running(*LAZY) as server:
         while in_time(deadline):
-            yield lost_appends(server, draw)
+            yield draw.choice(LAZILY)(server, draw)
             time.sleep(0)
 
 

@@ -165,6 +165,8 @@ class Appender:
                     written += [found] if found is not None else []
                 except (OSError, PerdureError) as error:
                     item.error = self._failure(error, item.place)
+                    if isinstance(error, UnavailableError):  # The lock of this one is held.
+                        error.of_one = True
             for one in written:
                 try:
                     one.sync()

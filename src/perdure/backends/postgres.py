@@ -5,12 +5,14 @@ is a transaction of its own: nothing is left in a session, so a transaction pool
 between, and a statement whose answer was lost is simply sent again.
 """
 
+import time
 from collections.abc import Collection, Iterator, Sequence
 from functools import partial
 
 from perdure.backend import CLOCK, RECENT, REMOVE, WATCH, Append, Entry, Head, Outcome
 from perdure.backends.postgres_address import parse, quoted
 from perdure.backends.postgres_bell import LASTS, Bell, channel_of
+from perdure.backends.postgres_errors import patience_until
 from perdure.backends.postgres_guarantees import ACCEPTABLE, promised
 from perdure.backends.postgres_listing import ByChange, ByName, head_steps
 from perdure.backends.postgres_pool import Pool
@@ -35,6 +37,7 @@ class PostgresBackend:
 
     def __init__(self, address: str, *, accept: Collection[str] = ()) -> None:
         parsed = parse(address)
+        self._address = parsed
         self.name = parsed.name
         acceptance = Acceptance(accept, ACCEPTABLE, store=self.name)
         judge = partial(promised, acceptance=acceptance, name=self.name)
@@ -51,7 +54,8 @@ class PostgresBackend:
         check(appends)
         if not appends:
             return []
-        outcomes = self._pool.run(partial(self._book.append, appends))
+        stream = appends[0].stream if len(appends) == 1 else ""
+        outcomes = self._pool.run(partial(self._book.append, appends), stream=stream)
         self.watchers.ring(appends)
         return outcomes
 
@@ -70,7 +74,7 @@ class PostgresBackend:
         while left > 0:
             page = Page(self._book, stream, after, left, max_body, reverse=reverse)
             try:
-                self._pool.run(page.steps)
+                self._pool.run(page.steps, stream=stream)
             except DamagedError:
                 yield from page.entries
                 raise
@@ -104,17 +108,19 @@ class PostgresBackend:
     def watch(self, stream: str, *, after: int, timeout: float | None = None) -> bool:
         """As `Watch.watch`: writers notify, where LISTEN works; elsewhere it looks now and then."""
         only_looks = timeout is not None and timeout <= 0
-        return self.watchers.wait(stream, after, timeout, self._head if only_looks else self._heard)
+        look = self._head if only_looks else self._heard
+        deadline = None if timeout is None else time.monotonic() + timeout
+        return self.watchers.wait(stream, after, timeout, partial(look, deadline))
 
     def drop(self, stream: str, *, before: int) -> None:
         """As `Backend.drop`; durable on return. The server's vacuum frees the bytes later."""
         check_name(stream)
-        self._pool.run(partial(self._book.drop, stream, before))
+        self._pool.run(partial(self._book.drop, stream, before), stream=stream)
 
     def remove(self, stream: str, *, digest: str) -> bool:
         """As `Removing.remove`."""
         check_name(stream)
-        return self._pool.run(partial(self._book.remove, stream, digest))
+        return self._pool.run(partial(self._book.remove, stream, digest), stream=stream)
 
     def server_time(self) -> float:
         """As `Timed.server_time`."""
@@ -126,14 +132,16 @@ class PostgresBackend:
         self._bell.close()
         self.watchers.ring_all()
 
-    def _head(self, stream: str) -> Head | None:
-        return self._pool.run(partial(head_steps, self._book, stream))
+    def _head(self, deadline: float | None, stream: str) -> Head | None:
+        patience = patience_until(deadline, self._address)
+        return self._pool.run(partial(head_steps, self._book, stream), patience, stream=stream)
 
-    def _heard(self, stream: str) -> Head | None:
+    def _heard(self, deadline: float | None, stream: str) -> Head | None:
         """Return the head of a stream, after writers were told that somebody waits."""
         if self._bell.wants(stream):
+            patience = patience_until(deadline, self._address)
             try:
-                self._pool.run(partial(self._book.expect, stream, LASTS))
+                self._pool.run(partial(self._book.expect, stream, LASTS), patience)
             except UnavailableError as error:
                 self._bell.unheard(error)
-        return self._head(stream)
+        return self._head(deadline, stream)

@@ -2,12 +2,14 @@
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator, Collection, Sequence
 from functools import partial
 
 from perdure.backend import RECENT, REMOVE, WATCH, Append, Entry, Head, Outcome
 from perdure.backends.postgres_address import parse, quoted
 from perdure.backends.postgres_bell import LASTS, Bell, channel_of
+from perdure.backends.postgres_errors import patience_until
 from perdure.backends.postgres_guarantees import ACCEPTABLE, promised
 from perdure.backends.postgres_listing import ByChange, ByName, head_steps
 from perdure.backends.postgres_pool_async import AsyncPool
@@ -32,6 +34,7 @@ class AsyncPostgresBackend:
 
     def __init__(self, address: str, *, accept: Collection[str] = ()) -> None:
         parsed = parse(address)
+        self._address = parsed
         self.name = parsed.name
         acceptance = Acceptance(accept, ACCEPTABLE, store=self.name)
         judge = partial(promised, acceptance=acceptance, name=self.name)
@@ -48,7 +51,8 @@ class AsyncPostgresBackend:
         check(appends)
         if not appends:
             return []
-        outcomes = await self._pool.run(partial(self._book.append, appends))
+        stream = appends[0].stream if len(appends) == 1 else ""
+        outcomes = await self._pool.run(partial(self._book.append, appends), stream=stream)
         self.watchers.ring(appends)
         return outcomes
 
@@ -68,7 +72,7 @@ class AsyncPostgresBackend:
             page = Page(self._book, stream, after, left, max_body, reverse=reverse)
             error = None
             try:
-                await self._pool.run(page.steps)
+                await self._pool.run(page.steps, stream=stream)
             except DamagedError as found:
                 error = found
             for entry in page.entries:
@@ -105,8 +109,9 @@ class AsyncPostgresBackend:
 
     async def watch(self, stream: str, *, after: int, timeout: float | None = None) -> bool:  # noqa: ASYNC109 - as its twin
         """As `PostgresBackend.watch`."""
+        deadline = None if timeout is None else time.monotonic() + timeout
         if timeout is not None and timeout <= 0:
-            return await self._stands_after(stream, after)
+            return await self._stands_after(stream, after, deadline)
         loop, woken = asyncio.get_running_loop(), asyncio.Event()
 
         def wake() -> None:
@@ -116,12 +121,8 @@ class AsyncPostgresBackend:
         with self.watchers.waking(stream, wake):
             vigil = Vigil(self.watchers, stream, timeout)
             while True:
-                if self._bell.wants(stream):
-                    try:
-                        await self._pool.run(partial(self._book.expect, stream, LASTS))
-                    except UnavailableError as error:
-                        self._bell.unheard(error)
-                if await self._stands_after(stream, after):
+                await self._tell_writers(stream, deadline)
+                if await self._stands_after(stream, after, deadline):
                     return True
                 left = vigil.pause()
                 if left <= 0:
@@ -134,12 +135,12 @@ class AsyncPostgresBackend:
     async def drop(self, stream: str, *, before: int) -> None:
         """As `PostgresBackend.drop`."""
         check_name(stream)
-        await self._pool.run(partial(self._book.drop, stream, before))
+        await self._pool.run(partial(self._book.drop, stream, before), stream=stream)
 
     async def remove(self, stream: str, *, digest: str) -> bool:
         """As `PostgresBackend.remove`."""
         check_name(stream)
-        return await self._pool.run(partial(self._book.remove, stream, digest))
+        return await self._pool.run(partial(self._book.remove, stream, digest), stream=stream)
 
     async def close(self) -> None:
         """As `PostgresBackend.close`."""
@@ -147,6 +148,17 @@ class AsyncPostgresBackend:
         await self._pool.close()
         self.watchers.ring_all()
 
-    async def _stands_after(self, stream: str, after: int) -> bool:
-        head = await self._pool.run(partial(head_steps, self._book, stream))
+    async def _stands_after(self, stream: str, after: int, deadline: float | None) -> bool:
+        patience = patience_until(deadline, self._address)
+        look = partial(head_steps, self._book, stream)
+        head = await self._pool.run(look, patience, stream=stream)
         return head is not None and head.position > after
+
+    async def _tell_writers(self, stream: str, deadline: float | None) -> None:
+        """Have writers know that somebody waits, if they have to be told now."""
+        if self._bell.wants(stream):
+            patience = patience_until(deadline, self._address)
+            try:
+                await self._pool.run(partial(self._book.expect, stream, LASTS), patience)
+            except UnavailableError as error:
+                self._bell.unheard(error)

@@ -117,8 +117,8 @@ class Bell:
                     self._forward(link)
                 else:
                     self._failed = time.monotonic()
-        except (psycopg.ProgrammingError, psycopg.NotSupportedError):
-            self._failed = time.monotonic()  # It does not know LISTEN.
+        except (psycopg.ProgrammingError, psycopg.NotSupportedError, *READS_ONLY):
+            self._failed = time.monotonic()  # It does not know LISTEN, or is a standby.
         except (psycopg.Error, OSError):
             self._failed = time.monotonic() - AGAIN + 2 * TURN  # The server may be back soon.
         finally:

@@ -14,12 +14,17 @@ from perdure.errors import DamagedError, PerdureError, UnavailableError, UsageEr
 
 FIRST_PAUSE = 0.02
 LONGEST_PAUSE = 1.0
+LEAST = 2.0  # Seconds that a server has to answer, however soon the caller's time has passed.
 
 Kind = Literal["lost", "again", "final"]
 
 
 class AnswerTimeoutError(psycopg.OperationalError):
     """The server was asked and did not answer in time."""
+
+
+class BlockedError(AnswerTimeoutError):
+    """The same, and the server was there all the while: something held the statement up."""
 
 
 class _Hint(NamedTuple):
@@ -149,10 +154,19 @@ _PASSING = (*_STARTING, *_KINDS, "too many", "slots", "resolve host")
 
 _DAMAGE = ("XX001", "XX002", "23505")
 _TOO_MUCH = ("54000", "22001")
+_BLOCKED = ("40", "55P03", "57014")  # Somebody is in the way of one statement, not of all.
 
 
 def translated(error: Exception, address: Address, stream: str = "") -> PerdureError:
     """Return the error to raise instead. It never tells of a body or a password."""
+    raised = _translated(error, address, stream)
+    if isinstance(raised, UnavailableError):
+        state = getattr(error, "sqlstate", None) or ""
+        raised.of_one = isinstance(error, BlockedError) or state.startswith(_BLOCKED)
+    return raised
+
+
+def _translated(error: Exception, address: Address, stream: str) -> PerdureError:
     told = " ".join(str(error).split())
     text = address.hide(told)
     if isinstance(error, AnswerTimeoutError):
@@ -228,11 +242,22 @@ def kind_of(error: Exception) -> Kind:
     return "final" if refused and not any(words in text for words in _PASSING) else "lost"
 
 
+def patience_until(deadline: float | None, address: Address) -> float:
+    """Return for how long to wait for an answer when the caller waits until a moment, or for ever.
+
+    None is for ever.
+    """
+    if deadline is None:
+        return address.patience
+    return min(address.patience, max(deadline - time.monotonic(), LEAST))
+
+
 class Trial:
     """One call's attempts: how long it may take, and what is worth another one."""
 
-    def __init__(self, address: Address, patience: float | None = None) -> None:
+    def __init__(self, address: Address, patience: float | None = None, stream: str = "") -> None:
         self._address = address
+        self._stream = stream
         self.deadline = time.monotonic() + (address.patience if patience is None else patience)
         self._pause = 0.0
 
@@ -241,7 +266,7 @@ class Trial:
         kind = kind_of(error)
         left = self.deadline - time.monotonic()
         if kind == "final" or left <= self._pause:
-            raised = translated(error, self._address)
+            raised = translated(error, self._address, self._stream)
             if isinstance(raised, UnavailableError):
                 raised.was_waited_for = left <= self._pause
             raise raised from cause(error, self._address)

@@ -1,5 +1,6 @@
 """What the two pools share: a connection with a deadline, and a look at one that was idle."""
 
+import asyncio
 import math
 import select
 import time
@@ -19,6 +20,7 @@ T = TypeVar("T")
 
 PREPARE_AFTER = 5  # Uses of a statement; one that is seldom used is not worth it.
 SERVER_PROCESS = "select pg_backend_pid()"
+TAKEN_BACK = 1.0  # Seconds that a server which is there takes at most to give a statement up.
 
 
 class _ArrayDumper(Dumper):
@@ -109,9 +111,38 @@ def is_alive(connection: "psycopg.Connection[Any] | psycopg.AsyncConnection[Any]
     return not connection.closed
 
 
-def _has_input(descriptor: int) -> bool:
+def _has_input(descriptor: int, timeout: float = 0) -> bool:
     if hasattr(select, "poll"):
         poll = select.poll()
         poll.register(descriptor, select.POLLIN)
-        return bool(poll.poll(0))
-    return bool(select.select([descriptor], [], [], 0)[0])
+        return bool(poll.poll(timeout * 1000))
+    return bool(select.select([descriptor], [], [], timeout)[0])
+
+
+def take_back(link: Link) -> bool:
+    """Have the server give up a statement that is waited for no longer; tell if it answers.
+
+    Left to itself it would wait on, and keep all others from what it has locked.
+    """
+    if not psycopg.capabilities.has_cancel_safe():
+        return False
+    try:
+        link.cancel_safe(timeout=TAKEN_BACK)
+        return _has_input(link.pgconn.socket, TAKEN_BACK)
+    except (psycopg.Error, OSError, ValueError):
+        return False
+
+
+async def take_back_async(link: AsyncLink) -> bool:
+    """As `take_back`."""
+    if not psycopg.capabilities.has_cancel_safe():
+        return False
+    try:
+        await link.cancel_safe(timeout=TAKEN_BACK)
+        for _ in range(100):
+            if _has_input(link.pgconn.socket):
+                return True
+            await asyncio.sleep(TAKEN_BACK / 100)
+    except (psycopg.Error, OSError, ValueError):
+        return False
+    return False

@@ -14,7 +14,12 @@ from typing import TypeVar
 import psycopg
 
 from perdure.backends.postgres_address import Address
-from perdure.backends.postgres_errors import AnswerTimeoutError, Trial, tell_unnotified
+from perdure.backends.postgres_errors import (
+    AnswerTimeoutError,
+    BlockedError,
+    Trial,
+    tell_unnotified,
+)
 from perdure.backends.postgres_links import (
     SERVER_PROCESS,
     Link,
@@ -22,6 +27,7 @@ from perdure.backends.postgres_links import (
     is_alive,
     let_prepare,
     options_of,
+    take_back,
 )
 from perdure.backends.postgres_steps import Steps
 from perdure.errors import PerdureError, UsageError
@@ -44,12 +50,17 @@ class Pool:
         self._idle: list[Link] = []
         self._places = threading.Semaphore(self._address.connections)
 
-    def run(self, begin: Callable[[], Steps[T]], patience: float | None = None) -> T:
-        """Return what the steps return. They are begun again while that makes sense."""
+    def run(
+        self, begin: Callable[[], Steps[T]], patience: float | None = None, *, stream: str = ""
+    ) -> T:
+        """Return what the steps return. They are begun again while that makes sense.
+
+        `stream` is what damage is in, where no more than one can be meant.
+        """
         if self._pid != os.getpid():
             # The connections are the parent's: to close them here would end them there.
             self._begin()
-        trial = Trial(self._address, patience)
+        trial = Trial(self._address, patience, stream)
         while True:
             try:
                 return self._attempt(begin(), trial.deadline)
@@ -74,8 +85,13 @@ class Pool:
             except PerdureError:
                 self._give_back(link)
                 raise
-            except BaseException:
-                _discard(link)
+            except BaseException as error:
+                try:
+                    blocked = isinstance(error, AnswerTimeoutError) and take_back(link)
+                finally:
+                    _discard(link)
+                if blocked:
+                    raise BlockedError(str(error)) from None
                 # The others may be of the same server process that is no more; new ones are cheap.
                 self._forget()
                 raise

@@ -10,7 +10,12 @@ from typing import TypeVar
 import psycopg
 
 from perdure.backends.postgres_address import Address
-from perdure.backends.postgres_errors import AnswerTimeoutError, Trial, tell_unnotified
+from perdure.backends.postgres_errors import (
+    AnswerTimeoutError,
+    BlockedError,
+    Trial,
+    tell_unnotified,
+)
 from perdure.backends.postgres_links import (
     SERVER_PROCESS,
     AsyncLink,
@@ -18,6 +23,7 @@ from perdure.backends.postgres_links import (
     is_alive,
     let_prepare,
     options_of,
+    take_back_async,
 )
 from perdure.backends.postgres_steps import Steps
 from perdure.errors import PerdureError, UsageError
@@ -40,7 +46,9 @@ class AsyncPool:
         self._idle: list[AsyncLink] = []
         self._places = asyncio.Semaphore(self._address.connections)
 
-    async def run(self, begin: Callable[[], Steps[T]], patience: float | None = None) -> T:
+    async def run(
+        self, begin: Callable[[], Steps[T]], patience: float | None = None, *, stream: str = ""
+    ) -> T:
         """Return what the steps return. They are begun again while that makes sense.
 
         When cancelled, a statement under way is cancelled too and waited for, so that a later
@@ -53,7 +61,7 @@ class AsyncPool:
         elif self._loop is not loop:
             await self._forget()  # Of a loop that has ended.
             self._begin(loop)
-        trial = Trial(self._address, patience)
+        trial = Trial(self._address, patience, stream)
         while True:
             try:
                 return await self._attempt(begin(), trial.deadline)
@@ -77,8 +85,13 @@ class AsyncPool:
             except PerdureError:
                 await self._give_back(link)
                 raise
-            except BaseException:
-                await _discard(link)
+            except BaseException as error:
+                try:
+                    blocked = isinstance(error, AnswerTimeoutError) and await take_back_async(link)
+                finally:
+                    await _discard(link)
+                if blocked:
+                    raise BlockedError(str(error)) from None
                 # The others may be of the same server process that is no more; new ones are cheap.
                 await self._forget()
                 raise

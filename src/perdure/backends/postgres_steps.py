@@ -106,7 +106,9 @@ class Book:
                 if waited:
                     yield Ask(self.sql.notify, (self._channel, Texts(waited)), may_fail=True)
                 return [outcomes[append.stream] for append in appends]
-        raise UnavailableError(self.name, "other writers were always first")
+        outrun = UnavailableError(self.name, "other writers were always first")
+        outrun.of_one = True
+        raise outrun
 
     def _write(self, batch: list[tuple[bytes, Append]]) -> Ask:
         tenant = self.tenant

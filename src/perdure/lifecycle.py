@@ -84,14 +84,20 @@ def _finish_dropping(replica: Replica) -> Steps[None]:
 
 def listed(
     *, prefix: str, after: str, labels: Sequence[str], deleted: bool, limit: int = PAGE
-) -> Steps[tuple[list[Head], str | None]]:
+) -> Steps[tuple[Sequence[Head], str | None]]:
     """Return a page of heads, and the name to go on after, or None at the end."""
     require_labels(labels)
     for text in (prefix, after, *labels):
         require_str(text, "a prefix, id or label")
-    page = yield from steps.heads(prefix=prefix, after=after, labels=labels, limit=limit)
-    shown = [head for head in page if deleted or DELETED not in head.labels]
-    return shown, page[-1].stream if len(page) == limit else None
+    page = yield from steps.heads(
+        prefix=prefix, after=after, labels=labels, without=left_out(deleted=deleted), limit=limit
+    )
+    return page, page[-1].stream if len(page) == limit else None
+
+
+def left_out(*, deleted: bool) -> tuple[str, ...]:
+    """Return the labels of sessions that a listing leaves out."""
+    return () if deleted else (DELETED,)
 
 
 def branch(source: Replica, name: object, *, at: object) -> Steps[Replica]:

@@ -74,13 +74,14 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Backend]:
         yield backend
 
 
-@pytest.mark.parametrize("few", [0, 3, 20_000])
+@pytest.mark.parametrize("few", [0, 3, 1000])
 def test_every_listing_is_that_of_the_definition(
     store: Backend, few: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where a few are sorted, where all are walked through, and where one becomes the other."""
     monkeypatch.setattr(sqlite_recent, "FEW", few)
     monkeypatch.setattr(postgres_listing, "FEW", few)
+    monkeypatch.setattr(postgres_listing, "MANY", 2 * few)
     for module, size in ((sqlite_recent, 4), (postgres_listing, 4)):
         monkeypatch.setattr(module, "PAGE_ROWS", size)
         monkeypatch.setattr(module, "FIRST_ROWS", size)

@@ -13,7 +13,8 @@ from perdure.backends.postgres_steps import NO_BOUND, PAGE_ROWS, Ask, Book, Row,
 from perdure.backends.rules import Choice, check_name
 from perdure.errors import DamagedError, UsageError
 
-FEW = 20_000  # So many streams are rather sorted than looked for among all the others.
+FEW = 1000  # So many streams are rather sorted than looked for among all the others,
+MANY = 20_000  # and so many after as many others as FEW have been met.
 FIRST_ROWS = 64  # Whoever shows a page does not wait for all that were sorted.
 COMMITTING = 5_000_000  # Microseconds from a head's time to its commit, at most but for mishaps.
 
@@ -64,6 +65,9 @@ class ByName:
 class ByChange:
     """Heads, those first that were appended to last.
 
+    If a few are meant, the server sorts them. More than a few are soon met on the way through all
+    of them from the newest on; where they are not, more are sorted, too.
+
     One that is appended to while the pages are read moves to the front: it comes last, if it has
     not come before.
     """
@@ -84,7 +88,10 @@ class ByChange:
         self._before: tuple[int, bytes] = (NO_BOUND, b"")
         self._begun = -1
         self._seen: set[bytes] = set()
-        self._walks = not self._choice.is_narrow
+        self._most = FEW if self._choice.is_narrow else 0  # So many may still be sorted.
+        self._sorts = self._choice.is_narrow
+        self._is_begun = False
+        self._wasted = 0
         self.ended = self._left <= 0 or self._choice.is_none
 
     def steps(self) -> Steps[list[Head]]:
@@ -98,13 +105,15 @@ class ByChange:
             head = head_of(row)
             if self._choice.has(head):
                 heads.append(head)
+        self._wasted += len(rows) - len(heads)
+        self._sorts = self._sorts or (self._most > 0 and self._wasted >= FEW)
         heads = heads[: self._left]
         self._left -= len(heads)
         self.ended = self.ended or self._left <= 0
         return heads
 
     def _rows(self) -> Steps[list[Row]]:
-        if not self._walks:
+        if self._sorts:
             few = yield from self._few()
             if few is not None:
                 return few
@@ -113,16 +122,18 @@ class ByChange:
     def _few(self) -> Steps[list[Row] | None]:
         """Return the first of all that are meant, then the others; None if they are too many."""
         sql, tenant, label = self._book.sql, self._book.tenant, self._choice.label
-        size = min(self._left, FIRST_ROWS) if self._begun < 0 else FEW
-        bounds = (*self._bounds, FEW + 1, tenant, FEW, size)
+        most = self._most
+        size = most if self._is_begun else min(self._left, FIRST_ROWS)
+        bounds = (*self._bounds, most + 1, tenant, most, size)
         if label is not None:
             rows = yield Ask(sql.few_labelled, (tenant, _encoded(label), *bounds))
         else:
             rows = yield Ask(sql.few_live if self._choice.lives else sql.few, (tenant, *bounds))
         many, found = rows[0][0], [row[1:] for row in rows if row[1] is not None]
-        if many > FEW:
-            self._walks = True
+        if many > most:
+            self._sorts, self._most = False, MANY if most < MANY else 0
             return None
+        self._is_begun = True
         if self._begun < 0:
             self._begun = found[0][4] if found else 0
         self.ended = many <= size
@@ -132,8 +143,11 @@ class ByChange:
     def _next(self) -> Steps[list[Row]]:
         """Return the next of all heads, so many that a page comes soon if most are meant."""
         sql, tenant = self._book.sql, self._book.tenant
-        size = PAGE_ROWS if self._choice.labels else min(self._left, PAGE_ROWS)
-        place = (tenant, *self._before, *self._bounds, size)
+        is_narrow = self._choice.is_narrow
+        size = PAGE_ROWS if is_narrow else min(self._left, PAGE_ROWS)
+        # Others are met as long as they count, and then passed over by the server.
+        bounds = (b"", b"\xff") if self._most else self._bounds
+        place = (tenant, *self._before, *bounds, size)
         if self._choice.lives:
             rows = yield Ask(sql.recent_live, place)
         else:

@@ -23,7 +23,7 @@ FIRST_ROWS = 128  # Two rows a stream or so: whoever shows a page does not wait 
 PAGE_ROWS = 256
 PAGE_HEADS = 64
 PAGE_ROWS_MAX = 4096  # Where nothing but deleted streams is met.
-FEW = 20_000  # So many streams are rather sorted than looked for among all the others.
+FEW = 1000  # So many streams are rather sorted than looked for among all the others.
 HEAD = 10  # So many are sorted in the time in which one is met.
 
 ROWS = "select rowid, stream, null from entry where rowid < ? order by rowid desc limit ?"

@@ -95,9 +95,12 @@ class CountingBackend:
         prefix: str = "",
         after: str = "",
         labels: Collection[str] = (),
+        without: Collection[str] = (),
         limit: int | None = None,
     ) -> Iterator[Head]:
-        for head in self._backend.streams(prefix=prefix, after=after, labels=labels, limit=limit):
+        for head in self._backend.streams(
+            prefix=prefix, after=after, labels=labels, without=without, limit=limit
+        ):
             self.heads += 1
             yield head
 

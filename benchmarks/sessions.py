@@ -1,7 +1,8 @@
 """Many sessions in one store: opening, listing a page and appending, from 1,000 to a million.
 
 Each size has a store of its own, and the sizes take turns, so that whatever else the machine does
-hits all of them alike.
+hits all of them alike. Beside its sessions a store has half as many deleted ones, which come first
+by id, and a few that have a label or a prefix for themselves and changed before all others.
 """
 
 import random
@@ -14,18 +15,20 @@ from pathlib import Path
 import perdure
 from benchmarks.report import Line, Part, Progress, table
 from perdure import codec, journal
-from perdure.backend import RECENT, Append, Backend
+from perdure.backend import DELETED, RECENT, Append, Backend
 from perdure.cipher import Plain, random_text
 from perdure.content import Content
 from perdure.journal import EMPTY, Draft, Stream
 from perdure.opening import backend_of
-from perdure.records import Labelled, Message
+from perdure.records import Deleted, Labelled, Message
 
 SIZES = (1_000, 10_000, 100_000, 1_000_000)
 AT_ONCE = 2_000  # Sessions in one append while a store is filled.
 PAGE = 50
 TENANTS = 3  # So few that even the smallest store has a whole page of each.
 VIP_EVERY = 3
+DELETED_EVERY = 2  # For so many sessions there is a deleted one.
+OLD = 200
 TIMES_MAX = 2.0  # So much slower the largest may be than the smallest.
 NOISE = 0.002  # Seconds; scattered pages and a busy machine make so much of a difference.
 COLD = ", cold"  # For the first time at a place: of a large store its pages come from the disk.
@@ -46,23 +49,35 @@ def fill(backend: Backend, size: int, say: Callable[[str], object] = len) -> Non
     last = name_of(size - 1)
     if any(head.stream == last for head in backend.streams(prefix=last, limit=1)):
         return
-    numbers = iter(range(size))
-    while chunk := list(islice(numbers, AT_ONCE)):
-        backend.append([_append(number) for number in chunk])
-        if chunk[-1] % (50 * AT_ONCE) == 50 * AT_ONCE - 1:
-            say(f"{chunk[-1] + 1:,} sessions are made")
+    appends, made = _appends(size), 0
+    while chunk := list(islice(appends, AT_ONCE)):
+        backend.append(chunk)
+        made += len(chunk)
+        if made % (50 * AT_ONCE) == 0:
+            say(f"{made:,} sessions are made")
 
 
-def _append(number: int) -> Append:
-    name = name_of(number)
+def _appends(size: int) -> Iterator[Append]:
+    """Yield the appends that make a store, in their order in time."""
+    for number in range(OLD):
+        yield _append(f"old/claim-{number:07}", number, "legacy")
+    for number in range(size // DELETED_EVERY):
+        yield _append(f"archive/claim-{number:07}", number, DELETED)
+    for number in range(size):
+        yield _append(name_of(number), number, *(["vip"] if number % VIP_EVERY == 0 else []))
+
+
+def _append(name: str, number: int, *labels: str) -> Append:
     contents: list[Content] = [Message(message=message) for message in SAID]
-    labels = frozenset({"vip"}) if number % VIP_EVERY == 0 else frozenset[str]()
-    contents += [Labelled(add=("vip",))] if labels else []
+    if DELETED in labels:
+        contents = [Deleted(reason="retention")]
+    elif labels:
+        contents += [Labelled(add=labels)]
     drafts = [Draft(f".{random_text()}", content, codec.encode(content)) for content in contents]
     at = journal.timestamp(1.7e9 + number)
     stream = Stream(name, random_text())
     entries, _ = journal.link(stream, EMPTY, drafts, time=at, cipher=Plain())
-    return Append(name, entries, labels)
+    return Append(name, entries, frozenset(labels))
 
 
 class Subject:
@@ -91,8 +106,15 @@ class Subject:
         start = self._any()
         yield f"list {PAGE} after one{COLD}", _timed(lambda: _page(store, after=start))
         yield f"list {PAGE} after one", _timed(lambda: _page(store, after=start))
+        yield f"list {PAGE} after many deleted ones", _timed(lambda: _page(store))
         if RECENT in store.guarantees().capabilities:
             yield f"list {PAGE} most recent", _timed(lambda: _page(store, recent=True))
+            found = _timed(lambda: _page(store, recent=True, labels=["vip"]))
+            yield f"list {PAGE} most recent by label", found
+            found = _timed(lambda: _page(store, recent=True, labels=["legacy"]))
+            yield f"list {PAGE} most recent by label, {OLD} old ones", found
+            found = _timed(lambda: _page(store, recent=True, prefix="old/"))
+            yield f"list {PAGE} most recent by prefix, {OLD} old ones", found
         session = store.resume(self._any())
         yield "append", _timed(lambda: session.append(SAID[0]))
         self._new += 1

@@ -18,6 +18,8 @@ from perdure.guarantees import Guarantees
 LABELS_MAX = 16  # A listing filter, not a data model: enough for states and a few tags.
 LABEL_BYTES_MAX = 64  # Keeps the head of a stream within one small row.
 
+DELETED = "deleted"  # What is left of a deleted session bears this label and no other.
+
 RECENT = "recent"  # The capability of a store that has the method of `Recent`.
 CLOCK = "clock"  # The capability of a store that has the method of `Timed`.
 REMOVE = "remove"  # The capability of a store that has the method of `Removing`.
@@ -152,9 +154,14 @@ class Backend(Protocol):
         prefix: str = "",
         after: str = "",
         labels: Collection[str] = (),
+        without: Collection[str] = (),
         limit: int | None = None,
     ) -> Iterator[Head]:
-        """Yield heads by name, in code point order, of streams that bear all the labels."""
+        """Yield heads by name, in code point order, of streams that bear all the labels.
+
+        Those that bear one of `without` are left out. Where a store can have an index, that takes
+        no longer however many bear `DELETED` and no other.
+        """
         ...
 
     def drop(self, stream: str, *, before: int) -> None:
@@ -195,6 +202,7 @@ class AsyncBackend(Protocol):
         prefix: str = "",
         after: str = "",
         labels: Collection[str] = (),
+        without: Collection[str] = (),
         limit: int | None = None,
     ) -> AsyncIterator[Head]:
         """As `Backend.streams`."""
@@ -213,7 +221,12 @@ class Recent(Protocol):
     """What a store with the capability `recent` does besides: it knows what changed last."""
 
     def recent(
-        self, *, prefix: str = "", labels: Collection[str] = (), limit: int | None = None
+        self,
+        *,
+        prefix: str = "",
+        labels: Collection[str] = (),
+        without: Collection[str] = (),
+        limit: int | None = None,
     ) -> Iterator[Head]:
         """Yield heads as `Backend.streams` does, but those first that were appended to last.
 
@@ -228,7 +241,12 @@ class AsyncRecent(Protocol):
     """The same for callers in an event loop."""
 
     def recent(
-        self, *, prefix: str = "", labels: Collection[str] = (), limit: int | None = None
+        self,
+        *,
+        prefix: str = "",
+        labels: Collection[str] = (),
+        without: Collection[str] = (),
+        limit: int | None = None,
     ) -> AsyncIterator[Head]:
         """As `Recent.recent`."""
         ...

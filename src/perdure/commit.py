@@ -330,10 +330,10 @@ class Driver:
         match request:
             case Read(stream, after, limit, reverse):
                 return list(self._backend.read(stream, after=after, limit=limit, reverse=reverse))
-            case Heads(prefix, after_name, labels, limit):
+            case Heads(prefix, after_name, labels, limit, without):
                 return list(
                     self._backend.streams(
-                        prefix=prefix, after=after_name, labels=labels, limit=limit
+                        prefix=prefix, after=after_name, labels=labels, without=without, limit=limit
                     )
                 )
             case Drop(stream, before):

@@ -288,8 +288,10 @@ class AsyncDriver:
             case Read(stream, after, limit, reverse):
                 entries = backend.read(stream, after=after, limit=limit, reverse=reverse)
                 return [entry async for entry in entries]
-            case Heads(prefix, after_name, labels, limit):
-                heads = backend.streams(prefix=prefix, after=after_name, labels=labels, limit=limit)
+            case Heads(prefix, after_name, labels, limit, without):
+                heads = backend.streams(
+                    prefix=prefix, after=after_name, labels=labels, without=without, limit=limit
+                )
                 return [head async for head in heads]
             case Drop(stream, before):
                 return await backend.drop(stream, before=before)

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import msgspec
 
-from perdure import codec
+from perdure import backend, codec
 from perdure.approvals.consents import Consent, Consents
 from perdure.approvals.records import ApprovalAsked, ApprovalDecided
 from perdure.content import Content
@@ -53,7 +53,7 @@ IDS_KEPT = 1024  # How far back a caller's own id is recognised.
 GENERATED = "."  # Ids that perdure made begin with this; a caller's own never do.
 
 TURN_OPEN = "turn-open"
-DELETED = "deleted"
+DELETED = backend.DELETED
 UNKNOWN_EFFECT = "unknown-effect"
 LEASED = "leased"
 APPROVAL_WAITING = "approval-waiting"

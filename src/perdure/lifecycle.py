@@ -91,12 +91,18 @@ def require_choice(prefix: object, after: object, labels: Sequence[str]) -> None
 
 def listed(
     *, prefix: str, after: str, labels: Sequence[str], deleted: bool, limit: int = PAGE
-) -> Steps[tuple[list[Head], str | None]]:
+) -> Steps[tuple[Sequence[Head], str | None]]:
     """Return a page of heads, and the name to go on after, or None at the end."""
     require_choice(prefix, after, labels)
-    page = yield from steps.heads(prefix=prefix, after=after, labels=labels, limit=limit)
-    shown = [head for head in page if deleted or DELETED not in head.labels]
-    return shown, page[-1].stream if len(page) == limit else None
+    page = yield from steps.heads(
+        prefix=prefix, after=after, labels=labels, without=left_out(deleted=deleted), limit=limit
+    )
+    return page, page[-1].stream if len(page) == limit else None
+
+
+def left_out(*, deleted: bool) -> tuple[str, ...]:
+    """Return the labels of sessions that a listing leaves out."""
+    return () if deleted else (DELETED,)
 
 
 def branch(source: Replica, name: object, *, at: object) -> Steps[Replica]:

@@ -30,6 +30,7 @@ class Heads(NamedTuple):
     after: str
     labels: Collection[str]
     limit: int
+    without: Collection[str] = ()
 
 
 class Commit(msgspec.Struct, frozen=True, gc=False):
@@ -57,9 +58,14 @@ def read(stream: str, *, after: int, limit: int, reverse: bool = False) -> Steps
 
 
 def heads(
-    *, prefix: str, after: str = "", labels: Collection[str] = (), limit: int
+    *,
+    prefix: str,
+    after: str = "",
+    labels: Collection[str] = (),
+    without: Collection[str] = (),
+    limit: int,
 ) -> Steps[Sequence[Head]]:
-    answer: Sequence[Head] = yield Heads(prefix, after, labels, limit)
+    answer: Sequence[Head] = yield Heads(prefix, after, labels, limit, without)
     return answer
 
 

@@ -14,7 +14,7 @@ from perdure.approvals.views import Approval
 from perdure.backend import Backend, Head, knowing_recency
 from perdure.commit import Committer, Driver
 from perdure.errors import UsageError
-from perdure.fold import APPROVAL_WAITING, DELETED
+from perdure.fold import APPROVAL_WAITING
 from perdure.guarantees import Guarantees, guarantees_of
 from perdure.handle import Handle
 from perdure.reading import OnDamage
@@ -84,10 +84,9 @@ class Store:
             if after:
                 raise UsageError("`after` goes by id: with `recent` it can not be given")
             lifecycle.require_choice(prefix, after, labels)
-            heads = knowing_recency(self._backend).recent(prefix=prefix, labels=labels)
-            for head in heads:
-                if deleted or DELETED not in head.labels:
-                    yield head
+            without = lifecycle.left_out(deleted=deleted)
+            known = knowing_recency(self._backend)
+            yield from known.recent(prefix=prefix, labels=labels, without=without)
             return
         going_on: str | None = after
         limit = lifecycle.FIRST_PAGE

@@ -13,7 +13,7 @@ from perdure.approvals.views import Approval
 from perdure.backend import AsyncBackend, Head, knowing_recency
 from perdure.commit_async import AsyncCommitter, AsyncDriver
 from perdure.errors import UsageError
-from perdure.fold import APPROVAL_WAITING, DELETED
+from perdure.fold import APPROVAL_WAITING
 from perdure.guarantees import Guarantees, guarantees_of
 from perdure.handle_async import AsyncHandle
 from perdure.reading import OnDamage
@@ -83,10 +83,11 @@ class AsyncStore:
             if after:
                 raise UsageError("`after` goes by id: with `recent` it can not be given")
             lifecycle.require_choice(prefix, after, labels)
-            heads = knowing_recency(self._backend).recent(prefix=prefix, labels=labels)
+            without = lifecycle.left_out(deleted=deleted)
+            known = knowing_recency(self._backend)
+            heads = known.recent(prefix=prefix, labels=labels, without=without)
             async for head in heads:
-                if deleted or DELETED not in head.labels:
-                    yield head
+                yield head
             return
         going_on: str | None = after
         limit = lifecycle.FIRST_PAGE

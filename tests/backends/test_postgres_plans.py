@@ -22,7 +22,8 @@ from tests.servers import postgres
 MANY = 6_000
 FEW_BLOCKS = 150  # Of 8 kB; a table or an index has more, and is not to be gone through.
 
-# Four entries and two labels each, one of which is borne no more; and tenants with one stream each.
+# Four entries and two labels each, one of which is borne no more; tenants with one stream each; and
+# as many deleted ones, which come first by name and by time.
 LOAD = """
 create function {schema}.name_of(number integer) returns bytea
   language sql as $$ select (repeat('session ', 30) || number)::bytea $$;
@@ -32,6 +33,10 @@ insert into {schema}.head
 select case when number > {many} then format('t%s', number) else 't' end,
   {schema}.name_of(number), {schema}.key_of(number), 4, repeat('d', 64), '["kept"]', number
 from generate_series(1, {many} * 5 / 4) as number;
+insert into {schema}.head
+select 't', ('gone ' || repeat('session ', 30) || number)::bytea, {schema}.key_of(-number), 1,
+  repeat('d', 64), '["deleted"]', {many} * 2 + number
+from generate_series(1, {many}) as number;
 insert into {schema}.entry
 select {schema}.key_of(number), position, 't', '[]', '[]'
 from generate_series(1, {many}) as number, generate_series(1, 4) as position;
@@ -91,10 +96,17 @@ def calls(book: Book, number: int) -> Iterator[Steps[Any]]:
     yield Page(book, names[0], 0, 3, None, reverse=False).steps()
     yield Page(book, names[0], 0, 3, None, reverse=True).steps()
     yield head_steps(book, names[0])
-    yield ByName(book, "", names[0], (), 3).steps()
-    yield ByName(book, "", names[0], ["kept"], 3).steps()
-    yield ByChange(book, "", (), 3).steps()
-    yield only(Ask(book.sql.changed, (book.tenant, 2**62)))
+    yield ByName(book, "", names[0], (), (), 3).steps()
+    yield ByName(book, "", "", (), ["deleted"], 3).steps()
+    yield ByName(book, "gone ", "", (), ["deleted"], 3).steps()
+    yield ByName(book, "", names[0], ["kept"], ["deleted"], 3).steps()
+    yield ByChange(book, "", (), (), 3).steps()
+    yield ByChange(book, "", (), ["deleted"], 3).steps()
+    yield ByChange(book, names[0], (), (), 3).steps()
+    yield ByChange(book, names[0], (), ["deleted"], 3).steps()
+    yield ByChange(book, "gone ", (), ["deleted"], 3).steps()
+    yield ByChange(book, names[0], ["kept"], ["deleted"], 3).steps()
+    yield only(Ask(book.sql.changed, (book.tenant, 2**62) * 2))
     yield book.expect(names[0], 30)
     yield book.drop(names[0], 2)
     yield book.remove(names[3], "d" * 64)
@@ -131,7 +143,7 @@ def test_every_table_and_index_is_larger_than_what_a_statement_may_touch(store: 
         " where relnamespace = to_regnamespace(%s) and relname ~ '^(head|entry|label)'",
         (store.schema,),
     ).fetchall()
-    assert len(rows) == 8
+    assert len(rows) == 10
     assert [row for row in rows if row[1] <= FEW_BLOCKS] == []
 
 

@@ -132,16 +132,16 @@ def test_what_stands_before_the_damage_is_yielded_before_it_is_said(
     assert caught.value.position == 5
 
 
-@pytest.mark.parametrize("occurrence", range(4))
+@pytest.mark.parametrize("occurrence", range(5))
 def test_a_changed_name_is_found_wherever_it_stands(path: Path, occurrence: int) -> None:
-    """The name stands in the head, in its index and with its label: one flip in each."""
+    """The name stands in the head, in its indexes and with its label: one flip in each."""
     backend = SqliteBackend(path)
     status(backend, appended(NAME, 1, 1, "tag"))
     backend.close()
     content = path.read_bytes()
     places = [at for at in range(len(content)) if content.startswith(NAME.encode(), at)]
     if occurrence >= len(places):
-        assert len(places) == 3
+        assert len(places) == 4
         return
     at = places[occurrence] + 3
     path.write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])

@@ -188,6 +188,27 @@ def test_a_missing_or_altered_table_is_damage(path: Path, sql: str) -> None:
         SqliteBackend(path)
 
 
+def test_a_file_without_the_index_of_live_sessions_gets_it(path: Path) -> None:
+    """One that was made before there was that index, which older libraries keep up, too."""
+    make(path)
+    change(path, "drop index head_live")
+    backend = SqliteBackend(path)
+    assert [head.stream for head in backend.streams(without=["deleted"])] == ["s"]
+    assert [head.stream for head in backend.streams()] == ["s"]
+    backend.close()
+    other = apsw.Connection(str(path))
+    assert other.execute("select sql from sqlite_schema where name = 'head_live'").get
+    other.close()
+    SqliteBackend(path).close()
+
+
+def test_an_altered_index_is_damage(path: Path) -> None:
+    make(path)
+    change(path, "drop index head_live; create index head_live on head (name) where id > 0")
+    with pytest.raises(DamagedError, match="missing or altered"):
+        SqliteBackend(path)
+
+
 def test_a_table_of_the_users_own_is_left_alone(path: Path) -> None:
     make(path)
     change(path, "create table notes (text)")

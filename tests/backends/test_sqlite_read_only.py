@@ -69,6 +69,17 @@ def test_it_can_be_read_and_writing_says_why_not(only_reading: SqliteBackend, pa
     assert [one.name for one in path.parent.iterdir()] == [path.name]
 
 
+def test_it_can_be_listed_without_the_index_of_live_sessions(
+    only_reading: SqliteBackend, path: Path
+) -> None:
+    other = apsw.Connection(str(path))
+    other.execute("drop index head_live")
+    other.close()
+    (head,) = only_reading.streams()
+    assert list(only_reading.streams(without=["deleted"])) == [head]
+    assert list(only_reading.recent(prefix=head.stream, without=["deleted"])) == [head]
+
+
 def test_a_session_whose_write_was_refused_is_not_in_doubt(only_reading: SqliteBackend) -> None:
     with perdure.open(only_reading) as store:
         session = store.session("new")

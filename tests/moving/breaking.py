@@ -45,10 +45,13 @@ class Dying(_Around):
         prefix: str = "",
         after: str = "",
         labels: Collection[str] = (),
+        without: Collection[str] = (),
         limit: int | None = None,
     ) -> Iterator[Head]:
         self._die()
-        return super().streams(prefix=prefix, after=after, labels=labels, limit=limit)
+        return super().streams(
+            prefix=prefix, after=after, labels=labels, without=without, limit=limit
+        )
 
     def drop(self, stream: str, *, before: int) -> None:
         self._die()

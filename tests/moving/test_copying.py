@@ -488,6 +488,7 @@ class Deleting(Counted):
         prefix: str = "",
         after: str = "",
         labels: Collection[str] = (),
+        without: Collection[str] = (),
         limit: int | None = None,
     ) -> Iterator[Head]:
         self.calls += not prefix
@@ -495,7 +496,9 @@ class Deleting(Counted):
             store = perdure.open(self.backend)
             store.session("claim-1").append(said("one"), said("two"))
             store.delete("claim-1")
-        return super().streams(prefix=prefix, after=after, labels=labels, limit=limit)
+        return super().streams(
+            prefix=prefix, after=after, labels=labels, without=without, limit=limit
+        )
 
 
 def test_a_run_knows_what_it_has_copied_itself(source: MemoryBackend) -> None:

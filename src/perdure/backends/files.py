@@ -35,7 +35,7 @@ from perdure.backends.files_root import VERSION, open_root, require_folder
 from perdure.backends.files_stream import Place, StreamFile, place_of
 from perdure.backends.files_writing import adopt, rewrite, settle
 from perdure.backends.filesystem import ACCEPTABLE, refusal, why_read_only
-from perdure.backends.rules import POSITION_MAX, check
+from perdure.backends.rules import POSITION_MAX, Choice, check
 from perdure.backends.watching import Watchers
 from perdure.errors import DamagedError, PerdureError, UsageError
 from perdure.guarantees import Acceptance, Check, Guarantees
@@ -140,6 +140,7 @@ class FilesBackend:
         prefix: str = "",
         after: str = "",
         labels: Collection[str] = (),
+        without: Collection[str] = (),
         limit: int | None = None,
     ) -> Iterator[Head]:
         """As `Backend.streams`, by pages: what is written meanwhile may be listed or not.
@@ -147,19 +148,19 @@ class FilesBackend:
         Heads are read from the files, so labels are always those of the last append.
         """
         left = NO_BOUND if limit is None else limit
-        wanted = frozenset(labels)
+        chosen = Choice(prefix, labels, without)
         if prefix and after < prefix and left > 0:
             # The first of all names that begin so, and often the only one that is asked for.
             head = self._head(prefix)
             after = prefix
-            if head is not None and wanted <= head.labels:
+            if head is not None and chosen.has(head):
                 yield head
                 left -= 1
         while left > 0:
             names, hidden = self._page_of_names(max(prefix, after), prefix)
             for name in names:
                 head = self._head(name)
-                if head is not None and wanted <= head.labels:
+                if head is not None and chosen.has(head):
                     yield head
                     left -= 1
                     if not left:

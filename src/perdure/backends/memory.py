@@ -5,7 +5,7 @@ import threading
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from perdure.backend import RECENT, REMOVE, WATCH, Append, Entry, Head, Outcome, digest_of
-from perdure.backends.rules import check, check_name, decide
+from perdure.backends.rules import Choice, check, check_name, decide
 from perdure.backends.watching import Watchers
 from perdure.errors import UsageError
 from perdure.guarantees import Guarantees
@@ -90,20 +90,26 @@ class MemoryBackend:
         prefix: str = "",
         after: str = "",
         labels: Collection[str] = (),
+        without: Collection[str] = (),
         limit: int | None = None,
     ) -> Iterator[Head]:
         """As `Backend.streams`; what is written meanwhile is not listed."""
         with self._open():
             names = sorted(name for name in self._streams if name > after)
-            heads = self._heads(names, prefix, labels)
+            heads = self._heads(names, prefix, labels, without)
         yield from heads[: None if limit is None else max(limit, 0)]
 
     def recent(
-        self, *, prefix: str = "", labels: Collection[str] = (), limit: int | None = None
+        self,
+        *,
+        prefix: str = "",
+        labels: Collection[str] = (),
+        without: Collection[str] = (),
+        limit: int | None = None,
     ) -> Iterator[Head]:
         """As `Recent.recent`; what is written meanwhile is not listed."""
         with self._open():
-            heads = self._heads(reversed(self._streams), prefix, labels)
+            heads = self._heads(reversed(self._streams), prefix, labels, without)
         yield from heads[: None if limit is None else max(limit, 0)]
 
     def drop(self, stream: str, *, before: int) -> None:
@@ -163,13 +169,12 @@ class MemoryBackend:
                 self._streams[append.stream] = found
         return outcome
 
-    def _heads(self, names: Iterable[str], prefix: str, labels: Collection[str]) -> list[Head]:
-        wanted = set(labels)
-        return [
-            _head(name, self._streams[name])
-            for name in names
-            if name.startswith(prefix) and wanted <= self._streams[name].labels
-        ]
+    def _heads(
+        self, names: Iterable[str], prefix: str, labels: Collection[str], without: Collection[str]
+    ) -> list[Head]:
+        chosen = Choice(prefix, labels, without)
+        heads = (_head(name, self._streams[name]) for name in names)
+        return [head for head in heads if chosen.has(head)]
 
     def _page(self, stream: str, after: int, size: int, *, reverse: bool) -> list[Entry]:
         with self._open():

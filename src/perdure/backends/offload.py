@@ -84,21 +84,30 @@ class Offload:
         prefix: str = "",
         after: str = "",
         labels: Collection[str] = (),
+        without: Collection[str] = (),
         limit: int | None = None,
     ) -> AsyncIterator[Head]:
         """As `Backend.streams`."""
         return self._iterate(
-            lambda: self._backend.streams(prefix=prefix, after=after, labels=labels, limit=limit),
+            lambda: self._backend.streams(
+                prefix=prefix, after=after, labels=labels, without=without, limit=limit
+            ),
             lambda _: 0,
         )
 
     def recent(
-        self, *, prefix: str = "", labels: Collection[str] = (), limit: int | None = None
+        self,
+        *,
+        prefix: str = "",
+        labels: Collection[str] = (),
+        without: Collection[str] = (),
+        limit: int | None = None,
     ) -> AsyncIterator[Head]:
         """As `Recent.recent`, where the store declares it; otherwise UnsupportedError."""
         backend = knowing_recency(self._backend)
         return self._iterate(
-            lambda: backend.recent(prefix=prefix, labels=labels, limit=limit), lambda _: 0
+            lambda: backend.recent(prefix=prefix, labels=labels, without=without, limit=limit),
+            lambda _: 0,
         )
 
     async def watch(self, stream: str, *, after: int, timeout: float | None = None) -> bool:  # noqa: ASYNC109 - as its twin

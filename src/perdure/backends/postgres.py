@@ -90,18 +90,24 @@ class PostgresBackend:
         prefix: str = "",
         after: str = "",
         labels: Collection[str] = (),
+        without: Collection[str] = (),
         limit: int | None = None,
     ) -> Iterator[Head]:
         """As `Backend.streams`, by pages: what is written meanwhile may be listed or not."""
-        walk = ByName(self._book, prefix, after, labels, limit)
+        walk = ByName(self._book, prefix, after, labels, without, limit)
         while not walk.ended:
             yield from self._pool.run(walk.steps)
 
     def recent(
-        self, *, prefix: str = "", labels: Collection[str] = (), limit: int | None = None
+        self,
+        *,
+        prefix: str = "",
+        labels: Collection[str] = (),
+        without: Collection[str] = (),
+        limit: int | None = None,
     ) -> Iterator[Head]:
         """As `Recent.recent`, by pages and by the server's clock."""
-        walk = ByChange(self._book, prefix, labels, limit)
+        walk = ByChange(self._book, prefix, labels, without, limit)
         while not walk.ended:
             yield from self._pool.run(walk.steps)
 

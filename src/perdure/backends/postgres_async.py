@@ -90,19 +90,25 @@ class AsyncPostgresBackend:
         prefix: str = "",
         after: str = "",
         labels: Collection[str] = (),
+        without: Collection[str] = (),
         limit: int | None = None,
     ) -> AsyncIterator[Head]:
         """As `PostgresBackend.streams`."""
-        walk = ByName(self._book, prefix, after, labels, limit)
+        walk = ByName(self._book, prefix, after, labels, without, limit)
         while not walk.ended:
             for head in await self._pool.run(walk.steps):
                 yield head
 
     async def recent(
-        self, *, prefix: str = "", labels: Collection[str] = (), limit: int | None = None
+        self,
+        *,
+        prefix: str = "",
+        labels: Collection[str] = (),
+        without: Collection[str] = (),
+        limit: int | None = None,
     ) -> AsyncIterator[Head]:
         """As `PostgresBackend.recent`."""
-        walk = ByChange(self._book, prefix, labels, limit)
+        walk = ByChange(self._book, prefix, labels, without, limit)
         while not walk.ended:
             for head in await self._pool.run(walk.steps):
                 yield head

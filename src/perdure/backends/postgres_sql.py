@@ -5,8 +5,8 @@ works behind a pooler that gives every statement another connection. What a user
 its order is that of code points whatever the database's locale, and no byte is special in it.
 
 No statement leaves it to the planner's statistics whether a table is read through: what is looked
-up is joined laterally, by its whole key. Indexes for listings have a condition, `changed > 0` or
-`present`, so that no other statement can take them.
+up is joined laterally, by its whole key. Indexes for listings have a condition, `changed > 0`,
+`present` or one of `labels`, so that no other statement can take them.
 
 `position` of a head is the lock and the proof: an append moves it from where its entries begin to
 where they end, or does nothing at all.
@@ -15,6 +15,8 @@ No statement changes a table in two places: engines that only speak the protocol
 """
 
 from typing import NamedTuple
+
+from perdure.backends.postgres_tables import DELETED
 
 # Somebody may have left synchronous_commit off in the session that a pooler hands out. This raises
 # it for the one transaction, and never lowers a stricter setting.
@@ -172,7 +174,7 @@ order by entry.position {order}"""
 _STREAMS = """
 select head.name, head.position, head.digest, head.labels, head.changed
 from {schema}.head as head
-where tenant = %b::text and name > %b::bytea and name >= %b::bytea
+where tenant = %b::text and name > %b::bytea and name >= %b::bytea{lives}
 order by name limit %b::bigint"""
 
 _LABELLED = """
@@ -191,14 +193,37 @@ order by label.name"""
 _RECENT = """
 select head.name, head.position, head.digest, head.labels, head.changed
 from {schema}.head as head
-where tenant = %b::text and changed > 0 and (changed, name) < (%b::bigint, %b::bytea)
+where tenant = %b::text and changed > 0 and labels {which} {deleted}
+  and (changed, name) < (%b::bigint, %b::bytea) and name >= %b::bytea and name < %b::bytea
 order by changed desc, name desc limit %b::bigint"""
 
 _CHANGED = """
 select head.name, head.position, head.digest, head.labels, head.changed
 from {schema}.head as head
-where tenant = %b::text and changed > 0 and changed > %b::bigint
+where tenant = %b::text and changed > 0 and labels {which} {deleted} and changed > %b::bigint"""
+
+# An index has the live ones by their last change, another one the deleted ones.
+_BOTH = """
+select * from ({live}) as live union all select * from ({gone}) as gone
 order by changed desc, name desc"""
+
+# At least one row, which says how many there are: more than some are not looked up and sorted.
+_FEW = """
+with meant as (
+  select name from {source} and name >= %b::bytea and name < %b::bytea
+  order by name limit %b::bigint
+)
+select (select count(*) from meant),
+  head.name, head.position, head.digest, head.labels, head.changed
+from (select 1) as one (nothing)
+left join (
+  select head.* from meant cross join lateral (
+    select * from {schema}.head where head.tenant = %b::text and head.name = meant.name limit 1
+  ) as head
+  where (select count(*) from meant) <= %b::bigint
+  order by head.changed desc, head.name desc limit %b::bigint
+) as head on true
+order by head.changed desc, head.name desc"""
 
 _NAMED = """
 select head.name, head.position, head.digest, head.labels, head.changed
@@ -247,9 +272,14 @@ class Statements(NamedTuple):
     forward: str
     reverse: str
     streams: str
+    streams_live: str
     labelled: str
     recent: str
+    recent_live: str
     changed: str
+    few: str
+    few_live: str
+    few_labelled: str
     named: str
     drop: str
     remove: str
@@ -262,8 +292,12 @@ def statements(schema: str) -> Statements:
     """Return the statements for a schema, given its quoted name."""
 
     def text(template: str, **words: str) -> str:
-        return template.format(schema=schema, durably=DURABLY, now=NOW, **words)
+        return template.format(schema=schema, durably=DURABLY, now=NOW, deleted=DELETED, **words)
 
+    lives = f" and labels <> {DELETED}"
+    live, gone = text(_RECENT, which="<>"), text(_RECENT, which="=")
+    heads = f"{schema}.head where tenant = %b::text"
+    labels = f"{schema}.label where tenant = %b::text and label = %b::bytea and present"
     return Statements(
         append=text(_NEW + _TAKEN),
         append_relabelling=text(_NEW + _RELABEL + _TAKEN),
@@ -272,10 +306,15 @@ def statements(schema: str) -> Statements:
         settle=text(_SETTLE),
         forward=text(_READ, order="", beyond=">"),
         reverse=text(_READ, order="desc", beyond="<"),
-        streams=text(_STREAMS),
+        streams=text(_STREAMS, lives=""),
+        streams_live=text(_STREAMS, lives=lives),
         labelled=text(_LABELLED),
-        recent=text(_RECENT),
-        changed=text(_CHANGED),
+        recent=text(_BOTH, live=live, gone=gone) + " limit %b::bigint",
+        recent_live=live,
+        changed=text(_BOTH, live=text(_CHANGED, which="<>"), gone=text(_CHANGED, which="=")),
+        few=text(_FEW, source=heads),
+        few_live=text(_FEW, source=heads + lives),
+        few_labelled=text(_FEW, source=labels),
         named=text(_NAMED),
         drop=text(_DROP),
         remove=text(_REMOVE),

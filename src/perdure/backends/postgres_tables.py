@@ -3,8 +3,16 @@
 A schema without tables gets the newest at once; others are changed version by version.
 """
 
+DELETED = """'["deleted"]'::bytea"""  # The labels of the head of a deleted session.
+
 HEAD_CHANGED = """create index head_changed on {schema}.head (tenant, changed, name)
-  where changed > 0"""
+  where changed > 0"""  # Up to version 3.
+HEAD_LIVE = f"""create index head_live on {{schema}}.head (tenant, name)
+  where labels <> {DELETED}"""
+HEAD_LIVE_CHANGED = f"""create index head_live_changed on {{schema}}.head (tenant, changed, name)
+  where changed > 0 and labels <> {DELETED}"""
+HEAD_DELETED = f"""create index head_deleted on {{schema}}.head (tenant, changed, name)
+  where changed > 0 and labels = {DELETED}"""
 LABEL_PRESENT = """create index label_present on {schema}.label (tenant, label, name)
   where present"""
 
@@ -32,7 +40,9 @@ TABLES = (
   labels bytea not null,
   changed bigint not null,
   primary key (tenant, name))""",
-    HEAD_CHANGED,
+    HEAD_LIVE,
+    HEAD_LIVE_CHANGED,
+    HEAD_DELETED,
     """create table {schema}.entry (
   stream bytea not null,
   position bigint not null,
@@ -82,6 +92,12 @@ CHANGES: dict[int, tuple[str, ...]] = {
   alter column present drop default,
   alter column present drop not null,
   add {SAYS_PRESENT}""",
+    ),
+    4: (
+        "drop index {schema}.head_changed",
+        HEAD_LIVE,
+        HEAD_LIVE_CHANGED,
+        HEAD_DELETED,
     ),
 }
 NEWEST = max(CHANGES)

@@ -1,17 +1,19 @@
-"""What every store decides alike: which calls are legal, and what becomes of an append. Pure.
+"""What every store decides alike: what is legal, stored and listed. Pure.
 
-A store that uses these two functions can not disagree with the others about a conflict.
+A store that uses these can not disagree with the others about a conflict.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from perdure.backend import (
     CONFLICT,
+    DELETED,
     LABEL_BYTES_MAX,
     LABELS_MAX,
     STORED,
     Append,
     Entry,
+    Head,
     Outcome,
 )
 from perdure.errors import UsageError
@@ -99,3 +101,27 @@ def decide(
     if list(standing(first, known[-1].position)) != [entry.header for entry in known]:
         return CONFLICT, ()
     return STORED, entries[len(known) :]
+
+
+class Choice:
+    """Which heads a listing has: by the beginning of their names, and by their labels."""
+
+    def __init__(self, prefix: str, labels: Collection[str], without: Collection[str]) -> None:
+        self.prefix = prefix
+        self.labels = frozenset(labels)
+        self.label = min(self.labels, default=None)
+        """The one to look streams up by, where there is an index of labels."""
+        self.without = frozenset(without)
+        self.is_none = not self.labels.isdisjoint(self.without)
+        """Whether no head can be meant."""
+        self.lives = DELETED in self.without
+        """Whether an index without the deleted ones holds all that are meant."""
+        self.is_narrow = bool(prefix or labels)
+
+    def has(self, head: Head) -> bool:
+        """Whether a head is meant."""
+        return (
+            self.labels <= head.labels
+            and self.without.isdisjoint(head.labels)
+            and head.stream.startswith(self.prefix)
+        )

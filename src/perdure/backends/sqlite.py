@@ -8,7 +8,7 @@ itself is the journal's business. Readers hold no snapshot while their caller is
 import functools
 import os
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import apsw
 import msgspec
@@ -26,10 +26,10 @@ from perdure.backend import (
 )
 from perdure.backends import sqlite_at_once, sqlite_guarantees, sqlite_recent
 from perdure.backends.filesystem import ACCEPTABLE, require_local
-from perdure.backends.rules import check, decide
+from perdure.backends.rules import Choice, check, decide
 from perdure.backends.sqlite_at_once import is_text
 from perdure.backends.sqlite_errors import DRIVER_ERRORS, translated
-from perdure.backends.sqlite_heads import by_id, head_of, listed, place_of
+from perdure.backends.sqlite_heads import by_name, head_of, listed, place_of
 from perdure.backends.sqlite_page import NO_BOUND, Page
 from perdure.backends.sqlite_read_only import connect
 from perdure.backends.sqlite_schema import require_library
@@ -52,7 +52,10 @@ ADD_TEXT = (
     " values (?, ?, cast(? as text), cast(? as text))"
 )
 ADD_HEAD = "insert into head (position, digest, labels, id, name) values (?, ?, ?, ?, ?)"
-MOVE_HEAD = "update head set position = ?, digest = ?, labels = ? where id = ? and name = ?"
+MOVE_HEAD = "update head set position = ?, digest = ? where id = ? and name = ?"
+RELABEL_HEAD = (
+    "update head set labels = ? where id = ?"  # Only where they change: an index has them.
+)
 GO_ON = (
     "update head set position = ?, digest = ? where id = ? and name = ? and position = ?"
     " and labels = ? and typeof(digest) = 'text'"
@@ -62,17 +65,6 @@ REMOVE_LABEL = "delete from label where label = ? and name = ?"
 DROP = "delete from entry where stream = ? and position < ?"
 REMOVE_ENTRIES = "delete from entry where stream = ?"
 REMOVE_HEAD = "delete from head where id = ?"
-# The name comes from the index, the rest from the row that it leads to.
-BY_NAME = (
-    "select i.name, i.id, h.name, h.position, h.digest, h.labels"
-    " from head as i indexed by head_name left join head as h on h.id = i.id"
-    " where i.name >= ? order by i.name limit ?"
-)
-BY_LABEL = (
-    "select l.name, l.stream, h.name, h.position, h.digest, h.labels"
-    " from label as l left join head as h on h.id = l.stream"
-    " where l.name >= ? and l.label = ? order by l.name limit ?"
-)
 
 
 class SqliteBackend:
@@ -168,6 +160,7 @@ class SqliteBackend:
         prefix: str = "",
         after: str = "",
         labels: Collection[str] = (),
+        without: Collection[str] = (),
         limit: int | None = None,
     ) -> Iterator[Head]:
         """As `Backend.streams`, by pages: what is written meanwhile may be listed or not.
@@ -175,35 +168,37 @@ class SqliteBackend:
         What comes before a damaged head is yielded before it raises.
         """
         left = NO_BOUND if limit is None else limit
-        wanted = frozenset(labels)
-        while left > 0:
+        choice = Choice(prefix, labels, without)
+        while left > 0 and not choice.is_none:
             start = max(prefix, after + "\0")  # The least name beyond `after`.
             size = min(left, PAGE_ROWS)
-            label = min(wanted, default=None)
-            rows = self._head_rows(start, label, size)
+            rows = self._reading(lambda db: by_name(db, choice, start, size))  # noqa: B023 - now
             for row in rows:
                 if not str(row[0]).startswith(prefix):
                     return
-                head = listed(row, label)
+                head = listed(row, choice.label)
                 after = head.stream
-                if wanted <= head.labels:
+                if choice.has(head):
                     yield head
                     left -= 1
             if len(rows) < size:
                 return
 
     def recent(
-        self, *, prefix: str = "", labels: Collection[str] = (), limit: int | None = None
+        self,
+        *,
+        prefix: str = "",
+        labels: Collection[str] = (),
+        without: Collection[str] = (),
+        limit: int | None = None,
     ) -> Iterator[Head]:
         """As `Recent.recent`, by pages."""
         left = NO_BOUND if limit is None else limit
-        wanted = frozenset(labels)
-        for head in self._by_change(prefix, wanted) if left > 0 else ():
-            if wanted <= head.labels and head.stream.startswith(prefix):
-                yield head
-                left -= 1
-                if left == 0:
-                    return
+        listing = sqlite_recent.Listing(Choice(prefix, labels, without))
+        while left > 0 and not listing.ended:
+            heads = self._reading(listing.page)[:left]
+            left -= len(heads)
+            yield from heads
 
     def drop(self, stream: str, *, before: int) -> None:
         """As `Backend.drop`; durable on return. Free pages keep nothing of what was dropped."""
@@ -243,30 +238,12 @@ class SqliteBackend:
     def _head(self, stream: str) -> Head | None:
         return self._reading(lambda db: [head_of(db, stream, place_of(stream))])[0]
 
-    def _by_change(self, prefix: str, labels: frozenset[str]) -> Iterator[Head]:
-        """Yield heads, the last changed one first: of all streams, or of the few that are meant."""
-        if prefix or labels:
-            most = sqlite_recent.FEW + 1
-            found = self.streams(prefix=prefix, labels=labels, limit=most)
-            meant = [place_of(head.stream) for head in found]
-            if len(meant) < most:
-                yield from self._reading(lambda db: by_id(db, sqlite_recent.sort(db, meant)))
-                return
-        walk = sqlite_recent.Walk()
-        while not walk.ended:
-            yield from self._reading(lambda db: by_id(db, walk.page(db)))
-
     def _reading(self, work: Callable[[apsw.Connection], list[T]]) -> list[T]:
         try:
             with self._connections.reading() as db:
                 return work(db)
         except DRIVER_ERRORS as error:
             raise translated(error, self.name) from error
-
-    def _head_rows(self, start: str, label: str | None, size: int) -> list[tuple[Any, ...]]:
-        if label is None:
-            return self._reading(lambda db: db.execute(BY_NAME, (start, size)).fetchall())
-        return self._reading(lambda db: db.execute(BY_LABEL, (start, label, size)).fetchall())
 
     def _load(self, page: Page) -> PerdureError | None:
         """Return what to raise once the entries read before it have been yielded."""
@@ -319,7 +296,8 @@ def _add(appends: Sequence[Append], db: apsw.Connection) -> list[Outcome]:
     outcomes: list[Outcome] = []
     entry_rows: list[tuple[int, int, str | bytes, str | bytes]] = []
     new_heads: list[tuple[int, str, str, int, str]] = []
-    moved_heads: list[tuple[int, str, str, int, str]] = []
+    moved_heads: list[tuple[int, str, int, str]] = []
+    relabelled: list[tuple[str, int]] = []
     for append in appends:
         stream, labels, place = append.stream, append.labels, place_of(append.stream)
         head = head_of(db, stream, place)
@@ -332,13 +310,17 @@ def _add(appends: Sequence[Append], db: apsw.Connection) -> list[Outcome]:
             last = missing[-1]
             digest = digest_of(last.header)
             text = _labels(append)
-            heads = new_heads if head is None else moved_heads
-            heads.append((last.position, digest, text, place, stream))
+            if head is None:
+                new_heads.append((last.position, digest, text, place, stream))
+            else:
+                moved_heads.append((last.position, digest, place, stream))
+                relabelled += [(text, place)] if head.labels != labels else []
             _relabel(db, stream, frozenset() if head is None else head.labels, labels)
     for statement, rows in (
         (ADD_ENTRY, entry_rows),
         (ADD_HEAD, new_heads),
         (MOVE_HEAD, moved_heads),
+        (RELABEL_HEAD, relabelled),
     ):
         if rows:
             db.executemany(statement, rows)

@@ -35,8 +35,11 @@ create temp trigger if not exists arrival instead of insert on arriving begin
             cast(substr(new.data, value->>4, value->>5) as text)
         from json_each(new.places);
     update head
-        set position = new_head.value->>4, digest = new_head.value->>5, labels = new_head.value->>6
+        set position = new_head.value->>4, digest = new_head.value->>5
         from json_each(new.heads) as new_head where head.id = new_head.value->>0;
+    update head set labels = new_head.value->>6
+        from json_each(new.heads) as new_head
+        where head.id = new_head.value->>0 and new_head.value->>3 <> new_head.value->>6;
     delete from label where (label, name) in (
         select old.value, new_head.value->>1
         from json_each(new.heads) as new_head, json_each(new_head.value->>3) as old

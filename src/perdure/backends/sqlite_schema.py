@@ -26,10 +26,13 @@ SQLITE_MIN = 3_051_003  # Older ones can corrupt a database when its write-ahead
 PAGE_SIZE = 4096  # A lone append writes three pages or four; larger ones take longer to sync.
 WAL_SIZE_MAX = 64 * 2**20  # What a burst may leave behind; the log is cut back to this.
 
+DELETED = """'["deleted"]'"""  # The labels of the head of a deleted session.
+
 TABLES = {
     "head": "CREATE TABLE head (id integer primary key, name text not null,"
     " position integer not null, digest text not null, labels text not null)",
     "head_name": "CREATE INDEX head_name on head (name)",
+    "head_live": f"CREATE INDEX head_live on head (name) where labels <> {DELETED}",
     # An ordinary table grows at its end. WITHOUT ROWID would keep long rows on overflow pages.
     "entry": "CREATE TABLE entry (rowid integer primary key, stream integer not null,"
     " position integer not null, header text not null, body text not null)",
@@ -37,6 +40,7 @@ TABLES = {
     "label": "CREATE TABLE label (label text not null, name text not null,"
     " stream integer not null, primary key (label, name)) without rowid",
 }
+LATER = "head_live"  # Files that were made before it came are of the same version without it.
 
 SETTINGS = f"""
     pragma synchronous = full;         -- NORMAL may lose the last commits on power failure.
@@ -172,7 +176,8 @@ def _prepare(
         if not busy(attempt):
             raise UnavailableError(name, "another process holds the lock while it is being made")
         attempt += 1
-    _require_tables(connection, name)
+    if _require_tables(connection, name):
+        connection.execute(TABLES[LATER].replace("INDEX", "INDEX if not exists", 1))
 
 
 def _is_ready(connection: apsw.Connection, path: str, name: str) -> bool:
@@ -249,8 +254,10 @@ def _make(connection: apsw.Connection) -> None:
             connection.execute("rollback")
 
 
-def _require_tables(connection: apsw.Connection, name: str) -> None:
+def _require_tables(connection: apsw.Connection, name: str) -> bool:
+    """Raise unless all tables are there; return whether the index that came later is not."""
     found = dict(connection.execute("select name, sql from sqlite_schema where sql is not null"))
     for table, sql in TABLES.items():
-        if found.get(table) != sql:
+        if found.get(table, sql if table == LATER else None) != sql:
             raise DamagedError(name, 0, f"its table or index {table!r} is missing or altered")
+    return LATER not in found

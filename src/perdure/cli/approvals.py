@@ -71,10 +71,10 @@ def _found(
         yield from _of(source, require_head(source, session).stream, everything=everything)
         return
     labels = () if everything else (APPROVAL_WAITING,)
-    for head in every_head(source.backend, labels=labels):
+    for head in every_head(source.backend, labels=labels, without=[DELETED]):
         if isinstance(head, DamagedError):
             yield head
-        elif DELETED not in head.labels:
+        else:
             try:
                 yield from _of(source, head.stream, everything=everything)
             except NotFoundError:

@@ -25,7 +25,7 @@ def ask_which(source: Opened, stop: Stop) -> str:
     """Let the user choose one of the most recent sessions, or name one; Enter is a new one."""
     fresh = new_name(source)
     rows = []
-    for head in islice(most_recent(source, "", ()), LISTED * 2):
+    for head in islice(most_recent(source, "", (), deleted=False), LISTED * 2):
         row = row_of(source.store, head) if isinstance(head, Head) else None
         if row is not None and row.state == "live":
             rows.append(row)

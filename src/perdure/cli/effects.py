@@ -96,10 +96,10 @@ def _found(
         yield from ((name, one) for one in _of(source, name, unknown=unknown))
         return
     labels = (UNKNOWN_EFFECT,) if unknown else ()
-    for head in every_head(source.backend, labels=labels):
+    for head in every_head(source.backend, labels=labels, without=[DELETED]):
         if isinstance(head, DamagedError):
             yield head.stream, head
-        elif DELETED not in head.labels:
+        else:
             try:
                 yield from ((head.stream, one) for one in _of(source, head.stream, unknown=unknown))
             except NotFoundError:

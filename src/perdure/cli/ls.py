@@ -111,31 +111,28 @@ def _heads(
     if recent:
         if after:
             raise click.UsageError("--after goes by id: with --recent, give a larger --limit.")
-        found = most_recent(source, prefix, labels)
-    else:
-        found = every_head(source.backend, prefix=prefix, after=after, labels=labels)
-    for head in found:
-        if deleted or isinstance(head, DamagedError) or DELETED not in head.labels:
-            yield head
+        return most_recent(source, prefix, labels, deleted=deleted)
+    without = () if deleted else (DELETED,)
+    return every_head(source.backend, prefix=prefix, after=after, labels=labels, without=without)
 
 
 def most_recent(
-    source: Opened, prefix: str, labels: tuple[str, ...]
+    source: Opened, prefix: str, labels: tuple[str, ...], *, deleted: bool
 ) -> Iterator[Head | DamagedError]:
     try:
-        yield from source.store.sessions(prefix=prefix, labels=labels, recent=True, deleted=True)
+        yield from source.store.sessions(prefix=prefix, labels=labels, recent=True, deleted=deleted)
     except UnsupportedError:
-        yield from _by_last_record(source, prefix, labels)
+        yield from _by_last_record(source, prefix, labels, () if deleted else (DELETED,))
     except DamagedError as error:
         yield error
 
 
 def _by_last_record(
-    source: Opened, prefix: str, labels: tuple[str, ...]
+    source: Opened, prefix: str, labels: tuple[str, ...], without: tuple[str, ...]
 ) -> Iterator[Head | DamagedError]:
     """For a store that keeps no order of changes: look at the last record of every session."""
     found: list[tuple[datetime, Head]] = []
-    heads = list(every_head(source.backend, prefix=prefix, after="", labels=labels))
+    heads = list(every_head(source.backend, prefix=prefix, labels=labels, without=without))
     with Progress("sorting", "session", lambda: len(heads)) as progress:
         for head in heads:
             progress.done += 1

@@ -255,14 +255,19 @@ def require_head(source: Opened, session: str) -> Head:
 def _close(backend: Backend, session: str) -> list[str]:
     """Return the ids that share the longest beginning with a session's."""
     for length in range(len(session), 0, -1):
-        heads = backend.streams(prefix=session[:length], limit=SUGGESTED)
-        if found := [head.stream for head in heads if DELETED not in head.labels]:
+        heads = backend.streams(prefix=session[:length], without=[DELETED], limit=SUGGESTED)
+        if found := [head.stream for head in heads]:
             return found
     return []
 
 
 def every_head(
-    backend: Backend, *, prefix: str = "", after: str = "", labels: Collection[str] = ()
+    backend: Backend,
+    *,
+    prefix: str = "",
+    after: str = "",
+    labels: Collection[str] = (),
+    without: Collection[str] = (),
 ) -> Iterator[Head | DamagedError]:
     """Yield the heads of sessions, deleted ones too; in place of a damaged one, what is wrong.
 
@@ -270,7 +275,7 @@ def every_head(
     """
     while True:
         try:
-            for head in backend.streams(prefix=prefix, after=after, labels=labels):
+            for head in backend.streams(prefix=prefix, after=after, labels=labels, without=without):
                 after = head.stream
                 yield head
         except DamagedError as error:

@@ -219,7 +219,7 @@ def _answer(backend: Backend, asked: Ask) -> Any:
 
 def _listed(backend: Backend, asked: Heads) -> Listed:
     found = []
-    prefix, after, labels, limit = asked
+    prefix, after, labels, limit, _ = asked
     try:
         for head in backend.streams(prefix=prefix, after=after, labels=labels, limit=limit):
             found.append(head)  # noqa: PERF402 - what came before damage is kept
@@ -288,7 +288,7 @@ async def _entries(backend: AsyncBackend, asked: Read) -> list[Entry]:
 
 async def _heads(backend: AsyncBackend, asked: Heads) -> Listed:
     found = []
-    prefix, after, labels, limit = asked
+    prefix, after, labels, limit, _ = asked
     try:
         async for head in backend.streams(prefix=prefix, after=after, labels=labels, limit=limit):
             found.append(head)  # noqa: PERF401 - what came before damage is kept

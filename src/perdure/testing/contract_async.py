@@ -58,6 +58,7 @@ class AsyncBackendContract:
             backwards = [one async for one in backend.read("s", reverse=True, limit=2)]
             assert backwards == [entry(3), entry(2)]
             assert [head.stream async for head in backend.streams(labels=["l"])] == ["s"]
+            assert [head.stream async for head in backend.streams(without=["l"])] == ["t"]
             await backend.drop("s", before=3)
             assert await _read(backend, "s") == entries(3, 3)
             (outcome,) = await backend.append([appended("s", 3, 3, mark="other")])
@@ -109,6 +110,7 @@ class AsyncBackendContract:
             assert [head.stream async for head in known.recent()] == ["a", "b"]
             assert [head.stream async for head in known.recent(prefix="b")] == ["b"]
             assert [head.stream async for head in known.recent(labels=["l"], limit=1)] == ["a"]
+            assert [head.stream async for head in known.recent(without=["l"])] == ["b"]
 
         run(scenario)
 

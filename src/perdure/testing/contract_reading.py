@@ -2,12 +2,12 @@
 
 # ruff: noqa: S101 - these are tests, though they are shipped.
 
-from typing import get_args
+from typing import Any, get_args
 
 import msgspec
 import pytest
 
-from perdure.backend import Append, Backend
+from perdure.backend import DELETED, Append, Backend
 from perdure.guarantees import Atomic, SharedBy, Survives, guarantees_of
 from perdure.testing.contract_values import (
     ALIKE,
@@ -180,6 +180,41 @@ class ReadingContract:
             both = ["two"] if label in {"a", "A"} else []
             assert [head.stream for head in backend.streams(labels=[label])] == [name, *both]
         assert [head.labels for head in backend.streams(labels=["a", "A"])] == [{"a", "A"}]
+
+    def test_none_of_the_labels_without_may_be_there(self, backend: Backend) -> None:
+        status(backend, appended("1", 1, 1, "x"), appended("2", 1, 1, "x", "y"))
+        status(backend, appended("3", 1, 1, DELETED), appended("4", 1, 1))
+        status(backend, appended("5", 1, 1, DELETED, "x"), appended("6", 1, 1, DELETED))
+
+        def left(*without: str, **chosen: Any) -> list[str]:
+            return [head.stream for head in backend.streams(without=without, **chosen)]
+
+        assert left(DELETED) == ["1", "2", "4"]
+        assert left("x") == ["3", "4", "6"]
+        assert left("y", DELETED) == ["1", "4"]
+        assert left(DELETED, labels=["x"]) == ["1", "2"]
+        assert left("y", labels=["x"]) == ["1", "5"]
+        assert left(DELETED, labels=[DELETED]) == []
+        assert left(DELETED, prefix="4") == ["4"]
+        assert left(DELETED, prefix="3") == []
+        assert left(DELETED, after="1", limit=2) == ["2", "4"]
+        assert left("unknown") == ["1", "2", "3", "4", "5", "6"]
+
+    def test_a_label_that_comes_or_goes_counts_at_once(self, backend: Backend) -> None:
+        status(backend, appended("s", 1, 1, DELETED), appended("t", 1, 1))
+        assert [head.stream for head in backend.streams(without=[DELETED])] == ["t"]
+        status(backend, appended("s", 2, 2), appended("t", 2, 2, DELETED))
+        assert [head.stream for head in backend.streams(without=[DELETED])] == ["s"]
+        assert [head.stream for head in backend.streams()] == ["s", "t"]
+
+    def test_many_that_are_left_out_do_not_end_a_listing(self, backend: Backend) -> None:
+        gone = [appended(f"a{number:04}", 1, 1, DELETED) for number in range(600)]
+        live = [appended(f"b{number:04}", 1, 1) for number in range(300)]
+        status(backend, *live, *gone)
+        found = [head.stream for head in backend.streams(without=[DELETED])]
+        assert found == [one.stream for one in live]
+        assert list(backend.streams(prefix="a", without=[DELETED])) == []
+        assert len(list(backend.streams())) == 900  # noqa: PLR2004
 
     def test_a_changed_label_moves_a_stream_between_listings(self, backend: Backend) -> None:
         status(backend, appended("s", 1, 1, "x"))

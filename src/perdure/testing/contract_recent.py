@@ -4,10 +4,11 @@
 
 import itertools
 import random
+from typing import Any
 
 import pytest
 
-from perdure.backend import RECENT, Backend, Recent, knowing_recency
+from perdure.backend import DELETED, RECENT, Backend, Recent, knowing_recency
 from perdure.errors import UnsupportedError, UsageError
 from perdure.testing.contract_values import ALIKE, OpenBackend, appended, status
 
@@ -101,6 +102,29 @@ class RecentContract:
             for chosen in ({"prefix": text}, {"labels": [text]}):
                 found = recent(backend).recent(**chosen)
                 assert sorted(found) == list(backend.streams(**chosen))
+
+    def test_recent_streams_are_chosen_by_what_they_are_without(self, backend: Backend) -> None:
+        for number in range(3):
+            status(backend, appended(f"a/{number}", 1, 1, "x"))
+            status(backend, appended(f"b/{number}", 1, 1))
+        for name in ("a/1", "b/1"):
+            status(backend, appended(name, 2, 2, DELETED))
+        status(backend, *(appended(f"c/{number:04}", 1, 1, DELETED) for number in range(600)))
+
+        def chosen(*without: str, **chosen: Any) -> list[str]:
+            found = recent(backend).recent(without=without, **chosen)
+            return [head.stream for head in found]
+
+        assert chosen(DELETED) == ["b/2", "a/2", "b/0", "a/0"]
+        assert chosen(DELETED, limit=1) == ["b/2"]
+        assert chosen(DELETED, "x") == ["b/2", "b/0"]
+        assert chosen("x", prefix="a") == ["a/1"]
+        assert chosen(DELETED, prefix="a") == chosen(DELETED, labels=["x"]) == ["a/2", "a/0"]
+        assert chosen(DELETED, labels=[DELETED]) == chosen(DELETED, prefix="c/") == []
+        assert chosen(labels=[DELETED])[600:] == ["b/1", "a/1"]
+        assert len(chosen()) == 606
+        status(backend, appended("a/1", 3, 3))
+        assert chosen(DELETED) == ["a/1", "b/2", "a/2", "b/0", "a/0"]
 
     def test_recent_streams_are_in_order_however_unevenly_they_grow(self, backend: Backend) -> None:
         draw = random.Random(4711)  # noqa: S311 - it must repeat, not be secret.

@@ -59,16 +59,26 @@ class _Around:
         prefix: str = "",
         after: str = "",
         labels: Collection[str] = (),
+        without: Collection[str] = (),
         limit: int | None = None,
     ) -> Iterator[Head]:
         """As the backend's."""
-        return self.backend.streams(prefix=prefix, after=after, labels=labels, limit=limit)
+        return self.backend.streams(
+            prefix=prefix, after=after, labels=labels, without=without, limit=limit
+        )
 
     def recent(
-        self, *, prefix: str = "", labels: Collection[str] = (), limit: int | None = None
+        self,
+        *,
+        prefix: str = "",
+        labels: Collection[str] = (),
+        without: Collection[str] = (),
+        limit: int | None = None,
     ) -> Iterator[Head]:
         """As the backend's, where it declares it."""
-        return knowing_recency(self.backend).recent(prefix=prefix, labels=labels, limit=limit)
+        return knowing_recency(self.backend).recent(
+            prefix=prefix, labels=labels, without=without, limit=limit
+        )
 
     def watch(self, stream: str, *, after: int, timeout: float | None = None) -> bool:
         """As the backend's, where it declares it."""
@@ -177,11 +187,14 @@ class Slow(_Around):
         prefix: str = "",
         after: str = "",
         labels: Collection[str] = (),
+        without: Collection[str] = (),
         limit: int | None = None,
     ) -> Iterator[Head]:
         """Wait, then list."""
         time.sleep(self.seconds)
-        return super().streams(prefix=prefix, after=after, labels=labels, limit=limit)
+        return super().streams(
+            prefix=prefix, after=after, labels=labels, without=without, limit=limit
+        )
 
     def drop(self, stream: str, *, before: int) -> None:
         """Wait, then drop."""

@@ -105,6 +105,6 @@ def test_followers_that_are_left_alone_are_seen(directory: Path) -> None:
         SQLITE.clear(directory)
         return concurrency.interrupt_trial(seed, SQLITE, directory).failure
 
-    with mock.patch.object(commit, "_for_another_thread", lambda error: error):
+    with mock.patch.object(commit, "for_another", lambda error: error):
         # Whether somebody waits for the one that is interrupted is a matter of luck.
         assert any("threads were interrupted" in failure(seed) for seed in range(30))

@@ -44,6 +44,7 @@ class Agents:
         self.variables = Variables(agents)
         self._heard = Hearing(self.by_name, self._members())
         self._kept: State | None = None
+        self._seen: State = {}
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self.by_name.values())
@@ -84,6 +85,10 @@ class Agents:
 
     def capture(self) -> State:
         """Return what the agents know, other than what was said."""
+        self._seen = self._known()
+        return {**self._seen, "variables": self.variables.capture()}
+
+    def _known(self) -> State:
         return {
             "replies": {agent.name: self._named(reply_counts(agent)) for agent in self},
             "replying": {agent.name: self._named(agent.reply_at_receive) for agent in self},
@@ -91,10 +96,16 @@ class Agents:
                 agent.name: {"given": self.given[agent.name], "now": agent.system_message}
                 for agent in self
             },
-            "variables": self.variables.capture(),
             "human": {agent.name: [*human_inputs(agent)] for agent in self},
             "usage": {agent.name: usage_of(agent.client) for agent in self if agent.client},
         }
+
+    def are_changed(self) -> bool:
+        """Whether agents know something else than was captured, or restored, last."""
+        return self.have_other_histories() or self._known() != self._seen
+
+    def have_other_histories(self) -> bool:
+        return self.histories() != self._heard.histories()
 
     def _named(self, by_agent: Mapping[Any, Any]) -> dict[str, Any]:
         names = {id(agent): agent.name for agent in self}
@@ -199,6 +210,7 @@ class Agents:
                 set_usage(agent.client, usage)
         given = [("variables", name) for name in self.variables.restore(state.get("variables"))]
         told = [agent.name for agent in self if not self._instruct(agent, state)]
+        self._seen = self._known()
         return [*(("instructions", name) for name in told), *given]
 
     def _instruct(self, agent: Any, state: State) -> bool:

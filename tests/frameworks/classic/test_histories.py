@@ -1,5 +1,6 @@
 """What agents remember, where that does not follow from what was said: it is kept as it is."""
 
+import asyncio
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -323,3 +324,74 @@ def test_a_society_of_mind_is_the_same_after_a_restart(
             assert remembered(*agents) == before
             agents[0].initiate_chat(agents[1], message=f"{CHECKLIST} {number}", max_turns=2)
             before = remembered(*agents)
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_is_changed_last_in_a_block_is_kept(
+    cast: Cast, store: perdure.Store, change: Callable[[list[Any]], None]
+) -> None:
+    user, assistant = cast.pair()
+    with persist(store.session("s"), user, assistant):
+        user.initiate_chat(assistant, message=CARD)
+        change(assistant.chat_messages[user])
+        before = remembered(user, assistant)
+    for agents in (cast.pair(), (user, assistant)):
+        with persist(store.session("s"), *agents):
+            assert remembered(*agents) == before
+
+
+def test_agents_that_were_cleared_last_in_a_block_have_forgotten(
+    cast: Cast, store: perdure.Store
+) -> None:
+    user, assistant = cast.pair(max_consecutive_auto_reply=2, default_auto_reply="Go on.")
+    with persist(store.session("s"), user, assistant):
+        user.initiate_chat(assistant, message=CARD)
+        user.reset()
+        assistant.reset()
+    user, assistant = cast.pair()
+    with persist(store.session("s"), user, assistant):
+        assert remembered(user, assistant)["pairs"] == {}
+        assert assistant.get_total_usage() is None
+        position = store.session("s").position
+    assert store.session("s").position == position  # Nothing was changed in this block.
+
+
+def test_a_history_that_was_changed_while_others_went_on_is_a_conflict(
+    cast: Cast, tmp_path: Path
+) -> None:
+    user, assistant = cast.pair()
+    others = cast.pair()
+    with (
+        perdure.open(tmp_path / "agents.db") as store,
+        perdure.open(tmp_path / "agents.db") as other,
+    ):
+        with persist(store.session("s"), user, assistant):
+            user.initiate_chat(assistant, message=CARD)
+            for _ in range(2):
+                hide(assistant.chat_messages[user])
+                with persist(other.session("s"), *others):
+                    others[0].initiate_chat(others[1], message=REFINE)
+                    before = remembered(*others)
+                with pytest.raises(perdure.ConflictError, match="histories were changed here"):
+                    user.initiate_chat(assistant, message="And now?")
+                assert remembered(user, assistant) == before
+            hide(assistant.chat_messages[user])
+            before = remembered(user, assistant)
+        with persist(other.session("s"), *cast.pair()) as chat:
+            assert remembered(*chat._agents) == before
+
+
+@pytest.mark.parametrize("request_reply", [True, False])
+def test_what_nobody_sends_is_not_heard_outside_of_a_chat(
+    cast: Cast, server: ModelServer, store: perdure.Store, *, request_reply: bool
+) -> None:
+    user, assistant = cast.pair()
+    with persist(store.session("s"), user, assistant):
+        match = r"what 'assistant' hears .* is not recorded: have 'user_proxy' send\(...\) it"
+        with pytest.raises(perdure.UsageError, match=match):
+            assistant.receive(CARD, user, request_reply=request_reply)
+        with pytest.raises(perdure.UsageError, match=r"have 'user_proxy' a_send\(...\) it"):
+            asyncio.run(assistant.a_receive(CARD, user, request_reply=request_reply))
+        assert remembered(user, assistant)["pairs"] == {}
+    assert (store.session("s").position, server.requests) == (0, [])
+    assistant.receive(CARD, user, request_reply=False)

@@ -173,8 +173,8 @@ class Kept:
         self._set(run=None)
 
     def _state(self) -> State:
-        said, _ = spoken(self._session)
-        return {"heard": self._agents.heard(said), **self._agents.capture()}
+        heard = self._agents.heard(lambda after: spoken(self._session, after)[0])
+        return {"heard": heard, **self._agents.capture()}
 
     def _set(self, **changes: Any) -> None:
         data = {**self._data, **changes}

@@ -4,7 +4,7 @@ Their histories follow from the recorded messages: see `autogen_hearing`. Those 
 somebody changed them, are kept as they are, and so is everything else, which is small.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -124,16 +124,17 @@ class Agents:
         for manager in self.groups:  # The framework holds this very list, too.
             manager.groupchat.messages[:] = found["groups"].get(manager.name, [])
 
-    def heard(self, said: list[Spoken]) -> State:
+    def heard(self, said: Callable[[int], list[Spoken]]) -> State:
         """Return which of the agents' histories do not follow from what was said, and are kept.
 
+        `said` gives what was said after a position.
         Somebody may have changed them, and not every manager passes on what it was told.
         """
         now, members = self.histories(), self._members()
-        self._heard.hear([one for one in said if one.position > self._heard.after])
+        self._heard.hear(said(self._heard.after))
         if members != self._heard.members or now != self._heard.histories():
             self._kept = None
-            self._heard = self._listen(said, members)
+            self._heard = self._listen(said(0), members)
             others = changed(now, self._heard.histories())
             if others["pairs"] or others["groups"]:
                 self._kept = {"after": self._heard.after, **others}

@@ -4,6 +4,7 @@ Every method here has its twin in `store_async`, in the same order, with the sam
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from types import TracebackType
 from typing import Self
 from weakref import WeakSet
@@ -139,13 +140,12 @@ class Store:
         """Finish what is under way and let the store go. Closing twice is harmless."""
         if not self._closed:
             self._closed = self._driver.closed = True
-            with events.observed("close", store=self._backend.name, session=""):
-                try:
-                    for handle in _all_of(self._driver.handles):
-                        handle.drain()
-                    self._committer.drain()
-                finally:
-                    self._backend.close()
+            told = events.observed("close", store=self._backend.name, session="")
+            with told, ExitStack() as last:  # Whatever one of them raises, the others are drained.
+                last.callback(self._backend.close)
+                last.callback(self._committer.drain)
+                for handle in _all_of(self._driver.handles):
+                    last.callback(handle.drain)
 
     def __enter__(self) -> Self:
         return self

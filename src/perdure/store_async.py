@@ -4,6 +4,7 @@ Every method here has its twin in `store`, in the same order, with the same para
 """
 
 from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Self
 
@@ -145,12 +146,11 @@ class AsyncStore:
         if not self._closed:
             self._closed = self._driver.closed = True
             with events.observed("close", store=self._backend.name, session=""):
-                try:
+                async with AsyncExitStack() as last:  # Whatever one raises, the others are drained.
+                    last.push_async_callback(self._backend.close)
+                    last.push_async_callback(self._committer.drain)
                     for handle in [*self._driver.handles]:
-                        await handle.drain()
-                    await self._committer.drain()
-                finally:
-                    await self._backend.close()
+                        last.push_async_callback(handle.drain)
 
     async def __aenter__(self) -> Self:
         return self

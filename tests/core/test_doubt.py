@@ -1,5 +1,6 @@
 """Writes that fail half-way: torn batches, lost answers, failed group commits."""
 
+import asyncio
 import threading
 from collections.abc import Sequence
 
@@ -8,6 +9,7 @@ import pytest
 import perdure
 from perdure.backend import Append, Outcome
 from perdure.backends.memory import MemoryBackend
+from perdure.backends.offload import Offload
 from perdure.errors import ConflictError, DamagedError, TornError, UnavailableError, UsageError
 from perdure.testing import Crash, CrashAt, Flaky, Torn
 from tests.core.support import contents, said
@@ -245,3 +247,49 @@ def test_a_group_commit_that_fails_answers_every_waiter_and_loses_nothing() -> N
         stored = contents(perdure.open(backend).session(name))
         assert set(done) <= set(stored)
         assert len(stored) == len(set(stored))
+
+
+class Lossy(MemoryBackend):
+    """Fails appends to some streams before they are carried out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.losing: set[str] = set()
+
+    def append(self, appends: Sequence[Append]) -> Sequence[Outcome]:
+        if any(append.stream in self.losing for append in appends):
+            raise UnavailableError("test", "lost")
+        return super().append(appends)
+
+    def close(self) -> None:
+        """Stay, to be looked at."""
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_closing_a_store_settles_every_doubt_that_it_can(*, is_async: bool) -> None:
+    backend = Lossy()
+    names = {f"s{number}" for number in range(6)}
+    backend.losing = {*names}
+    if is_async:
+        asyncio.run(_lose_and_close(backend, names))
+    else:
+        store = perdure.open(backend)
+        sessions = [store.session(name) for name in names]
+        for session in sessions:
+            with pytest.raises(UnavailableError):
+                session.append(said("mine"))
+        backend.losing = {"s3"}
+        with pytest.raises(UnavailableError):
+            store.close()
+    assert {head.stream for head in backend.streams()} == names - {"s3"}
+
+
+async def _lose_and_close(backend: Lossy, names: set[str]) -> None:
+    store = perdure.open_async(Offload(backend))
+    sessions = [await store.session(name) for name in names]
+    for session in sessions:
+        with pytest.raises(UnavailableError):
+            await session.append(said("mine"))
+    backend.losing = {"s3"}
+    with pytest.raises(UnavailableError):
+        await store.close()

@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from types import TracebackType
 from typing import Any, Self
 
-from perdure import DivergenceError, PerdureError, Session, Turn, UsageError
+from perdure import ConflictError, DivergenceError, PerdureError, Session, Turn, UsageError
 from perdure.adapters import autogen_classes as classes
 from perdure.adapters import autogen_models as models
 from perdure.adapters import autogen_openings as openings
@@ -148,9 +148,9 @@ class Chat:
             self._leave(silent=error is not None)
 
     def _save_told(self) -> None:
-        """Record what the code has told the agents since a chat."""
+        """Record what the code has told the agents, and had them forget, since a chat."""
         told = self._agents.variables.told()
-        if told:
+        if told or self._agents.are_changed():
             self.follow()
             self._agents.variables.put(told)
             self.save()
@@ -176,8 +176,12 @@ class Chat:
     def follow(self) -> None:
         """Have the agents know what was said in other processes since they were given."""
         if not self.talking and self._kept.moved():
+            changed = self._kept.run is None and self._agents.have_other_histories()
             self._load()
             self._restore()
+            if changed:  # To something that the others did not know of.
+                position, why = self._session.position, "histories were changed here meanwhile"
+                raise ConflictError(self._session.id, position, position, why)
 
     def _require_free(self) -> None:
         for agent in self._agents:

@@ -4,7 +4,7 @@ from typing import Any
 
 from perdure import Session, Turn, UsageError, VersionError
 from perdure.adapters.autogen_openings import Opening
-from perdure.adapters.autogen_record import HINT, Spoken
+from perdure.adapters.autogen_record import HINT, Spoken, spoken
 from perdure.adapters.autogen_state import Agents, State
 
 KEY = "autogen"
@@ -155,22 +155,26 @@ class Kept:
             tools={agent.name: sorted(agent.function_map) for agent in agents},
             begun=self._data.get("begun", 0) + 1,
             run=opening,
-            state=agents.capture(),
+            state=self._state(),
         )
 
     def finish(self) -> None:
-        self._set(run=None, finished=self.finished + 1, state=self._agents.capture())
+        self._set(run=None, finished=self.finished + 1, state=self._state())
 
     def save(self) -> None:
         """Record what the agents know now, unless a chat is open: it began with what they knew."""
         if self.run is None:
-            self._set(format=FORMAT, state=self._agents.capture())
+            self._set(format=FORMAT, state=self._state())
 
     def abandon(self, reason: str) -> None:
         for turn in self._session.interrupted:
             if turn.id == self.turn_id:
                 turn.abandon(reason)
         self._set(run=None)
+
+    def _state(self) -> State:
+        heard = self._agents.heard(lambda after: spoken(self._session, after)[0])
+        return {"heard": heard, **self._agents.capture()}
 
     def _set(self, **changes: Any) -> None:
         data = {**self._data, **changes}

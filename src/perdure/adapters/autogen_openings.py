@@ -6,6 +6,7 @@ from math import isfinite
 from typing import Any
 
 from perdure import UsageError
+from perdure.adapters.autogen_names import framework
 from perdure.adapters.autogen_record import digest
 
 Opening = dict[str, Any]
@@ -139,8 +140,13 @@ def named(
     function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> dict[str, Any]:
     """Return the arguments of a call by name."""
-    bound = inspect.signature(function).bind(*args, **kwargs).arguments
+    signature = inspect.signature(function)
+    if any(one.kind is one.VAR_POSITIONAL for one in signature.parameters.values()):
+        # Of a class of one's own, which hands them on: they are called as the framework's are.
+        signature = inspect.signature(getattr(framework().ConversableAgent, function.__name__))
+        args = (None, *args)
+    bound = signature.bind(*args, **kwargs).arguments
     return {
-        **{key: value for key, value in bound.items() if key != "kwargs"},
+        **{key: value for key, value in bound.items() if key not in ("self", "kwargs")},
         **bound.get("kwargs", {}),
     }

@@ -137,11 +137,16 @@ class Parts:
         return begin
 
     def _hearing(self, agent: Any, name: str) -> Callable[..., Any]:
-        """Return what hears only agents that are kept: it would answer others without a record."""
+        """Return what hears only agents that are kept, in a chat: there would be no record else."""
         original = getattr(agent, name)
 
         def hear(*args: Any, **kwargs: Any) -> Any:
-            require_given(named(original, args, kwargs)["sender"], self._agents)
+            sender = named(original, args, kwargs)["sender"]
+            require_given(sender, self._agents)
+            if not self._chat.talking:
+                reason = f"what {agent.name!r} hears without that somebody sends it is not recorded"
+                send = name.replace("receive", "send")
+                raise UsageError(f"{reason}: have {sender.name!r} {send}(...) it")
             return original(*args, **kwargs)
 
         return hear

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from perdure import DivergenceError, PerdureError, Session, Turn, UsageError
 
 CHANNEL = "autogen"
+_KINDS = ("message", "turn.abandoned", "turn.failed")
 INSTEAD = "autogen:instead"  # The origin of what a manager told somebody in place of a message.
 HINT = (
     "the chat that was interrupted goes on only with the code and agents that began it: run those, "
@@ -32,23 +33,20 @@ class Spoken(NamedTuple):
     message: dict[str, Any]
 
 
-def spoken(session: Session) -> tuple[list[Spoken], int]:
+def spoken(session: Session, after: int = 0) -> tuple[list[Spoken], int]:
     """Return what agents said, without what was given up, and how many messages are not theirs."""
+    records = [one for one in session.records(after=after) if one.kind in _KINDS]
+    said: list[Any] = [one for one in records if one.kind == "message"]
+    ended: list[Any] = [one for one in records if one.kind != "message"]
+    given_up = {one.content.turn for one in ended}
     found: list[Spoken] = []
-    given_up: set[str] = set()
     others = 0
-    messages = iter(session.messages())
-    for record in session.records():
-        if record.kind in ("turn.abandoned", "turn.failed"):
-            given_up.add(record.content.turn)  # type: ignore[attr-defined]
-        if record.kind != "message":
-            continue
-        said: Any = record.content
-        message = next(messages)
-        if said.channel == CHANNEL:
-            names = said.author, said.recipient
-            found.append(Spoken(record.position, said.turn, *names, said.origin, message))
-        elif not said.origin.startswith("perdure:"):
+    for record, message in zip(said, session.messages(last=len(said)), strict=True):
+        content = record.content
+        if content.channel == CHANNEL:
+            names = content.author, content.recipient
+            found.append(Spoken(record.position, content.turn, *names, content.origin, message))
+        elif not content.origin.startswith("perdure:"):
             others += 1
     return [one for one in found if one.turn not in given_up], others
 

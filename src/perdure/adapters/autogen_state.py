@@ -1,22 +1,22 @@
 """What agents know at the end of a chat, as data, and how they are made to know it again.
 
-Their histories are made from the recorded messages, by sending them once more without asking for
-answers: that gives each side its own roles and names. Everything else is small, and kept as it is.
+Their histories follow from the recorded messages: see `autogen_hearing`. Those that do not, because
+somebody changed them, are kept as they are, and so is everything else, which is small.
 """
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from copy import deepcopy
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
+from perdure.adapters.autogen_hearing import CLOSED, Hearing, changed, ends_on_calls
 from perdure.adapters.autogen_models import set_usage, usage_of
 from perdure.adapters.autogen_names import human_inputs, reply_counts
-from perdure.adapters.autogen_record import INSTEAD, Groups, Spoken, digest
+from perdure.adapters.autogen_record import Groups, Spoken, digest
 from perdure.adapters.autogen_variables import Variables
 
 HOOKS = "process_message_before_send"
 A_HOOKS = "a_process_message_before_send"  # From 0.2.36 on, before 0.3: those of async code.
-CLOSED = "autogen:closed"  # The origin of what answers a call in place of its result.
 NOT_MADE = "The chat ended before this call was made."
 
 State = dict[str, Any]
@@ -42,19 +42,19 @@ class Agents:
         self.groups = groups
         self.given = {agent.name: _given(agent) for agent in agents}
         self.variables = Variables(agents)
+        self._heard = Hearing(self.by_name, self._members())
+        self._kept: State | None = None
+        self._seen: State = {}
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self.by_name.values())
-
-    def peers(self, agent: Any) -> Iterator[Any]:
-        return (one for one in self if one is not agent)
 
     def histories(self) -> dict[str, Any]:
         """Return all that the agents remember of each other, and the groups of themselves."""
         pairs = {
             agent.name: {
                 peer.name: agent.chat_messages[peer]
-                for peer in self.peers(agent)
+                for peer in self
                 if agent.chat_messages.get(peer)
             }
             for agent in self
@@ -85,38 +85,74 @@ class Agents:
 
     def capture(self) -> State:
         """Return what the agents know, other than what was said."""
-        histories = self.histories()
+        self._seen = self._known()
+        return {**self._seen, "variables": self.variables.capture()}
+
+    def _known(self) -> State:
         return {
-            "lengths": {
-                name: {peer: len(said) for peer, said in one.items()}
-                for name, one in histories["pairs"].items()
-            },
-            "group_lengths": {name: len(said) for name, said in histories["groups"].items()},
             "replies": {agent.name: self._named(reply_counts(agent)) for agent in self},
             "replying": {agent.name: self._named(agent.reply_at_receive) for agent in self},
             "system": {
                 agent.name: {"given": self.given[agent.name], "now": agent.system_message}
                 for agent in self
             },
-            "variables": self.variables.capture(),
             "human": {agent.name: [*human_inputs(agent)] for agent in self},
             "usage": {agent.name: usage_of(agent.client) for agent in self if agent.client},
         }
+
+    def are_changed(self) -> bool:
+        """Whether agents know something else than was captured, or restored, last."""
+        return self.have_other_histories() or self._known() != self._seen
+
+    def have_other_histories(self) -> bool:
+        return self.histories() != self._heard.histories()
 
     def _named(self, by_agent: Mapping[Any, Any]) -> dict[str, Any]:
         names = {id(agent): agent.name for agent in self}
         return {names[id(peer)]: value for peer, value in by_agent.items() if id(peer) in names}
 
     def hear(self, said: list[Spoken], state: State) -> None:
-        """Make the agents remember what was said, and let go of what they had let go."""
-        with self._quiet():
-            for agent in self:
-                for peer in self.peers(agent):
-                    agent.chat_messages[peer] = []
-            for manager in self.groups:
-                manager.groupchat.messages.clear()  # The framework holds this very list, too.
-            self._say(said)
-        self._cut(state)
+        """Make the agents remember what they did, of what was said and besides."""
+        heard = state.get("heard", {"groups": self._members(), "kept": None})
+        self._kept = heard["kept"]
+        self._heard = self._listen(said, heard["groups"])
+        found = deepcopy(self._heard.histories())  # At once: groups and managers share messages.
+        for agent in self:
+            known = found["pairs"].get(agent.name, {})
+            for peer in self:
+                agent.chat_messages[peer] = known.get(peer.name, [])
+        for manager in self.groups:  # The framework holds this very list, too.
+            manager.groupchat.messages[:] = found["groups"].get(manager.name, [])
+
+    def heard(self, said: Callable[[int], list[Spoken]]) -> State:
+        """Return which of the agents' histories do not follow from what was said, and are kept.
+
+        `said` gives what was said after a position.
+        Somebody may have changed them, and not every manager passes on what it was told.
+        """
+        now, members = self.histories(), self._members()
+        self._heard.hear(said(self._heard.after))
+        if members != self._heard.members or now != self._heard.histories():
+            self._kept = None
+            self._heard = self._listen(said(0), members)
+            others = changed(now, self._heard.histories())
+            if others["pairs"] or others["groups"]:
+                self._kept = {"after": self._heard.after, **others}
+                self._heard.put(deepcopy(others))
+        return {"groups": members, "kept": self._kept}
+
+    def _members(self) -> dict[str, list[str]]:
+        return {one.name: [agent.name for agent in one.groupchat.agents] for one in self.groups}
+
+    def _listen(self, said: list[Spoken], members: dict[str, list[str]]) -> Hearing:
+        """Return what follows from what was said, and from histories that are kept since then."""
+        found = Hearing(self.by_name, {**{one.name: [] for one in self.groups}, **members})
+        after = self._kept["after"] if self._kept is not None else 0
+        found.hear([one for one in said if one.position <= after])
+        if self._kept is not None:
+            found.put(deepcopy(self._kept))
+        found.hear([one for one in said if one.position > after])
+        return found
 
     def lists(self) -> list[tuple[Any, dict[Any, Any]]]:
         """Return the agents' histories as they are, to be put back."""
@@ -133,73 +169,34 @@ class Agents:
             else:
                 owner.messages[:] = before["messages"]
 
-    @contextmanager
-    def _quiet(self) -> Iterator[None]:
-        """Keep hooks from hearing, and terminals from showing, what is said again."""
-        before = [(agent, agent.hook_lists[HOOKS], agent.silent) for agent in self]
-        try:
-            for agent in self:
-                agent.hook_lists[HOOKS], agent.silent = [], True
-            yield
-        finally:
-            for agent, hooks, silent in before:
-                agent.hook_lists[HOOKS], agent.silent = hooks, silent
-
-    def _say(self, said: list[Spoken]) -> None:
-        """Have everything be heard that was said; managers pass on what they were told."""
-        passing: dict[str, _Passing] = {}
-        groups = {manager.name for manager in self.groups}
-        for one in said:
-            sender, recipient = self.by_name[one.author], self.by_name[one.recipient]
-            if one.origin == INSTEAD and one.author in passing:
-                passing[one.author].instead[one.recipient] = one.message
-                continue
-            if one.recipient in passing:  # Not before: introductions come between.
-                passing.pop(one.recipient).on()
-            _hand_over(sender, dict(one.message), recipient)
-            if one.recipient in groups:
-                passing[one.recipient] = _Passing(recipient, sender)
-        for left in passing.values():
-            left.on()
-
     def open_calls(self, said: list[Spoken]) -> Iterator[Spoken]:
         """Yield the answers that close calls which a chat ended on: models refuse to go on else."""
         last: dict[frozenset[str], Spoken] = {}
-        managers = {manager.name: manager for manager in self.groups}
+        managers = {manager.name for manager in self.groups}
         for one in said:
             talk = {one.author, one.recipient}
-            last[frozenset(talk & {*managers} or talk)] = one
+            last[frozenset(talk & managers or talk)] = one
         for one in last.values():
             author, recipient = self.by_name[one.author], self.by_name[one.recipient]
-            heard = recipient.chat_messages.get(author)
             calls = one.message.get("tool_calls")
-            if calls and heard and heard[-1].get("tool_calls"):
-                closing = recipient
-                if recipient.name in managers:
-                    closing = next(a for a in recipient.groupchat.agents if a is not author)
-                to = author if closing is recipient else recipient
+            if calls and ends_on_calls(recipient.chat_messages.get(author)):
+                closing, to = self._closing(author, recipient)
                 yield Spoken(0, "", closing.name, to.name, CLOSED, _closing(calls))
+
+    def _closing(self, author: Any, recipient: Any) -> tuple[Any, Any]:
+        """Return who answers a call, and whom: in a group, somebody to whom it was passed on."""
+        for agent in recipient.groupchat.agents if recipient in [*self.groups] else ():
+            if agent is not author and ends_on_calls(agent.chat_messages.get(recipient)):
+                return agent, recipient
+        return recipient, author
 
     def close(self, one: Spoken) -> None:
         """Have the agents hear what closes a call."""
-        with self._quiet():
-            self._say([one])
-
-    def _cut(self, state: State) -> None:
-        """Let go what the agents had let go themselves: histories that were cleared."""
-        for name, lengths in state.get("lengths", {}).items():
-            histories = self.by_name[name].chat_messages
-            for peer in self.peers(self.by_name[name]):
-                said = histories[peer]
-                del said[: len(said) - lengths.get(peer.name, 0)]
-        if "lengths" in state:
-            for agent in self:
-                if agent.name not in state["lengths"]:
-                    for peer in self.peers(agent):
-                        agent.chat_messages[peer] = []
-        for manager in self.groups:
-            messages, length = manager.groupchat.messages, state.get("group_lengths", {})
-            del messages[: len(messages) - length.get(manager.name, len(messages))]
+        hearing = Hearing(self.by_name, self._members())
+        pairs = {agent.name: {one.name: agent.chat_messages[one] for one in self} for agent in self}
+        groups = {manager.name: manager.groupchat.messages for manager in self.groups}
+        hearing.put({"pairs": pairs, "groups": groups})
+        hearing.hear([one])
 
     def remember(self, state: State) -> list[tuple[str, str]]:
         """Make the agents know the rest; return what of whom the code has changed."""
@@ -214,6 +211,7 @@ class Agents:
                 set_usage(agent.client, usage)
         given = [("variables", name) for name in self.variables.restore(state.get("variables"))]
         told = [agent.name for agent in self if not self._instruct(agent, state)]
+        self._seen = self._known()
         return [*(("instructions", name) for name in told), *given]
 
     def _instruct(self, agent: Any, state: State) -> bool:
@@ -240,26 +238,3 @@ def _closing(calls: list[dict[str, Any]]) -> dict[str, Any]:
     ]
     content = "\n\n".join(NOT_MADE for _ in answers)
     return {"role": "tool", "tool_responses": answers, "content": content}
-
-
-def _hand_over(sender: Any, message: Any, recipient: Any) -> None:
-    # Of the class: what a chat has put in its place on the agent records it.
-    type(sender).send(sender, message, recipient, request_reply=False, silent=True)
-
-
-class _Passing:
-    """What a manager was told and is to pass on, or what it tells some in its place."""
-
-    def __init__(self, manager: Any, speaker: Any) -> None:
-        self._manager = manager
-        self._speaker = speaker
-        self._message = manager.last_message(speaker)
-        self.instead: dict[str, Any] = {}
-
-    def on(self) -> None:
-        group = self._manager.groupchat
-        group.append(self._message, self._speaker)
-        for agent in group.agents:
-            if agent is not self._speaker:
-                message = self.instead.get(agent.name, self._message)
-                _hand_over(self._manager, message, agent)

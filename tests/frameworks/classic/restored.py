@@ -8,6 +8,12 @@ USAGE = "test_usage_replies_and_results_are_those_of_a_run_that_was_not_interrup
 
 ROWS = [
     Row("Histories, with the roles of each side", EXACT, EXACT, "test_each_side_has_its_own_roles"),
+    Row(
+        "… that your code, or the framework, changed",
+        EXACT,
+        EXACT,
+        "test_a_history_that_was_changed_is_the_same_after_a_restart",
+    ),
     Row("A pair with tools", EXACT, EXACT, f"{KILLED}[two_agents-idempotent]"),
     Row("… in async code", EXACT, EXACT, f"{KILLED}[two_agents_async-idempotent]"),
     Row("A group of three", EXACT, EXACT, f"{KILLED}[group_of_three-idempotent]"),
@@ -24,6 +30,13 @@ ROWS = [
         EXACT,
         "test_a_group_has_its_rounds_its_speakers_and_its_introductions",
     ),
+    Row(
+        "… what its manager was told and did not pass on",
+        EXACT,
+        EXACT,
+        "test_what_a_manager_was_told_and_did_not_pass_on",
+    ),
+    Row("A group in a group", EXACT, EXACT, "test_a_group_in_a_group_is_remembered"),
     Row("Nested chats", EXACT, EXACT, f"{KILLED}[nested-idempotent]"),
     Row(
         "… killed again and again",
@@ -59,10 +72,11 @@ ROWS = [
     Row("Code that agents run", "–", "not run again", "test_code_that_was_run_is_not_run_again"),
     Row(
         "What a person answered",
-        EXACT,
+        "–",
         "not asked again",
         "test_what_a_human_said_is_not_asked_again",
     ),
+    Row("… in all chats", EXACT, "–", "test_what_a_human_said_is_known_after_a_restart"),
     Row(
         "`update_system_message`",
         "kept, unless the code gives other instructions",

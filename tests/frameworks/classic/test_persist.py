@@ -440,6 +440,22 @@ def test_what_a_human_said_is_not_asked_again(
     assert result.chat_history[2]["content"] == "And for cars?"
 
 
+def test_what_a_human_said_is_known_after_a_restart(cast: Cast, store: perdure.Store) -> None:
+    def person(*words: str) -> tuple[Any, Any]:
+        user, assistant = cast.pair(max_consecutive_auto_reply=None, human_input_mode="ALWAYS")
+        told = iter(words)
+        user.get_human_input = lambda *_, **__: next(told)
+        return user, assistant
+
+    user, assistant = person("And for cars?", "exit")
+    with persist(store.session("s"), user, assistant):
+        user.initiate_chat(assistant, message=CHECKLIST)
+    user, assistant = person("And for boats?", "exit")
+    with persist(store.session("s"), user, assistant):
+        result = user.initiate_chat(assistant, message=REFINE)
+    assert result.human_input == ["And for cars?", "exit", "And for boats?", "exit"]
+
+
 def test_a_message_that_is_sent_without_a_chat_is_kept_and_answered(
     cast: Cast, store: perdure.Store
 ) -> None:

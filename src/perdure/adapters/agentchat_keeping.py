@@ -1,9 +1,9 @@
 """What a session keeps of a team: its state between runs, and which run is under way.
 
 Two values. `agentchat.state` is the team's state after its last run; `agentchat.run` says of the
-newest run its turn, its task, and the version of the state that it began in. Only who has begun the
-turn sets it, and of two that begin at once the session lets one. A run whose turn is open was cut
-off: it is run again from that version.
+newest run its turn, its task, and the version of the state that it begins in. It is set before the
+turn begins: one whose turn never began is no run. Of two that begin at once the session lets one. A
+run whose turn is open was cut off: it is run again from that version.
 """
 
 from collections import defaultdict, deque
@@ -11,8 +11,6 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 from uuid import uuid4
-
-from autogen_agentchat.messages import TextMessage
 
 from perdure import AsyncSession, AsyncTurn
 from perdure.adapters import agentchat_record as record
@@ -77,24 +75,24 @@ class Keeping:
     async def _look(self) -> AsyncTurn | None:
         """Return the turn of a run that was cut off, and know what the run was."""
         turn = self._open_turn()
-        self._run = await self._session.get(RUN) if turn is not None else None
-        if turn is not None and (self._run is None or self._run["turn"] != turn.id):
-            # The process died when the turn had begun, before it could say more.
-            said = [one async for one in self._session.records(after=turn.start)]
-            task = [
-                TextMessage(content=one.content.message["content"], source=one.content.author)
-                for one in said
-                if isinstance(one.content, Message)
-                and one.content.turn == turn.id
-                and isinstance(one.content.message.get("content"), str)
-            ]
-            self._run = _run(turn.id, record.dumped(task), self._newest(), {})
+        self._run = await self._said_of(turn.id) if turn is not None else None
         return turn
 
-    def _newest(self) -> int:
-        """The number of the newest state in this view, 0 if there is none."""
+    async def _said_of(self, turn: str) -> dict[str, Any] | None:
+        """Return what was said of a run before its turn began.
+
+        Another that began at the same time may have said something since, and given way.
+        """
+        for version in range(self._newest(RUN), 0, -1):
+            found: dict[str, Any] = await self._session.get(RUN, version=version)
+            if found["turn"] == turn:
+                return found
+        return None
+
+    def _newest(self, key: str = STATE) -> int:
+        """The number of the newest state in this view, or of another value; 0 if there is none."""
         values = self._session.values
-        return values.version(STATE) if STATE in values.keys() else 0  # noqa: SIM118 - a method
+        return values.version(key) if key in values.keys() else 0  # noqa: SIM118 - a method
 
     async def restore(self) -> None:
         """Bring the team to where the session has it; refuse another team's state."""
@@ -151,7 +149,7 @@ class Keeping:
         given = record.taken(task)
         await self._session.refresh()
         turn = await self._look()
-        if turn is not None and self._run is not None:
+        if turn is not None:
             return await self._resume(turn, self._run, given, id)
         version = await self._current()
         stored = await self._session.get(STATE)
@@ -186,22 +184,27 @@ class Keeping:
         author = given[0].source if given else ""
         own = MADE + uuid4().hex if id is None else CHOSEN + id
         turn = self._session.turn(first, author=author, id=own)
-        tools = await self._tools()
+        self._run = _run(own, record.dumped(given), version, await self._tools())
+        await self._session.set(RUN, self._run)
         await turn.__aenter__()
         if turn.ended:
             await turn.__aexit__(None, None, None)
             reason = f"the run {id!r} was made before, and its result is no longer kept"
             raise UsageError(f"{reason}: choose another id")
-        self._run = _run(turn.id, record.dumped(given), version, tools)
-        await self._session.set(RUN, self._run)
+        if self._newest() != version:  # It was changed by hand, when this had looked at it.
+            version = await self._current()
+            self._run = {**self._run, "state": version}
+            await self._session.set(RUN, self._run)
         heard: dict[str, deque[record.Item]] = defaultdict(deque)
         if first is not None:
             heard[author].append(first)
         return Begun(turn, version, given, heard)
 
     async def _resume(
-        self, turn: AsyncTurn, run: dict[str, Any], given: list[Any], id: str | None
+        self, turn: AsyncTurn, run: dict[str, Any] | None, given: list[Any], id: str | None
     ) -> Begun:
+        if run is None:
+            raise UsageError("nothing is known of the run that was cut off: abandon() it")
         if (given and not record.same(run["task"], record.dumped(given))) or (
             id is not None and CHOSEN + id != turn.id
         ):

@@ -29,6 +29,8 @@ ROWS = [
     Row("`MagenticOneGroupChat`", EXACT, EXACT, f"{KILLED}[magentic]"),
     Row("`AgentTool`", EXACT, EXACT, f"{KILLED}[agent_tool]"),
     Row("Agents of your own", "their `save_state`", "each reply once", f"{KILLED}[custom]"),
+    Row("A task of several messages", EXACT, EXACT, f"{KILLED}[several]"),
+    Row("A task that hands over", EXACT, EXACT, f"{KILLED}[handed]"),
     Row("Termination conditions", "as the package resets them", EXACT, f"{KILLED}[round_robin]"),
     Row("Answers of models", "–", "not asked again", f"{KILLED}[round_robin]"),
     Row(

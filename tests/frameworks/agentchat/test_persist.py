@@ -31,6 +31,7 @@ from pydantic import BaseModel
 import perdure
 from perdure.adapters import agentchat_tree
 from perdure.adapters.agentchat import persist
+from perdure.adapters.agentchat_keeping import RUN
 from perdure.errors import (
     ConflictError,
     DivergenceError,
@@ -538,7 +539,7 @@ def test_one_that_begins_while_another_has_begun_gives_way(place: Place) -> None
                 return await listing()
 
             late._keeping._tools = slowly
-            with pytest.raises(ConflictError, match=r"turn.begun record came first"):
+            with pytest.raises(ConflictError, match=r"value record came first"):
                 await late.run(task="Task 2.")
             late._keeping._tools = listing
             async with place.durable(teams.single) as other:
@@ -548,6 +549,90 @@ def test_one_that_begins_while_another_has_begun_gives_way(place: Place) -> None
         prompts = str(place.prompts)
         assert "Task 1." in prompts
         assert "Task 2." not in prompts
+
+    asyncio.run(go())
+
+
+def test_a_cut_run_is_known_though_another_was_about_to_begin(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both have said what they are about to do when the first begins; the second gives way."""
+    said, begun, setting = asyncio.Event(), asyncio.Event(), perdure.AsyncSession.set
+    waiting: list[Any] = []
+
+    async def go() -> None:
+        async with place.durable(teams.swarm) as first, place.durable(teams.swarm) as late:
+
+            async def set(session: Any, key: str, value: Any) -> int:
+                version = await setting(session, key, value)
+                if key == RUN and session is first._session and not waiting:
+                    waiting.append(asyncio.ensure_future(late.run(task="Task 2.")))
+                    await said.wait()
+                elif key == RUN and session is late._session:
+                    said.set()
+                    await begun.wait()
+                return version
+
+            monkeypatch.setattr(perdure.AsyncSession, "set", set)
+            stream = first.run_stream(task=teams.handed("Task 1."))
+            await anext(stream)
+            begun.set()
+            with pytest.raises(ConflictError, match="came first"):
+                await waiting[0]
+            await stream.aclose()
+        async with place.durable(teams.swarm) as durable:
+            assert durable.interrupted == "Task 1."
+            result = await durable.run()
+        assert isinstance(result.messages[0], HandoffMessage)
+        assert result.messages[1].source == "lawyer"
+        assert "Task 2." not in str(place.prompts)
+
+    asyncio.run(go())
+
+
+def test_a_run_of_which_nothing_is_known_can_be_given_up(place: Place) -> None:
+    """As a version before this one left it that died at its beginning."""
+
+    async def go() -> None:
+        async with place.durable(teams.single) as durable:
+            await durable.run(task=TASKS[0])
+            turn = durable._session.turn(TASKS[1], id="agentchat.other")
+            await turn.__aenter__()
+            await turn.leave()
+        async with place.durable(teams.single) as durable:
+            with pytest.raises(UsageError, match="nothing is known of the run"):
+                await durable.run(task=TASKS[1])
+            await durable.abandon()
+            await durable.run(task=TASKS[1])
+        assert len(place.prompts[-1]) > len(place.prompts[0])
+
+    asyncio.run(go())
+
+
+def test_a_run_begins_in_a_state_that_was_kept_while_it_was_about_to(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    setting = perdure.AsyncSession.set
+
+    async def go() -> None:
+        async with place.durable(teams.single) as late, place.durable(teams.single) as first:
+            await first.run(task=TASKS[0])
+
+            async def set(session: Any, key: str, value: Any) -> int:
+                version = await setting(session, key, value)
+                if key == RUN and session is late._session:
+                    monkeypatch.undo()
+                    await first._root.component.on_reset(CancellationToken())
+                    await first._session.refresh()
+                    await first._keeping._current()
+                return version
+
+            monkeypatch.setattr(perdure.AsyncSession, "set", set)
+            place.server.fault(status=500, at=len(place.prompts) + 2)
+            with pytest.raises(Exception, match="500"):
+                await late.run(task=TASKS[1])
+            await late.run()
+        assert TASKS[0] not in str(place.prompts[-1])
 
     asyncio.run(go())
 

@@ -40,7 +40,7 @@ class Durable:
         try:
             await self._session.refresh()
             await self._keeping.restore()
-            await stand_in(self._root, self._journal, self._places, self._keeping.factory)
+            await stand_in(self._root, self._journal, self._places, self._keeping.messages)
             await self._keeping.require_tools(self._journal.policies)
         except BaseException:
             self._places.restore()

@@ -17,6 +17,7 @@ from perdure.adapters import agentchat_record as record
 from perdure.adapters import agentchat_state as state
 from perdure.adapters import agentchat_tree as tree
 from perdure.adapters.agentchat_journal import FAILED, FINISH, Policy
+from perdure.adapters.agentchat_messages import Messages
 from perdure.adapters.agentchat_model import digest
 from perdure.adapters.agentchat_tree import Node
 from perdure.errors import DivergenceError, UsageError
@@ -53,7 +54,7 @@ class Keeping:
     def __init__(self, session: AsyncSession, root: Node) -> None:
         self._session = session
         self._root = root
-        self.factory = tree.messages_of(root.component)
+        self.messages = Messages(session.id, root)
         self._people = record.people_of([node.component for node in root.all])
         self._at: int | None = None  # The version that the team is in, as far as is known.
         self._saved: state.State = {}
@@ -65,8 +66,7 @@ class Keeping:
         """The task of a run that was cut off, in words."""
         if self._run is None or self._open_turn() is None:
             return None
-        task = record.loaded(self._session.id, self._run["task"], self.factory)
-        return "\n".join(one.to_model_text() for one in task)
+        return self.messages.words(self._run["task"])
 
     def _open_turn(self) -> AsyncTurn | None:
         turns = self._session.interrupted
@@ -154,7 +154,7 @@ class Keeping:
         version = await self._current()
         stored = await self._session.get(STATE)
         if id is not None and stored["run"] == CHOSEN + id:
-            result = record.result_of(stored["result"], self.factory, self._session.id)
+            result = record.result_of(stored["result"], self.messages)
             return Begun(None, version, [], {}, result=result)
         return await self._begin(given, id, version)
 
@@ -212,7 +212,7 @@ class Keeping:
             raise UsageError(f"{reason}: run it without a task to go on with it, or abandon() it")
         await self._require_same_tools(run["tools"])
         stored = await self._session.get(STATE, version=run["state"])
-        task = given or record.loaded(self._session.id, run["task"], self.factory)
+        task = given or self.messages.load(run["task"])
         heard: dict[str, deque[record.Item]] = defaultdict(deque)
         order: list[str] = []
         failed: dict[str, str] = {}
@@ -223,6 +223,7 @@ class Keeping:
             if isinstance(content, Message) and not content.origin.startswith("perdure:"):
                 heard[content.author].append(content.message)
             elif isinstance(content, EffectSettled) and isinstance(content.result, dict):
+                self.messages.require(content.result)
                 order += [content.result["by"]] if "by" in content.result else []
                 failed |= content.result.get(FAILED, {}) if content.state == "succeeded" else {}
         await turn.__aenter__()

@@ -19,6 +19,7 @@ from autogen_agentchat.messages import (
     ToolCallRequestEvent,
 )
 
+from perdure.adapters.agentchat_messages import Messages
 from perdure.errors import UsageError
 
 Item = dict[str, Any]
@@ -94,17 +95,7 @@ def _said(item: Item) -> Item:
     return {name: value for name, value in item.items() if name not in ("id", "created_at")}
 
 
-def loaded(session: str, items: Sequence[Item], factory: Any) -> list[Any]:
-    """Return stored messages as they were; only those of classes that the team knows."""
-    try:
-        return [factory.create(item) for item in items]
-    except ValueError as error:
-        raise UsageError(
-            f"{session!r} holds a message of a class that is not known: {error}"
-        ) from error
-
-
-def result_of(stored: Item, factory: Any, session: str) -> Any:
+def result_of(stored: Item, messages: Messages) -> Any:
     """Return the result of a run that was kept."""
-    messages = loaded(session, stored["messages"], factory)
-    return TaskResult(messages=messages, stop_reason=stored["stop_reason"])
+    found = messages.load(stored["messages"])
+    return TaskResult(messages=found, stop_reason=stored["stop_reason"])

@@ -214,9 +214,30 @@ def renew(root: Node) -> None:
             team._initialized = team._is_running = False  # noqa: SLF001
 
 
-def messages_of(component: Any) -> Any:
-    """Return what makes messages of stored ones: only of classes that the team was given."""
-    from autogen_agentchat.messages import MessageFactory
+def message_classes(root: Node) -> Iterator[Any]:
+    """Yield the classes of messages that a team was given and that its agents name."""
+    from autogen_agentchat.messages import (
+        BaseAgentEvent,
+        BaseChatMessage,
+        MessageFactory,
+        StructuredMessage,
+    )
 
-    found = getattr(component, "_message_factory", None)
-    return found if found is not None else MessageFactory()
+    named = [*_registered(MessageFactory())]
+    for node in root.all:
+        found = node.component
+        if is_team(node):
+            named += _registered(found._message_factory)  # noqa: SLF001
+            continue
+        named += found.produced_message_types
+        content = getattr(found, "_output_content_type", None)
+        if content is not None:  # An assistant names it only in general.
+            named.append(StructuredMessage[content])
+    for one in named:
+        message = isinstance(one, type) and issubclass(one, BaseChatMessage | BaseAgentEvent)
+        if message and one is not StructuredMessage:
+            yield one
+
+
+def _registered(factory: Any) -> list[Any]:
+    return [*factory._message_types.values()]  # noqa: SLF001

@@ -29,6 +29,12 @@ ROWS = [
     Row("`MagenticOneGroupChat`", EXACT, EXACT, f"{KILLED}[magentic]"),
     Row("`AgentTool`", EXACT, EXACT, f"{KILLED}[agent_tool]"),
     Row("Agents of your own", "their `save_state`", "each reply once", f"{KILLED}[custom]"),
+    Row(
+        "Messages of your own classes",
+        EXACT,
+        EXACT,
+        "test_messages_of_own_classes_are_said_and_come_back_from_the_record",
+    ),
     Row("A task of several messages", EXACT, EXACT, f"{KILLED}[several]"),
     Row("A task that hands over", EXACT, EXACT, f"{KILLED}[handed]"),
     Row("Termination conditions", "as the package resets them", EXACT, f"{KILLED}[round_robin]"),

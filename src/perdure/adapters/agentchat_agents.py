@@ -8,9 +8,11 @@ from autogen_agentchat.base import Response
 from autogen_agentchat.messages import ModelClientStreamingChunkEvent as Chunk
 from autogen_agentchat.messages import TextMessage
 
+from perdure.adapters import agentchat_state as state
 from perdure.adapters.agentchat_journal import Journal
 from perdure.adapters.agentchat_messages import Messages
 from perdure.adapters.agentchat_model import digest
+from perdure.adapters.agentchat_tree import Node
 from perdure.errors import EffectError, UnknownOutcomeError
 
 
@@ -31,11 +33,12 @@ def asking(agent: Any, scope: str, journal: Journal) -> Any:
     return ask
 
 
-def replying(agent: Any, scope: str, journal: Journal, messages: Messages) -> Any:
+def replying(node: Node, journal: Journal, messages: Messages) -> Any:
     """Return what makes an agent's replies, each as one effect.
 
     Its state after a reply is kept with it, as nobody knows what it did.
     """
+    agent, scope = node.component, node.path
     inner = agent.on_messages_stream
 
     async def on_messages_stream(given: Sequence[Any], token: Any) -> AsyncGenerator[Any, None]:
@@ -47,7 +50,7 @@ def replying(agent: Any, scope: str, journal: Journal, messages: Messages) -> An
             if response is None:
                 raise RuntimeError(f"{agent.name!r} did not produce a final response")
             told[:] = [*(one for one in heard if one is not response), response]
-            return {**_stored(told), "state": await state_of(agent)}
+            return {**_stored(told), "state": await state.after_reply(node)}
 
         said = [one.to_model_text() for one in given]
         asked = {"messages": digest((), {"messages": said})}
@@ -65,7 +68,7 @@ def replying(agent: Any, scope: str, journal: Journal, messages: Messages) -> An
             yield Response(chat_message=TextMessage(content=text, source=agent.name))
             return
         if not told:  # It is from the record.
-            await restore(agent, found["state"])
+            await state.restore_reply(node, found["state"])
             told = [*messages.load(found["told"]), _response(found, messages)]
         for one in told:
             yield one
@@ -85,17 +88,3 @@ def _stored(told: Sequence[Any]) -> dict[str, Any]:
 def _response(found: Mapping[str, Any], messages: Messages) -> Response:
     [said], within = messages.load([found["said"]]), messages.load(found["inner"])
     return Response(chat_message=said, inner_messages=within)
-
-
-async def state_of(agent: Any) -> dict[str, Any]:
-    """Return an agent's state, with that of its model context, which some do not save."""
-    context = getattr(agent, "model_context", None)
-    kept = {"context": await context.save_state()} if context is not None else {}
-    return {"agent": await agent.save_state(), **kept}
-
-
-async def restore(agent: Any, state: dict[str, Any]) -> None:
-    """Bring an agent to a state."""
-    await agent.load_state(state["agent"])
-    if "context" in state:
-        await agent.model_context.load_state(state["context"])

@@ -121,7 +121,7 @@ class Keeping:
     async def require_tools(self, policies: Mapping[str, Policy]) -> None:
         """Refuse policies of tools that are not there."""
         known = {name for names in (await self._tools()).values() for name in names}
-        known |= {node.component.name for node in self._root.all if tree.is_opaque(node)}
+        known |= {node.component.name for node in self._root.seen if node.opaque}
         if unknown := sorted(policies.keys() - known):
             there = ", ".join(sorted(known))
             raise UsageError(f"no tool is called {unknown[0]!r}: there are {there}")
@@ -136,7 +136,7 @@ class Keeping:
     async def _tools(self) -> dict[str, list[str]]:
         return {
             node.path: [one["name"] for bench in benches for one in await bench.list_tools()]
-            for node in self._root.all
+            for node in self._root.seen
             if (benches := tree.benches_of(node))
         }
 

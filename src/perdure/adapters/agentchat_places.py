@@ -25,7 +25,7 @@ async def stand_in(root: Node, journal: Journal, places: Places, messages: Messa
     for name in ("run", "run_stream"):
         places.put(root.component, name, _kept(getattr(root.component, name), journal))
     done: set[int] = set()
-    for node in root.all:
+    for node in root.seen:
         if id(node.component) not in done:  # An agent can be the tool of several.
             done.add(id(node.component))
             await _stand_in(node, journal, places, messages)
@@ -45,7 +45,9 @@ def _kept(run: Callable[..., Any], journal: Journal) -> Callable[..., Any]:
 
 async def _stand_in(node: Node, journal: Journal, places: Places, messages: Messages) -> None:
     found, path = node.component, node.path
-    if isinstance(found, SelectorGroupChat | MagenticOneGroupChat):
+    if node.opaque:
+        places.put(found, "on_messages_stream", agents.replying(node, journal, messages))
+    elif isinstance(found, SelectorGroupChat | MagenticOneGroupChat):
         manager = await tree.manager_of(found)
         client = DurableClient(getattr(manager, CLIENT), f"{path}:manager", journal)
         places.put(manager, CLIENT, client)
@@ -58,9 +60,6 @@ async def _stand_in(node: Node, journal: Journal, places: Places, messages: Mess
     elif isinstance(found, UserProxyAgent):
         places.put(found, "input_func", agents.asking(found, path, journal))
         places.put(found, "_is_async", True)  # noqa: FBT003 - an attribute, whatever its value
-    elif tree.is_opaque(node):
-        replying = agents.replying(found, path, journal, messages)
-        places.put(found, "on_messages_stream", replying)
 
 
 def _stand_in_for_tools(

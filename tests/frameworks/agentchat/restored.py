@@ -30,6 +30,12 @@ ROWS = [
     Row("`AgentTool`", EXACT, EXACT, f"{KILLED}[agent_tool]"),
     Row("Agents of your own", "their `save_state`", "each reply once", f"{KILLED}[custom]"),
     Row(
+        "… that are the package's but for how they reply",
+        EXACT,
+        "each reply once",
+        "test_an_agent_that_replies_in_a_way_of_its_own_does_so_once",
+    ),
+    Row(
         "Messages of your own classes",
         EXACT,
         EXACT,

@@ -5,7 +5,15 @@ from collections.abc import AsyncGenerator, Callable
 from typing import Any, Literal
 
 import pytest
-from autogen_agentchat.agents import AssistantAgent, BaseChatAgent
+from autogen_agentchat.agents import (
+    AssistantAgent,
+    BaseChatAgent,
+    MessageFilterAgent,
+    MessageFilterConfig,
+    PerSourceFilter,
+    SocietyOfMindAgent,
+    UserProxyAgent,
+)
 from autogen_agentchat.base import Response
 from autogen_agentchat.messages import (
     BaseAgentEvent,
@@ -14,12 +22,13 @@ from autogen_agentchat.messages import (
     TextMessage,
 )
 from autogen_agentchat.teams import RoundRobinGroupChat
+from autogen_core.memory import ListMemory, MemoryContent
 from autogen_core.tools import BaseStreamTool
 from pydantic import BaseModel
 
 from perdure.errors import UsageError
 from perdure.testing import ModelServer
-from tests.frameworks.agentchat.place import Build, Place
+from tests.frameworks.agentchat.place import Build, Place, twice, without_repeats
 from tests.frameworks.agentchat.scripts import TASKS
 from tests.frameworks.agentchat.teams import World, critic
 
@@ -207,6 +216,126 @@ def test_a_structured_result_of_one_agent_is_kept_under_its_id(place: Place) -> 
             assert again == first
             assert isinstance(again.messages[-1].content, Verdict)
             assert len(place.prompts) == 1
+
+    asyncio.run(go())
+
+
+# Agents that are the package's, and reply in a way of their own.
+
+
+class Posting(AssistantAgent):  # type: ignore[misc]
+    """An assistant that charges when it is asked, and takes a note."""
+
+    def __init__(self, name: str, world: World) -> None:
+        self.notes, self.ledger = ListMemory(), world.ledger
+        super().__init__(name, world.client, system_message=f"I am {name}.", memory=[self.notes])
+
+    async def on_messages_stream(
+        self, messages: Any, cancellation_token: Any
+    ) -> AsyncGenerator[Any, None]:
+        count = len(self.notes.content) + 1
+        said = f"{self.ledger.charge(count)} for {len(messages)} messages"
+        await self.notes.add(MemoryContent(content=said, mime_type="text/plain"))
+        async for one in super().on_messages_stream(messages, cancellation_token):
+            yield one
+
+
+class Chairing(SocietyOfMindAgent):  # type: ignore[misc]
+    """A team as an agent, which charges when it is asked."""
+
+    def __init__(self, name: str, world: World) -> None:
+        inner = [critic(world, "left"), critic(world, "right")]
+        super().__init__(name, RoundRobinGroupChat(inner, max_turns=2), world.client)
+        self.ledger = world.ledger
+
+    async def on_messages_stream(
+        self, messages: Any, cancellation_token: Any
+    ) -> AsyncGenerator[Any, None]:
+        self.ledger.charge(len(messages))
+        async for one in super().on_messages_stream(messages, cancellation_token):
+            yield one
+
+
+class Filtering(MessageFilterAgent):  # type: ignore[misc]
+    """An assistant that hears nobody but the critic, and charges when it is asked."""
+
+    def __init__(self, name: str, world: World) -> None:
+        only = MessageFilterConfig(per_source=[PerSourceFilter(source="critic")])
+        super().__init__(name, critic(world, "wrapped"), only)
+        self.ledger = world.ledger
+
+    async def on_messages_stream(
+        self, messages: Any, cancellation_token: Any
+    ) -> AsyncGenerator[Any, None]:
+        self.ledger.charge(len(messages))
+        async for one in super().on_messages_stream(messages, cancellation_token):
+            yield one
+
+
+class Calling(UserProxyAgent):  # type: ignore[misc]
+    """A person, to call whom costs something."""
+
+    def __init__(self, name: str, world: World) -> None:
+        super().__init__(name, input_func=lambda _: "Shorter.")
+        self.ledger = world.ledger
+
+    async def on_messages_stream(
+        self, messages: Any, cancellation_token: Any
+    ) -> AsyncGenerator[Any, None]:
+        self.ledger.charge(len(messages))
+        async for one in super().on_messages_stream(messages, cancellation_token):
+            yield one
+
+
+@pytest.mark.parametrize("kind", [Posting, Chairing, Filtering, Calling])
+def test_an_agent_that_replies_in_a_way_of_its_own_does_so_once(kind: Any, place: Place) -> None:
+    def build(world: World) -> Any:
+        return RoundRobinGroupChat([kind("own", world), critic(world)], max_turns=4)
+
+    async def go() -> None:
+        await twice(place, build, "whole")
+        wanted, charged = place.prompts, len(place.ledger.lines)
+        calls = len(wanted) // 2
+        for task in TASKS:
+            place.server.fault(status=500, at=len(place.prompts) + calls)
+            async with place.durable(build) as durable:
+                with pytest.raises(Exception, match="500"):
+                    await durable.run(task=task)
+            async with place.durable(build) as durable:
+                await durable.run()
+                effects = await durable._session.effects.list(kind="model")
+                assert {effect.tool for effect in effects} == {"RoundRobinGroupChat/critic"}
+        assert without_repeats(place.prompts[len(wanted) :]) == wanted
+        assert place.messages() == place.messages("whole")
+        assert len(place.ledger.lines) == 2 * charged == 8
+
+    asyncio.run(go())
+
+
+def test_the_tools_of_an_agent_of_which_nothing_is_known_are_its_own(place: Place) -> None:
+    class Own(AssistantAgent):  # type: ignore[misc]
+        async def on_messages(self, messages: Any, cancellation_token: Any) -> Any:
+            return await super().on_messages(messages, cancellation_token)
+
+    class Same(AssistantAgent):  # type: ignore[misc]
+        """Whoever only adds something is the package's agent all the same."""
+
+        async def on_reset(self, cancellation_token: Any) -> None:
+            await super().on_reset(cancellation_token)
+
+    async def go() -> None:
+        given: Any = {"tools": {"charge": "idempotent"}}
+        with pytest.raises(UsageError, match="no tool is called 'charge': there are own"):
+            async with place.durable(
+                lambda world: Own("own", world.client, tools=[world.ledger.charge]), **given
+            ):
+                pass
+        async with place.durable(
+            lambda world: Same("same", world.client, tools=[world.ledger.charge]), **given
+        ) as durable:
+            await durable.run(task=TASKS[0])
+            effects = await durable._session.effects.list(kind="tool")
+        assert {effect.tool for effect in effects} == {"charge"}
 
     asyncio.run(go())
 

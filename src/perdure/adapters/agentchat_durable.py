@@ -58,10 +58,19 @@ class Durable:
         self._entered = False
         try:
             await self._stop()
+            await self._keep(error)
         finally:
             self._places.restore()
             await self._release()
             await self._keeping.let_go()
+
+    async def _keep(self, error: BaseException | None) -> None:
+        try:
+            await self._keeping.keep()
+        except Exception as failure:
+            if error is None:
+                raise
+            error.add_note(f"what was changed of the team was not kept: {failure}")
 
     async def _release(self) -> None:
         if self._lease is not None:

@@ -20,7 +20,7 @@ from perdure.adapters.agentchat_journal import FAILED, FINISH, Policy
 from perdure.adapters.agentchat_messages import Messages
 from perdure.adapters.agentchat_model import digest
 from perdure.adapters.agentchat_tree import Node
-from perdure.errors import DivergenceError, UsageError
+from perdure.errors import ConflictError, DivergenceError, UsageError
 from perdure.records import EffectSettled, Message
 
 STATE = "agentchat.state"
@@ -102,7 +102,7 @@ class Keeping:
             if len(self._session):
                 reason = f"{self._session.id!r} holds a conversation that is no team's of AgentChat"
                 raise UsageError(f"{reason}: take another session")
-            self._at = 0
+            self._at, self._saved = 0, self._before
             return
         stored = await self._session.get(STATE)
         tree.require_shape(self._session.id, stored["team"], self._root)
@@ -139,6 +139,16 @@ class Keeping:
             for node in self._root.seen
             if (benches := tree.benches_of(node))
         }
+
+    async def keep(self) -> None:
+        """Keep what was changed by hand since the last run, if no run was cut off."""
+        if self._at is None or await state.saved(self._root) == self._saved:
+            return
+        at = await self._session.refresh()
+        if self._open_turn() is not None or self._newest() != self._at:
+            reason = "the team went on elsewhere, and what was changed here is not kept"
+            raise ConflictError(self._session.id, at, at, reason)
+        await self._current()
 
     async def let_go(self) -> None:
         """Bring the team back to where it was before: another session is nobody's business."""
@@ -254,7 +264,7 @@ class Keeping:
         """Keep the state that a run led to, and complete its turn."""
         assert begun.turn is not None  # noqa: S101
         found = await state.saved(self._root)
-        if self._newest() == begun.version:
+        if self._newest() == begun.version or not await self._is_kept(begun.turn):
             kept = None
             if begun.turn.id.startswith(CHOSEN):
                 messages = record.dumped(result.messages)
@@ -263,6 +273,10 @@ class Keeping:
         else:  # The process died between the two.
             self._at, self._saved = self._newest(), found
         await begun.turn.__aexit__(None, None, None)
+
+    async def _is_kept(self, turn: AsyncTurn) -> bool:
+        stored = await self._session.get(STATE)
+        return bool(stored["run"] == turn.id)
 
     async def leave(self, begun: Begun) -> None:
         """Leave a run open: what the team holds now is not a state to go on from."""
@@ -279,3 +293,5 @@ class Keeping:
             raise UsageError("no run was cut off: there is nothing to give up")
         await turn.abandon(reason)
         self._at = None
+        if self._newest():
+            await self._current()

@@ -56,6 +56,12 @@ ROWS = [
     Row("What a person answered", EXACT, "not asked again", "test_a_person_is_not_asked_twice"),
     Row("`ListMemory`", EXACT, "as it was before the run", "test_memory_is_kept_as_it_was"),
     Row(
+        "What you clear or change between runs",
+        EXACT,
+        "what was kept when the block ended, or a run began",
+        "test_what_was_cleared_last_stays_cleared",
+    ),
+    Row(
         "Bounded contexts",
         "stay bounded",
         EXACT,

@@ -7,11 +7,13 @@ import pytest
 from autogen_core import CancellationToken
 from autogen_core.memory import ListMemory, MemoryContent
 
+import perdure
+from perdure.adapters.agentchat import persist
 from perdure.errors import ConflictError
 from tests.frameworks.agentchat import teams
-from tests.frameworks.agentchat.place import Place, cut
-from tests.frameworks.agentchat.scripts import TASKS
-from tests.frameworks.agentchat.teams import World, critic
+from tests.frameworks.agentchat.place import Place, cut, twice
+from tests.frameworks.agentchat.scripts import SESSION, TASKS
+from tests.frameworks.agentchat.teams import Client, World, critic
 
 
 def said(prompt: list[Any]) -> list[str]:
@@ -142,5 +144,31 @@ def test_a_team_is_where_it_was_as_soon_as_a_run_is_given_up(place: Place) -> No
             sent = len(place.prompts)
             await durable.run(task="And now?")
         assert TASKS[0] not in str(place.prompts[sent:])
+
+    asyncio.run(go())
+
+
+def test_a_team_that_failed_before_it_was_kept_is_as_good_as_new(place: Place) -> None:
+    """A manager does not forget by itself who was speaking when a run failed."""
+
+    async def go() -> None:
+        await twice(place, teams.round_robin, "whole")
+        wanted = place.prompts
+        async with place.durable(teams.round_robin) as durable:
+            await durable.run(task=TASKS[0])
+        client = Client(place.server.url)
+        team = teams.round_robin(World(client, place.ledger))
+        place.server.fault(status=500, at=len(place.prompts) + 1)
+        with pytest.raises(RuntimeError, match="500"):
+            await team.run(task="Something else.")
+        sent = len(place.prompts)
+        async with (
+            perdure.open_async(place.path) as store,
+            persist(await store.session(SESSION), team) as durable,
+        ):
+            await durable.run(task=TASKS[1])
+        await client.close()
+        assert place.prompts[sent:] == wanted[-len(place.prompts[sent:]) :]
+        assert place.messages() == place.messages("whole")
 
     asyncio.run(go())

@@ -164,8 +164,8 @@ class Keeping:
         version = await self._current()
         stored = await self._session.get(STATE)
         if id is not None and stored["run"] == CHOSEN + id:
-            result = record.result_of(stored["result"], self.messages)
-            return Begun(None, version, [], {}, result=result)
+            asked, result = record.result_of(stored["result"], self.messages)
+            return Begun(None, version, asked, {}, result=result)
         return await self._begin(given, id, version)
 
     async def _current(self) -> int:
@@ -267,8 +267,7 @@ class Keeping:
         if self._newest() == begun.version or not await self._is_kept(begun.turn):
             kept = None
             if begun.turn.id.startswith(CHOSEN):
-                messages = record.dumped(result.messages)
-                kept = {"messages": messages, "stop_reason": result.stop_reason}
+                kept = record.kept(begun.task, result)
             await self._save(begun.turn.id, found, kept)
         else:  # The process died between the two.
             self._at, self._saved = self._newest(), found

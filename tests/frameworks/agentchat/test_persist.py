@@ -217,6 +217,34 @@ def test_a_result_is_served_to_whoever_asks_again_under_the_same_id(place: Place
     asyncio.run(go())
 
 
+@pytest.mark.parametrize("name", ["single", "several", "magentic"])
+@pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")
+def test_the_task_can_be_left_out_of_what_is_told(name: str, place: Place) -> None:
+    task = teams.GIVEN.get(name, str)(TASKS[0])
+    less = {"output_task_messages": False}
+
+    async def go() -> None:
+        build = teams.TEAMS[name]
+        async with place.durable(build, session="whole") as durable:
+            whole = await durable.run(task=task)
+        count = 2 if name == "several" else 1
+        wanted = [one.content for one in whole.messages[count:]]
+        async with place.durable(build) as durable:
+            stream = durable.run_stream(task=task, id="request-9", **less)
+            *told, result = [one async for one in stream]
+            assert [one.content for one in told] == wanted
+            assert [one.content for one in result.messages] == wanted
+            assert result.stop_reason == whole.stop_reason
+        async with place.durable(build) as durable:
+            assert await durable.run(id="request-9", **less) == result
+            again = await durable.run(id="request-9")
+            assert [one.content for one in again.messages[count:]] == wanted
+            assert [one.source for one in again.messages[:count]] == ["user", "ana"][:count]
+        assert place.messages() == place.messages("whole")
+
+    asyncio.run(go())
+
+
 def test_one_team_can_serve_several_sessions_in_turn(place: Place) -> None:
     async def go() -> None:
         for session in ("a", "b"):

@@ -146,6 +146,50 @@ def test_a_stream_that_is_left_can_be_gone_on_with(place: Place) -> None:
     asyncio.run(go())
 
 
+def test_a_stream_that_is_closed_or_was_cancelled_before_can_be_gone_on_with(place: Place) -> None:
+    async def go() -> None:
+        await twice(place, teams.round_robin, "whole")
+        wanted = place.prompts
+        async with place.durable(teams.round_robin) as durable:
+            await durable.run_stream(task="Never begun.").aclose()
+            assert durable.interrupted is None
+            stream = durable.run_stream(task=TASKS[0])
+            await anext(stream)
+            await stream.aclose()
+            assert durable.interrupted == TASKS[0]
+            await durable.run()
+            token = CancellationToken()
+            token.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await durable.run(task=TASKS[1], cancellation_token=token)
+            assert durable.interrupted == TASKS[1]
+            await durable.run(task=TASKS[1])
+        assert without_repeats(place.prompts[len(wanted) :]) == wanted
+        assert place.messages() == place.messages("whole")
+
+    asyncio.run(go())
+
+
+@pytest.mark.parametrize("name", ["round_robin", "selector", "graph"])
+def test_the_first_run_can_be_one_without_a_task(name: str, place: Place) -> None:
+    async def go() -> None:
+        build = teams.TEAMS[name]
+        async with place.durable(build, session="whole") as durable:
+            await durable.run()
+        wanted = place.prompts
+        await cut(place, build, None)
+        async with place.durable(build) as durable:
+            assert durable.interrupted == ""
+            with pytest.raises(UsageError, match="another task was cut off"):
+                await durable.run(task=TASKS[0])
+            await durable.run()
+            assert durable.interrupted is None
+        assert without_repeats(place.prompts[len(wanted) :]) == wanted
+        assert place.messages() == place.messages("whole")
+
+    asyncio.run(go())
+
+
 def test_what_a_run_tells_is_durable_before_it_is_told(place: Place) -> None:
     async def go() -> None:
         async with place.durable(teams.round_robin) as durable:

@@ -1,14 +1,18 @@
 """People and agents of other kinds in a team: what they replied is recorded."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any
 
 from autogen_agentchat.base import Response
-from autogen_agentchat.messages import ModelClientStreamingChunkEvent, TextMessage
+from autogen_agentchat.messages import ModelClientStreamingChunkEvent as Chunk
+from autogen_agentchat.messages import TextMessage
 
+from perdure.adapters import agentchat_state as state
 from perdure.adapters.agentchat_journal import Journal
+from perdure.adapters.agentchat_messages import Messages
 from perdure.adapters.agentchat_model import digest
+from perdure.adapters.agentchat_tree import Node
 from perdure.errors import EffectError, UnknownOutcomeError
 
 
@@ -29,23 +33,31 @@ def asking(agent: Any, scope: str, journal: Journal) -> Any:
     return ask
 
 
-def replying(agent: Any, scope: str, journal: Journal, factory: Any) -> Any:
+def replying(node: Node, journal: Journal, messages: Messages) -> Any:
     """Return what makes an agent's replies, each as one effect.
 
     Its state after a reply is kept with it, as nobody knows what it did.
     """
+    agent, scope = node.component, node.path
     inner = agent.on_messages_stream
 
-    async def on_messages_stream(messages: Sequence[Any], token: Any) -> AsyncGenerator[Any, None]:
-        async def run() -> dict[str, Any]:
-            return {**await _reply(inner(messages, token)), "state": await state_of(agent)}
+    async def on_messages_stream(given: Sequence[Any], token: Any) -> AsyncGenerator[Any, None]:
+        told: list[Any] = []
 
-        said = [one.to_model_text() for one in messages]
-        given = {"messages": digest((), {"messages": said})}
+        async def run() -> dict[str, Any]:
+            heard = [one async for one in inner(given, token) if not isinstance(one, Chunk)]
+            response = next((one for one in heard if isinstance(one, Response)), None)
+            if response is None:
+                raise RuntimeError(f"{agent.name!r} did not produce a final response")
+            told[:] = [*(one for one in heard if one is not response), response]
+            return {**_stored(told), "state": await state.after_reply(node)}
+
+        said = [one.to_model_text() for one in given]
+        asked = {"messages": digest((), {"messages": said})}
         found = None
         while found is None:
             try:
-                found = await journal.use(scope, agent.name, id="reply", arguments=given, run=run)
+                found = await journal.use(scope, agent.name, id="reply", arguments=asked, run=run)
             except EffectError:
                 continue  # It failed, and with it the run, which is being tried again.
             except UnknownOutcomeError as error:
@@ -55,34 +67,24 @@ def replying(agent: Any, scope: str, journal: Journal, factory: Any) -> Any:
             text = str(found["reconciled"])
             yield Response(chat_message=TextMessage(content=text, source=agent.name))
             return
-        await restore(agent, found["state"])
-        for one in found["told"]:
-            yield factory.create(one)
-        within = [factory.create(one) for one in found["inner"]]
-        yield Response(chat_message=factory.create(found["said"]), inner_messages=within)
+        if not told:  # It is from the record.
+            await state.restore_reply(node, found["state"])
+            told = [*messages.load(found["told"]), _response(found, messages)]
+        for one in told:
+            yield one
 
     return on_messages_stream
 
 
-async def _reply(stream: AsyncGenerator[Any, None]) -> dict[str, Any]:
-    told = [one async for one in stream if not isinstance(one, ModelClientStreamingChunkEvent)]
-    response = next(one for one in told if isinstance(one, Response))
+def _stored(told: Sequence[Any]) -> dict[str, Any]:
+    *rest, response = told
     return {
-        "told": [one.dump() for one in told if one is not response],
+        "told": [one.dump() for one in rest],
         "inner": [one.dump() for one in response.inner_messages or ()],
         "said": response.chat_message.dump(),
     }
 
 
-async def state_of(agent: Any) -> dict[str, Any]:
-    """Return an agent's state, with that of its model context, which some do not save."""
-    context = getattr(agent, "model_context", None)
-    kept = {"context": await context.save_state()} if context is not None else {}
-    return {"agent": await agent.save_state(), **kept}
-
-
-async def restore(agent: Any, state: dict[str, Any]) -> None:
-    """Bring an agent to a state."""
-    await agent.load_state(state["agent"])
-    if "context" in state:
-        await agent.model_context.load_state(state["context"])
+def _response(found: Mapping[str, Any], messages: Messages) -> Response:
+    [said], within = messages.load([found["said"]]), messages.load(found["inner"])
+    return Response(chat_message=said, inner_messages=within)

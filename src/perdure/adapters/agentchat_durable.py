@@ -10,6 +10,7 @@ from perdure import AsyncSession
 from perdure.adapters.agentchat_journal import Journal, Policy, Stopped
 from perdure.adapters.agentchat_keeping import Begun, Keeping
 from perdure.adapters.agentchat_places import stand_in
+from perdure.adapters.agentchat_record import LeftOut
 from perdure.adapters.agentchat_tree import Node, Places
 from perdure.errors import UsageError
 
@@ -40,7 +41,7 @@ class Durable:
         try:
             await self._session.refresh()
             await self._keeping.restore()
-            await stand_in(self._root, self._journal, self._places, self._keeping.factory)
+            await stand_in(self._root, self._journal, self._places, self._keeping.messages)
             await self._keeping.require_tools(self._journal.policies)
         except BaseException:
             self._places.restore()
@@ -58,10 +59,19 @@ class Durable:
         self._entered = False
         try:
             await self._stop()
+            await self._keep(error)
         finally:
             self._places.restore()
             await self._release()
             await self._keeping.let_go()
+
+    async def _keep(self, error: BaseException | None) -> None:
+        try:
+            await self._keeping.keep()
+        except Exception as failure:
+            if error is None:
+                raise
+            error.add_note(f"what was changed of the team was not kept: {failure}")
 
     async def _release(self) -> None:
         if self._lease is not None:
@@ -80,29 +90,46 @@ class Durable:
         await self._keeping.abandon(reason)
 
     async def run(
-        self, *, task: Any = None, id: str | None = None, cancellation_token: Any = None
+        self,
+        *,
+        task: Any = None,
+        id: str | None = None,
+        cancellation_token: Any = None,
+        output_task_messages: bool = True,
     ) -> Any:
         """Run a task to its end, as `run_stream` does; return the result."""
         result = None
-        stream = self.run_stream(task=task, id=id, cancellation_token=cancellation_token)
+        stream = self.run_stream(
+            task=task,
+            id=id,
+            cancellation_token=cancellation_token,
+            output_task_messages=output_task_messages,
+        )
         async for event in stream:
             result = event
         return result
 
     async def run_stream(
-        self, *, task: Any = None, id: str | None = None, cancellation_token: Any = None
+        self,
+        *,
+        task: Any = None,
+        id: str | None = None,
+        cancellation_token: Any = None,
+        output_task_messages: bool = True,
     ) -> AsyncGenerator[Any, None]:
         """Run a task, and yield what the team does and last the result, each when it is durable.
 
         A run that was cut off goes on when the same task is given, or none; another task is a
         UsageError then. An error leaves the run open, to be gone on with in the same way. With an
         `id` of the caller's own, a run that is over is not made again: its result is returned, if
-        no other came since.
+        no other came since. Without `output_task_messages` the task is left out of what is yielded
+        and of the result; it is recorded all the same.
         """
         if not self._entered:
             raise UsageError("the team is not open: use it in `async with persist(...)`")
         await self._stop()
-        running = self._running = self._stream(task, id, cancellation_token)
+        output = output_task_messages
+        running = self._running = self._stream(task, id, cancellation_token, output=output)
         try:
             async for event in running:
                 yield event
@@ -121,10 +148,13 @@ class Durable:
                 raise UsageError("a run is under way: wait for its end") from error
             self._running = None
 
-    async def _stream(self, task: Any, id: str | None, token: Any) -> AsyncGenerator[Any, None]:
+    async def _stream(
+        self, task: Any, id: str | None, token: Any, *, output: bool
+    ) -> AsyncGenerator[Any, None]:
         begun = await self._keeping.begin(task, id)
+        left_out = LeftOut(() if output else begun.task)
         if begun.result is not None:
-            yield begun.result
+            yield left_out.of(begun.result)
             return
         self._journal.begin(begun.order, begun.failed)
         team = self._root.component
@@ -136,7 +166,8 @@ class Durable:
                     result = event
                     continue
                 await self._keeping.tell(begun, event)
-                yield event
+                if not left_out.has(event):
+                    yield event
             self._journal.require_going_on()
             await self._keeping.finish(begun, result)
         except BaseException as error:
@@ -147,7 +178,7 @@ class Durable:
             raise
         finally:
             self._journal.end()
-        yield result
+        yield left_out.of(result)
 
     async def _cut(self, begun: Begun, stream: Any, error: BaseException) -> None:
         """Let a run end where it is: no call is made any more, and its turn stays open."""

@@ -1,9 +1,9 @@
 """What a session keeps of a team: its state between runs, and which run is under way.
 
 Two values. `agentchat.state` is the team's state after its last run; `agentchat.run` says of the
-newest run its turn, its task, and the version of the state that it began in. Only who has begun the
-turn sets it, and of two that begin at once the session lets one. A run whose turn is open was cut
-off: it is run again from that version.
+newest run its turn, its task, and the version of the state that it begins in. It is set before the
+turn begins: one whose turn never began is no run. Of two that begin at once the session lets one. A
+run whose turn is open was cut off: it is run again from that version.
 """
 
 from collections import defaultdict, deque
@@ -12,16 +12,15 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 from uuid import uuid4
 
-from autogen_agentchat.messages import TextMessage
-
 from perdure import AsyncSession, AsyncTurn
 from perdure.adapters import agentchat_record as record
 from perdure.adapters import agentchat_state as state
 from perdure.adapters import agentchat_tree as tree
 from perdure.adapters.agentchat_journal import FAILED, FINISH, Policy
+from perdure.adapters.agentchat_messages import Messages
 from perdure.adapters.agentchat_model import digest
 from perdure.adapters.agentchat_tree import Node
-from perdure.errors import DivergenceError, UsageError
+from perdure.errors import ConflictError, DivergenceError, UsageError
 from perdure.records import EffectSettled, Message
 
 STATE = "agentchat.state"
@@ -55,7 +54,7 @@ class Keeping:
     def __init__(self, session: AsyncSession, root: Node) -> None:
         self._session = session
         self._root = root
-        self.factory = tree.messages_of(root.component)
+        self.messages = Messages(session.id, root)
         self._people = record.people_of([node.component for node in root.all])
         self._at: int | None = None  # The version that the team is in, as far as is known.
         self._saved: state.State = {}
@@ -67,8 +66,7 @@ class Keeping:
         """The task of a run that was cut off, in words."""
         if self._run is None or self._open_turn() is None:
             return None
-        task = record.loaded(self._session.id, self._run["task"], self.factory)
-        return "\n".join(one.to_model_text() for one in task)
+        return self.messages.words(self._run["task"])
 
     def _open_turn(self) -> AsyncTurn | None:
         turns = self._session.interrupted
@@ -77,24 +75,24 @@ class Keeping:
     async def _look(self) -> AsyncTurn | None:
         """Return the turn of a run that was cut off, and know what the run was."""
         turn = self._open_turn()
-        self._run = await self._session.get(RUN) if turn is not None else None
-        if turn is not None and (self._run is None or self._run["turn"] != turn.id):
-            # The process died when the turn had begun, before it could say more.
-            said = [one async for one in self._session.records(after=turn.start)]
-            task = [
-                TextMessage(content=one.content.message["content"], source=one.content.author)
-                for one in said
-                if isinstance(one.content, Message)
-                and one.content.turn == turn.id
-                and isinstance(one.content.message.get("content"), str)
-            ]
-            self._run = _run(turn.id, record.dumped(task), self._newest(), {})
+        self._run = await self._said_of(turn.id) if turn is not None else None
         return turn
 
-    def _newest(self) -> int:
-        """The number of the newest state in this view, 0 if there is none."""
+    async def _said_of(self, turn: str) -> dict[str, Any] | None:
+        """Return what was said of a run before its turn began.
+
+        Another that began at the same time may have said something since, and given way.
+        """
+        for version in range(self._newest(RUN), 0, -1):
+            found: dict[str, Any] = await self._session.get(RUN, version=version)
+            if found["turn"] == turn:
+                return found
+        return None
+
+    def _newest(self, key: str = STATE) -> int:
+        """The number of the newest state in this view, or of another value; 0 if there is none."""
         values = self._session.values
-        return values.version(STATE) if STATE in values.keys() else 0  # noqa: SIM118 - a method
+        return values.version(key) if key in values.keys() else 0  # noqa: SIM118 - a method
 
     async def restore(self) -> None:
         """Bring the team to where the session has it; refuse another team's state."""
@@ -104,7 +102,7 @@ class Keeping:
             if len(self._session):
                 reason = f"{self._session.id!r} holds a conversation that is no team's of AgentChat"
                 raise UsageError(f"{reason}: take another session")
-            self._at = 0
+            self._at, self._saved = 0, self._before
             return
         stored = await self._session.get(STATE)
         tree.require_shape(self._session.id, stored["team"], self._root)
@@ -123,7 +121,7 @@ class Keeping:
     async def require_tools(self, policies: Mapping[str, Policy]) -> None:
         """Refuse policies of tools that are not there."""
         known = {name for names in (await self._tools()).values() for name in names}
-        known |= {node.component.name for node in self._root.all if tree.is_opaque(node)}
+        known |= {node.component.name for node in self._root.seen if node.opaque}
         if unknown := sorted(policies.keys() - known):
             there = ", ".join(sorted(known))
             raise UsageError(f"no tool is called {unknown[0]!r}: there are {there}")
@@ -138,9 +136,19 @@ class Keeping:
     async def _tools(self) -> dict[str, list[str]]:
         return {
             node.path: [one["name"] for bench in benches for one in await bench.list_tools()]
-            for node in self._root.all
+            for node in self._root.seen
             if (benches := tree.benches_of(node))
         }
+
+    async def keep(self) -> None:
+        """Keep what was changed by hand since the last run, if no run was cut off."""
+        if self._at is None or await state.saved(self._root) == self._saved:
+            return
+        at = await self._session.refresh()
+        if self._open_turn() is not None or self._newest() != self._at:
+            reason = "the team went on elsewhere, and what was changed here is not kept"
+            raise ConflictError(self._session.id, at, at, reason)
+        await self._current()
 
     async def let_go(self) -> None:
         """Bring the team back to where it was before: another session is nobody's business."""
@@ -151,13 +159,13 @@ class Keeping:
         given = record.taken(task)
         await self._session.refresh()
         turn = await self._look()
-        if turn is not None and self._run is not None:
+        if turn is not None:
             return await self._resume(turn, self._run, given, id)
         version = await self._current()
         stored = await self._session.get(STATE)
         if id is not None and stored["run"] == CHOSEN + id:
-            result = record.result_of(stored["result"], self.factory, self._session.id)
-            return Begun(None, version, [], {}, result=result)
+            asked, result = record.result_of(stored["result"], self.messages)
+            return Begun(None, version, asked, {}, result=result)
         return await self._begin(given, id, version)
 
     async def _current(self) -> int:
@@ -186,22 +194,27 @@ class Keeping:
         author = given[0].source if given else ""
         own = MADE + uuid4().hex if id is None else CHOSEN + id
         turn = self._session.turn(first, author=author, id=own)
-        tools = await self._tools()
+        self._run = _run(own, record.dumped(given), version, await self._tools())
+        await self._session.set(RUN, self._run)
         await turn.__aenter__()
         if turn.ended:
             await turn.__aexit__(None, None, None)
             reason = f"the run {id!r} was made before, and its result is no longer kept"
             raise UsageError(f"{reason}: choose another id")
-        self._run = _run(turn.id, record.dumped(given), version, tools)
-        await self._session.set(RUN, self._run)
+        if self._newest() != version:  # It was changed by hand, when this had looked at it.
+            version = await self._current()
+            self._run = {**self._run, "state": version}
+            await self._session.set(RUN, self._run)
         heard: dict[str, deque[record.Item]] = defaultdict(deque)
         if first is not None:
             heard[author].append(first)
         return Begun(turn, version, given, heard)
 
     async def _resume(
-        self, turn: AsyncTurn, run: dict[str, Any], given: list[Any], id: str | None
+        self, turn: AsyncTurn, run: dict[str, Any] | None, given: list[Any], id: str | None
     ) -> Begun:
+        if run is None:
+            raise UsageError("nothing is known of the run that was cut off: abandon() it")
         if (given and not record.same(run["task"], record.dumped(given))) or (
             id is not None and CHOSEN + id != turn.id
         ):
@@ -209,7 +222,7 @@ class Keeping:
             raise UsageError(f"{reason}: run it without a task to go on with it, or abandon() it")
         await self._require_same_tools(run["tools"])
         stored = await self._session.get(STATE, version=run["state"])
-        task = given or record.loaded(self._session.id, run["task"], self.factory)
+        task = given or self.messages.load(run["task"])
         heard: dict[str, deque[record.Item]] = defaultdict(deque)
         order: list[str] = []
         failed: dict[str, str] = {}
@@ -220,6 +233,7 @@ class Keeping:
             if isinstance(content, Message) and not content.origin.startswith("perdure:"):
                 heard[content.author].append(content.message)
             elif isinstance(content, EffectSettled) and isinstance(content.result, dict):
+                self.messages.require(content.result)
                 order += [content.result["by"]] if "by" in content.result else []
                 failed |= content.result.get(FAILED, {}) if content.state == "succeeded" else {}
         await turn.__aenter__()
@@ -250,15 +264,18 @@ class Keeping:
         """Keep the state that a run led to, and complete its turn."""
         assert begun.turn is not None  # noqa: S101
         found = await state.saved(self._root)
-        if self._newest() == begun.version:
+        if self._newest() == begun.version or not await self._is_kept(begun.turn):
             kept = None
             if begun.turn.id.startswith(CHOSEN):
-                messages = record.dumped(result.messages)
-                kept = {"messages": messages, "stop_reason": result.stop_reason}
+                kept = record.kept(begun.task, result)
             await self._save(begun.turn.id, found, kept)
         else:  # The process died between the two.
             self._at, self._saved = self._newest(), found
         await begun.turn.__aexit__(None, None, None)
+
+    async def _is_kept(self, turn: AsyncTurn) -> bool:
+        stored = await self._session.get(STATE)
+        return bool(stored["run"] == turn.id)
 
     async def leave(self, begun: Begun) -> None:
         """Leave a run open: what the team holds now is not a state to go on from."""
@@ -275,3 +292,5 @@ class Keeping:
             raise UsageError("no run was cut off: there is nothing to give up")
         await turn.abandon(reason)
         self._at = None
+        if self._newest():
+            await self._current()

@@ -11,6 +11,7 @@ from perdure.adapters import agentchat_agents as agents
 from perdure.adapters import agentchat_tools as tools
 from perdure.adapters import agentchat_tree as tree
 from perdure.adapters.agentchat_journal import Journal
+from perdure.adapters.agentchat_messages import Messages
 from perdure.adapters.agentchat_model import DurableClient
 from perdure.adapters.agentchat_tree import Node, Places
 from perdure.errors import UsageError
@@ -19,15 +20,15 @@ CLIENT = "_model_client"
 BENCHES = "_workbench"
 
 
-async def stand_in(root: Node, journal: Journal, places: Places, factory: Any) -> None:
+async def stand_in(root: Node, journal: Journal, places: Places, messages: Messages) -> None:
     """Have everything that a team asks and does recorded; `places` takes it back."""
     for name in ("run", "run_stream"):
         places.put(root.component, name, _kept(getattr(root.component, name), journal))
     done: set[int] = set()
-    for node in root.all:
+    for node in root.seen:
         if id(node.component) not in done:  # An agent can be the tool of several.
             done.add(id(node.component))
-            await _stand_in(node, journal, places, factory)
+            await _stand_in(node, journal, places, messages)
 
 
 def _kept(run: Callable[..., Any], journal: Journal) -> Callable[..., Any]:
@@ -42,28 +43,27 @@ def _kept(run: Callable[..., Any], journal: Journal) -> Callable[..., Any]:
     return kept
 
 
-async def _stand_in(node: Node, journal: Journal, places: Places, factory: Any) -> None:
+async def _stand_in(node: Node, journal: Journal, places: Places, messages: Messages) -> None:
     found, path = node.component, node.path
-    if isinstance(found, SelectorGroupChat | MagenticOneGroupChat):
+    if node.opaque:
+        places.put(found, "on_messages_stream", agents.replying(node, journal, messages))
+    elif isinstance(found, SelectorGroupChat | MagenticOneGroupChat):
         manager = await tree.manager_of(found)
         client = DurableClient(getattr(manager, CLIENT), f"{path}:manager", journal)
         places.put(manager, CLIENT, client)
         places.put(found, CLIENT, client)  # For a manager that is made anew.
     elif isinstance(found, AssistantAgent):
         places.put(found, CLIENT, DurableClient(getattr(found, CLIENT), path, journal))
-        _stand_in_for_tools(found, path, journal, places, factory)
+        _stand_in_for_tools(found, path, journal, places, messages)
     elif isinstance(found, SocietyOfMindAgent):
         places.put(found, CLIENT, DurableClient(getattr(found, CLIENT), path, journal))
     elif isinstance(found, UserProxyAgent):
         places.put(found, "input_func", agents.asking(found, path, journal))
         places.put(found, "_is_async", True)  # noqa: FBT003 - an attribute, whatever its value
-    elif tree.is_opaque(node):
-        replying = agents.replying(found, path, journal, factory)
-        places.put(found, "on_messages_stream", replying)
 
 
 def _stand_in_for_tools(
-    agent: Any, path: str, journal: Journal, places: Places, factory: Any
+    agent: Any, path: str, journal: Journal, places: Places, messages: Messages
 ) -> None:
     through = frozenset(tool.name for tool in tree.runners(agent))
     benches = tree.workbenches(agent)
@@ -72,6 +72,6 @@ def _stand_in_for_tools(
         if function is not None:
             places.put(tool, "_func", function)
     standing = [
-        tools.durable(bench, path, journal, through=through, factory=factory) for bench in benches
+        tools.durable(bench, path, journal, through=through, messages=messages) for bench in benches
     ]
     places.put(agent, BENCHES, standing)

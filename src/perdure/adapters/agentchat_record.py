@@ -19,6 +19,7 @@ from autogen_agentchat.messages import (
     ToolCallRequestEvent,
 )
 
+from perdure.adapters.agentchat_messages import Messages
 from perdure.errors import UsageError
 
 Item = dict[str, Any]
@@ -94,17 +95,36 @@ def _said(item: Item) -> Item:
     return {name: value for name, value in item.items() if name not in ("id", "created_at")}
 
 
-def loaded(session: str, items: Sequence[Item], factory: Any) -> list[Any]:
-    """Return stored messages as they were; only those of classes that the team knows."""
-    try:
-        return [factory.create(item) for item in items]
-    except ValueError as error:
-        raise UsageError(
-            f"{session!r} holds a message of a class that is not known: {error}"
-        ) from error
+def kept(task: Sequence[Any], result: Any) -> Item:
+    """Return the result of a run as it is stored, with which of its messages were the task."""
+    asked = [one.id for one in task]
+    messages, reason = dumped(result.messages), result.stop_reason
+    return {"messages": messages, "stop_reason": reason, "task": asked}
 
 
-def result_of(stored: Item, factory: Any, session: str) -> Any:
-    """Return the result of a run that was kept."""
-    messages = loaded(session, stored["messages"], factory)
-    return TaskResult(messages=messages, stop_reason=stored["stop_reason"])
+def result_of(stored: Item, messages: Messages) -> tuple[list[Any], Any]:
+    """Return the task of a run whose result was kept, and the result."""
+    found, asked = messages.load(stored["messages"]), stored.get("task", ())
+    task = [one for one in found if one.id in asked]
+    return task, TaskResult(messages=found, stop_reason=stored["stop_reason"])
+
+
+class LeftOut:
+    """Messages of a task that the caller does not want to be told of again."""
+
+    def __init__(self, task: Sequence[Any]) -> None:
+        self._task = task
+        self._left = [one.id for one in task]
+
+    def has(self, event: Any) -> bool:
+        """Whether it is one of them, which comes once."""
+        found = event.id in self._left
+        if found:
+            self._left.remove(event.id)
+        return found
+
+    def of(self, result: Any) -> Any:
+        """Return a result without them."""
+        left_out = LeftOut(self._task)
+        messages = [one for one in result.messages if not left_out.has(one)]
+        return TaskResult(messages=messages, stop_reason=result.stop_reason)

@@ -3,6 +3,7 @@
 A team that runs is never asked for its state: what it would say is not a place to go on from.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 from autogen_agentchat.agents import AssistantAgent, MessageFilterAgent, SocietyOfMindAgent
@@ -10,7 +11,6 @@ from autogen_agentchat.teams import GraphFlow, SelectorGroupChat
 from autogen_core.memory import ListMemory, MemoryContent
 
 from perdure.adapters import agentchat_tree as tree
-from perdure.adapters.agentchat_agents import restore, state_of
 from perdure.adapters.agentchat_tree import Node
 
 State = dict[str, Any]
@@ -18,23 +18,44 @@ State = dict[str, Any]
 
 async def saved(root: Node) -> State:
     """Return the state of a team that does not run."""
-    parts = {}
-    for node in root.all:
-        part = await _part(node)
-        if part:
-            parts[node.path] = part
-    return {"state": await root.component.save_state(), "parts": parts}
+    return {"state": await root.component.save_state(), "parts": await _parts(root)}
 
 
 async def load(root: Node, state: State) -> None:
     """Bring a team that does not run to a state, whatever it had heard before."""
+    await _settle_all(root)
+    await root.component.load_state(state["state"])
+    await _load_parts(root, state["parts"])
+
+
+async def after_reply(node: Node) -> State:
+    """Return the state in which a reply left an agent of which nothing is known."""
+    parts = await _parts(node)
+    parts.get(node.path, {}).pop("agent", None)
+    return {**await _state_of(node.component), "parts": parts}
+
+
+async def restore_reply(node: Node, state: State) -> None:
+    """Bring an agent to the state in which a reply left it."""
+    await _settle_all(node)
+    await _restore(node.component, state)
+    await _load_parts(node, state.get("parts", {}))
+
+
+async def _settle_all(root: Node) -> None:
     for node in root.all:
         if tree.is_team(node):
             await _settle(node.component)
-    await root.component.load_state(state["state"])
+
+
+async def _parts(root: Node) -> dict[str, State]:
+    found = {node.path: await _part(node) for node in root.all}
+    return {path: part for path, part in found.items() if part}
+
+
+async def _load_parts(root: Node, parts: Mapping[str, State]) -> None:
     for node in root.all:
-        part = state["parts"].get(node.path)
-        if part:
+        if part := parts.get(node.path):
             await _load_part(node, part)
 
 
@@ -62,7 +83,7 @@ async def _part(node: Node) -> State:
         return {"wrapped": await node.members[0].component.save_state()}
     if isinstance(found, AssistantAgent):
         return await _part_of_assistant(found)
-    return {"agent": await state_of(found)} if tree.is_opaque(node) else {}
+    return {"agent": await _state_of(found)} if node.opaque else {}
 
 
 async def _part_of_assistant(agent: Any) -> State:
@@ -100,4 +121,18 @@ async def _load_part(node: Node, part: State) -> None:
         for memory, notes in zip(memories, part.get("memory", ()), strict=False):
             memory.content = [MemoryContent.model_validate(one) for one in notes]
     else:
-        await restore(found, part["agent"])
+        await _restore(found, part["agent"])
+
+
+async def _state_of(agent: Any) -> State:
+    """Return an agent's state, with that of its model context, which some do not save."""
+    context = getattr(agent, "model_context", None)
+    if context is None or getattr(type(agent), "save_state", None) is AssistantAgent.save_state:
+        return {"agent": await agent.save_state()}
+    return {"agent": await agent.save_state(), "context": await context.save_state()}
+
+
+async def _restore(agent: Any, state: State) -> None:
+    await agent.load_state(state["agent"])
+    if "context" in state:
+        await agent.model_context.load_state(state["context"])

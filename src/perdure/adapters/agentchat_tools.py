@@ -17,6 +17,7 @@ from autogen_core.tools import (
 
 from perdure.adapters import agentchat_tree as tree
 from perdure.adapters.agentchat_journal import Journal, within
+from perdure.adapters.agentchat_messages import Messages
 from perdure.errors import EffectError, UnknownOutcomeError
 
 
@@ -26,13 +27,19 @@ class DurableWorkbench(Workbench):  # type: ignore[misc]
     component_type = "workbench"
 
     def __init__(
-        self, inner: Any, scope: str, journal: Journal, *, through: frozenset[str], factory: Any
+        self,
+        inner: Any,
+        scope: str,
+        journal: Journal,
+        *,
+        through: frozenset[str],
+        messages: Messages,
     ) -> None:
         self._inner = inner
         self._scope = scope
         self._journal = journal
         self._through = through
-        self._factory = factory
+        self._messages = messages
 
     async def list_tools(self) -> Any:
         return await self._inner.list_tools()
@@ -68,15 +75,20 @@ class DurableWorkbench(Workbench):  # type: ignore[misc]
                     yield await self._passed_over(one, failed) if passed else one
             return
 
-        async def run() -> dict[str, Any]:
-            told = [one async for one in self._stream(name, arguments, token, call_id)]
-            events = [
-                one.dump() for one in told if isinstance(one, BaseAgentEvent | BaseChatMessage)
-            ]
-            result: dict[str, Any] = told[-1].model_dump(mode="json")
-            return {"result": result, **({"events": events} if events else {})}
+        told: list[Any] = []
 
-        for one in await self._outcome(name, arguments or {}, call_id or "", run):
+        async def run() -> dict[str, Any]:
+            *rest, last = [one async for one in self._stream(name, arguments, token, call_id)]
+            events = [one for one in rest if isinstance(one, BaseAgentEvent | BaseChatMessage)]
+            told[:] = [*events, last]
+            result: dict[str, Any] = last.model_dump(mode="json")
+            return {
+                "result": result,
+                **({"events": [one.dump() for one in events]} if events else {}),
+            }
+
+        # What the tool told just now is handed on as it is; only from the record it is made again.
+        for one in await self._outcome(name, arguments or {}, call_id or "", run, told):
             yield one
 
     async def _passed_over(self, told: Any, failed: dict[str, str]) -> Any:
@@ -88,7 +100,7 @@ class DurableWorkbench(Workbench):  # type: ignore[misc]
         return ToolResult.model_validate(found)
 
     async def _outcome(
-        self, name: str, arguments: Mapping[str, Any], call_id: str, run: Any
+        self, name: str, arguments: Mapping[str, Any], call_id: str, run: Any, told: list[Any]
     ) -> list[Any]:
         # An exception here would leave the agent waiting for ever: it is told as a result, and
         # what must end the run is raised by the next call of a model.
@@ -96,6 +108,8 @@ class DurableWorkbench(Workbench):  # type: ignore[misc]
             found = await self._journal.use(
                 self._scope, name, id=f"tool:{call_id}", arguments=arguments, run=run
             )
+            if told:
+                return told
         except UnknownOutcomeError as error:
             return [_failed(name, f"Error: the outcome of this call is unknown. {error.reason}")]
         except EffectError as error:
@@ -104,7 +118,7 @@ class DurableWorkbench(Workbench):  # type: ignore[misc]
             return [_failed(name, str(error))]
         if "reconciled" in found:
             return [await self._reconciled(name, found["reconciled"])]
-        events = [self._factory.create(one) for one in found.get("events", ())]
+        events = self._messages.load(found.get("events", ()))
         return [*events, ToolResult.model_validate(found["result"])]
 
     async def _reconciled(self, name: str, result: Any) -> Any:
@@ -157,12 +171,12 @@ class DurableStreamWorkbench(DurableWorkbench, StaticStreamWorkbench):  # type: 
 
 
 def durable(
-    inner: Any, scope: str, journal: Journal, *, through: frozenset[str], factory: Any
+    inner: Any, scope: str, journal: Journal, *, through: frozenset[str], messages: Messages
 ) -> Any:
     """Return what stands in the place of a workbench."""
     streams = isinstance(inner, StaticStreamWorkbench)
     kind = DurableStreamWorkbench if streams else DurableWorkbench
-    return kind(inner, scope, journal, through=through, factory=factory)
+    return kind(inner, scope, journal, through=through, messages=messages)
 
 
 def in_context(tool: FunctionTool) -> Any:

@@ -33,6 +33,8 @@ class Node(NamedTuple):
     path: str
     component: Any
     kind: str
+    opaque: bool = False
+    """Whether nothing is known of what it does, an agent, while it makes a reply."""
     members: tuple["Node", ...] = ()
 
     @property
@@ -41,6 +43,13 @@ class Node(NamedTuple):
         yield self
         for member in self.members:
             yield from member.all
+
+    @property
+    def seen(self) -> Iterator["Node"]:
+        """Itself and what is below it, but for what only an opaque agent has to do with."""
+        yield self
+        for member in () if self.opaque else self.members:
+            yield from member.seen
 
 
 def tree(component: Any) -> Node:
@@ -56,7 +65,7 @@ def tree(component: Any) -> Node:
 
 def _node(component: Any, path: str) -> Node:
     members = tuple(_node(one, f"{path}/{one.name}") for one in _members(component))
-    return Node(path, component, _kind(component), members)
+    return Node(path, component, _kind(component), _is_opaque(component), members)
 
 
 def _kind(component: Any) -> str:
@@ -74,6 +83,22 @@ def _own(component: Any) -> str:
     return type(component).__name__
 
 
+def _is_opaque(component: Any) -> bool:
+    """Whether it is an agent of a class that is not known, or replies in a way of its own."""
+    from autogen_agentchat import agents
+    from autogen_agentchat.teams import BaseGroupChat
+
+    if isinstance(component, BaseGroupChat):
+        return False
+    known = [one for name in _OPEN if isinstance(component, one := getattr(agents, name))]
+    return not known or any(
+        name in vars(component) or getattr(type(component), name) is not getattr(known[0], name)
+        for name in _REPLYING
+    )
+
+
+_REPLYING = ("on_messages", "on_messages_stream")
+
 # Agents whose calls of models, tools and people are kept one by one. Of others, each reply is.
 _OPEN = ("AssistantAgent", "SocietyOfMindAgent", "MessageFilterAgent", "UserProxyAgent")
 _TEAMS = ("RoundRobinGroupChat", "SelectorGroupChat", "Swarm", "GraphFlow", "MagenticOneGroupChat")
@@ -83,11 +108,6 @@ def is_team(node: Node) -> bool:
     from autogen_agentchat.teams import BaseGroupChat
 
     return isinstance(node.component, BaseGroupChat)
-
-
-def is_opaque(node: Node) -> bool:
-    """Whether nothing is known of what the agent does while it makes a reply."""
-    return not is_team(node) and node.kind not in _OPEN
 
 
 def _members(component: Any) -> list[Any]:
@@ -111,8 +131,9 @@ def workbenches(agent: Any) -> list[Any]:
 
 
 def benches_of(node: Node) -> list[Any]:
-    """Return what the tools of an agent are kept in, if it has any."""
-    return workbenches(node.component) if node.kind == "AssistantAgent" else []
+    """Return what the tools of an agent are kept in, if it has any that are known."""
+    known = node.kind == "AssistantAgent" and not node.opaque
+    return workbenches(node.component) if known else []
 
 
 def tools_of(workbench: Any) -> list[Any]:
@@ -214,9 +235,30 @@ def renew(root: Node) -> None:
             team._initialized = team._is_running = False  # noqa: SLF001
 
 
-def messages_of(component: Any) -> Any:
-    """Return what makes messages of stored ones: only of classes that the team was given."""
-    from autogen_agentchat.messages import MessageFactory
+def message_classes(root: Node) -> Iterator[Any]:
+    """Yield the classes of messages that a team was given and that its agents name."""
+    from autogen_agentchat.messages import (
+        BaseAgentEvent,
+        BaseChatMessage,
+        MessageFactory,
+        StructuredMessage,
+    )
 
-    found = getattr(component, "_message_factory", None)
-    return found if found is not None else MessageFactory()
+    named = [*_registered(MessageFactory())]
+    for node in root.all:
+        found = node.component
+        if is_team(node):
+            named += _registered(found._message_factory)  # noqa: SLF001
+            continue
+        named += found.produced_message_types
+        content = getattr(found, "_output_content_type", None)
+        if content is not None:  # An assistant names it only in general.
+            named.append(StructuredMessage[content])
+    for one in named:
+        message = isinstance(one, type) and issubclass(one, BaseChatMessage | BaseAgentEvent)
+        if message and one is not StructuredMessage:
+            yield one
+
+
+def _registered(factory: Any) -> list[Any]:
+    return [*factory._message_types.values()]  # noqa: SLF001

@@ -7,6 +7,7 @@ import pytest
 
 from perdure.testing import ModelServer
 from tests.frameworks.agentchat.model import answer
+from tests.frameworks.agentchat.place import Place
 from tests.frameworks.agentchat.teams import Ledger
 
 
@@ -24,3 +25,8 @@ def ledger(tmp_path: Path) -> Ledger:
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "agents.db"
+
+
+@pytest.fixture
+def place(server: ModelServer, path: Path, ledger: Ledger) -> Place:
+    return Place(server, path, ledger)

@@ -29,6 +29,20 @@ ROWS = [
     Row("`MagenticOneGroupChat`", EXACT, EXACT, f"{KILLED}[magentic]"),
     Row("`AgentTool`", EXACT, EXACT, f"{KILLED}[agent_tool]"),
     Row("Agents of your own", "their `save_state`", "each reply once", f"{KILLED}[custom]"),
+    Row(
+        "… that are the package's but for how they reply",
+        EXACT,
+        "each reply once",
+        "test_an_agent_that_replies_in_a_way_of_its_own_does_so_once",
+    ),
+    Row(
+        "Messages of your own classes",
+        EXACT,
+        EXACT,
+        "test_messages_of_own_classes_are_said_and_come_back_from_the_record",
+    ),
+    Row("A task of several messages", EXACT, EXACT, f"{KILLED}[several]"),
+    Row("A task that hands over", EXACT, EXACT, f"{KILLED}[handed]"),
     Row("Termination conditions", "as the package resets them", EXACT, f"{KILLED}[round_robin]"),
     Row("Answers of models", "–", "not asked again", f"{KILLED}[round_robin]"),
     Row(
@@ -41,6 +55,12 @@ ROWS = [
     Row("Tools, `unsafe`", "–", "at most one, and the model is told", f"{UNSAFE}[round_robin]"),
     Row("What a person answered", EXACT, "not asked again", "test_a_person_is_not_asked_twice"),
     Row("`ListMemory`", EXACT, "as it was before the run", "test_memory_is_kept_as_it_was"),
+    Row(
+        "What you clear or change between runs",
+        EXACT,
+        "what was kept when the block ended, or a run began",
+        "test_what_was_cleared_last_stays_cleared",
+    ),
     Row(
         "Bounded contexts",
         "stay bounded",

@@ -9,7 +9,7 @@ from typing import Any
 import perdure
 from perdure.adapters.agentchat import persist
 from tests.adapters.openai.scripts import Hooks
-from tests.frameworks.agentchat.teams import TEAMS, Client, Ledger, World
+from tests.frameworks.agentchat.teams import GIVEN, TEAMS, Client, Ledger, World
 
 TASKS = ["Draft a claims escalation checklist.", "Refine that for high-value policies only."]
 SESSION = "claim-4711"
@@ -44,4 +44,4 @@ async def _run(name: str, policy: str, url: str, path: Path, hooks: Hooks) -> No
                 await durable.run()
             said = [one for one in await session.messages() if one.get("content") in TASKS]
             for task in TASKS[len(said) :]:
-                await durable.run(task=task)
+                await durable.run(task=GIVEN.get(name, str)(task))

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from autogen_agentchat.agents import AssistantAgent, BaseChatAgent, SocietyOfMindAgent
 from autogen_agentchat.base import Response
 from autogen_agentchat.conditions import MaxMessageTermination, TextMentionTermination
-from autogen_agentchat.messages import TextMessage
+from autogen_agentchat.messages import HandoffMessage, TextMessage
 from autogen_agentchat.teams import (
     DiGraphBuilder,
     GraphFlow,
@@ -202,6 +202,22 @@ def custom(world: World) -> Any:
     return RoundRobinGroupChat([critic(world), Counting("charge", world.ledger)], max_turns=4)
 
 
+def several(text: str) -> Any:
+    """A task of several messages, with what only the application knows of them."""
+    return [
+        TextMessage(content=text, source="user", metadata={"tenant": "acme"}),
+        TextMessage(content="Be brief.", source="ana"),
+    ]
+
+
+def handed(text: str) -> Any:
+    """A task that says who is to begin with it, who would not be asked else."""
+    return HandoffMessage(content=text, source="user", target="lawyer")
+
+
+# How a task is given to a team, where it is not a text.
+GIVEN: dict[str, Callable[[str], Any]] = {"several": several, "handed": handed}
+
 TEAMS: dict[str, Callable[[World], Any]] = {
     "single": single,
     "streaming": streaming,
@@ -214,4 +230,6 @@ TEAMS: dict[str, Callable[[World], Any]] = {
     "magentic": magentic,
     "agent_tool": agent_tool,
     "custom": custom,
+    "several": round_robin,
+    "handed": swarm,
 }

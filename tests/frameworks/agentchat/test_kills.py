@@ -19,7 +19,7 @@ from perdure.records import Message
 from tests.adapters.openai.killing import child, prompts
 from tests.adapters.openai.scripts import Hooks
 from tests.frameworks.agentchat import scripts
-from tests.frameworks.agentchat.teams import TEAMS, Ledger
+from tests.frameworks.agentchat.teams import GIVEN, TEAMS, Ledger
 
 pytestmark = [
     pytest.mark.durability,
@@ -153,6 +153,20 @@ def test_a_killed_team_that_is_run_again_says_and_hears_the_same(
         assert found.messages == left.messages, (what, at)
         assert found.state == left.state, (what, at)
         assert amounts(found) == amounts(left), (what, at)
+
+
+@pytest.mark.parametrize("team", GIVEN)
+@pytest.mark.parametrize("at", [2, 3, 4, 5])
+def test_a_task_is_whole_wherever_its_run_was_beginning(
+    at: int, team: str, servers: Servers, tmp_path: Path
+) -> None:
+    """After the state, the run, its turn with the first message, and the record after that."""
+    form = f"{team}:idempotent"
+    _, wanted, left = whole(form, servers.next(), tmp_path / "whole.db")
+    sent, found = killed(form, servers.next(), tmp_path / "killed.db", "append", at)
+    assert sent == wanted
+    assert found.messages == left.messages
+    assert found.state == left.state
 
 
 @pytest.mark.parametrize("team", TEAMS if KILLS == "all" else ["round_robin", "graph", "custom"])

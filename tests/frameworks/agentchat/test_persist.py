@@ -1,8 +1,6 @@
 """Teams and agents that go on where they were, in another process or after an error."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +29,7 @@ from pydantic import BaseModel
 import perdure
 from perdure.adapters import agentchat_tree
 from perdure.adapters.agentchat import persist
+from perdure.adapters.agentchat_keeping import RUN
 from perdure.errors import (
     ConflictError,
     DivergenceError,
@@ -41,62 +40,9 @@ from perdure.errors import (
 from perdure.records import Message
 from perdure.testing import ModelServer
 from tests.frameworks.agentchat import teams
+from tests.frameworks.agentchat.place import Build, Place, cut, twice, without_repeats
 from tests.frameworks.agentchat.scripts import SESSION, TASKS
-from tests.frameworks.agentchat.teams import Client, Ledger, World, clerk, critic
-
-Build = Callable[[World], Any]
-
-
-class Place:
-    """Where programs run one after the other: a store, a server, a ledger."""
-
-    def __init__(self, server: ModelServer, path: Path, ledger: Ledger) -> None:
-        self.server, self.path, self.ledger = server, path, ledger
-
-    @asynccontextmanager
-    async def durable(
-        self, build: Build, *, session: str = SESSION, **options: Any
-    ) -> AsyncIterator[Any]:
-        """Do what a new process does: open the store, build the team, persist it."""
-        client = Client(self.server.url)
-        try:
-            async with perdure.open_async(self.path) as store:
-                found = await store.session(session)
-                team = build(World(client, self.ledger))
-                async with persist(found, team, **options) as durable:
-                    yield durable
-        finally:
-            await client.close()
-
-    @property
-    def prompts(self) -> list[Any]:
-        return [request.body["messages"] for request in self.server.requests]
-
-    def messages(self, session: str = SESSION) -> list[Any]:
-        with perdure.open(self.path) as store:
-            return list(store.session(session).messages())
-
-    def authors(self) -> list[str]:
-        """Who said something, in the order of the record."""
-        with perdure.open(self.path) as store:
-            contents = [record.content for record in store.session(SESSION).records()]
-        return [one.author for one in contents if isinstance(one, Message)]
-
-
-@pytest.fixture
-def place(server: ModelServer, path: Path, ledger: Ledger) -> Place:
-    return Place(server, path, ledger)
-
-
-async def twice(place: Place, build: Build, session: str) -> None:
-    """Run both tasks in one process."""
-    async with place.durable(build, session=session) as durable:
-        for task in TASKS:
-            await durable.run(task=task)
-
-
-def without_repeats(sent: list[Any]) -> list[Any]:
-    return [one for at, one in enumerate(sent) if at == 0 or one != sent[at - 1]]
+from tests.frameworks.agentchat.teams import Client, World, clerk, critic
 
 
 @pytest.mark.parametrize("name", teams.TEAMS)
@@ -200,6 +146,50 @@ def test_a_stream_that_is_left_can_be_gone_on_with(place: Place) -> None:
     asyncio.run(go())
 
 
+def test_a_stream_that_is_closed_or_was_cancelled_before_can_be_gone_on_with(place: Place) -> None:
+    async def go() -> None:
+        await twice(place, teams.round_robin, "whole")
+        wanted = place.prompts
+        async with place.durable(teams.round_robin) as durable:
+            await durable.run_stream(task="Never begun.").aclose()
+            assert durable.interrupted is None
+            stream = durable.run_stream(task=TASKS[0])
+            await anext(stream)
+            await stream.aclose()
+            assert durable.interrupted == TASKS[0]
+            await durable.run()
+            token = CancellationToken()
+            token.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await durable.run(task=TASKS[1], cancellation_token=token)
+            assert durable.interrupted == TASKS[1]
+            await durable.run(task=TASKS[1])
+        assert without_repeats(place.prompts[len(wanted) :]) == wanted
+        assert place.messages() == place.messages("whole")
+
+    asyncio.run(go())
+
+
+@pytest.mark.parametrize("name", ["round_robin", "selector", "graph"])
+def test_the_first_run_can_be_one_without_a_task(name: str, place: Place) -> None:
+    async def go() -> None:
+        build = teams.TEAMS[name]
+        async with place.durable(build, session="whole") as durable:
+            await durable.run()
+        wanted = place.prompts
+        await cut(place, build, None)
+        async with place.durable(build) as durable:
+            assert durable.interrupted == ""
+            with pytest.raises(UsageError, match="another task was cut off"):
+                await durable.run(task=TASKS[0])
+            await durable.run()
+            assert durable.interrupted is None
+        assert without_repeats(place.prompts[len(wanted) :]) == wanted
+        assert place.messages() == place.messages("whole")
+
+    asyncio.run(go())
+
+
 def test_what_a_run_tells_is_durable_before_it_is_told(place: Place) -> None:
     async def go() -> None:
         async with place.durable(teams.round_robin) as durable:
@@ -232,14 +222,6 @@ def test_of_two_runs_at_a_time_one_is_told(place: Place) -> None:
         assert [one["role"] for one in place.messages()].count("user") == 2
 
     asyncio.run(go())
-
-
-async def cut(place: Place, build: Build, task: Any = TASKS[0], **options: Any) -> None:
-    """Leave a run behind whose third call of a model failed."""
-    place.server.fault(status=500, at=len(place.prompts) + 3)
-    async with place.durable(build, **options) as durable:
-        with pytest.raises(Exception, match="500"):
-            await durable.run(task=task)
 
 
 def test_another_task_is_refused_until_the_cut_run_is_given_up(place: Place) -> None:
@@ -275,6 +257,34 @@ def test_a_result_is_served_to_whoever_asks_again_under_the_same_id(place: Place
             await durable.run(task=TASKS[1])
             with pytest.raises(UsageError, match="no longer kept"):
                 await durable.run(task=TASKS[0], id="request-9")
+
+    asyncio.run(go())
+
+
+@pytest.mark.parametrize("name", ["single", "several", "magentic"])
+@pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")
+def test_the_task_can_be_left_out_of_what_is_told(name: str, place: Place) -> None:
+    task = teams.GIVEN.get(name, str)(TASKS[0])
+    less = {"output_task_messages": False}
+
+    async def go() -> None:
+        build = teams.TEAMS[name]
+        async with place.durable(build, session="whole") as durable:
+            whole = await durable.run(task=task)
+        count = 2 if name == "several" else 1
+        wanted = [one.content for one in whole.messages[count:]]
+        async with place.durable(build) as durable:
+            stream = durable.run_stream(task=task, id="request-9", **less)
+            *told, result = [one async for one in stream]
+            assert [one.content for one in told] == wanted
+            assert [one.content for one in result.messages] == wanted
+            assert result.stop_reason == whole.stop_reason
+        async with place.durable(build) as durable:
+            assert await durable.run(id="request-9", **less) == result
+            again = await durable.run(id="request-9")
+            assert [one.content for one in again.messages[count:]] == wanted
+            assert [one.source for one in again.messages[:count]] == ["user", "ana"][:count]
+        assert place.messages() == place.messages("whole")
 
     asyncio.run(go())
 
@@ -538,7 +548,7 @@ def test_one_that_begins_while_another_has_begun_gives_way(place: Place) -> None
                 return await listing()
 
             late._keeping._tools = slowly
-            with pytest.raises(ConflictError, match=r"turn.begun record came first"):
+            with pytest.raises(ConflictError, match=r"value record came first"):
                 await late.run(task="Task 2.")
             late._keeping._tools = listing
             async with place.durable(teams.single) as other:
@@ -548,6 +558,90 @@ def test_one_that_begins_while_another_has_begun_gives_way(place: Place) -> None
         prompts = str(place.prompts)
         assert "Task 1." in prompts
         assert "Task 2." not in prompts
+
+    asyncio.run(go())
+
+
+def test_a_cut_run_is_known_though_another_was_about_to_begin(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both have said what they are about to do when the first begins; the second gives way."""
+    said, begun, setting = asyncio.Event(), asyncio.Event(), perdure.AsyncSession.set
+    waiting: list[Any] = []
+
+    async def go() -> None:
+        async with place.durable(teams.swarm) as first, place.durable(teams.swarm) as late:
+
+            async def set(session: Any, key: str, value: Any) -> int:
+                version = await setting(session, key, value)
+                if key == RUN and session is first._session and not waiting:
+                    waiting.append(asyncio.ensure_future(late.run(task="Task 2.")))
+                    await said.wait()
+                elif key == RUN and session is late._session:
+                    said.set()
+                    await begun.wait()
+                return version
+
+            monkeypatch.setattr(perdure.AsyncSession, "set", set)
+            stream = first.run_stream(task=teams.handed("Task 1."))
+            await anext(stream)
+            begun.set()
+            with pytest.raises(ConflictError, match="came first"):
+                await waiting[0]
+            await stream.aclose()
+        async with place.durable(teams.swarm) as durable:
+            assert durable.interrupted == "Task 1."
+            result = await durable.run()
+        assert isinstance(result.messages[0], HandoffMessage)
+        assert result.messages[1].source == "lawyer"
+        assert "Task 2." not in str(place.prompts)
+
+    asyncio.run(go())
+
+
+def test_a_run_of_which_nothing_is_known_can_be_given_up(place: Place) -> None:
+    """As a version before this one left it that died at its beginning."""
+
+    async def go() -> None:
+        async with place.durable(teams.single) as durable:
+            await durable.run(task=TASKS[0])
+            turn = durable._session.turn(TASKS[1], id="agentchat.other")
+            await turn.__aenter__()
+            await turn.leave()
+        async with place.durable(teams.single) as durable:
+            with pytest.raises(UsageError, match="nothing is known of the run"):
+                await durable.run(task=TASKS[1])
+            await durable.abandon()
+            await durable.run(task=TASKS[1])
+        assert len(place.prompts[-1]) > len(place.prompts[0])
+
+    asyncio.run(go())
+
+
+def test_a_run_begins_in_a_state_that_was_kept_while_it_was_about_to(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    setting = perdure.AsyncSession.set
+
+    async def go() -> None:
+        async with place.durable(teams.single) as late, place.durable(teams.single) as first:
+            await first.run(task=TASKS[0])
+
+            async def set(session: Any, key: str, value: Any) -> int:
+                version = await setting(session, key, value)
+                if key == RUN and session is late._session:
+                    monkeypatch.undo()
+                    await first._root.component.on_reset(CancellationToken())
+                    await first._session.refresh()
+                    await first._keeping._current()
+                return version
+
+            monkeypatch.setattr(perdure.AsyncSession, "set", set)
+            place.server.fault(status=500, at=len(place.prompts) + 2)
+            with pytest.raises(Exception, match="500"):
+                await late.run(task=TASKS[1])
+            await late.run()
+        assert TASKS[0] not in str(place.prompts[-1])
 
     asyncio.run(go())
 

@@ -209,8 +209,10 @@ def test_what_a_run_tells_is_durable_before_it_is_told(place: Place) -> None:
 def test_of_two_runs_at_a_time_one_is_told(place: Place) -> None:
     async def go() -> None:
         async with place.durable(teams.round_robin) as durable:
+            place.server.fault("slow", seconds=1.0)
             running = asyncio.ensure_future(durable.run(task=TASKS[0]))
-            await asyncio.sleep(0.05)
+            while not place.prompts:  # It is under way, and stays so for a second.
+                await asyncio.sleep(0.01)
             with pytest.raises(UsageError, match="under way"):
                 await durable.run(task=TASKS[0])
             assert isinstance(await running, TaskResult)

@@ -1,6 +1,6 @@
 """The stores that P6 and P7 damage, and everything that can be read from one, call by call.
 
-The clean store is a file of 64 KB: four sessions, one of them a branch, with turns, labels, values
+The clean store is a file of 68 KB: four sessions, one of them a branch, with turns, labels, values
 as deltas, and a fold snapshot in the middle of one. The killed store is the same with a write-ahead
 log that a killed process left behind, and a copy of every state that it had acknowledged.
 """
@@ -24,7 +24,7 @@ from perdure.errors import DamagedError, PerdureError, UnavailableError, UsageEr
 from perdure.records import Record
 
 ROOT = Path(__file__).parents[2]
-SNAPSHOT_EVERY = 4  # Small, so that a store of 64 KB holds snapshots. Readers do not care.
+SNAPSHOT_EVERY = 4  # Small, so that a store of 68 KB holds snapshots. Readers do not care.
 TEXT = "What was said must come back as it was said, or not at all. "
 STEPS = [{"step": number, "text": TEXT} for number in range(6)]
 LABEL = "tag"

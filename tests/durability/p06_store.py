@@ -24,7 +24,7 @@ from perdure.errors import DamagedError, PerdureError, UnavailableError, UsageEr
 from perdure.records import Record
 
 ROOT = Path(__file__).parents[2]
-SNAPSHOT_EVERY = 4  # Small, so that a store of 64 KB holds snapshots. Readers do not care.
+SNAPSHOT_EVERY = 4  # Small, so that a store of 68 KB holds snapshots. Readers do not care.
 TEXT = "What was said must come back as it was said, or not at all. "
 STEPS = [{"step": number, "text": TEXT} for number in range(6)]
 LABEL = "tag"
@@ -70,19 +70,19 @@ def _fill(store: perdure.Store) -> None:
     beta = store.session("beta ∂")
     for number, session in enumerate((alpha, beta)):
         # Two values at one position, before a snapshot: only the stream tells whose they are.
-        session.append({"role": "user", "content": f"{number} " + TEXT * 34})
+        session.append({"role": "user", "content": f"{number} " + TEXT * 38})
         session.set(KEY, {"steps": STEPS, "done": number})
     with alpha.turn("Draft a checklist.", id="turn-1", correlation_id="req-9") as turn:
-        turn.append({"role": "assistant", "content": TEXT * 34})
+        turn.append({"role": "assistant", "content": TEXT * 38})
     alpha.set(KEY, {"steps": STEPS, "done": 2})
     alpha.set(KEY, {"steps": STEPS, "done": 3})
-    alpha.append({"role": "user", "content": "more"}, {"role": "user", "content": TEXT * 34})
+    alpha.append({"role": "user", "content": "more"}, {"role": "user", "content": TEXT * 38})
     alpha.label(LABEL, "red")
     branch = alpha.branch("alpha/what-if", at=alpha.position - 2)
     branch.append({"role": "user", "content": "another way " + TEXT * 38}, id="other")
     branch.set(KEY, {"steps": STEPS, "done": True})
     for number in range(SNAPSHOT_EVERY):
-        beta.append({"role": "user", "content": f"{number} " + TEXT * 34})
+        beta.append({"role": "user", "content": f"{number} " + TEXT * 38})
     beta.label(LABEL)
     store.session("gamma").turn("never answered").__enter__()
 

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Collection, Iterator, Sequence
 from hashlib import sha256
 from typing import Literal, NamedTuple, Protocol, cast, overload
 
-from perdure.errors import UnavailableError, UnsupportedError
+from perdure.errors import UnavailableError, UnsupportedError, UsageError
 from perdure.guarantees import Guarantees
 
 LABELS_MAX = 16  # A listing filter, not a data model: enough for states and a few tags.
@@ -24,6 +24,10 @@ RECENT = "recent"  # The capability of a store that has the method of `Recent`.
 CLOCK = "clock"  # The capability of a store that has the method of `Timed`.
 REMOVE = "remove"  # The capability of a store that has the method of `Removing`.
 WATCH = "watch"  # The capability of a store that has the method of `Watch`.
+
+
+class UnstorableError(UsageError):
+    """The store has judged an append itself, and will never take it: what it can not hold."""
 
 
 class UnmadeError(UnavailableError):

@@ -12,7 +12,7 @@ takes `view` first, which never change under them.
 from collections.abc import Sequence
 
 from perdure import codec, journal, reading, steps
-from perdure.backend import Append, Outcome
+from perdure.backend import Append, Outcome, UnstorableError
 from perdure.cache import Cached, ValueCache
 from perdure.content import Content
 from perdure.errors import (
@@ -360,6 +360,9 @@ class Replica:
         append, batch, stream, tip = doubt.append, doubt.batch, doubt.stream, doubt.tip
         try:
             outcome: Outcome = yield Commit(append)  # As `steps.commit`, which is one call more.
+        except UnstorableError:
+            self.doubt = None  # Nothing of it was stored, and nothing ever will be.
+            raise
         except UsageError:
             raise  # The store did not take the call: what was in doubt before it still is.
         except BaseException as error:

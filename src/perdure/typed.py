@@ -56,35 +56,64 @@ class Types:
 
     def require_same(self, typed: Typed, value: Any, remade: Callable[[], Any]) -> None:
         """Raise Refused unless what is made again is the object that it was."""
-        hint = "give a TypeCodec(cls, encode, decode) that keeps all of it"
-        reason = f"an object of type {typed.name!r} would not come back as it is: {hint}"
+        reason = f"an object of type {typed.name!r} would not come back as it is"
+        hint = "give a TypeCodec(cls, encode, decode) that keeps what matters"
         try:
-            same = self._same(value, remade())
+            other = self._difference(value, remade(), "")
         except Exception as error:
-            raise Refused(f"{reason} ({type(error).__name__})") from error
-        if not same:
-            raise Refused(reason)
+            raise Refused(f"{reason}: {hint} ({type(error).__name__})") from error
+        if other is not None:
+            where = f" (it differs at {other})" if other else ""
+            raise Refused(f"{reason}{where}: {hint}")
 
-    def _same(self, one: Any, two: Any) -> bool:
+    def _difference(self, one: Any, two: Any, at: str) -> str | None:
+        """Return where two values differ, or None if they do not."""
         kind = type(one)
         if type(two) is not kind:
-            return False
+            return at
         if kind is dict:
-            return one.keys() == two.keys() and all(self._same(one[key], two[key]) for key in one)
+            if one.keys() != two.keys():
+                return at
+            pairs = ((self._difference(one[key], two[key], f"{at}.{key}")) for key in one)
+            return next((found for found in pairs if found is not None), None)
         if kind is list:
-            return len(one) == len(two) and all(map(self._same, one, two))
+            if len(one) != len(two):
+                return at
+            items = (self._difference(*both, at) for both in zip(one, two, strict=True))
+            return next((found for found in items if found is not None), None)
         facts = self._facts(kind)
-        return bool(one == two) if facts is None else self._same(facts(one), facts(two))
+        if facts is None or self._is_given(kind):
+            if _equal(one, two):
+                return None
+            if facts is None:
+                return at
+        return self._difference(facts(one), facts(two), at)
+
+    def _is_given(self, kind: type) -> bool:
+        typed = self.by_class.get(kind)
+        return typed is not None and typed.is_given
 
     def _facts(self, kind: type) -> Callable[[Any], Any] | None:
         """Return what makes of an object all that must be the same; None where `==` tells that."""
-        typed = self.by_class.get(kind)
-        if typed is not None and typed.is_given:
-            has_equality = kind.__dict__.get("__eq__", kind.__eq__) is not object.__eq__
-            return None if has_equality else typed.codec.encode
+        if self._is_given(kind):
+            return self.by_class[kind].codec.encode
         if hasattr(kind, "__pydantic_private__"):
-            return lambda one: [one.__dict__, one.__pydantic_extra__, one.__pydantic_private__]
+            return _held
         return partial(_of, _fields(kind)) if hasattr(kind, "__dataclass_fields__") else None
+
+
+def _equal(one: Any, two: Any) -> bool:
+    """Whether a class itself says so; what arrays answer is no answer."""
+    try:
+        return (one == two) is True
+    except Exception:  # noqa: BLE001 - what a class does that somebody wrote
+        return False
+
+
+def _held(model: Any) -> dict[str, Any]:
+    """Return all that a pydantic model holds."""
+    more, private = model.__pydantic_extra__ or {}, model.__pydantic_private__ or {}
+    return {**_public(model), **more, **private}
 
 
 def _typed(name: str, given: type | TypeCodec) -> Typed:
@@ -99,8 +128,25 @@ def _typed(name: str, given: type | TypeCodec) -> Typed:
 
 
 def _dumped(model: Any) -> Any:
+    """Return what a pydantic model can be made of again: by its names, or by those for outside."""
     # What pydantic would warn of is found by comparing.
-    return model.model_dump(by_alias=True, round_trip=True, warnings=False)
+    how = {"round_trip": True, "warnings": False}
+    by_name = model.model_dump(**how)
+    remade = _validated(type(model), by_name)
+    is_same = remade is not None and _equal(_public(remade), _public(model))
+    return by_name if is_same else model.model_dump(by_alias=True, **how)
+
+
+def _validated(cls: Any, parts: dict[str, Any]) -> Any:
+    try:
+        return cls.model_validate(parts)
+    except ValueError:
+        return None  # It wants other names.
+
+
+def _public(model: Any) -> dict[str, Any]:
+    """Return the fields of a pydantic model, but for what it computed and keeps at hand."""
+    return {name: one for name, one in vars(model).items() if name in type(model).model_fields}
 
 
 def _dataclass(name: str, given: type) -> Typed:

@@ -148,6 +148,18 @@ def test_a_locked_stream_of_a_folder_fails_alone(tmp_path: Path) -> None:
         check(by_threads(backend, lock, rounds=3), "another process holds the lock")
 
 
+@pytest.mark.parametrize("write", COLOURS)
+def test_a_stream_of_a_folder_that_can_not_be_written_fails_alone(
+    write: Callable[..., Told], tmp_path: Path
+) -> None:
+    def spoil() -> None:
+        path = Path(place_of(str(tmp_path), "x").path)
+        path.unlink()
+        path.mkdir()  # Root may write what others may not, but no directory.
+
+    check(write(f"files:{tmp_path}", spoil, rounds=3), "EISDIR")
+
+
 HELD_UP = {
     "&patience=2": "the server did not answer in time",
     f"&options={quote('-c lock_timeout=500')}": "a lock is held too long",

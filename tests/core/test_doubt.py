@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 import perdure
-from perdure.backend import Append, Outcome
+from perdure.backend import Append, Outcome, UnstorableError
 from perdure.backends.memory import MemoryBackend
 from perdure.backends.offload import Offload
 from perdure.errors import ConflictError, DamagedError, TornError, UnavailableError, UsageError
@@ -101,6 +101,24 @@ def test_a_write_in_doubt_stays_so_while_the_store_takes_no_call(
             session.note("on the way")
     session.append(said("next"))
     assert contents(session) == ["first", "mine", "next"]
+
+
+def test_a_write_in_doubt_that_the_store_will_never_take_is_given_up(
+    backend: Failing, session: perdure.Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fail(backend, before=[1, 2])
+    with pytest.raises(UnavailableError):
+        session.append(said("too much"))
+
+    def refuse(_: Sequence[Append]) -> Sequence[Outcome]:
+        raise UnstorableError("more than it can hold")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(backend, "append", refuse)
+        with pytest.raises(UsageError, match="more than it can hold"):
+            session.append(said("next"))
+    session.append(said("less"))
+    assert contents(session) == ["first", "less"]
 
 
 def test_a_write_in_doubt_gives_way_to_another_writer(

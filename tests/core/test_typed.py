@@ -1,6 +1,7 @@
 """Objects of the caller's own classes come back as they were, or are refused before that."""
 
 from dataclasses import InitVar, dataclass, field
+from functools import cached_property
 from typing import Any, ClassVar
 
 import pydantic
@@ -59,6 +60,14 @@ class Renamed(pydantic.BaseModel):
     number: int = pydantic.Field(validation_alias="in", serialization_alias="out")
 
 
+class Shown(pydantic.BaseModel):
+    number: int = pydantic.Field(serialization_alias="No.")
+
+    @cached_property
+    def twice(self) -> int:
+        return 2 * self.number
+
+
 class Coerced(pydantic.BaseModel):
     number: float
 
@@ -92,15 +101,40 @@ class Selfish:
     pass
 
 
+class Array:
+    """Compares as arrays do: the answer is no answer."""
+
+    def __init__(self, items: list[int]) -> None:
+        self.items = items
+
+    def __eq__(self, other: object) -> Any:
+        raise ValueError("the truth value of an array is ambiguous")
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+@dataclass
+class Client:
+    key: str
+    line: object = None
+
+
+def read(shown: Shown) -> Shown:
+    assert shown.twice == 2 * shown.number
+    return shown
+
+
 TYPES: dict[str, type | TypeCodec] = {
     **{
         cls.__name__: cls
         for cls in (
             *(Aliased, Nested, Open, Derived, Handle, Excluding, Private, Larger, Renamed),
-            *(Coerced, Growing, Initial),
+            *(Coerced, Growing, Initial, Shown),
         )
     },
     "set": TypeCodec(set, list, set),
+    "Array": TypeCodec(Array, lambda one: one.items, Array),
+    "Client": TypeCodec(Client, lambda one: one.key, Client),
     "Raising": TypeCodec(Raising, refuse, refuse),
     "Selfish": TypeCodec(Selfish, lambda one: one, lambda one: one),
 }
@@ -132,6 +166,8 @@ def session() -> perdure.Session:
         Derived(4),
         Excluding(number=2),
         Private(number=2),
+        Shown(number=3),
+        read(Shown(number=4)),
         {3, 1, 2},
         [Derived(1), {"a": Aliased(claimNumber=1)}],
     ],
@@ -147,6 +183,17 @@ def test_and_one_of_a_class_without_equality_with_all_its_fields(session: perdur
     session.set("k", Handle("a", [Handle("b")]))
     found = session.get("k")
     assert (found.name, found.inside[0].name) == ("a", "b")
+
+
+def test_a_codec_of_the_caller_s_says_what_matters(session: perdure.Session) -> None:
+    session.set("k", [Array([1, 2]), Client("4711", object())])
+    array, client = session.get("k")
+    assert (array.items, client) == ([1, 2], Client("4711"))
+
+
+def test_a_refusal_names_what_would_change(session: perdure.Session) -> None:
+    with pytest.raises(UsageError, match=r"it differs at \._seen\)"):
+        session.set("k", dug(3))
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from perdure.adapters.autogen_record import HINT, Spoken, spoken
 from perdure.adapters.autogen_state import Agents, State
 
 KEY = "autogen"
-FORMAT = 1
+FORMAT = 2
 
 
 class Kept:
@@ -25,6 +25,9 @@ class Kept:
         self._data = self._session.get(KEY) or {}
         self._version = self._newest()
         found = self._data.get("format", FORMAT)
+        if isinstance(found, int) and found < FORMAT:
+            reason = f"the AutoGen chat was kept in format {found}, which is not read any more"
+            raise UsageError(f"{reason}: go on with the perdure that kept it, or in a new session")
         if found != FORMAT:
             raise VersionError("the AutoGen chat", str(found), str(FORMAT))
 

@@ -119,7 +119,7 @@ class Answer:
 
 def _completion(data: dict[str, Any]) -> Any:
     """Return the completion of a recorded answer, as the SDK gives one; None if it was none."""
-    found = deepcopy(data["completion"])
+    found = deepcopy(data.get("completion"))
     if found is None:
         return None
     from openai.types.chat import ChatCompletion

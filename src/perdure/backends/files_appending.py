@@ -32,6 +32,9 @@ GROUP = 32  # Streams whose files are open at once: a process may have few open 
 
 WRITE = os.O_RDWR
 
+# What a system says of one file; the others of the store may well be written.
+_OF_ONE = {errno.EACCES, errno.EPERM, errno.EISDIR, errno.ELOOP, errno.ENOENT, errno.ENXIO}
+
 
 class _Item:
     """One append on its way: neither an outcome nor an error means that it is still to be done."""
@@ -164,9 +167,7 @@ class Appender:
                     found = self._write(item, stack)
                     written += [found] if found is not None else []
                 except (OSError, PerdureError) as error:
-                    item.error = self._failure(error, item.place)
-                    if isinstance(error, UnavailableError):  # The lock of this one is held.
-                        error.of_one = True
+                    item.error = self._failed(error, item)
             for one in written:
                 try:
                     one.sync()
@@ -174,7 +175,14 @@ class Appender:
                 except OSError as error:
                     if error.errno == errno.EIO:
                         self._distrusted.add(one.item.place.stem)
-                    one.item.error = self._failure(error, one.item.place)
+                    one.item.error = self._failed(error, one.item)
+
+    def _failed(self, error: OSError | PerdureError, item: _Item) -> Exception:
+        """Return the error to raise; a lock, or what is said of one file, is not about others."""
+        raised = self._failure(error, item.place)
+        if isinstance(raised, UnavailableError):
+            raised.of_one = not isinstance(error, OSError) or error.errno in _OF_ONE
+        return raised
 
     def _write(self, item: _Item, stack: contextlib.ExitStack) -> _Written | None:
         place = item.place

@@ -9,8 +9,9 @@ from typing import Literal, NamedTuple
 import psycopg
 
 from perdure import events
+from perdure.backend import UnstorableError
 from perdure.backends.postgres_address import CHOICES, Address
-from perdure.errors import DamagedError, PerdureError, UnavailableError, UsageError
+from perdure.errors import DamagedError, PerdureError, UnavailableError
 
 FIRST_PAUSE = 0.02
 LONGEST_PAUSE = 1.0
@@ -176,7 +177,8 @@ def _translated(error: Exception, address: Address, stream: str) -> PerdureError
     if state in _DAMAGE:
         return DamagedError(stream or address.name, 0, f"Postgres: {text}")
     if state in _TOO_MUCH:
-        return UsageError(f"a name, a label or an entry is more than Postgres can hold: {text}")
+        reason = "a name, a label or an entry is more than Postgres can hold"
+        return UnstorableError(f"{reason}: {text}")
     who, (reason, hint) = _explained(error, state, told)
     if not reason:
         what = f"Postgres: {text}" + (f" ({state})" if state else "")

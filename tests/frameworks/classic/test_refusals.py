@@ -398,13 +398,14 @@ def test_a_store_that_breaks_stops_the_chat(cast: Cast, tmp_path: Path) -> None:
     assert len(user.chat_messages[assistant]) == 2
 
 
-def test_a_chat_that_was_interrupted_is_refused_to_a_newer_format(
-    cast: Cast, server: ModelServer, store: perdure.Store
+@pytest.mark.parametrize(("number", "error"), [(1, perdure.UsageError), (3, perdure.VersionError)])
+def test_a_chat_that_was_interrupted_is_not_gone_on_with_in_another_format(
+    cast: Cast, server: ModelServer, store: perdure.Store, number: int, error: type[Exception]
 ) -> None:
     session = store.session("s")
     interrupted(cast, server, session)
-    session.set("autogen", {**session.get("autogen"), "format": 2})
-    with pytest.raises(perdure.VersionError), persist(session, *cast.pair()):
+    session.set("autogen", {**session.get("autogen"), "format": number})
+    with pytest.raises(error, match="format 1|version 3"), persist(session, *cast.pair()):
         pass
 
 

@@ -405,7 +405,7 @@ def test_a_chat_that_was_interrupted_is_not_gone_on_with_in_another_format(
     session = store.session("s")
     interrupted(cast, server, session)
     session.set("autogen", {**session.get("autogen"), "format": number})
-    with pytest.raises(error, match="format 1|version 3"), persist(session, *cast.pair()):
+    with pytest.raises(error, match=r"format 1|version 3"), persist(session, *cast.pair()):
         pass
 
 

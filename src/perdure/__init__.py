@@ -1,11 +1,11 @@
-"""perdure keeps what an AI agent said, knew and did, so that it survives the death of its process.
+"""perdure stores the messages, values and calls of AI agents durably, so that they survive crashes.
 
-The road of a write, a module a step:
+The path of a write, one module per step:
 
     session ── writing ── codec ── cipher ── journal ── commit ── backend ── disk or server
       plans     values     payload   body      entry      many sessions,
-      over a    as deltas                                 one fsync
-      fold
+      over the  as deltas                                 one fsync
+      state
 
 Start with `perdure.open("agents.db").session("claim-4711")`.
 """
@@ -118,8 +118,8 @@ __all__ = [
     "replay",
 ]
 
-# Where the names are that need more than errors. They are imported when they are first asked for:
-# a program that only may keep state starts as fast as before, and asyncio comes to who uses it.
+# The modules of the public names that need more than `errors`. They are imported on first use, so
+# that `import perdure` stays fast and only programs that use asyncio import it.
 _WHERE = {
     "AsyncSession": "session_async",
     "AsyncStore": "store_async",
@@ -164,7 +164,7 @@ _MODULES = frozenset(
 
 
 def __getattr__(name: str) -> Any:
-    """Import what is asked for."""
+    """Import a public name or module on first use."""
     if name in _MODULES:
         return import_module(f"perdure.{name}")
     if name not in _WHERE:

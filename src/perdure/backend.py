@@ -1,10 +1,13 @@
-"""The waist: what a store must do, and the few plain values that cross it.
+"""The backend protocol: what a store must do, and the plain values that it exchanges.
 
-Entries come in and go out as they are; a backend never looks inside one. Whoever writes a backend
-runs `perdure.testing.BackendContract` against it.
+Entries are stored and returned unchanged; a backend never looks inside one. Authors of a backend
+run `perdure.testing.BackendContract` against it.
 
-The concurrency rule is one sentence: *the first entry of an append must stand right after the
-last one of its stream.* Positions are inside the entries, so there is no expected version to pass.
+The concurrency rule is one sentence: *the first entry of an append must be the next one of its
+stream.* Positions are inside the entries, so there is no expected version to pass.
+
+Rules for editing: optional abilities are declared capabilities with one method each, and each has
+a chapter in the contract suite.
 """
 
 from binascii import b2a_base64
@@ -15,48 +18,48 @@ from typing import Literal, NamedTuple, Protocol, cast, overload
 from perdure.errors import UnavailableError, UnsupportedError, UsageError
 from perdure.guarantees import Guarantees
 
-LABELS_MAX = 16  # A listing filter, not a data model: enough for states and a few tags.
-LABEL_BYTES_MAX = 64  # Keeps the head of a stream within one small row.
+LABELS_MAX = 16  # labels; they are a listing filter: enough for states and a few tags
+LABEL_BYTES_MAX = 64  # bytes of UTF-8; keeps the head of a stream within one small row
 
-DELETED = "deleted"  # What is left of a deleted session bears this label and no other.
+DELETED = "deleted"  # The only label on the head of a deleted session.
 
-RECENT = "recent"  # The capability of a store that has the method of `Recent`.
-CLOCK = "clock"  # The capability of a store that has the method of `Timed`.
-REMOVE = "remove"  # The capability of a store that has the method of `Removing`.
-WATCH = "watch"  # The capability of a store that has the method of `Watch`.
+RECENT = "recent"  # capability: the store implements `Recent`
+CLOCK = "clock"  # capability: the store implements `Timed`
+REMOVE = "remove"  # capability: the store implements `Removing`
+WATCH = "watch"  # capability: the store implements `Watch`
 
 
 class UnstorableError(UsageError):
-    """The store has judged an append itself, and will never take it: what it can not hold."""
+    """The store rejected an append that it can never hold, such as an oversized entry."""
 
 
 class UnmadeError(UnavailableError):
-    """Nothing was made yet where a store is to be, and the address says not to make it."""
+    """The store does not exist yet, and the address says not to create it."""
 
 
-# To hash more than this at once, Python lets other threads run, and then waits until it is its turn
-# again. That takes much longer than hashing a few pages: up to the second figure it goes in pieces.
+# Bytes. hashlib releases the GIL for inputs above 2047 bytes, and getting it back takes much longer
+# than hashing a few pages: up to the second figure, data is hashed in chunks that keep the GIL.
 _PIECE, _PIECES_MAX = 2047, 32 * 1024
 
 
 def digest_of(data: bytes) -> str:
-    """Return the SHA-256 of some bytes in base64, as headers and heads carry it."""
+    """Return the SHA-256 of some bytes in base64, as text for heads."""
     return digest_bytes(data).decode()
 
 
 def digest_bytes(data: bytes) -> bytes:
-    """The same, as a header holds it."""
+    """Return the SHA-256 of some bytes in base64, as bytes for headers."""
     if len(data) <= _PIECE or len(data) > _PIECES_MAX:
-        hashed = sha256(data)
+        hasher = sha256(data)
     else:
-        hashed = sha256(data[:_PIECE])
+        hasher = sha256(data[:_PIECE])
         for start in range(_PIECE, len(data), _PIECE):
-            hashed.update(data[start : start + _PIECE])
-    return b2a_base64(hashed.digest(), newline=False)
+            hasher.update(data[start : start + _PIECE])
+    return b2a_base64(hasher.digest(), newline=False)
 
 
 class Entry(NamedTuple):
-    """A header and a body as stored. `body` is None where it was left out (`max_body`)."""
+    """A header and a body as stored. `body` is None if `max_body` left it out."""
 
     position: int
     header: bytes
@@ -64,9 +67,9 @@ class Entry(NamedTuple):
 
 
 class Append(NamedTuple):
-    """Entries of one stream, in order and without gaps, and the labels of its head after them.
+    """Entries of one stream, in order and without gaps, and its head's labels after them.
 
-    `begins` says that they are the first: where other entries stand before them, it is a conflict.
+    `begins` declares them the first of their stream: if earlier entries exist, it is a conflict.
     """
 
     stream: str
@@ -76,7 +79,7 @@ class Append(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What became of one append: `stored`, `conflict` (nothing changed) or `refused` (neither)."""
+    """The result of one append: `stored`, `conflict` or `refused`; the last two changed nothing."""
 
     status: Literal["stored", "conflict", "refused"]
     reason: str = ""
@@ -103,36 +106,36 @@ class Head(NamedTuple):
 class Backend(Protocol):
     """Keeps streams of entries for blocking callers. Any thread may call any method.
 
-    Driver errors never escape: what the store can not do now is UnavailableError, what it read
-    and can not trust is DamagedError.
+    Driver errors never escape: UnavailableError if the store cannot do it now, DamagedError if it
+    read data that it cannot trust.
     """
 
     name: str
-    """Says which store, never a password. Of those that last, two of one name are the same."""
+    """Identifies the store, without passwords. Persistent stores with equal names are the same."""
 
     capabilities: frozenset[str]
-    """What it can do beyond these methods, by name: declared and not guessed."""
+    """Optional abilities beyond these methods, by name: declared, never guessed."""
 
     guarantees: Guarantees
-    """What this store keeps, with what was checked when it was opened."""
+    """The promises of this store, with the settings that were checked when it was opened."""
 
     def append(self, appends: Sequence[Append]) -> Sequence[Outcome]:
-        """Store each append whole or not at all; on return what was stored survives a crash.
+        """Store each append completely or not at all; on return it survives a crash.
 
-        One commit serves all appends, and one outcome answers each, in order; a conflict of one
-        stream leaves the others alone. A stream without entries begins at position 1, or anywhere
-        with an append that says that it `begins` it; otherwise that is a gap. In one that has some:
+        One commit covers all appends. The outcomes are in the order of the appends; a conflict in
+        one stream does not affect the others. A stream without entries begins at position 1, or at
+        any position if the append `begins` it; any other start is a gap. In a stream with entries:
 
-        - the first entry stands right after the last one: *stored*;
-        - entries with equal headers stand at those positions already, all or the first of them:
-          *stored*, with what was missing added (labels stay if nothing was missing);
-        - others stand there, or the position was dropped: *conflict*;
+        - the first entry is the next one of the stream: *stored*;
+        - entries with equal headers exist at those positions, all of them or the first ones:
+          *stored*, and the missing ones are added (labels are unchanged if none were missing);
+        - different entries exist there, or the position was dropped: *conflict*;
         - the first entry would leave a gap: *refused*.
 
-        An append that `begins` such a stream is a *conflict* in the first case and in the last.
+        An append that `begins` such a stream is a *conflict* in the first and in the last case.
 
-        A stream occurs at most once in a call. After an exception nobody knows what was stored:
-        sending the same appends again finds out.
+        A stream occurs at most once in a call. After an exception it is unknown what was stored:
+        sending the same appends again resolves that.
         """
         ...
 
@@ -147,8 +150,9 @@ class Backend(Protocol):
     ) -> Iterator[Entry]:
         """Yield durable entries in order of position, or in reverse.
 
-        `after` excludes: reading goes on beyond that position in its direction; 0 begins at
-        either end. Bodies longer than `max_body` bytes are left out. An unknown stream is empty.
+        `after` is exclusive: reading starts beyond that position in its direction; 0 starts at
+        the beginning, or at the end in reverse. Bodies longer than `max_body` bytes are left out
+        (None). An unknown stream is empty.
         """
         ...
 
@@ -161,10 +165,10 @@ class Backend(Protocol):
         without: Collection[str] = (),
         limit: int | None = None,
     ) -> Iterator[Head]:
-        """Yield heads by name, in code point order, of streams that bear all the labels.
+        """Yield the heads of streams that have all the labels, by name in code point order.
 
-        Those that bear one of `without` are left out. Where a store can have an index, that takes
-        no longer however many bear `DELETED` and no other.
+        Streams with one of the labels `without` are left out. With an index, the cost does not
+        depend on the number of deleted streams (those whose only label is `DELETED`).
         """
         ...
 
@@ -173,19 +177,19 @@ class Backend(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of everything held. Closing twice is harmless; using it afterwards is not."""
+        """Release all resources. Closing twice is harmless; using it afterwards is not."""
         ...
 
 
 class AsyncBackend(Protocol):
-    """The same for callers in an event loop."""
+    """`Backend` for callers in an event loop."""
 
     name: str
     capabilities: frozenset[str]
     guarantees: Guarantees
 
     async def append(self, appends: Sequence[Append]) -> Sequence[Outcome]:
-        """As `Backend.append`. When cancelled, nobody knows what was stored."""
+        """As `Backend.append`. After a cancellation it is unknown what was stored."""
         ...
 
     def read(
@@ -222,7 +226,7 @@ class AsyncBackend(Protocol):
 
 
 class Recent(Protocol):
-    """What a store with the capability `recent` does besides: it knows what changed last."""
+    """The method of a store with the capability `recent`: list streams by last change."""
 
     def recent(
         self,
@@ -232,17 +236,18 @@ class Recent(Protocol):
         without: Collection[str] = (),
         limit: int | None = None,
     ) -> Iterator[Head]:
-        """Yield heads as `Backend.streams` does, but those first that were appended to last.
+        """Yield heads as `Backend.streams` does, but the most recently appended stream first.
 
-        Each stream comes once, those of one append call in any order among themselves. Dropping,
-        and an append that had nothing to add, change no place. A stream that is appended to
-        meanwhile may come at its former place, or at its new one if that is still ahead.
+        Each stream is yielded once; streams of one append call have no order among themselves.
+        `drop`, and an append that had nothing to add, do not change the order. A stream that is
+        appended to during the listing may appear at its old place, or at its new one if that is
+        still ahead.
         """
         ...
 
 
 class AsyncRecent(Protocol):
-    """The same for callers in an event loop."""
+    """`Recent` for callers in an event loop."""
 
     def recent(
         self,
@@ -261,31 +266,31 @@ def knowing_recency(backend: Backend) -> Recent: ...
 @overload
 def knowing_recency(backend: AsyncBackend) -> AsyncRecent: ...
 def knowing_recency(backend: Backend | AsyncBackend) -> Recent | AsyncRecent:
-    """Return a backend as one that knows what changed last, or raise UnsupportedError."""
+    """Return the backend typed as `Recent`, or raise UnsupportedError."""
     if RECENT not in backend.capabilities:
-        reason = f"{backend.name} does not know which sessions changed last"
+        reason = f"{backend.name} cannot list sessions by last change"
         raise UnsupportedError(reason, "list them by id")
     return cast("Recent | AsyncRecent", backend)
 
 
 class Removing(Protocol):
-    """What a store with the capability `remove` does besides: it can forget a stream whole.
+    """The method of a store with the capability `remove`: remove a stream entirely.
 
-    Sessions never ask for it, because a deleted one keeps its last entry. It is for tools that move
-    or try stores.
+    Sessions never use it, because a deleted session keeps its last entry. It is for tools that copy
+    or test stores.
     """
 
     def remove(self, stream: str, *, digest: str) -> bool:
-        """Remove a stream with its name, if the digest of its last entry is this one.
+        """Remove a stream and its name, if its head still has this digest.
 
-        True means that it is gone, durably, as if it had never been, or was not there; False that
-        it has another end, and nothing changed.
+        True means that the stream does not exist, durably: it was removed without a trace, or never
+        existed. False means that its head has another digest, and nothing changed.
         """
         ...
 
 
 class AsyncRemoving(Protocol):
-    """The same for callers in an event loop."""
+    """`Removing` for callers in an event loop."""
 
     async def remove(self, stream: str, *, digest: str) -> bool:
         """As `Removing.remove`."""
@@ -297,31 +302,31 @@ def able_to_remove(backend: Backend) -> Removing: ...
 @overload
 def able_to_remove(backend: AsyncBackend) -> AsyncRemoving: ...
 def able_to_remove(backend: Backend | AsyncBackend) -> Removing | AsyncRemoving:
-    """Return a backend as one that can forget a stream, or raise UnsupportedError."""
+    """Return the backend typed as `Removing`, or raise UnsupportedError."""
     if REMOVE not in backend.capabilities:
-        reason = f"{backend.name} can not remove a stream whole"
-        raise UnsupportedError(reason, "its last entry stays")
+        reason = f"{backend.name} cannot remove a stream entirely"
+        raise UnsupportedError(reason, "delete the session, which keeps its last entry")
     return cast("Removing | AsyncRemoving", backend)
 
 
 class Watch(Protocol):
-    """What a store with the capability `watch` does besides: it waits for what others append."""
+    """The method of a store with the capability `watch`: wait for appends."""
 
     def watch(self, stream: str, *, after: int, timeout: float | None = None) -> bool:
-        """Return True once a stream's head stands after a position, at once if it does already.
+        """Return True once a stream's head is beyond a position, at once if it already is.
 
-        False when `timeout` seconds have passed; None waits for ever, 0 only looks. What this
-        process appends is seen at once, what others append a moment later; waiting costs next to
-        nothing. It may be called by many threads at a time, for streams that are not there yet.
-        Closing the store ends the wait with UsageError.
+        Return False after `timeout` seconds; None waits forever, 0 only checks. Appends of this
+        process are seen at once, those of other processes a moment later; waiting costs next to
+        nothing. Many threads may wait at a time, also for streams that do not exist yet. Closing
+        the store ends the wait with UsageError.
         """
         ...
 
 
 class AsyncWatch(Protocol):
-    """The same for callers in an event loop."""
+    """`Watch` for callers in an event loop."""
 
-    async def watch(self, stream: str, *, after: int, timeout: float | None = None) -> bool:  # noqa: ASYNC109 - as its twin
+    async def watch(self, stream: str, *, after: int, timeout: float | None = None) -> bool:  # noqa: ASYNC109 - as in `Watch`
         """As `Watch.watch`. It may be cancelled at any time."""
         ...
 
@@ -331,26 +336,26 @@ def knowing_watch(backend: Backend) -> Watch: ...
 @overload
 def knowing_watch(backend: AsyncBackend) -> AsyncWatch: ...
 def knowing_watch(backend: Backend | AsyncBackend) -> Watch | AsyncWatch:
-    """Return a backend as one that waits for records, or raise UnsupportedError."""
+    """Return the backend typed as `Watch`, or raise UnsupportedError."""
     if WATCH not in backend.capabilities:
-        reason = f"{backend.name} does not tell when records come"
-        raise UnsupportedError(reason, "look now and then, as session.watch does")
+        reason = f"{backend.name} cannot wait for records"
+        raise UnsupportedError(reason, "use session.watch, which polls")
     return cast("Watch | AsyncWatch", backend)
 
 
 class Timed(Protocol):
-    """What a store with the capability `clock` does besides: it is a server, and tells its time.
+    """The method of a store with the capability `clock`: return its server's time.
 
-    For whoever asks why recorded times of two machines differ: nothing else goes by it.
+    It is for diagnosing why the recorded times of two machines differ; nothing else uses it.
     """
 
     def server_time(self) -> float:
-        """Return the seconds since 1970 by the server's clock."""
+        """Return the server's time, in seconds since 1970."""
         ...
 
 
 def knowing_time(backend: Backend) -> Timed:
-    """Return a backend as one that tells its server's time, or raise UnsupportedError."""
+    """Return the backend typed as `Timed`, or raise UnsupportedError."""
     if CLOCK not in backend.capabilities:
-        raise UnsupportedError(f"{backend.name} has no clock of its own", "ask the machine's")
+        raise UnsupportedError(f"{backend.name} has no server clock", "use this machine's clock")
     return cast("Timed", backend)

@@ -1,23 +1,23 @@
-"""Values in full, as of one of their versions: what deltas are made against. Pure."""
+"""A cache of complete values, each as of one version: the bases of deltas. Pure."""
 
 from typing import NamedTuple
 
-VALUES_CACHED_MOST = 256
-VALUES_CACHED = 8 * 2**20  # Bases of deltas: enough for the few documents that a session works on.
+VALUES_CACHED_MOST = 256  # values; bounds the bookkeeping where values are tiny
+VALUES_CACHED = 8 * 2**20  # bytes; enough for the few documents that a session works on
 
 
 class Cached(NamedTuple):
-    """A value in full, as of the position of one of its versions."""
+    """A complete value, as of the position of one of its versions."""
 
     position: int
     data: bytes
 
 
 class ValueCache:
-    """The few documents that a session works on; the oldest go when there are too many bytes.
+    """The few documents that a session works on; the oldest are evicted beyond the limits.
 
-    Readers and the writer of a session share it. An entry says of which version it is, so that
-    one that came late is of no use to anybody, and no harm.
+    Readers and the writer of a session share it. Each item holds the position of its version, so
+    an outdated item is never returned and does no harm.
     """
 
     def __init__(self) -> None:
@@ -25,15 +25,15 @@ class ValueCache:
         self._bytes = 0
 
     def get(self, key: str, position: int) -> bytes | None:
-        """Return a value in full if it is known as of exactly this position."""
-        known = self._values.get(key)
-        return known.data if known is not None and known.position == position else None
+        """Return the complete value if it is cached as of exactly this position."""
+        cached = self._values.get(key)
+        return cached.data if cached is not None and cached.position == position else None
 
     def put(self, key: str, cached: Cached) -> None:
-        """Keep a value, and forget the oldest if that makes too many bytes or too many values."""
-        former = self._values.pop(key, None)
+        """Cache a value, and evict the oldest beyond the limits of bytes or values."""
+        replaced = self._values.pop(key, None)
         self._values[key] = cached
-        self._bytes += len(cached.data) - (len(former.data) if former else 0)
+        self._bytes += len(cached.data) - (len(replaced.data) if replaced else 0)
         while self._bytes > VALUES_CACHED or len(self._values) > VALUES_CACHED_MOST:
             oldest = next(iter(tuple(self._values)))
             if oldest == key:

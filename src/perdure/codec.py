@@ -1,8 +1,8 @@
 """Values ⇄ plain JSON trees, and content ⇄ payload. Pure: decoding imports and executes nothing.
 
-JSON has too few scalars, so those it lacks are written as an object with one key that begins with
-`$`, such as `{"$decimal": "1.50"}`; a caller's own object of that shape is wrapped in `$object`.
-What can not come back exactly as it was is refused with its path, before anything is written.
+Scalars that JSON lacks are written as an object with one key that begins with `$`, such as
+`{"$decimal": "1.50"}`; a caller's own object of that shape is wrapped in `$object`. A value that
+cannot be restored exactly is rejected with its path, before anything is written.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,14 +18,14 @@ from perdure.records import KINDS
 from perdure.scalars import Refused, require_unicode
 from perdure.typed import TypeCodec, Types
 
-DEPTH_MAX = 64  # Deeper trees exhaust the stack of ordinary JSON readers.
-INT_BITS_MAX = 14_000  # Python itself refuses to print or parse integers much longer than this.
-PAYLOAD_MAX = 16 * 2**20  # A record is read whole into memory; larger things belong in files.
+DEPTH_MAX = 64  # levels; deeper trees overflow the stack of common JSON parsers
+INT_BITS_MAX = 14_000  # bits; Python refuses to print or parse much longer integers
+PAYLOAD_MAX = 16 * 2**20  # bytes; a record is read into memory whole, larger data belongs in files
 
 Upcast = Callable[[dict[str, Any]], dict[str, Any]]
 
 UPCASTS: dict[tuple[str, int], Upcast] = {}
-"""(kind, version) → what turns that version's payload into the next one's."""
+"""(kind, version) → function that converts a payload of that version to the next version."""
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder().decode
@@ -33,10 +33,10 @@ _decoders = {kind: msgspec.json.Decoder(content).decode for kind, content in KIN
 
 
 class Codec:
-    """Packs values into JSON trees and back, with the caller's own types where they were given.
+    """Packs values into JSON trees and unpacks them, including the caller's registered types.
 
-    A class in `types` is stored under its name there and never under its import path; objects come
-    back only through the class that the reader passes.
+    A class in `types` is stored under its key there, never under its import path; objects are
+    restored only through the class that the reader passes.
     """
 
     def __init__(self, types: Mapping[str, type | TypeCodec] | None = None) -> None:
@@ -45,15 +45,15 @@ class Codec:
         self._types = Types(dict(types or {}))
 
     def pack(self, value: object, *, root: str = "$") -> Any:
-        """Return a JSON tree from which `unpack` makes an equal value, or raise UsageError."""
+        """Return a JSON tree from which `unpack` restores an equal value, or raise UsageError."""
         try:
             return self._pack_dict(value, 0) if type(value) is dict else self._pack(value, 0)
-        except Refused as refused:
-            path = root + "".join(reversed(refused.path))
-            raise UsageError(str(refused), path) from refused.__cause__
+        except Refused as error:
+            path = root + "".join(reversed(error.path))
+            raise UsageError(str(error), path) from error.__cause__
 
     def unpack(self, tree: Any, *, stream: str = "", position: int = 0) -> Any:
-        """Return the value that was packed. An unknown tag is VersionError."""
+        """Return the value that was packed; raise VersionError for an unknown tag."""
         try:
             return self._unpack(tree)
         except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
@@ -75,7 +75,7 @@ class Codec:
             return value
         if kind is int:
             if value.bit_length() > INT_BITS_MAX:
-                raise Refused(f"an integer of more than {INT_BITS_MAX} bits can not be stored")
+                raise Refused(f"an integer of more than {INT_BITS_MAX} bits cannot be stored")
             return value
         if kind is float:
             if not isfinite(value):
@@ -85,7 +85,7 @@ class Codec:
 
     def _pack_dict(self, value: dict[Any, Any], depth: int) -> dict[str, Any]:
         if depth >= DEPTH_MAX:
-            raise Refused(f"nested deeper than {DEPTH_MAX} levels, or containing itself")
+            raise Refused(f"nested deeper than {DEPTH_MAX} levels, or contains itself")
         packed = {}
         key = None
         try:
@@ -94,11 +94,11 @@ class Codec:
                     raise Refused(f"a key is {type(key).__name__}, not str: convert it")  # noqa: TRY301
                 if not key.isascii():
                     require_unicode(key)
-                # Most of what is stored is such text, and a call for each would cost more than it.
-                plain = type(item) is str and item.isascii()
-                packed[key] = item if plain else self._pack(item, depth + 1)
-        except Refused as refused:
-            refused.path.append(_step(key))
+                # Inlined fast path: most values are ASCII text, and a call for each costs more.
+                is_ascii = type(item) is str and item.isascii()
+                packed[key] = item if is_ascii else self._pack(item, depth + 1)
+        except Refused as error:
+            error.path.append(_step(key))
             raise
         if len(packed) == 1 and key is not None and key.startswith("$"):
             return {"$object": packed}
@@ -106,24 +106,24 @@ class Codec:
 
     def _pack_list(self, value: list[Any], depth: int) -> list[Any]:
         if depth >= DEPTH_MAX:
-            raise Refused(f"nested deeper than {DEPTH_MAX} levels, or containing itself")
+            raise Refused(f"nested deeper than {DEPTH_MAX} levels, or contains itself")
         packed: list[Any] = []
         try:
             for item in value:
                 packed.append(self._pack(item, depth + 1))  # noqa: PERF401 - the path needs len()
-        except Refused as refused:
-            refused.path.append(f"[{len(packed)}]")
+        except Refused as error:
+            error.path.append(f"[{len(packed)}]")
             raise
         return packed
 
     def _pack_other(self, value: Any, kind: type, depth: int) -> Any:
-        typed = self._types.by_class.get(kind)
-        if typed is None:
+        named = self._types.by_class.get(kind)
+        if named is None:
             return scalars.pack(value, kind)
         if depth >= DEPTH_MAX:
-            raise Refused(f"nested deeper than {DEPTH_MAX} levels, or containing itself")
-        tree = {"$type": [typed.name, self._pack(typed.parts(value), depth + 1)]}
-        self._types.require_same(typed, value, lambda: self._unpack(tree))
+            raise Refused(f"nested deeper than {DEPTH_MAX} levels, or contains itself")
+        tree = {"$type": [named.name, self._pack(named.to_parts(value), depth + 1)]}
+        self._types.require_same(named, value, lambda: self._unpack(tree))
         return tree
 
     def _unpack(self, tree: Any) -> Any:
@@ -143,19 +143,19 @@ class Codec:
             return {key: self._unpack(item) for key, item in packed.items()}
         if tag == "$type":
             name, parts = packed
-            typed = self._types.by_name.get(name)
-            if typed is None:
+            named = self._types.by_name.get(name)
+            if named is None:
                 hint = f"open the store with types={{{name!r}: the class}}"
-                raise UsageError(f"a stored object is of the type {name!r}: {hint}")
-            return typed.made(self._unpack(parts))
+                raise UsageError(f"a stored object has the unknown type {name!r}: {hint}")
+            return named.from_parts(self._unpack(parts))
         return scalars.unpack(tag, packed)
 
 
 def encode(content: Content) -> bytes:
-    """Return the payload of some content, or raise UsageError if it is too large."""
+    """Return the payload of a record's content, or raise UsageError if it is too large."""
     payload = _encode(content)
     if len(payload) > PAYLOAD_MAX:
-        reason = f"{len(payload)} bytes are more than the {PAYLOAD_MAX} of one record"
+        reason = f"{len(payload)} bytes exceed the limit of {PAYLOAD_MAX} for one record"
         raise UsageError(f"{reason}: keep it in a file and store its name and digest", "$")
     return payload
 
@@ -166,12 +166,12 @@ def encode_tree(tree: Any) -> bytes:
 
 
 def decode_tree(data: bytes) -> Any:
-    """Return the packed tree that compact JSON stands for."""
+    """Return the packed tree that compact JSON encodes."""
     return _decode(data)
 
 
 def decode(kind: str, payload: bytes, *, stream: str = "", position: int = 0) -> Content:
-    """Return the content of a payload, brought up to the version that this perdure knows."""
+    """Return the content of a payload, upcast to the current version of its kind."""
     cls = KINDS.get(kind)
     if cls is None:
         raise VersionError(f"{stream!r} entry {position} of kind {kind!r}", kind, ", ".join(KINDS))
@@ -180,7 +180,7 @@ def decode(kind: str, payload: bytes, *, stream: str = "", position: int = 0) ->
         if content.v == cls.schema:
             return content
     except msgspec.ValidationError:
-        content = None  # An older version may not fit; if this one does not, `convert` says so.
+        content = None  # It may be an older version; otherwise `convert` raises below.
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise PayloadError(stream, position, f"not a {kind} record") from error
     return _upcast(cls, _decode(payload), stream, position)

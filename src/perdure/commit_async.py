@@ -1,11 +1,15 @@
-"""Many tasks, one fsync: the same as `commit`, for callers in an event loop.
+"""Group commit for tasks of an event loop: the same promises as `commit`.
 
-A write goes on whether or not its caller still waits, so a caller that is cancelled leaves the
-others, and the session, in a known state. It needs no task for that: whoever brings the answer to a
-request goes on with its steps. One task serves the appends of all; after
-a commit that failed for the sake of one stream, each append has one of its own (`parting`).
+In: plans of one session, or appends of many. Out: a future per item.
 
-All that goes together is told in one event loop. Another one may follow when it has ended.
+A write continues whether or not its caller still waits, so a cancelled caller leaves the other
+callers and the session in a known state. This needs no task per write: the callback that delivers a
+reply also runs the steps up to their next request. One task sends the appends of all sessions;
+after a commit that failed because of one stream, each append is retried in a task of its own
+(`parting`).
+
+To edit: a combiner serves one event loop at a time; it switches to another only after the first one
+has ended. A fork or a closed loop may leave items in flight whose replies never come (`_abandon`).
 """
 
 import asyncio
@@ -24,7 +28,7 @@ from perdure.steps import Commit, Drop, Heads, Read, Request, Steps, Wait
 from perdure.telling_async import Teller, Waiter, tell
 
 Ended = Callable[[Any, BaseException | None], None]
-"""Takes what something came to: a result, or an error."""
+"""Called at the end of some work, with its result or its error."""
 
 
 Told = Outcome | Parting[asyncio.Lock]
@@ -34,121 +38,122 @@ _following = forking.lock()
 
 
 class AsyncCombiner(Generic[Item, Answer]):
-    """Carries out the items of many tasks together; `run` tells it by `finish` of their end."""
+    """Processes the items of many tasks together; `run` must call `finish` when they are done."""
 
     def __init__(
         self,
         run: Callable[[list[Item], "AsyncCombiner[Item, Answer]"], object],
-        share: Callable[[int, int], int] = lambda waiting, _: waiting,
-        teller: Teller | None = None,
+        batch_size: Callable[[int, int], int] = lambda queued, _: queued,
+        dispatcher: Teller | None = None,
     ) -> None:
         self._run = run
-        self._share = share
-        self._teller = teller
-        self._last = 0
-        self._under_way: list[_Waiting[Item, Answer]] | None = None
+        self._batch_size = batch_size
+        self._dispatcher = dispatcher
+        self._previous_size = 0
+        self._in_flight: list[_Waiting[Item, Answer]] | None = None
         self._queue: list[_Waiting[Item, Answer]] = []
         self._loop: asyncio.AbstractEventLoop | None = None
         self._pid = 0
         self.steps: _UnderWay | None = None
-        """Those that were begun last to carry out what is under way, if it is steps that do."""
+        """The steps that process the items in flight, if steps do."""
 
     def submit(self, item: Item) -> asyncio.Future[Answer]:
-        """Return a future of the answer to an item. When cancelled, it may still be carried out."""
-        # A future and no coroutine: one less to make and to resume in every write.
+        """Return a future of an item's result. If cancelled, the item may still be processed."""
+        # A future instead of a coroutine: one object less to create and resume in every write.
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        self.enter(item, future)
+        self.enqueue(item, future)
         return future
 
-    def enter(self, item: Item, waiter: Waiter[Answer]) -> None:
-        """Carry out an item for somebody who waits for the answer.
+    def enqueue(self, item: Item, waiter: Waiter[Answer]) -> None:
+        """Queue an item; its result is delivered to a waiter.
 
-        UsageError if that is done for others in another event loop, which still runs.
+        UsageError if this combiner serves another event loop that is still running.
         """
         loop = asyncio.get_running_loop()
         if loop is not self._loop:
-            self._follow(loop)
+            self._switch_loop(loop)
         self._queue.append((item, waiter))
-        if self._under_way is None:
+        if self._in_flight is None:
             self._start()
 
-    def _follow(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Serve another event loop from here on."""
-        with _following:  # Loops of two threads may come at the same time.
-            before = self._loop
-            if before is not None and self._is_served_by(before):
+    def _switch_loop(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Serve another event loop from now on."""
+        with _following:  # Event loops of two threads may call this at the same time.
+            previous = self._loop
+            if previous is not None and self._is_busy_in(previous):
                 raise UsageError("another event loop uses this store: open it once for each loop")
             self._loop, self._pid = loop, os.getpid()
-        self._forsake()
+        self._abandon()
 
-    def _is_served_by(self, loop: asyncio.AbstractEventLoop) -> bool:
-        """Whether a loop runs, or could still tell of what is under way.
+    def _is_busy_in(self, loop: asyncio.AbstractEventLoop) -> bool:
+        """Whether a loop is running, or could still deliver the results of items in flight.
 
-        After a fork it does so in the parent, whatever its copy in the child says.
+        After a fork the loop belongs to the parent, even if its copy in the child seems to run.
         """
         if self._pid != os.getpid():
             return False
-        telling = self._teller is not None and self._teller.is_telling
-        pending = telling or self._under_way is not None
+        dispatching = self._dispatcher is not None and self._dispatcher.is_busy
+        pending = dispatching or self._in_flight is not None
         return loop.is_running() or (pending and not loop.is_closed())
 
-    def _forsake(self) -> None:
-        """Give up what was under way in a loop that has ended: its answer can not come any more.
+    def _abandon(self) -> None:
+        """Abandon what was in flight in a loop that has ended: no reply can arrive any more.
 
-        Steps are told, so that their session is in doubt. Whoever else waited is gone.
+        Steps are cancelled, so that their session has a write in doubt. Futures ended with the
+        loop.
         """
-        untold = self._teller.forsake() if self._teller is not None else ()
-        left = [*untold, *(self._under_way or ()), *self._queue]
-        self._under_way, self._queue = None, []
-        waiters = [self.steps, *(waiter for _, waiter in left)]
+        undelivered = self._dispatcher.drop_pending() if self._dispatcher is not None else ()
+        pending = [*undelivered, *(self._in_flight or ()), *self._queue]
+        self._in_flight, self._queue = None, []
+        waiters = [self.steps, *(waiter for _, waiter in pending)]
         for steps in [waiter for waiter in waiters if isinstance(waiter, _UnderWay)]:
             if not steps.done():
                 steps.cancel()
 
     def _start(self) -> None:
-        size = self._share(len(self._queue), self._last)
+        size = self._batch_size(len(self._queue), self._previous_size)
         batch, self._queue = self._queue[:size], self._queue[size:]
-        self._last = len(batch)
-        self._under_way = batch
+        self._previous_size = len(batch)
+        self._in_flight = batch
         self._run([item for item, _ in batch], self)
 
     @property
-    def is_left(self) -> bool:
-        """Whether nobody waits any more for what is under way."""
-        return all(waiter.done() for _, waiter in self._under_way or ())
+    def is_abandoned(self) -> bool:
+        """Whether no caller waits any more for the items in flight."""
+        return all(waiter.done() for _, waiter in self._in_flight or ())
 
     def finish(self, answers: Sequence[Answer], error: BaseException | None) -> None:
-        """Tell everybody what became of what was under way, and begin with those who came since."""
-        batch, self._under_way = self._under_way or [], None
-        if error is None and len(answers) != len(batch):  # Or somebody would wait for ever.
+        """Deliver the results of the items in flight, and start on those queued since."""
+        batch, self._in_flight = self._in_flight or [], None
+        if error is None and len(answers) != len(batch):  # Otherwise a caller would wait forever.
             error = ValueError(f"{len(answers)} answers for {len(batch)} items")
         if isinstance(error, asyncio.CancelledError):
-            # The event loop ends, perhaps. Only what somebody still waits for goes on in it.
-            batch += [waiting for waiting in self._queue if _is_left(waiting[1])]
-            self._queue = [waiting for waiting in self._queue if not _is_left(waiting[1])]
+            # The event loop may be shutting down. Continue only with items that are waited for.
+            batch += [queued for queued in self._queue if _is_left(queued[1])]
+            self._queue = [queued for queued in self._queue if not _is_left(queued[1])]
         try:
             if self._queue:
-                self._queue = [waiting for waiting in self._queue if not waiting[1].done()]
+                self._queue = [queued for queued in self._queue if not queued[1].done()]
             if self._queue:
-                self._start()
+                self._start()  # First, so that the next commit overlaps with the deliveries.
         finally:
-            if self._teller is None:
+            if self._dispatcher is None:
                 tell(batch, answers, error)
             else:
-                self._teller.tell(batch, answers, error)
+                self._dispatcher.dispatch(batch, answers, error)
 
 
 def _is_left(waiter: Waiter[Any]) -> bool:
-    return waiter.is_left if isinstance(waiter, _UnderWay) else waiter.done()
+    return waiter.is_abandoned if isinstance(waiter, _UnderWay) else waiter.done()
 
 
 def in_task(tasks: set["asyncio.Task[Any]"], work: Coroutine[Any, Any, Any], ended: Ended) -> None:
-    """Do something in a task of its own, and say what it came to.
+    """Run a coroutine in its own task, and call `ended` with its result or its error.
 
-    `tasks` holds it meanwhile: an event loop does so only weakly.
+    `tasks` holds the task meanwhile, because an event loop has only a weak reference.
     """
 
-    def told(task: "asyncio.Task[Any]") -> None:
+    def on_done(task: "asyncio.Task[Any]") -> None:
         tasks.discard(task)
         if task.cancelled():
             ended((), asyncio.CancelledError())
@@ -159,7 +164,7 @@ def in_task(tasks: set["asyncio.Task[Any]"], work: Coroutine[Any, Any, Any], end
 
     task = asyncio.create_task(work)
     tasks.add(task)
-    task.add_done_callback(told)
+    task.add_done_callback(on_done)
 
 
 class AsyncCommitter:
@@ -168,25 +173,25 @@ class AsyncCommitter:
     def __init__(self, backend: AsyncBackend) -> None:
         self._backend = backend
         self.tasks: set[asyncio.Task[Any]] = set()
-        self.combiner: AsyncCombiner[Append | None, Outcome] = self._new()
-        self._apart: dict[str, AsyncCombiner[Append | None, Outcome]] = {}
-        """Of streams whose last append failed for their own sake: they join no others."""
+        self.combiner: AsyncCombiner[Append | None, Outcome] = self._new_combiner()
+        self._isolated: dict[str, AsyncCombiner[Append | None, Outcome]] = {}
+        """Combiners of streams whose last append failed on its own: they share no commit."""
 
     def append(self, append: Append) -> asyncio.Future[Outcome]:
-        """Return what became of an append; whatever was stored is durable."""
-        return self.of(append).submit(append)
+        """Return the outcome of an append; what was stored is durable."""
+        return self.combiner_for(append).submit(append)
 
     async def drain(self) -> None:
-        """Return when everything that was under way has been answered."""
-        for combiner in (self.combiner, *self._apart.copy().values()):
+        """Return when everything submitted before has its result."""
+        for combiner in (self.combiner, *self._isolated.copy().values()):
             await combiner.submit(None)
 
-    def of(self, append: Append) -> AsyncCombiner[Append | None, Outcome]:
-        """Return where an append goes: to all others, unless its stream is in trouble."""
-        apart = self._apart.get(append.stream) if self._apart else None
-        return self.combiner if apart is None else apart
+    def combiner_for(self, append: Append) -> AsyncCombiner[Append | None, Outcome]:
+        """Return the combiner for an append: the shared one, unless its stream is isolated."""
+        isolated = self._isolated.get(append.stream) if self._isolated else None
+        return self.combiner if isolated is None else isolated
 
-    def _new(self) -> AsyncCombiner[Append | None, Outcome]:
+    def _new_combiner(self) -> AsyncCombiner[Append | None, Outcome]:
         return AsyncCombiner(
             lambda appends, combiner: in_task(self.tasks, self._send(appends), combiner.finish),
             share,
@@ -196,11 +201,11 @@ class AsyncCommitter:
     async def _send(self, appends: list[Append | None]) -> Sequence[Told]:
         if len(appends) == 1 and appends[0] is not None:
             return await self._send_one(appends[0])
-        answers: list[Told] = [STORED] * len(appends)
+        results: list[Told] = [STORED] * len(appends)
         for group in rounds(appends):
-            for (number, _), told in zip(group, await self._send_group(group), strict=True):
-                answers[number] = told
-        return answers
+            for (number, _), result in zip(group, await self._send_group(group), strict=True):
+                results[number] = result
+        return results
 
     async def _send_group(self, group: list[tuple[int, Append]]) -> Sequence[Told]:
         try:
@@ -211,15 +216,18 @@ class AsyncCommitter:
             if is_away(error):
                 raise
 
-            def part(parting: Parting[Any], append: Append, waiter: Waiter[Outcome]) -> None:
-                sent = self._alone(append, parting)
-                in_task(self.tasks, sent, partial(tell, [(append, waiter)]))
+            def retry(parting: Parting[Any], append: Append, waiter: Waiter[Outcome]) -> None:
+                work = self._retry_alone(append, parting)
+                in_task(self.tasks, work, partial(tell, [(append, waiter)]))
 
-            return [Parting(error, len(group), asyncio.Lock, part)] * len(group)
+            return [Parting(error, len(group), asyncio.Lock, retry)] * len(group)
 
-    async def _alone(self, append: Append, parting: Parting[asyncio.Lock]) -> Sequence[Outcome]:
-        async with parting.turn:
-            with parting.alone():
+    async def _retry_alone(
+        self, append: Append, parting: Parting[asyncio.Lock]
+    ) -> Sequence[Outcome]:
+        """Send an append of a failed commit again, on its own."""
+        async with parting.lock:
+            with parting.attempt():
                 return await self._send_one(append)
 
     async def _send_one(self, append: Append) -> Sequence[Outcome]:
@@ -227,10 +235,10 @@ class AsyncCommitter:
             outcomes = await self._attempt([append])
         except Exception as error:
             if sets_apart(error):
-                self._apart.setdefault(append.stream, self._new())
+                self._isolated.setdefault(append.stream, self._new_combiner())
             raise
-        if self._apart:
-            self._apart.pop(append.stream, None)
+        if self._isolated:
+            self._isolated.pop(append.stream, None)
         return outcomes
 
     async def _attempt(self, batch: list[Append]) -> Sequence[Outcome]:
@@ -239,40 +247,40 @@ class AsyncCommitter:
         except UnavailableError as error:
             if error.was_waited_for or (error.of_one and len(batch) > 1):
                 raise
-            # The backend reopens itself; appends are idempotent, so once more can do no harm.
+            # The backend reconnects by itself, and appends are idempotent, so a retry is safe.
             try:
                 return await self._backend.append(batch)
-            except UsageError:  # It was closed meanwhile; what became of the first try is unknown.
+            except UsageError:  # Closed meanwhile: the first attempt's outcome stays unknown.
                 raise error from None
 
 
 class AsyncDriver:
-    """Carries out the requests of steps on an async backend."""
+    """Runs steps: performs their requests on an async backend."""
 
     def __init__(self, backend: AsyncBackend, committer: AsyncCommitter) -> None:
         self.name = backend.name
         self.handles: WeakSet[Any] = WeakSet()
-        """Those that write through this driver, so that closing can wait for them."""
+        """The handles that write through this driver, so that closing can wait for them."""
         self._backend = backend
         self.committer = committer
         self.longest_wait = waiting.longest(backend)
         self.closed = False
 
     def end_waits(self, stream: str) -> None:
-        """Have nobody wait any longer for a stream: a session is being closed."""
+        """Cancel this process's waits on a stream: a session is being closed."""
         waiting.end(self._backend, stream)
 
     async def run(self, steps: Steps[T]) -> T:
-        """Return what the steps return; errors of the backend reach the step that asked."""
+        """Return the result of steps; errors of the backend are raised in the step that asked."""
         try:
             request = next(steps)
             while True:
                 try:
-                    if type(request) is Commit:  # Most are.
+                    if type(request) is Commit:  # The most frequent request: one coroutine less.
                         answer: Any = await self.committer.append(request.append)
                     else:
                         answer = await self.answer(request)
-                except BaseException as error:  # noqa: BLE001 - the steps decide, and raise it
+                except BaseException as error:  # noqa: BLE001 - the steps handle or re-raise it
                     request = steps.throw(error)
                 else:
                     request = steps.send(answer)
@@ -280,7 +288,7 @@ class AsyncDriver:
             return end.value  # type: ignore[no-any-return]
 
     async def answer(self, request: Request) -> Any:
-        """Carry out one request, and return the answer to it."""
+        """Perform one request and return the reply."""
         backend = self._backend
         match request:
             case Commit(append):
@@ -300,13 +308,16 @@ class AsyncDriver:
 
 
 def begin(driver: AsyncDriver, steps: Steps[Any], combiner: AsyncCombiner[Any, Any]) -> None:
-    """Carry out steps, whoever waits for them; tell a combiner what they returned or raised."""
+    """Run steps, even if all callers are cancelled; pass their result or error to a combiner."""
     combiner.steps = _UnderWay(driver, steps, combiner)
     combiner.steps.set_result(None)
 
 
 class _UnderWay:
-    """Steps that go on when a request of theirs is answered, in whatever brings the answer."""
+    """Drives a step generator by callbacks.
+
+    Each reply resumes the steps in the context that delivers the reply.
+    """
 
     __slots__ = ("_combiner", "_driver", "_ended", "_steps")
 
@@ -319,48 +330,50 @@ class _UnderWay:
         self._ended = False
 
     @property
-    def is_left(self) -> bool:
-        """Whether nobody waits any more for what the steps will come to."""
-        return self._combiner.is_left
+    def is_abandoned(self) -> bool:
+        """Whether no caller waits any more for the result of the steps."""
+        return self._combiner.is_abandoned
 
     def done(self) -> bool:
-        return self._ended  # Nobody takes them back before.
+        return self._ended  # Unlike a future, steps are not cancelled by their callers.
 
     def cancel(self) -> None:
         self.set_exception(asyncio.CancelledError())
 
     def set_result(self, answer: Any, /) -> None:
-        self._go_on(self._steps.send, answer)
+        self._resume(self._steps.send, answer)
 
     def set_exception(self, error: BaseException, /) -> None:
-        self._go_on(self._steps.throw, error)
+        self._resume(self._steps.throw, error)
 
-    def _go_on(self, go: Callable[[Any], Request], answer: Any) -> None:
+    def _resume(self, advance: Callable[[Any], Request], reply: Any) -> None:
+        """Advance the steps with a reply or an error, up to their next request or their end."""
         try:
-            request = go(answer)
+            request = advance(reply)
         except StopIteration as end:
             self._ended = True
             self._combiner.finish(end.value, None)
         except BaseException as error:
             self._ended = True
             self._combiner.finish((), error)
-            if error is not answer and isinstance(error, KeyboardInterrupt | SystemExit):
-                raise  # As a task does. What came with the answer was raised where it came from.
+            # As a task does. An error that was the reply itself was raised at its source already.
+            if error is not reply and isinstance(error, KeyboardInterrupt | SystemExit):
+                raise
         else:
-            self._ask(request)
+            self._perform(request)
 
-    def _ask(self, request: Request) -> None:
+    def _perform(self, request: Request) -> None:
         driver = self._driver
-        if type(request) is Commit:  # Most are.
+        if type(request) is Commit:  # The most frequent request: it needs no task.
             try:
-                driver.committer.of(request.append).enter(request.append, self)
+                driver.committer.combiner_for(request.append).enqueue(request.append, self)
             except UsageError as error:
                 self.set_exception(error)
         else:
-            in_task(driver.committer.tasks, driver.answer(request), self._take)
+            in_task(driver.committer.tasks, driver.answer(request), self._deliver)
 
-    def _take(self, answer: Any, error: BaseException | None) -> None:
+    def _deliver(self, reply: Any, error: BaseException | None) -> None:
         if error is None:
-            self.set_result(answer)
+            self.set_result(reply)
         else:
             self.set_exception(error)

@@ -1,4 +1,4 @@
-"""What the content of every kind of record has in common. The kinds are in `records`."""
+"""The common base of the content of every kind of record. The kinds are in `records`."""
 
 from typing import ClassVar
 
@@ -11,9 +11,9 @@ class Content(
     kw_only=True,
     omit_defaults=True,
     forbid_unknown_fields=True,
-    gc=False,  # Plain trees hold no cycles, and what is under way is not to be looked through.
+    gc=False,  # plain trees hold no cycles; tracking them would slow every collection down
 ):
-    """What one record says. `v` is the schema that it follows, left out while that is 1."""
+    """The content of one record. `v` is its schema version, omitted while that is 1."""
 
     kind: ClassVar[str] = ""
     schema: ClassVar[int] = 1
@@ -22,5 +22,5 @@ class Content(
 
     @property
     def subject(self) -> str:
-        """The turn, value or keep that the record is about; empty where it is about none."""
+        """The turn, value, effect, approval or keep that the record is about; empty if none."""
         return ""

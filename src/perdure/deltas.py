@@ -1,23 +1,23 @@
 """Structural deltas between JSON trees. Pure.
 
 A delta is a list of edits, each `[path, "=", new]`, `[path, "-"]` or
-`[path, "~", start, removed, added]`, where the last cuts a list or a text. A delta is used only
-after applying it was seen to give the new tree to the byte, so its cleverness is never trusted.
+`[path, "~", start, removed, added]`; the last one splices a list or a text. A delta is used only
+after applying it reproduced the new tree byte for byte: a bug in the diff cannot corrupt a value.
 """
 
 from typing import Any, NamedTuple
 
 from perdure.codec import decode_tree, encode_tree
 
-CHAIN_MAX = 16  # Reading a value costs at most this many deltas on top of the one in full.
-SMALL = 256  # Below this, a delta's own frame eats what it saves.
-TEXT_CUT_MIN = 64  # Shorter texts are replaced whole.
+CHAIN_MAX = 16  # deltas; an upper bound for what reading a value costs beyond its complete version
+SMALL = 256  # bytes; below this, a delta's overhead exceeds its savings
+TEXT_CUT_MIN = 64  # characters; shorter texts are replaced whole
 
 Edit = list[Any]
 
 
 class ValueFacts(NamedTuple):
-    """Where a key stands: its version, and the positions of the last one in full and its deltas."""
+    """The state of a key: its version, and the positions of its complete version and its deltas."""
 
     version: int
     chain: tuple[int, ...]
@@ -25,12 +25,12 @@ class ValueFacts(NamedTuple):
 
     @property
     def position(self) -> int:
-        """Where the newest version is."""
+        """The position of the newest version."""
         return self.chain[-1]
 
 
 def delta(old: bytes, new: bytes) -> list[Edit] | None:
-    """Return edits that turn one encoded tree into the other, or None where full is better."""
+    """Return edits that turn one encoded tree into the other, or None if no delta pays off."""
     if len(new) < SMALL:
         return None
     edits: list[Edit] = []
@@ -41,8 +41,8 @@ def delta(old: bytes, new: bytes) -> list[Edit] | None:
 
 
 def apply(old: bytes, edits: list[Edit]) -> bytes:
-    """Return the encoded tree that the edits make of an encoded tree."""
-    holder = [decode_tree(old)]
+    """Apply edits to an encoded tree and return the result, encoded."""
+    holder = [decode_tree(old)]  # A list, so that an empty path can replace the root.
     for path, operation, *arguments in edits:
         target: Any = holder
         last: Any = 0
@@ -92,7 +92,7 @@ def _diff_lists(old: Any, new: Any, path: list[Any], edits: list[Edit]) -> None:
 
 
 def _cut(old: Any, new: Any) -> tuple[int, int, Any]:
-    """Return where two lists or texts begin to differ, what goes there, and what comes."""
+    """Return where two lists or texts differ: start, removed length, and added items."""
     shorter = min(len(old), len(new))
     if type(new) is str:
         start = _alike(old, new, shorter)
@@ -108,7 +108,7 @@ def _cut(old: Any, new: Any) -> tuple[int, int, Any]:
 
 
 def _alike(old: str, new: str, most: int) -> int:
-    """Return how many characters two texts begin alike; by halves, as slices compare fast."""
+    """Return the length of the common prefix, by binary search: comparing slices is fast."""
     least = 0
     while least < most:
         middle = (least + most + 1) // 2
@@ -120,7 +120,7 @@ def _alike(old: str, new: str, most: int) -> int:
 
 
 def _same(old: Any, new: Any) -> bool:
-    """Equal as JSON: 1, 1.0 and true differ, and so do 0.0 and -0.0."""
+    """Whether two values are equal as JSON: 1, 1.0 and true differ, as do 0.0 and -0.0."""
     kind = type(new)
     if type(old) is not kind:
         return False

@@ -1,4 +1,8 @@
-"""Which turn the running code is inside of, by thread and by task."""
+"""Track the turn that the running code is inside of, per thread and task.
+
+A context variable holds the entered turns, so each thread and task has its own. A task started
+inside a turn inherits it; `leave` marks the shared entry, so such a task sees the exit too.
+"""
 
 import sys
 from contextvars import ContextVar
@@ -7,47 +11,47 @@ from typing import Any
 
 
 class Entered:
-    """A turn of a handle, from when it was entered to when it was left, wherever that was."""
+    """A turn entered through a handle. `exited` is shared by all threads and tasks that see it."""
 
-    __slots__ = ("holder", "left", "turn")
+    __slots__ = ("exited", "holder", "turn")
 
     def __init__(self, holder: object, turn: Any) -> None:
         self.holder = holder
         self.turn = turn
-        self.left = False
+        self.exited = False
 
 
 _entered: ContextVar[tuple[Entered, ...]] = ContextVar("perdure_turns", default=())
 
 
 def enter(holder: object, turn: Any) -> Entered:
-    """Take a turn as entered here; return what `leave` takes."""
+    """Mark a turn as entered in this thread or task; return the argument for `leave`."""
     entered = Entered(holder, turn)
     _entered.set((*_inside(), entered))
     return entered
 
 
 def leave(entered: Entered) -> None:
-    """Take a turn as left, in every thread and task."""
-    entered.left = True
+    """Mark a turn as exited, in every thread and task."""
+    entered.exited = True
     _entered.set(_inside())
 
 
 def innermost(holder: object) -> Any:
-    """Return the turn of a handle that was entered last and not left, or None."""
-    return next((one.turn for one in reversed(_inside()) if one.holder is holder), None)
+    """Return the turn of a handle that was entered last and not exited, or None."""
+    return next((item.turn for item in reversed(_inside()) if item.holder is holder), None)
 
 
 def _inside() -> tuple[Entered, ...]:
-    return tuple(one for one in _entered.get() if not one.left)
+    return tuple(item for item in _entered.get() if not item.exited)
 
 
 def lane() -> tuple[int, int]:
-    """Return which thread this is, and which task in it."""
+    """Return a key for the running thread and the asyncio task in it, if there is one."""
     task = None
-    if "asyncio" in sys.modules:
+    if "asyncio" in sys.modules:  # Sync programs must not pay for importing it.
         try:
             task = sys.modules["asyncio"].current_task()
-        except RuntimeError:  # No event loop runs here.
+        except RuntimeError:  # No event loop is running in this thread.
             task = None
     return get_ident(), id(task)

@@ -1,44 +1,45 @@
-"""Every exception, grouped by what the caller can do about it.
+"""Every exception that perdure raises, grouped by what the caller can do about it.
 
     PerdureError
     ├── UsageError        fix the call                       also a ValueError
-    │   └── BudgetError   the newest turn does not fit the window
-    ├── NotFoundError     there is nothing under that name   also a LookupError
-    ├── SummaryError      no summary was made: try another way, or go on without
-    ├── ConflictError     somebody wrote first: look, decide, append again
+    │   └── BudgetError   the newest turn does not fit into the window
+    ├── NotFoundError     nothing is stored under that name  also a LookupError
+    ├── SummaryError      no summary was made: retry another way, or continue without one
+    ├── ConflictError     another writer was first: re-read, decide and retry
     ├── LeaseHeldError    another worker holds the session: wait for its lease
-    ├── FencedError       this worker's lease is lost: stop, and begin anew
-    ├── InUseError        living branches or a hold need it
-    ├── DivergenceError   the same id was used for something else
-    │   └── ReplayDivergenceError  a replayed agent did something else than is recorded
-    ├── RefusedError      the network and other programs are off limits to a replayed agent
-    ├── InFlightError     this very call is being made: wait for it
+    ├── FencedError       this worker lost its lease: stop, then start over under a new one
+    ├── InUseError        branches or a hold still need the session
+    ├── DivergenceError   the same id was used for different content
+    │   └── ReplayDivergenceError  a replayed agent differs from its recording
+    ├── RefusedError      a replayed agent used the network, another program or a live session
+    ├── InFlightError     the same call is running: wait for its outcome
     ├── UnknownOutcomeError  a call may have happened: find out, then reconcile it
-    ├── EffectError       a call failed when it was made, and is not made again
-    │   └── ApprovalDeniedError   nobody let it happen: it was denied, or nobody decided in time
-    ├── ApprovalPendingError  a call waits for somebody's approval: have it decided, then go on
-    ├── ApprovalError     an approval can not be decided (any more): look at what became of it
-    ├── UnavailableError  the store did not answer: try later
-    ├── UnsupportedError  this store or machine can not do that: choose another
+    ├── EffectError       a recorded call failed, and is not called again
+    │   └── ApprovalDeniedError   it was denied, or its approval expired
+    ├── ApprovalPendingError  a call waits for an approval: have it decided, then resume
+    ├── ApprovalError     the approval is already decided, used or expired
+    ├── UnavailableError  the store did not respond: retry later
+    ├── UnsupportedError  this store or machine cannot do that: choose another
     ├── VersionError      written by a newer perdure: upgrade
-    └── DamagedError      what was read is not what was written: stop and look
+    └── DamagedError      stored data was altered or lost: stop, copy the store, verify it
         ├── ChainError    an entry is missing, out of order or altered
-        ├── TornError     the end was cut in the middle of a batch
-        └── PayloadError  intact, but not a record
+        ├── TornError     a crash cut off the end of a batch
+        └── PayloadError  the entry is intact, but is not a valid record
 
-Rules for editors: arguments go to `super().__init__`, so that errors survive copying between
-processes; the text is made in `__str__`; messages carry names and positions, never bodies.
+Rules for editing: pass all arguments to `super().__init__`, so that errors survive pickling between
+processes. Build the text in `__str__`: what happened, where, what to do next. Texts carry names,
+positions and ids, never content, arguments or secrets.
 """
 
 
 class PerdureError(Exception):
-    """The root of everything perdure raises."""
+    """The root of all exceptions that perdure raises."""
 
 
 class UsageError(PerdureError, ValueError):
-    """The call can not work as it is; nothing was written. Fix the call.
+    """The call is invalid; nothing was written. Fix the call.
 
-    `path` says where in the given value the trouble lies, such as `$.content[2]`.
+    `path` locates the problem inside the value that was passed, such as `$.content[2]`.
     """
 
     def __init__(self, reason: str, path: str = "") -> None:
@@ -51,7 +52,10 @@ class UsageError(PerdureError, ValueError):
 
 
 class BudgetError(UsageError):
-    """The newest turn and what every window keeps are more than was allowed. Allow more."""
+    """The newest turn, the instructions and the pins exceed the window. Raise the limit.
+
+    `needed` and `given` are counts of `unit`: "tokens" or "messages".
+    """
 
     def __init__(self, session: str, needed: int, given: int, unit: str) -> None:
         PerdureError.__init__(self, session, needed, given, unit)
@@ -63,16 +67,16 @@ class BudgetError(UsageError):
 
     @property
     def reason(self) -> str:  # type: ignore[override]
-        """What is too small, and by how much."""
-        what = f"the newest turn of {self.session!r} and what every window keeps"
-        return f"{what} take {self.needed} {self.unit}, and {self.given} were allowed"
+        """The size that is needed, and the limit that was set."""
+        what = f"the newest turn, instructions and pins of {self.session!r}"
+        return f"{what} need {self.needed} {self.unit}; max_{self.unit} is {self.given}"
 
     def __str__(self) -> str:
-        return f"{self.reason}: allow more, unpin messages, or shorten the instructions"
+        return f"{self.reason}: raise the limit, unpin messages, or shorten the instructions"
 
 
 class NotFoundError(PerdureError, LookupError):
-    """Absence was asked about: no session, version or position of that name is there."""
+    """No session, value, version or position of that name is stored."""
 
     def __init__(self, what: str, hint: str = "") -> None:
         super().__init__(what, hint)
@@ -84,7 +88,7 @@ class NotFoundError(PerdureError, LookupError):
 
 
 class SummaryError(PerdureError):
-    """No summary was made, and the conversation is shown as it was. Its cause says what failed."""
+    """No summary was made, and windows are unchanged. `__cause__` is the underlying failure."""
 
     def __init__(self, session: str, reason: str) -> None:
         super().__init__(session, reason)
@@ -92,15 +96,15 @@ class SummaryError(PerdureError):
         self.reason = reason
 
     def __str__(self) -> str:
-        hint = "try another way, or go on with the messages as they are"
-        return f"no summary of {self.session!r} was made, {self.reason}: {hint}"
+        hint = "retry, use another summarizer, or continue with the full messages"
+        return f"session {self.session!r} was not summarized, {self.reason}: {hint}"
 
 
 class ConflictError(PerdureError):
-    """Another writer was first, and what this call was based on no longer holds.
+    """Another writer was first, and the state that this call was based on has changed.
 
-    Nothing of the call was written. The session has been refreshed: look at what is new, decide,
-    and call again. `head` is the position that the stream has now.
+    Nothing was written. The session has been refreshed: re-read it, decide, and call again.
+    `position` is where this call expected the stream to end, `head` where it ends now.
     """
 
     def __init__(self, stream: str, position: int, head: int, reason: str = "") -> None:
@@ -112,17 +116,18 @@ class ConflictError(PerdureError):
 
     def __str__(self) -> str:
         because = f" ({self.reason})" if self.reason else ""
+        where = f"conflict in session {self.stream!r}"
         if self.position == self.head:
-            return f"{self.stream!r} can not take this{because}: look at it and decide again"
-        hint = "the session has been refreshed, look at what is new and decide again"
-        moved = f"{self.stream!r} moved on from position {self.position} to {self.head}"
-        return f"{moved}{because}: {hint}"
+            return f"{where}{because}: re-read it and retry"
+        moved = f"it moved from position {self.position} to {self.head}"
+        return f"{where}: {moved}{because} and has been refreshed: re-read it and retry"
 
 
 class LeaseHeldError(PerdureError):
-    """Another handle holds the session's lease, so this call has to wait. Nothing was written.
+    """Another handle holds the session's lease, so this call must wait. Nothing was written.
 
-    `who` is what the holder called itself, `position` where it took or renewed its lease last.
+    `who` is the name that the holder gave itself, `ttl` the lease's length in seconds, and
+    `position` where the lease was last taken or renewed.
     """
 
     def __init__(self, stream: str, epoch: int, who: str, ttl: float, position: int) -> None:
@@ -134,16 +139,16 @@ class LeaseHeldError(PerdureError):
         self.position = position
 
     def __str__(self) -> str:
-        lease = f"epoch {self.epoch}, {self.ttl:g} s from position {self.position} on"
-        hint = "wait for it with session.lease(wait=True), or leave a note"
-        return f"{self.stream!r} is held by {self.who!r} ({lease}): {hint}"
+        lease = f"epoch {self.epoch}, {self.ttl:g} s, last renewed at position {self.position}"
+        hint = "wait for the lease with session.lease(wait=True), or leave a note"
+        return f"session {self.stream!r} is held by {self.who!r} ({lease}): {hint}"
 
 
 class FencedError(PerdureError):
-    """The lease that this call relied on is lost; nothing of the call was written.
+    """The lease that this call relied on is lost; nothing was written.
 
-    Stop what was begun under it: somebody else may be at it. `newer` is the epoch that stands now
-    and `who` its holder; 0 and empty where nobody is known to have taken over.
+    Stop the work that was started under it: another worker may be doing it. `newer` is the current
+    epoch and `who` its holder; 0 and empty if no other holder is known.
     """
 
     def __init__(self, stream: str, epoch: int, newer: int, who: str, reason: str = "") -> None:
@@ -155,13 +160,13 @@ class FencedError(PerdureError):
         self.reason = reason
 
     def __str__(self) -> str:
-        why = self.reason or f"{self.who!r} took it over with epoch {self.newer}"
-        hint = "stop, then take a new lease and look at what is new"
-        return f"the lease on {self.stream!r} of epoch {self.epoch} is lost, {why}: {hint}"
+        why = self.reason or f"{self.who!r} took over with epoch {self.newer}"
+        hint = "stop this work, take a new lease and re-read the session"
+        return f"lost the lease on session {self.stream!r} (epoch {self.epoch}), {why}: {hint}"
 
 
 class InUseError(PerdureError):
-    """The session can not be deleted: `by` names the branches and holds that need it."""
+    """The session cannot be deleted: `by` names the branches and holds that need it."""
 
     def __init__(self, stream: str, by: tuple[str, ...]) -> None:
         super().__init__(stream, by)
@@ -169,13 +174,14 @@ class InUseError(PerdureError):
         self.by = by
 
     def __str__(self) -> str:
-        return f"{self.stream!r} is needed by {', '.join(map(repr, self.by))}: delete those first"
+        needed_by = ", ".join(map(repr, self.by))
+        return f"session {self.stream!r} is needed by {needed_by}: delete or release those first"
 
 
 class DivergenceError(PerdureError):
-    """What was recorded is not what is asked for now: an `id`, or a call that is made again.
+    """An `id` or a repeated call has different content than the one that is recorded.
 
-    Nothing was written. `recorded` and `given` name the two contents, with their digests.
+    Nothing was written. `recorded` and `given` describe the two contents by their digests.
     """
 
     def __init__(
@@ -195,28 +201,29 @@ class DivergenceError(PerdureError):
 
     def __str__(self) -> str:
         return (
-            f"{self.stream!r} already holds {self.record_id!r} with other content "
+            f"session {self.stream!r} already has {self.record_id!r} with different content "
             f"({self.recorded} recorded, {self.given} given): {self.hint}"
         )
 
 
 class ReplayDivergenceError(DivergenceError):
-    """A replayed agent did something else than what is recorded, at the place `record_id`."""
+    """A replayed agent did something that differs from its recording, at `record_id`."""
 
     def __str__(self) -> str:
-        return f"the agent departs from {self.stream!r} at {self.record_id}: see its divergence"
+        where = f"session {self.stream!r} at {self.record_id}"
+        return f"the agent differs from the recording of {where}: print replay.divergence"
 
 
 class RefusedError(PerdureError):
-    """A replayed agent reached for the network, another program or another session."""
+    """A replayed agent used the network, another program or another session. It was blocked."""
 
     def __str__(self) -> str:
-        hint = "use session.tool(...) or session.model(...) of the session that the agent is given"
-        return f"{self.args[0]} is refused in a replay: {hint}"
+        hint = "call it through session.tool(...) or session.model(...) of the replayed session"
+        return f"{self.args[0]} is blocked during a replay: {hint}"
 
 
 class InFlightError(PerdureError):
-    """The same call is being made in this turn right now, and has no outcome yet."""
+    """The same call is already running in this turn, and has no outcome yet."""
 
     def __init__(self, stream: str, tool: str, identity: str) -> None:
         super().__init__(stream, tool, identity)
@@ -225,14 +232,14 @@ class InFlightError(PerdureError):
         self.identity = identity
 
     def __str__(self) -> str:
-        return f"{self.tool!r} is being called already in {self.stream!r}: wait for its outcome"
+        return f"{self.tool!r} is already running in {self.stream!r}: wait for its outcome"
 
 
 class UnknownOutcomeError(PerdureError):
-    """A call was begun and nobody knows whether it took effect; it is not made again.
+    """A call was started, but whether it took effect is unknown; it is not repeated.
 
-    Look at the outside world, then tell: `session.effects.reconcile(effect, …)`. `key` is what the
-    tool was given to make itself known there.
+    Check the outside world, then record the result: `session.effects.reconcile(effect, …)`. `key`
+    is the idempotency key that the tool was given, to look the call up by.
     """
 
     def __init__(self, stream: str, tool: str, effect: str, key: str, reason: str = "") -> None:
@@ -247,11 +254,11 @@ class UnknownOutcomeError(PerdureError):
         which = f"effect {self.effect}, key {self.key}"
         what = f"{self.tool!r} in {self.stream!r} may have happened ({which})"
         why = f" {self.reason}" if self.reason else ""
-        return f"{what}.{why} Find out, then session.effects.reconcile({self.effect!r}, …)"
+        return f"{what}.{why} Find out, then call session.effects.reconcile({self.effect!r}, …)"
 
 
 class EffectError(PerdureError):
-    """A call that failed when it was made, served from the record: `error` was raised then."""
+    """A recorded call had failed: `error` names the exception that it raised then."""
 
     def __init__(self, stream: str, tool: str, error: str, reason: str) -> None:
         super().__init__(stream, tool, error, reason)
@@ -261,13 +268,14 @@ class EffectError(PerdureError):
         self.reason = reason
 
     def __str__(self) -> str:
-        return f"{self.tool!r} in {self.stream!r} failed with {self.error}: {self.reason}"
+        call = f"the recorded call of {self.tool!r} in {self.stream!r}"
+        return f"{call} failed, and is not repeated: {self.error}: {self.reason}"
 
 
 class ApprovalDeniedError(EffectError):
-    """A call was not made: somebody denied it, or its approval expired before it was used.
+    """A call was not made: it was denied, or its approval expired before it was used.
 
-    `error` is `ApprovalDenied` or `ApprovalExpired`, and `reason` what the model is told.
+    `error` is `ApprovalDenied` or `ApprovalExpired`; `reason` is the text that the model gets.
     """
 
     def __str__(self) -> str:
@@ -275,10 +283,10 @@ class ApprovalDeniedError(EffectError):
 
 
 class ApprovalPendingError(PerdureError):
-    """A call waits for an approval, and its caller waits no longer. The turn is left open.
+    """A call still waits for an approval, and its caller stopped waiting. The turn stays open.
 
-    Have it decided, then enter the turn again and make the call again: it finds the decision.
-    `approvals` are the ids of all that wait, this one among them.
+    Have it decided, then enter the turn again and repeat the call: it finds the decision.
+    `approvals` are the ids of all pending approvals, including this one.
     """
 
     def __init__(
@@ -293,7 +301,7 @@ class ApprovalPendingError(PerdureError):
 
     @property
     def command(self) -> str:
-        """What to run to decide about it."""
+        """The shell command that approves the call."""
         from shlex import quote
 
         where = f" --store {quote(self.store)}" if self.store else ""
@@ -309,7 +317,7 @@ class ApprovalPendingError(PerdureError):
 
 
 class ApprovalError(PerdureError):
-    """The approval is not one that waits: `state` says what became of it. Nothing was written."""
+    """The approval is not pending (`state` says what it is). Nothing was written."""
 
     def __init__(self, stream: str, approval: str, state: str, detail: str = "") -> None:
         super().__init__(stream, approval, state, detail)
@@ -320,19 +328,21 @@ class ApprovalError(PerdureError):
 
     def __str__(self) -> str:
         detail = f" {self.detail}" if self.detail else ""
-        return f"approval {self.approval} in {self.stream!r} is {self.state}{detail}"
+        what = f"approval {self.approval} in {self.stream!r} is {self.state}{detail}"
+        return f"{what}: see session.approvals.list()"
 
 
 class UnavailableError(PerdureError):
-    """The store did not do what was asked, and may later.
+    """The store failed to carry out the request, and may succeed later.
 
-    After a write, whether it was stored is unknown: the session is in doubt and finds out before
-    it writes anything else. Calling again is safe where the call carried an `id`.
+    After a write it is unknown whether it was stored: the write is in doubt, and the session
+    resolves that before it writes anything else. Calling again is safe if the call had an `id`.
     """
 
     was_waited_for = False
-    """Whether the backend itself tried for as long as it may: nobody has to try again at once."""
-    of_one = False  # Whether one stream may be the reason, such as a lock on it; others go on.
+    """Whether the backend already retried until its timeout: an immediate retry is pointless."""
+    of_one = False
+    """Whether one stream may be the cause, such as a lock on it; other streams can proceed."""
 
     def __init__(self, backend: str, reason: str, hint: str = "try again later") -> None:
         super().__init__(backend, reason, hint)
@@ -345,7 +355,7 @@ class UnavailableError(PerdureError):
 
 
 class UnsupportedError(PerdureError):
-    """This store, file system or library version can not keep what is promised."""
+    """This store, file system or library version cannot keep the promised guarantees."""
 
     def __init__(self, capability: str, hint: str) -> None:
         super().__init__(capability, hint)
@@ -357,7 +367,7 @@ class UnsupportedError(PerdureError):
 
 
 class VersionError(PerdureError):
-    """The data was written by a newer perdure. Nothing is wrong with it: upgrade to read it."""
+    """A newer perdure wrote the data. It is not damaged: upgrade to read it."""
 
     def __init__(self, what: str, found: str, known: str) -> None:
         super().__init__(what, found, known)
@@ -366,26 +376,28 @@ class VersionError(PerdureError):
         self.known = known
 
     def __str__(self) -> str:
-        return (
-            f"{self.what} is of version {self.found}, this perdure knows {self.known}: upgrade it"
-        )
+        supported = f"this perdure supports {self.known}"
+        return f"{self.what} has version {self.found}, {supported}: upgrade perdure"
 
 
 class DamagedError(PerdureError):
-    """What was read is not what was written. Stop, keep a copy of the store, and look.
+    """The data that was read is not the data that was written. Stop, copy the store, verify it.
 
-    `position` is the first bad position, or 0 where the damage is not in one entry.
+    `position` is the first bad position, or 0 if the damage is not in one entry.
     """
 
-    def __init__(self, stream: str, position: int, reason: str) -> None:
-        super().__init__(stream, position, reason)
+    _hint = "copy the store, then run `perdure verify`"
+
+    def __init__(self, stream: str, position: int, reason: str, hint: str = "") -> None:
+        super().__init__(stream, position, reason, hint)
         self.stream = stream
         self.position = position
         self.reason = reason
+        self.hint = hint or self._hint
 
     def __str__(self) -> str:
         where = f"{self.stream!r} entry {self.position}" if self.position else f"{self.stream!r}"
-        return f"{where} is damaged: {self.reason}"
+        return f"{where} is damaged: {self.reason}: {self.hint}"
 
 
 class ChainError(DamagedError):
@@ -393,8 +405,10 @@ class ChainError(DamagedError):
 
 
 class TornError(DamagedError):
-    """A batch was cut in the middle by a crash. It was never acknowledged and counts as absent."""
+    """A crash cut a batch in the middle. It was never acknowledged and counts as absent."""
+
+    _hint = "no action is needed, it was never acknowledged"
 
 
 class PayloadError(DamagedError):
-    """The entry is intact, but what it holds is not a record of its kind."""
+    """The entry is intact, but its content is not a valid record of its kind."""

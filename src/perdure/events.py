@@ -1,31 +1,34 @@
-"""Tell of every persistence event: through `logging`, and as spans where OpenTelemetry is used.
+"""Emit persistence events: as log records, and as spans if the application uses OpenTelemetry.
 
 An event is a word, a sentence for people and fields for programs; never a body. Nothing is
-imported or measured unless somebody listens: an application that has not imported `logging` has
+imported or measured unless something listens: an application that has not imported `logging` has
 no handler for it, and one that has not imported OpenTelemetry has no tracer.
 
-| event | says that | fields besides store, session, duration, outcome |
+| event | meaning | fields besides store, session, duration, outcome |
 |---|---|---|
 | `open` | a new session was opened | |
-| `resume` | a session was opened where it stopped | `count`, `role`, `position` |
+| `resume` | an existing session was opened at its end | `count`, `role`, `position` |
 | `append` | records were stored, or not | `plan`, `position`, `turn` |
 | `conflict` | another writer was first | `position`, `head` |
 | `doubt` | the outcome of a write is unknown | `first`, `last` |
-| `settled` | what was in doubt is known now | `first`, `last` |
+| `settled` | the outcome of a write in doubt is now known | `first`, `last` |
 | `recovery` | a torn batch was found, and counts as absent | `first`, `last` |
-| `skipped` | a fold snapshot could not be used | `position`, `reason` |
+| `skipped` | a state snapshot could not be used | `position`, `reason` |
 | `lease` | a lease was taken, or not | `ttl`, `epoch` |
-| `release` | a lease was given back, or not | `epoch` |
-| `lost` | a lease was lost while it was relied on | `epoch`, `newer`, `who`, `reason` |
+| `release` | a lease was released, or not | `epoch` |
+| `lost` | a lease was lost while in use | `epoch`, `newer`, `who`, `reason` |
 | `verify` | a whole session was checked | `entries`, `position` |
 | `summary` | a summary was made, or not | `first`, `last`, `tokens` |
-| `unsummarised` | nobody was waiting for a summary that was refused | `reason` |
-| `unnotified` | who waits for a record was not told of it, and finds it a moment later | `reason` |
-| `tools` | a model was offered other tools than before | `turn`, `added`, `removed`, `changed` |
-| `version` | another version of a tool had begun a call | `tool`, `recorded`, `now`, `ran` |
-| `approval` | a call waits for somebody to approve it | `tool`, `approval`, `decide` |
-| `downgrade` | a store was opened with a weakness that was accepted | `accepted`, `costs` |
-| `branch`, `delete`, `close` | what they say | |
+| `unsummarised` | an automatic summary failed, with no caller waiting for it | `reason` |
+| `unnotified` | waiters could not be notified of a record, and find it by polling | `reason` |
+| `tools` | the tools offered to a model changed | `turn`, `added`, `removed`, `changed` |
+| `version` | another version of a tool had started a call | `tool`, `recorded`, `now`, `ran` |
+| `approval` | a call waits for an approval | `tool`, `approval`, `decide` |
+| `downgrade` | a store was opened with an accepted weakness | `accepted`, `costs` |
+| `branch`, `delete`, `close` | a session was branched, deleted or closed | |
+
+Rules for editing: every write checks whether anything listens, so that must stay cheap. Fields
+hold names, positions and ids, never content, arguments or secrets.
 """
 
 import sys
@@ -37,12 +40,12 @@ from importlib import import_module
 from typing import Any
 
 LOGGER = "perdure"
-INFO, WARNING = 20, 30  # As in `logging`, which is not imported for them.
+INFO, WARNING = 20, 30  # the values of `logging`, which is not imported just for them
 
 correlation_id: ContextVar[str] = ContextVar("perdure_correlation_id", default="")
-"""The id that events carry, and turns that are begun without one of their own."""
+"""The id on every event, and on turns that are started without an id of their own."""
 
-# What a person should see without having asked for it.
+# Events that a person should see by default.
 _WARNINGS = frozenset(
     {
         *("approval", "doubt", "downgrade", "lost", "recovery", "skipped", "unnotified"),
@@ -52,7 +55,7 @@ _WARNINGS = frozenset(
 
 
 class Observed:
-    """An event while it happens. What is added to `fields` is told of at its end."""
+    """An event in progress. Fields added to `fields` are emitted when it ends."""
 
     __slots__ = ("event", "fields")
 
@@ -62,31 +65,31 @@ class Observed:
 
 
 def listening() -> bool:
-    """Whether anybody would hear of an event."""
+    """Return whether a log handler or a tracer would receive an event."""
     return _logger(INFO) is not None or _tracing() is not None
 
 
 @contextmanager
 def observed(event: str, *, store: str, session: str, **fields: Any) -> Iterator[Observed]:
-    """Tell of an event when the block has ended, with its duration and its outcome."""
+    """Emit an event when the block ends, with its duration in seconds and its outcome."""
     if not listening():
         yield Observed(event, {})
         return
-    seen = Observed(event, {"store": store, "session": session, **fields})
+    active = Observed(event, {"store": store, "session": session, **fields})
     start = time.perf_counter()
-    with _span(seen):
+    with _span(active):
         try:
-            yield seen
+            yield active
         except BaseException as error:
-            _end(seen, start, outcome=type(error).__name__)
+            _end(active, start, outcome=type(error).__name__)
             raise
-        _end(seen, start, outcome="ok")
+        _end(active, start, outcome="ok")
 
 
-def _end(seen: Observed, start: float, *, outcome: str) -> None:
-    seen.fields.setdefault("outcome", outcome)
-    seen.fields["duration"] = round(time.perf_counter() - start, 6)
-    tell(seen.event, seen.fields)
+def _end(active: Observed, start: float, *, outcome: str) -> None:
+    active.fields.setdefault("outcome", outcome)
+    active.fields["duration"] = round(time.perf_counter() - start, 6)
+    tell(active.event, active.fields)
 
 
 def tell(event: str, fields: Mapping[str, Any]) -> None:
@@ -95,9 +98,9 @@ def tell(event: str, fields: Mapping[str, Any]) -> None:
     logger = _logger(level)
     if logger is None:
         return
-    told = {"event": event, "correlation_id": correlation_id.get(), **fields}
-    shown = [f"{key}={value}" for key, value in told.items() if _is_shown(key, value)]
-    logger.log(level, " ".join([event, *shown]), extra=told)
+    extra = {"event": event, "correlation_id": correlation_id.get(), **fields}
+    shown = [f"{key}={value}" for key, value in extra.items() if _is_shown(key, value)]
+    logger.log(level, " ".join([event, *shown]), extra=extra)
 
 
 def _is_shown(key: str, value: object) -> bool:
@@ -105,31 +108,31 @@ def _is_shown(key: str, value: object) -> bool:
 
 
 def _logger(level: int) -> Any:
-    """Return the logger if somebody listens at this level."""
+    """Return the logger if it is enabled at this level, else None."""
     if not _loggers:
         if "logging" not in sys.modules and level < WARNING:
             return None
-        try:  # A warning is heard even where nothing was set up.
+        try:  # Warnings are logged even if the application never set up logging.
             _loggers.append(import_module("logging").getLogger(LOGGER))
-        except OSError:  # No file can be opened any more; the write's own error says more.
+        except OSError:  # Out of file descriptors: the write's own error is more useful.
             return None
     logger = _loggers[0]
     return logger if logger.isEnabledFor(level) else None
 
 
-_loggers: list[Any] = []  # None until somebody has imported `logging`; asked in every write.
+_loggers: list[Any] = []  # Empty until `logging` is imported; cached, as every write checks it.
 
 
 def _tracing() -> Any:
-    """Return OpenTelemetry's module if the application has set up a tracer.
+    """Return OpenTelemetry's `trace` module if the application has set up a tracer, else None.
 
-    Its API alone does nothing, at 40 µs an event, and comes with other libraries unasked.
+    The API without a tracer does nothing at 40 µs per event, and other libraries import it.
     """
     trace = sys.modules.get("opentelemetry.trace")
     if trace is None:
         return None
-    # Asking the proper way reads the environment, which takes as long as a digest. Once asked, a
-    # tracer can only come by being set, and that shows here.
+    # get_tracer_provider() reads the environment, which takes as long as a digest. After the first
+    # call a tracer can only appear by being set, and that is visible in this private variable.
     if trace in _asked and getattr(trace, "_TRACER_PROVIDER", trace) is None:
         return None
     proxy = getattr(trace, "ProxyTracerProvider", None)
@@ -139,20 +142,20 @@ def _tracing() -> Any:
     return trace
 
 
-_asked: list[Any] = []  # OpenTelemetry's module, once it was asked for a tracer and had none.
+_asked: list[Any] = []  # OpenTelemetry's module, after a lookup that found no tracer.
 
 
 @contextmanager
-def _span(seen: Observed) -> Iterator[None]:
+def _span(active: Observed) -> Iterator[None]:
     trace = _tracing()
     if trace is None:
         yield
         return
-    with trace.get_tracer(LOGGER).start_as_current_span(f"perdure.{seen.event}") as span:
+    with trace.get_tracer(LOGGER).start_as_current_span(f"perdure.{active.event}") as current:
         try:
             yield
         finally:
-            span.update_name(f"perdure.{seen.event}")
-            for key, value in seen.fields.items():
+            current.update_name(f"perdure.{active.event}")
+            for key, value in active.fields.items():
                 if value not in ("", None):
-                    span.set_attribute(f"perdure.{key}", value)
+                    current.set_attribute(f"perdure.{key}", value)

@@ -1,9 +1,15 @@
-"""What a session knows, computed from its records in order. Pure.
+"""The state of a session, computed from its records in order. Pure.
 
-A fold holds positions and small facts, never bodies, so it stays small however long the history
-is. `draft()` gives a copy that shares what it does not change: a write is tried on a draft, and the
-draft becomes the fold when the write was stored. So whoever holds a fold sees a state that was
-acknowledged, and it never changes under them.
+In: records, one at a time (`apply`), or a snapshot (`restore`). Out: the state as attributes, the
+labels of the stream's head, and the facts that a snapshot stores.
+
+The state holds positions and small facts, never bodies, so it stays small however long the history
+is. `draft()` returns a copy that shares all unchanged parts. A write is tried on a draft, and the
+draft replaces the state once the write is stored. A published state is therefore always
+acknowledged and never changes.
+
+To edit: change a shared container only through `_own`, and raise `FOLD_VERSION` whenever the facts
+or their meaning change, so that old snapshots are skipped and not misread.
 """
 
 from collections.abc import Callable
@@ -12,9 +18,10 @@ from typing import Any, ClassVar, NamedTuple
 
 import msgspec
 
-from perdure import backend, codec
+from perdure import codec
 from perdure.approvals.consents import Consent, Consents
 from perdure.approvals.records import ApprovalAsked, ApprovalDecided
+from perdure.backend import DELETED
 from perdure.content import Content
 from perdure.conversations.talk import Talk
 from perdure.deltas import ValueFacts
@@ -45,26 +52,23 @@ from perdure.records import (
 )
 
 FOLD_VERSION = 5
-SNAPSHOT_EVERY = (
-    256  # Opening reads at most about this many entries; at 128 B each, 0.5 B a record.
-)
-SNAPSHOT_BYTES_PER_ENTRY = 128  # A session with many keys has large snapshots, so it has fewer.
-IDS_KEPT = 1024  # How far back a caller's own id is recognised.
-GENERATED = "."  # Ids that perdure made begin with this; a caller's own never do.
+SNAPSHOT_EVERY = 256  # entries; opening reads at most about this many (0.5 B per record at 128 B)
+SNAPSHOT_BYTES_PER_ENTRY = 128  # bytes; sessions with many keys have larger, so rarer, snapshots
+IDS_KEPT = 1024  # ids; how far back a caller-chosen id is recognized
+GENERATED = "."  # prefix of ids that perdure generates; caller-chosen ids never begin with it
 
 TURN_OPEN = "turn-open"
-DELETED = backend.DELETED
 UNKNOWN_EFFECT = "unknown-effect"
 LEASED = "leased"
 APPROVAL_WAITING = "approval-waiting"
-HALF_COPIED = "half-copied"  # Of a copy that has not come to its end; it bears no other.
+HALF_COPIED = "half-copied"  # an unfinished copy; such a head has no other label
 RESERVED_LABELS = frozenset(
     {TURN_OPEN, DELETED, UNKNOWN_EFFECT, LEASED, APPROVAL_WAITING, HALF_COPIED}
 )
 
 
 class OpenTurn(NamedTuple):
-    """A turn that has begun and not ended. `owner` is the record that last took it over."""
+    """A turn that has begun and not ended. `owner` is the id of the record that last claimed it."""
 
     position: int
     correlation_id: str
@@ -72,14 +76,14 @@ class OpenTurn(NamedTuple):
 
 
 class Known(NamedTuple):
-    """A record under an id that the caller chose: where it is, and what it says."""
+    """A record under a caller-chosen id: its position, and a fingerprint of its content."""
 
     position: int
     fingerprint: str
 
 
 class Ancestor(NamedTuple):
-    """A stream that holds the part of the past up to `at`."""
+    """A stream whose records up to position `at` are part of this session's history."""
 
     name: str
     stream: str
@@ -87,7 +91,7 @@ class Ancestor(NamedTuple):
 
 
 class Fold:
-    """The state after the records so far."""
+    """The state of a session after all records applied so far."""
 
     __slots__ = (
         "_shared",
@@ -121,16 +125,16 @@ class Fold:
         self.lease: Tenure | None = None
         self.lineage: tuple[Ancestor, ...] = ()
         self.begin = 0
-        """The position of the deletion that this life of the session came after, or 0."""
+        """The position of the deletion after which the session was created again, or 0."""
         self.deleted = False
         self.since_snapshot = 0
         self.snapshot_size = 0
         self._shared: frozenset[str] = frozenset()
 
     def draft(self) -> "Fold":
-        """Return a copy that may be changed while this one stays as it is."""
+        """Return a copy that can be changed without changing this state."""
         copy = object.__new__(Fold)
-        # One by one, and not in a loop over the slots: this is part of every write.
+        # Spelled out because a loop over the slots is slower, and every write comes through here.
         copy.messages, copy.last_message = self.messages, self.last_message
         copy.values, copy.turns, copy.ids = self.values, self.turns, self.ids
         copy.labels, copy.keeps, copy.lineage = self.labels, self.keeps, self.lineage
@@ -141,20 +145,21 @@ class Fold:
         return copy
 
     def _own(self, name: str) -> dict[str, Any]:
-        held: dict[str, Any] = getattr(self, name)
+        """Return a container for writing; copy it first if it is shared with another state."""
+        container: dict[str, Any] = getattr(self, name)
         if name in self._shared:
-            held = dict(held)
-            setattr(self, name, held)
+            container = dict(container)
+            setattr(self, name, container)
             self._shared -= {name}
-        return held
+        return container
 
     @property
     def head_labels(self) -> frozenset[str]:
-        """The labels that the head of the stream bears in this state."""
+        """The labels of the stream's head in this state: the caller's own and the reserved ones."""
         if self.deleted:
             return frozenset({DELETED})
         if self.lease is None and not self.turns and not self.deeds.by_identity:
-            return self.labels
+            return self.labels  # The common case: no reserved label can apply.
         labels = self.labels | {TURN_OPEN} if self.turns else self.labels
         if self.lease is not None and self.lease.owner:
             labels = labels | {LEASED}
@@ -168,14 +173,14 @@ class Fold:
         return since >= SNAPSHOT_EVERY and since >= self.snapshot_size // SNAPSHOT_BYTES_PER_ENTRY
 
     def apply(self, position: int, record_id: str, content: Content, payload: bytes) -> None:
-        """Take in the next record."""
+        """Apply the next record."""
         kind = content.kind
         self.since_snapshot += 1
         self.deleted = False
         if record_id[:1] != GENERATED:
             key = turn_key(record_id) if kind == TurnBegun.kind else record_id
             self._remember(key, Known(position, fingerprint(said(content, payload))))
-        if kind == "message":  # Most are.
+        if kind == "message":  # The most frequent kind, so it skips the dispatch.
             self.messages += 1
             self.last_message = position
             self.talk = self.talk.message(position, record_id, content)  # type: ignore[arg-type]
@@ -187,6 +192,7 @@ class Fold:
             self.since_snapshot, self.snapshot_size = 0, len(payload)
 
     def _remember(self, record_id: str, known: Known) -> None:
+        """Remember a caller-chosen id; evict the oldest beyond `IDS_KEPT`."""
         ids = self._own("ids")
         ids[record_id] = known
         if len(ids) > IDS_KEPT:
@@ -208,8 +214,8 @@ class Fold:
         self.deeds = self.deeds.intended(position, record_id, content)
 
     def _effect_settled(self, position: int, _id: str, content: EffectSettled) -> None:
-        over = content.turn not in self.turns
-        self.deeds = self.deeds.settled(position, content, over=over)
+        turn_has_ended = content.turn not in self.turns
+        self.deeds = self.deeds.settled(position, content, over=turn_has_ended)
 
     def _approval_asked(self, position: int, record_id: str, content: ApprovalAsked) -> None:
         self.deeds = self.deeds.asked(position, record_id, content)
@@ -259,7 +265,7 @@ class Fold:
         self.lease = tenure.released(self.lease, content)
 
     def _branched(self, _position: int, _id: str, content: Branched) -> None:
-        # The past is shared, but what binds the parent binds it alone: holds, labels, a lease,
+        # A branch shares its parent's history, but not the parent's keeps, labels, lease or
         # approvals.
         self.lineage = (Ancestor(content.parent, content.stream, content.at), *self.lineage)
         self.keeps, self.labels, self.lease = {}, frozenset(), None
@@ -267,7 +273,7 @@ class Fold:
         self.deeds = self.deeds._replace(consents=Consents())
 
     def _deleted(self, position: int, _id: str, _content: Deleted) -> None:
-        self.__init__()  # type: ignore[misc] # Everything before counts as gone.
+        self.__init__()  # type: ignore[misc] # A deletion clears all earlier state.
         self.deleted, self.begin = True, position
 
     _changes: ClassVar[dict[str, Callable[..., None]]] = {
@@ -297,12 +303,12 @@ class Fold:
     }
 
     def facts(self) -> dict[str, Any]:
-        """Return the state as a snapshot holds it."""
+        """Return the state as a snapshot stores it."""
         return {
             "messages": self.messages,
             "last_message": self.last_message,
             "values": {
-                # Lists, as they come back from a snapshot, or the two would never compare equal.
+                # Lists, because a snapshot read back holds lists, and `verify` compares the two.
                 key: [facts.version, [*facts.chain], facts.deleted]
                 for key, facts in self.values.items()
             },
@@ -322,39 +328,39 @@ class Fold:
 
     @classmethod
     def restore(cls, snapshot: Snapshot, payload: bytes, *, name: str, position: int) -> "Fold":
-        """Return the state that a snapshot holds, or raise PayloadError."""
+        """Return the state stored in a snapshot; raise PayloadError if it cannot be read."""
         try:
             facts = msgspec.convert(snapshot.facts, _Facts)
         except msgspec.ValidationError as error:
-            raise PayloadError(name, position, "a fold snapshot that can not be read") from error
-        fold = cls()
-        fold.messages, fold.last_message = facts.messages, facts.last_message
-        fold.values, fold.turns, fold.ids = facts.values, facts.turns, facts.ids
-        fold.labels = frozenset(facts.labels)
-        fold.keeps = {
+            raise PayloadError(name, position, "an unreadable state snapshot") from error
+        state = cls()
+        state.messages, state.last_message = facts.messages, facts.last_message
+        state.values, state.turns, state.ids = facts.values, facts.turns, facts.ids
+        state.labels = frozenset(facts.labels)
+        state.keeps = {
             keep: Kept(reason=reason, branch=branch, stream=stream)
             for keep, (reason, branch, stream) in facts.keeps.items()
         }
-        fold.lineage, fold.begin, fold.lease = facts.lineage, facts.begin, facts.lease
-        fold.talk, fold.deeds = facts.talk, Deeds.of(facts.deeds, facts.consents)
-        fold.snapshot_size = len(payload)
-        return fold
+        state.lineage, state.begin, state.lease = facts.lineage, facts.begin, facts.lease
+        state.talk, state.deeds = facts.talk, Deeds.of(facts.deeds, facts.consents)
+        state.snapshot_size = len(payload)
+        return state
 
 
 def turn_key(turn: str) -> str:
-    """Return what a turn's id is remembered as; no id that a caller chooses holds a tab."""
+    """Return the key of a turn's id in `ids`. The tab prevents clashes: no caller's id has one."""
     return f"{turn}\tturn"
 
 
 def said(content: Content, payload: bytes) -> bytes:
-    """Return a payload without what was only counted: who counts otherwise says the same."""
+    """Return a message's payload without its token count, which depends on the counter used."""
     if isinstance(content, Message) and content.counter:
         return codec.encode(msgspec.structs.replace(content, tokens=0, counter=""))
     return payload
 
 
 def fingerprint(payload: bytes) -> str:
-    """Return enough of a payload's digest to tell two contents under one id apart."""
+    """Return a digest of a payload, short but long enough to distinguish contents under one id."""
     return sha256(payload).hexdigest()[:32]
 
 
@@ -375,7 +381,7 @@ class _Facts(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def _tree(state: object) -> Any:
-    """Return a state as a snapshot holds it: lists, or the two would never compare equal."""
+    """Return a state as a snapshot holds it: with lists, so that the two compare equal."""
     return msgspec.json.decode(msgspec.json.encode(state))
 
 

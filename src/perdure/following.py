@@ -13,12 +13,12 @@ def follow(handle: Handle, at: int, timeout: float | None) -> Iterator[Record]:
     handle.require_open()
     try:
         while handle.wait(at, timeout):
-            past = handle.take_in(at)
+            past = handle.catch_up(at)
             records = views.Records(past, handle.replica.settings, after=at, on_damage=None)
             while (page := handle.driver.run(records.page())) is not None:
                 yield from page
             at = past.tip.position
-            if handle.replica.gone:
+            if handle.replica.deleted:
                 return
     except UsageError:
         if not handle.closed:

@@ -1,18 +1,20 @@
-"""Locks that a child of `os.fork` can take, whatever another thread did in the parent."""
+"""Locks that stay usable in a child of `os.fork`, whatever other threads did in the parent."""
 
 import os
 import threading
 
 
 def lock() -> "threading.RLock":
-    """Return a lock for the life of the process; a fork waits until nobody holds it.
+    """Return a lock that lives as long as the process; a fork waits until it is free.
 
-    Otherwise a child could inherit it from a thread that stays behind. The thread that holds it
-    may take it again: a signal handler may come at any moment, and fork as well.
+    Otherwise a child could inherit the lock as held by a thread that does not exist in the child.
+    It is reentrant, because a signal handler may interrupt its holder at any moment and fork.
     """
-    made = threading.RLock()
+    new_lock = threading.RLock()
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(
-            before=made.acquire, after_in_parent=made.release, after_in_child=made.release
+            before=new_lock.acquire,
+            after_in_parent=new_lock.release,
+            after_in_child=new_lock.release,
         )
-    return made
+    return new_lock

@@ -1,9 +1,10 @@
-"""What a store promises, as data: found out when it is opened, and the same for every kind. Pure.
+"""The guarantees of a store, as data: determined at open, with the same fields for every backend.
 
-A backend has an attribute `guarantees`. It names only what it knows: whatever a store does not
-declare is "undeclared", never a guess. A setting that would break a promise is refused at opening,
-unless the address accepts that by name (`sqlite:agents.db?accept=network-filesystem`); what was
-accepted lowers the promise, stands in `accepted`, and is logged as the event `downgrade`.
+A backend has an attribute `guarantees`. It names only what it knows: a property that a backend does
+not declare is "undeclared", never a guess. A setting that would break a promise is refused at open,
+unless the address accepts it by name (`sqlite:agents.db?accept=network-filesystem`); an accepted
+weakness lowers the promise, is listed in `accepted`, and is logged as the event `downgrade`.
+Pure: no I/O; backends do the checking.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -19,10 +20,10 @@ Atomic = Literal["one append", "one call", "undeclared"]
 
 
 class Check(NamedTuple):
-    """A setting that was looked at when the store was opened.
+    """A setting that was checked when the store was opened.
 
-    *sound* keeps the promise, *weak* lowers it, of *unknown* nobody can tell. `advice` says what to
-    change, "" where there is nothing to say.
+    A *sound* setting keeps the promise, a *weak* one lowers it, and for *unknown* the effect could
+    not be determined. `advice` says what to change, "" if nothing.
     """
 
     name: str
@@ -32,90 +33,91 @@ class Check(NamedTuple):
 
 
 class Downgrade(NamedTuple):
-    """A weakness that whoever opened the store accepted, and what it may cost."""
+    """A weakness that the opener of the store accepted, and what it may cost."""
 
     name: str
     costs: str
 
 
 class Guarantees(NamedTuple):
-    """What a store promises on return from `append`, named so that a person can compare."""
+    """The promises of a store on return from `append`, in terms that people can compare."""
 
     survives: Survives
     shared_by: SharedBy
     detail: str
     atomic: Atomic = UNDECLARED
-    """What is stored whole or not at all: one append of a stream, or all appends of a call."""
+    """The unit that is stored completely or not at all: one stream's append, or a whole call."""
     engine: str = UNDECLARED
     version: str = UNDECLARED
     capabilities: tuple[str, ...] = ()
-    """What the store can do beyond the five methods of the waist, by name."""
+    """Optional abilities beyond the five methods of the backend protocol, by name."""
     checks: tuple[Check, ...] = ()
     accepted: tuple[Downgrade, ...] = ()
 
     def as_data(self) -> dict[str, Any]:
-        """Return the same as dictionaries and lists, for JSON."""
+        """Return the guarantees as dictionaries and lists, for JSON."""
         return {
             **self._asdict(),
             "capabilities": [*self.capabilities],
             "checks": [check._asdict() for check in self.checks],
-            "accepted": [one._asdict() for one in self.accepted],
+            "accepted": [downgrade._asdict() for downgrade in self.accepted],
         }
 
 
 NOTHING_DECLARED = Guarantees(
-    UNDECLARED, UNDECLARED, "the backend declares nothing: ask whoever wrote it"
+    UNDECLARED, UNDECLARED, "the backend declares nothing: ask its author"
 )
 
 
 def guarantees_of(backend: Any) -> Guarantees:
-    """Return what a backend declares, with its capabilities in order."""
+    """Return the guarantees that a backend declares, with its capabilities sorted."""
     declared = getattr(backend, "guarantees", NOTHING_DECLARED)
     if not isinstance(declared, Guarantees):
         kind = type(declared).__name__
-        raise UsageError(f"the guarantees of {type(backend).__name__} are {kind}, not Guarantees")
+        name = type(backend).__name__
+        raise UsageError(f"{name}.guarantees is a {kind}: it must be a perdure.Guarantees")
     return declared._replace(capabilities=tuple(sorted(getattr(backend, "capabilities", ()))))
 
 
 class Acceptance:
-    """What the opener of a store accepts, and what of it was needed.
+    """The weaknesses that the opener of a store accepts, and those that were actually needed.
 
-    `acceptable` has the words that this kind of store knows, each with what it may cost.
+    `acceptable` maps the words that this kind of store knows to what each may cost.
     """
 
     def __init__(
         self, given: Collection[str], acceptable: Mapping[str, str], *, store: str
     ) -> None:
         if isinstance(given, str):
-            raise UsageError(f"accept must be a collection of words, not the text {given!r}")
+            raise UsageError(f"accept must be a collection of words, not the str {given!r}")
         for word in sorted(given):
             if word not in acceptable:
                 known = ", ".join(map(repr, acceptable)) or "nothing"
-                raise UsageError(f"{store} can not accept {word!r}: it knows {known}")
-        self._given = frozenset(given)
+                raise UsageError(f"{store} cannot accept {word!r}: it knows {known}")
+        self._accepted = frozenset(given)
         self._acceptable = acceptable
-        self._taken: dict[str, Downgrade] = {}
+        self._used: dict[str, Downgrade] = {}
 
     def require(self, word: str, error: UnsupportedError) -> None:
-        """Take a weakness as accepted, or raise the error with the way to accept it."""
+        """Use an accepted weakness, or raise the error with a hint how to accept it."""
         self.require_all([word], error)
 
     def require_all(self, words: Sequence[str], error: UnsupportedError) -> None:
-        """The same for several that belong together, so that nobody meets them one by one."""
-        missing = [word for word in words if word not in self._given]
+        """Like `require`, for several at once, so that one error names all of them."""
+        missing = [word for word in words if word not in self._accepted]
         if missing:
             costs = ", and that ".join(self._acceptable[word] for word in missing)
             hint = f"{error.hint}; or accept that {costs}: ?accept={','.join(words)}"
             raise UnsupportedError(error.capability, hint) from error
-        self._taken.update({word: Downgrade(word, self._acceptable[word]) for word in words})
+        self._used.update({word: Downgrade(word, self._acceptable[word]) for word in words})
 
     @property
     def taken(self) -> tuple[Downgrade, ...]:
-        """Those that the store could not have been opened without."""
-        return tuple(self._taken.values())
+        """The accepted weaknesses that were necessary to open the store."""
+        return tuple(self._used.values())
 
 
-def weakest(verdicts: Iterable[Check]) -> Literal["sound", "weak", "unknown"]:
+def weakest(checks: Iterable[Check]) -> Literal["sound", "weak", "unknown"]:
     """Return the worst verdict of some checks."""
-    found = {check.verdict for check in verdicts}
-    return "weak" if "weak" in found else "unknown" if "unknown" in found else "sound"
+    verdicts = {check.verdict for check in checks}
+    return "weak" if "weak" in verdicts else "unknown" if "unknown" in verdicts else "sound"

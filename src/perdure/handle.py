@@ -44,16 +44,16 @@ class Handle:
         self._combiner: Combiner[Plan, Answer] = Combiner(
             lambda plans: driver.run(replica.write(plans))
         )
-        self.leaving: set[Callable[[], None]] = set()
+        self.on_close: set[Callable[[], None]] = set()
         """What is to be given back before this handle is let go."""
         self._closed = False
         self._threads: set[threading.Thread] = set()
         driver.handles.add(self)
-        self.tell_notices()
+        self.emit_notices()
 
     def write(self, plan: Plan) -> int:
         """Carry out a plan; on return it is durable. Return its answer."""
-        if self._closed or self.replica.gone:
+        if self._closed or self.replica.deleted:
             self.require_open()
         try:
             if events.listening():
@@ -62,7 +62,7 @@ class Handle:
                 answer = self._combiner.submit(plan)
         finally:
             if self.replica.notices:
-                self.tell_notices()
+                self.emit_notices()
         if isinstance(answer, PerdureError):
             raise answer
         return answer
@@ -102,7 +102,7 @@ class Handle:
                 return False
         return False
 
-    def take_in(self, after: int) -> Past:
+    def catch_up(self, after: int) -> Past:
         """Take in what others wrote, unless the view has gone beyond a position; return its past.
 
         It may be that the session was deleted: then that is the newest record.
@@ -111,7 +111,7 @@ class Handle:
             try:
                 self.write(REFRESH)
             except NotFoundError:
-                if not self.replica.gone:
+                if not self.replica.deleted:
                     raise
         return self.replica.past
 
@@ -119,7 +119,7 @@ class Handle:
         """Tell of an event of this session when the block has ended."""
         return events.observed(event, store=self.driver.name, session=self.replica.name, **fields)
 
-    def tell_notices(self) -> None:
+    def emit_notices(self) -> None:
         """Tell of what was found on the way."""
         where = {"store": self.driver.name, "session": self.replica.name}
         while self.replica.notices:
@@ -140,13 +140,13 @@ class Handle:
 
     def drain(self) -> None:
         """Give back what is held, and wait for what is under way."""
-        for leave in [*self.leaving]:
+        for leave in [*self.on_close]:
             leave()
         with _beginning:
             threads = self._threads - {threading.current_thread()}
         for thread in threads:
             thread.join()
-        if not self._closed and not self.replica.gone:
+        if not self._closed and not self.replica.deleted:
             self._combiner.submit(NOTHING)
 
     def close(self) -> None:
@@ -158,7 +158,7 @@ class Handle:
             finally:
                 self._closed = True
                 self.driver.end_waits(self.replica.name)
-                self.tell_notices()
+                self.emit_notices()
 
     @property
     def closed(self) -> bool:

@@ -1,4 +1,8 @@
-"""AsyncHandle: a replica with the queue of those who write through it. Its twin is in `handle`."""
+"""AsyncHandle: a replica with a queue of writes, shared by a session, its turns and its values.
+
+In: plans and steps. Out: results, or errors raised in the caller. It also emits the replica's
+notices as events. Nothing is decided here.
+"""
 
 import asyncio
 import time
@@ -23,9 +27,9 @@ T = TypeVar("T")
 
 
 class AsyncHandle:
-    """What a session, its turns and its values have in common.
+    """The object that a session, its turns and its values write through.
 
-    At most one append of a session is in flight; plans that come meanwhile leave as one batch, so
+    At most one append of a handle is in flight. Plans that arrive meanwhile share the next one, so
     tasks that share a handle never race for a position.
     """
 
@@ -33,54 +37,54 @@ class AsyncHandle:
         self.driver = driver
         self.replica = replica
         self.own_turns: dict[str, Running] = {}
-        """The turns that are open here, and not only in the record."""
+        """The turns that are running in this handle, by id."""
         self.replay: Replaying | None = None
-        """What serves calls, where nothing is to be called."""
+        """Serves recorded results in a replay, where no call may run; otherwise None."""
         self.changed: list[Changed] = []
-        """Calls that another version of their tool had begun."""
+        """Calls that were started by another version of their tool."""
         self._combiner: AsyncCombiner[Plan, Answer] = AsyncCombiner(
             lambda plans, combiner: begin(driver, replica.write(plans), combiner)
         )
-        self.leaving: set[Callable[[], Coroutine[Any, Any, None]]] = set()
-        """What is to be given back before this handle is let go."""
+        self.on_close: set[Callable[[], Coroutine[Any, Any, None]]] = set()
+        """Called before this handle closes, to release what it holds."""
         self._closed = False
         self._tasks: set[asyncio.Task[Any]] = set()
         driver.handles.add(self)
-        self.tell_notices()
+        self.emit_notices()
 
     async def write(self, plan: Plan) -> int:
-        """Carry out a plan; on return it is durable. Return its answer."""
-        if self._closed or self.replica.gone:
+        """Execute a plan and return its result. On return it is durable."""
+        if self._closed or self.replica.deleted:
             self.require_open()
         try:
             if events.listening():
-                answer = await self._write_observed(plan)
+                result = await self._write_observed(plan)
             else:
-                answer = await self._combiner.submit(plan)
+                result = await self._combiner.submit(plan)
         finally:
             if self.replica.notices:
-                self.tell_notices()
-        if isinstance(answer, PerdureError):
-            raise answer
-        return answer
+                self.emit_notices()
+        if isinstance(result, PerdureError):
+            raise result
+        return result
 
     async def _write_observed(self, plan: Plan) -> Answer:
-        with self.observed("append", plan=plan.kind, turn=plan.turn) as seen:
-            answer = await self._combiner.submit(plan)
-            seen.fields["position"] = self.replica.tip.position
-            if isinstance(answer, PerdureError):
-                seen.fields["outcome"] = type(answer).__name__
-        return answer
+        with self.observed("append", plan=plan.kind, turn=plan.turn) as span:
+            result = await self._combiner.submit(plan)
+            span.fields["position"] = self.replica.tip.position
+            if isinstance(result, PerdureError):
+                span.fields["outcome"] = type(result).__name__
+        return result
 
     async def run(self, steps: Steps[T]) -> T:
-        """Carry out steps that read."""
+        """Run steps that read, and return their result."""
         self.require_open()
         return await self.driver.run(steps)
 
-    async def wait(self, after: int, timeout: float | None) -> bool:  # noqa: ASYNC109 - as its twin
+    async def wait(self, after: int, timeout: float | None) -> bool:  # noqa: ASYNC109 - the same parameters as in `Handle`
         """Return True once there are records after a position, here or in the store.
 
-        False when the time has passed, and when the session or its store was closed meanwhile.
+        False after the timeout, or when the session or its store is closed meanwhile.
         """
         self.require_open()
         deadline = None if timeout is None else time.monotonic() + timeout
@@ -88,8 +92,8 @@ class AsyncHandle:
             if self.replica.tip.position > after:
                 return True
             longest = self.driver.longest_wait
-            left = longest if deadline is None else min(longest, deadline - time.monotonic())
-            steps = steps_to.wait(self.replica.name, after=after, timeout=max(left, 0.0))
+            pause = longest if deadline is None else min(longest, deadline - time.monotonic())
+            steps = steps_to.wait(self.replica.name, after=after, timeout=max(pause, 0.0))
             try:
                 if await self.driver.run(steps):
                     return True
@@ -99,54 +103,54 @@ class AsyncHandle:
                 return False
         return False
 
-    async def take_in(self, after: int) -> Past:
-        """Take in what others wrote, unless the view has gone beyond a position; return its past.
+    async def catch_up(self, after: int) -> Past:
+        """Apply other writers' records if the view ends at a position; return its history.
 
-        It may be that the session was deleted: then that is the newest record.
+        If the session was deleted, the deletion is the newest record in the history.
         """
         if self.replica.tip.position <= after:
             try:
                 await self.write(REFRESH)
             except NotFoundError:
-                if not self.replica.gone:
+                if not self.replica.deleted:
                     raise
         return self.replica.past
 
     def observed(self, event: str, **fields: object) -> AbstractContextManager[Observed]:
-        """Tell of an event of this session when the block has ended."""
+        """Emit an event of this session, with its duration, when the block ends."""
         return events.observed(event, store=self.driver.name, session=self.replica.name, **fields)
 
-    def tell_notices(self) -> None:
-        """Tell of what was found on the way."""
-        where = {"store": self.driver.name, "session": self.replica.name}
+    def emit_notices(self) -> None:
+        """Emit the replica's pending notices as events."""
+        context = {"store": self.driver.name, "session": self.replica.name}
         while self.replica.notices:
             try:
                 notice = self.replica.notices.pop(0)
-            except IndexError:  # Another thread tells of it.
+            except IndexError:  # Another thread emitted it.
                 return
-            events.tell(notice.event, {**where, **notice.fields})
+            events.tell(notice.event, {**context, **notice.fields})
 
     def background(self, work: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
-        """Do something while others go on; closing waits for it. It tells of its own errors."""
+        """Run a coroutine in the background; closing waits for it. It reports its own errors."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
 
     async def drain(self) -> None:
-        """Give back what is held, and wait for what is under way."""
-        for leave in [*self.leaving]:
-            await leave()
+        """Release what this handle holds, and wait for everything in flight."""
+        for release in [*self.on_close]:
+            await release()
         loop, own = asyncio.get_running_loop(), asyncio.current_task()
-        # Those of a loop that was closed, or that runs in the parent of a fork, never end here.
-        waiting = [one for one in self._tasks if one is not own and one.get_loop() is loop]
-        if waiting:
-            await asyncio.wait(waiting)
-        if not self._closed and not self.replica.gone:
+        # Tasks of another loop (closed, or running in the parent of a fork) would never end here.
+        pending = [task for task in self._tasks if task is not own and task.get_loop() is loop]
+        if pending:
+            await asyncio.wait(pending)
+        if not self._closed and not self.replica.deleted:
             await self._combiner.submit(NOTHING)
 
     async def close(self) -> None:
-        """Wait for what is under way, settle what is in doubt, and take no more."""
+        """Wait for everything in flight, resolve a write in doubt, and accept no more calls."""
         if not self._closed:
             try:
                 with self.observed("close", position=self.replica.tip.position):
@@ -154,15 +158,15 @@ class AsyncHandle:
             finally:
                 self._closed = True
                 self.driver.end_waits(self.replica.name)
-                self.tell_notices()
+                self.emit_notices()
 
     @property
     def closed(self) -> bool:
-        """Whether this handle was closed, or its store."""
+        """Whether this handle or its store is closed."""
         return self._closed or self.driver.closed
 
     def require_open(self) -> None:
-        """Raise if this handle was closed, or if its session was deleted."""
+        """Raise UsageError if this handle is closed, NotFoundError if its session is deleted."""
         if self._closed:
             name = self.replica.name
             raise UsageError(f"session {name!r} is closed: open it again from the store")

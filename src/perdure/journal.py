@@ -1,12 +1,14 @@
-"""Number and link payloads into entries; check entries and open them. Pure: no I/O, no clock.
+"""Chain payloads into entries; verify entries and decode them. Pure: no I/O, no clock.
 
-A header names its place (stream, position, batch, kind, id, time), the digest of the header
-before it, and last the digest of its own body as stored. So a chain is checked without any key
-and stays checkable when a body was erased, and what is hashed is exactly what is stored.
+A header holds the entry's location (stream, position, batch, kind, id, time), the digest of the
+previous header and, last, the digest of its own body as stored. A chain is therefore verified
+without any key, stays verifiable after a body was erased, and the hashed bytes are the stored ones.
 
-A batch is the entries of one append. Each header says how many are left, so a batch that a crash
-cut short shows at the end of a stream; it was never acknowledged and counts as absent. The writer
-that finds one puts a `recovered` record after it, which is a batch of its own.
+A batch is the entries of one append. Each header counts the entries that remain in its batch, so a
+batch truncated by a crash is detected at the end of a stream; it was never acknowledged and counts
+as absent. The next writer appends a `recovered` record after it, which is a batch of its own.
+
+When editing: header bytes are hashed as stored, so never re-encode a header that was read.
 """
 
 from collections.abc import Sequence
@@ -24,16 +26,16 @@ from perdure.errors import ChainError, PayloadError, TornError, VersionError
 from perdure.records import Branched, Deleted, Record, Recovered
 
 FORMAT = 1
-_SECOND = 1_000_000  # In microseconds.
+_SECOND = 1_000_000  # microseconds
 
-# Entries of these kinds stand first in a stream, or will when what is before them was dropped.
+# Entries of these kinds are the first of a stream, or become it once earlier entries are dropped.
 _BINDING = frozenset({Branched.kind, Deleted.kind})
 
 _encode = msgspec.json.Encoder().encode
 
 
 class Place(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """A header before its last field, in the order in which it is stored, as a JSON array."""
+    """A header without its last field; a JSON array, with the fields in stored order."""
 
     format: int
     suite: str
@@ -41,17 +43,18 @@ class Place(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
     stream: str
     position: int
     previous: str
-    left: int
+    remaining: int
+    """Entries of the same batch that come after this one."""
     kind: str
     id: str
     time: str
     key: str
     session: str | None
-    """The session's id, in the first header of a stream and in those that can become the first."""
+    """The session's id, in the first header of a stream and in any that can become the first."""
 
 
 class Header(Place, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """A whole header, version 1."""
+    """A complete header, version 1."""
 
     body: str
 
@@ -60,7 +63,7 @@ _decode = msgspec.json.Decoder(Header).decode
 
 
 class Draft(msgspec.Struct, frozen=True, gc=False):
-    """A record that has no place yet."""
+    """A record that has no position yet."""
 
     id: str
     content: Content
@@ -68,7 +71,7 @@ class Draft(msgspec.Struct, frozen=True, gc=False):
 
 
 class Tip(msgspec.Struct, frozen=True, gc=False):
-    """The last entry of a chain: what the next one links to. No digest means: not to be checked."""
+    """The last entry of a chain, to which the next one links. A digest of None is not checked."""
 
     position: int
     digest: str | None
@@ -78,7 +81,7 @@ EMPTY = Tip(0, "")
 
 
 class Stream(NamedTuple):
-    """What every header of a stream repeats, and what its first one binds."""
+    """The identity of a stream: every header repeats id and tenant, the first also the session."""
 
     session: str
     id: str
@@ -86,12 +89,13 @@ class Stream(NamedTuple):
 
 
 class Linked(NamedTuple):
-    """An entry that was checked: its header, its digest, and its payload where it has a body."""
+    """An entry that matches its own header, with the header, its digest and its prefix bytes."""
 
     entry: Entry
     header: Header
     digest: str
-    place: bytes
+    prefix: bytes
+    """The stored header up to the digest of the body; a sealed body is bound to it."""
 
     @property
     def tip(self) -> Tip:
@@ -101,41 +105,41 @@ class Linked(NamedTuple):
 def link(
     stream: Stream, tip: Tip, drafts: Sequence[Draft], *, time: str, cipher: Cipher
 ) -> tuple[list[Entry], Tip]:
-    """Return the entries of one batch that continue a chain at its tip, and the new tip."""
+    """Return the entries of one batch that extend a chain from its tip, and the new tip."""
     entries: list[Entry] = []
     session, stream_id, tenant = stream
     suite, key_id, seal = cipher.suite, cipher.key_id, cipher.seal
     position, previous = tip.position, tip.digest or ""
-    # A `recovered` record stands alone, so that it can not be taken for the end of a torn batch.
-    recovered = drafts[0].content.kind == Recovered.kind  # It comes first, or not at all.
-    size = len(drafts) - recovered
+    # A `recovered` record is a batch of its own, else it would pass for the end of the torn one.
+    has_recovered = drafts[0].content.kind == Recovered.kind  # It comes first, or not at all.
+    size = len(drafts) - has_recovered
     for draft in drafts:
         position += 1
-        kind, left = draft.content.kind, 0
+        kind, remaining = draft.content.kind, 0
         if kind != Recovered.kind:
-            left = size = size - 1
+            remaining = size = size - 1
         bound = session if position == 1 or kind in _BINDING else None
-        # A tuple in the order of `Place`, which takes longer to make and is the same when encoded.
-        place = (
+        # A tuple in the order of `HeaderPrefix`: it encodes to the same bytes and is built faster.
+        fields = (
             *(FORMAT, suite, tenant, stream_id, position, previous),
-            *(left, kind, draft.id, time, key_id, bound),
+            *(remaining, kind, draft.id, time, key_id, bound),
         )
-        prefix = _encode(place)[:-1]
+        prefix = _encode(fields)[:-1]
         body = seal(draft.payload, prefix)
         header = b"".join((prefix, b',"', digest_bytes(body), b'"]'))
         previous = digest_bytes(header).decode()
-        # As calling the class does, in half the time.
+        # Same as calling the class, in half the time.
         entries.append(tuple.__new__(Entry, (position, header, body)))
     return entries, Tip(position, previous)
 
 
 def digest(entry: Entry) -> str:
-    """Return the digest of an entry: that of its header as stored."""
+    """Return the digest of an entry, which is the digest of its header as stored."""
     return digest_of(entry.header)
 
 
 def inspect(name: str, entry: Entry) -> Linked:
-    """Parse an entry's header and check the entry against itself."""
+    """Parse an entry's header and check its position and its body against it."""
     try:
         header = _decode(entry.header)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -145,29 +149,31 @@ def inspect(name: str, entry: Entry) -> Linked:
     if header.position != entry.position:
         raise ChainError(name, entry.position, f"its header says position {header.position}")
     if entry.body is not None and digest_of(entry.body) != header.body:
-        raise ChainError(name, entry.position, "its body is not the one its header names")
-    place = entry.header[: -len(',"') - len(header.body) - len('"]')]
-    return Linked(entry, header, digest(entry), place)
+        raise ChainError(name, entry.position, "its body does not match the digest in its header")
+    prefix = entry.header[: -len(',"') - len(header.body) - len('"]')]
+    return Linked(entry, header, digest(entry), prefix)
 
 
 def _unreadable(name: str, entry: Entry) -> Exception:
     try:
-        found = msgspec.json.decode(entry.header)[0]
+        version = msgspec.json.decode(entry.header)[0]
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, LookupError, TypeError):
-        found = FORMAT
-    if isinstance(found, int) and FORMAT < found < 100:  # noqa: PLR2004 - more is not a version
-        return VersionError(f"{name!r} entry {entry.position}", str(found), str(FORMAT))
-    return ChainError(name, entry.position, "its header is not one")
+        version = FORMAT
+    if isinstance(version, int) and FORMAT < version < 100:  # noqa: PLR2004 - more is not a version
+        return VersionError(f"{name!r} entry {entry.position}", str(version), str(FORMAT))
+    return ChainError(name, entry.position, "its header does not parse")
 
 
 def follows(name: str, older: Tip, newer: Linked) -> None:
-    """Raise ChainError unless the newer entry stands right after the older one and links to it."""
+    """Raise ChainError unless the newer entry directly follows the older one and links to it."""
     position = newer.entry.position
     if position != older.position + 1:
         missing = older.position + 1
-        raise ChainError(name, missing, f"it is missing: {position} comes after {older.position}")
+        raise ChainError(
+            name, missing, f"it is missing: {older.position} is followed by {position}"
+        )
     if older.digest is not None and newer.header.previous != older.digest:
-        raise ChainError(name, older.position, f"entry {position} links to another one")
+        raise ChainError(name, older.position, f"entry {position} links to a different entry")
 
 
 def belongs(stream: Stream, linked: Linked) -> None:
@@ -180,26 +186,26 @@ def belongs(stream: Stream, linked: Linked) -> None:
 
 
 def open_body(name: str, linked: Linked, cipher: Cipher) -> bytes:
-    """Return the payload of a checked entry."""
+    """Return the payload of a verified entry."""
     position, body = linked.entry.position, linked.entry.body
     if body is None:
         raise ChainError(name, position, "its body is missing")
     if linked.header.suite != cipher.suite:
         raise VersionError(f"{name!r} entry {position}", linked.header.suite, cipher.suite)
     try:
-        return cipher.open(body, linked.place)
+        return cipher.open(body, linked.prefix)
     except ValueError as error:
-        raise PayloadError(name, position, "its body does not open") from error
+        raise PayloadError(name, position, "its body cannot be decrypted or unwrapped") from error
 
 
 def decode(name: str, linked: Linked, cipher: Cipher) -> Content:
-    """Return the content of a checked entry."""
+    """Return the content of a verified entry."""
     payload = open_body(name, linked, cipher)
     return codec.decode(linked.header.kind, payload, stream=name, position=linked.entry.position)
 
 
 def record(name: str, linked: Linked, content: Content) -> Record:
-    """Return a checked entry as the record that applications see."""
+    """Return a verified entry as the record that applications see."""
     header = linked.header
     try:
         time = datetime.fromisoformat(header.time)
@@ -209,18 +215,18 @@ def record(name: str, linked: Linked, content: Content) -> Record:
 
 
 def timestamp(seconds: float) -> str:
-    """Return a time in UTC as headers carry it."""
-    whole, micro = divmod(round(seconds * _SECOND), _SECOND)
-    return f"{_second(whole)}.{str(_SECOND + micro)[1:]}Z"  # `:06` takes three times as long.
+    """Format a time, in seconds since the epoch, as headers store it: UTC with microseconds."""
+    second, micro = divmod(round(seconds * _SECOND), _SECOND)
+    return f"{_second(second)}.{str(_SECOND + micro)[1:]}Z"  # `:06` is three times slower
 
 
-@lru_cache(maxsize=8)  # Many records of one second: the calendar is the slow part.
-def _second(whole: int) -> str:
-    return datetime.fromtimestamp(whole, UTC).isoformat()[:-6]
+@lru_cache(maxsize=8)  # many records share a second, and the calendar is the slow part
+def _second(second: int) -> str:
+    return datetime.fromtimestamp(second, UTC).isoformat()[:-6]
 
 
 class Batches:
-    """Groups checked entries, in order, into whole batches; tells torn ones apart."""
+    """Groups verified entries, in order, into complete batches and detects torn ones."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -228,35 +234,37 @@ class Batches:
 
     @property
     def torn(self) -> tuple[int, int] | None:
-        """The first and last position of a batch that has not ended."""
+        """The first and last position of the batch that is still incomplete, if any."""
         if not self._open:
             return None
         return self._open[0].entry.position, self._open[-1].entry.position
 
     def copy(self) -> "Batches":
-        """Return one that goes its own way from here."""
-        other = Batches(self._name)
-        other._open = [*self._open]
-        return other
+        """Return an independent copy."""
+        copied = Batches(self._name)
+        copied._open = [*self._open]
+        return copied
 
     def add(self, linked: Linked) -> list[Linked]:
-        """Return the entries that became whole with this one: none, or a batch."""
+        """Return the batch that this entry completes, or nothing."""
         header = linked.header
         if header.kind == Recovered.kind:
             self._open.clear()
             return [linked]
-        if self._open and header.left != self._open[-1].header.left - 1:
+        if self._open and header.remaining != self._open[-1].header.remaining - 1:
             raise ChainError(self._name, header.position, "it does not continue its batch")
         self._open.append(linked)
-        return self.flush() if header.left == 0 else []
+        return self.flush() if header.remaining == 0 else []
 
     def flush(self) -> list[Linked]:
-        """Return what is open as if it were whole: a shared past may end within a batch."""
-        whole, self._open = self._open, []
-        return whole
+        """Return the open batch as if it were complete: shared history may end within a batch."""
+        batch, self._open = self._open, []
+        return batch
 
 
 def torn_error(name: str, torn: tuple[int, int]) -> TornError:
-    """Say that a batch was cut by a crash."""
+    """Return the error for a batch that a crash truncated."""
     first, last = torn
-    return TornError(name, first, f"a crash cut this batch after entry {last}; it was not stored")
+    return TornError(
+        name, first, f"a crash truncated this batch after entry {last}; it counts as not stored"
+    )

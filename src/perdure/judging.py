@@ -1,7 +1,8 @@
-"""What others wrote, held against plans that were made without knowing of it. Pure.
+"""Reject plans invalidated by records that other writers appended in the meantime. Pure.
 
-A note goes on after a conflict, and the handle then knows more than its caller: what was taken in
-on the way is kept here, until the caller was told to look.
+A plan that conflicts with nothing, such as a note, is retried after a conflict. The handle has then
+applied records that its caller has not seen. They are kept here until the caller refreshes or gets
+a ConflictError, so that a later plan made without them is still rejected.
 """
 
 from collections.abc import Iterable
@@ -13,34 +14,37 @@ from perdure.records import Message
 
 
 class Unseen:
-    """What others wrote that a write took in on its way, and that no caller was told of."""
+    """Records of other writers that a write applied, and that no caller has been notified of."""
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._after = 0
-        """The position that they came after, if there are any."""
+        """The position before the first of them, if there are any."""
         self.contents: dict[tuple[str, str], Content] = {}
 
-    def overlook(self, newer: Iterable[Content], after: int) -> None:
-        """Remember what was taken in, after a position, without the caller being told of it."""
+    def add(self, newer: Iterable[Content], after: int) -> None:
+        """Add records that were applied after a position without notifying the caller.
+
+        The newest of each kind and subject is enough, so the memory used stays small.
+        """
         if not self.contents:
             self._after = after
         for content in newer:
-            about = "" if content.kind == Message.kind else content.subject
-            self.contents[content.kind, about] = content
+            subject = "" if content.kind == Message.kind else content.subject
+            self.contents[content.kind, subject] = content
 
-    def tell(self) -> None:
-        """Count everything as seen: the caller refreshed, or was told to look."""
+    def clear(self) -> None:
+        """Count everything as seen: the caller refreshed, or got a ConflictError."""
         self.contents = {}
 
-    def judge(
+    def find_conflict(
         self, plan: Plan, newer: Iterable[Content], after: int, head: int
     ) -> ConflictError | None:
-        """Return the conflict if what others wrote, after a position, makes a plan void."""
-        voiding = [content.kind for content in newer if plan.void_by(content)]
-        if not voiding:
+        """Return a ConflictError if records after a position invalidate a plan, else None."""
+        kinds = [content.kind for content in newer if plan.invalidated_by(content)]
+        if not kinds:
             return None
-        # That the turn was taken over says more than that its new owner has spoken.
-        kind = next((kind for kind in voiding if kind.startswith("turn.")), voiding[-1])
+        # A turn taken over by another handle explains more than the messages it then wrote.
+        kind = next((kind for kind in kinds if kind.startswith("turn.")), kinds[-1])
         first = self._after if self.contents else after
         return ConflictError(self._name, first, head, f"a {kind} record came first")

@@ -1,8 +1,8 @@
-"""A mapping that never changes and of which changed copies are cheap. Pure.
+"""An immutable mapping with cheap modified copies. Pure.
 
-A copy shares the old layer, which is large, and has a new layer of its own, which stays about as
-small as the root of the old one. When it has grown, the two become one: so n changes cost about
-n times the root of n, and not n times n.
+A copy shares the large old layer and has a small new layer of its own, which stays below about the
+square root of the old one's size. When it grows beyond that, the layers are merged: n changes cost
+about n·√n, not n².
 """
 
 from collections.abc import Iterator, Mapping
@@ -10,16 +10,16 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
-_SMALL = 16  # Below this, copying costs less than thinking about it.
+_SMALL = 16  # keys; a smaller new layer is copied rather than merged
 
 
 class Layered(Mapping[str, T], Generic[T]):
-    """Keys come in the order in which they were first put."""
+    """An immutable mapping; keys iterate in the order of their first `put`."""
 
     __slots__ = ("_length", "_new", "_old")
 
     def __init__(self, values: dict[str, T] | None = None) -> None:
-        """Take a dict over; nobody may change it any more."""
+        """Take ownership of a dict; the caller must not change it afterwards."""
         self._old: dict[str, T] = values if values is not None else {}
         self._new: dict[str, T] = {}
         self._length = len(self._old)
@@ -37,7 +37,7 @@ class Layered(Mapping[str, T], Generic[T]):
         return self._length
 
     def put(self, key: str, value: T) -> "Layered[T]":
-        """Return a mapping in which the key has this value."""
+        """Return a copy in which the key has this value."""
         new = {**self._new, key: value}
         if len(new) > _SMALL and len(new) ** 2 > len(self._old):
             return Layered({**self._old, **new})

@@ -1,11 +1,13 @@
-"""How sessions begin, branch and end. Pure: steps over replicas that are loaded for the purpose.
+"""Open, list, branch and delete sessions. Pure: steps over replicas loaded for the purpose.
 
-A branch shares its parent's past, so the parent must stay while the branch lives. Creating one
-writes a keep in the parent, then the branch's first entry, then the keep once more, as complete.
-Deleting the parent looks for the branch of every keep, and writes its record right after the state
-in which it found none. Both end with a write in the parent's stream, so one of them is second, sees
-the other and gives way. A branch is used by nobody before it is complete: whoever opens one that is
-not, completes it first.
+A branch shares its parent's history, so the parent must exist while the branch does. Creating a
+branch writes a keep in the parent, then the branch's first entry, then the keep again, marked
+complete. Deleting the parent looks up the branch of every keep, and appends the deletion only to
+the state in which it found none. Both end with a write to the parent's stream, so the second of the
+two gets a conflict, sees the other one and fails. A branch is not usable before it is complete:
+opening an incomplete one completes it first, or deletes it if its parent is deleted.
+
+To edit: a crash may happen between any two writes, so the order above must not change.
 """
 
 from collections.abc import Sequence
@@ -23,48 +25,51 @@ from perdure.settings import Settings
 from perdure.steps import Steps
 from perdure.writing import require_labels, require_session_id
 
-PAGE = 256
-FIRST_PAGE = 64  # Whoever shows a page of sessions does not wait for four.
+PAGE = 256  # heads per request
+FIRST_PAGE = 64  # heads; a caller that shows one screen of sessions should not wait for a full page
 
 UNFINISHED = "its parent was deleted before the branch was complete"
 
 
 def opened(name: object, settings: Settings, *, must_exist: bool) -> Steps[Replica]:
-    """Load a session."""
+    """Load a session, and finish a deletion that a crash interrupted.
+
+    NotFoundError if it must exist and does not.
+    """
     replica = Replica(require_session_id(name), settings)
     yield from _load(replica)
-    if replica.fold.deleted:
+    if replica.state.deleted:
         yield from _finish_dropping(replica)
     if must_exist and not replica.exists:
-        hint = "it was deleted" if replica.fold.deleted else "store.session(...) would create it"
+        hint = "it was deleted" if replica.state.deleted else "store.session(...) would create it"
         raise NotFoundError(f"session {replica.name!r}", hint)
     return replica
 
 
 def _load(replica: Replica) -> Steps[None]:
-    """Load a session. A branch that was cut off while it was made is completed, or ended."""
+    """Load a session. A branch whose creation was interrupted is completed or deleted."""
     if not (yield from _loaded(replica)):
         yield from _retract(replica, UNFINISHED)
         yield from replica.load()
 
 
 def _loaded(replica: Replica) -> Steps[bool]:
-    """Load a session; False if it is a branch whose past was deleted before it was complete."""
+    """Load a session; False if it is an incomplete branch whose parent was deleted."""
     try:
         yield from replica.load()
-        lineage = replica.fold.lineage
+        lineage = replica.state.lineage
         if not lineage or replica.tip.position > lineage[0].at + 1:
-            return True
+            return True  # Written to after its first entry, so it was complete.
         return (yield from _completed(replica, lineage[0]))
-    except NotFoundError:  # Its past is gone, and nobody was told of it.
+    except NotFoundError:  # The shared history is deleted, so no caller ever got this branch.
         return False
 
 
 def _completed(child: Replica, parent: Ancestor) -> Steps[bool]:
-    """Complete a branch that nobody has written to; False if its parent ended first."""
+    """Complete a branch that has only its first entry; False if its parent was deleted first."""
     owner = Replica(parent.name, child.settings)
     yield from owner.load()
-    for keep, kept in owner.fold.keeps.items():
+    for keep, kept in owner.state.keeps.items():
         if kept.stream == child.past.stream.id:
             if not kept.complete:
                 try:
@@ -76,14 +81,14 @@ def _completed(child: Replica, parent: Ancestor) -> Steps[bool]:
 
 
 def _finish_dropping(replica: Replica) -> Steps[None]:
-    """Drop what a crash left between the record of a deletion and the dropping."""
+    """Drop the entries that a crash left behind between the deletion record and the drop."""
     first = yield from steps.read(replica.name, after=0, limit=1)
-    if first and first[0].position < replica.fold.begin:
-        yield from steps.drop(replica.name, before=replica.fold.begin)
+    if first and first[0].position < replica.state.begin:
+        yield from steps.drop(replica.name, before=replica.state.begin)
 
 
 def require_choice(prefix: object, after: object, labels: Sequence[str]) -> None:
-    """Raise UsageError unless sessions can be chosen by these."""
+    """Raise UsageError unless these are valid arguments for listing sessions."""
     require_labels(labels)
     for text in (prefix, after, *labels):
         require_str(text, "a prefix, id or label")
@@ -92,7 +97,7 @@ def require_choice(prefix: object, after: object, labels: Sequence[str]) -> None
 def listed(
     *, prefix: str, after: str, labels: Sequence[str], deleted: bool, limit: int = PAGE
 ) -> Steps[tuple[Sequence[Head], str | None]]:
-    """Return a page of heads, and the name to go on after, or None at the end."""
+    """Return a page of heads, and the `after` of the next page, or None at the end."""
     require_choice(prefix, after, labels)
     page = yield from steps.heads(
         prefix=prefix, after=after, labels=labels, without=left_out(deleted=deleted), limit=limit
@@ -101,35 +106,37 @@ def listed(
 
 
 def left_out(*, deleted: bool) -> tuple[str, ...]:
-    """Return the labels of sessions that a listing leaves out."""
+    """Return the labels of sessions that a listing excludes."""
     return () if deleted else (DELETED,)
 
 
 def branch(source: Replica, name: object, *, at: object) -> Steps[Replica]:
-    """Create a session that shares the source's past up to and with a position."""
+    """Create a session that shares the source's history up to and including a position."""
     stream = Stream(require_session_id(name), source.settings.token(), source.settings.tenant)
-    fold, past, _ = source.view
+    state, past, _ = source.view
     newest = past.torn[0] - 1 if past.torn else past.tip.position
     position = newest if at is None else require_int(at, "at")
-    if position == 0 and not fold.begin:  # Before a first turn there is no past to share.
+    if position == 0 and not state.begin:  # No history to share: the branch is a new session.
         yield from _require_free(stream.session)
         return Replica(stream.session, source.settings)
-    first = max(fold.begin, 1)
+    first = max(state.begin, 1)
     if not first <= position <= newest:
         raise UsageError(
-            f"a branch of {source.name!r} begins at {first} to {newest}, not {position}"
+            f"a branch of {source.name!r} must begin at {first} to {newest}, not {position}"
         )
     shared = yield from reading.entry_at(past, position)
     past = past.until(shared.tip)
     yield from _require_whole(past, shared)
     yield from _require_free(stream.session)
-    fold = yield from source.fold_of(past)
+    state = yield from source.state_at(past)
+    # The position may be in the history that the source shares itself: the stream that stores it
+    # has to keep the branch.
     owner = Replica(past.segment(position).stream.session, source.settings)
     yield from owner.load()
     kept = Kept(reason=Kept.BEGINS, branch=stream.session, stream=stream.id)
     keep = source.settings.new_id()
     yield from _write(owner, _keep(keep, kept, position))
-    yield from _begin(stream, fold, owner, shared.tip, keep)
+    yield from _begin(stream, state, owner, shared.tip, keep)
     child = Replica(stream.session, source.settings)
     try:
         yield from _write(owner, _keep(keep, _complete(kept), position))
@@ -141,26 +148,28 @@ def branch(source: Replica, name: object, *, at: object) -> Steps[Replica]:
 
 
 def _require_whole(past: Past, linked: Linked) -> Steps[None]:
-    """Refuse a position within a batch that a crash cut short: nothing there was ever stored."""
-    left, position = linked.header.left, linked.entry.position
+    """Raise UsageError for a position in an incomplete batch: it does not count as stored."""
+    left, position = linked.header.remaining, linked.entry.position
     if not left:
         return
     name = past.segment(position).stream.session
     rest = yield from steps.read(name, after=position, limit=left)
     headers = [journal.inspect(name, entry).header for entry in rest]
     if len(headers) < left or any(header.kind == Recovered.kind for header in headers):
-        raise UsageError(f"{name!r} entry {position} was cut off by a crash: choose another")
+        reason = f"entry {position} of {name!r} is part of a batch that a crash interrupted"
+        raise UsageError(f"{reason}: choose another position")
 
 
 def _require_free(name: str) -> Steps[None]:
+    """Raise UsageError if a session with this name exists or was deleted."""
     head = yield from steps.head(name)
     if head is not None:
-        state = (
-            "was deleted, and its name can not begin a branch"
+        reason = (
+            "was deleted, and its name cannot be used for a branch"
             if DELETED in head.labels
             else "exists"
         )
-        raise UsageError(f"session {name!r} {state}: choose another name")
+        raise UsageError(f"session {name!r} {reason}: choose another name")
 
 
 def _complete(kept: Kept) -> Kept:
@@ -168,26 +177,26 @@ def _complete(kept: Kept) -> Kept:
 
 
 def _keep(keep: str, kept: Kept, position: int) -> Plan:
-    """Plan a keep for a branch; void if the position belongs to a life that has ended."""
+    """Plan a keep for a branch; NotFoundError if its position has been deleted since."""
 
     def make(batch: Batch) -> Made:
         yield from ()
-        if batch.fold.deleted or batch.fold.begin > position:
-            raise NotFoundError(f"session {batch.name!r}", "it was deleted meanwhile")
+        if batch.state.deleted or batch.state.begin > position:
+            raise NotFoundError(f"session {batch.name!r}", "it was deleted in the meantime")
         return batch.add_content(keep, kept)
 
     return Plan("keep", keep, make)
 
 
-def _begin(stream: Stream, fold: Fold, owner: Replica, shared: Tip, keep: str) -> Steps[None]:
-    """Store the first entry of a branch, or end the keep if the name was taken meanwhile."""
+def _begin(stream: Stream, state: Fold, owner: Replica, shared: Tip, keep: str) -> Steps[None]:
+    """Store the first entry of a branch; if the name was taken meanwhile, release the keep."""
     settings, parent = owner.settings, owner.past.stream
     content = Branched(parent=parent.session, stream=parent.id, at=shared.position)
     draft = Draft(settings.new_id(), content, codec.encode(content))
     time = settings.now()
     entries, tip = journal.link(stream, shared, [draft], time=time, cipher=settings.cipher)
-    fold.apply(tip.position, draft.id, content, draft.payload)
-    first = Append(stream.session, entries, fold.head_labels, begins=True)
+    state.apply(tip.position, draft.id, content, draft.payload)
+    first = Append(stream.session, entries, state.head_labels, begins=True)
     outcome = yield from steps.commit(first)
     if outcome.status != "stored":
         yield from _write(owner, _release(owner, keep))
@@ -195,11 +204,12 @@ def _begin(stream: Stream, fold: Fold, owner: Replica, shared: Tip, keep: str) -
 
 
 def _release(owner: Replica, keep: str) -> Plan:
+    """Plan the release of a keep; adds nothing if it is released already."""
     record_id = owner.settings.new_id()
 
     def make(batch: Batch) -> Made:
         yield from ()
-        if keep not in batch.fold.keeps:
+        if keep not in batch.state.keeps:
             return batch.position
         return batch.add_content(record_id, Released(keep=keep))
 
@@ -207,19 +217,19 @@ def _release(owner: Replica, keep: str) -> Plan:
 
 
 def delete(name: object, settings: Settings, *, reason: str) -> Steps[None]:
-    """End a session and drop what was before; refuse while branches or holds need it."""
+    """Delete a session and drop its entries; InUseError while branches or holds need it."""
     require_str(reason, "reason")
     replica = Replica(require_session_id(name), settings)
     yield from _load(replica)
     if not replica.exists:
-        if replica.fold.deleted:
+        if replica.state.deleted:
             yield from _finish_dropping(replica)
         raise NotFoundError(f"session {replica.name!r}")
     yield from _end(replica, reason)
 
 
 def _needed(kept: Kept) -> Steps[bool]:
-    """Whether what a keep is for is there: a hold always is, a branch may never have begun."""
+    """Whether a keep is still needed: a hold always is, a branch only if it was created."""
     if not kept.branch:
         return True
     head = yield from steps.head(kept.branch)
@@ -231,20 +241,21 @@ def _needed(kept: Kept) -> Steps[bool]:
 
 
 def _end(replica: Replica, reason: str) -> Steps[None]:
+    """Append the deletion record, drop what is before it, and release the keep in the parent."""
     record_id = replica.settings.new_id()
 
     def make(batch: Batch) -> Made:
-        if batch.fold.deleted:
+        if batch.state.deleted:
             raise NotFoundError(f"session {batch.name!r}")
-        by = []
-        for kept in batch.fold.keeps.values():
+        users = []
+        for kept in batch.state.keeps.values():
             if (yield from _needed(kept)):
-                by.append(kept.branch or kept.reason)  # noqa: PERF401 - a list can not yield
-        if by:
-            raise InUseError(batch.name, tuple(by))
+                users.append(kept.branch or kept.reason)  # noqa: PERF401 - cannot yield in a list
+        if users:
+            raise InUseError(batch.name, tuple(users))
         return batch.add_content(record_id, Deleted(reason=reason))
 
-    lineage = replica.fold.lineage
+    lineage = replica.state.lineage  # Before the write: the deletion clears it.
     position = yield from _write(replica, Plan("delete", "", make))
     yield from steps.drop(replica.name, before=position)
     if lineage:
@@ -252,9 +263,9 @@ def _end(replica: Replica, reason: str) -> Steps[None]:
 
 
 def _retract(replica: Replica, reason: str) -> Steps[None]:
-    """End a branch that nobody has written to, without reading its past, which is gone.
+    """Delete a branch that has only its first entry, without reading its deleted history.
 
-    If it has ended already, or somebody else ends it now, that is as good.
+    It is no error if the branch is deleted already, or if another process deletes it now.
     """
     (last,) = yield from steps.read(replica.name, after=0, limit=1, reverse=True)
     linked = journal.inspect(replica.name, last)
@@ -271,11 +282,11 @@ def _retract(replica: Replica, reason: str) -> Steps[None]:
 
 
 def _let_go(child: Replica, parent: str) -> Steps[None]:
-    """End the keep that a deleted branch had in its parent, unless the parent has ended too."""
+    """Release the keep that a deleted branch has in its parent, unless that is deleted too."""
     owner = Replica(parent, child.settings)
     try:
         yield from owner.load()
-        for keep, kept in owner.fold.keeps.items():
+        for keep, kept in owner.state.keeps.items():
             if kept.stream == child.past.stream.id:
                 yield from _write(owner, _release(owner, keep))
     except (ConflictError, NotFoundError):
@@ -283,6 +294,7 @@ def _let_go(child: Replica, parent: str) -> Steps[None]:
 
 
 def _write(replica: Replica, plan: Plan) -> Steps[int]:
+    """Write one plan; return its result, or raise its error."""
     (answer,) = yield from replica.write([plan])
     if isinstance(answer, int):
         return answer

@@ -1,14 +1,14 @@
-"""Set up the log of persistence events in one call, and carry correlation ids.
+"""Set up logging of persistence events in one call, and pass correlation ids.
 
     import perdure.logging
     perdure.logging.json()                      # JSON lines on standard error
 
-    with perdure.logging.correlation("req-9"):  # events of this task, and turns begun in it
+    with perdure.logging.correlation("req-9"):  # events and turns of this task
         ...
 
-Everything goes through the standard library's logger `perdure`, with the fields of an event as
-attributes of the log record, so that any handler, filter or structlog's `ExtraAdder` sees them.
-`perdure.events` lists the events.
+Events go through the standard library's logger `perdure`, with the event's fields as attributes
+of the log record, so that any handler, filter or structlog's `ExtraAdder` sees them.
+`perdure.events` lists the events. Nothing is configured on import.
 """
 
 import logging
@@ -26,12 +26,12 @@ from perdure.events import LOGGER, correlation_id
 
 __all__ = ["CorrelationFilter", "JsonFormatter", "correlation", "correlation_id", "json"]
 
-# What every log record has; the rest was put there by somebody, and is what one wants to see.
+# Standard attributes of every log record; all others are fields to show.
 _ORDINARY = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line: time, level, logger, event or message, then the fields."""
+    """Formats one JSON object per line: time, level, logger, message, then the fields."""
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {
@@ -48,7 +48,7 @@ class JsonFormatter(logging.Formatter):
 
 
 class CorrelationFilter(logging.Filter):
-    """Gives every log record that passes the correlation id of its task, unless it has one."""
+    """Sets the correlation id of the current task on each log record that has none."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         if not getattr(record, "correlation_id", ""):
@@ -61,23 +61,23 @@ def json(
 ) -> logging.Handler:
     """Write persistence events as JSON lines to standard error, a stream or a file.
 
-    Return the handler, for `removeHandler`. Calling it again replaces what it had set up.
+    Return the handler, for `removeHandler`. Calling it again replaces the previous handler.
     """
     logger = logging.getLogger(LOGGER)
     handler: logging.Handler
     if isinstance(target, str | Path):
         if not Path(target).parent.is_dir():
-            raise UsageError(f"there is no directory {Path(target).parent}: make it first")
+            raise UsageError(f"directory {Path(target).parent} does not exist: create it first")
         handler = logging.FileHandler(target, encoding="utf-8")
     else:
         handler = logging.StreamHandler(target or sys.stderr)
     handler.setFormatter(JsonFormatter())
     handler.addFilter(CorrelationFilter())
     handler.set_name("perdure.logging.json")
-    for former in [*logger.handlers]:
-        if former.get_name() == handler.get_name():
-            logger.removeHandler(former)
-            former.close()
+    for previous in [*logger.handlers]:
+        if previous.get_name() == handler.get_name():
+            logger.removeHandler(previous)
+            previous.close()
     logger.addHandler(handler)
     logger.setLevel(level)
     return handler
@@ -85,7 +85,7 @@ def json(
 
 @contextmanager
 def correlation(value: str) -> Iterator[None]:
-    """Let the events of this block, and of tasks started in it, carry an id."""
+    """Set the correlation id for events of this block and of tasks started in it."""
     token = correlation_id.set(value)
     try:
         yield

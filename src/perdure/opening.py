@@ -1,4 +1,8 @@
-"""An address comes in, a store goes out: the one place that knows which backends there are."""
+"""Turn an address into a store. This is the only module that knows which backends exist.
+
+Addresses come in as text or paths; stores or backends go out. Backend modules are imported only
+when an address needs them. Error texts never repeat an address that may contain a password.
+"""
 
 import os
 import re
@@ -25,7 +29,7 @@ if TYPE_CHECKING:
     from perdure.store_async import AsyncStore
     from perdure.tokens import Counter
 
-# scheme → the module and class that serve it, and the package that they need.
+# scheme → the module and class of its backend, and the package to install for it.
 SCHEMES = {
     "files": ("perdure.backends.files", "FilesBackend", ""),
     "memory": ("perdure.backends.memory", "MemoryBackend", ""),
@@ -33,7 +37,7 @@ SCHEMES = {
     "sqlite": ("perdure.backends.sqlite", "SqliteBackend", "apsw"),
 }
 
-# Of these the driver is async by itself; the others get a thread.
+# Schemes with an async driver; all others run in a thread (`Offload`).
 ASYNC = {
     "postgresql": (
         "perdure.backends.postgres_async",
@@ -44,7 +48,7 @@ ASYNC = {
 ADDRESSES = {
     "postgresql": ("perdure.backends.postgres_address", "parse", "perdure[postgres]"),
 }
-SERVERS = frozenset(("postgresql",))  # Their classes are given the whole address.
+SERVERS = frozenset(("postgresql",))  # Their classes take the whole address, not only a path.
 ALIASES = {"postgres": "postgresql"}
 ACCEPT = "accept="
 
@@ -62,15 +66,16 @@ def open(
 ) -> Store:
     """Open a store: a path, `files:directory`, `postgresql://…`, `memory:`, or a backend.
 
-    A path is a SQLite file, as `sqlite:path` is; `memory:` is for tests. `types` names the caller's
-    own classes that values may hold: dataclasses, pydantic models, or a TypeCodec. `clock` is where
-    recorded times come from; nothing else depends on it. With `verify_writes` every append is read
-    back and compared before it counts as stored. `tokens`, the name of a model or a Counter of
-    one's own, has the tokens of messages counted as they are stored, so that windows need not count
-    them again.
+    A path is a SQLite file, as is `sqlite:path`; `memory:` is for tests. `types` registers the
+    caller's own classes that values may hold: dataclasses, pydantic models, or a TypeCodec. `clock`
+    returns the recorded times, in seconds since 1970; nothing else depends on it. With
+    `verify_writes` every append is read back and compared before it counts as stored. `tokens`, a
+    model's name or a custom Counter, counts the tokens of messages as they are stored, so that
+    windows need not count them again.
 
-    What would break a promise of the store is UnsupportedError, unless the address accepts it by
-    name: `sqlite:agents.db?accept=network-filesystem`. `Store.guarantees` tells what holds.
+    A setting that would break a promise of the store raises UnsupportedError, unless the address
+    accepts it by name: `sqlite:agents.db?accept=network-filesystem`. `Store.guarantees` lists what
+    is guaranteed.
     """
     settings = settings_of(types, clock, verify_writes=verify_writes, tokens=tokens)
     if isinstance(address, str | os.PathLike):
@@ -90,8 +95,8 @@ def open_async(
 ) -> "AsyncStore":
     """Open a store for code in an event loop; otherwise the same as `open`.
 
-    It opens the file, or asks the server, at once: call it when the application starts. The methods
-    of the store are awaited.
+    The call itself blocks: it opens the file, or connects to the server, at once. Call it when the
+    application starts. The methods of the store are awaited.
     """
     from perdure.store_async import AsyncStore
 
@@ -103,12 +108,13 @@ def open_async(
     return AsyncStore(address, settings)
 
 
-def require_backend(given: object) -> None:
-    missing = [name for name in ("append", "read", "streams", "drop") if not hasattr(given, name)]
+def require_backend(backend: object) -> None:
+    """Raise UsageError unless an object has the methods of a backend."""
+    missing = [name for name in ("append", "read", "streams", "drop") if not hasattr(backend, name)]
     if missing:
-        kind = type(given).__name__
-        hint = ": give the address that it was opened with" if kind.endswith("Store") else ""
-        raise UsageError(f"an address must be str, a path or a backend, not {kind}{hint}")
+        kind = type(backend).__name__
+        hint = ": pass the address that it was opened with" if kind.endswith("Store") else ""
+        raise UsageError(f"an address must be a str, a path or a backend, not {kind}{hint}")
 
 
 def settings_of(
@@ -128,23 +134,23 @@ def settings_of(
     )
 
 
-def _require_counter(given: "Counter | None") -> "Counter | None":
-    if given is not None and not (hasattr(given, "name") and hasattr(given, "count")):
-        kind = type(given).__name__
-        raise UsageError(f"tokens must be the name of a model or a counter, not {kind}")
-    return given
+def _require_counter(counter: "Counter | None") -> "Counter | None":
+    if counter is not None and not (hasattr(counter, "name") and hasattr(counter, "count")):
+        kind = type(counter).__name__
+        raise UsageError(f"tokens must be the name of a model or a Counter, not {kind}")
+    return counter
 
 
 def backend_of(address: Address) -> Backend:
     scheme, rest, accept = _taken_apart(address)
     if scheme == "memory":
         if rest or accept:
-            what = repr(rest) if rest else "something to accept"
-            raise UsageError(f"a memory store has no name, {what} was given: use 'memory:'")
+            what = "a name" if rest else "an accept= option"
+            raise UsageError(f"a memory store cannot have {what}: write just 'memory:'")
         return _class(scheme, SCHEMES)()  # type: ignore[no-any-return]
     if not rest:
         what = "a directory" if scheme == "files" else "a file, such as 'agents.db'"
-        raise UsageError(f"the path is empty: give the name of {what}")
+        raise UsageError(f"the path is empty: pass the name of {what}")
     cls = _class(scheme, SCHEMES)
     backend: Backend = cls(rest, accept=accept) if accept else cls(rest)
     _tell_downgrades(backend)
@@ -163,10 +169,10 @@ def async_backend_of(address: Address) -> AsyncBackend:
 
 
 def _taken_apart(address: Address) -> tuple[str, str, frozenset[str]]:
-    """Return a known scheme, what its class is given, and which weaknesses are accepted."""
+    """Split an address into scheme, argument for its backend class, and accepted weaknesses."""
     text = os.fspath(address)
     if isinstance(text, bytes):
-        raise UsageError("a path must be str, not bytes: decode it with os.fsdecode")
+        raise UsageError("a path must be a str, not bytes: decode it with os.fsdecode")
     if not isinstance(address, str):
         return "sqlite", text, frozenset()
     scheme, rest = scheme_of(text)
@@ -189,14 +195,15 @@ def _class(scheme: str, classes: Mapping[str, tuple[str, str, str]]) -> Any:
         return getattr(import_module(module), name)
     except ModuleNotFoundError as error:
         shown = repr(package) if "[" in package else package
-        hint = f"they need the package {error.name!r}: pip install {shown}"
-        raise UnsupportedError(f"{scheme}: stores", hint) from error
+        hint = f"pip install {shown}"
+        reason = f"{scheme}: stores need the package {error.name!r}, which is not installed"
+        raise UnsupportedError(reason, hint) from error
 
 
 def scheme_of(address: str) -> tuple[str, str]:
-    """Return the scheme of an address, by its usual name, and the rest but for what it accepts.
+    """Return the canonical scheme of an address, and the rest without its `accept=` option.
 
-    UsageError for what is no address of a file, and perhaps one of a server with its password.
+    Raises UsageError for a path that looks like a server's address, perhaps with a password.
     """
     scheme, rest = _parse(split_accept(address)[0])
     scheme = ALIASES.get(scheme, scheme)
@@ -205,7 +212,7 @@ def scheme_of(address: str) -> tuple[str, str]:
 
 
 def path_of(address: Address) -> Path | None:
-    """Return the path of a store on disk, None for any other."""
+    """Return the path of a store on disk, None for any other store."""
     if not isinstance(address, str):
         return Path(address)
     scheme, rest = scheme_of(address)
@@ -213,26 +220,26 @@ def path_of(address: Address) -> Path | None:
 
 
 def postgres_of(address: str) -> "PostgresAddress":
-    """Take the address of a Postgres store apart; UnsupportedError without its driver."""
+    """Parse the address of a Postgres store; UnsupportedError if the driver is not installed."""
     scheme, rest = scheme_of(address)
-    found: PostgresAddress = _class(scheme, ADDRESSES)(f"{scheme}:{rest}")
-    return found
+    parsed: PostgresAddress = _class(scheme, ADDRESSES)(f"{scheme}:{rest}")
+    return parsed
 
 
 def split_accept(address: str) -> tuple[str, frozenset[str]]:
-    """Take `accept=word,word` out of the query of an address: which weaknesses are accepted."""
+    """Remove `accept=word,word` from an address's query; return the rest and the words."""
     base, _, query = address.partition("?")
     pairs = query.split("&")
     rest = "&".join(pair for pair in pairs if not pair.startswith(ACCEPT))
     if rest == query:
         return address, frozenset()
-    given = [unquote(pair.removeprefix(ACCEPT)) for pair in pairs if pair.startswith(ACCEPT)]
-    words = (word.strip() for word in ",".join(given).split(","))
+    options = [unquote(pair.removeprefix(ACCEPT)) for pair in pairs if pair.startswith(ACCEPT)]
+    words = (word.strip() for word in ",".join(options).split(","))
     return base + (f"?{rest}" if rest else ""), frozenset(word for word in words if word)
 
 
 def not_making(address: str) -> str:
-    """Return an address that makes no tables, unless it says itself that it may."""
+    """Return an address that creates no tables, unless it has its own `migrate=` option."""
     scheme, rest = scheme_of(address)
     if scheme not in SERVERS or "migrate=" in rest:
         return address
@@ -240,31 +247,31 @@ def not_making(address: str) -> str:
 
 
 def _tell_downgrades(backend: "Backend | AsyncBackend") -> None:
-    for one in guarantees_of(backend).accepted:
-        fields = {"store": backend.name, "accepted": one.name, "costs": one.costs}
+    for downgrade in guarantees_of(backend).accepted:
+        fields = {"store": backend.name, "accepted": downgrade.name, "costs": downgrade.costs}
         events.tell("downgrade", fields)
 
 
-_SERVER = "; Postgres is the only server so far, and there are no object stores"
+_SERVER = "; Postgres is the only supported server, and object stores are not supported"
 _SCHEME_HINTS = {
     "file": "; a SQLite file is 'sqlite:path' or just its path",
     **dict.fromkeys(("redis", "rediss", "s3", "gs"), _SERVER),
 }
 
 
-# What stands in the place of a path and was surely meant for a server, perhaps with a password.
-# Further inside, `user=42` is the name of a directory.
+# A path that was surely meant as a server's address, perhaps with a password. The patterns are
+# anchored: deeper inside a path, `user=42` is a legitimate directory name.
 _FOR_A_SERVER = re.compile(
     r"""://
-    | (?:^|[\s:;?&]) (?:host|hostaddr|dbname|user|\w*password) \s* =  # as libpq takes it
-    | ^\W* postgres(?:ql)? \W* //                                     # a colon was forgotten
+    | (?:^|[\s:;?&]) (?:host|hostaddr|dbname|user|\w*password) \s* =  # libpq's keywords
+    | ^\W* postgres(?:ql)? \W* //                                     # a colon is missing
     | ^\W* postgres(?:ql)? \W .* : .* @
     | ^/* (?![a-z]:[\\/]) [^/\\:@]+ : .* @                             # user:password@host
     """,
     re.IGNORECASE | re.DOTALL | re.VERBOSE,
 )
 
-# The same where a path is not expected: the names of sessions may be addresses of something else.
+# Stricter, for texts that are not paths: a session's name may be some other kind of address.
 _STORE = re.compile(
     r"""(?<!\w) (?: postgres(?:ql)? \W{0,3} // | (?:files|memory|sqlite) :// )
     | (?:^|[\s:;?&'"(]) \w*password \s* =""",
@@ -275,42 +282,43 @@ _WRITE = "write 'postgresql://user@host/database' for a server"
 
 
 def holds_address(text: str) -> bool:
-    """Whether a text holds what looks like the address of a store, perhaps with a password."""
+    """Return whether a text contains what looks like a store's address, perhaps with a password."""
     return _STORE.search(text) is not None
 
 
 def _require_bare(address: str, path: str) -> None:
-    """Raise UsageError, which repeats nothing, for what must not become the name of a file."""
-    remedy = f"{_WRITE}, or give a Path if that is the name of a file"
+    """Raise UsageError, without repeating the address, if it must not become a file name."""
+    remedy = f"{_WRITE}, or pass a Path if that is the name of a file"
     if address != address.strip() or path != path.strip():
         raise UsageError(f"the address begins or ends with white space: {remedy}")
     if address.startswith(_QUOTES) or path.startswith(_QUOTES) or path.endswith(_QUOTES):
-        raise UsageError(f"the address begins or ends with a quote: without quotes, {remedy}")
+        raise UsageError(f"the address begins or ends with a quote: remove the quotes, {remedy}")
     if _FOR_A_SERVER.search(path):
-        reason = "the address looks like that of a server, so it is not repeated here"
+        reason = "the path looks like a server's address (not shown, as it may have a password)"
         raise UsageError(f"{reason}: {remedy}")
 
 
 def _require_meant(scheme: str, rest: str) -> None:
-    """Refuse what is legal as a path, but surely meant as something else."""
+    """Raise UsageError for a legal path that was surely meant as something else."""
     if rest in (":memory:", "memory") and scheme == "sqlite":
-        raise UsageError("a store in memory is 'memory:'; for a file of that name give a Path")
+        raise UsageError("a store in memory is 'memory:'; for a file of that name pass a Path")
     if scheme in ("sqlite", "files") and rest.startswith("//"):
         path = rest.lstrip("/")
         raise UsageError(
-            f"write {scheme + ':' + path!r}, or {scheme + ':/' + path!r} from the root"
+            f"{scheme}: addresses have no '//': write {scheme + ':' + path!r} for a relative path,"
+            f" {scheme + ':/' + path!r} for an absolute one"
         )
     if "?" in rest:
         option = rest[rest.index("?") :]
-        reason = f"unknown option {option!r}: the address of a {scheme} store knows '?accept=…'"
-        hint = "; if that is its name, give a Path" if scheme == "sqlite" else ""
-        raise UsageError(f"{reason} only{hint}")
+        reason = f"unknown option {option!r}: a {scheme}: address can only have '?accept=…'"
+        hint = "; if '?' is part of the file's name, pass a Path" if scheme == "sqlite" else ""
+        raise UsageError(f"{reason}{hint}")
     if rest.startswith("~"):
-        raise UsageError(f"'~' is not expanded: give Path({rest!r}).expanduser()")
+        raise UsageError(f"'~' is not expanded: pass Path({rest!r}).expanduser()")
 
 
 def _parse(address: str) -> tuple[str, str]:
-    """Split an address. One letter and a colon is a drive, not a scheme."""
+    """Split an address at its scheme. One letter and a colon is a Windows drive, not a scheme."""
     match = re.match(r"([A-Za-z][A-Za-z0-9+.-]+):(.*)", address, re.DOTALL)
     if match is None:
         return "sqlite", address

@@ -1,8 +1,8 @@
-"""A batch that failed: what that means for each append in it.
+"""Retry the appends of a failed group commit one by one.
 
-One stream may be damaged or locked, and the others know nothing of it. So each append of the batch
-goes once more, alone, and is answered for itself. Only a store that is away as a whole is not
-asked again for each: that would be waited for as often as there are sessions.
+One damaged or locked stream must not fail the others, so each append of the batch is sent again
+alone and gets its own result. An unavailable store is not retried per append: every session would
+wait for the full timeout.
 """
 
 import contextlib
@@ -15,64 +15,68 @@ Turn = TypeVar("Turn")
 
 
 class Parting(Generic[Turn]):
-    """Stands in place of an outcome: this append goes alone. All of one batch share it.
+    """Takes the place of an outcome: this append must be retried alone. One batch shares one.
 
-    They take turns, so that nobody asks a store that was found to be away. Where the batch waited
-    for something in vain, each may have to wait as long, and then they do it at the same time:
-    `turn` makes what is held while one is sent.
+    Retries run one at a time, under `lock`, so that none is sent to a store that an earlier one
+    found unavailable. If the batch itself timed out, each retry may take as long, so then they run
+    concurrently, without a lock.
     """
 
-    __slots__ = ("_away", "_part", "error", "turn")
+    __slots__ = ("_retry", "_store_down", "error", "lock")
 
     def __init__(
         self,
         error: Exception,
         size: int,
-        turn: Callable[[], Turn],
-        part: "Callable[[Parting[Turn], Any, Any], object]" = lambda *_: None,
+        lock: Callable[[], Turn],
+        retry: "Callable[[Parting[Turn], Any, Any], object]" = lambda *_: None,
     ) -> None:
         self.error = error
-        self._away = error if size == 1 else None  # One that went alone has its answer.
-        waits = isinstance(error, UnavailableError)
-        self.turn: Turn | contextlib.nullcontext[None] = (
-            contextlib.nullcontext() if waits else turn()
+        self._store_down = error if size == 1 else None  # A batch of one was alone already.
+        timed_out = isinstance(error, UnavailableError)
+        self.lock: Turn | contextlib.nullcontext[None] = (
+            contextlib.nullcontext() if timed_out else lock()
         )
-        self._part = part
+        self._retry = retry
 
-    def part(self, append: Any, waiter: Any) -> None:
-        """Have an append sent for somebody who waits for its answer, other than a thread."""
-        self._part(self, append, waiter)
+    def retry_for(self, append: Any, waiter: Any) -> None:
+        """Send an append again for a waiter that is no thread, such as a future."""
+        self._retry(self, append, waiter)
 
     @contextlib.contextmanager
-    def alone(self) -> Iterator[None]:
-        """Send one append in this block, unless it would be in vain."""
-        if self._away is not None:
-            raise for_another(self._away)
+    def attempt(self) -> Iterator[None]:
+        """Guard the sending of one append; raise at once if the store was found unavailable."""
+        if self._store_down is not None:
+            raise for_another(self._store_down)
         try:
             yield
         except UsageError:
             if isinstance(self.error, UsageError):
                 raise
-            # It was closed meanwhile; what became of the first try is unknown.
+            # The store was closed meanwhile, so the outcome of the first attempt stays unknown:
+            # report that, not that the store is closed.
             raise for_another(self.error) from None
         except UnavailableError as error:
             if is_away(error):
-                self._away = error
+                self._store_down = error
             raise
 
 
 def is_away(error: BaseException) -> bool:
-    """Tell whether an error is about the whole store, so that nobody else has a better chance."""
+    """Return whether an error concerns the whole store, so that retrying others is pointless."""
     return isinstance(error, UnavailableError) and not error.of_one
 
 
 def sets_apart(error: Exception) -> bool:
-    """Tell whether the next append of the same stream should not join others."""
+    """Return whether the next append of the same stream must not share a commit with others."""
     return not (is_away(error) or isinstance(error, UsageError))
 
 
 def for_another(error: BaseException) -> BaseException:
-    """Return an error of its own for somebody who waited, with the first one as its cause."""
+    """Return a copy of an error for another waiter, with the original as its cause.
+
+    Each waiter raises its own object, because raising changes an exception's traceback.
+    """
     if isinstance(error, PerdureError):
         copy: BaseException = type(error)(*error.args)
         vars(copy).update(vars(error))

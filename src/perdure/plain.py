@@ -1,8 +1,10 @@
-"""Objects of SDKs → plain data: dicts, lists and scalars. Pure; no SDK is imported.
+"""Convert SDK objects to plain data: dicts, lists and scalars.
 
-An object is asked through its own export methods, by the names that the provider uses. What was
-never set is left out of an SDK's object (the provider did not send it) and kept in any other one
-(its class means the default).
+Objects come in, plain data goes out. Pure; no SDK is imported.
+
+An object is converted by its own export methods, with the provider's field names. Unset fields are
+omitted for an SDK object (the provider did not send them) and kept for any other (its class means
+the default).
 """
 
 from collections.abc import Mapping
@@ -15,7 +17,7 @@ import msgspec
 
 from perdure.errors import UsageError
 
-# Deeper trees are left as they are: `codec` refuses them by their path.
+# levels; deeper trees are left as they are, and `codec` rejects them with their path
 _DEPTH_MAX = 100
 
 _ATOMS = frozenset({str, int, float, bool, type(None)})
@@ -23,27 +25,27 @@ _STORABLE = frozenset({bytes, date, Decimal})
 
 
 def is_sdk_object(value: object) -> bool:
-    """Say whether a value is a model of the OpenAI or Anthropic SDK, or of one made like them."""
+    """Whether a value is a model of the OpenAI or Anthropic SDK, or of a similar one."""
     kind = type(value)
     return hasattr(kind, "to_dict") and hasattr(kind, "model_dump")
 
 
 def field_of(value: object, name: str) -> Any:
-    """Return a field of a dict or an attribute of an object, None if it has none."""
+    """Return a field of a dict or an attribute of an object; None if missing."""
     return value.get(name) if type(value) is dict else getattr(value, name, None)
 
 
 def dump(value: object, *, mode: str = "python") -> Any:
-    """Return what an object's own export method gives, or None where there is none.
+    """Return the result of an object's own export method; None if it has none.
 
-    An SDK's object gives plain data at once, except for what its user's own classes parsed.
+    An SDK object exports to plain data, except for values parsed into the user's own classes.
     """
     kind = type(value)
     try:
         if is_sdk_object(value):
             if hasattr(kind, "__pydantic_validator__"):
-                # Objects are built unchecked and parsed ones differ from their annotations, which
-                # pydantic would warn about.
+                # SDKs build objects without validation, and parsed ones differ from their
+                # annotations: pydantic would warn about both.
                 return value.to_dict(mode=mode, warnings=False)  # type: ignore[attr-defined]
             return value.to_dict()  # type: ignore[attr-defined]
         if hasattr(kind, "__pydantic_validator__") and hasattr(kind, "model_dump"):
@@ -54,7 +56,7 @@ def dump(value: object, *, mode: str = "python") -> Any:
             return msgspec.to_builtins(value, builtin_types=(bytes, datetime, date, Decimal))
     except (ValueError, TypeError, RecursionError) as error:
         name = kind.__qualname__
-        reason = f"a {name} can not be exported"
+        reason = f"a {name} cannot be exported"
         raise UsageError(f"{reason}: convert it to a dict of plain JSON data first") from error
     if hasattr(kind, "__dataclass_fields__"):
         return {name: getattr(value, name) for name in kind.__dataclass_fields__}
@@ -62,23 +64,23 @@ def dump(value: object, *, mode: str = "python") -> Any:
 
 
 def exported(value: object) -> dict[str, Any] | None:
-    """Return an object as plain data, or None if it is not one that can be exported.
+    """Return an object as plain data; None if it cannot be exported.
 
-    Tuples and sets become lists, enums their values. Bytes, dates and decimals stay: `codec` packs
-    them. Where a pydantic model holds something else, its JSON form is taken.
+    Tuples and sets become lists, enums their values. Bytes, dates and decimals are kept: `codec`
+    packs them. If a pydantic model contains any other value, its JSON form is used.
     """
     data = dump(value)
     if not isinstance(data, dict):
         return None
     foreign: list[object] = []
-    found: dict[str, Any] = _plain(data, foreign, 0)
+    plain: dict[str, Any] = _plain(data, foreign, 0)
     if foreign and hasattr(type(value), "__pydantic_validator__"):
-        found = _plain(dump(value, mode="json"), foreign, 0)
-    return found
+        plain = _plain(dump(value, mode="json"), foreign, 0)
+    return plain
 
 
 def plain_parts(parts: Any) -> Any:
-    """Return a list with each object of an SDK in it exported; the list itself if it has none."""
+    """Return a list with its SDK objects exported; the same list if it has none."""
     if type(parts) is not list:
         return parts
     if any(type(part) is not dict and is_sdk_object(part) for part in parts):
@@ -87,7 +89,7 @@ def plain_parts(parts: Any) -> Any:
 
 
 def _plain(value: Any, foreign: list[object], depth: int) -> Any:
-    """Return a value as plain data; what has no plain form is put on a list and left in place."""
+    """Return a value as plain data; values without a plain form stay and go into `foreign`."""
     kind = type(value)
     if kind in _ATOMS or depth > _DEPTH_MAX:
         return value

@@ -1,8 +1,12 @@
-"""Writes as plans over the fold: what to add, and what of others makes it void. Pure.
+"""Writes as plans over a session's state: the records to add, and the records that conflict. Pure.
 
-A plan is made once and may be carried out several times: when another writer was first, the
-session catches up and asks `void_by` of everything new; a plan that still holds is made again, with
-the same record ids, on the newer state.
+In: arguments that were checked and encoded already. Out: a `Plan`, whose `make` adds records to a
+`Batch`. No plan does I/O itself; one that has to read yields steps.
+
+A plan is created once and may be executed several times. When another writer was first, the session
+catches up and calls `invalidated_by` for each new record; a plan that is still valid is executed
+again on the newer state, with the same record ids. To edit: `make` must therefore decide from the
+batch alone and must not generate ids, and a new plan kind needs a row in `YIELDS`.
 """
 
 import re
@@ -28,69 +32,70 @@ _ABOUT_TURNS = frozenset(
 
 
 class Yields(NamedTuple):
-    """The kinds of record that void a plan: any of them, or those about the same subject."""
+    """The kinds of record that invalidate a plan: with any subject, or only with the same one."""
 
-    to_any: frozenset[str] = frozenset()
-    to_same: frozenset[str] = frozenset()
-    open: bool = False
-    """Whether anybody may write it while one handle holds the session's lease."""
+    any_subject: frozenset[str] = frozenset()
+    same_subject: frozenset[str] = frozenset()
+    bypasses_lease: bool = False
+    """Whether any handle may write it while another one holds the session's lease."""
 
 
-# The session is not the one that was seen: it ended, or it began as a branch meanwhile.
+# The session is no longer the one the caller saw: it was deleted, or created as a branch.
 _NEW_PAST = frozenset({"deleted", "branched"})
 _TURN_CHANGES = frozenset({"turn.continued", "turn.completed", "turn.failed", "turn.abandoned"})
 
-# The one place that says who yields to whom. All but `delete` also yield to `_NEW_PAST`, and all
-# that are not open yield to whoever holds the lease.
+# The only definition of which records invalidate which plans. `_NEW_PAST` also invalidates every
+# plan but `delete`. Plans that do not bypass the lease fail while another handle holds it.
 YIELDS: dict[str, Yields] = {
-    # Said in view of a conversation that has gone on since: the speaker must look again.
-    "message": Yields(to_any=frozenset({"message"}), to_same=_TURN_CHANGES),
-    # A part of an answer says nothing yet; that the turn was taken over ends it. The end of a
-    # streamed answer was heard already: it is not taken back because somebody else spoke meanwhile.
-    "piece": Yields(to_same=_TURN_CHANGES),
-    "answer": Yields(to_same=_TURN_CHANGES),
-    "summary": Yields(to_any=frozenset({"summary", "summary.undone"})),
-    "turn.begin": Yields(to_any=frozenset({"message", "turn.begun"})),
-    "turn.continue": Yields(to_same=_TURN_CHANGES),
-    # The end of a turn says nothing about what others wrote, only about the turn.
-    "turn.end": Yields(to_same=_TURN_CHANGES),
-    # A version is made in view of the version before.
-    "value": Yields(to_same=frozenset({"value"})),
+    # Written in view of a conversation that has changed since: the caller must re-read it.
+    "message": Yields(any_subject=frozenset({"message"}), same_subject=_TURN_CHANGES),
+    # A chunk is no message yet, so only the loss of its turn invalidates it. The end of a streamed
+    # answer was already shown to the user, so another writer's message does not invalidate it.
+    "piece": Yields(same_subject=_TURN_CHANGES),
+    "answer": Yields(same_subject=_TURN_CHANGES),
+    "summary": Yields(any_subject=frozenset({"summary", "summary.undone"})),
+    "turn.begin": Yields(any_subject=frozenset({"message", "turn.begun"})),
+    "turn.continue": Yields(same_subject=_TURN_CHANGES),
+    # Ending a turn depends on that turn only, not on other writers' messages.
+    "turn.end": Yields(same_subject=_TURN_CHANGES),
+    # A new version is derived from the version before.
+    "value": Yields(same_subject=frozenset({"value"})),
     # These commute with everything.
-    "note": Yields(open=True),
-    "label": Yields(open=True),
+    "note": Yields(bypasses_lease=True),
+    "label": Yields(bypasses_lease=True),
     "pin": Yields(),
     "tools": Yields(),
-    # These ask the state about the same effect each time they are made. What became of a call is a
-    # fact about the world, whoever holds the session by now.
+    # These look up their effect in the state at each execution. The outcome of a call is a fact
+    # about the outside world, so it is recorded even if another handle holds the lease by now.
     "effect.intend": Yields(),
-    "effect.settle": Yields(open=True),
-    # This asks the state about the same approval: the first decision counts, whoever decides.
-    "approval.decide": Yields(open=True),
-    "keep": Yields(open=True),
-    "release": Yields(open=True),
-    "refresh": Yields(open=True),
-    "catch-up": Yields(open=True),
-    # These ask the state who holds the session each time. A renewal is the holder's alone.
-    "lease.take": Yields(open=True),
+    "effect.settle": Yields(bypasses_lease=True),
+    # This looks up its approval in the state at each execution: the first decision counts.
+    "approval.decide": Yields(bypasses_lease=True),
+    "keep": Yields(bypasses_lease=True),
+    "release": Yields(bypasses_lease=True),
+    "refresh": Yields(bypasses_lease=True),
+    "catch-up": Yields(bypasses_lease=True),
+    # These look up the lease holder in the state at each execution. Only the holder may renew.
+    "lease.take": Yields(bypasses_lease=True),
     "lease.renew": Yields(),
-    "lease.release": Yields(open=True),
-    # Whether it may go is asked of the state each time, so nothing that was appended voids it.
+    "lease.release": Yields(bypasses_lease=True),
+    # It checks at each execution whether the session is in use, so no record invalidates it.
     "delete": Yields(),
 }
 
 
 class Batch:
-    """The records of one append while they are put together, tried on a draft of the fold."""
+    """The records of one append while it is being built, applied to a draft of the state."""
 
-    def __init__(self, name: str, fold: Fold, tip: Tip) -> None:
+    def __init__(self, name: str, state: Fold, tip: Tip) -> None:
         self.name = name
-        self.fold = fold.draft()
+        self.state = state.draft()
         self.tip = tip
         self.drafts: list[Draft] = []
         self.values: dict[str, bytes] = {}
-        """Values in full that became known on the way, by key."""
+        """The full values that this batch sets, by key."""
         self.last: bytes | None = None
+        """The payload of the newest message in this batch."""
 
     @property
     def position(self) -> int:
@@ -103,7 +108,7 @@ class Batch:
 
     def add_all(self, drafts: Sequence[Draft]) -> int:
         """Add records, as `add` does; return the position of the last one."""
-        apply, position = self.fold.apply, self.tip.position + len(self.drafts)
+        apply, position = self.state.apply, self.tip.position + len(self.drafts)
         for draft in drafts:
             content, payload = draft.content, draft.payload
             position += 1
@@ -116,104 +121,105 @@ class Batch:
     def add_content(self, record_id: str, content: Content) -> int:
         return self.add(Draft(record_id, content, codec.encode(content)))
 
-    def known(self, drafts: Sequence[Draft]) -> Known | None:
-        """Return where drafts already stand under the caller's own id, or None if they do not.
+    def find_stored(self, drafts: Sequence[Draft]) -> Known | None:
+        """Return where drafts are already stored under the caller's id, or None if they are not.
 
-        The first one bears the id, and a digest of all where there are several. The same id with
-        other content is a DivergenceError.
+        The first draft has the caller's id, and a digest of all drafts if there are several. The
+        same id with other content is a DivergenceError.
         """
         if not drafts or drafts[0].id.startswith(GENERATED):
             return None
-        record_id, given = drafts[0].id, fingerprint(said(drafts[0].content, drafts[0].payload))
-        if turn_key(record_id) in self.fold.ids:
+        record_id = drafts[0].id
+        new_fingerprint = fingerprint(said(drafts[0].content, drafts[0].payload))
+        if turn_key(record_id) in self.state.ids:
             raise DivergenceError(self.name, record_id, "a turn", "a record")
-        known = self.fold.ids.get(record_id)
-        if known is not None and known.fingerprint != given:
-            own_id = record_id.partition("\t")[0]  # A turn's input is named after the turn.
-            raise DivergenceError(self.name, own_id, known.fingerprint, given)
-        return known
+        stored = self.state.ids.get(record_id)
+        if stored is not None and stored.fingerprint != new_fingerprint:
+            caller_id = record_id.partition("\t")[0]  # A turn's input is "<turn id>\tinput".
+            raise DivergenceError(self.name, caller_id, stored.fingerprint, new_fingerprint)
+        return stored
 
 
 Made = Steps[int]
-"""What making a plan gives. A name, because an annotation is evaluated at every `def`."""
+"""The steps that execute a plan. An alias, because annotations are evaluated at every `def`."""
 
 
 class Plan(msgspec.Struct, frozen=True, gc=False):
-    """`make` adds the plan's records to a batch and returns the answer for the caller.
+    """A write: `make` adds its records to a batch and returns the result for the caller.
 
-    Where it has to read for that it is a generator of steps; otherwise a plain function will do.
+    `make` is a generator of steps if it has to read; otherwise a plain function will do.
     """
 
     kind: str
     subject: str
     make: Callable[[Batch], Made | int]
 
-    def made(self, batch: Batch) -> Made:
-        """Make the plan, whether it is a generator or not."""
-        answer = self.make(batch)
-        return answer if isinstance(answer, int) else (yield from answer)
+    def execute(self, batch: Batch) -> Made:
+        """Add the plan's records to a batch, whether `make` is a generator or not."""
+        result = self.make(batch)
+        return result if isinstance(result, int) else (yield from result)
 
     @property
     def turn(self) -> str:
-        """The turn that the plan is about, if it is about one."""
+        """The id of the turn that the plan writes to, or an empty string."""
         return self.subject if self.kind in _ABOUT_TURNS else ""
 
     @property
-    def open(self) -> bool:
-        """Whether it may be carried out while another handle holds the lease."""
-        return YIELDS[self.kind].open
+    def bypasses_lease(self) -> bool:
+        """Whether the plan may be executed while another handle holds the lease."""
+        return YIELDS[self.kind].bypasses_lease
 
-    def void_by(self, content: Content) -> bool:
-        """Say whether a record by somebody else makes this plan void."""
+    def invalidated_by(self, content: Content) -> bool:
+        """Return whether a record by another writer makes this plan invalid."""
         if content.kind in _NEW_PAST:
             return self.kind != "delete"
-        yields = YIELDS[self.kind]
-        if content.kind in yields.to_any:
+        rule = YIELDS[self.kind]
+        if content.kind in rule.any_subject:
             return True
-        return content.kind in yields.to_same and content.subject == self.subject
+        return content.kind in rule.same_subject and content.subject == self.subject
 
 
 def add_drafts(drafts: Sequence[Draft]) -> Callable[[Batch], int]:
-    """Add records that need nothing of the fold, once: an id that stands already is answered."""
+    """Return a `make` that adds fixed records, unless they are already stored under their id."""
     return partial(_added, drafts)
 
 
 def _added(drafts: Sequence[Draft], batch: Batch) -> int:
-    known = batch.known(drafts) if drafts[0].id[:1] != GENERATED else None
-    return batch.add_all(drafts) if known is None else known.position + len(drafts) - 1
+    stored = batch.find_stored(drafts) if drafts[0].id[:1] != GENERATED else None
+    return batch.add_all(drafts) if stored is None else stored.position + len(drafts) - 1
 
 
 def require_text(text: object, what: str, *, longest: int) -> str:
-    """Return a name that a caller chose, or say what is wrong with it."""
+    """Return a caller-chosen name, or raise UsageError that says what is wrong with it."""
     name = require_str(text, what)
     size = len(name.encode())
     if not 1 <= size <= longest:
         raise UsageError(f"{what} must be 1 to {longest} bytes of UTF-8, not {size}")
     if _CONTROL.search(name):
-        raise UsageError(f"{what} must not hold control characters")
+        raise UsageError(f"{what} must not contain control characters")
     return name
 
 
 def require_str(text: object, what: str) -> str:
-    """Return a text that may be empty, or say why it could not be read back as it is."""
+    """Return a text, which may be empty; raise UsageError if UTF-8 cannot encode it."""
     if type(text) is not str:
         raise UsageError(f"{what} must be str, not {type(text).__name__}")
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise UsageError(f"{what} holds a lone surrogate at index {error.start}") from None
+        raise UsageError(f"{what} contains a lone surrogate at index {error.start}") from None
     return text
 
 
 def require_int(number: object, what: str) -> int:
-    """Return a number that a caller gave, or say what is wrong with it."""
+    """Return an integer argument, or raise UsageError that says what is wrong with it."""
     if type(number) is not int:
         raise UsageError(f"{what} must be int, not {type(number).__name__}")
     return number
 
 
 def require_timeout(seconds: object, what: str = "timeout") -> float | None:
-    """Return for how long a caller is willing to wait; None for ever."""
+    """Return a timeout in seconds; None waits forever. Anything else is a UsageError."""
     if seconds is None:
         return None
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds >= 0:

@@ -1,7 +1,9 @@
-"""Read a session's past, backwards from a known end or forwards to it, checking every link. Pure.
+"""Read a session's history, backward from a known tip or forward to it, verifying every link. Pure.
 
-A branch shares its parent's past, so a past can lie in several streams; positions count on through
-them, so a position says in which one to look.
+A branch shares its parent's history, so a history can span several streams. Positions run through
+all of them, so a position identifies the stream to read.
+
+I/O is yielded as requests (see `steps`). Damage is raised, never skipped silently.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,13 +21,13 @@ from perdure.journal import Batches, Linked, Stream, Tip
 from perdure.records import Branched, Deleted, Recovered
 from perdure.steps import Steps
 
-PAGE = 128  # Half a snapshot interval: opening takes two or three reads.
+PAGE = 128  # entries; half a snapshot interval, so that opening takes two or three reads
 
 OnDamage = Callable[[DamagedError], object]
 
 
 class Segment(NamedTuple):
-    """The part of a past that lies in one stream: positions after `low`, up to `high`."""
+    """The part of a history stored in one stream: positions after `low`, up to `high`."""
 
     stream: Stream
     low: int
@@ -33,7 +35,7 @@ class Segment(NamedTuple):
 
 
 class Past(msgspec.Struct, frozen=True, gc=False):
-    """Where everything up to a tip is to be found, and how to open it."""
+    """The streams that hold a session's entries up to a tip, and the cipher that opens them."""
 
     stream: Stream
     tip: Tip
@@ -45,26 +47,26 @@ class Past(msgspec.Struct, frozen=True, gc=False):
     @property
     def segments(self) -> list[Segment]:
         """The segments, oldest first."""
-        found = []
+        segments = []
         stream, high = self.stream, self.tip.position
         for name, stream_id, at in self.lineage:
             if high > at:
-                found.append(Segment(stream, at, high))
+                segments.append(Segment(stream, at, high))
             stream, high = Stream(name, stream_id, self.stream.tenant), min(at, high)
-        found.append(Segment(stream, max(self.begin - 1, 0), high))
-        return found[::-1]
+        segments.append(Segment(stream, max(self.begin - 1, 0), high))
+        return segments[::-1]
 
     def until(self, tip: Tip) -> "Past":
-        """The part of it that ends at a tip."""
+        """The same history, ending at an earlier tip."""
         return msgspec.structs.replace(self, tip=tip, torn=None)
 
     def segment(self, position: int) -> Segment:
         """The segment that holds a position."""
-        return next(found for found in self.segments if found.low < position <= found.high)
+        return next(segment for segment in self.segments if segment.low < position <= segment.high)
 
 
 def missing(name: str, position: int) -> Steps[NoReturn]:
-    """Say why an entry is not there: its session was deleted meanwhile, or it is damage."""
+    """Raise for a missing entry: NotFoundError if its session was deleted, else ChainError."""
     first = yield from steps.read(name, after=0, limit=1)
     begins_later = bool(first) and first[0].position > position
     if begins_later and journal.inspect(name, first[0]).header.kind == Deleted.kind:
@@ -72,72 +74,75 @@ def missing(name: str, position: int) -> Steps[NoReturn]:
     raise ChainError(name, position, "it is missing")
 
 
-def entry_at(past: Past, position: int) -> Steps[Linked]:
-    """Read one entry and check it against itself and its stream."""
-    stream = past.segment(position).stream
-    found = yield from steps.read(stream.session, after=position - 1, limit=1)
-    if not found or found[0].position != position:
+def entry_at(history: Past, position: int) -> Steps[Linked]:
+    """Read one entry and verify it against its own header and its stream."""
+    stream = history.segment(position).stream
+    entries = yield from steps.read(stream.session, after=position - 1, limit=1)
+    if not entries or entries[0].position != position:
         yield from missing(stream.session, position)
-    linked = journal.inspect(stream.session, found[0])
+    linked = journal.inspect(stream.session, entries[0])
     journal.belongs(stream, linked)
     return linked
 
 
-def content_at(past: Past, position: int) -> Steps[Content]:
-    linked = yield from entry_at(past, position)
-    return journal.decode(past.stream.session, linked, past.cipher)
+def content_at(history: Past, position: int) -> Steps[Content]:
+    linked = yield from entry_at(history, position)
+    return journal.decode(history.stream.session, linked, history.cipher)
 
 
 def read_back(append: Append) -> Steps[None]:
-    """Raise DamagedError unless the store gives back exactly what it said that it stored."""
+    """Raise DamagedError unless the store returns exactly the entries it acknowledged."""
     name, first, last = append.stream, append.entries[0].position, append.entries[-1]
-    found = yield from steps.read(name, after=first - 1, limit=len(append.entries))
-    if list(found) != list(append.entries):
-        wrong = [given.position for given in append.entries if given not in found]
-        raise DamagedError(name, wrong[0], "what was read back is not what was written")
+    entries = yield from steps.read(name, after=first - 1, limit=len(append.entries))
+    if list(entries) != list(append.entries):
+        wrong = [entry.position for entry in append.entries if entry not in entries]
+        raise DamagedError(name, wrong[0], "the entry read back differs from the one written")
     head = yield from steps.head(name)
-    reached = Tip(head.position, head.digest) if head else Tip(0, "")
+    stored = Tip(head.position, head.digest) if head else Tip(0, "")
     written = Tip(last.position, journal.digest(last))
-    if reached != written and reached.position <= written.position:
-        raise DamagedError(name, last.position, "the head was not moved to what was written")
+    # A later position is fine: another writer may have appended since.
+    if stored != written and stored.position <= written.position:
+        raise DamagedError(name, last.position, "the head was not advanced to the written entry")
 
 
 def require_head(name: str, head: Head | None, tail: Sequence[Linked]) -> None:
-    """Raise unless what was read agrees with the head: a tail that was cut off shows here."""
+    """Raise unless the tail that was read matches the head; this detects a truncated tail."""
     if head is None or not tail:
         if head is not None:
-            raise ChainError(name, head.position, "the head names it, but it is missing")
+            raise ChainError(name, head.position, "the head points to it, but it is missing")
         if tail:
             raise DamagedError(name, 0, "it has entries, but no head")
         return
     if tail[0].entry.position < head.position:
-        raise ChainError(name, head.position, "the head names it, but it is missing")
+        raise ChainError(name, head.position, "the head points to it, but it is missing")
     for linked in tail:
         if linked.entry.position == head.position and linked.digest != head.digest:
-            raise ChainError(name, head.position, "it is not the entry that the head names")
+            raise ChainError(name, head.position, "it is not the entry that the head points to")
 
 
 class Backward:
-    """Reads from an end to the beginning, each entry checked by the one after it.
+    """Reads from a tip back to the beginning, verifying each entry by its successor.
 
-    Without a tip it begins wherever the stream ends, and takes the stream's id from there.
+    Without a history it starts at the end of the stream and takes the stream's id from there.
     """
 
-    def __init__(self, name: str, cipher: Cipher, past: Past | None = None, *, tenant: str) -> None:
+    def __init__(
+        self, name: str, cipher: Cipher, history: Past | None = None, *, tenant: str
+    ) -> None:
         self._name = name
         self._cipher = cipher
         self._tenant = tenant
-        self._stream = past.stream if past else None
-        self._expected = past.tip if past else None
-        self.ended = past is not None and past.tip.position == 0
-        if past is not None and past.tip.position:
-            self._enter(past.segment(past.tip.position).stream)
+        self._stream = history.stream if history else None
+        self._expected = history.tip if history else None
+        self.ended = history is not None and history.tip.position == 0
+        if history is not None and history.tip.position:
+            self._enter(history.segment(history.tip.position).stream)
 
     def _enter(self, stream: Stream) -> None:
         self._name, self._stream = stream.session, stream
 
     def page(self, limit: int = PAGE) -> Steps[list[Linked]]:
-        """Return the next entries, newest first; none at the beginning of the past."""
+        """Return the next entries, newest first; an empty list at the beginning of the history."""
         if self.ended:
             return []
         after = self._expected.position + 1 if self._expected else 0
@@ -173,8 +178,8 @@ class Backward:
 def _broken(name: str, expected: Tip, linked: Linked) -> ChainError:
     position = linked.entry.position
     if position != expected.position:
-        return ChainError(name, expected.position, f"it is missing: {position} stands there")
-    return ChainError(name, position, "it is not the entry that the next one links to")
+        return ChainError(name, expected.position, f"it is missing: found entry {position} instead")
+    return ChainError(name, position, "it is not the entry that its successor links to")
 
 
 def _require_bound(name: str, linked: Linked) -> None:
@@ -185,34 +190,36 @@ def _require_bound(name: str, linked: Linked) -> None:
 def _branched(name: str, linked: Linked, cipher: Cipher) -> Branched:
     content = journal.decode(name, linked, cipher)
     if not isinstance(content, Branched) or content.at != linked.entry.position - 1:
-        raise ChainError(name, linked.entry.position, "it does not continue its parent's past")
+        raise ChainError(name, linked.entry.position, "it does not continue its parent's history")
     return content
 
 
-def newest_first(past: Past, *, kinds: frozenset[str], count: int | None) -> Steps[list[Linked]]:
+def newest_first(history: Past, *, kinds: frozenset[str], count: int | None) -> Steps[list[Linked]]:
     """Return the newest entries of some kinds, at most `count`, newest first.
 
-    Entries of torn batches are left out: a torn tail by its range, earlier ones by the record
-    that found them.
+    Entries of torn batches are skipped: a torn tail by its range, earlier ones by the `recovered`
+    record that follows them.
     """
-    found: list[Linked] = []
-    backward = Backward(past.stream.session, past.cipher, past, tenant=past.stream.tenant)
-    torn = past.torn or (0, 0)
-    wanted = PAGE if count is None else min(PAGE, 2 * count + 2)
-    while not backward.ended and (count is None or len(found) < count):
-        page = yield from backward.page(wanted)
-        wanted = min(PAGE, 2 * wanted)  # Where few of them are of these kinds, it is soon passed.
+    matches: list[Linked] = []
+    backward = Backward(
+        history.stream.session, history.cipher, history, tenant=history.stream.tenant
+    )
+    torn = history.torn or (0, 0)
+    limit = PAGE if count is None else min(PAGE, 2 * count + 2)
+    while not backward.ended and (count is None or len(matches) < count):
+        page = yield from backward.page(limit)
+        limit = min(PAGE, 2 * limit)  # If these kinds are rare, small pages would be many reads.
         for linked in page:
             if linked.header.kind == Recovered.kind:
-                content = journal.decode(past.stream.session, linked, past.cipher)
+                content = journal.decode(history.stream.session, linked, history.cipher)
                 torn = (content.first, content.last) if isinstance(content, Recovered) else torn
             if linked.header.kind in kinds and not torn[0] <= linked.entry.position <= torn[1]:
-                found.append(linked)
-    return found if count is None else found[:count]
+                matches.append(linked)
+    return matches if count is None else matches[:count]
 
 
 class _Item(NamedTuple):
-    """An entry on its way through `Forward`: checked against itself, or what is wrong with it."""
+    """An entry that `ForwardReader` has read but not yet returned: verified, or with its error."""
 
     position: int
     digest: str
@@ -221,49 +228,49 @@ class _Item(NamedTuple):
 
 
 class Forward:
-    """Reads from a position up to the end of a past, whole batches at a time.
+    """Reads from a position to the end of a history, in complete batches.
 
-    An entry is given out only when the one after it, or the tip, vouches for it: a header can be
-    altered so that it still parses. Damage is raised, or reported to `on_damage` and stepped over.
+    An entry is returned only after its successor, or the tip, confirms its digest, because an
+    altered header can still parse. Damage is raised, or reported to `on_damage` and skipped.
     """
 
-    def __init__(self, past: Past, *, after: int = 0, on_damage: OnDamage | None = None) -> None:
-        segments = [found for found in past.segments if found.high > after]
+    def __init__(self, history: Past, *, after: int = 0, on_damage: OnDamage | None = None) -> None:
+        segments = [segment for segment in history.segments if segment.high > after]
         start = max(after, segments[0].low) if segments else after
-        self._past = past
+        self._history = history
         self._on_damage = on_damage
         self._at = start
-        self._before = Tip(start, "" if start == 0 else None)
+        self._previous = Tip(start, "" if start == 0 else None)
         self._segments = iter(segments)
         self._segment = next(self._segments, None)
         self._waiting: list[_Item] = []
-        self._batches = Batches(past.stream.session)
+        self._batches = Batches(history.stream.session)
         self._ready: list[Linked] = []
         self.torn: list[tuple[int, int]] = []
 
     def page(self, limit: int = PAGE) -> Steps[list[Linked] | None]:
-        """Return the next whole entries (there may be none yet), or None at the end."""
+        """Return the entries of the next complete batches (maybe none yet), or None at the end."""
         if self._segment is None:
             return None
         yield from self._fill(self._segment, limit)
         ended = self._segment is None
-        while self._waiting and (ended or len(self._waiting) > 2):  # noqa: PLR2004 - see _verdict
-            self._settle(self._waiting.pop(0))
+        while self._waiting and (ended or len(self._waiting) > 2):  # noqa: PLR2004 - see _is_confirmed
+            self._deliver(self._waiting.pop(0))
         if ended:
             self._end_torn()
         ready, self._ready = self._ready, []
         return ready
 
-    # Taking entries in.
+    # Reading entries.
 
     def _fill(self, segment: Segment, limit: int) -> Steps[None]:
-        before = self._at
-        room = min(limit, segment.high - self._at)
-        for entry in (yield from self._read(segment, room)):
+        start = self._at
+        limit = min(limit, segment.high - self._at)
+        for entry in (yield from self._read(segment, limit)):
             if entry.position <= segment.high:
-                self._take(segment, entry)
-        if self._at == before:
-            yield from self._lost(segment)
+                self._queue(segment, entry)
+        if self._at == start:
+            yield from self._skip_segment(segment)
         if self._at >= segment.high:
             self._segment = next(self._segments, None)
 
@@ -274,18 +281,18 @@ class Forward:
         except DamagedError:
             if self._on_damage is None:
                 raise
-        # The store can not read that page: go one by one, to lose no more than is damaged.
+        # The store cannot read that page: read single entries, to skip only the damaged ones.
         try:
             return (yield from steps.read(name, after=after, limit=1))
         except DamagedError as error:
-            self._miss(after + 1, error)
+            self._queue_error(after + 1, error)
             return ()
 
-    def _take(self, segment: Segment, entry: Entry) -> None:
+    def _queue(self, segment: Segment, entry: Entry) -> None:
         name = segment.stream.session
         if entry.position != self._at + 1:
-            missing_from = ChainError(name, self._at + 1, f"it is missing, up to {entry.position}")
-            self._miss(entry.position - 1, missing_from)
+            gap = ChainError(name, self._at + 1, f"it is missing, up to {entry.position}")
+            self._queue_error(entry.position - 1, gap)
         digest = journal.digest(entry)
         try:
             linked = journal.inspect(name, entry)
@@ -295,77 +302,77 @@ class Forward:
             self._waiting.append(_Item(entry.position, digest, None, error))
         self._at = entry.position
 
-    def _miss(self, position: int, error: DamagedError) -> None:
+    def _queue_error(self, position: int, error: DamagedError) -> None:
         self._waiting.append(_Item(position, "", None, error))
         self._at = position
 
-    def _lost(self, segment: Segment) -> Steps[None]:
+    def _skip_segment(self, segment: Segment) -> Steps[None]:
         try:
             yield from missing(segment.stream.session, self._at + 1)
         except ChainError as error:
-            self._miss(self._at + 1, error)
+            self._queue_error(self._at + 1, error)
             self._at = segment.high
 
-    # Giving entries out.
+    # Returning entries.
 
-    def _settle(self, item: _Item) -> None:
-        name = self._past.stream.session
+    def _deliver(self, item: _Item) -> None:
+        name = self._history.stream.session
         try:
-            if item.linked is None or not self._vouched(item):
-                raise self._verdict(name, item)
-            self._link(name, item.linked)
-            self._before = item.linked.tip
-            self._batch(item.linked)
+            if item.linked is None or not self._is_confirmed(item):
+                raise self._error(name, item)
+            self._require_linked(name, item.linked)
+            self._previous = item.linked.tip
+            self._add_to_batch(item.linked)
         except DamagedError as error:
             if self._on_damage is None:
                 raise
             self._on_damage(error)
-            self._before = Tip(item.position, None)
+            self._previous = Tip(item.position, None)
             self._ready += self._batches.flush()
 
-    def _vouched(self, item: _Item) -> bool:
-        """Whether the next entry, or the tip, names this one; or the next one is the altered one.
+    def _is_confirmed(self, item: _Item) -> bool:
+        """Whether the successor or the tip links to this entry, or the successor is altered.
 
-        If the next entry does not link here, it is the next one that is altered unless its own
-        successor vouches for it.
+        If the successor does not link here, it is itself the altered entry, unless its own
+        successor confirms it.
         """
-        if item.position == self._past.tip.position:
-            return self._past.tip.digest in (None, item.digest)
-        following = self._after(item.position)
-        if following is None or following.linked is None:
+        if item.position == self._history.tip.position:
+            return self._history.tip.digest in (None, item.digest)
+        successor = self._successor(item.position)
+        if successor is None or successor.linked is None:
             return True
-        if following.linked.header.previous == item.digest:
+        if successor.linked.header.previous == item.digest:
             return True
-        return not self._named_by_successor(following)
+        return not self._successor_confirms(successor)
 
-    def _named_by_successor(self, item: _Item) -> bool:
-        if item.position == self._past.tip.position:
-            return self._past.tip.digest == item.digest
-        following = self._after(item.position)
-        if following is None or following.linked is None:
+    def _successor_confirms(self, item: _Item) -> bool:
+        if item.position == self._history.tip.position:
+            return self._history.tip.digest == item.digest
+        successor = self._successor(item.position)
+        if successor is None or successor.linked is None:
             return True
-        return following.linked.header.previous == item.digest
+        return successor.linked.header.previous == item.digest
 
-    def _after(self, position: int) -> _Item | None:
-        found = (item for item in self._waiting if item.position == position + 1)
-        return next(found, None)
+    def _successor(self, position: int) -> _Item | None:
+        return next((item for item in self._waiting if item.position == position + 1), None)
 
-    def _verdict(self, name: str, item: _Item) -> PerdureError:
+    def _error(self, name: str, item: _Item) -> PerdureError:
+        # A VersionError counts only for an unaltered entry: damage can produce any version number.
         if item.error is not None and (
-            isinstance(item.error, DamagedError) or self._named_by_successor(item)
+            isinstance(item.error, DamagedError) or self._successor_confirms(item)
         ):
             return item.error
-        return ChainError(name, item.position, "it is not the entry that the next one links to")
+        return ChainError(name, item.position, "it is not the entry that its successor links to")
 
-    def _link(self, name: str, linked: Linked) -> None:
-        journal.follows(name, self._before, linked)
-        if linked.entry.position in (1, self._past.begin):
+    def _require_linked(self, name: str, linked: Linked) -> None:
+        journal.follows(name, self._previous, linked)
+        if linked.entry.position in (1, self._history.begin):
             _require_bound(name, linked)
 
-    def _batch(self, linked: Linked) -> None:
+    def _add_to_batch(self, linked: Linked) -> None:
         if linked.header.kind == Recovered.kind:
             self._end_torn()
-        elif linked.header.kind == Branched.kind:  # A shared past may end within a batch.
+        elif linked.header.kind == Branched.kind:  # Shared history may end within a batch.
             self._ready += self._batches.flush()
         self._ready += self._batches.add(linked)
 
@@ -375,4 +382,4 @@ class Forward:
             self._batches.flush()
             self.torn.append(torn)
             if self._on_damage is not None:
-                self._on_damage(journal.torn_error(self._past.stream.session, torn))
+                self._on_damage(journal.torn_error(self._history.stream.session, torn))

@@ -1,8 +1,9 @@
-"""What an application means: records, and the kinds of content they carry.
+"""Records, and the kinds of content they hold. The field names and kinds are the stored format.
 
-Content holds plain JSON trees only; `codec` turns richer values into such trees and back. A kind
-is added here, in `KINDS`, and nowhere else; its fields get defaults when they come later, and a
-change that old readers would misread raises the version and brings an upcast (see `codec`).
+Content holds plain JSON trees only; `codec` converts richer values to such trees and back.
+
+When editing: register a new kind in `KINDS`. A field added later needs a default. A change that
+old readers would misread raises the version of its kind and needs an upcast (see `codec`).
 """
 
 from datetime import datetime
@@ -14,10 +15,10 @@ from perdure.leases.records import LeaseReleased, LeaseRenewed, LeaseTaken
 
 
 class Message(Content, frozen=True, kw_only=True):
-    """Something said, as the provider or framework phrased it, and who said it to whom.
+    """A message in the provider's or framework's own form, with its author and recipient.
 
-    `origin` says where the words came from (a user, a tool, a document), so that what must not be
-    trusted can be told apart later.
+    `origin` says where the text came from (a user, a tool, a document), so that untrusted text can
+    be identified later.
     """
 
     kind: ClassVar[str] = "message"
@@ -29,14 +30,14 @@ class Message(Content, frozen=True, kw_only=True):
     channel: str = ""
     origin: str = ""
     call: str = ""
-    """The first of several messages under one id of the caller's: the digest of them all."""
+    """The digest of all messages appended under one caller id; stored in the first of them."""
     meta: dict[str, Any] = {}  # noqa: RUF012 - msgspec gives each its own
-    """What came with it: the response's id, its model, the usage, why it ended."""
+    """Metadata of the response: its id, model, usage and finish reason."""
     tokens: int = 0
     counter: str = ""
-    """How many tokens it takes, and by whose count; nobody's where it was not counted."""
+    """The token counter that computed `tokens`; empty if the message was not counted."""
     interrupted: bool = False
-    """The beginning of an answer whose stream was cut."""
+    """Whether this is only the beginning of an answer whose stream was cut off."""
 
     @property
     def subject(self) -> str:
@@ -44,9 +45,9 @@ class Message(Content, frozen=True, kw_only=True):
 
 
 class Piece(Content, frozen=True, kw_only=True):
-    """A part of a streamed answer, on its way. The message under the id `answer` supersedes it.
+    """A chunk of a streamed answer. The message with the id `answer` supersedes it.
 
-    `previous` is the position of the piece before, 0 in the first.
+    `previous` is the position of the previous chunk, 0 in the first.
     """
 
     kind: ClassVar[str] = "piece"
@@ -62,7 +63,7 @@ class Piece(Content, frozen=True, kw_only=True):
 
 
 class Pinned(Content, frozen=True, kw_only=True):
-    """A message that every window keeps, named by its position; or one that need not be kept."""
+    """A message, given by its position, is pinned: every window keeps it. `on=False` unpins it."""
 
     kind: ClassVar[str] = "pinned"
 
@@ -71,10 +72,10 @@ class Pinned(Content, frozen=True, kw_only=True):
 
 
 class Summary(Content, frozen=True, kw_only=True):
-    """Words that stand for the messages from `first` to `last` in windows; those stay stored.
+    """A text that replaces the messages from `first` to `last` in windows; they stay stored.
 
-    `digest` is that of the entry at `last`, and the chain binds everything before it. `previous` is
-    the position of the summary that this one takes in, or 0.
+    `digest` is that of the entry at `last`, which through the chain covers everything before it.
+    `previous` is the position of the summary that this one includes, or 0.
     """
 
     kind: ClassVar[str] = "summary"
@@ -90,7 +91,7 @@ class Summary(Content, frozen=True, kw_only=True):
 
 
 class SummaryUndone(Content, frozen=True, kw_only=True):
-    """The summary at a position does not stand for anything any more; the one before it does."""
+    """The summary at a position is no longer used; the previous one applies again."""
 
     kind: ClassVar[str] = "summary.undone"
 
@@ -98,7 +99,7 @@ class SummaryUndone(Content, frozen=True, kw_only=True):
 
 
 class Tools(Content, frozen=True, kw_only=True):
-    """The tools that the model was offered from here on: a digest each, and as they were given."""
+    """The tools offered to the model from here on: a digest of each, and their definitions."""
 
     kind: ClassVar[str] = "tools"
 
@@ -111,10 +112,10 @@ class Tools(Content, frozen=True, kw_only=True):
 class EffectIntended(Content, frozen=True, kw_only=True):
     """A tool or a model is about to be called; the effect's id is the id of this record.
 
-    `identity` says which call of the agent this is, so that a process that comes later knows it
-    again. `owner` is the record by which the writer held the turn: only who took the turn over may
-    judge an effect that it did not begin. `retries` is the position of the intent that this one
-    repeats, or 0.
+    `identity` says which call of the agent this is, so that a later process recognizes it. `owner`
+    is the record by which the writer owned the turn: only a writer that took the turn over may
+    decide about an effect that it did not begin. `retries` is the position of the intent that this
+    one retries, or 0.
     """
 
     kind: ClassVar[str] = "effect.intended"
@@ -122,21 +123,21 @@ class EffectIntended(Content, frozen=True, kw_only=True):
     identity: str
     tool: str
     arguments: Any = None
-    """Of a tool. A model's request is not stored again: what it says stands in the messages."""
+    """The tool's arguments. A model's request is not stored again: the messages contain it."""
     digest: str
-    """Of the arguments as they were stored, or of the model's request."""
+    """The digest of the arguments as stored, or of the model's request."""
     key: str
-    """For the outside world: the same for every attempt."""
+    """The idempotency key for the outside world: the same for every attempt."""
     policy: Literal["read_only", "idempotent", "reconcile", "unsafe"]
     turn: str
     owner: str
     version: str = ""
     actor: str = ""
     parent: str = ""
-    """The identity of the effect in which this one happened."""
+    """The identity of the effect during which this one was called."""
     retries: int = 0
     approval: str = ""
-    """The id of the approval that this intent used up."""
+    """The id of the approval that this intent consumed."""
     called: Literal["tool", "model"] = "tool"
 
     @property
@@ -145,9 +146,9 @@ class EffectIntended(Content, frozen=True, kw_only=True):
 
 
 class EffectSettled(Content, frozen=True, kw_only=True):
-    """What became of an effect: its result or its error as data, or that nobody knows.
+    """The outcome of an effect: its result or its error as data, or `unknown`.
 
-    `unknown` may be followed by `reconciled`; nothing else is followed by anything.
+    `unknown` may be followed by `reconciled`; every other outcome is final.
     """
 
     kind: ClassVar[str] = "effect.settled"
@@ -157,14 +158,14 @@ class EffectSettled(Content, frozen=True, kw_only=True):
     state: Literal["succeeded", "failed", "unknown", "reconciled"]
     result: Any = None
     error: str = ""
-    """The name of the error's type where it failed."""
+    """The name of the exception's type if the call failed."""
     reason: str = ""
     duration: float = 0.0
     turn: str = ""
     said: int = 0
-    """The result is the last so many messages before this record, of the same append."""
+    """The result is this many messages directly before this record, in the same append."""
     told: Literal["", "text", "json"] = ""
-    """The result is large, and is the text of the message before this record, or JSON in it."""
+    """A large result is stored once: as the text of the previous message, or as JSON in it."""
 
     @property
     def subject(self) -> str:
@@ -172,10 +173,10 @@ class EffectSettled(Content, frozen=True, kw_only=True):
 
 
 class Value(Content, frozen=True, kw_only=True):
-    """A version of a named document: in full, as a delta against the version before, or gone.
+    """A version of a named document: complete, a delta against the previous version, or deleted.
 
-    `previous` is the position of the version before, `earlier` that of the last one in full
-    before this one in full; both are 0 where there is none.
+    `previous` is the position of the previous version; `earlier`, in a complete version, that of
+    the complete version before it. Both are 0 if there is none.
     """
 
     kind: ClassVar[str] = "value"
@@ -201,7 +202,7 @@ class TurnBegun(Content, frozen=True, kw_only=True):
 
 
 class TurnChange(Content, frozen=True, kw_only=True):
-    """What later records about a turn have in common."""
+    """The common base of the later records of a turn."""
 
     turn: str
 
@@ -211,19 +212,19 @@ class TurnChange(Content, frozen=True, kw_only=True):
 
 
 class TurnContinued(TurnChange, frozen=True, kw_only=True):
-    """Another handle took an interrupted turn over; the one that began it is fenced off."""
+    """Another handle took over an interrupted turn; the previous owner is fenced."""
 
     kind: ClassVar[str] = "turn.continued"
 
 
 class TurnCompleted(TurnChange, frozen=True, kw_only=True):
-    """The agent's answer is whole."""
+    """The turn ended: the agent's answer is complete."""
 
     kind: ClassVar[str] = "turn.completed"
 
 
 class TurnFailed(TurnChange, frozen=True, kw_only=True):
-    """The turn ended with an error, kept as its type and its text."""
+    """The turn ended with an error, stored as its type and its text."""
 
     kind: ClassVar[str] = "turn.failed"
 
@@ -232,7 +233,7 @@ class TurnFailed(TurnChange, frozen=True, kw_only=True):
 
 
 class TurnAbandoned(TurnChange, frozen=True, kw_only=True):
-    """Somebody decided that an interrupted turn is not to be continued."""
+    """An interrupted turn was abandoned: it will not be continued."""
 
     kind: ClassVar[str] = "turn.abandoned"
 
@@ -249,7 +250,7 @@ class Note(Content, frozen=True, kw_only=True):
 
 
 class Labelled(Content, frozen=True, kw_only=True):
-    """Labels put on the session and taken off it."""
+    """Labels were added to the session or removed from it."""
 
     kind: ClassVar[str] = "labelled"
 
@@ -258,7 +259,7 @@ class Labelled(Content, frozen=True, kw_only=True):
 
 
 class Branched(Content, frozen=True, kw_only=True):
-    """The first record of a branch: its past is `parent`'s, up to and with position `at`."""
+    """The first record of a branch, which shares `parent`'s history through position `at`."""
 
     kind: ClassVar[str] = "branched"
 
@@ -268,9 +269,9 @@ class Branched(Content, frozen=True, kw_only=True):
 
 
 class Kept(Content, frozen=True, kw_only=True):
-    """The session must stay: for a branch (`branch` and its stream id), or for a stated reason.
+    """The session must not be deleted: for a branch (`branch` and its stream id), or a reason.
 
-    The reason of a branch's keep says whether the branch may not be there yet, or is.
+    For a branch, the reason says whether the branch exists or is still being created.
     """
 
     kind: ClassVar[str] = "kept"
@@ -283,12 +284,12 @@ class Kept(Content, frozen=True, kw_only=True):
 
     @property
     def complete(self) -> bool:
-        """Whether the session will stay for this; a branch that only begins may come too late."""
+        """Whether this prevents deletion; a branch still being created may lose to a deletion."""
         return self.reason != self.BEGINS
 
 
 class Released(Content, frozen=True, kw_only=True):
-    """A keep, named by the id of its record, has ended."""
+    """A keep, given by the id of its record, was released."""
 
     kind: ClassVar[str] = "released"
 
@@ -300,7 +301,7 @@ class Released(Content, frozen=True, kw_only=True):
 
 
 class Deleted(Content, frozen=True, kw_only=True):
-    """The session ended here and what was before may be dropped. Later records begin anew."""
+    """The session was deleted; earlier entries may be dropped. Later records start a new one."""
 
     kind: ClassVar[str] = "deleted"
 
@@ -308,7 +309,7 @@ class Deleted(Content, frozen=True, kw_only=True):
 
 
 class Recovered(Content, frozen=True, kw_only=True):
-    """The entries from `first` to `last` are a batch torn by a crash and count as absent."""
+    """The entries from `first` to `last` are a batch truncated by a crash; they count as absent."""
 
     kind: ClassVar[str] = "recovered"
 
@@ -317,7 +318,7 @@ class Recovered(Content, frozen=True, kw_only=True):
 
 
 class Snapshot(Content, frozen=True, kw_only=True):
-    """The fold after the record before, so that opening reads no further back."""
+    """The session state after the previous record, so that opening reads no further back."""
 
     kind: ClassVar[str] = "snapshot"
 

@@ -1,12 +1,17 @@
-"""This process's view of one session: its fold, the end of its chain, and what is in doubt. Pure.
+"""This process's view of one session: its state, the tip of its chain, a write in doubt. Pure.
 
-    plans ── Batch ── link ── commit ──┬─ stored:   the draft becomes the fold
-                                       ├─ conflict: catch up; plans that still hold go again
-                                       └─ error:    in doubt; settled before anything else
+In: plans to write, and entries read from the store. Out: steps (requests for I/O), one result per
+plan, a published `view`, and notices that the handle emits as events.
 
-A write in doubt is settled by sending the same bytes again: the backend answers *stored* if they
-stand there and *conflict* if others do. Only one caller at a time may run `write`; whoever reads
-takes `view` first, which never change under them.
+    plans ── Batch ── link ── commit ──┬─ stored:   the draft becomes the state
+                                       ├─ conflict: catch up; retry the plans that are still valid
+                                       └─ error:    in doubt; resolved before the next write
+
+A write in doubt is resolved by sending the same bytes again: the backend answers *stored* if they
+are at their positions and *conflict* if other entries are.
+
+To edit: only one caller at a time may run `write`. Readers take `view` once and use that, because
+another step may replace it. Never change a published state or view in place.
 """
 
 from collections.abc import Sequence
@@ -41,7 +46,7 @@ Answer = int | PerdureError
 
 
 class Replica:
-    """One session as this handle knows it."""
+    """One session as this handle last read or wrote it."""
 
     def __init__(self, name: str, settings: Settings) -> None:
         self.name = name
@@ -52,81 +57,94 @@ class Replica:
         self.values = ValueCache()
         self.notices: list[Notice] = []
         self.holding: Holding | None = None
-        """The lease that this handle took last, and may have lost or given back."""
-        self.sighting: tuple[tuple[int, int], float] | None = None  # See `leasing.Claim`.
+        """The lease that this handle took last; it may have been lost or released since."""
+        self.lease_seen_at: tuple[tuple[int, int], float] | None = None
+        """A lease's (epoch, position of its last renewal), and the monotonic time of first sight.
+
+        A contender counts the ttl from then: clocks of different machines are never compared.
+        """
         self._unseen = Unseen(name)
-        self.gone = False
+        self.deleted = False
+        """Whether this handle has seen the session deleted, or its name reused for a branch."""
         self._batches = Batches(name)
 
     @property
     def exists(self) -> bool:
-        """Whether anything was said, known or done under this name since it was last deleted."""
-        return self.tip.position > 0 and not self.fold.deleted
+        """Whether the session has records since it was last deleted."""
+        return self.tip.position > 0 and not self.state.deleted
 
     def require_present(self) -> None:
-        """Raise NotFoundError once this handle has seen that the session is not the one it was."""
-        if self.gone:
-            hint = "it was deleted, or another one took its name: open it anew"
+        """Raise NotFoundError if this handle has seen the session deleted or its name reused."""
+        if self.deleted:
+            hint = "it was deleted, or its name was reused: open it again"
             raise NotFoundError(f"session {self.name!r}", hint)
 
     @property
-    def fold(self) -> Fold:
-        return self.view.fold
+    def state(self) -> Fold:
+        """The state in the published view."""
+        return self.view.state
 
     @property
     def past(self) -> Past:
+        """The history that the published view covers."""
         return self.view.past
 
     @property
     def tip(self) -> Tip:
+        """The position and digest of the newest entry in the published view."""
         return self.view.past.tip
 
-    def _show(
-        self, fold: Fold, stream: Stream, tip: Tip, last: bytes | None, batches: Batches
+    def _publish(
+        self, state: Fold, stream: Stream, tip: Tip, last: bytes | None, batches: Batches
     ) -> None:
-        past = Past(stream, tip, self.settings.cipher, fold.lineage, fold.begin, batches.torn)
-        self.view, self._batches = tuple.__new__(View, (fold, past, last)), batches
+        past = Past(stream, tip, self.settings.cipher, state.lineage, state.begin, batches.torn)
+        # `tuple.__new__` is faster than calling the class, and every write comes through here.
+        self.view, self._batches = tuple.__new__(View, (state, past, last)), batches
 
     # Opening and catching up.
 
     def load(self) -> Steps[None]:
-        """Read the end of the stream, back to the latest fold snapshot that can be used."""
+        """Read the end of the stream, back to the latest usable snapshot, and publish the state."""
         head = yield from steps.head(self.name)
-        tail, base = yield from self._tail(None)
-        if head is None and tail:  # It began in between; only a head from before can be trusted.
+        tail, base = yield from self._read_tail(None)
+        # The head must be read before the tail, or a tail cut short would go unnoticed. Here the
+        # session was created between the two reads, so read both again in that order.
+        if head is None and tail:
             head = yield from steps.head(self.name)
-            tail, base = yield from self._tail(None)
+            tail, base = yield from self._read_tail(None)
         reading.require_head(self.name, head, tail)
         if tail:
-            fold, batches = self._folded(tail, base)
+            state, batches = self._rebuild(tail, base)
             stream = Stream(self.name, tail[0].header.stream, self.settings.tenant)
-            self._show(fold, stream, tail[0].tip, None, batches)
-            self._unseen.tell()
+            self._publish(state, stream, tail[0].tip, None, batches)
+            self._unseen.clear()
             if batches.torn is not None:
-                self._notice("recovery", first=batches.torn[0], last=batches.torn[1])
+                self._add_notice("recovery", first=batches.torn[0], last=batches.torn[1])
             last = yield from self._load_last(tail)
-            self.view = View(self.fold, self.past, last)
+            self.view = View(self.state, self.past, last)
 
-    def fold_of(self, past: Past) -> Steps[Fold]:
-        """Return what the session knew at the end of a past, which may be within a batch."""
-        tail, base = yield from self._tail(past)
-        fold, batches = self._folded(tail, base)
+    def state_at(self, past: Past) -> Steps[Fold]:
+        """Return the state at the end of a history, which may end within a batch."""
+        tail, base = yield from self._read_tail(past)
+        state, batches = self._rebuild(tail, base)
         for linked in batches.flush():
-            self._apply(fold, linked)
-        return fold
+            self._apply(state, linked)
+        return state
 
-    def _folded(self, tail: list[Linked], base: Fold | None) -> tuple[Fold, Batches]:
-        fold, batches = base or Fold(), Batches(self.name)
+    def _rebuild(self, tail: list[Linked], base: Fold | None) -> tuple[Fold, Batches]:
+        """Apply a tail, given newest first, to the state of its snapshot or to an empty one."""
+        state, batches = base or Fold(), Batches(self.name)
         for linked in reversed(tail[:-1] if base else tail):
             if linked.header.kind == Branched.kind:
+                # A branch may share its parent's history up to the middle of a batch.
                 for item in batches.flush():
-                    self._apply(fold, item)
+                    self._apply(state, item)
             for item in batches.add(linked):
-                self._apply(fold, item)
-        return fold, batches
+                self._apply(state, item)
+        return state, batches
 
-    def _tail(self, past: Past | None) -> Steps[tuple[list[Linked], Fold | None]]:
-        """Return the entries from the latest usable snapshot on, newest first, and its fold."""
+    def _read_tail(self, past: Past | None) -> Steps[tuple[list[Linked], Fold | None]]:
+        """Return the entries back to the latest usable snapshot, newest first, and its state."""
         cipher, tenant = self.settings.cipher, self.settings.tenant
         backward = reading.Backward(self.name, cipher, past, tenant=tenant)
         tail: list[Linked] = []
@@ -140,23 +158,25 @@ class Replica:
         return tail, None
 
     def _restore(self, linked: Linked) -> Fold | None:
+        """Return a snapshot's state, or None if it cannot be used; reading then continues."""
         position = linked.entry.position
         payload = journal.open_body(self.name, linked, self.settings.cipher)
         try:
             content = codec.decode(Snapshot.kind, payload, stream=self.name, position=position)
             if isinstance(content, Snapshot) and content.fold == FOLD_VERSION:
                 return Fold.restore(content, payload, name=self.name, position=position)
-            reason = "a fold snapshot of another version"
+            reason = "a state snapshot of another version"
         except PayloadError as error:
             reason = error.reason
-        self._notice("skipped", position=position, reason=reason)
+        self._add_notice("skipped", position=position, reason=reason)
         return None
 
-    def _notice(self, event: str, **fields: object) -> None:
+    def _add_notice(self, event: str, **fields: object) -> None:
         self.notices.append(Notice(event, fields))
 
     def _load_last(self, tail: Sequence[Linked]) -> Steps[bytes | None]:
-        position = self.fold.last_message
+        """Return the payload of the newest message; it is often in the tail already."""
+        position = self.state.last_message
         if not position:
             return None
         linked = next((item for item in tail if item.entry.position == position), None)
@@ -164,22 +184,22 @@ class Replica:
             linked = yield from reading.entry_at(self.past, position)
         return journal.open_body(self.name, linked, self.settings.cipher)
 
-    def _apply(self, fold: Fold, linked: Linked) -> Content:
+    def _apply(self, state: Fold, linked: Linked) -> Content:
         header = linked.header
         payload = journal.open_body(self.name, linked, self.settings.cipher)
         content = codec.decode(
             header.kind, payload, stream=self.name, position=linked.entry.position
         )
         try:
-            fold.apply(linked.entry.position, header.id, content, payload)
+            state.apply(linked.entry.position, header.id, content, payload)
         except LookupError as error:
-            reason = "it refers to a record that is not there"
+            reason = "it refers to a record that does not exist"
             raise ChainError(self.name, linked.entry.position, reason) from error
         return content
 
     def catch_up(self) -> Steps[list[Content]]:
-        """Take in what others appended, and return it. On error the view stays as it was."""
-        fold, batches = self.fold.draft(), self._batches.copy()
+        """Apply and return the records that others appended. On error the view is unchanged."""
+        state, batches = self.state.draft(), self._batches.copy()
         stream, tip, last = self.past.stream, self.tip, self.view.last
         newer: list[Content] = []
         more = True
@@ -188,36 +208,40 @@ class Replica:
             more = len(entries) == PAGE
             for entry in entries:
                 linked = journal.inspect(self.name, entry)
-                stream = self._next(stream, tip, linked)
+                stream = self._require_next(stream, tip, linked)
                 if tip.position == 0 and linked.header.kind == Branched.kind:
+                    # Another process created this session as a branch: its state comes from the
+                    # parent's history, so it cannot be caught up, only loaded.
                     yield from self.load()
-                    self.gone = not (yield from self._is_kept())
+                    self.deleted = not (yield from self._is_kept())
                     return [journal.decode(self.name, linked, self.settings.cipher)]
                 tip = linked.tip
                 for whole in batches.add(linked):
-                    newer.append(self._apply(fold, whole))
+                    newer.append(self._apply(state, whole))
                     if whole.header.kind == Message.kind:
                         last = journal.open_body(self.name, whole, self.settings.cipher)
-                    elif fold.deleted:
+                    elif state.deleted:
                         last = None
-        self._show(fold, stream, tip, last, batches)
-        self.gone = self.gone or any(content.kind == "deleted" for content in newer)
+        self._publish(state, stream, tip, last, batches)
+        self.deleted = self.deleted or any(content.kind == "deleted" for content in newer)
         return newer
 
     def _is_kept(self) -> Steps[bool]:
-        """Whether the parent keeps this branch; whoever opens one that it does not, sees to it."""
-        if not self.fold.lineage:
-            return False  # It has ended already.
-        owner = Replica(self.fold.lineage[0].name, self.settings)
+        """Whether the parent keeps this branch. If not, `lifecycle` repairs it at the next open."""
+        if not self.state.lineage:
+            return False  # The branch was deleted already.
+        owner = Replica(self.state.lineage[0].name, self.settings)
         yield from owner.load()
-        keeps = owner.fold.keeps.values()
+        keeps = owner.state.keeps.values()
         return any(kept.stream == self.past.stream.id and kept.complete for kept in keeps)
 
-    def _next(self, stream: Stream, tip: Tip, linked: Linked) -> Stream:
-        """Check that an entry comes next, and return the stream with the id that it has."""
+    def _require_next(self, stream: Stream, tip: Tip, linked: Linked) -> Stream:
+        """Raise unless an entry follows the tip; return the stream, with its id filled in."""
         if not stream.id:
             stream = stream._replace(id=linked.header.stream)
         journal.belongs(stream, linked)
+        # Two kinds of entry need not link to the known tip: the first one of a stream, and a
+        # deletion, after which everything before it may have been dropped.
         begins = tip.position == 0 and linked.header.session is not None
         dropped = linked.header.kind == "deleted" and linked.entry.position > tip.position
         if not begins and not dropped:
@@ -227,150 +251,164 @@ class Replica:
     # Writing.
 
     def write(self, plans: Sequence[Plan]) -> Steps[list[Answer]]:
-        """Carry out plans as one append; answer each with a position or with its own error.
+        """Write plans as one append; return for each its result or its own error.
 
-        Any other exception means that the outcome is unknown for all of them.
+        An exception means that the outcome is unknown for all of them.
         """
         self.require_present()
         if self.doubt is not None:
-            yield from self._settle_doubt()
+            yield from self._resolve_doubt()
         kinds = [plan.kind for plan in plans]
         if "refresh" in kinds:
             yield from self.catch_up()
             self.require_present()
-            self._unseen.tell()
+            self._unseen.clear()
         elif "catch-up" in kinds:
             base = self.tip.position
-            self._unseen.overlook((yield from self.catch_up()), base)
+            self._unseen.add((yield from self.catch_up()), base)
         answers: dict[int, Answer] = {}
-        if self.fold.lease is not None:
-            yield from self._bar(plans, answers)
+        if self.state.lease is not None:
+            yield from self._enforce_lease(plans, answers)
         if self._unseen.contents:
-            yield from self._judge_unseen(plans, answers)
+            yield from self._reject_unseen(plans, answers)
         while True:
-            batch = yield from self._batch(plans, answers)
+            batch = yield from self._build_batch(plans, answers)
             if not batch.drafts or (yield from self._commit(batch)):
-                told = [one for one in answers.values() if isinstance(one, ConflictError)]
-                if told or "lease.take" in kinds:  # Whoever takes a lease looks at what is there.
-                    self._unseen.tell()
+                conflicts = [item for item in answers.values() if isinstance(item, ConflictError)]
+                # A caller that takes a lease is expected to re-read the session, as after a
+                # conflict.
+                if conflicts or "lease.take" in kinds:
+                    self._unseen.clear()
                 return [*map(answers.__getitem__, range(len(plans)))]
             base = self.tip.position
             newer = yield from self.catch_up()
             if self.tip.position == base:
-                raise ChainError(self.name, base, "the store's past is not the one read before")
-            self._notice("conflict", position=base, head=self.tip.position)
-            yield from self._judge_newer(plans, newer, base, answers)
+                # A conflict, but nothing new to read: the stored entries were replaced.
+                raise ChainError(self.name, base, "the store's history differs from the one read")
+            self._add_notice("conflict", position=base, head=self.tip.position)
+            yield from self._reject_invalidated(plans, newer, base, answers)
 
-    def _judge_newer(
+    def _reject_invalidated(
         self,
         plans: Sequence[Plan],
         newer: Sequence[Content],
         after: int,
         answers: dict[int, Answer],
     ) -> Steps[None]:
-        """Answer the plans that are void; take the answers of the others back."""
+        """Reject plans invalidated by newer records; discard the results of the others.
+
+        Results of plans that were executed on the old state no longer count, but errors stay.
+        """
         for number in [number for number, answer in answers.items() if isinstance(answer, int)]:
             del answers[number]
-        if self.fold.lease is not None:
-            yield from self._bar(plans, answers)
+        if self.state.lease is not None:
+            yield from self._enforce_lease(plans, answers)
         for number, plan in enumerate(plans):
             if number not in answers:
-                conflict = self._unseen.judge(plan, newer, after, self.tip.position)
+                conflict = self._unseen.find_conflict(plan, newer, after, self.tip.position)
                 if conflict is not None:
                     answers[number] = conflict
-        self._unseen.overlook(newer, after)
+        self._unseen.add(newer, after)
 
-    def _bar(self, plans: Sequence[Plan], answers: dict[int, Answer]) -> Steps[None]:
-        """Answer plans that only whoever holds the lease may carry out."""
-        error = tenure.barred(self.name, self.fold.lease, self.holding)
+    def _enforce_lease(self, plans: Sequence[Plan], answers: dict[int, Answer]) -> Steps[None]:
+        """Reject plans that need the lease if this handle does not hold it."""
+        error = tenure.barred(self.name, self.state.lease, self.holding)
         if error is not None:
             for number, plan in enumerate(plans):
-                if number not in answers and not plan.open:
-                    answers[number] = yield from self._unless_known(plan, error)
+                if number not in answers and not plan.bypasses_lease:
+                    answers[number] = yield from self._allow_if_stored(plan, error)
 
-    def _judge_unseen(self, plans: Sequence[Plan], answers: dict[int, Answer]) -> Steps[None]:
-        """Answer plans that were decided without knowing what a write took in on its way."""
+    def _reject_unseen(self, plans: Sequence[Plan], answers: dict[int, Answer]) -> Steps[None]:
+        """Reject plans invalidated by records that were applied without notifying the caller."""
         unseen, position = self._unseen.contents.values(), self.tip.position
         for number, plan in enumerate(plans):
             if number not in answers:
-                conflict = self._unseen.judge(plan, unseen, position, position)
+                conflict = self._unseen.find_conflict(plan, unseen, position, position)
                 if conflict is not None:
-                    answers[number] = yield from self._unless_known(plan, conflict)
+                    answers[number] = yield from self._allow_if_stored(plan, conflict)
 
-    def _unless_known(self, plan: Plan, refusal: PerdureError) -> Steps[Answer]:
-        """Return a refusal. What stands already under the caller's own id is no news to anybody."""
-        trial = Batch(self.name, self.fold, self.tip)
+    def _allow_if_stored(self, plan: Plan, refusal: PerdureError) -> Steps[Answer]:
+        """Return a refusal, or the stored result if the plan's records are stored already.
+
+        A caller that repeats a write with its own id gets the position of the first attempt.
+        """
+        trial = Batch(self.name, self.state, self.tip)
         try:
-            answer: Answer = yield from plan.made(trial)
+            answer: Answer = yield from plan.execute(trial)
         except ConflictError:
             return refusal
         except PerdureError as error:
             answer = error
         return refusal if trial.drafts else answer
 
-    def _batch(self, plans: Sequence[Plan], answers: dict[int, Answer]) -> Steps[Batch]:
-        """Make what is unanswered into one batch, answering it as if it were stored already."""
+    def _build_batch(self, plans: Sequence[Plan], answers: dict[int, Answer]) -> Steps[Batch]:
+        """Execute the unanswered plans on one batch; set their results as if it were stored."""
         view = self.view
-        batch = Batch(self.name, view.fold, view.past.tip)
+        batch = Batch(self.name, view.state, view.past.tip)
         torn = view.past.torn
         if torn is not None:
+            # Discards the incomplete batch that a crash left at the end of the stream.
             batch.add_content(self.settings.new_id(), Recovered(first=torn[0], last=torn[1]))
         recovered = len(batch.drafts)
         for number, plan in enumerate(plans):
             if number not in answers:
                 try:
-                    made = plan.make(batch)
-                    answers[number] = made if isinstance(made, int) else (yield from made)
+                    # As `plan.execute`, without a generator for plans that do not read.
+                    result = plan.make(batch)
+                    answers[number] = result if isinstance(result, int) else (yield from result)
                 except PerdureError as error:
                     answers[number] = error
-        if len(batch.drafts) == recovered:
+        if len(batch.drafts) == recovered:  # No plan added a record: append nothing at all.
             batch.drafts.clear()
-        elif batch.fold.snapshot_due:
+        elif batch.state.snapshot_due:
             self._add_snapshot(batch)
         return batch
 
     def _add_snapshot(self, batch: Batch) -> None:
-        facts = batch.fold.facts()
+        facts = batch.state.facts()
         try:
             batch.add_content(self.settings.new_id(), Snapshot(fold=FOLD_VERSION, facts=facts))
-        except UsageError as error:  # It saves reading; nothing depends on it.
-            self._notice("skipped", position=batch.position + 1, reason=error.reason)
+        except UsageError as error:  # Too large. Snapshots only save reading, so continue without.
+            self._add_notice("skipped", position=batch.position + 1, reason=error.reason)
 
     def _commit(self, batch: Batch) -> Steps[bool]:
-        """Link a batch, and return the steps that send it; True if it was stored."""
+        """Number and link a batch; return the steps that send it, True if it was stored."""
         settings, stream = self.settings, self.view.past.stream
         if not stream.id:
             stream = stream._replace(id=settings.token())
         time, cipher = settings.now(), settings.cipher
         entries, tip = journal.link(stream, batch.tip, batch.drafts, time=time, cipher=cipher)
-        # As calling the class does, in half the time.
-        append = tuple.__new__(Append, (self.name, entries, batch.fold.head_labels, False))
-        return self._settle(Doubt(append, batch, stream, tip))
+        # Takes half the time of calling the class.
+        append = tuple.__new__(Append, (self.name, entries, batch.state.head_labels, False))
+        return self._send(Doubt(append, batch, stream, tip))
 
-    def _settle_doubt(self) -> Steps[None]:
-        """Find out what became of a write whose answer never came, before anything else."""
+    def _resolve_doubt(self) -> Steps[None]:
+        """Resolve a write whose reply was lost, by sending it again."""
         if self.doubt is not None:
             first, tip = self.doubt.append.entries[0].position, self.doubt.tip
-            stored = yield from self._settle(self.doubt)
+            stored = yield from self._send(self.doubt)
             outcome = "stored" if stored else "not stored"
-            self._notice("settled", first=first, last=tip.position, outcome=outcome)
+            self._add_notice("settled", first=first, last=tip.position, outcome=outcome)
 
-    def _settle(self, doubt: Doubt) -> Steps[bool]:
-        """Send a write; True if it was stored. Without an answer it is in doubt."""
+    def _send(self, doubt: Doubt) -> Steps[bool]:
+        """Send a write; return True if it was stored. If the reply is lost, it is in doubt."""
         append, batch, stream, tip = doubt.append, doubt.batch, doubt.stream, doubt.tip
         try:
-            outcome: Outcome = yield Commit(append)  # As `steps.commit`, which is one call more.
+            outcome: Outcome = yield Commit(append)  # As `steps.commit`, with one call less.
         except UnstorableError:
-            self.doubt = None  # Nothing of it was stored, and nothing ever will be.
+            self.doubt = None  # The backend refused it: nothing was stored, now or later.
             raise
         except UsageError:
-            raise  # The store did not take the call: what was in doubt before it still is.
+            raise  # The call never reached the backend, so an earlier doubt remains.
         except BaseException as error:
+            # Cancellation and KeyboardInterrupt too: the append may have reached the backend.
             self.doubt = doubt
-            self._notice("doubt", first=append.entries[0].position, last=tip.position)
+            self._add_notice("doubt", first=append.entries[0].position, last=tip.position)
             if isinstance(error, UnavailableError):
-                hint = f"{error.hint}. This write may still be stored: session.refresh() finds out,"
-                hint += " and calling again is safe only with the same id="
+                hint = (
+                    f"{error.hint}. This write may still be stored: check with session.refresh(),"
+                )
+                hint += " and repeat the call only with the same id="
                 raise UnavailableError(error.backend, error.reason, hint) from error
             raise
         self.doubt = None
@@ -380,8 +418,9 @@ class Replica:
             return False
         if self.settings.verify_writes:
             yield from reading.read_back(append)
+        # The stored batch discarded an incomplete one, so nothing is left to assemble.
         batches = self._batches if self.view.past.torn is None else Batches(self.name)
-        self._show(batch.fold, stream, tip, batch.last or self.view.last, batches)
+        self._publish(batch.state, stream, tip, batch.last or self.view.last, batches)
         for key, data in batch.values.items():
-            self.values.put(key, Cached(batch.fold.values[key].position, data))
+            self.values.put(key, Cached(batch.state.values[key].position, data))
         return True

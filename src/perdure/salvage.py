@@ -1,7 +1,7 @@
-"""Find a session's past without opening it, as far as it can still be read. Pure.
+"""Locate a damaged session's history without opening it, as far as it is readable. Pure.
 
-Opening needs the newest entries to be whole. Whoever has a damaged store reads it through here,
-and is told of everything that could not be read.
+Opening requires intact newest entries. A damaged store is read through this module instead, which
+reports everything it could not read to `on_damage`, or raises it.
 """
 
 from collections.abc import Sequence
@@ -18,19 +18,19 @@ from perdure.steps import Steps
 
 
 def past_of(name: str, settings: Settings, on_damage: OnDamage | None) -> Steps[Past]:
-    """Return where a session's records lie; raise NotFoundError if there are none."""
+    """Return the history of a session; raise NotFoundError if it has no entries."""
     tip = yield from _tip(name, on_damage)
     start, first = yield from _first(name)
-    known = (yield from _vouched(name, tip)) or first
-    if known is None:
+    readable = (yield from _vouched(name, tip)) or first
+    if readable is None:
         yield from _require_known_format(name)
-        raise ChainError(name, start, "neither its first entries nor its last can be read")
-    stream = Stream(name, known.header.stream, settings.tenant)
+        raise ChainError(name, start, "neither its first entries nor its last one can be read")
+    stream = Stream(name, readable.header.stream, settings.tenant)
     lineage, begin = yield from _lineage(name, first, settings, on_damage)
     if not lineage:
-        # A first entry names its session. Where one does not, those before it are missing.
-        bound = first is not None and first.header.session is not None
-        begin = 0 if start <= 1 else start if bound else start - 1
+        # The first entry of a stream names its session; without that, earlier ones are missing.
+        is_bound = first is not None and first.header.session is not None
+        begin = 0 if start <= 1 else start if is_bound else start - 1
     return Past(stream, tip, settings.cipher, lineage, begin)
 
 
@@ -47,13 +47,13 @@ def _tip(name: str, on_damage: OnDamage | None) -> Steps[Tip]:
         last = yield from steps.read(name, after=0, limit=1, reverse=True)
     except DamagedError as error:
         if error.position:
-            # The store knows where it can read no further: all up to there is tried, one by one.
+            # The store knows where it cannot read further: everything before is tried, one by one.
             if damage is None:
                 _report(error, on_damage)
             return Tip(error.position, None)
         last, damage = (), damage or error
     if not last:
-        # What can not be read for damage is not absent.
+        # Unreadable is not absent: report the damage, not NotFoundError.
         raise damage or NotFoundError(f"session {name!r}")
     if damage is None:
         _report(DamagedError(name, 0, "it has entries, but no head"), on_damage)
@@ -61,7 +61,7 @@ def _tip(name: str, on_damage: OnDamage | None) -> Steps[Tip]:
 
 
 def _vouched(name: str, tip: Tip) -> Steps[Linked | None]:
-    """Return the last entry if it is the one that the head names: its header can be trusted."""
+    """Return the last entry if the head points to it: then its header can be trusted."""
     last = yield from _few(name, limit=1, reverse=True)
     linked = _readable(name, last[0]) if last else None
     return linked if linked is not None and linked.digest == tip.digest else None
@@ -70,7 +70,7 @@ def _vouched(name: str, tip: Tip) -> Steps[Linked | None]:
 def _first(name: str) -> Steps[tuple[int, Linked | None]]:
     """Return where a stream begins, and the first entry whose header can be read.
 
-    Those that can not be read are told of when their turn comes.
+    Unreadable entries are not reported here; reading the history reports them later.
     """
     entries = yield from _few(name, limit=PAGE)
     entries = entries or (yield from _few(name, limit=1))
@@ -79,7 +79,7 @@ def _first(name: str) -> Steps[tuple[int, Linked | None]]:
 
 
 def _require_known_format(name: str) -> Steps[None]:
-    """Raise VersionError where nothing can be read because a newer perdure wrote it."""
+    """Raise VersionError if nothing is readable because a newer perdure wrote it."""
     for entry in (yield from _few(name, limit=1)):
         try:
             journal.inspect(name, entry)
@@ -88,7 +88,7 @@ def _require_known_format(name: str) -> Steps[None]:
 
 
 def _few(name: str, *, limit: int, reverse: bool = False) -> Steps[Sequence[Entry]]:
-    """Read some entries, or none where the store itself can not read them all."""
+    """Read some entries; return none if the store cannot read all of them."""
     try:
         return (yield from steps.read(name, after=0, limit=limit, reverse=reverse))
     except DamagedError:
@@ -105,8 +105,8 @@ def _readable(name: str, entry: Entry) -> Linked | None:
 def _lineage(
     name: str, first: Linked | None, settings: Settings, on_damage: OnDamage | None
 ) -> Steps[tuple[tuple[Ancestor, ...], int]]:
-    """Return the ancestors of a session, and where the past of the oldest begins anew, if so."""
-    found: list[Ancestor] = []
+    """Return a session's ancestors, and where the oldest one restarts after a deletion, else 0."""
+    ancestors: list[Ancestor] = []
     while first is not None and first.header.kind == Branched.kind:
         try:
             content = journal.decode(name, first, settings.cipher)
@@ -114,18 +114,18 @@ def _lineage(
             _report(error, on_damage)
             break
         if isinstance(content, Branched):
-            found.append(Ancestor(content.parent, content.stream, content.at))
+            ancestors.append(Ancestor(content.parent, content.stream, content.at))
             name = content.parent
         _, first = yield from _first(name)
-    if not found or first is None or first.header.kind != Deleted.kind:
-        return tuple(found), 0
+    if not ancestors or first is None or first.header.kind != Deleted.kind:
+        return tuple(ancestors), 0
     begin = first.entry.position
-    if found[-1].at < begin:
-        gone = ChainError(name, first.entry.position, "the past that was shared was deleted")
-        _report(gone, on_damage)
-        found.pop()
+    if ancestors[-1].at < begin:
+        reason = "the history shared with its branch was deleted"
+        _report(ChainError(name, first.entry.position, reason), on_damage)
+        ancestors.pop()
         begin = 0
-    return tuple(found), begin
+    return tuple(ancestors), begin
 
 
 def _report(error: DamagedError, on_damage: OnDamage | None) -> None:

@@ -1,7 +1,8 @@
-"""What is said, as plans: messages, in somebody's voice, in a turn or outside of one. Pure.
+"""Plans that append messages, with their attribution, in a turn or outside of one. Pure.
 
-What a caller gives is checked and encoded at once, so a message that can not be stored is refused
-before anything is written, and one that is changed after the call has no effect on the record.
+In: messages as callers and SDKs pass them. Out: a `Plan` with encoded records. Messages are checked
+and encoded at once, so one that cannot be stored is refused before anything is written, and a
+message object changed after the call does not change the record.
 """
 
 from collections.abc import Sequence
@@ -20,18 +21,18 @@ from perdure.records import Message
 from perdure.replica import Replica
 from perdure.tokens import Counter, counted
 
-RECORD_ID_BYTES_MAX = 128  # Ids are kept in fold snapshots, a thousand at a time.
+RECORD_ID_BYTES_MAX = 128  # bytes of UTF-8; snapshots hold the newest thousand ids
 
 
 class Ownership(NamedTuple):
-    """A turn as one handle holds it: void as soon as another handle took it over."""
+    """A turn owned by one handle; invalid as soon as another handle takes the turn over."""
 
     turn: str
     owner: str
 
 
 class Voice(NamedTuple):
-    """Who speaks to whom, where, and where the words came from."""
+    """The attribution of a message: author, recipient, channel, and origin of its text."""
 
     author: str = ""
     recipient: str = ""
@@ -43,13 +44,13 @@ NOBODY = Voice()
 
 
 def voice_of(author: str, recipient: str, channel: str, origin: str) -> Voice:
-    """Return who speaks; mostly nobody is named, and that one is always the same."""
-    voice = (author, recipient, channel, origin)
-    return NOBODY if voice == NOBODY else Voice(*voice)
+    """Return an attribution; an empty one is always the same object, so `is` recognizes it."""
+    fields = (author, recipient, channel, origin)
+    return NOBODY if fields == NOBODY else Voice(*fields)
 
 
 Taking = tuple[dict[str, Any], dict[str, Any]]
-"""A message and what came with it: a `Taken`, or as much."""
+"""A message and its metadata: a `Taken`, or an equal pair."""
 
 
 def say(
@@ -63,40 +64,43 @@ def say(
     """Plan to append messages, all or none."""
     if not messages:
         raise UsageError("nothing to append: give at least one message")
-    taken: list[Taking] = []
+    parsed: list[Taking] = []
     for message in messages:
-        taken += taken_in(message)
-    return say_taken(replica, taken, voice=voice, turn=turn, record_id=record_id)
+        parsed += taken_in(message)
+    return say_taken(replica, parsed, voice=voice, turn=turn, record_id=record_id)
 
 
 def taken_in(message: Any) -> Sequence[Taking]:
-    """Return the messages in what a caller gave, with a role that is known."""
-    # Most are a role and a text; that they need no look is part of the cost of every write.
+    """Return the messages in a caller's argument; UsageError if one has no valid role."""
+    # Most messages are a role and a text. Skipping the parser for them makes every write cheaper.
     if type(message) is dict and len(message) == 2 and type(message.get("content")) is str:  # noqa: PLR2004
         role = message.get("role")
         if role in ("user", "assistant", "system"):
             return ((message, {}),)
-    taken = take(message)
-    for one in taken:
-        if type(one.message) is not dict:
-            kind = with_article(type(one.message).__name__)
-            raise UsageError(f"{kind} stands where a message is expected")
-        require_role(one.message)
-    return taken
+    parsed = take(message)
+    for item in parsed:
+        if type(item.message) is not dict:
+            kind = with_article(type(item.message).__name__)
+            raise UsageError(f"expected a message, not {kind}")
+        require_role(item.message)
+    return parsed
 
 
 def say_taken(
     replica: Replica,
-    taken: Sequence[Taking],
+    parsed: Sequence[Taking],
     *,
     voice: Voice = NOBODY,
     turn: Ownership | None = None,
     record_id: str | None = None,
     answer: str = "",
 ) -> Plan:
-    """Plan to append what was taken in, all or none: the end of a streamed `answer`, for one."""
+    """Plan to append parsed messages, all or none.
+
+    `answer` is the record id of a streamed answer that they complete.
+    """
     turn_id = turn.turn if turn else ""
-    drafts = message_drafts(replica, taken, voice, turn_id, record_id)
+    drafts = message_drafts(replica, parsed, voice, turn_id, record_id)
     if answer:
         drafts[0] = msgspec.structs.replace(drafts[0], id=answer)
     make = add_drafts(drafts)
@@ -106,23 +110,24 @@ def say_taken(
 
 
 def _say_in_turn(turn: Ownership, drafts: Sequence[Draft], batch: Batch) -> int:
-    if batch.known(drafts) is None:
+    # Messages stored by an earlier attempt are no conflict, even if the turn has ended since.
+    if batch.find_stored(drafts) is None:
         require_turn(batch, turn)
     return add_drafts(drafts)(batch)
 
 
 def message_drafts(
-    replica: Replica, taken: Sequence[Taking], voice: Voice, turn: str, record_id: str | None
+    replica: Replica, parsed: Sequence[Taking], voice: Voice, turn: str, record_id: str | None
 ) -> list[Draft]:
-    """Return messages as records; what can not be stored is refused."""
+    """Return messages as records; UsageError if one cannot be stored."""
     drafts = []
     settings = replica.settings
     token, pack, counter = settings.token, settings.codec.pack, settings.counter
     if voice is not NOBODY:
         for field, text in voice._asdict().items():
             require_str(text, field)
-    for message, meta in taken:
-        if voice is NOBODY and counter is None and not meta:  # Most are, in half the time.
+    for message, meta in parsed:
+        if voice is NOBODY and counter is None and not meta:  # The usual case, in half the time.
             content = Message(message=pack(message), turn=turn)
         else:
             content = _message(pack(message), turn, voice, pack(meta), counter, message)
@@ -149,32 +154,32 @@ def _message(
 
 
 def named(drafts: Sequence[Draft], record_id: str) -> Draft:
-    """Return the first of some drafts under the caller's id, with a digest of them all."""
+    """Return the first draft with the caller's id, and with a digest of all if there are more."""
     content = drafts[0].content
     if len(drafts) > 1 and isinstance(content, Message):
-        digest = fingerprint(b"\0".join(said(one.content, one.payload) for one in drafts))
+        digest = fingerprint(b"\0".join(said(draft.content, draft.payload) for draft in drafts))
         content = msgspec.structs.replace(content, call=digest)
     return Draft(record_id, content, codec.encode(content))
 
 
 def require_open(batch: Batch, turn: str) -> OpenTurn:
-    """Return a turn that has not ended; otherwise it is a conflict."""
-    state = batch.fold.turns.get(turn)
-    if state is None:
+    """Return a turn that has not ended; ConflictError if it has."""
+    open_turn = batch.state.turns.get(turn)
+    if open_turn is None:
         raise ConflictError(batch.name, batch.position, batch.position, "the turn has ended")
-    return state
+    return open_turn
 
 
 def require_turn(batch: Batch, turn: Ownership) -> None:
-    """Raise ConflictError unless the turn is open and nobody took it over."""
+    """Raise ConflictError unless the turn is open and still owned by this handle."""
     if require_open(batch, turn.turn).owner != turn.owner:
         reason = "another handle continued the turn"
         raise ConflictError(batch.name, batch.position, batch.position, reason)
 
 
 def require_id(record_id: object) -> str:
-    """Return a record id that the caller chose, or say what is wrong with it."""
+    """Return a caller-chosen record id, or raise UsageError that says what is wrong with it."""
     text = require_text(record_id, "an id", longest=RECORD_ID_BYTES_MAX)
     if text.startswith(GENERATED):
-        raise UsageError(f"an id must not begin with {GENERATED!r}: those are perdure's own")
+        raise UsageError(f"an id must not begin with {GENERATED!r}: those ids are reserved")
     return text

@@ -1,7 +1,7 @@
 """The scalars that JSON lacks, as objects with one key that begins with `$`. Pure.
 
-`uuid` and `zoneinfo` are imported when such a value is first met: few applications have one, and
-each makes `import perdure` a tenth slower.
+`uuid` and `zoneinfo` are imported on first use: few applications need them, and each makes
+`import perdure` 10 % slower. Unpacking never imports anything chosen by stored data.
 """
 
 import base64
@@ -14,8 +14,8 @@ from typing import Any
 from perdure.errors import UsageError, VersionError
 
 
-class Refused(Exception):  # noqa: N818 - it never leaves `codec`
-    """Carries the path of a value while the stack unwinds; costs nothing when all is well."""
+class Refused(Exception):  # noqa: N818 - `codec` converts it
+    """A value cannot be stored. Its path is collected while the stack unwinds: success is free."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -23,22 +23,22 @@ class Refused(Exception):  # noqa: N818 - it never leaves `codec`
 
 
 def pack(value: Any, kind: type) -> dict[str, Any]:
-    """Return the tagged form of a scalar, or raise Refused."""
-    known = _PACK.get(kind)
-    if known is not None:
-        return known(value)
+    """Return the tagged form of a scalar, or raise UnstorableValue."""
+    packer = _PACK.get(kind)
+    if packer is not None:
+        return packer(value)
     if kind.__name__ == "UUID" and kind is _uuid_class():
         return {"$uuid": str(value)}
     advice = _ADVICE.get(kind, "pass a codec for it in `types`, or convert it")
-    raise Refused(f"{kind.__qualname__} can not be stored: {advice}")
+    raise Refused(f"{kind.__qualname__} cannot be stored: {advice}")
 
 
 def unpack(tag: str, packed: Any) -> Any:
-    """Return the scalar of a tagged form; an unknown tag is VersionError."""
-    known = _UNPACK.get(tag)
-    if known is None:
+    """Return the scalar of a tagged form; raise VersionError for an unknown tag."""
+    unpacker = _UNPACK.get(tag)
+    if unpacker is None:
         raise VersionError("a tagged scalar", tag, ", ".join(_UNPACK))
-    return known(packed)
+    return unpacker(packed)
 
 
 def require_unicode(text: str) -> None:
@@ -58,20 +58,22 @@ def _pack_datetime(value: datetime) -> dict[str, Any]:
     if type(zone) is timezone:
         return _pack_fixed(value, zone)
     if zone is None:
-        raise Refused("a datetime without a zone is ambiguous: give it one, such as timezone.utc")
-    raise Refused(f"the zone is a {type(zone).__name__}: use zoneinfo.ZoneInfo or timezone.utc")
+        raise Refused("a datetime without a zone is ambiguous: add one, such as timezone.utc")
+    raise Refused(f"tzinfo is a {type(zone).__name__}: use zoneinfo.ZoneInfo or timezone.utc")
 
 
 def _require_listed(value: datetime, key: str) -> None:
-    """Refuse a zone that a reader would not find, or one made from another file than its key's."""
+    """Reject a zone that a reader would not find, or whose rules differ from those of its key."""
     if not _is_listed(key):
-        raise Refused(f"this machine does not list the zone {key!r}: use one that it lists")
+        raise Refused(f"this machine has no time zone {key!r}: use an installed one")
     if value.replace(tzinfo=_zones[key]).utcoffset() != value.utcoffset():
-        raise Refused(f"the zone {key!r} has other rules than this machine's: use the machine's")
+        raise Refused(
+            f"the rules of zone {key!r} differ from this machine's: use ZoneInfo({key!r})"
+        )
 
 
 def _pack_fixed(value: datetime, zone: timezone) -> dict[str, Any]:
-    """A name that was given to a fixed offset is part of it: timezone(offset, "CET")."""
+    """Pack a datetime with a fixed offset, and its name if it has one: timezone(offset, "CET")."""
     name = zone.tzname(None)
     require_unicode(name)
     if name != timezone(zone.utcoffset(None)).tzname(None):
@@ -93,7 +95,7 @@ def _unpack_datetime(packed: Any) -> datetime:
             raise ValueError(text)
         return stored.replace(tzinfo=timezone(offset, zone[1:]), fold=fold)
     local = stored.replace(tzinfo=_zone(zone), fold=fold)
-    # Rules of zones change; the instant that was stored does not.
+    # Zone rules change; the stored instant does not.
     return local if local.utcoffset() == stored.utcoffset() else stored.astimezone(local.tzinfo)
 
 
@@ -107,10 +109,10 @@ _zones: dict[str, tzinfo] = {}
 
 
 def _zone(key: str) -> tzinfo:
-    # Only names that this machine lists are looked up: stored text must never choose a path or
-    # an import (zoneinfo falls back to importing a package named after the key).
+    # Look up only installed names: stored text must never choose a path or an import (zoneinfo
+    # falls back to importing a package named after the key).
     if not _is_listed(key):
-        raise UsageError(f"this machine does not know the time zone {key!r}: install tzdata")
+        raise UsageError(f"this machine has no time zone {key!r}: install tzdata")
     return _zones[key]
 
 

@@ -1,4 +1,4 @@
-"""What a session shows of its view without asking the store. The same for both colours. Pure."""
+"""The properties of a session that need no I/O, shared by `Session` and `AsyncSession`. Pure."""
 
 from typing import Any
 
@@ -9,13 +9,13 @@ from perdure.replica import Replica
 
 
 class Seen:
-    """One session as a handle sees it."""
+    """Properties of a session's current view."""
 
     _replica: Replica
 
     @property
     def id(self) -> str:
-        """The session's id, as it was given."""
+        """The session's id, as passed to the store."""
         return self._replica.name
 
     @property
@@ -30,20 +30,20 @@ class Seen:
 
     @property
     def labels(self) -> frozenset[str]:
-        """The labels on the session: its own, and the states that perdure marks."""
-        return self._replica.fold.head_labels
+        """The session's labels: the caller's own, and those that perdure sets for its state."""
+        return self._replica.state.head_labels
 
     @property
     def holder(self) -> Holder | None:
-        """Who holds the session's lease in this view, or None; its time may have passed."""
+        """The holder of the session's lease in this view, or None; the lease may have expired."""
         return leasing.holder(self._replica)
 
     def __len__(self) -> int:
         """The number of messages in this view."""
-        return self._replica.fold.messages
+        return self._replica.state.messages
 
     def __bool__(self) -> bool:
-        """A session is true, empty or not."""
+        """A session is true, even without messages."""
         return True
 
     def __repr__(self) -> str:

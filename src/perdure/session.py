@@ -70,7 +70,7 @@ class Session(Seen, Making):
         """
         return tuple(
             Turn(self._handle, turn, begun=found.position, correlation_id=found.correlation_id)
-            for turn, found in self._replica.fold.turns.items()
+            for turn, found in self._replica.state.turns.items()
             if turn not in self._handle.own_turns
         )
 

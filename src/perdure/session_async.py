@@ -1,7 +1,6 @@
-"""AsyncSession: what an application holds, for code in an event loop.
+"""AsyncSession: the object that an application works with, for code in an event loop.
 
-Every method here has its twin in `session`, in the same order, with the same parameters and
-promises. Nothing is decided here: a method makes a plan or steps, and runs them.
+Nothing is decided here: each method creates a plan or steps, and runs them through the handle.
 """
 
 import asyncio
@@ -47,9 +46,9 @@ from perdure.views import Verified
 class AsyncSession(Seen, AsyncMaking):
     """One agent's conversation and working state.
 
-    A handle has one view of its session: what it had read when it was opened or refreshed, and
-    what it wrote itself. Tasks may share a handle; their appends never race. When another handle
-    or process wrote first, a call that depends on the view raises ConflictError and refreshes it.
+    An object has one view of its session: the state when it was opened or refreshed, and its own
+    writes. Tasks may share an object; their appends never race. If another handle or process wrote
+    first, a call that depends on the view raises ConflictError and refreshes it.
     """
 
     def __init__(
@@ -64,24 +63,24 @@ class AsyncSession(Seen, AsyncMaking):
 
     @property
     def interrupted(self) -> tuple[AsyncTurn, ...]:
-        """The turns that began and have not ended, other than those that this handle has open.
+        """The turns that have begun and not ended, except those running in this handle.
 
         Enter one with `async with` to continue it, or call its `abandon`.
         """
         return tuple(
-            AsyncTurn(self._handle, turn, begun=found.position, correlation_id=found.correlation_id)
-            for turn, found in self._replica.fold.turns.items()
-            if turn not in self._handle.own_turns
+            AsyncTurn(self._handle, id, begun=turn.position, correlation_id=turn.correlation_id)
+            for id, turn in self._replica.state.turns.items()
+            if id not in self._handle.own_turns
         )
 
     @property
     def current(self) -> AsyncTurn | None:
         """The turn of this handle that the running code is inside of, or None.
 
-        Threads and tasks have each their own.
+        Each thread and task has its own.
         """
-        found: AsyncTurn | None = entering.innermost(self._handle)
-        return found
+        turn: AsyncTurn | None = entering.innermost(self._handle)
+        return turn
 
     async def append(
         self,
@@ -94,10 +93,10 @@ class AsyncSession(Seen, AsyncMaking):
     ) -> int:
         """Append messages, all or none; on return they are durable. Return the last position.
 
-        Messages are dicts, or what SDKs give: chat completions, responses, their items.
+        Messages are dicts, or SDK objects: chat completions, responses, their items.
 
-        With an `id` of the caller's own, calling again after a crash or a lost answer appends
-        nothing twice; the same id with other messages is a DivergenceError.
+        With an `id`, repeating the call after a crash or a lost reply appends nothing twice. The
+        same id with other messages is a DivergenceError.
         """
         voice = voice_of(author, recipient, channel, origin)
         return await self._handle.write(
@@ -112,10 +111,10 @@ class AsyncSession(Seen, AsyncMaking):
         author: str = "",
         id: str | None = None,
     ) -> AsyncTurn:
-        """Return a turn for `with`: begun, with the user's message durable, when the body runs.
+        """Return a turn for `async with`. When the body runs, the user's message is durable.
 
-        It is completed when the body ends, failed when the body raises, and interrupted when the
-        process dies. With an `id`, entering it again after a crash continues the turn.
+        The turn is completed when the body ends, failed when the body raises, and interrupted when
+        the process dies. With an `id`, entering it again after a crash continues the turn.
         """
         if id is not None:
             saying.require_id(id)
@@ -136,11 +135,12 @@ class AsyncSession(Seen, AsyncMaking):
     ) -> AsyncLease:
         """Return a lease for `async with`: while it is held, only this handle writes.
 
-        To others all but notes, labels, decisions and outcomes of calls is LeaseHeldError. It is
-        renewed in the background; `ttl` seconds without a renewal anybody may take it over, and
-        what this handle writes is FencedError. While another one holds it, `wait` so many seconds
-        (True: as long as it takes; None: not at all), then LeaseHeldError. `force` takes it from a
-        living holder. `who` is recorded and told to others; empty, it is the machine and process.
+        Other handles get LeaseHeldError for all writes but notes, labels, approval decisions and
+        outcomes of calls. The lease is renewed in the background. After `ttl` seconds without a
+        renewal it expires: any handle may take it over, and writes of this one are FencedError.
+        While another handle holds it, entering waits up to `wait` seconds (True: forever; None: not
+        at all), then raises LeaseHeldError. `force` takes it from a live holder. `who` is recorded
+        and shown to others; the default is the machine and process.
         """
         return AsyncLease(self._handle, leasing.asked(ttl, wait, who, force=force))
 
@@ -155,38 +155,42 @@ class AsyncSession(Seen, AsyncMaking):
         last: int | None = None,
         summarise: Callable[..., Any] | Summariser | None = None,
     ) -> Transcript:
-        """Return the messages in this view, in order; all of them as they were given, or a window.
+        """Return the messages in this view, in order: all of them as appended, or a window.
 
-        With a `format` ("openai.chat", "openai.responses", "anthropic", "gemini") the provider
-        accepts them, whatever happened: `losses` says what could not be expressed, `closed` which
-        calls had no result. `perspective` is the name of the agent whose side is wanted.
+        With a `format` ("openai.chat", "openai.responses", "anthropic", "gemini") the transcript is
+        always valid for that provider: `losses` lists what could not be expressed, `closed` the
+        calls without a result. `perspective` is the name of the agent to render it for.
 
-        With `max_tokens` or `max_messages`, they are the newest that fit, cut at the beginning of
-        a turn; instructions, pinned messages and the summary in force stay. BudgetError if the
-        newest turn alone is too long. Given `summarise`, a function or a Summariser, what would be
-        left out is summed up first; a summary that is refused is told of, and changes nothing.
-        `last` gives the last few just as they are.
+        With `max_tokens` or `max_messages`, it has the newest messages that fit, cut at the start
+        of a turn, and always the instructions, pinned messages and the current summary. BudgetError
+        if the newest turn alone is too long. With `summarise`, a function or a Summariser, messages
+        that would be cut are summarized first; a rejected summary is logged and changes nothing.
+        `last` returns the last few messages unchanged.
         """
-        asked = Asked(format, max_tokens, max_messages, perspective, counter)
-        how = for_window(summarise, asked, last)
-        if asked == EVERYTHING or last is not None:
-            window.require_alone(asked, last)
+        request = Asked(format, max_tokens, max_messages, perspective, counter)
+        summarizer = for_window(summarise, request, last)
+        if request == EVERYTHING or last is not None:
+            window.require_alone(request, last)
             return Transcript(await self._handle.run(views.messages(self._replica, last=last)))
-        found = await self._window(asked)
-        if how is None or not found.cut or not await self._summaries.make_room(how, asked):
-            return found
-        return await self._window(asked)
+        transcript = await self._window(request)
+        if (
+            summarizer is None
+            or not transcript.cut
+            or not await self._summaries.make_room(summarizer, request)
+        ):
+            return transcript
+        return await self._window(request)
 
-    async def _window(self, asked: Asked) -> Transcript:
+    async def _window(self, request: Asked) -> Transcript:
         live = self._handle.own_turns
-        return await self._handle.run(window.window(self._replica, asked, live=live))
+        return await self._handle.run(window.window(self._replica, request, live=live))
 
     async def pin(self, position: int) -> None:
-        """Keep a message in every window, named by its position."""
+        """Pin the message at a position: every window includes it."""
         await self._handle.write(talking.pin(self._replica, position, on=True))
 
     async def unpin(self, position: int) -> None:
-        """Let a pinned message go out of windows again; NotFoundError if it is not pinned."""
+        """Unpin a message, so that windows may cut it again; NotFoundError if it is not pinned."""
         await self._handle.write(talking.pin(self._replica, position, on=False))
 
     async def summarise(
@@ -196,19 +200,20 @@ class AsyncSession(Seen, AsyncMaking):
         model: str = "",
         keep_turns: int = KEEP_TURNS,
         max_tokens: int | None = None,
-        timeout: float | None = TIMEOUT,  # noqa: ASYNC109 - the same as in the twin
+        timeout: float | None = TIMEOUT,  # noqa: ASYNC109 - the same parameters as in `Session`
         counter: Counter | None = None,
     ) -> Summary:
-        """Have windows show a summary in the place of older turns; these stay stored.
+        """Summarize older turns: windows show the summary in their place. They stay stored.
 
         `with_` is a function that gets the messages and returns a text, or an OpenAI client, with
-        a `model`. The newest `keep_turns` turns stay as they are. On return the summary is
-        durable. SummaryError if it is empty, longer than what it stands for or than `max_tokens`,
-        if making it failed or took longer than `timeout` seconds, or if there is nothing to sum
-        up: nothing changed then. Others can go on meanwhile; only another summary is a conflict.
+        a `model`. The newest `keep_turns` turns are not summarized. On return the summary is
+        durable. SummaryError, with nothing changed, if the summary is empty, longer than what it
+        replaces or than `max_tokens`, if creating it failed or took longer than `timeout` seconds,
+        or if there is nothing to summarize. Other writers can continue meanwhile; only another
+        summary is a conflict.
         """
-        how = Summariser(with_, model, keep_turns, max_tokens, timeout, counter)
-        return await self._summaries.make(summariser(how))
+        summarizer = Summariser(with_, model, keep_turns, max_tokens, timeout, counter)
+        return await self._summaries.make(summariser(summarizer))
 
     def summarise_in_background(
         self,
@@ -220,15 +225,15 @@ class AsyncSession(Seen, AsyncMaking):
         timeout: float | None = TIMEOUT,
         counter: Counter | None = None,
     ) -> "asyncio.Task[Summary]":
-        """Do what `summarise` does while the conversation goes on; return what to wait for.
+        """Start `summarise` in the background while the conversation continues; return its task.
 
-        Closing the session waits for it, as long as its `timeout` at most.
+        Closing the session waits for it, at most for its `timeout`.
         """
-        how = Summariser(with_, model, keep_turns, max_tokens, timeout, counter)
-        return self._summaries.start(summariser(how))
+        summarizer = Summariser(with_, model, keep_turns, max_tokens, timeout, counter)
+        return self._summaries.start(summariser(summarizer))
 
     async def undo_summary(self) -> None:
-        """Go back to the summary before the one in force, or to the messages themselves.
+        """Return to the summary before the current one, or to the messages themselves.
 
         NotFoundError if there is no summary.
         """
@@ -242,33 +247,33 @@ class AsyncSession(Seen, AsyncMaking):
         return await self.values.set(key, value)
 
     async def get(self, key: str, default: Any = None, *, version: int | None = None) -> Any:
-        """Return a value, or the default where the key has none.
+        """Return a value, or the default if the key has none.
 
-        An earlier version that was asked for and is not there is a NotFoundError.
+        NotFoundError if a version is given and does not exist.
         """
         return await self.values.get(key, default, version=version)
 
     async def delete(self, key: str) -> None:
-        """Delete a value; its earlier versions stay readable. An absent one is NotFoundError."""
+        """Delete a value; earlier versions stay readable. NotFoundError if it does not exist."""
         await self.values.delete(key)
 
     async def note(self, data: object, *, author: str = "", id: str | None = None) -> int:
-        """Append a remark that is not part of the conversation. It never conflicts."""
+        """Append a note that is not part of the conversation. It never conflicts."""
         return await self._handle.write(
             writing.remark(self._replica, data, author=author, record_id=id)
         )
 
     async def label(self, *add: str, remove: Sequence[str] = ()) -> None:
-        """Put labels on the session, by which `store.sessions` finds it, or take them off."""
+        """Add or remove labels, by which `store.sessions` finds the session."""
         await self._handle.write(writing.label(self._replica, add, remove))
 
     async def records(
         self, *, after: int = 0, on_damage: OnDamage | None = None
     ) -> AsyncIterator[Record]:
-        """Yield every record in this view, its chain checked.
+        """Yield every record in this view, and verify the chain.
 
-        Damage is raised; given `on_damage`, it is called with each error instead, and reading
-        goes on with the next record that can be read.
+        Damage is raised; if `on_damage` is given, it is called with each error instead, and reading
+        continues with the next readable record.
         """
         past, settings = self._replica.past, self._replica.settings
         records = views.Records(past, settings, after=after, on_damage=on_damage)
@@ -279,23 +284,23 @@ class AsyncSession(Seen, AsyncMaking):
     def watch(
         self, *, after: int | None = None, timeout: float | None = None
     ) -> AsyncIterator[Record]:
-        """Yield the records that come after this view as they come, and take them into the view.
+        """Yield new records as they are appended, and add them to the view.
 
-        They are those of other handles and processes, and of this one. Given `after`, they are
-        those after that position: whoever stopped watching misses nothing. It ends when nothing has
-        come for `timeout` seconds (None waits for ever), when the session or the store is closed,
-        and after the record by which the session was deleted.
+        They come from any handle or process, this one included. They start after this view, or
+        after the position `after`, so a caller that resumes watching misses nothing. Watching ends
+        when no record arrives for `timeout` seconds (None waits forever), when the session or the
+        store is closed, and after the record that deletes the session.
         """
         at = self._replica.tip.position if after is None else require_int(after, "after")
         return follow(self._handle, at, require_timeout(timeout))
 
     async def branch(self, id: str, *, at: int | str | Found | None = None) -> "AsyncSession":
-        """Create a session that shares this one's past, up to and with position `at`.
+        """Create a session that shares this one's history, up to and including position `at`.
 
-        Given an effect, or its id, the past is what was there before that call, and before those
-        that ran beside it: its turn is open in the branch, and can go on differently.
+        If `at` is an effect or its id, the history ends before that call and before the calls that
+        ran in parallel with it: its turn is open in the branch, and can continue differently.
 
-        Nothing is copied. While the branch lives, this session can not be deleted.
+        Nothing is copied. While the branch exists, this session cannot be deleted.
         """
         effect = at.id if isinstance(at, Found) else at
         if isinstance(effect, str) and effect.startswith(GENERATED):
@@ -306,18 +311,18 @@ class AsyncSession(Seen, AsyncMaking):
         return AsyncSession(self._handle.driver, child)
 
     async def refresh(self) -> int:
-        """Take in what others wrote; return the position of the newest record."""
+        """Apply the records of other writers; return the position of the newest record."""
         return await self._handle.write(writing.REFRESH)
 
     async def verify(self) -> Verified:
-        """Read the whole past and check it: chain, bodies, snapshots, labels. Raise if damaged."""
-        with self._handle.observed("verify") as seen:
-            found = await self._handle.run(views.verify(self._replica))
-            seen.fields.update(entries=found.entries, position=found.position)
-        return found
+        """Read and check the whole history: chain, bodies, snapshots, labels. Raise if damaged."""
+        with self._handle.observed("verify") as span:
+            result = await self._handle.run(views.verify(self._replica))
+            span.fields.update(entries=result.entries, position=result.position)
+        return result
 
     async def close(self) -> None:
-        """Finish what is under way and let the handle go. Closing twice is harmless."""
+        """Finish everything in flight and close the session. Closing twice is harmless."""
         await self._handle.close()
 
     async def __aenter__(self) -> Self:

@@ -1,4 +1,4 @@
-"""What all sessions of a store have in common, given once when it is opened. Pure."""
+"""The settings that all sessions of a store share, fixed when it is opened. Pure."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -12,7 +12,7 @@ from perdure.tokens import Counter
 
 
 class Settings(NamedTuple):
-    """What all sessions of a store share. `token` makes unique text, `clock` tells the time."""
+    """Shared settings. `token` returns unique text, `clock` the seconds since the epoch."""
 
     clock: Callable[[], float]
     token: Callable[[], str]
@@ -21,14 +21,15 @@ class Settings(NamedTuple):
     tenant: str = ""
     verify_writes: bool = False
     counter: Counter | None = None
-    """Counts the tokens of messages as they are stored; None leaves that to whoever asks."""
+    """Counts the tokens of messages as they are stored; with None, readers count when needed."""
 
     def new_id(self) -> str:
+        """Return a new record id, marked as generated."""
         return GENERATED + self.token()
 
     def now(self) -> str:
-        """Return the time as headers carry it; a clock that tells none is UsageError."""
+        """Return the time in the format of headers; UsageError if the clock returns none."""
         try:
             return journal.timestamp(self.clock())
         except Exception as error:
-            raise UsageError(f"the clock given to `open` tells no time: {error!r}") from error
+            raise UsageError(f"clock= must return seconds since the epoch: {error!r}") from error

@@ -1,4 +1,4 @@
-"""What a replica holds, all of a piece: the state it shows, and what is in doubt. Pure."""
+"""The parts of a replica: its published view, a write in doubt, and pending events. Pure."""
 
 from typing import NamedTuple
 
@@ -12,14 +12,14 @@ from perdure.reading import Past
 
 
 class Notice(NamedTuple):
-    """Something that a person should know of; whoever does the I/O tells of it."""
+    """An event to log. The core does no I/O, so the handle emits it."""
 
     event: str
     fields: dict[str, object]
 
 
 class Doubt(msgspec.Struct, frozen=True, gc=False):
-    """A write whose outcome is unknown: what was sent, and the state if it was stored."""
+    """A write whose outcome is unknown: the append sent, and the state if it was stored."""
 
     append: Append
     batch: Batch
@@ -28,9 +28,9 @@ class Doubt(msgspec.Struct, frozen=True, gc=False):
 
 
 class View(NamedTuple):
-    """A state that was acknowledged, all of a piece: it never changes under whoever holds it."""
+    """An acknowledged state with its history. Replaced as a whole, never changed in place."""
 
-    fold: Fold
+    state: Fold
     past: Past
     last: bytes | None
     """The payload of the newest message."""

@@ -1,11 +1,11 @@
-"""I/O as requests: colour-free generators ask, a driver answers.
+"""I/O as yielded requests: generators request, a sync or async driver performs.
 
-Everything that takes several reads and writes (opening, catching up, branching) is written once,
-as a generator that yields requests; `Driver` and `AsyncDriver` carry them out. Errors are thrown
-into the generator at the request that failed, so `try` works there as anywhere.
+Every operation of several reads and writes (opening, catching up, branching) is written once, as a
+generator that yields requests; `Driver` and `AsyncDriver` perform them. An error is thrown into
+the generator at the request that failed, so `try` works there as usual.
 
-Code calls the typed functions below with `yield from`, and yields no request itself, but for the
-one commit of every write.
+Call the typed functions below with `yield from`. Only the one commit of every write is yielded
+directly.
 """
 
 from collections.abc import Collection, Generator, Sequence
@@ -70,9 +70,10 @@ def heads(
 
 
 def head(stream: str) -> Steps[Head | None]:
-    """The head of one stream. Names come in order, so of those it is a prefix of it is first."""
-    found = yield from heads(prefix=stream, limit=1)
-    return found[0] if found and found[0].stream == stream else None
+    """Return the head of one stream, or None."""
+    # Listings are sorted by name, and a name sorts before all longer names that begin with it.
+    page = yield from heads(prefix=stream, limit=1)
+    return page[0] if page and page[0].stream == stream else None
 
 
 def commit(append: Append) -> Steps[Outcome]:
@@ -85,6 +86,6 @@ def drop(stream: str, *, before: int) -> Steps[None]:
 
 
 def wait(stream: str, *, after: int, timeout: float) -> Steps[bool]:
-    """Whether a stream's head stands after a position, before so many seconds have passed."""
+    """Wait up to `timeout` seconds; return whether a stream's head is beyond a position."""
     answer: bool = yield Wait(stream, after, timeout)
     return answer

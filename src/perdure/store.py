@@ -61,7 +61,7 @@ class Store:
         with events.observed("open", store=self._backend.name, session=name) as seen:
             replica = self._driver.run(steps)
             if replica.exists:
-                count, position = replica.fold.messages, replica.tip.position
+                count, position = replica.state.messages, replica.tip.position
                 seen.event = "resume"
                 seen.fields.update(count=count, role=views.last_role(replica), position=position)
         return replica
@@ -83,7 +83,7 @@ class Store:
         """
         if recent:
             if after:
-                raise UsageError("`after` goes by id: with `recent` it can not be given")
+                raise UsageError("`after` is an id, so it cannot be combined with `recent`")
             lifecycle.require_choice(prefix, after, labels)
             without = lifecycle.left_out(deleted=deleted)
             known = knowing_recency(self._backend)

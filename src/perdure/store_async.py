@@ -1,7 +1,4 @@
-"""AsyncStore: opens sessions, lists and deletes them. For code in an event loop.
-
-Every method here has its twin in `store`, in the same order, with the same parameters.
-"""
+"""AsyncStore: open, list and delete sessions, for code in an event loop."""
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack
@@ -27,7 +24,7 @@ from perdure.writing import require_session_id
 
 
 class AsyncStore:
-    """Many sessions in one place. Made by `perdure.open_async`. Tasks of one loop may share it."""
+    """A store of sessions, created by `perdure.open_async`. Tasks of one loop may share it."""
 
     def __init__(self, backend: AsyncBackend, settings: Settings) -> None:
         self._backend = backend
@@ -40,29 +37,29 @@ class AsyncStore:
         return f"<{type(self).__name__} {self._backend.name}>"
 
     async def session(self, id: str) -> AsyncSession:
-        """Open a session where it stopped, or a new one; a new one exists from its first record."""
+        """Open a session where it stopped, or a new one, which exists from its first record."""
         return AsyncSession(self._driver, await self._open(id, must_exist=False))
 
     async def resume(self, id: str) -> AsyncSession:
-        """Open a session where it stopped; an unknown or deleted one is NotFoundError."""
+        """Open a session where it stopped; NotFoundError if it is unknown or deleted."""
         return AsyncSession(self._driver, await self._open(id, must_exist=True))
 
     async def values(self, id: str) -> AsyncValues:
-        """Open the values under an id, for what is known apart from any one conversation.
+        """Open the values under an id, for data that belongs to no single conversation.
 
-        They are those of the session of that id, should there be one: the ids are shared.
+        Ids are shared with sessions: if a session has this id, these are its values.
         """
         return AsyncValues(AsyncHandle(self._driver, await self._open(id, must_exist=False)))
 
     async def _open(self, id: str, *, must_exist: bool) -> Replica:
         name = require_session_id(id)
         steps = lifecycle.opened(name, self._settings, must_exist=must_exist)
-        with events.observed("open", store=self._backend.name, session=name) as seen:
+        with events.observed("open", store=self._backend.name, session=name) as span:
             replica = await self._driver.run(steps)
             if replica.exists:
-                count, position = replica.fold.messages, replica.tip.position
-                seen.event = "resume"
-                seen.fields.update(count=count, role=views.last_role(replica), position=position)
+                count, position = replica.state.messages, replica.tip.position
+                span.event = "resume"
+                span.fields.update(count=count, role=views.last_role(replica), position=position)
         return replica
 
     async def sessions(
@@ -74,29 +71,29 @@ class AsyncStore:
         deleted: bool = False,
         recent: bool = False,
     ) -> AsyncIterator[Head]:
-        """Yield the heads of sessions in order of their ids, a page at a time from the store.
+        """Yield the heads of sessions in order of their ids, read page by page from the store.
 
-        Only those whose id begins with `prefix`, comes after `after` and that bear all `labels`;
-        deleted ones only where asked for. With `recent`, the most recently changed one comes
-        first, and `after` can not be given; a store that does not know is UnsupportedError.
+        Only sessions whose id begins with `prefix` and sorts after `after`, and that have all
+        `labels`; deleted ones only with `deleted`. With `recent`, the most recently changed session
+        comes first, and `after` cannot be given; UnsupportedError if the store does not record it.
         """
         if recent:
             if after:
-                raise UsageError("`after` goes by id: with `recent` it can not be given")
+                raise UsageError("`after` is an id, so it cannot be combined with `recent`")
             lifecycle.require_choice(prefix, after, labels)
             without = lifecycle.left_out(deleted=deleted)
-            known = knowing_recency(self._backend)
-            heads = known.recent(prefix=prefix, labels=labels, without=without)
+            backend = knowing_recency(self._backend)
+            heads = backend.recent(prefix=prefix, labels=labels, without=without)
             async for head in heads:
                 yield head
             return
-        going_on: str | None = after
+        cursor: str | None = after
         limit = lifecycle.FIRST_PAGE
-        while going_on is not None:
-            chosen = lifecycle.listed(
-                prefix=prefix, after=going_on, labels=labels, deleted=deleted, limit=limit
+        while cursor is not None:
+            steps = lifecycle.listed(
+                prefix=prefix, after=cursor, labels=labels, deleted=deleted, limit=limit
             )
-            page, going_on = await self._driver.run(chosen)
+            page, cursor = await self._driver.run(steps)
             limit = lifecycle.PAGE
             for head in page:
                 yield head
@@ -106,8 +103,8 @@ class AsyncStore:
     ) -> AsyncIterator[Record]:
         """Yield the records of a session without opening it, which damage may prevent.
 
-        Damage is raised; given `on_damage`, it is called with each error instead, and reading
-        goes on with the next record that can be read.
+        Damage is raised; if `on_damage` is given, it is called with each error instead, and reading
+        continues with the next readable record.
         """
         name = require_session_id(id)
         past = await self._driver.run(salvage.past_of(name, self._settings, on_damage))
@@ -117,7 +114,7 @@ class AsyncStore:
                 yield record
 
     async def approvals(self, *, prefix: str = "") -> AsyncIterator[Approval]:
-        """Yield the approvals that wait for a decision, in all sessions or those of a prefix."""
+        """Yield the pending approvals of all sessions, or of those with a prefix."""
         async for head in self.sessions(prefix=prefix, labels=[APPROVAL_WAITING]):
             steps = lifecycle.opened(head.id, self._settings, must_exist=False)
             replica = await self._driver.run(steps)
@@ -125,32 +122,33 @@ class AsyncStore:
                 yield approval
 
     async def delete(self, id: str, *, reason: str = "") -> None:
-        """Delete a session: a last record stays, and says why; everything before it is dropped.
+        """Delete a session: one last record stays, with the reason; everything before is dropped.
 
-        InUseError while branches of it live, LeaseHeldError while a worker holds it, NotFoundError
-        if there is none.
+        InUseError while it has branches, LeaseHeldError while a worker holds its lease,
+        NotFoundError if it does not exist.
         """
         name = require_session_id(id)
         with events.observed("delete", store=self._backend.name, session=name):
             await self._driver.run(lifecycle.delete(name, self._settings, reason=reason))
 
     def guarantees(self) -> Guarantees:
-        """Say what survives when an append has returned, who may share the store, and what else.
+        """Return the store's guarantees: which crashes appends survive, who may share it, and more.
 
-        It is what the backend found when it was opened; nothing is asked anew.
+        The backend determined them when it was opened; nothing is checked again.
         """
         return guarantees_of(self._backend)
 
     async def close(self) -> None:
-        """Finish what is under way and let the store go. Closing twice is harmless."""
+        """Finish everything in flight and close the store. Closing twice is harmless."""
         if not self._closed:
             self._closed = self._driver.closed = True
             with events.observed("close", store=self._backend.name, session=""):
-                async with AsyncExitStack() as last:  # Whatever one raises, the others are drained.
-                    last.push_async_callback(self._backend.close)
-                    last.push_async_callback(self._committer.drain)
+                # A stack, so that an error of one does not stop the others. It runs in reverse.
+                async with AsyncExitStack() as stack:
+                    stack.push_async_callback(self._backend.close)
+                    stack.push_async_callback(self._committer.drain)
                     for handle in [*self._driver.handles]:
-                        last.push_async_callback(handle.drain)
+                        stack.push_async_callback(handle.drain)
 
     async def __aenter__(self) -> Self:
         return self

@@ -1,7 +1,9 @@
-"""Tell those who wait what became of theirs: in order, and a few in each round of the event loop.
+"""Deliver commit results to waiters in order, at most 64 per event-loop iteration.
 
-Whoever is told goes on at once, up to its next request. With a thousand sessions in one commit that
-would keep the loop from everything else for many milliseconds.
+A waiter that is a step generator runs at once, up to its next request. With a thousand sessions in
+one commit, delivering all results at once would block the loop for many milliseconds.
+
+To edit: every waiter must get its result, even if one delivery raises or the loop is shutting down.
 """
 
 import asyncio
@@ -12,13 +14,13 @@ from typing import Any, Protocol, TypeVar
 
 from perdure.parting import Parting
 
-AT_ONCE = 64  # A few milliseconds of work.
+AT_ONCE = 64  # results per loop iteration; a few milliseconds of work
 
 _Told_contra = TypeVar("_Told_contra", contravariant=True)
 
 
 class Waiter(Protocol[_Told_contra]):
-    """What waits for an answer: a future, or steps that go on with it."""
+    """Receives a result: a future, or a step generator that continues with it."""
 
     def done(self) -> bool: ...
     def cancel(self) -> object: ...
@@ -27,11 +29,11 @@ class Waiter(Protocol[_Told_contra]):
 
 
 Waiting = Sequence[tuple[Any, Waiter[Any]]]
-"""What was asked for, and who waits for the answer."""
+"""Items, each with the waiter for its result."""
 
 
 def tell(waiting: Waiting, answers: Sequence[Any], error: BaseException | None) -> None:
-    """Tell everybody now: their answers, or an error of them all. Some go on alone (`parting`)."""
+    """Deliver results now, or one error for all. A `Parting` instead starts a retry of its item."""
     raised: BaseException | None = None
     for number, (item, waiter) in enumerate(waiting):
         if waiter.done():
@@ -40,75 +42,78 @@ def tell(waiting: Waiting, answers: Sequence[Any], error: BaseException | None) 
             if error is None:
                 answer = answers[number]
                 if type(answer) is Parting:
-                    answer.part(item, waiter)
+                    answer.retry_for(item, waiter)
                 else:
                     waiter.set_result(answer)
             elif isinstance(error, asyncio.CancelledError):
-                with contextlib.suppress(RuntimeError):  # Nobody waits in a loop that was closed.
+                with contextlib.suppress(RuntimeError):  # The waiter's loop is closed.
                     waiter.cancel()
             else:
                 waiter.set_exception(error)
-        except BaseException as interrupt:  # noqa: BLE001 - the others must hear of theirs first
+        except BaseException as interrupt:  # noqa: BLE001 - deliver to the other waiters first
             raised = interrupt
     if raised is not None:
         raise raised
 
 
 class Teller:
-    """Tells many in turns. A task hands the loop back in between; there is none for a few."""
+    """Delivers large batches in slices, from a task that yields to the loop between them."""
 
     def __init__(self, tasks: set["asyncio.Task[Any]"]) -> None:
-        self._tasks = tasks  # They hold it meanwhile: an event loop does so only weakly.
-        self._left: deque[tuple[Waiting, Sequence[Any], BaseException | None]] = deque()
+        self._tasks = tasks  # Holds the task, because an event loop has only a weak reference.
+        self._pending: deque[tuple[Waiting, Sequence[Any], BaseException | None]] = deque()
 
-    def tell(self, waiting: Waiting, answers: Sequence[Any], error: BaseException | None) -> None:
-        """Tell a few now; of many, some in each of the next rounds, after those from before."""
-        few = len(waiting) <= AT_ONCE and not self._left
-        if few or isinstance(error, asyncio.CancelledError):  # The loop ends, perhaps.
+    def dispatch(
+        self, waiting: Waiting, answers: Sequence[Any], error: BaseException | None
+    ) -> None:
+        """Deliver a small batch now, and a large one over the next iterations, in order."""
+        is_small = len(waiting) <= AT_ONCE and not self._pending
+        # After a cancellation the loop may be shutting down: there may be no next iteration.
+        if is_small or isinstance(error, asyncio.CancelledError):
             tell(waiting, answers, error)
             return
-        begins = not self._left
+        is_idle = not self._pending
         for first in range(0, len(waiting), AT_ONCE):
             part = slice(first, first + AT_ONCE)
-            self._left.append((waiting[part], answers[part], error))
-        if begins:
-            task = asyncio.create_task(self._tell_in_turns())
+            self._pending.append((waiting[part], answers[part], error))
+        if is_idle:
+            task = asyncio.create_task(self._dispatch_slices())
             self._tasks.add(task)
-            task.add_done_callback(self._ended)
+            task.add_done_callback(self._on_done)
 
-    def _ended(self, task: "asyncio.Task[Any]") -> None:
+    def _on_done(self, task: "asyncio.Task[Any]") -> None:
         self._tasks.discard(task)
-        if task.cancelled():  # Perhaps before it began: then nothing of it was ever run.
-            self._tell_rest()
+        if task.cancelled():  # If that was before its first step, its own handler never ran.
+            self._dispatch_rest()
 
     @property
-    def is_telling(self) -> bool:
-        """Whether some of those who wait have not been told yet."""
-        return bool(self._left)
+    def is_busy(self) -> bool:
+        """Whether some results have not been delivered yet."""
+        return bool(self._pending)
 
-    def forsake(self) -> list[tuple[Any, Waiter[Any]]]:
-        """Return those who were not told yet; nobody will: the loop that was to do it has ended."""
-        left = [one for waiting, _, _ in self._left for one in waiting]
-        self._left.clear()
-        return left
+    def drop_pending(self) -> list[tuple[Any, Waiter[Any]]]:
+        """Return and forget the items not delivered yet: the loop that should do it has ended."""
+        pending = [item for waiting, _, _ in self._pending for item in waiting]
+        self._pending.clear()
+        return pending
 
-    async def _tell_in_turns(self) -> None:
+    async def _dispatch_slices(self) -> None:
         try:
-            while self._left:
-                tell(*self._left.popleft())
-                if self._left:
+            while self._pending:
+                tell(*self._pending.popleft())
+                if self._pending:
                     await asyncio.sleep(0)
         except GeneratorExit:
-            raise  # The loop was closed: nobody is left in it.
+            raise  # The loop was closed: no waiter is left in it.
         except BaseException:
-            # The loop ends, or was interrupted. What became of theirs is known, so they hear of it.
-            self._tell_rest()
+            # The loop is shutting down or was interrupted. The results are known, so deliver them.
+            self._dispatch_rest()
             raise
 
-    def _tell_rest(self) -> None:
+    def _dispatch_rest(self) -> None:
         try:
-            while self._left:
-                tell(*self._left.popleft())
+            while self._pending:
+                tell(*self._pending.popleft())
         finally:
-            if self._left:  # Another interrupt; it is raised when all have been told.
-                self._tell_rest()
+            if self._pending:  # Interrupted again; that is raised after all deliveries.
+                self._dispatch_rest()

@@ -1,7 +1,8 @@
-"""How many tokens a message takes: an estimate that needs nothing, or the exact count. Pure.
+"""Token counters: an estimate without dependencies, and exact counts by vocabulary.
 
-A count is the same wherever it is made, so it can be kept beside the message under the counter's
-name. The estimate errs upwards; what it promises, and on which texts, is in `Estimate`.
+A message comes in, a number goes out. Pure, and deterministic on every machine, so that a count can
+be stored with its message under the counter's name. The estimate errs upwards; `Estimate` says how
+far, and on which texts. A change of any count needs a new counter name.
 """
 
 from collections.abc import Mapping
@@ -31,32 +32,34 @@ __all__ = [
 
 
 class Counter(Protocol):
-    """Counts the tokens of messages. One's own is best made from `TextCounter`."""
+    """Counts the tokens of messages. To write your own, subclass `TextCounter`."""
 
     @property
     def name(self) -> str:
-        """What is stored beside counts: the same name must mean the same counts."""
+        """The name stored with the counts: the same name must mean the same counts."""
         ...
 
     def count(self, message: Mapping[str, Any]) -> int:
-        """Return how many tokens a message takes in a prompt, what surrounds it included."""
+        """Return the number of tokens of a message in a prompt, including its overhead."""
         ...
 
 
 def counted(counter: Counter, message: Mapping[str, Any]) -> int:
-    """Return a message's count, or say that it is none: what can not be read back is not stored."""
+    """Return a message's count; UsageError if it is not a count that can be stored."""
     tokens = counter.count(message)
     if type(tokens) is not int or tokens < 0:
-        reason = f"the counter {counter.name!r} must count to an int of 0 or more, not {tokens!r}"
+        reason = f"the counter {counter.name!r} must return an int of 0 or more, not {tokens!r}"
         raise UsageError(reason)
     return tokens
 
 
-COMMON_TOKENS = 0.4  # A frequent letter or a space. English takes 0.2, Welsh and Kabyle nearly 0.4.
-DIGIT_TOKENS = 0.6  # Beyond the 1 of other characters: a space before a digit is a token itself.
-TEXT_TOKENS = 3  # Short texts stray further from the average.
+# Tokens per frequent letter or space: English takes 0.2, Welsh and Kabyle nearly 0.4.
+COMMON_TOKENS = 0.4
+# Tokens per digit, in addition to the 1 of other characters: a space before a digit is a token.
+DIGIT_TOKENS = 0.6
+TEXT_TOKENS = 3  # tokens per text; short texts deviate more from the average
 
-# Rare letters are not among them: where they abound, words are cut into more tokens.
+# Without rare letters: words with many of them are split into more tokens.
 _COMMON = b"abcdefghilmnoprstuy "
 _NO_DIGITS = bytes(code for code in range(256) if not ord("0") <= code <= ord("9"))
 
@@ -66,12 +69,12 @@ def _name(name: str, image: int) -> str:
 
 
 class Estimate(TextCounter):
-    """Estimates from the characters alone, upwards: no dependency, a microsecond or two a kilobyte.
+    """Estimates upwards from the characters alone: no dependency, 1-2 microseconds per kilobyte.
 
     Not below the exact counts of o200k_base and cl100k_base for natural text in over 200 languages,
-    code, JSON, logs, tables of numbers, base64 and emoji. Characters drawn at random come out up to
+    code, JSON, logs, tables of numbers, base64 and emoji. Random characters are estimated up to
     25 % too low if they are lower-case letters or rare Chinese, Korean or accented ones. English
-    prose comes out at about twice its count, text in capitals and indented text higher.
+    prose is estimated at about twice its count, text in capitals and indented text higher.
     """
 
     def __init__(self, *, image: int = IMAGE_TOKENS) -> None:
@@ -79,8 +82,8 @@ class Estimate(TextCounter):
         self.name = _name("estimate", image)
 
     def count(self, message: Mapping[str, Any]) -> int:
-        """Return about how many tokens a message takes in a prompt; see the class."""
-        # Nearly every message is no more than this, and windows count many.
+        """Return the estimated number of tokens of a message in a prompt; see the class."""
+        # Fast path for nearly every message: windows count many.
         if type(message) is dict and len(message) == 2:  # noqa: PLR2004 - a role and its content.
             content, role = message.get("content"), message.get("role")
             if type(content) is str and type(role) is str and role in ROLES:
@@ -88,7 +91,7 @@ class Estimate(TextCounter):
         return super().count(message)
 
     def text(self, text: str) -> int:
-        """Return about how many tokens a text takes."""
+        """Return the estimated number of tokens of a text."""
         if text.isascii():
             plain, others = text.encode(), 0.0
         else:
@@ -101,17 +104,17 @@ class Estimate(TextCounter):
 
 
 def _split(text: str) -> tuple[bytes, float]:
-    """Return the ASCII characters of a text, and about how many tokens the others take."""
+    """Return the ASCII characters of a text, and the estimated tokens of the others."""
     plain = text.encode("ascii", "ignore")
     blocks = text.encode("utf-16-be", "surrogatepass")[::2]  # The high byte of each character.
     foreign = len(blocks) - len(plain)
-    spaces = min(plain.count(b" "), foreign)  # Fewer of them join the word that follows.
+    spaces = min(plain.count(b" "), foreign)  # Fewer of them merge with the next word.
     more = sum(len(blocks.translate(None, lighter)) for lighter in _LIGHTER)
     return plain, foreign + more / 2 + (1 - COMMON_TOKENS) * spaces
 
 
-# Tokens that a character takes at most on average, by blocks of 256 characters, where not 3: the
-# larger figure of both vocabularies, which is mostly that of cl100k_base.
+# Highest average of tokens per character, by blocks of 256 characters; 3 for all other blocks. The
+# larger figure of the two vocabularies, mostly that of cl100k_base.
 _BLOCKS = {
     1.0: "00 04",  # Latin-1 and Cyrillic.
     1.5: "01-03 06",  # More Latin letters, Greek, Arabic.
@@ -140,8 +143,9 @@ ESTIMATE: Counter = Estimate()
 
 VOCABULARIES = ("o200k_base", "cl100k_base")
 
-# How the names of models begin, up to their end, a "-" or a ":"; or up to a ".", where that is
-# given. Those of fine-tuned models ("ft:gpt-4o:…") and of catalogues ("openai/gpt-4o") end so.
+# Prefixes of model names, followed by the end, a "-" or a ":". A prefix that ends in "." matches
+# any continuation. Fine-tuned ("ft:gpt-4o:…") and catalogue names ("openai/gpt-4o") are stripped
+# to this form first.
 _MODELS = {
     "o200k_base": (
         *("gpt-4o", "gpt-4.1", "gpt-4.5", "gpt-5", "gpt-5.", "gpt-oss", "chatgpt-4o"),
@@ -152,11 +156,11 @@ _MODELS = {
 
 
 def counter_for(model_or_vocabulary: str, *, image: int = IMAGE_TOKENS) -> Counter:
-    """Return the counter that is exact for a model of OpenAI's, or for a vocabulary by its name.
+    """Return the exact counter for an OpenAI model, or for a vocabulary by its name.
 
-    Exact is the text; what OpenAI does not document (calls, results, images) is an allowance.
-    Without the package that knows the vocabularies it is UnsupportedError, and for a name that is
-    not known UsageError. Nothing is downloaded.
+    Texts are counted exactly; calls, results and images, which OpenAI does not document, get an
+    allowance. Raises UnsupportedError without the package that has the vocabularies, and UsageError
+    for an unknown name. Nothing is downloaded.
     """
     vocabulary = _vocabulary(model_or_vocabulary)
     if vocabulary not in _loaded:
@@ -185,12 +189,12 @@ def _vocabulary(name: object) -> str:
             if beginning.endswith(".") and base.startswith(beginning):
                 return vocabulary
     models = (model for models in _MODELS.values() for model in models if model[-1] != ".")
-    known = ", ".join((*VOCABULARIES, *models))
-    raise UsageError(f"no vocabulary is known for {name!r}: perdure knows {known}")
+    names = ", ".join((*VOCABULARIES, *models))
+    raise UsageError(f"no vocabulary is known for {name!r}: perdure knows {names}")
 
 
 class Exact(TextCounter):
-    """Counts with the vocabulary of the model. Made by `counter_for`."""
+    """Counts with the vocabulary of a model. Created by `counter_for`."""
 
     def __init__(self, name: str, tokenizer: "AnyTokenizer", *, image: int) -> None:
         self.image = image
@@ -198,9 +202,9 @@ class Exact(TextCounter):
         self._tokenizer = tokenizer
 
     def text(self, text: str) -> int:
-        """Return how many tokens a text takes; what looks like a control token is mere text."""
+        """Return the number of tokens of a text; control tokens in it are counted as plain text."""
         try:
             return len(self._tokenizer.encode_ordinary(text))
-        except UnicodeEncodeError:  # A lone surrogate: no model gets one.
+        except UnicodeEncodeError:  # A lone surrogate: no model receives one.
             text = text.encode("utf-8", "replace").decode()
             return len(self._tokenizer.encode_ordinary(text))

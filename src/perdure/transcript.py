@@ -1,12 +1,14 @@
-"""Stored messages in, a transcript that a provider accepts out. Pure.
+"""Render stored messages as a transcript that a provider accepts.
 
-Whatever was stored, what goes out is valid: results follow their calls, open calls are closed by a
-notice, reasoning goes with what it led to, nothing is empty. What can not be said in a format is
-never dropped in silence: it is a `Loss`, or, for open calls, `closed`.
+Stored messages come in, a `Transcript` goes out. Pure; stored messages are never changed.
 
-The way: each message is read by its own format into speeches (`formats.parts`), items of one answer
-are joined, results find their calls (`pairing`), one side is taken (`perspective`), and the wanted
-format writes what there is.
+The transcript is valid whatever was stored: results follow their calls, open calls are closed by a
+notice, reasoning stays with the answer it led to, nothing is empty. Content that a format cannot
+express is never dropped silently: it is reported as a `Loss`, or, for open calls, in `closed`.
+
+The steps: each message is parsed by its own format into the neutral form (`formats.parts`), items
+of one answer are joined, results are attached to their calls (`pairing`), one agent's perspective
+is applied (`perspective`), and the requested format writes the result.
 """
 
 from collections.abc import Callable, Sequence
@@ -64,7 +66,7 @@ _PLAIN_CALLS = ("function", "custom", "deprecated")
 
 
 class Closed(NamedTuple):
-    """A call without a result, which a notice of interruption answers. `id` is as stored."""
+    """A call without a result, closed by an interruption notice. `id` is the stored one."""
 
     position: int
     id: str
@@ -74,10 +76,11 @@ class Closed(NamedTuple):
 class Transcript(list[dict[str, Any]]):
     """Messages for a provider.
 
-    `system` is what the provider wants apart from them (Anthropic: a text or blocks; Gemini: a
-    content), else None. `losses` says what is not in them, `closed` which calls had no result.
-    Of a window, `cut` is the position that it begins at where older messages were left out, else 0,
-    and `tokens` how many it takes where a number was allowed.
+    `system` holds the instructions where the provider wants them apart from the messages
+    (Anthropic: a text or blocks; Gemini: a content), else None. `losses` lists content that is
+    missing, `closed` the calls without a result. For a window, `cut` is the position at which it
+    begins if older messages were left out, else 0, and `tokens` its size if `max_tokens` was given,
+    else None.
     """
 
     cut: int = 0
@@ -97,77 +100,78 @@ class Transcript(list[dict[str, Any]]):
         self.closed = tuple(closed)
 
 
-def render(said: Sequence[Said], format: str, *, perspective: str = "") -> Transcript:
+def render(stored: Sequence[Said], format: str, *, perspective: str = "") -> Transcript:
     """Return a transcript that the provider of the format accepts, whatever was stored.
 
-    With `perspective`, it is one speaker's side: see `perspective.seen_by`. Where the provider
-    wants the user to begin and nobody did, a placeholder begins. Nothing said gives nothing.
+    With `perspective`, it is the view of one agent: see `perspective.seen_by`. Where the provider
+    requires the user to begin and no user did, a placeholder is added. No messages give an empty
+    transcript.
 
     Raises UsageError if the format is not one of `FORMATS`.
     """
     if format not in _WRITERS:
         raise UsageError(f"no format {format!r}: choose one of {', '.join(FORMATS)}")
     losses: Losses = []
-    speeches = pair(heard(said, losses), losses)
+    normalized = pair(heard(stored, losses), losses)
     if perspective:
-        speeches = seen_by(perspective, speeches, format, losses)
+        normalized = seen_by(perspective, normalized, format, losses)
     closed: list[Closed] = []
-    _prepare(speeches, format, losses, closed)
-    messages, system = _WRITERS[format](speeches, losses)
+    _prepare(normalized, format, losses, closed)
+    messages, system = _WRITERS[format](normalized, losses)
     losses.sort(key=lambda loss: loss.position)
     return Transcript(messages, system=system, losses=losses, closed=closed)
 
 
-def _prepare(speeches: list[Speech], format: str, losses: Losses, closed: list[Closed]) -> None:
-    """Close open calls, and see to it that names, ids and places are such as the format takes."""
-    apart = format in (ANTHROPIC, GEMINI)
-    begun = False
+def _prepare(messages: list[Speech], format: str, losses: Losses, closed: list[Closed]) -> None:
+    """Close open calls, and make names and ids legal in the format."""
+    system_apart = format in (ANTHROPIC, GEMINI)
+    conversation_begun = False
     calls: list[ToolCall] = []
-    for speech in speeches:
-        if speech.name:
-            _name_speaker(speech, format, losses)
-        if speech.role == "assistant":
-            calls += [part for part in speech.parts if type(part) is ToolCall]
-        if speech.role != "system":
-            begun = True
-        elif begun and apart:
-            what = "the place of a system message was left out"
-            losses.append(Loss(speech.at, f"{what}: {format} has them all at the beginning"))
-    told: set[str] = set()
+    for message in messages:
+        if message.name:
+            _name_speaker(message, format, losses)
+        if message.role == "assistant":
+            calls += [part for part in message.parts if type(part) is ToolCall]
+        if message.role != "system":
+            conversation_begun = True
+        elif conversation_begun and system_apart:
+            what = "the place of a system message was lost"
+            losses.append(Loss(message.at, f"{what}: {format} puts them all at the beginning"))
+    reported: set[str] = set()
     for call in calls:
         if call.result is None:
             _close(call, closed)
-        _name_call(call, format, losses, told)
+        _name_call(call, format, losses, reported)
     _number_calls(calls, format)
 
 
 def _number_calls(calls: list[ToolCall], format: str) -> None:
-    """Give each call an id of its own; Gemini can do without, where there was none."""
+    """Give each call a unique id; in Gemini, a call without an id stays without."""
     ids = Ids(format)
     for call in calls:
         if call.id:
             call.out_id = ids.take(call.id)
-    for call in calls:  # Last, so that none of these takes an id that somebody has.
+    for call in calls:  # Last, so that no generated id takes one that exists.
         if not call.id and format != GEMINI:
             call.out_id = ids.take(f"call_{call.at}")
 
 
-def _name_speaker(speech: Speech, format: str, losses: Losses) -> None:
-    name = legal_person(speech.name) if format == CHAT else ""
-    if name != speech.name:
-        done = f"is given as {name!r}" if name else f"was left out: {format} has no place for it"
-        losses.append(Loss(speech.at, f"the speaker's name {speech.name!r} {done}"))
-    speech.name = name
+def _name_speaker(message: Speech, format: str, losses: Losses) -> None:
+    name = legal_person(message.name) if format == CHAT else ""
+    if name != message.name:
+        change = f"is sent as {name!r}" if name else f"was left out: {format} has no field for it"
+        losses.append(Loss(message.at, f"the speaker's name {message.name!r} {change}"))
+    message.name = name
 
 
-def _name_call(call: ToolCall, format: str, losses: Losses, told: set[str]) -> None:
+def _name_call(call: ToolCall, format: str, losses: Losses, reported: set[str]) -> None:
     if call.kind not in _PLAIN_CALLS and format != RESPONSES:
-        what = f"a call of type {call.kind!r} is given as that of a function {call.name!r}"
+        what = f"a call of type {call.kind!r} is sent as a call of a function {call.name!r}"
         losses.append(Loss(call.at, what))
     name = legal_name(call.name, format)
-    if name != call.name and call.name not in told:
-        told.add(call.name)
-        what = f"the tool's name {call.name!r} is given as {name!r}: {format} takes no other"
+    if name != call.name and call.name not in reported:
+        reported.add(call.name)
+        what = f"the tool's name {call.name!r} is sent as {name!r}: {format} does not allow it"
         losses.append(Loss(call.at, what))
     call.name = name
 

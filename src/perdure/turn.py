@@ -112,7 +112,7 @@ class Turn:
 
     def _resume(self, *, may_be_over: bool) -> None:
         """Take the turn over. One that was asked for by its id may have ended before that."""
-        if (may_be_over or self._ended) and self.id not in self._handle.replica.fold.turns:
+        if (may_be_over or self._ended) and self.id not in self._handle.replica.state.turns:
             self._ended = True
             return
         plan, ownership = writing.continue_turn(self._handle.replica, self.id)
@@ -186,12 +186,12 @@ class Turn:
     @property
     def partial(self) -> bool:
         """Whether an answer of this turn was cut, and none has come in its place."""
-        partials = self._handle.replica.fold.talk.partials.values()
+        partials = self._handle.replica.state.talk.partials.values()
         return any(partial.turn == self.id for partial in partials)
 
     def said(self) -> list[Taken]:
         """Return what a cut answer of this turn had said: messages, and what came with them."""
-        partials = self._handle.replica.fold.talk.cut.values()
+        partials = self._handle.replica.state.talk.cut.values()
         found: list[Taken] = []
         for partial in [one for one in partials if one.turn == self.id]:
             found += self._handle.run(talking.said_so_far(self._handle.replica, partial))
@@ -219,7 +219,7 @@ class Turn:
     def abandon(self, reason: str = "") -> None:
         """Give the turn up, here or as an interrupted one."""
         if not self._begun:
-            raise UsageError("the turn has not begun: there is nothing to give up")
+            raise UsageError("the turn has not begun: there is nothing to abandon")
         self._handle.write(writing.abandon_turn(self._handle.replica, self.id, reason))
         self._ended = True
 

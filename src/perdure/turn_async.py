@@ -1,4 +1,4 @@
-"""AsyncTurn: from a user's input to the end of the agent's answer. Its twin is in `turn`."""
+"""AsyncTurn: from a user's input to the end of the agent's answer."""
 
 import time
 from collections.abc import AsyncIterable, Sequence
@@ -22,12 +22,12 @@ from perdure.plans import Plan
 from perdure.replays import guard
 from perdure.saying import NOBODY, Ownership, Voice, voice_of
 
-PIECES_EVERY = 0.5  # Seconds: what a crash may take of an answer, against a commit each.
+PIECES_EVERY = 0.5  # seconds; a crash loses at most this much of an answer, at one commit each
 UNCHANGED = Changes((), (), ())
 
 
 class AsyncTurn:
-    """From a user's input to the end of the agent's answer. Made by `session.turn`."""
+    """From a user's input to the end of the agent's answer. Created by `session.turn`."""
 
     def __init__(
         self,
@@ -47,11 +47,11 @@ class AsyncTurn:
         self._begun = begun
         self._ownership: Ownership | None = None
         self._ended = False
-        self._correlation_before: str | None = None
+        self._outer_correlation_id: str | None = None
         self._entered: Entered | None = None
-        self._left = False
+        self._suspended = False
         self._ordinals = Ordinals()
-        self._asked: list[Asked] = []
+        self._model_calls: list[Asked] = []
         self._streams: list[AsyncStream] = []
 
     def __repr__(self) -> str:
@@ -60,26 +60,26 @@ class AsyncTurn:
 
     @property
     def start(self) -> int:
-        """The position before the turn: branch there to have the turn again, differently."""
+        """The position before the turn: branch there to run the turn again, differently."""
         if not self._begun:
             raise UsageError("the turn has not begun: enter it with `async with`")
         return self._begun - 1
 
     @property
     def ended(self) -> bool:
-        """Whether the turn is over; one that was entered by a known `id` may be so already."""
+        """Whether the turn has ended. One entered by an existing `id` may have ended before."""
         return self._ended
 
     async def __aenter__(self) -> Self:
-        if self.correlation_id and self._correlation_before is None:
-            self._correlation_before = correlation_id.get()
+        if self.correlation_id and self._outer_correlation_id is None:
+            self._outer_correlation_id = correlation_id.get()
             correlation_id.set(self.correlation_id)
         try:
             await self._enter()
         except BaseException:
-            self._let_go()
+            self._restore_correlation_id()
             raise
-        self._left = False
+        self._suspended = False
         if self._ownership is not None:
             self._handle.own_turns[self.id] = Running(self._ownership, self._ordinals)
         self._entered = entering.enter(self._handle, self)
@@ -98,21 +98,21 @@ class AsyncTurn:
                 voice=self._voice,
                 live=self._handle.own_turns,
             )
-            begun = await self._write(plan, Ownership(self.id, self.id))
-            if begun > 0:
+            position = await self._write(plan, Ownership(self.id, self.id))
+            if position > 0:  # Negative: the turn had begun already, under this id.
                 self._ownership = Ownership(self.id, self.id)
-            self._begun = abs(begun)
+            self._begun = abs(position)
         if self._ownership is None:
             await self._resume(may_be_over=is_new)
 
-    def _let_go(self) -> None:
-        if self._correlation_before is not None:
-            correlation_id.set(self._correlation_before)
-            self._correlation_before = None
+    def _restore_correlation_id(self) -> None:
+        if self._outer_correlation_id is not None:
+            correlation_id.set(self._outer_correlation_id)
+            self._outer_correlation_id = None
 
     async def _resume(self, *, may_be_over: bool) -> None:
-        """Take the turn over. One that was asked for by its id may have ended before that."""
-        if (may_be_over or self._ended) and self.id not in self._handle.replica.fold.turns:
+        """Take the turn over, unless it was entered by its id and has ended before."""
+        if (may_be_over or self._ended) and self.id not in self._handle.replica.state.turns:
             self._ended = True
             return
         plan, ownership = writing.continue_turn(self._handle.replica, self.id)
@@ -131,7 +131,7 @@ class AsyncTurn:
     ) -> int:
         """Append messages to the turn, as `session.append` does.
 
-        They are the answer to what was asked with `turn.ask`, where `answers` says so.
+        `answers` is the call begun with `turn.ask` that these messages reply to.
         """
         voice, turn = voice_of(author, recipient, channel, origin), self._owned()
         replica = self._handle.replica
@@ -148,59 +148,61 @@ class AsyncTurn:
         author: str = "",
         answers: Asked | None = None,
     ) -> AsyncStream:
-        """Hand the chunks of a streamed answer on, and make them durable on the way.
+        """Pass on the chunks of a streamed answer, and store them meanwhile.
 
-        What came is stored at most every `every` seconds, and the whole message when the answer is
-        over. A stream that breaks, or that nobody reads to its end, leaves what was said so far.
+        New chunks are stored at most every `every` seconds, and the whole message at the end. A
+        stream that breaks, or that is not read to its end, leaves a partial answer.
         """
-        answering = Answering(self._handle.replica, self._owned(), Voice(author), answers)
-        stream = AsyncStream(self._handle, answering, chunks, every)
+        recorder = Answering(self._handle.replica, self._owned(), Voice(author), answers)
+        stream = AsyncStream(self._handle, recorder, chunks, every)
         self._streams.append(stream)
         return stream
 
     async def offer(self, tools: Sequence[Any]) -> Changes:
-        """Record which tools the model is offered; return what changed since the last time."""
+        """Record the tools offered to the model; return the changes since the last record."""
         turn = self._owned()
-        before = await self._handle.run(talking.tools_before(self._handle.replica))
+        previous = await self._handle.run(talking.tools_before(self._handle.replica))
         await self._write(talking.offer_tools(self._handle.replica, tools, turn.turn), turn)
-        return catalogue.changes(before, catalogue.normal(tools)) if before else UNCHANGED
+        return catalogue.changes(previous, catalogue.normal(tools)) if previous else UNCHANGED
 
     def ask(self, name: str, request: object) -> Asked:
-        """Have the turn's next append say that a model is about to be asked, for adapters.
+        """Record with the turn's next append that a model call begins. For adapters.
 
-        Give what is returned as `answers` with the reply, or call its `failed`. The request is
-        kept as its digest. It may be called before the turn is entered.
+        Pass the returned object as `answers` with the reply, or call its `failed`. Only a digest of
+        the request is stored. This may be called before the turn is entered.
         """
         replica = self._handle.replica
         call = tools.asked_in(replica, self.id, self._ordinals, name, request)
-        return Asked(replica, call, self._asked, time.monotonic(), self._handle.replay)
+        return Asked(replica, call, self._model_calls, time.monotonic(), self._handle.replay)
 
     async def _write(self, plan: Plan, turn: Ownership) -> int:
-        asked = [*self._asked]
-        if not asked:
+        """Write a plan, together with the model calls that began since the last write."""
+        calls = [*self._model_calls]
+        if not calls:
             return await self._handle.write(plan)
-        answer = await self._handle.write(asking.riding(plan, turn, asked))
-        self._asked[:] = [one for one in self._asked if one not in asked]
-        return answer
+        result = await self._handle.write(asking.riding(plan, turn, calls))
+        # In place, because the calls share this list. Others may have begun during the write.
+        self._model_calls[:] = [call for call in self._model_calls if call not in calls]
+        return result
 
     @property
     def partial(self) -> bool:
-        """Whether an answer of this turn was cut, and none has come in its place."""
-        partials = self._handle.replica.fold.talk.partials.values()
+        """Whether an answer of this turn was interrupted and not replaced since."""
+        partials = self._handle.replica.state.talk.partials.values()
         return any(partial.turn == self.id for partial in partials)
 
     async def said(self) -> list[Taken]:
-        """Return what a cut answer of this turn had said: messages, and what came with them."""
-        partials = self._handle.replica.fold.talk.cut.values()
-        found: list[Taken] = []
-        for partial in [one for one in partials if one.turn == self.id]:
-            found += await self._handle.run(talking.said_so_far(self._handle.replica, partial))
-        return found
+        """Return the messages, with their metadata, of interrupted answers of this turn."""
+        partials = self._handle.replica.state.talk.cut.values()
+        messages: list[Taken] = []
+        for partial in [partial for partial in partials if partial.turn == self.id]:
+            messages += await self._handle.run(talking.said_so_far(self._handle.replica, partial))
+        return messages
 
     async def complete(self) -> None:
         """End the turn as complete. Leaving `async with` does this.
 
-        A stream of it from which nobody has read is UsageError, and the turn stays open.
+        UsageError if one of its streams was never read; the turn then stays open.
         """
         for stream in self._streams:
             stream.require_read()
@@ -217,21 +219,21 @@ class AsyncTurn:
         self._ended = True
 
     async def abandon(self, reason: str = "") -> None:
-        """Give the turn up, here or as an interrupted one."""
+        """Abandon the turn, whether it is running here or interrupted."""
         if not self._begun:
-            raise UsageError("the turn has not begun: there is nothing to give up")
+            raise UsageError("the turn has not begun: there is nothing to abandon")
         await self._handle.write(writing.abandon_turn(self._handle.replica, self.id, reason))
         self._ended = True
 
     async def leave(self) -> None:
         """Stop here and leave the turn open, as a process that dies does: it is interrupted.
 
-        Entering it again, here or elsewhere, goes on with it. `async with` ends nothing then.
+        Entering it again, here or elsewhere, continues it. `async with` then does not end it.
         """
         self._owned()
         await self._close_streams()
-        self._left, self._ownership = True, None
-        self._step_out()
+        self._suspended, self._ownership = True, None
+        self._exit()
 
     async def __aexit__(
         self,
@@ -239,39 +241,40 @@ class AsyncTurn:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if self._left:
+        if self._suspended:
             return
         if isinstance(error, ApprovalPendingError) and self._ownership and not self._ended:
-            await self.leave()  # It goes on when somebody has decided.
+            await self.leave()  # It can be continued after the decision.
             return
         try:
             if error is None and not self._ended:
                 await self.complete()
             elif error is not None and not self._ended:
-                await self._record(error)
+                await self._record_failure(error)
         finally:
-            self._step_out()
+            self._exit()
 
-    def _step_out(self) -> None:
+    def _exit(self) -> None:
         self._handle.own_turns.pop(self.id, None)
         self._ordinals = Ordinals()
         if self._entered is not None:
             entering.leave(self._entered)
-        self._let_go()
+        self._restore_correlation_id()
 
     async def _close_streams(self) -> None:
         streams, self._streams = self._streams, []
         for stream in streams:
             await stream.close()
 
-    async def _record(self, error: BaseException) -> None:
+    async def _record_failure(self, error: BaseException) -> None:
         try:
             await self.fail(error)
         except PerdureError as failure:
-            # The body's own error goes on; that it could not be recorded must not hide it.
+            # The body's error propagates; the failure to record it must not hide it.
             error.add_note(f"perdure could not record that the turn failed: {failure}")
 
     def _owned(self) -> Ownership:
+        """Return the ownership of a running turn; UsageError if it has ended or is not entered."""
         if self._ended:
             raise UsageError("the turn has ended: begin another with session.turn(...)")
         if self._ownership is None:

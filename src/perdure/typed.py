@@ -1,7 +1,7 @@
-"""Objects of the classes that a caller gives ⇄ parts that can be stored. Pure.
+"""Objects of the caller's registered classes ⇄ storable parts. Pure.
 
-What a class leaves out, transforms or derives when it is made again is not noticed by storing it,
-so an object is made again from its parts before anything is written, and compared with what it was.
+A class may omit, transform or derive fields when an object is rebuilt, and storing it would not
+notice. So an object is rebuilt from its parts and compared before anything is written.
 """
 
 from collections.abc import Callable, Iterable
@@ -13,7 +13,7 @@ from perdure.scalars import Refused
 
 
 class TypeCodec(NamedTuple):
-    """How objects of one class are stored: `encode` gives storable parts, `decode` takes them."""
+    """How objects of one class are stored: `encode` returns storable parts, `decode` rebuilds."""
 
     cls: type
     encode: Callable[[Any], Any]
@@ -21,141 +21,144 @@ class TypeCodec(NamedTuple):
 
 
 class Typed(NamedTuple):
-    """A class under its name in the store."""
+    """A registered class and its name in the store."""
 
     name: str
     codec: TypeCodec
-    is_given: bool = False
-    """Whether the caller says how it is stored, and so also what of it matters."""
+    is_custom: bool = False
+    """Whether the caller passed a TypeCodec, which also decides what has to be preserved."""
 
-    def parts(self, value: Any) -> Any:
-        """Return what is to be stored of an object, or raise Refused."""
+    def to_parts(self, value: Any) -> Any:
+        """Return the storable parts of an object, or raise UnstorableValue."""
         try:
             return self.codec.encode(value)
         except Exception as error:
-            reason = f"the object of type {self.name!r} can not be taken apart"
+            reason = f"an object of type {self.name!r} cannot be encoded"
             raise Refused(f"{reason} ({type(error).__name__})") from error
 
-    def made(self, parts: Any) -> Any:
-        """Return an object from what is stored of it; UsageError if the class does not fit."""
+    def from_parts(self, parts: Any) -> Any:
+        """Rebuild an object from its stored parts; raise UsageError if the class does not fit."""
         try:
             return self.codec.decode(parts)
         except Exception as error:
-            reason = f"what is stored as {self.name!r} does not fit the class that was given for it"
-            hint = "open the store with a class, or a TypeCodec, that fits"
+            reason = f"a stored {self.name!r} does not fit the class registered for it"
+            hint = "open the store with a class or a TypeCodec that fits"
             raise UsageError(f"{reason} ({type(error).__name__}): {hint}") from error
 
 
 class Types:
-    """The classes of a store, by their names there."""
+    """The registered classes of a store, by name and by class."""
 
-    def __init__(self, given: dict[str, type | TypeCodec]) -> None:
-        found = [_typed(name, one) for name, one in given.items()]
-        self.by_name = {one.name: one for one in found}
-        self.by_class = {one.codec.cls: one for one in found}
+    def __init__(self, types: dict[str, type | TypeCodec]) -> None:
+        named_types = [_typed(name, registered) for name, registered in types.items()]
+        self.by_name = {named.name: named for named in named_types}
+        self.by_class = {named.codec.cls: named for named in named_types}
 
-    def require_same(self, typed: Typed, value: Any, remade: Callable[[], Any]) -> None:
-        """Raise Refused unless what is made again is the object that it was."""
-        reason = f"an object of type {typed.name!r} would not come back as it is"
-        hint = "give a TypeCodec(cls, encode, decode) that keeps what matters"
+    def require_same(self, named: Typed, value: Any, rebuild: Callable[[], Any]) -> None:
+        """Raise UnstorableValue unless the rebuilt object equals the original."""
+        reason = f"an object of type {named.name!r} would not be restored unchanged"
+        hint = "pass a TypeCodec(cls, encode, decode) that preserves what matters"
         try:
-            other = self._difference(value, remade(), "")
+            path = self._difference(value, rebuild(), "")
         except Exception as error:
             raise Refused(f"{reason}: {hint} ({type(error).__name__})") from error
-        if other is not None:
-            where = f" (it differs at {other})" if other else ""
+        if path is not None:
+            where = f" (it differs at {path})" if path else ""
             raise Refused(f"{reason}{where}: {hint}")
 
-    def _difference(self, one: Any, two: Any, at: str) -> str | None:
-        """Return where two values differ, or None if they do not."""
-        kind = type(one)
-        if type(two) is not kind:
-            return at
+    def _difference(self, original: Any, rebuilt: Any, path: str) -> str | None:
+        """Return the path at which two values differ, or None if they do not."""
+        kind = type(original)
+        if type(rebuilt) is not kind:
+            return path
         if kind is dict:
-            if one.keys() != two.keys():
-                return at
-            pairs = ((self._difference(one[key], two[key], f"{at}.{key}")) for key in one)
-            return next((found for found in pairs if found is not None), None)
+            if original.keys() != rebuilt.keys():
+                return path
+            paths = (
+                self._difference(original[key], rebuilt[key], f"{path}.{key}") for key in original
+            )
+            return next((differing for differing in paths if differing is not None), None)
         if kind is list:
-            if len(one) != len(two):
-                return at
-            items = (self._difference(*both, at) for both in zip(one, two, strict=True))
-            return next((found for found in items if found is not None), None)
-        facts = self._facts(kind)
-        if facts is None or self._is_given(kind):
-            if _equal(one, two):
+            if len(original) != len(rebuilt):
+                return path
+            paths = (self._difference(*pair, path) for pair in zip(original, rebuilt, strict=True))
+            return next((differing for differing in paths if differing is not None), None)
+        to_comparable = self._comparable(kind)
+        if to_comparable is None or self._is_custom(kind):
+            if _equal(original, rebuilt):
                 return None
-            if facts is None:
-                return at
-        return self._difference(facts(one), facts(two), at)
+            if to_comparable is None:
+                return path
+        return self._difference(to_comparable(original), to_comparable(rebuilt), path)
 
-    def _is_given(self, kind: type) -> bool:
-        typed = self.by_class.get(kind)
-        return typed is not None and typed.is_given
+    def _is_custom(self, kind: type) -> bool:
+        named = self.by_class.get(kind)
+        return named is not None and named.is_custom
 
-    def _facts(self, kind: type) -> Callable[[Any], Any] | None:
-        """Return what makes of an object all that must be the same; None where `==` tells that."""
-        if self._is_given(kind):
+    def _comparable(self, kind: type) -> Callable[[Any], Any] | None:
+        """Return a function from object to everything that must match; None if `==` decides."""
+        if self._is_custom(kind):
             return self.by_class[kind].codec.encode
         if hasattr(kind, "__pydantic_private__"):
             return _held
         return partial(_of, _fields(kind)) if hasattr(kind, "__dataclass_fields__") else None
 
 
-def _equal(one: Any, two: Any) -> bool:
-    """Whether a class itself says so; what arrays answer is no answer."""
+def _equal(original: Any, rebuilt: Any) -> bool:
+    """Whether `==` returns exactly True; arrays return an array, which decides nothing."""
     try:
-        return (one == two) is True
-    except Exception:  # noqa: BLE001 - what a class does that somebody wrote
+        return (original == rebuilt) is True
+    except Exception:  # noqa: BLE001 - `__eq__` is the application's code
         return False
 
 
 def _held(model: Any) -> dict[str, Any]:
-    """Return all that a pydantic model holds."""
-    more, private = model.__pydantic_extra__ or {}, model.__pydantic_private__ or {}
-    return {**_public(model), **more, **private}
+    """Return all fields of a pydantic model: declared, extra and private."""
+    extra, private = model.__pydantic_extra__ or {}, model.__pydantic_private__ or {}
+    return {**_public(model), **extra, **private}
 
 
-def _typed(name: str, given: type | TypeCodec) -> Typed:
-    if isinstance(given, TypeCodec):
-        return Typed(name, given, is_given=True)
-    if hasattr(given, "model_validate"):  # pydantic, without depending on it
-        return Typed(name, TypeCodec(given, _dumped, given.model_validate))
-    if hasattr(given, "__dataclass_fields__"):
-        return _dataclass(name, given)
+def _typed(name: str, registered: type | TypeCodec) -> Typed:
+    if isinstance(registered, TypeCodec):
+        return Typed(name, registered, is_custom=True)
+    if hasattr(registered, "model_validate"):  # pydantic, without depending on it
+        return Typed(name, TypeCodec(registered, _dumped, registered.model_validate))
+    if hasattr(registered, "__dataclass_fields__"):
+        return _dataclass(name, registered)
     reason = f"{name!r} is neither a dataclass nor a pydantic model"
-    raise UsageError(f"{reason}: give a TypeCodec(cls, encode, decode) for it")
+    raise UsageError(f"{reason}: pass a TypeCodec(cls, encode, decode) for it")
 
 
 def _dumped(model: Any) -> Any:
-    """Return what a pydantic model can be made of again: by its names, or by those for outside."""
-    # What pydantic would warn of is found by comparing.
-    how = {"round_trip": True, "warnings": False}
-    by_name = model.model_dump(**how)
-    remade = _validated(type(model), by_name)
-    is_same = remade is not None and _equal(_public(remade), _public(model))
-    return by_name if is_same else model.model_dump(by_alias=True, **how)
+    """Dump a pydantic model so that it validates again: by field name, else by alias."""
+    # Warnings are off because `require_same` finds what pydantic would warn about.
+    options = {"round_trip": True, "warnings": False}
+    by_name = model.model_dump(**options)
+    rebuilt = _validated(type(model), by_name)
+    is_same = rebuilt is not None and _equal(_public(rebuilt), _public(model))
+    return by_name if is_same else model.model_dump(by_alias=True, **options)
 
 
 def _validated(cls: Any, parts: dict[str, Any]) -> Any:
     try:
         return cls.model_validate(parts)
     except ValueError:
-        return None  # It wants other names.
+        return None  # It validates by alias only.
 
 
 def _public(model: Any) -> dict[str, Any]:
-    """Return the fields of a pydantic model, but for what it computed and keeps at hand."""
-    return {name: one for name, one in vars(model).items() if name in type(model).model_fields}
+    """Return the declared fields of a pydantic model, without cached computed ones."""
+    fields = type(model).model_fields
+    return {name: value for name, value in vars(model).items() if name in fields}
 
 
-def _dataclass(name: str, given: type) -> Typed:
-    taken = [name for name, field in _fields(given).items() if field.init]
-    return Typed(name, TypeCodec(given, partial(_of, taken), lambda parts: given(**parts)))
+def _dataclass(name: str, cls: type) -> Typed:
+    init_fields = [name for name, field in _fields(cls).items() if field.init]
+    return Typed(name, TypeCodec(cls, partial(_of, init_fields), lambda parts: cls(**parts)))
 
 
 def _fields(kind: Any) -> dict[str, Any]:
-    from dataclasses import fields  # It takes its time, and whoever has a dataclass has spent it.
+    from dataclasses import fields  # A slow import; a caller with a dataclass has already paid it.
 
     return {field.name: field for field in fields(kind)}
 

@@ -40,7 +40,7 @@ class Values:
 
         An earlier version that was asked for and is not there is a NotFoundError.
         """
-        facts = self._handle.replica.fold.values.get(key)
+        facts = self._handle.replica.state.values.get(key)
         if version is None and (facts is None or facts.deleted):
             self._handle.require_open()
             return default
@@ -52,12 +52,12 @@ class Values:
 
     def keys(self) -> list[str]:
         """Return the keys that have a value in this view."""
-        values = self._handle.replica.fold.values
+        values = self._handle.replica.state.values
         return [key for key, facts in values.items() if not facts.deleted]
 
     def version(self, key: str) -> int:
         """Return the number of the newest version of a key, counting deletions."""
-        facts = self._handle.replica.fold.values.get(key)
+        facts = self._handle.replica.state.values.get(key)
         if facts is None:
             raise NotFoundError(f"value {key!r}")
         return facts.version

@@ -1,4 +1,4 @@
-"""AsyncValues: named documents, in a session or on their own. Its twin is in `values`."""
+"""AsyncValues: named, versioned documents, in a session or on their own."""
 
 from types import TracebackType
 from typing import Any, Self
@@ -10,11 +10,11 @@ from perdure.views import Version
 
 
 class AsyncValues:
-    """Named documents, each in versions that stay readable.
+    """Named documents with versions that stay readable.
 
-    Those of a session are `session.values`; `store.values(id)` are those that belong to no
-    conversation. A view is as old as its opening, `refresh` or own writing. Two that set the same
-    key are told of each other by ConflictError; different keys do not meet.
+    `session.values` are those of a session; `store.values(id)` are those of no conversation. A view
+    shows the state of its opening, its last `refresh` or its own last write. If two writers set the
+    same key, the second gets ConflictError; different keys do not conflict.
     """
 
     def __init__(self, handle: AsyncHandle) -> None:
@@ -36,43 +36,43 @@ class AsyncValues:
         return await self._handle.write(writing.put(self._handle.replica, key, value))
 
     async def get(self, key: str, default: Any = None, *, version: int | None = None) -> Any:
-        """Return a value, or the default where the key has none.
+        """Return a value, or the default if the key has none.
 
-        An earlier version that was asked for and is not there is a NotFoundError.
+        NotFoundError if a version is given and does not exist.
         """
-        facts = self._handle.replica.fold.values.get(key)
+        facts = self._handle.replica.state.values.get(key)
         if version is None and (facts is None or facts.deleted):
             self._handle.require_open()
             return default
         return await self._handle.run(views.value(self._handle.replica, key, version=version))
 
     async def delete(self, key: str) -> None:
-        """Delete a value; its earlier versions stay readable. An absent one is NotFoundError."""
+        """Delete a value; earlier versions stay readable. NotFoundError if it does not exist."""
         await self._handle.write(writing.forget(self._handle.replica, key))
 
     def keys(self) -> list[str]:
         """Return the keys that have a value in this view."""
-        values = self._handle.replica.fold.values
+        values = self._handle.replica.state.values
         return [key for key, facts in values.items() if not facts.deleted]
 
     def version(self, key: str) -> int:
-        """Return the number of the newest version of a key, counting deletions."""
-        facts = self._handle.replica.fold.values.get(key)
+        """Return the number of the newest version of a key; a deletion counts as a version."""
+        facts = self._handle.replica.state.values.get(key)
         if facts is None:
             raise NotFoundError(f"value {key!r}")
         return facts.version
 
     async def history(self, key: str) -> list[Version]:
-        """Return what `get(key, version=...)` can be asked for, oldest first."""
-        found: list[Version] = await self._handle.run(views.history(self._handle.replica, key))
-        return found
+        """Return the versions of a key, oldest first, for use with `get(key, version=...)`."""
+        versions: list[Version] = await self._handle.run(views.history(self._handle.replica, key))
+        return versions
 
     async def refresh(self) -> int:
-        """Take in what others wrote; return the position of the newest record."""
+        """Apply the records of other writers; return the position of the newest record."""
         return await self._handle.write(writing.REFRESH)
 
     async def close(self) -> None:
-        """Finish what is under way and let the handle go, that of the session if there is one."""
+        """Finish everything in flight and close the handle, which may be that of a session."""
         await self._handle.close()
 
     async def __aenter__(self) -> Self:

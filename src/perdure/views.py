@@ -1,4 +1,8 @@
-"""What a session shows of its past: messages, values, versions, records, a verdict. Pure."""
+"""Read messages, values, versions and records of a session, and verify it. Pure.
+
+In: a replica or a history. Out: steps that return public values. Nothing here writes, and nothing
+changes the replica but its cache of values. Damage is raised, never skipped in silence.
+"""
 
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -22,7 +26,7 @@ _MESSAGES = frozenset({Message.kind})
 
 
 class Version(NamedTuple):
-    """One version of a value: its number, where it was written, and whether it is gone."""
+    """One version of a value: its number, its position, and whether it is a deletion."""
 
     version: int
     position: int
@@ -30,7 +34,7 @@ class Version(NamedTuple):
 
 
 class Verified(NamedTuple):
-    """What `verify` checked: every entry of the session's past, its shared past included."""
+    """The result of `verify`, which checks every entry of a session's history, shared or own."""
 
     session: str
     entries: int
@@ -39,20 +43,20 @@ class Verified(NamedTuple):
     snapshots: int
     torn: int
     half_copied: bool = False
-    """Whether its head says that it is a copy, and that later records are still missing."""
+    """Whether its head is labeled as an unfinished copy: later records are still missing."""
 
 
 def messages(replica: Replica, *, last: int | None) -> Steps[list[dict[str, Any]]]:
-    """Return the messages in order, or the last few of them."""
+    """Return all messages in order, or the last few of them."""
     if last is not None and require_int(last, "last") < 0:
         raise UsageError(f"last must be 0 or more, not {last}")
-    fold, past, _ = replica.view
-    total = fold.messages
+    state, past, _ = replica.view
+    total = state.messages
     count = total if last is None else min(last, total)
-    found = yield from reading.newest_first(past, kinds=_MESSAGES, count=count)
-    if len(found) != count:
-        raise DamagedError(replica.name, 0, f"{len(found)} of {count} messages were found")
-    return [_message(replica, linked) for linked in reversed(found)]
+    entries = yield from reading.newest_first(past, kinds=_MESSAGES, count=count)
+    if len(entries) != count:
+        raise DamagedError(replica.name, 0, f"{len(entries)} of {count} messages were found")
+    return [_message(replica, linked) for linked in reversed(entries)]
 
 
 def _message(replica: Replica, linked: Linked) -> dict[str, Any]:
@@ -61,37 +65,38 @@ def _message(replica: Replica, linked: Linked) -> dict[str, Any]:
 
 
 def last_message(replica: Replica) -> dict[str, Any] | None:
-    """Return the newest message, which every view holds."""
-    fold, _, payload = replica.view
-    return None if payload is None else message_of(replica, payload, fold.last_message)
+    """Return the newest message, or None. It is part of the view, so nothing is read."""
+    state, _, payload = replica.view
+    return None if payload is None else message_of(replica, payload, state.last_message)
 
 
 def last_role(replica: Replica) -> str:
-    """Return the role of the newest message, without the caller's own types."""
-    fold, _, payload = replica.view
+    """Return the role of the newest message, or "". Needs none of the caller's types."""
+    state, _, payload = replica.view
     if payload is None:
         return ""
-    content = codec.decode(Message.kind, payload, stream=replica.name, position=fold.last_message)
+    content = codec.decode(Message.kind, payload, stream=replica.name, position=state.last_message)
     role = content.message.get("role", "") if isinstance(content, Message) else ""
     return role if isinstance(role, str) else ""
 
 
 def message_of(replica: Replica, payload: bytes, position: int) -> dict[str, Any]:
-    """Return a message as it was given."""
+    """Return a message as the caller passed it."""
     return said_of(replica, payload, position).message
 
 
 def said_of(replica: Replica, payload: bytes, position: int) -> Message:
-    """Return the content of a message's record, with the caller's own values."""
+    """Return the content of a message record, with values of the caller's types restored."""
     content = codec.decode(Message.kind, payload, stream=replica.name, position=position)
-    shown = _unpack(replica.settings.codec, content, payload, replica.name, position)
-    if not isinstance(shown, Message):
+    unpacked = _unpack(replica.settings.codec, content, payload, replica.name, position)
+    if not isinstance(unpacked, Message):
         raise ChainError(replica.name, position, "a message is expected here")
-    return shown
+    return unpacked
 
 
 def _unpack(own: Codec, content: Content, payload: bytes, name: str, position: int) -> Content:
-    """Give a record back with the caller's own values; most need nothing done."""
+    """Restore values of the caller's types in a record."""
+    # Every tagged value contains `"$` in JSON; most records contain none and need no unpacking.
     if b'"$' not in payload or not isinstance(content, Message | Note):
         return content
     fields = ("message", "meta") if isinstance(content, Message) else ("data",)
@@ -107,10 +112,10 @@ def _fields(content: Content) -> dict[str, Any]:
 
 
 def value(replica: Replica, key: str, *, version: int | None) -> Steps[Any]:
-    """Return a value as it is, or as it was in an earlier version."""
+    """Return the current version of a value, or the one asked for."""
     if version is not None:
         require_int(version, "version")
-    facts = replica.fold.values.get(key)
+    facts = replica.state.values.get(key)
     if facts is None or (version is None and facts.deleted):
         raise NotFoundError(f"value {key!r}")
     if version is None or version == facts.version:
@@ -131,8 +136,8 @@ def _current(replica: Replica, key: str, facts: ValueFacts) -> Steps[bytes]:
 
 
 def _earlier(replica: Replica, key: str, version: int) -> Steps[bytes]:
-    """Go back a chain of deltas at a time, then through the chain that holds the version."""
-    facts = replica.fold.values[key]
+    """Skip back whole delta chains until one contains the version, then walk that chain."""
+    facts = replica.state.values[key]
     if not 1 <= version < facts.version:
         raise NotFoundError(f"value {key!r} in version {version}", f"it has {facts.version}")
     past, newest = replica.past, facts.position
@@ -165,19 +170,19 @@ def _value_at(replica: Replica, position: int) -> Steps[Value]:
 
 def history(replica: Replica, key: str) -> Steps[list[Version]]:
     """Return the versions of a value, oldest first."""
-    facts = replica.fold.values.get(key)
+    facts = replica.state.values.get(key)
     if facts is None:
         raise NotFoundError(f"value {key!r}")
-    found, position = [], facts.position
+    versions, position = [], facts.position
     while position:
         content = yield from _value_at(replica, position)
-        found.append(Version(content.version, position, content.form == "deleted"))
+        versions.append(Version(content.version, position, content.form == "deleted"))
         position = content.previous
-    return found[::-1]
+    return versions[::-1]
 
 
 class Records:
-    """The records of a past after a position, by the page, in order."""
+    """Reads the records of a history after a position, in order, one page at a time."""
 
     def __init__(
         self, past: Past, settings: Settings, *, after: int, on_damage: OnDamage | None
@@ -189,7 +194,7 @@ class Records:
         self._forward = Forward(past, after=first, on_damage=on_damage)
 
     def page(self) -> Steps[list[Record] | None]:
-        """Return the next records (there may be none on a page), or None at the end."""
+        """Return the next records, or None at the end. A page may be empty before that."""
         whole = yield from self._forward.page()
         return None if whole is None else list(self._records(whole))
 
@@ -206,13 +211,13 @@ class Records:
         name, cipher = self._name, self._settings.cipher
         content = journal.decode(name, linked, cipher)
         payload = journal.open_body(name, linked, cipher)
-        shown = _unpack(self._settings.codec, content, payload, name, linked.entry.position)
-        return journal.record(name, linked, shown)
+        unpacked = _unpack(self._settings.codec, content, payload, name, linked.entry.position)
+        return journal.record(name, linked, unpacked)
 
 
 def verify(replica: Replica) -> Steps[Verified]:
-    """Read everything and recompute everything that was derived from it."""
-    fold, past, _ = replica.view
+    """Read the whole history, check it, and recompute everything derived from it."""
+    state, past, _ = replica.view
     forward = Forward(past)
     recomputed = Fold()
     entries = snapshots = 0
@@ -226,48 +231,51 @@ def verify(replica: Replica) -> Steps[Verified]:
             payload = journal.open_body(replica.name, linked, past.cipher)
             recomputed.apply(linked.entry.position, linked.header.id, content, payload)
         entries += len(whole)
-    if recomputed.facts() != fold.facts():
-        raise DamagedError(replica.name, 0, "its state is not what its records say")
-    half_copied = yield from _require_labels(replica, past, fold)
+    if recomputed.facts() != state.facts():
+        raise DamagedError(replica.name, 0, "its state does not match its records")
+    half_copied = yield from _require_labels(replica, past, state)
     tip, torn = past.tip, len(forward.torn)
     return Verified(
         replica.name, entries, tip.position, tip.digest or "", snapshots, torn, half_copied
     )
 
 
-def _require_facts(name: str, linked: Linked, content: Snapshot, fold: Fold) -> int:
+def _require_facts(name: str, linked: Linked, content: Snapshot, state: Fold) -> int:
+    """Raise unless a snapshot matches the state; return 1, or 0 for another version."""
     if content.fold != FOLD_VERSION:
         return 0
-    if content.facts != fold.facts():
-        reason = "a fold snapshot that is not what the records before it say"
+    if content.facts != state.facts():
+        reason = "a state snapshot that does not match the records before it"
         raise DamagedError(name, linked.entry.position, reason)
     return 1
 
 
 def _require_source(name: str, past: Past, linked: Linked, content: Summary) -> Steps[None]:
-    """Raise unless a summary names an entry before it by the digest that this has."""
+    """Raise unless the digest in a summary is that of the last entry it summarizes."""
     position = linked.entry.position
     if past.begin < content.first <= content.last < position:
         source = yield from reading.entry_at(past, content.last)
         if source.digest == content.digest:
             return
-    reason = f"a summary of {content.first} to {content.last} that are not what it was made of"
+    reason = f"a summary of {content.first} to {content.last}, which have changed since"
     raise DamagedError(name, position, reason)
 
 
-def _require_labels(replica: Replica, past: Past, fold: Fold) -> Steps[bool]:
-    """Raise unless the labels of a head are true; return whether it is that of half a copy."""
+def _require_labels(replica: Replica, past: Past, state: Fold) -> Steps[bool]:
+    """Raise unless the head's labels match the state; return whether it is an unfinished copy."""
     position = past.tip.position
     head = yield from steps.head(replica.name)
     current = 0 if head is None else head.position
     if current < position:
-        raise ChainError(replica.name, position, "the head does not reach as far as it did")
+        raise ChainError(replica.name, position, "the head is behind the entries that were read")
     if head is None or current != position or past.torn:
-        return False  # A torn append has left its labels on the head; the next one sets them right.
-    if head.labels not in (fold.head_labels, {HALF_COPIED}):
-        raise DamagedError(replica.name, 0, "the labels of its head are not what its records say")
+        # Another writer was faster, or an interrupted append left its labels on the head; the next
+        # append corrects them.
+        return False
+    if head.labels not in (state.head_labels, {HALF_COPIED}):
+        raise DamagedError(replica.name, 0, "the labels of its head do not match its records")
     for label in head.labels:
-        found = yield from steps.heads(prefix=replica.name, labels=[label], limit=1)
-        if not found or found[0].stream != replica.name:
+        heads = yield from steps.heads(prefix=replica.name, labels=[label], limit=1)
+        if not heads or heads[0].stream != replica.name:
             raise DamagedError(replica.name, 0, f"listing by its label {label!r} does not find it")
     return HALF_COPIED in head.labels

@@ -5,9 +5,9 @@ import time
 from perdure.backend import WATCH, AsyncBackend, Backend, knowing_watch
 from perdure.backends.watching import Watchers
 
-FIRST_PAUSE = 0.01  # Seconds between looks at a store that can not wait by itself.
-LONGEST_PAUSE = 0.5  # It may be far away, and each look may cost money.
-SLICE, LONG = 0.5, 60.0  # Seconds; for how long one call waits that can not be ended, or that can.
+FIRST_PAUSE = 0.01  # seconds between polls of a store without `watch`, at first
+LONGEST_PAUSE = 0.5  # seconds; the store may be remote, and each poll may cost money
+SLICE, LONG = 0.5, 60.0  # seconds of one wait that cannot be cancelled, and of one that can
 
 
 def wait(backend: Backend, stream: str, *, after: int, timeout: float) -> bool:
@@ -31,19 +31,19 @@ def _stands_after(backend: Backend, stream: str, after: int) -> bool:
 
 
 def longest(backend: Backend | AsyncBackend) -> float:
-    """Return for how many seconds one call may wait for a record: until it can be ended."""
+    """Return how many seconds one call may wait; short if the wait cannot be cancelled."""
     return SLICE if _watchers(backend) is None else LONG
 
 
 def end(backend: Backend | AsyncBackend, stream: str) -> None:
-    """Have those wait no longer who wait for a stream in this process, where that can be done."""
+    """Cancel this process's waiters on a stream, if the backend supports it."""
     watchers = _watchers(backend)
     if watchers is not None:
         watchers.end(stream)
 
 
 def _watchers(backend: Backend | AsyncBackend) -> Watchers | None:
-    if WATCH not in getattr(backend, "capabilities", ()):  # A store need not say that it has none.
+    if WATCH not in getattr(backend, "capabilities", ()):  # Optional.
         return None
-    found = getattr(backend, "watchers", None)
-    return found if isinstance(found, Watchers) else None
+    watchers = getattr(backend, "watchers", None)
+    return watchers if isinstance(watchers, Watchers) else None

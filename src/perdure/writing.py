@@ -1,7 +1,10 @@
-"""What a session can write, as plans. Pure. What a caller gives is checked and encoded at once.
+"""Plans for turns, values, notes and labels. Pure.
 
-So a value that can not be stored is refused before anything is written, and one that is changed
-after the call has no effect on the record.
+In: arguments of public methods. Out: a `Plan`. Arguments are checked and encoded at once, so a
+value that cannot be stored is refused before anything is written, and an object changed after the
+call does not change the record.
+
+To edit: generate record ids outside `make`, because a plan may be executed more than once.
 """
 
 from collections.abc import Collection, Sequence
@@ -46,9 +49,9 @@ from perdure.saying import (
 )
 from perdure.steps import Steps
 
-SESSION_ID_BYTES_MAX = 512
-NAME_BYTES_MAX = 512
-REASON_MAX = 2_000  # The text of an error, for people; not a place for dumps.
+SESSION_ID_BYTES_MAX = 512  # bytes of UTF-8
+NAME_BYTES_MAX = 512  # bytes of UTF-8; keys and correlation ids
+REASON_MAX = 2_000  # characters of an error's text; enough to read, too few for a dump
 
 
 def begin_turn(
@@ -62,8 +65,8 @@ def begin_turn(
 ) -> Plan:
     """Plan a turn with the input that opened it, in one append.
 
-    What earlier turns left open is settled before it, but for those that are `live`. The answer is
-    negative if the turn has begun already, under an id that the caller chose.
+    Partial answers and open calls of earlier turns are closed first, except those of `live` turns.
+    The result is the turn's position, negated if the turn had already begun under a caller's id.
     """
     begun = TurnBegun(correlation_id=require_str(correlation_id, "correlation_id"))
     input_id = f"{turn_id}\tinput"
@@ -79,12 +82,12 @@ def begin_turn(
         yield from ()
         begun_at = _begun(batch, turn_id)
         if begun_at:
-            batch.known(drafts)  # Another input under the same id is told.
+            batch.find_stored(drafts)  # Raises DivergenceError if the input differs.
             return -begun_at
-        if batch.fold.talk.partials:
-            left = {partial.turn for partial in batch.fold.talk.partials.values()} - {*live}
-            yield from talking.settle_answers(replica, batch, turns=left)
-        if batch.fold.talk.calls:
+        if batch.state.talk.partials:
+            turns = {partial.turn for partial in batch.state.talk.partials.values()} - {*live}
+            yield from talking.settle_answers(replica, batch, turns=turns)
+        if batch.state.talk.calls:
             yield from talking.close_calls(replica, batch, live=live)
         position = batch.add_content(turn_id, begun)
         for draft in drafts:
@@ -95,17 +98,17 @@ def begin_turn(
 
 
 def _begun(batch: Batch, turn: str) -> int:
-    """Return where a turn began that is open or was begun under the caller's own id, or 0."""
-    if turn in batch.fold.turns:
-        return batch.fold.turns[turn].position
-    if turn in batch.fold.ids:
+    """Return the start of a turn that is open, or that began under a caller's id; otherwise 0."""
+    if turn in batch.state.turns:
+        return batch.state.turns[turn].position
+    if turn in batch.state.ids:
         raise DivergenceError(batch.name, turn, "a record", "a turn")
-    known = batch.fold.ids.get(turn_key(turn))
-    return known.position if known is not None else 0
+    stored = batch.state.ids.get(turn_key(turn))
+    return stored.position if stored is not None else 0
 
 
 def continue_turn(replica: Replica, turn: str) -> tuple[Plan, Ownership]:
-    """Plan to take an interrupted turn over, and the ownership that comes with it."""
+    """Plan to take over an interrupted turn; also return the ownership that this gives."""
     owner = replica.settings.new_id()
 
     def make(batch: Batch) -> Made:
@@ -117,11 +120,12 @@ def continue_turn(replica: Replica, turn: str) -> tuple[Plan, Ownership]:
 
 
 def complete_turn(replica: Replica, turn: Ownership) -> Plan:
+    """Plan to end a turn as complete."""
     return _end_turn(replica, turn, TurnCompleted(turn=turn.turn))
 
 
 def fail_turn(replica: Replica, turn: Ownership, error: BaseException) -> Plan:
-    """Plan to end a turn with an error, of which the type and the text are kept."""
+    """Plan to end a turn with an error; its type and text are stored."""
     name = type(error).__qualname__
     reason = _text_of(error)[:REASON_MAX].encode("utf-8", "replace").decode()
     return _end_turn(replica, turn, TurnFailed(turn=turn.turn, error=name, reason=reason))
@@ -130,7 +134,7 @@ def fail_turn(replica: Replica, turn: Ownership, error: BaseException) -> Plan:
 def _text_of(error: BaseException) -> str:
     try:
         return str(error)
-    except Exception:  # noqa: BLE001 - an error that can not tell itself must still be recorded
+    except Exception:  # noqa: BLE001 - a failure must be recorded even if its __str__ raises
         return "(it has no text)"
 
 
@@ -148,7 +152,7 @@ def _end_turn(replica: Replica, turn: Ownership, content: TurnChange) -> Plan:
 
 
 def abandon_turn(replica: Replica, turn: str, reason: str) -> Plan:
-    """Plan to give a turn up, whoever holds it."""
+    """Plan to abandon a turn, whichever handle owns it."""
     record_id = replica.settings.new_id()
     content = TurnAbandoned(turn=turn, reason=require_str(reason, "reason"))
 
@@ -162,16 +166,16 @@ def abandon_turn(replica: Replica, turn: str, reason: str) -> Plan:
 
 
 def put(replica: Replica, key: str, value: object) -> Plan:
-    """Plan a new version of a value, as a delta where that is shorter. The answer is its number."""
+    """Plan a new version of a value, as a delta if that is shorter. The result is the version."""
     require_text(key, "a key", longest=NAME_BYTES_MAX)
     data = codec.encode_tree(replica.settings.codec.pack(value))
     if len(data) > codec.PAYLOAD_MAX:
-        reason = f"{len(data)} bytes are more than the {codec.PAYLOAD_MAX} of one record"
-        raise UsageError(f"{reason}: split it over several keys", "$")
+        reason = f"{len(data)} bytes exceed the limit of {codec.PAYLOAD_MAX} for one record"
+        raise UsageError(f"{reason}: split the value over several keys", "$")
     record_id = replica.settings.new_id()
 
     def make(batch: Batch) -> Made:
-        facts = batch.fold.values.get(key)
+        facts = batch.state.values.get(key)
         edits = yield from _edits(replica, batch, key, facts, data)
         content = _version(key, facts, data, edits)
         batch.add_content(record_id, content)
@@ -184,6 +188,7 @@ def put(replica: Replica, key: str, value: object) -> Plan:
 def _edits(
     replica: Replica, batch: Batch, key: str, facts: ValueFacts | None, data: bytes
 ) -> Steps[list[deltas.Edit] | None]:
+    """Return the edits from the current version to new data, or None to store it in full."""
     if facts is None or facts.deleted or len(facts.chain) > CHAIN_MAX or len(data) < deltas.SMALL:
         return None
     old = batch.values.get(key) or replica.values.get(key, facts.position)
@@ -207,7 +212,7 @@ def _version(
 
 
 def value_data(replica: Replica, chain: Sequence[int]) -> Steps[bytes]:
-    """Read one version of a value: the one in full, and the deltas up to it."""
+    """Read one version of a value: a full version, then the deltas that follow it."""
     data = b""
     for position in chain:
         content = yield from reading.content_at(replica.past, position)
@@ -218,23 +223,25 @@ def value_data(replica: Replica, chain: Sequence[int]) -> Steps[bytes]:
 
 
 def apply_version(name: str, position: int, data: bytes, content: Value) -> bytes:
-    """Return a value in full after one more version."""
+    """Return the full value after applying one more version."""
     if content.form != "delta":
         return codec.encode_tree(content.data)
     try:
         return deltas.apply(data, content.data)
     except (LookupError, TypeError, ValueError) as error:
-        raise PayloadError(name, position, "its delta does not fit the version before") from error
+        raise PayloadError(
+            name, position, "its delta does not apply to the previous version"
+        ) from error
 
 
 def forget(replica: Replica, key: str) -> Plan:
-    """Plan the deletion of a value; its history stays."""
+    """Plan the deletion of a value; earlier versions stay readable."""
     require_text(key, "a key", longest=NAME_BYTES_MAX)
     record_id = replica.settings.new_id()
 
     def make(batch: Batch) -> Made:
         yield from ()
-        facts = batch.fold.values.get(key)
+        facts = batch.state.values.get(key)
         if facts is None or facts.deleted:
             raise NotFoundError(f"value {key!r}")
         content = Value(
@@ -244,17 +251,17 @@ def forget(replica: Replica, key: str) -> Plan:
             previous=facts.position,
             earlier=facts.chain[0],
         )
-        batch.values.pop(key, None)
+        batch.values.pop(key, None)  # An earlier plan of this batch may have set it.
         return batch.add_content(record_id, content)
 
     return Plan("value", key, make)
 
 
 def remark(replica: Replica, data: object, *, author: str, record_id: str | None) -> Plan:
-    """Plan a note."""
+    """Plan a note: data that is not part of the conversation."""
     content = Note(data=replica.settings.codec.pack(data), author=require_str(author, "author"))
-    own_id = require_id(record_id) if record_id is not None else replica.settings.new_id()
-    return Plan("note", "", add_drafts([Draft(own_id, content, codec.encode(content))]))
+    note_id = require_id(record_id) if record_id is not None else replica.settings.new_id()
+    return Plan("note", "", add_drafts([Draft(note_id, content, codec.encode(content))]))
 
 
 def label(replica: Replica, add: Sequence[str], remove: Sequence[str]) -> Plan:
@@ -263,38 +270,41 @@ def label(replica: Replica, add: Sequence[str], remove: Sequence[str]) -> Plan:
     for text in (*add, *remove):
         require_text(text, "a label", longest=LABEL_BYTES_MAX)
         if text in RESERVED_LABELS:
-            raise UsageError(f"the label {text!r} is perdure's own: choose another")
+            raise UsageError(f"the label {text!r} is reserved: choose another")
     record_id = replica.settings.new_id()
     content = Labelled(add=tuple(add), remove=tuple(remove))
-    most = LABELS_MAX - len(RESERVED_LABELS - {DELETED, HALF_COPIED})  # These two stand alone.
+    # A head must have room for the reserved labels too. These two never occur with others.
+    limit = LABELS_MAX - len(RESERVED_LABELS - {DELETED, HALF_COPIED})
 
     def make(batch: Batch) -> Made:
         yield from ()
-        if len((batch.fold.labels | set(add)) - set(remove)) > most:
-            raise UsageError(f"a session bears at most {most} labels: remove one first")
+        if len((batch.state.labels | set(add)) - set(remove)) > limit:
+            raise UsageError(f"a session has at most {limit} labels: remove one first")
         return batch.add_content(record_id, content)
 
     return Plan("label", "", make)
 
 
 def nothing(batch: Batch) -> Steps[int]:
-    """Add nothing. Going through the queue is what it is for."""
+    """Add nothing. Writing it waits for all plans queued before."""
     yield from ()
     return batch.position
 
 
 NOTHING = Plan("note", "", nothing)
-CATCH_UP = Plan("catch-up", "", nothing)  # The same, without anybody being told.
-REFRESH = Plan("refresh", "", nothing)  # `Replica.write` catches up before plans of this kind.
+# `Replica.write` catches up before these two kinds. REFRESH also counts the new records as seen by
+# the caller; after CATCH_UP, a later plan made without knowing them is still a conflict.
+CATCH_UP = Plan("catch-up", "", nothing)
+REFRESH = Plan("refresh", "", nothing)
 
 
 def require_session_id(session_id: object) -> str:
-    """Return a session id, or say what is wrong with it."""
+    """Return a session id, or raise UsageError that says what is wrong with it."""
     return require_text(session_id, "a session id", longest=SESSION_ID_BYTES_MAX)
 
 
 def require_labels(labels: Sequence[str]) -> None:
-    """Refuse a text where several are meant: it would count as its letters."""
+    """Raise UsageError for a str instead of a list: it would be read as single letters."""
     if isinstance(labels, str):
         raise UsageError(f"labels must be a list of str, not str: write [{labels!r}]")
     if not isinstance(labels, Collection):

@@ -297,7 +297,7 @@ def test_files_that_were_exchanged_are_damaged(
     file.write_bytes(theirs)
     other.write_bytes(mine)
     for name in NAMES:
-        with pytest.raises(DamagedError, match="another name"):
+        with pytest.raises(DamagedError, match="names another stream"):
             list(backend.read(name))
         with pytest.raises(DamagedError):
             backend.append([appended(name, 2, 2)])

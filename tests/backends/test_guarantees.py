@@ -137,12 +137,12 @@ def test_where_nobody_can_tell_nothing_is_guessed(
 @pytest.mark.parametrize("word", ["anything", "synchronous", "network-filesystem,anything"])
 def test_an_unknown_weakness_can_not_be_accepted(tmp_path: Path, word: str) -> None:
     for scheme in ("sqlite", "files"):
-        with pytest.raises(UsageError, match=r"can not accept.*'network-filesystem'"):
+        with pytest.raises(UsageError, match=r"cannot accept.*'network-filesystem'"):
             perdure.open(f"{scheme}:{tmp_path / 'store'}?accept={word}")
     assert not (tmp_path / "store").exists()
     with pytest.raises(UsageError, match="memory:"):
         perdure.open(f"memory:?accept={word}")
-    with pytest.raises(UsageError, match="not the text"):
+    with pytest.raises(UsageError, match="not the str"):
         SqliteBackend(tmp_path / "store", accept=word)
 
 
@@ -157,7 +157,7 @@ def test_a_store_that_can_only_be_read_says_so(tmp_path: Path) -> None:
     checks = (Check("synchronous", "full"),)
     accepted: Any = type("None", (), {"taken": ()})
     found = sqlite_guarantees.promised(checks, Check("file system", "ext4"), accepted, "it is so")
-    assert ("writing", "only reading: it is so") in [check[:2] for check in found.checks]
+    assert ("writing", "read-only: it is so") in [check[:2] for check in found.checks]
 
 
 class Silent(MemoryBackend):

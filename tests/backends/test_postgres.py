@@ -58,7 +58,7 @@ def killable(address: str) -> str:
 
 
 def tenant(backend: PostgresBackend) -> str:
-    return backend._book.tenant
+    return backend._operations.tenant
 
 
 def test_it_says_what_it_is_and_what_survives(backend: PostgresBackend) -> None:
@@ -84,7 +84,7 @@ def test_an_append_call_is_one_statement(
     monkeypatch.setattr(postgres_steps, "Ask", counted)
     status(backend, *(appended(str(number), 1, 3, "label") for number in range(50)))
     status(backend, *(appended(str(number), 4, 4, "label") for number in range(50)))
-    assert asked == [backend._book.sql.append_relabelling, backend._book.sql.append]
+    assert asked == [backend._operations.sql.append_relabelling, backend._operations.sql.append]
 
 
 def test_a_pooler_may_give_every_statement_another_session(
@@ -287,7 +287,7 @@ def test_the_same_for_an_event_loop(postgres_store: str, database: psycopg.Conne
     async def scenario() -> None:
         backend = AsyncPostgresBackend(killable(postgres_store))
         for position in range(1, 21):
-            killing = asyncio.to_thread(kill_connections, database, backend._book.tenant)
+            killing = asyncio.to_thread(kill_connections, database, backend._operations.tenant)
             call = backend.append([appended("s", position, position)])
             (outcome,), _ = await asyncio.gather(call, killing)
             assert outcome.status == "stored"

@@ -68,7 +68,7 @@ def test_an_append_is_stored_whether_or_not_anybody_can_be_told(
 ) -> None:
     words = instead(postgres_url, elsewhere, FAILURES[failure])
     backend = PostgresBackend(f"{postgres_store}{PATIENCE.get(failure, '')}{words}")
-    backend._pool.run(partial(backend._book.expect, "s", 30))
+    backend._pool.run(partial(backend._operations.register_watch, "s", 30))
     with caplog.at_level(logging.WARNING):
         assert status(backend, appended("s", 1, 2), appended("t", 1, 1)) == ["stored"] * 2
     (told,) = (record for record in caplog.records if vars(record).get("event") == "unnotified")
@@ -91,7 +91,7 @@ def test_the_same_for_an_event_loop(
 
     async def scenario() -> None:
         backend = AsyncPostgresBackend(f"{postgres_store}{PATIENCE.get(failure, '')}{words}")
-        await backend._pool.run(partial(backend._book.expect, "s", 30))
+        await backend._pool.run(partial(backend._operations.register_watch, "s", 30))
         for position in (1, 2):
             (outcome,) = await backend.append([appended("s", position, position)])
             assert outcome.status == "stored"
@@ -195,7 +195,7 @@ def test_who_is_not_told_any_more_looks_again(
         time.sleep(0.5)
         other.session("s").note("told")
         wait_until(lambda: len(seen) == 1)
-        backend._bell._closed = True  # Nobody listens from now on.
+        backend._listener._closed = True  # Nobody listens from now on.
         wait_until(lambda: not backend.watchers.told)
         other.session("s").note("not told")
         wait_until(lambda: len(seen) == 2)
@@ -218,7 +218,7 @@ def test_a_server_that_forgot_who_waits_is_told_again(
         thread.start()
         wait_until(lambda: admin.execute(waits, here).fetchone() is not None)
         admin.execute("truncate watch")
-        assert admin.execute(listener, (f"%{backend._book._channel}%",)).fetchone()
+        assert admin.execute(listener, (f"%{backend._operations._channel}%",)).fetchone()
         wait_until(lambda: admin.execute(waits, here).fetchone() is not None)
     assert status(backend, appended("s", 1, 1)) == ["stored"]
     thread.join()
@@ -284,7 +284,7 @@ def test_who_waits_for_a_while_waits_no_longer_for_a_server_that_is_away(
     with pytest.raises(UnavailableError, match="refused"):
         asyncio.run(in_loop())
     monkeypatch.setattr(Link, "connect", refused)
-    backend._pool._forget()
+    backend._pool._close_idle()
     with pytest.raises(UnavailableError, match="refused"):
         backend.watch("s", after=0, timeout=timeout)
     assert time.monotonic() - begun < 20
@@ -304,7 +304,7 @@ def test_who_may_only_read_looks_by_itself(postgres_store: str) -> None:
             target=lambda: seen.append(backend.watch("s", after=1, timeout=60))
         )
         thread.start()
-        wait_until(lambda: backend._bell._gave_up)
+        wait_until(lambda: backend._listener._is_disabled)
         store.session("s").note("not told")
         begun = time.monotonic()
         thread.join()
@@ -317,7 +317,7 @@ def test_the_same_of_reading_in_an_event_loop(postgres_store: str) -> None:
     async def scenario() -> None:
         backend = AsyncPostgresBackend(f"{postgres_store}{READS_ONLY}")
         waiting = asyncio.create_task(backend.watch("s", after=1, timeout=60))
-        while not backend._bell._gave_up:
+        while not backend._listener._is_disabled:
             await asyncio.sleep(0.01)
             assert not waiting.done()
         await asyncio.to_thread(store.session("s").note, "not told")
@@ -338,4 +338,4 @@ def test_the_doctor_says_that_nobody_is_told(
     runner = CliRunner(env={"PERDURE_URL": "", "COLUMNS": "80"})
     result = runner.invoke(main, ["doctor", "--appends", "2", f"{postgres_empty}{words}"])
     assert result.exit_code == 0, "it is no weakness"
-    assert "no LISTEN" in " ".join(result.stdout.split())
+    assert "a server without LISTEN" in " ".join(result.stdout.split())

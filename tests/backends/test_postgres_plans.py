@@ -107,7 +107,7 @@ def calls(book: Book, number: int) -> Iterator[Steps[Any]]:
     yield ByChange(book, "gone ", (), ["deleted"], 3).steps()
     yield ByChange(book, names[0], ["kept"], ["deleted"], 3).steps()
     yield only(Ask(book.sql.changed, (book.tenant, 2**62) * 2))
-    yield book.expect(names[0], 30)
+    yield book.register_watch(names[0], 30)
     yield book.drop(names[0], 2)
     yield book.remove(names[3], "d" * 64)
 
@@ -127,7 +127,7 @@ def store(postgres_url: str) -> Iterator[Store]:
         for table in ("head", "entry", "label", "watch"):
             never = f"alter table {schema}.{table} set (autovacuum_enabled = off)"
             admin.execute(never.encode())
-        store = Store(admin, schema, backend._book, early, late)
+        store = Store(admin, schema, backend._operations, early, late)
         for steps in calls(store.book, MANY * 2):
             store.blocks(early, steps)
 

@@ -117,7 +117,7 @@ def test_a_pooler_without_a_free_connection_says_so(postgres_store: str, postgre
         assert status(backend, appended("s", 1, 1)) == ["stored"]
         with psycopg.connect(url) as other:
             other.execute("select 1")  # A transaction that nobody ends.
-            with pytest.raises(UnavailableError, match=r"look at the load and the locks .* pooler"):
+            with pytest.raises(UnavailableError, match=r"check the load and the locks .* pooler"):
                 hasty.append([appended("s", 2, 2)])
         assert status(backend, appended("s", 2, 2)) == ["stored"], "and it goes on"
         backend.close()

@@ -39,7 +39,7 @@ def prepared(backend: PostgresBackend) -> list[str]:
 def test_appends_are_prepared_and_nothing_else(backend: PostgresBackend) -> None:
     go_on(backend)
     (statement,) = prepared(backend)
-    assert statement == numbered(backend._book.sql.append_next)
+    assert statement == numbered(backend._operations.sql.append_next)
 
 
 def test_so_are_those_of_an_event_loop(postgres_store: str) -> None:
@@ -79,7 +79,7 @@ def test_the_plan_that_is_kept_looks_everything_up(postgres_url: str, name: str)
     """It may be made while the tables are empty, and is used when they are not."""
     schema = postgres.new_schema()  # Of tables that nobody has analysed.
     backend = PostgresBackend(postgres.address(postgres_url, schema=schema, tenant="t"))
-    text = numbered(getattr(backend._book.sql, name))
+    text = numbered(getattr(backend._operations.sql, name))
     with psycopg.connect(postgres_url, autocommit=True) as database:
         rows = database.execute(f"explain (generic_plan) {text}".encode()).fetchall()
     backend.close()

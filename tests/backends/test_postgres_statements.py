@@ -58,7 +58,7 @@ def test_no_statement_changes_a_table_in_two_places(
     backend: PostgresBackend, database: psycopg.Connection[Any], name: str
 ) -> None:
     """CockroachDB refuses it."""
-    found = changes(database, getattr(backend._book.sql, name))
+    found = changes(database, getattr(backend._operations.sql, name))
     assert max(found.values(), default=0) <= 1, found
     expected = {"append": {"head", "entry"}, "append_relabelling": {"head", "entry", "label"}}
     assert name not in expected or {*found} == expected[name], "the plan is understood"
@@ -73,19 +73,20 @@ def test_such_a_statement_would_be_noticed(
     assert changes(database, text) == {"head": 2, "label": 1}
 
 
-@pytest.mark.parametrize("name", ["append", "append_relabelling", "settle"])
+@pytest.mark.parametrize("name", ["append", "append_relabelling", "confirm_durable"])
 def test_heads_are_locked_in_one_order_whatever_the_plan(
     backend: PostgresBackend, database: psycopg.Connection[Any], name: str
 ) -> None:
     """Otherwise two batches with the same streams could each hold what the other waits for."""
-    explain = f"explain (generic_plan, format json) {numbered(getattr(backend._book.sql, name))}"
+    text = numbered(getattr(backend._operations.sql, name))
+    explain = f"explain (generic_plan, format json) {text}"
     row = database.execute(explain.encode()).fetchone()
     assert row is not None
     outer, inner = _loop_over(row[0][0]["Plan"], "LockRows")
     assert _node_of(inner, "Node Type", "LockRows")["Plans"][0]["Index Name"] == "head_pkey"
     in_order = {"Sort": ["new_1.stream"], "Function Scan": None}  # As the function was given them.
     assert outer.get("Sort Key") == in_order[outer["Node Type"]]
-    assert outer["Node Type"] == ("Function Scan" if name == "settle" else "Sort")
+    assert outer["Node Type"] == ("Function Scan" if name == "confirm_durable" else "Sort")
 
 
 def _loop_over(node: dict[str, Any], kind: str) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -102,7 +103,7 @@ def _loop_over(node: dict[str, Any], kind: str) -> tuple[dict[str, Any], dict[st
 def test_so_is_the_head_of_a_stream_that_was_to_begin(
     backend: PostgresBackend, database: psycopg.Connection[Any]
 ) -> None:
-    first, second = sorted("ab", key=backend._book.key)
+    first, second = sorted("ab", key=backend._operations.key)
     status(backend, appended(first, 1, 1), appended(second, 1, 1))
     lock = "select 1 from head where tenant = %s and name = %s for update nowait"
     answers: list[list[str]] = []
@@ -112,14 +113,14 @@ def test_so_is_the_head_of_a_stream_that_was_to_begin(
         answers.append(status(backend, *both))
 
     with database.transaction():
-        database.execute(lock, (backend._book.tenant, first.encode()))
+        database.execute(lock, (backend._operations.tenant, first.encode()))
         thread = threading.Thread(target=append)
         thread.start()
         deadline = time.monotonic() + 60
         while not _waits(database):
             assert time.monotonic() < deadline
             time.sleep(0.01)
-        database.execute(lock, (backend._book.tenant, second.encode()))
+        database.execute(lock, (backend._operations.tenant, second.encode()))
     thread.join()
     assert answers == [["conflict", "stored"]]
 
@@ -127,7 +128,7 @@ def test_so_is_the_head_of_a_stream_that_was_to_begin(
 @pytest.mark.parametrize("name", Statements._fields)
 def test_every_statement_asks_for_the_tenant(name: str) -> None:
     text = getattr(statements('"perdure"'), name)
-    if name in ("notify", "tidy"):  # The one has no table; what has passed is everybody's.
+    if name in ("notify", "expire_watches"):  # No table; and what has passed is everybody's.
         return
     assert text.count("tenant = %b::text") + text.count("select %b::text") >= text.count(
         '"perdure".'
@@ -145,14 +146,14 @@ def test_labels_that_were_borne_once_are_not_walked_through(
     assert len([*backend.streams(labels=["kept"])]) == 200
     rows = database.execute(
         "select label, present, count(*) from label where tenant = %s group by 1, 2 order by 1, 2",
-        (backend._book.tenant,),
+        (backend._operations.tenant,),
     ).fetchall()
     assert rows == [(b"busy", False, 198), (b"busy", True, 2), (b"kept", True, 200)]
-    tenant = backend._book.tenant
+    tenant = backend._operations.tenant
     database.execute("analyze label")  # As the server does by itself, before it matters.
     database.execute("set enable_seqscan = off; set enable_bitmapscan = off")
     row = database.execute(
-        f"explain (analyze, timing off, format json) {backend._book.sql.labelled}".encode(),
+        f"explain (analyze, timing off, format json) {backend._operations.sql.labelled}".encode(),
         (tenant, b"busy", b"", b"", 256, tenant),
     ).fetchone()
     assert row is not None
@@ -175,13 +176,13 @@ def test_what_begins_and_what_goes_on_share_one_statement(
     backend: PostgresBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     batches: list[int] = []
-    real = backend._book._write
+    real = backend._operations._write
 
     def counted(batch: list[Any]) -> postgres_steps.Ask:
         batches.append(len(batch))
         return real(batch)
 
-    monkeypatch.setattr(backend._book, "_write", counted)
+    monkeypatch.setattr(backend._operations, "_write", counted)
     status(backend, appended("old", 1, 2, "a"), appended("other", 1, 1))
     assert status(
         backend,
@@ -207,7 +208,7 @@ def test_a_stream_that_is_removed_meanwhile_does_not_come_back(
     """The append meets the removal before it is committed, and waits."""
     both = ["s", "t"][:many]
     status(backend, *(appended(one, 1, 5, "l") for one in both))
-    tenant = backend._book.tenant
+    tenant = backend._operations.tenant
     answers: list[list[str]] = []
 
     def append() -> None:
@@ -216,7 +217,7 @@ def test_a_stream_that_is_removed_meanwhile_does_not_come_back(
     with database.transaction():
         (head,) = backend.streams(limit=1)
         here = (tenant, b"s")
-        removing = backend._book.sql.remove
+        removing = backend._operations.sql.remove
         database.execute(removing.encode(), (*here, head.digest, tenant, *here, *here))
         thread = threading.Thread(target=append)
         thread.start()
@@ -240,7 +241,7 @@ def test_a_change_that_is_committed_while_the_pages_are_read_is_not_missed(
     *_, oldest = backend.recent()
     with database.transaction():
         move = f"update head set changed = {NOW} where tenant = %s and name = %s"  # noqa: S608 - ours
-        database.execute(move.encode(), (backend._book.tenant, oldest.stream.encode()))
+        database.execute(move.encode(), (backend._operations.tenant, oldest.stream.encode()))
         status(backend, appended("newest", 1, 1))
         walk = backend.recent()
         assert next(walk).stream == "newest"

@@ -208,7 +208,7 @@ def test_a_table_that_somebody_reads_for_long_is_not_waited_for_for_ever(
     schema = address.rpartition("schema=")[2]
     with psycopg.connect(postgres_url) as reader:
         reader.execute(sql.SQL("select 1 from {}").format(sql.Identifier(schema, "entry")))
-        with pytest.raises(UnavailableError, match="a lock is held too long"):
+        with pytest.raises(UnavailableError, match="a lock was held for too long"):
             PostgresBackend(f"{address}&patience=2")
     with pytest.raises(UnavailableError, match="has tables of version 1"):
         PostgresBackend(f"{address}&migrate=no")
@@ -222,7 +222,7 @@ def test_nor_is_somebody_else_who_changes_the_tables(
     lock = postgres_schema._lock(address.rpartition("schema=")[2])
     with psycopg.connect(postgres_url) as other:
         other.execute("select pg_advisory_xact_lock(%s::bigint)", (lock,))
-        with pytest.raises(UnavailableError, match="a lock is held too long"):
+        with pytest.raises(UnavailableError, match="a lock was held for too long"):
             PostgresBackend(f"{address}&patience=2")
     assert seen(address) == held
 
@@ -258,11 +258,11 @@ def test_one_of_the_second_version_goes_on(first: tuple[str, list[Any]]) -> None
     """Its statements are those of today, but for a condition that only chooses an index."""
     address, held = first
     backend = PostgresBackend(address)
-    sql_now = backend._book.sql
+    sql_now = backend._operations.sql
     for name in ("recent", "changed"):
         assert " and changed > 0" in getattr(sql_now, name)
         old_text = getattr(sql_now, name).replace(" and changed > 0", "")
-        backend._book.sql = backend._book.sql._replace(**{name: old_text})
+        backend._operations.sql = backend._operations.sql._replace(**{name: old_text})
     assert [head.stream for head in backend.recent()] == ["b", "a"]
     backend.close()
     assert seen(address) == held

@@ -364,7 +364,7 @@ def test_a_log_that_is_removed_while_open_is_not_written_to_and_closing_saves_it
     for suffix in lost:
         path.with_name(path.name + suffix).unlink()
     for _ in range(2):
-        with pytest.raises(UnavailableError, match="-wal or -shm was removed or replaced"):
+        with pytest.raises(UnavailableError, match="-wal or -shm file was removed or replaced"):
             status(backend, appended("s", 2, 2))
     backend.close()
 
@@ -388,7 +388,7 @@ def test_whoever_lost_the_locks_leaves_alone_what_others_store_under_new_ones(pa
     command = [sys.executable, "-c", script, str(path)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["stored"]
-    with pytest.raises(UnavailableError, match="-wal or -shm was removed or replaced"):
+    with pytest.raises(UnavailableError, match="-wal or -shm file was removed or replaced"):
         status(backend, appended("s", 2, 2))
     backend.close()
 

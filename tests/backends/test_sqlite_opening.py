@@ -167,7 +167,7 @@ def test_another_programs_database_is_refused_and_not_touched(path: Path, sql: s
 def test_a_newer_store_is_refused_and_not_touched(path: Path) -> None:
     make(path)
     change(path, "pragma user_version = 2")
-    is_refused(path, VersionError, "version 2, this perdure knows 1")
+    is_refused(path, VersionError, "version 2, this perdure supports 1")
 
 
 def test_a_store_of_version_0_is_damage(path: Path) -> None:
@@ -233,7 +233,7 @@ def change(path: Path, sql: str) -> None:
 
 
 def test_a_missing_directory_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UnavailableError, match=r"there is no directory .*missing.*make it"):
+    with pytest.raises(UnavailableError, match=r"there is no directory .*missing.*create it"):
         SqliteBackend(tmp_path / "missing" / "store.db")
 
 
@@ -292,7 +292,7 @@ def test_many_processes_can_make_the_same_store_at_once(path: Path) -> None:
 def test_what_is_no_ordinary_file_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path / "pipe", Path(os.devnull)):
-        with pytest.raises(UsageError, match="name an ordinary file"):
+        with pytest.raises(UsageError, match="pass the path of a regular file"):
             SqliteBackend(path)
 
 
@@ -300,6 +300,6 @@ def test_a_file_of_another_kind_is_told_what_to_do(tmp_path: Path) -> None:
     path = tmp_path / "notes.txt"
     for text in ("short", "long enough to be taken for one" * 50):
         path.write_text(text)
-        with pytest.raises(DamagedError, match="give another path, or restore it from a backup"):
+        with pytest.raises(DamagedError, match="pass another path, or restore the store from a backup"):
             SqliteBackend(path)
         assert path.read_text() == text

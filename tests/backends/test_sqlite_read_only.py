@@ -63,7 +63,7 @@ def test_it_can_be_read_and_writing_says_why_not(only_reading: SqliteBackend, pa
         lambda: only_reading.append([appended("s", 4, 4)]),
         lambda: only_reading.drop("s", before=2),
     ):
-        with pytest.raises(UsageError, match="can only be read, because a test wants it so"):
+        with pytest.raises(UsageError, match="is read-only, because a test wants it so"):
             use()
     assert path.read_bytes() == before
     assert [one.name for one in path.parent.iterdir()] == [path.name]
@@ -84,7 +84,7 @@ def test_a_session_whose_write_was_refused_is_not_in_doubt(only_reading: SqliteB
     with perdure.open(only_reading) as store:
         session = store.session("new")
         for _ in range(2):
-            with pytest.raises(UsageError, match="can only be read"):
+            with pytest.raises(UsageError, match="is read-only"):
                 session.append({"role": "user", "content": "Too late."})
         assert session.position == 0
         session.refresh()

@@ -162,8 +162,8 @@ def test_a_stream_of_a_folder_that_can_not_be_written_fails_alone(
 
 HELD_UP = {
     "&patience=2": "the server did not answer in time",
-    f"&options={quote('-c lock_timeout=500')}": "a lock is held too long",
-    f"&options={quote('-c statement_timeout=2000')}": "the server cancelled the statement",
+    f"&options={quote('-c lock_timeout=500')}": "a lock was held for too long",
+    f"&options={quote('-c statement_timeout=2000')}": "the server canceled the statement",
 }
 
 

@@ -52,7 +52,7 @@ def test_what_waits_is_listed_with_what_would_be_run(path: Path, asked: dict[str
     only = invoke(path, "approvals", "claim-1")
     assert asked["claim-1"] in only.stdout
     assert asked["claim-2"] not in only.stdout
-    assert "Nothing waits" in invoke(path, "approvals", "claim-3").stdout
+    assert "no pending approvals" in invoke(path, "approvals", "claim-3").stdout
     (one, two) = objects(invoke(path, "approvals", "--json"))
     assert (one["session"], one["id"], one["state"]) == ("claim-1", asked["claim-1"], "waiting")
     assert one["arguments"] == {"amount": 2400}
@@ -111,8 +111,8 @@ def test_a_person_is_asked_and_may_say_no(path: Path, asked: dict[str, str]) -> 
     [
         (("approve", "claim-1", "nix", "--yes"), 1, "no approval 'nix'"),
         (("deny", "claim-1", "nix", "--yes"), 1, "no approval 'nix'"),
-        (("approve", "claim-1", "--yes"), 2, "say which one"),
-        (("approve", "claim-3", "--yes"), 1, "Nothing waits"),
+        (("approve", "claim-1", "--yes"), 2, "needs the id of the approval"),
+        (("approve", "claim-3", "--yes"), 1, "No call is pending"),
         (("approve", "nobody", "x", "--yes"), 1, "no session 'nobody'"),
         (("approve", "claim-1", "--json"), 2, "give --yes"),
         (("approve",), 2, "SESSION"),
@@ -148,7 +148,7 @@ def test_several_that_wait_must_be_named(path: Path) -> None:
             turn.leave()
     result = invoke(path, "approve", "s")
     assert result.exit_code == 2
-    assert "say which one of" in result.stderr
+    assert "give one of" in result.stderr
 
 
 def test_what_is_stored_can_not_rewrite_the_screen(path: Path) -> None:
@@ -229,6 +229,6 @@ def test_effects_are_listed_by_session_tool_and_state(path: Path) -> None:
     assert (unknown["session"], unknown["arguments"]) == ("b", {"amount": 7})
     assert objects(invoke(path, "effects", "a", "--unknown", "--json")) == []
     assert len(objects(invoke(path, "effects", "--tool", "pay", "--json"))) == 2
-    assert "No outcome is unknown" in invoke(path, "effects", "a", "--unknown").stdout
+    assert "no unknown outcomes" in invoke(path, "effects", "a", "--unknown").stdout
     assert invoke(path, "effects", "nobody").exit_code == 1
     assert json.loads(json.dumps(found)) == found

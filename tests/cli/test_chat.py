@@ -211,7 +211,7 @@ def test_an_answer_that_breaks_off_is_kept_as_interrupted(path: Path, server: Mo
     server.fault("disconnect", after_chunks=3)
     done = chat(path, "s1", say="[[len 20]]\n", server=server)
     assert done.exit_code == 1
-    assert "what was said is kept" in done.stderr
+    assert "its text so far is kept" in done.stderr
     assert "Enter" not in done.stderr
     with perdure.open(path) as store, store.resume("s1") as session:
         (turn,) = session.interrupted
@@ -226,7 +226,7 @@ def test_an_answer_that_breaks_off_is_kept_as_interrupted(path: Path, server: Mo
     server.fault(status=400)
     done = chat(path, "s1", say="\n\n\n", server=server)
     assert "400: " in done.stderr
-    assert done.stderr.endswith("Nothing is without an answer: say something.\n")
+    assert done.stderr.endswith("Every message has an answer: type a new one.\n")
     assert messages(path, "s1") == [("user", "[[len 20]]"), ("assistant", done.stdout.strip())]
     assert len(sent(server)) == 4
     assert {json.dumps(one) for one in sent(server)} == {
@@ -251,7 +251,7 @@ def test_a_key_that_is_none_is_refused_and_not_shown(
 ) -> None:
     done = chat(path, "s1", say="Hello\n", server=server, OPENAI_API_KEY=key)
     assert (done.exit_code, path.exists(), server.requests) == (2, False, [])
-    assert "OPENAI_API_KEY is no key" in done.stderr
+    assert "OPENAI_API_KEY is not a valid key" in done.stderr
     assert "secret" not in done.output
 
 
@@ -269,8 +269,8 @@ def test_a_key_is_stripped_and_never_shown(
 @pytest.mark.parametrize(
     ("body", "told"),
     [
-        (b"data: {oops\n\n", r"The endpoint sent what is no JSON \(.+\): check --base-url"),
-        (b"<html>Sign in</html>", r"The endpoint's reply is no completion: check --base-url"),
+        (b"data: {oops\n\n", r"The endpoint did not send JSON \(.+\): check --base-url"),
+        (b"<html>Sign in</html>", r"The endpoint's reply is not a completion: check --base-url"),
     ],
 )
 def test_an_endpoint_that_speaks_otherwise_is_one_line(path: Path, body: bytes, told: str) -> None:
@@ -299,7 +299,7 @@ def test_an_endpoint_that_speaks_otherwise_is_one_line(path: Path, body: bytes, 
 def test_nobody_there_is_one_line(path: Path) -> None:
     done = chat(path, "s1", "--base-url", "http://127.0.0.1:9/v1", say="Hello\n")
     assert done.exit_code == 1
-    assert "is the endpoint up, and --base-url right?" in done.stderr
+    assert "is the endpoint up, and is --base-url right?" in done.stderr
     assert "Traceback" not in done.stderr
     assert ends(path, "s1") == ["turn.failed"]
 
@@ -375,19 +375,19 @@ def test_a_budget_cuts_what_is_sent_and_says_so(path: Path, server: ModelServer)
     lines = "".join(f"[[say {'word ' * 30}{number}]]\n" for number in range(6))
     done = chat(path, "s1", "--max-tokens", "200", say=lines + "/tokens\n", server=server)
     assert done.exit_code == 0
-    assert done.stderr.count("does not fit in 200 tokens and is not sent") == 1
+    assert done.stderr.count("do not fit in 200 tokens and are not sent") == 1
     assert len(messages(path, "s1")) == 12
     assert len(sent(server)[-1]) < 11
     assert re.search(
         r"^\d+ tokens in \d+ messages \(counted by o200k_base\)$", done.stderr, re.MULTILINE
     )
-    assert re.search(r"^of 200 \(--max-tokens\); \d+ are left\.$", done.stderr, re.MULTILINE)
+    assert re.search(r"^of 200 \(--max-tokens\); \d+ remain\.$", done.stderr, re.MULTILINE)
 
 
 def test_a_budget_that_is_too_small_fails_the_turn(path: Path, server: ModelServer) -> None:
     done = chat(path, "s1", "--max-tokens", "5", say="Hello there, how are you?\n", server=server)
     assert done.exit_code == 1
-    assert "and 5 were allowed" in done.stderr
+    assert "max_tokens is 5" in done.stderr
     assert server.requests == []
     assert ends(path, "s1") == ["turn.failed"]
 
@@ -408,7 +408,7 @@ def test_undo_goes_on_in_a_branch_from_before_the_turn(path: Path, server: Model
 def test_branch_goes_on_beside_the_session(path: Path, server: ModelServer) -> None:
     lines = "[[say One.]]\n/branch other\n[[say Two.]]\n/branch\n/branch s1\n"
     done = chat(path, "s1", say=lines, server=server)
-    assert "You are in the branch other now; s1 stays as it is." in done.stderr
+    assert "You are now in the branch other; s1 is unchanged." in done.stderr
     assert [text for _, text in messages(path, "s1")][1::2] == ["One."]
     assert [text for _, text in messages(path, "other")][1::2] == ["One.", "Two."]
     assert "A branch needs a name: /branch NAME\n" in done.stderr
@@ -418,9 +418,10 @@ def test_branch_goes_on_beside_the_session(path: Path, server: ModelServer) -> N
 def test_a_summary_stands_for_older_turns(path: Path, server: ModelServer) -> None:
     lines = "".join(f"[[say {'word ' * 20}{number}]]\n" for number in range(3))
     done = chat(path, "s1", say=f"/summary\n{lines}/summary\n/summary 1\n", server=server)
-    assert done.stderr.count("No summary is in force") == 2
-    assert "there is nothing to sum up yet; the newest 4 turns stay as they are" in done.stderr
-    assert "In force for positions 2 to " in done.stderr
+    assert done.stderr.count("There is no active summary") == 2
+    skipped = "there is nothing to summarize yet; the newest 4 turns are never summarized"
+    assert skipped in done.stderr
+    assert "Active summary of positions 2 to " in done.stderr
     assert len(server.requests) == 4
     chat(path, "s1", say="x\n/summary undo\ny\n", server=server)
     *_, with_summary, without = sent(server)
@@ -428,7 +429,7 @@ def test_a_summary_stands_for_older_turns(path: Path, server: ModelServer) -> No
     server.fault(status=400)
     done = chat(path, "s1", say="/summary 1\n/summary everything\n", server=server)
     assert re.search(r"No summary was made: .+BadRequestError \(400: ", done.stderr)
-    assert "Give /summary, /summary N" in done.stderr
+    assert "Use /summary, /summary N" in done.stderr
     assert "unsummarised" not in done.stderr
 
 
@@ -450,8 +451,8 @@ def test_commands_and_what_only_looks_like_one(path: Path, server: ModelServer) 
     lines = "/frobnicate\n/help\n//help me\n/etc/hosts is a file\n/quit\nnever said\n"
     done = chat(path, "s1", say=lines, server=server)
     known = "/branch, /undo, /summary, /tokens, /drop, /help, /quit"
-    assert f"There is no command /frobnicate. There are {known}.\n" in done.stderr
-    assert all(name in done.stderr.split("There are")[1] for name in known.split(", "))
+    assert f"There is no command /frobnicate. Commands: {known}.\n" in done.stderr
+    assert all(name in done.stderr.split("Commands:")[1] for name in known.split(", "))
     assert [text for _, text in messages(path, "s1")][::2] == ["/help me", "/etc/hosts is a file"]
 
 
@@ -460,11 +461,11 @@ def test_an_interrupted_turn_is_shown_and_given_up(path: Path, server: ModelServ
         interrupt(store.session("s1"), "Who signs?", "")
     done = chat(path, "s1", say="/drop\n/drop\n", server=server)
     assert (
-        "It holds 1 message. The last turn was interrupted. The user had said:\n  Who signs?\n"
+        "It has 1 message. The last turn was interrupted. The user's message:\n  Who signs?\n"
         in done.stderr
     )
-    assert "Nothing had been answered." in done.stderr
-    assert "The turn is given up." in done.stderr
+    assert "The assistant had not answered." in done.stderr
+    assert "The turn is abandoned." in done.stderr
     assert done.stderr.endswith("There is no interrupted answer to drop\n")
     assert ends(path, "s1") == ["turn.abandoned"]
     assert server.requests == []
@@ -527,7 +528,9 @@ def test_a_turn_that_another_process_ends_meanwhile_is_told_of(path: Path) -> No
     with ModelServer(answer) as server:
         done = chat(path, "s1", say="Hello\nAgain\n", server=server)
     assert done.exit_code == 1
-    assert done.stderr.splitlines()[1].startswith("Another process writes here: 's1' ")
+    assert done.stderr.splitlines()[1].startswith(
+        "Another process wrote to this session: conflict in session 's1'"
+    )
     assert ends(path, "s1") == ["turn.abandoned", "turn.completed"]
     assert messages(path, "s1")[-2:] == [("user", "Again"), ("assistant", "Well.")]
 

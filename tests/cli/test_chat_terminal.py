@@ -76,8 +76,9 @@ def test_a_kill_in_the_middle_of_an_answer_loses_and_doubles_nothing(
 
     with chat(tmp_path, server, "s1") as terminal:
         told = terminal.wait_for(PROMPT)
-        assert "The last turn was interrupted. The user had said:\n  [[len 600]] Tell me" in told
-        so_far = told.split("had said so far:\n")[1].split("\nEnter asks the model again")[0]
+        assert "The last turn was interrupted. The user's message:\n  [[len 600]] Tell me" in told
+        so_far = told.split("partial answer of the assistant:\n")[1]
+        so_far = so_far.split("\nEnter asks the model again")[0]
         terminal.write("")
         terminal.wait_for("assistant (gpt-4o-mini)\n")
         answer = terminal.wait_for(f"\n\n{PROMPT}")
@@ -107,7 +108,7 @@ def test_ctrl_c_stops_an_answer_and_keeps_it(tmp_path: Path, server: ModelServer
         terminal.wait_for(" ")
         terminal.press(CTRL_C)
         shown = terminal.wait_for(PROMPT)
-        assert re.search(r"\(stopped; \d+ characters of it are kept\)\nEnter asks", shown)
+        assert re.search(r"\(stopped; \d+ characters kept\)\nEnter asks", shown)
         terminal.write("")  # Once more, with the same context, and stopped again.
         terminal.wait_for("assistant (gpt-4o-mini)\n")
         terminal.wait_for(" ")
@@ -118,7 +119,7 @@ def test_ctrl_c_stops_an_answer_and_keeps_it(tmp_path: Path, server: ModelServer
         terminal.rest()
         terminal.press(CTRL_C)
         assert terminal.end() == 0
-        assert terminal.shown.endswith(f"To go on: perdure chat s1 --base-url {server.url}\n")
+        assert terminal.shown.endswith(f"To continue: perdure chat s1 --base-url {server.url}\n")
     first, second, third = server.requests
     assert first.body == second.body
     found = said(tmp_path, "s1")
@@ -138,12 +139,12 @@ def test_enter_goes_on_after_a_dropped_stream(tmp_path: Path, server: ModelServe
         terminal.wait_for(PROMPT)
         terminal.write(LONG)
         shown = terminal.wait_for(f"\n{PROMPT}")
-        assert "what was said is kept.\nEnter asks the model again" in shown
+        assert "its text so far is kept.\nEnter asks the model again" in shown
         terminal.write("")
         terminal.wait_for("assistant (gpt-4o-mini)\n")
         terminal.wait_for(f"\n\n{PROMPT}")
         terminal.write("")
-        terminal.wait_for("Nothing is without an answer: say something.")
+        terminal.wait_for("Every message has an answer: type a new one.")
         terminal.wait_for(PROMPT)
         terminal.press(CTRL_D)
         assert terminal.end() == 0
@@ -163,7 +164,7 @@ def test_ctrl_c_before_the_first_word_and_in_the_middle_of_a_line(
         while not server.requests:
             time.sleep(0.01)
         terminal.press(CTRL_C)
-        terminal.wait_for("(stopped; nothing was said)")
+        terminal.wait_for("(stopped; no text was received)")
         terminal.wait_for(PROMPT)
         terminal.press(b"never sa")
         terminal.wait_for("never sa")
@@ -171,7 +172,7 @@ def test_ctrl_c_before_the_first_word_and_in_the_middle_of_a_line(
         terminal.press(CTRL_C)
         terminal.wait_for(PROMPT)
         terminal.write("/drop")
-        terminal.wait_for("The turn is given up.")
+        terminal.wait_for("The turn is abandoned.")
         terminal.wait_for(PROMPT)
         terminal.press(CTRL_D)
         assert terminal.end() == 0
@@ -186,21 +187,21 @@ def test_a_session_is_chosen_by_number_or_name(tmp_path: Path, server: ModelServ
         store.session("gone").append({"role": "user", "content": "x"})
         store.delete("gone")
     with chat(tmp_path, server) as terminal:
-        shown = terminal.wait_for("Which? ")
+        shown = terminal.wait_for("Which session? ")
         assert re.search(r"  1  newer  1 message .+\n  2  older  1 message", shown)
         assert "gone" not in shown
         terminal.write("3")
-        terminal.wait_for("There are 1 to 2.")
-        terminal.wait_for("Which? ")
+        terminal.wait_for("Choose a number from 1 to 2.")
+        terminal.wait_for("Which session? ")
         terminal.write("2")
         shown = terminal.wait_for(PROMPT)
-        assert "It holds 1 message. Last, the user said:\n  I am older.\n" in shown
+        assert "It has 1 message. The last message, from the user:\n  I am older.\n" in shown
         terminal.write("")  # What was said last has no answer.
         terminal.wait_for(f"to 1 message.\n\n{PROMPT}")
         terminal.press(CTRL_D)
         assert terminal.end() == 0
     with chat(tmp_path, server) as terminal:
-        terminal.wait_for("Which? ")
+        terminal.wait_for("Which session? ")
         terminal.press(CTRL_D)
         assert terminal.end() == 0
     assert len(said(tmp_path, "older")) == 2
@@ -221,6 +222,6 @@ def test_lines_fit_and_colours_can_be_forbidden(
             terminal.wait_for(f"\n\n{PROMPT}")
         terminal.write("/quit")
         assert terminal.end() == 0
-        assert re.search(r"To go on: perdure chat chat-\S+-undo-1\n$", terminal.shown)
+        assert re.search(r"To continue: perdure chat chat-\S+-undo-1\n$", terminal.shown)
         assert max(map(len, terminal.shown.splitlines())) <= columns
         assert bool(re.search(rb"\x1b\[[0-9;]*m", terminal.raw)) != bool(no_color)

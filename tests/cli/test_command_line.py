@@ -89,7 +89,7 @@ def test_an_unknown_command_names_the_closest(wrong: str, right: str) -> None:
 
 
 def test_a_command_like_no_other_lists_all() -> None:
-    assert f"There are {', '.join(sorted(COMMANDS))}." in invoke(None, "xyzzy").stderr
+    assert f"Commands: {', '.join(sorted(COMMANDS))}." in invoke(None, "xyzzy").stderr
 
 
 def test_python_m_perdure_is_the_command(path: Path) -> None:
@@ -188,7 +188,7 @@ def test_an_address_where_something_else_is_expected_is_not_repeated(
     assert done.exit_code in (1, 2)
     assert SECRET not in f"{done.output}{done.stderr}"
     if command != "ls":
-        assert "The address of a store stands where something else is expected" in done.stderr
+        assert "A store address was given where something else is expected" in done.stderr
         assert ("did you mean --store?" in done.stderr) == has_option
     assert path.read_bytes() == before
 
@@ -265,7 +265,7 @@ def test_reading_never_makes_a_store(
     monkeypatch.chdir(tmp_path)
     done = invoke(address, *words(command))
     assert done.exit_code == 3
-    assert "nothing was made" in done.stderr
+    assert "nothing was created" in done.stderr
     assert done.stdout == ""
     assert list(tmp_path.iterdir()) == []
 
@@ -285,7 +285,7 @@ def test_an_empty_file_is_no_store_and_stays_empty(command: str, tmp_path: Path)
     [
         ("memory:", 2, "A memory store is empty"),
         ("nosuch:x", 2, "unknown scheme"),
-        (".", 3, "that is a directory"),
+        (".", 3, "it is a directory"),
         ("notes.txt", 1, "not a database"),
     ],
 )
@@ -305,7 +305,7 @@ def test_an_unknown_session_names_those_that_begin_alike(command: str, path: Pat
     done = invoke(path, command, "claim-4712")
     assert done.exit_code == 1
     assert done.stdout == ""
-    assert "There is no session 'claim-4712'. Close to it: 'claim-4711'." in done.stderr
+    assert "There is no session 'claim-4712'. Close matches: 'claim-4711'." in done.stderr
     assert "Close" not in invoke(path, command, "zzz").stderr
     assert invoke(path, command, "").exit_code == 1
 

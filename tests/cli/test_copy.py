@@ -77,7 +77,7 @@ def test_what_can_not_be_copied_is_named_and_ends_with_one(path: Path, tmp_path:
 def test_sessions_can_be_chosen(path: Path, tmp_path: Path) -> None:
     result = invoke(None, "copy", "--session", "what-if", str(path), str(tmp_path / "b.db"))
     assert result.exit_code == 0
-    assert "branches of: claim-4711" in result.stdout
+    assert "parents of branches: claim-4711" in result.stdout
     result = invoke(None, "copy", "--label", "vip", str(path), str(tmp_path / "c.db"))
     assert result.stdout.startswith("copied 1 session, ")
     result = invoke(None, "copy", "--prefix", "empty", str(path), str(tmp_path / "d.db"))

@@ -77,8 +77,8 @@ def test_the_demo_shows_both_sides_and_leaves_a_store_that_verifies(tmp_path: Pa
     assert ("turn 'draft' begun",) * 2 in shown
     assert ('plan: {"step": 1}',) * 2 in shown
     assert any(left.startswith("user: Draft a claims") for left, _ in shown)
-    assert all(left in {right, "(the answer did not arrive)"} for left, right in shown)
-    for line in ("lost          none", "doubled       none", "chain         verified, "):
+    assert all(left in {right, "(not acknowledged)"} for left, right in shown)
+    for line in ("lost          none", "duplicated    none", "chain         verified, "):
         assert line in done.stdout
     assert re.search(r"resuming      [\d.]+ (to [\d.]+ )?ms", done.stdout)
 
@@ -113,7 +113,7 @@ def test_it_kills_as_often_as_it_is_told(tmp_path: Path, kills: int) -> None:
     done = run(tmp_path, "demo", "--kills", str(kills))
     assert done.stdout.count("SIGKILL") == kills
     assert done.stdout.count("resumes in") == kills
-    assert f"Process {kills + 1} ends the conversation by itself." in done.stdout
+    assert f"Process {kills + 1} completes the conversation." in done.stdout
     assert ("resuming" in done.stdout) == bool(kills)
 
 
@@ -122,7 +122,7 @@ def test_a_store_that_exists_gets_another_session(tmp_path: Path) -> None:
     before = _facts(tmp_path / "mine.db", first)
     done = run(tmp_path, "demo", "--kills", "1", "--store", "mine.db")
     second = session_in(done.stdout)
-    assert "mine.db (it exists, and is added to)" in done.stdout
+    assert "mine.db (existing; a session is added)" in done.stdout
     with perdure.open(tmp_path / "mine.db") as store:
         assert {head.stream for head in store.sessions()} == {first, second}
     assert first != second
@@ -139,7 +139,7 @@ def test_what_is_counted_is_what_is_shown(tmp_path: Path) -> None:
             assert told is not None
             hidden = re.search(r"^ +(\d+) records? before these", after, re.MULTILINE)
             table = rows(after)
-            answered = [left for left, _ in table if left != "(the answer did not arrive)"]
+            answered = [left for left, _ in table if left != "(not acknowledged)"]
             more = int(hidden[1]) - earlier if hidden else 0
             assert int(told[1]) == len(answered) + more
             earlier += len(table) + more
@@ -149,8 +149,8 @@ def test_what_is_counted_is_what_is_shown(tmp_path: Path) -> None:
     ("more", "shown"),
     [
         (0, "30 records"),
-        (1, "30 records (1 more was stored, its answer did not arrive)"),
-        (2, "30 records (2 more were stored, their answers did not arrive)"),
+        (1, "30 records (1 more was stored, its acknowledgement did not arrive)"),
+        (2, "30 records (2 more were stored, their acknowledgements did not arrive)"),
     ],
 )
 def test_what_was_stored_without_an_answer_is_told(more: int, shown: str) -> None:
@@ -170,9 +170,9 @@ def test_a_narrow_terminal_gets_one_below_the_other(tmp_path: Path, columns: int
     assert ("│" in shown) == (columns == 64)
     tables = shown[shown.index("resumes in") : shown.index("It finds")]
     assert max(map(len, tables.splitlines()[1:])) < columns
-    pairs = re.findall(r"^ +\d+ told (.+)\n +read (.+)$", tables, re.MULTILINE)
+    pairs = re.findall(r"^ +\d+ ack  (.+)\n +read (.+)$", tables, re.MULTILINE)
     assert bool(pairs) == (columns < 64)
-    assert all(told in {read, "(the answer did not arrive)"} for told, read in pairs)
+    assert all(told in {read, "(not acknowledged)"} for told, read in pairs)
 
 
 def _facts(path: Path, session: str) -> list[perdure.Record]:
@@ -281,7 +281,7 @@ def _in_terminal(folder: Path, columns: int) -> str:
         (["--store", "redis://here"], "not the path of a file"),
         (["--store", ""], "not the path of a file"),
         (["--store", "missing/demo.db"], "there is no directory"),
-        (["--store", "."], "that is a directory"),
+        (["--store", "."], "it is a directory"),
         (["--store", "notes.txt"], "not a database"),
         (["more"], "unexpected extra argument"),
     ],

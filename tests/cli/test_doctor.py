@@ -96,7 +96,7 @@ def test_a_store_that_is_not_there_is_not_made(tmp_path: Path, address: str) -> 
 
 def test_people_are_told_that_nothing_was_made(tmp_path: Path) -> None:
     result = invoke(None, "doctor", "--appends", "1", str(tmp_path / "new.db"))
-    assert "not there yet" in result.stdout
+    assert "does not exist yet" in result.stdout
 
 
 def test_people_get_a_verdict_what_it_means_and_what_to_change(path: Path) -> None:
@@ -105,7 +105,7 @@ def test_people_get_a_verdict_what_it_means_and_what_to_change(path: Path) -> No
     assert result.exit_code == 0
     first = result.stdout.splitlines()[0]
     assert first == f"sqlite:{path} is sound: it keeps what perdure promises."
-    for text in ("the loss of power", "one winner for each position", "median", "SQLite 3."):
+    for text in ("death and power loss", "one winner for each position", "median", "SQLite 3."):
         assert text in result.stdout
     assert all(len(line) <= 80 for line in result.stdout.splitlines()[1:])
 
@@ -188,7 +188,7 @@ def test_a_user_who_may_not_do_everything_is_told_what_to_grant(
             admin.execute(f"drop role {reader}".encode())
     assert [nothing[0], reads[0], writes[0]] == [2, 1, 1]
     assert "select on entry, head, label, watch" in named(nothing[1], "opening")["text"]
-    assert named(nothing[1], "opening")["advice"] == "grant it that in the schema"
+    assert named(nothing[1], "opening")["advice"] == "grant them in the schema"
     assert "insert on entry, head, label, watch; update on" in named(reads[1], "writing")["text"]
     assert (
         named(writes[1], "writing")["text"] == "this user lacks delete on entry, head, label, watch"
@@ -269,7 +269,7 @@ class Restless(_Around):
 
 
 @pytest.mark.parametrize(
-    ("kind", "text"), [(Leaving, "to the end          gone"), (Restless, "no room to wait")]
+    ("kind", "text"), [(Leaving, "completion          gone"), (Restless, "no room to wait")]
 )
 def test_a_store_that_fails_later_is_told_of_in_the_report(
     monkeypatch: pytest.MonkeyPatch, kind: type[_Around], text: str
@@ -278,7 +278,7 @@ def test_a_store_that_fails_later_is_told_of_in_the_report(
     assert result.exit_code == 2
     assert text in result.stdout
     assert "Traceback" not in result.output
-    assert "try again later" in result.stdout.partition("What to change")[2]
+    assert "try again later" in result.stdout.partition("Advice")[2]
 
 
 class Deaf(_Around):
@@ -300,7 +300,7 @@ def test_a_store_that_answers_wrongly_is_unusable(
 
 def test_a_store_without_watch_is_no_worse(monkeypatch: pytest.MonkeyPatch) -> None:
     result = with_backend(monkeypatch, Deaf(MemoryBackend()))
-    assert "look now and then" in result.stdout
+    assert "sessions poll" in result.stdout
     assert result.exit_code == 1, "only because it is in memory"
 
 

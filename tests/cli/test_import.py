@@ -44,7 +44,7 @@ def test_a_file_becomes_a_session_of_its_name() -> None:
     assert (done.exit_code, done.stderr) == (0, "")
     first, second = done.stdout.splitlines()
     assert first == "agent_memory.json: 2 messages in session agent_memory, up to position 3"
-    assert second == "  Look: perdure show agent_memory"
+    assert second == "  Inspect it: perdure show agent_memory"
     assert messages_of("agent_memory") == MESSAGES
     with perdure.open("agents.db") as store:
         contents = [record.content for record in store.records("agent_memory")]
@@ -61,7 +61,7 @@ def test_importing_a_file_again_adds_nothing_and_says_so() -> None:
         before = store.resume("agent_memory").position
     done = invoke(None, "import", "agent_memory.json")
     assert done.exit_code == 0
-    assert "are in session agent_memory already: nothing was added" in done.stdout
+    assert "are already in session agent_memory: nothing was added" in done.stdout
     with perdure.open("agents.db") as store:
         assert store.resume("agent_memory").position == before
 
@@ -84,7 +84,7 @@ def test_a_file_that_changed_is_not_mixed_in_unasked() -> None:
     keep("chat.json", [*MESSAGES, said("And then?")])
     done = invoke(None, "import", "chat.json")
     assert done.exit_code == 2
-    assert "'chat' holds 2 other messages, so chat.json was not imported" in done.stderr
+    assert "'chat' has 2 other messages, so chat.json was not imported" in done.stderr
     assert "--session" in done.stderr
     assert "--append" in done.stderr
     assert messages_of("chat") == MESSAGES
@@ -107,10 +107,10 @@ def test_repairs_are_told_and_noted_and_what_is_no_message_is_kept() -> None:
     assert done.exit_code == 1
     lines = done.stdout.splitlines()
     assert lines[0] == "chat.json: 2 messages in session chat, up to position 5"
-    assert lines[1] == "  element 2    the role 'bot': taken as 'assistant'"
-    assert lines[2].startswith("  element 3    no message: a number stands where a message should:")
-    assert lines[3].startswith("  element 4    cut off, or damaged from here on: ")
-    assert lines[4] == "  What can not be a message, 2 in all, is kept in a note."
+    assert lines[1] == "  element 2    the role 'bot': read as 'assistant'"
+    assert lines[2].startswith("  element 3    not a message: a number instead of an object:")
+    assert lines[3].startswith("  element 4    truncated, or damaged from here on: ")
+    assert lines[4] == "  Content that is not a message, 2 in all, is kept in a note."
     assert messages_of("chat") == [said("one"), said("two", "assistant")]
     leftovers, repairs, end = notes_of("chat")
     assert leftovers["leftovers"][0]["raw"] == "3"
@@ -156,19 +156,19 @@ def test_json_has_stable_keys() -> None:
         "repairs": [
             {
                 "found": "the role 'bot'",
-                "done": "taken as 'assistant'",
+                "done": "read as 'assistant'",
                 "byte": None,
                 "element": 2,
             },
             {
-                "found": "no message: null stands where a message should",
+                "found": "not a message: null instead of an object",
                 "done": "its text is kept in a note",
                 "byte": None,
                 "element": 3,
             },
         ],
         "leftovers": [
-            {"element": 3, "byte": 103, "reason": "null stands where a message should"},
+            {"element": 3, "byte": 103, "reason": "null instead of an object"},
         ],
     }
     (again,) = objects(invoke(None, "import", "chat.json", "--json"))
@@ -184,7 +184,7 @@ def test_a_file_without_messages_is_bad_news_and_makes_no_session(text: str) -> 
     Path("x.json").write_text(text, "utf-8")
     done = invoke(None, "import", "x.json")
     assert done.exit_code == 1
-    assert "EMPTY  x.json: no message was found in it" in done.stdout
+    assert "EMPTY  x.json: no messages found" in done.stdout
     assert done.stdout.splitlines()[-1] == "  Nothing was written; keep the file."
     assert done.stdout.lower().count("nothing was written") == 1
     assert "note" not in done.stdout
@@ -199,7 +199,7 @@ def test_a_file_whose_messages_lie_deeper_says_where_it_looked() -> None:
     done = invoke(None, "import", keep("x.json", {"state": {"messages": MESSAGES}}))
     assert done.exit_code == 1
     assert "no message under 'messages', 'history', 'chat_history'" in done.stdout
-    assert "other keys are 'state'" in done.stdout
+    assert "other keys: 'state'" in done.stdout
 
 
 def test_the_file_that_can_not_be_imported_is_named() -> None:
@@ -209,7 +209,10 @@ def test_the_file_that_can_not_be_imported_is_named() -> None:
     for name, reason in [
         ("p2.json", "p2.json: a pickle is not read"),
         ("large.json", "large.json: message 1 is 16,777,"),
-        ("a\nb.json", r"a\nb.json: a session id must not hold control characters: give --session"),
+        (
+            "a\nb.json",
+            r"a\nb.json: a session id must not contain control characters: give --session",
+        ),
     ]:
         done = invoke(None, "import", keep("good.json"), name)
         assert done.exit_code == 2
@@ -252,7 +255,7 @@ def test_an_address_is_shown_without_its_password(address: str, shown: str) -> N
 def test_the_command_to_look_works_for_a_session_that_begins_with_a_dash(store: str | None) -> None:
     keep("-dash.json")
     done = invoke(None, "import", *(["--store", store] if store else []), "--", "-dash.json")
-    command = done.stdout.splitlines()[-1].removeprefix("  Look: perdure ")
+    command = done.stdout.splitlines()[-1].removeprefix("  Inspect it: perdure ")
     assert command == ("show --store other.db -- -dash" if store else "show -- -dash")
     assert "how are you" in invoke(None, *command.split()).stdout
 
@@ -261,7 +264,7 @@ def test_a_pickle_is_refused_with_its_reason() -> None:
     Path("memory.pkl").write_bytes(b"\x80\x04]\x94.")
     done = invoke(None, "import", "memory.pkl")
     assert done.exit_code == 2
-    assert "a pickle is not read, since reading one runs what it says" in done.stderr
+    assert "a pickle is not read, because loading one executes code from it" in done.stderr
     assert not Path("agents.db").exists()
 
 
@@ -298,7 +301,7 @@ def test_one_refusal_leaves_the_other_files_alone() -> None:
 def test_the_store_is_made_where_it_is_named(address: str) -> None:
     done = invoke(address, "import", keep("chat.json"))
     assert done.exit_code == 0
-    assert f"Look: perdure show chat --store {address}" in done.stdout
+    assert f"Inspect it: perdure show chat --store {address}" in done.stdout
     assert messages_of("chat", address) == MESSAGES
     assert not Path("agents.db").exists()
     assert invoke(None, "import", "chat.json", PERDURE_URL=address).exit_code == 0
@@ -312,7 +315,7 @@ def test_the_store_is_made_where_it_is_named(address: str) -> None:
         (["."], 2, "is a directory"),
         ([], 2, "Missing argument"),
         (["chat.json", "--session", ""], 0, ""),
-        (["chat.json", "--session", "a\nb"], 2, "must not hold control characters"),
+        (["chat.json", "--session", "a\nb"], 2, "must not contain control characters"),
         (["chat.json", "--store", "memory:"], 2, "A memory store is gone"),
         (["chat.json", "--store", "nosuch:x"], 2, "unknown scheme"),
         (["chat.json", "--store", "no/such/folder/x.db"], 3, "no/such/folder"),
@@ -346,7 +349,7 @@ def test_an_import_that_was_killed_goes_on_where_it_stopped(
         done = invoke(address, "import", "chat.json")
         assert done.exit_code == 1
         left = 35 - min(stop * 10, 35)
-        rest = f", of which {left} now"
+        rest = f", {left} of them now"
         assert f"35 messages in session chat{rest}, up to position 38" in done.stdout
         assert messages_of("chat", address) == messages
         assert "nothing was added" in invoke(address, "import", "chat.json").stdout

@@ -72,7 +72,7 @@ def test_the_other_side_s_list_gives_the_same_and_says_what_was_repaired() -> No
     assert spoken() == SPOKEN
     (told,) = objects(done)
     assert [repair["element"] for repair in told["repairs"]] == [1, 4]
-    assert "the role 'assistant' of what user_proxy said" in told["repairs"][0]["found"]
+    assert "the role 'assistant' in a message of user_proxy" in told["repairs"][0]["found"]
 
 
 def test_a_list_that_was_copied_into_both_agents_is_told_apart_by_names() -> None:
@@ -116,15 +116,15 @@ def test_the_same_file_as_a_plain_list_is_not_mistaken_for_a_chat() -> None:
     invoke(None, "import", keep(CHAT))
     done = invoke(None, "import", "--autogen", "chat_state.json")
     assert done.exit_code != 0
-    assert "holds 4 other messages" in done.stderr
+    assert "has 4 other messages" in done.stderr
     assert {content.channel for content in contents()} == {""}
 
 
 @pytest.mark.parametrize(
     ("words", "messages", "reason"),
     [
-        ((), [heard("a", "x"), heard("b", "y"), heard("c", "z")], "3 agents speak in it"),
-        (("--between", "me", "clerk"), CHAT, "'assistant' speaks in it"),
+        ((), [heard("a", "x"), heard("b", "y"), heard("c", "z")], "it has messages of 3 agents"),
+        (("--between", "me", "clerk"), CHAT, "it has messages of 'assistant'"),
     ],
 )
 def test_what_is_not_a_chat_of_two_is_refused(
@@ -156,6 +156,6 @@ def test_what_no_agent_could_be_given_is_kept_in_a_note_and_told() -> None:
     orphan = {"role": "tool", "content": "paid", "tool_responses": RESULTS}
     done = invoke(None, "import", "--autogen", keep([orphan, *CHAT, silent]))
     assert done.exit_code == 1
-    assert "a tool's result without its call" in done.stdout
-    assert "a message that says nothing" in done.stdout
+    assert "a tool result without its call" in done.stdout
+    assert "a message without content" in done.stdout
     assert [content.message for content in contents()] == CHAT

@@ -77,9 +77,9 @@ def test_the_most_recently_changed_comes_first(path: Path) -> None:
 def test_a_page_says_that_there_is_more_and_how_to_go_on(path: Path) -> None:
     first = invoke(path, "ls", "--limit", "2", "--json")
     assert [found["id"] for found in objects(first)] == ["claim-4711", "empty-handed"]
-    assert "There are more: --after 'empty-handed' goes on" in first.stderr
+    assert "There are more: use --after 'empty-handed', or" in first.stderr
     assert invoke(path, "ls", "--limit", "3").stderr == ""
-    assert "--limit 4 goes on" in invoke(path, "ls", "--recent", "--limit", "1").stderr
+    assert "use --limit 4, or" in invoke(path, "ls", "--recent", "--limit", "1").stderr
 
 
 def test_only_the_sessions_that_are_shown_are_opened(
@@ -109,7 +109,7 @@ def test_an_empty_store_says_so_and_all_is_well(tmp_path: Path) -> None:
     path = tmp_path / "new.db"
     perdure.open(path).close()
     done = invoke(path, "ls")
-    assert (done.exit_code, done.stdout) == (0, f"sqlite:{path} holds no sessions.\n")
+    assert (done.exit_code, done.stdout) == (0, f"sqlite:{path} has no sessions.\n")
     done = invoke(path, "ls", "--json")
     assert (done.exit_code, done.output) == (0, "")
 
@@ -117,7 +117,7 @@ def test_an_empty_store_says_so_and_all_is_well(tmp_path: Path) -> None:
 def test_after_can_not_be_given_with_recent(path: Path) -> None:
     done = invoke(path, "ls", "--recent", "--after", "x")
     assert done.exit_code == 2
-    assert "--after goes by id" in done.stderr
+    assert "--after is an id" in done.stderr
 
 
 def test_a_damaged_session_does_not_hide_the_others(path: Path) -> None:
@@ -126,7 +126,7 @@ def test_a_damaged_session_does_not_hide_the_others(path: Path) -> None:
     assert done.exit_code == 1
     assert "DAMAGED: " in done.stdout.splitlines()[1]
     assert done.stdout.splitlines()[2].startswith("empty-handed")
-    assert "`perdure verify` says more" in done.stderr
+    assert "Some of these sessions are damaged: run `perdure verify`" in done.stderr
 
 
 @pytest.mark.parametrize("options", [[], ["--recent"]])

@@ -38,7 +38,7 @@ def schema_of(address: str) -> str:
 def test_it_makes_tables_and_says_so_once(postgres_empty: str) -> None:
     first, again = run(postgres_empty), run(postgres_empty)
     assert first.exit_code == again.exit_code == 0
-    assert f"was brought to version {NEWEST}." in first.stdout
+    assert f"was migrated to version {NEWEST}." in first.stdout
     assert f"is up to date: version {NEWEST}." in again.stdout
     secret = postgres_empty.partition("://")[2].partition("@")[0].partition(":")[2]
     assert secret not in first.output + again.output
@@ -83,9 +83,9 @@ def test_the_same_of_tables_that_are_there(postgres_empty: str, postgres_url: st
     ("arguments", "code", "text"),
     [
         (["agents.db"], 2, "Only a Postgres store"),
-        (["postgresql://host/db", "--tenant", "x"], 2, "goes with --print-rls"),
-        (["postgresql://u:secret%zz@h/db"], 2, "can not be understood"),
-        (["postgresql://u:secret@127.0.0.1:1/db"], 3, "check that the server runs"),
+        (["postgresql://host/db", "--tenant", "x"], 2, "--tenant needs --print-rls"),
+        (["postgresql://u:secret%zz@h/db"], 2, "cannot be parsed"),
+        (["postgresql://u:secret@127.0.0.1:1/db"], 3, "check that the server is running"),
     ],
 )
 def test_what_can_not_work_is_one_line(arguments: list[str], code: int, text: str) -> None:
@@ -204,9 +204,9 @@ def test_an_address_of_another_tenant_is_not_an_empty_store(
     with pytest.raises(UnavailableError) as caught:
         open_backend(foreign)
     named = f"the tenant {tenant!r}" if tenant else "no tenant"
-    said = f"lets the user {TENANTS[0]!r} see its own rows only, and the address names {named}: "
+    said = f"lets the user {TENANTS[0]!r} see only its own rows, and the address names {named}: "
     assert f"{said}open it with ?tenant={TENANTS[0]}" in str(caught.value)
-    assert (f"a role that is named {tenant!r}" in str(caught.value)) == bool(tenant)
+    assert (f"a role named {tenant!r}" in str(caught.value)) == bool(tenant)
     doctor = invoke(None, "doctor", foreign)
     assert doctor.exit_code == 2
     assert "row-level security" in doctor.stdout
@@ -267,7 +267,7 @@ def test_a_tenant_with_sql_of_its_own_can_not_take_the_places_of_another(
     schema, attacker, victim = schema_of(postgres_empty), *TENANTS
     backend = PostgresBackend(secured[victim])
     assert status(backend, appended("s", 1, 2, "l")) == ["stored"]
-    key = backend._book.key("s")
+    key = backend._operations.key("s")
     with psycopg.connect(tenants[attacker], autocommit=True) as connection:
         for position in range(1, 9):
             connection.execute(
@@ -287,7 +287,7 @@ def test_a_tenant_with_sql_of_its_own_can_not_take_the_places_of_another(
     assert list(backend.read("s")) == entries(1, 6)
     assert list(backend.read("s", reverse=True)) == entries(1, 6)[::-1]
     assert list(backend.streams(labels=["l"])) == []
-    backend._pool.run(partial(backend._book.expect, "s", 30))
+    backend._pool.run(partial(backend._operations.register_watch, "s", 30))
     assert backend.watch("s", after=5, timeout=30)
     backend.drop("s", before=4)
     assert list(backend.read("s")) == entries(4, 6)

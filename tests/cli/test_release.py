@@ -43,19 +43,19 @@ def test_with_force_it_is_taken_and_recorded(
     assert done.stdout == (
         "claim-4711 was held by worker 7 (epoch 1, 30 s); taken as epoch 2, and released.\n"
     )
-    with pytest.raises(FencedError, match="'ops' took it over with epoch 2"):
+    with pytest.raises(FencedError, match="'ops' took over with epoch 2"):
         lease[0].append(said("stale"))
     shown = invoke(path, "show", "claim-4711").stdout
     assert "lease 2 is taken by ops for 30 s, by force" in shown
     assert "lease 2 is released" in shown
-    assert invoke(path, "release", "claim-4711").stdout == "Nobody holds claim-4711.\n"
+    assert invoke(path, "release", "claim-4711").stdout == "No worker holds claim-4711.\n"
 
 
 def test_whoever_did_it_is_recorded_without_being_told(
     path: Path, lease: tuple[perdure.Session, Lease]
 ) -> None:
     assert invoke(path, "release", "claim-4711", "--force").exit_code == 0
-    with pytest.raises(FencedError, match=r"pid \d+' took it over"):
+    with pytest.raises(FencedError, match=r"pid \d+' took over"):
         lease[0].append(said("stale"))
 
 

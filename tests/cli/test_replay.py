@@ -102,7 +102,7 @@ def test_the_first_difference_is_shown_with_exit_code_1(clerk: Any, folder: Path
     assert evil.exit_code == 1
     assert "\x1b" not in evil.stdout
     reaching = invoke("agents.db", "replay", "s", "clerk:reaching")
-    assert "refused: socket.getaddrinfo" in reaching.stdout
+    assert "blocked: socket.getaddrinfo" in reaching.stdout
     assert clerk.CALLS == [5, 500]
 
 
@@ -110,21 +110,21 @@ def test_async_functions_and_parts_are_replayed(clerk: Any, folder: Path) -> Non
     places = ["--start", "turn-1", "--end", "4"]
     result = invoke("agents.db", "replay", "s", "clerk:run_async", *places)
     assert result.exit_code == 0, result.stdout
-    assert "identical, as far as it goes" in result.stdout
+    assert "identical, up to the end of the record" in result.stdout
 
 
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [
         (["s", "clerk"], 2, "write module:function"),
-        (["s", "nobody:run"], 2, "can not be imported"),
-        (["s", "..clerk:run"], 2, "can not be imported"),
+        (["s", "nobody:run"], 2, "cannot be imported"),
+        (["s", "..clerk:run"], 2, "cannot be imported"),
         (["s", "torn:run"], 2, "SyntaxError: "),
         (["s", "broken:run"], 2, "ZeroDivisionError: division by zero ("),
-        (["s", "leaving:run"], 2, "can not be imported: SystemExit: 0"),
+        (["s", "leaving:run"], 2, "cannot be imported: SystemExit: 0"),
         (["s", "clerk:walk"], 2, "there is no walk in clerk"),
-        (["s", "clerk:run", "--error", "clerk:CALLS"], 2, "types of errors"),
-        (["s", "clerk:run", "--error", "clerk:charge"], 2, "types of errors"),
+        (["s", "clerk:run", "--error", "clerk:CALLS"], 2, "must be exception types"),
+        (["s", "clerk:run", "--error", "clerk:charge"], 2, "must be exception types"),
         (["s", "clerk:CALLS"], 2, "a function of a session"),
         (["other", "clerk:run"], 1, "not found"),
         (["s", "clerk:run", "--start", "999"], 2, "positions 0 to"),

@@ -65,7 +65,7 @@ claim-4711  in sqlite:{path}
       And then?
 
 ── turn (req-11), begun at 17: INTERRUPTED
-      It has no end: its process died, or is still at work.
+      It has no end: its process died, or is still running.
 
 Values
   plan (version 2)
@@ -117,7 +117,7 @@ def test_json_is_every_record_with_stable_keys(path: Path) -> None:
 def test_a_position_shows_the_session_as_it_was(path: Path) -> None:
     assert positions(path, "--at", "8") == list(range(1, 9))
     shown = invoke(path, "show", "claim-4711", "--at", "8").stdout
-    assert "As it was at position 8" in shown
+    assert "State at position 8" in shown
     assert '{"step": 1, ' in shown
     assert "step = 2" not in shown
     assert "plan (version 1)" in shown.split("Values")[1]
@@ -148,7 +148,7 @@ def test_one_record_that_is_left_out_is_one(path: Path) -> None:
     with perdure.open(path) as store:
         store.session("two").append(said("one"), said("two"))
     shown = invoke(path, "show", "two", "--last", "1").stdout
-    assert "\nRecord 1 is not shown: leave --last out to see it.\n" in shown
+    assert "\nRecord 1 is not shown: omit --last to see it.\n" in shown
 
 
 def test_the_last_messages_are_shown_with_what_came_among_them(path: Path) -> None:
@@ -157,7 +157,7 @@ def test_the_last_messages_are_shown_with_what_came_among_them(path: Path) -> No
     assert positions(path, "--last", "3", "--at", "8") == [4, 5, 6, 7, 8]
     assert positions(path, "--last", "100") == list(range(1, 19))
     shown = invoke(path, "show", "claim-4711", "--last", "1").stdout
-    assert "Records 1 to 17 are not shown: leave --last out to see them." in shown
+    assert "Records 1 to 17 are not shown: omit --last to see them." in shown
     assert "turn (req-11), begun at 17: INTERRUPTED" in shown
 
 
@@ -210,7 +210,7 @@ def test_a_deleted_session_shows_what_stays(path: Path) -> None:
     done = invoke(path, "show", "gone")
     assert done.exit_code == 0
     assert "deleted at position 2" in done.stdout
-    assert "DELETED: what was before is dropped" in done.stdout
+    assert "DELETED: all earlier records are dropped" in done.stdout
     assert "asked for" in done.stdout
 
 
@@ -222,7 +222,7 @@ def test_an_abandoned_turn_and_one_that_was_taken_over_say_so(path: Path) -> Non
             turn.append(said("Then this.", "assistant"))
             turn.abandon("no longer needed")
     shown = invoke(path, "show", "claim-4711").stdout
-    assert "── turn (req-11) is taken over and goes on ──" in shown
+    assert "── turn (req-11) is resumed ──" in shown
     assert "── turn (req-11) was abandoned ──" in shown
     assert "no longer needed" in shown
     assert "INTERRUPTED" not in shown
@@ -296,10 +296,10 @@ def test_a_damaged_session_is_shown_as_far_as_it_can_be_read(path: Path, *, as_j
         assert found[9] == {
             "session": "claim-4711",
             "position": 10,
-            "unreadable": "its body is not the one its header names",
+            "unreadable": "its body does not match the digest in its header",
         }
     else:
-        assert "  10  UNREADABLE: its body is not the one its header names" in done.stdout
+        assert "  10  UNREADABLE: its body does not match the digest in its header" in done.stdout
         assert "And then?" in done.stdout
         assert "checked" not in done.stdout
 
@@ -309,7 +309,7 @@ def test_a_session_that_can_not_be_opened_is_shown_as_damaged(path: Path) -> Non
     done = invoke(path, "show", "claim-4711")
     assert done.exit_code == 1
     assert "position 18, DAMAGED" in done.stdout
-    assert "  18  UNREADABLE: its header is not one" in done.stdout
+    assert "  18  UNREADABLE: its header does not parse" in done.stdout
 
 
 def test_a_value_whose_past_is_damaged_says_so(path: Path) -> None:

@@ -41,7 +41,7 @@ claim-4711  in sqlite:{path}
 
   11  user
       Third.
-  12  tools on offer: lookup, charge
+  12  tools offered: lookup, charge
 
   15  assistant INTERRUPTED
       one two
@@ -50,9 +50,9 @@ claim-4711  in sqlite:{path}
 
   17  message 3 is pinned
   18  message 3 is no longer pinned
-  19  summary of 1 to 4, in their place in windows
+  19  summary of 1 to 4, replaces them in windows
       They asked one thing.
-  20  summary of 7 to 8 and the summary at 19, in their place in windows
+  20  summary of 7 to 8 and the summary at 19, replaces them in windows
       They asked two things.
   21  the summary at 20 is undone
 
@@ -61,11 +61,11 @@ claim-4711  in sqlite:{path}
   23  user
       Fourth.
 
-  24  ── turn (req-11) is taken over and goes on ── 2026-01-01 00:19:00 ───────
+  24  ── turn (req-11) is resumed ── 2026-01-01 00:19:00 ──────────────────────
 
 ── turn (req-11), begun at 22: INTERRUPTED
-      It has no end: its process died, or is still at work.
-      Its answer had come so far:
+      It has no end: its process died, or is still running.
+      Its partial answer:
       one two
 
 4 records of bookkeeping not shown: --records shows every record.
@@ -132,12 +132,12 @@ def test_tail_has_a_line_for_each(tmp_path: Path) -> None:
     lines = invoke(path, "tail", "claim-4711", "-n", "20").stdout.splitlines()
     shown = "\n".join(line[29:] for line in lines)
     for expected in (
-        "a piece of an answer on its way: one",
+        "a chunk of a streamed answer: one",
         "assistant INTERRUPTED: one two",
         "message 3 is pinned",
-        "summary of 1 to 4, in their place in windows: They asked one thing.",
+        "summary of 1 to 4, replaces them in windows: They asked one thing.",
         "the summary at 20 is undone",
-        "tools on offer: lookup, charge",
+        "tools offered: lookup, charge",
     ):
         assert expected in shown
 

@@ -76,7 +76,7 @@ def test_people_are_told_what_is_counted(path: Path) -> None:
     assert "  sessions    3 (1 branch), 1 deleted\n" in shown
     assert "  messages    8\n" in shown
     assert "  interrupted 2 turns\n              claim-4711, begun at 17 (req-11)\n" in shown
-    assert "what was stored survives power loss" in shown
+    assert "stored records survive power loss" in shown
     assert "Every record in the store is counted" in shown
     assert max(map(len, shown.splitlines()[1:])) < 81
 
@@ -109,7 +109,7 @@ def test_damage_is_said_and_the_rest_is_counted(path: Path) -> None:
     damage(path, "update entry set body = 'x' where stream = :place and position = 3")
     done = invoke(path, "stats", "--json")
     assert done.exit_code == 1
-    assert "nor counted: run `perdure verify`" in done.stderr
+    assert "not fully counted: run `perdure verify`" in done.stderr
     (found,) = objects(done)
     assert found["sessions"]["damaged"] == 2  # A branch of it can not tell its open turns.
     assert found["messages"] == 7

@@ -31,7 +31,7 @@ def test_the_last_records_are_shown_a_line_each(path: Path) -> None:
     assert done.exit_code == 0
     assert done.stdout.splitlines() == [
         "    15  2026-01-01 00:13:00  branch what-if begins",
-        "    16  2026-01-01 00:15:00  branch what-if stands, and keeps this session",
+        "    16  2026-01-01 00:15:00  branch what-if is complete, and keeps this session",
         "    17  2026-01-01 00:17:00  turn (req-11) begins",
         "    18  2026-01-01 00:17:00  user: And then?",
     ]
@@ -47,7 +47,7 @@ def test_every_kind_of_record_has_words(path: Path) -> None:
         with turn:
             pass
     shown = invoke(path, "tail", "claim-4711", "-n", "99").stdout
-    for words in ("is released", "is taken over and goes on", "is complete", "FAILED", "labels +"):
+    for words in ("is released", "is resumed", "is complete", "FAILED", "labels +"):
         assert words in shown
 
 
@@ -61,7 +61,7 @@ def test_what_can_not_be_read_is_said_in_its_place(path: Path) -> None:
     done = invoke(path, "tail", "claim-4711", "-n", "2")
     assert done.exit_code == 1
     bad, good = done.stdout.splitlines()
-    assert bad == "    17  UNREADABLE: its body is not the one its header names"
+    assert bad == "    17  UNREADABLE: its body does not match the digest in its header"
     assert good.endswith("user: And then?")
     found = objects(invoke(path, "tail", "claim-4711", "-n", "2", "--json"))
     assert list(found[0]) == ["session", "position", "unreadable"]
@@ -122,7 +122,7 @@ def test_a_session_may_be_created_later_deleted_and_created_again(path: Path) ->
         store.session("later").append(said("first"))
         lines.wait_for("user: first")
         store.delete("later", reason="done")
-        lines.wait_for("DELETED: what was before is dropped: done")
+        lines.wait_for("DELETED: all earlier records are dropped: done")
         lines.wait_for("Session 'later' was deleted. It may be created again.", err=True)
         store.session("later").append(said("again"))
         lines.wait_for("user: again")
@@ -208,5 +208,5 @@ def test_records_that_were_dropped_unseen_are_counted(
 
     follow(lines, [write_and_delete, nothing])
     shown = capsys.readouterr()
-    assert "2 records before it: dropped before being seen." in shown.err
+    assert "2 records before it: dropped before they were shown." in shown.err
     assert "DELETED" in shown.out

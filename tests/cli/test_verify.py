@@ -56,7 +56,7 @@ def test_sessions_are_chosen_by_id_or_by_prefix(path: Path) -> None:
 def test_ids_and_a_prefix_are_not_taken_together(path: Path) -> None:
     done = invoke(path, "verify", "gone", "--prefix", "w")
     assert (done.exit_code, done.stdout) == (2, "")
-    assert "Give ids, or --prefix, not both." in done.stderr
+    assert "Give ids or --prefix, not both." in done.stderr
 
 
 def test_an_empty_store_is_whole(tmp_path: Path) -> None:
@@ -90,7 +90,7 @@ def test_half_a_copy_is_told_of(path: Path) -> None:
         db.execute(
             "insert into label select 'half-copied', name, id from head where name = 'claim-4711'"
         )
-    assert "a copy that lacks its end: copy it again" in invoke(path, "verify", "claim-4711").output
+    assert "an incomplete copy: copy it again" in invoke(path, "verify", "claim-4711").output
 
 
 def test_a_flipped_bit_is_found_and_exits_with_1(path: Path) -> None:
@@ -99,12 +99,12 @@ def test_a_flipped_bit_is_found_and_exits_with_1(path: Path) -> None:
     assert done.exit_code == 1
     assert done.stdout.splitlines()[:3] == [
         "DAMAGED  claim-4711  first bad position 10",
-        "         10: its body is not the one its header names",
+        "         10: its body does not match the digest in its header",
         "         17 records can be read",
     ]
     assert done.stdout.splitlines()[-2:] == [
         "4 sessions checked, 1 damaged.",
-        "Keep a copy of the store. --salvage FILE saves what can be read.",
+        "Keep a copy of the store. --salvage FILE saves the readable records.",
     ]
     found = objects(invoke(path, "verify", "--json"))
     assert [one["state"] for one in found] == ["damaged", "ok", "ok", "ok"]
@@ -129,7 +129,7 @@ def test_a_branch_whose_past_was_deleted_is_damaged(path: Path, tmp_path: Path) 
     done = invoke(path, "verify", "--salvage", str(target))
     assert done.exit_code == 1
     assert "DAMAGED  what-if" in done.stdout
-    assert "the past that was shared was deleted" in done.stdout
+    assert "the history shared with its branch was deleted" in done.stdout
     assert "4 sessions checked, 1 damaged." in done.stdout
 
 
@@ -185,7 +185,7 @@ def test_a_session_without_its_head_is_not_unknown(headless: str, tmp_path: Path
 def test_stretches_of_the_same_damage_are_told_of_together(path: Path) -> None:
     damage(path, "update entry set body = 'x' where stream = :place and position between 3 and 5")
     shown = invoke(path, "verify", "claim-4711").stdout
-    assert "         3 to 5: its body is not the one its header names\n" in shown
+    assert "         3 to 5: its body does not match the digest in its header\n" in shown
 
 
 def test_many_stretches_are_counted(tmp_path: Path) -> None:
@@ -196,7 +196,7 @@ def test_many_stretches_are_counted(tmp_path: Path) -> None:
             session.note(number)
     damage(path, "update entry set body = 'x' where stream = :place and position % 3 = 0")
     shown = invoke(path, "verify").stdout
-    assert "and 10 more stretches like these: --json lists all of them" in shown
+    assert "and 10 more ranges like these: --json lists all of them" in shown
     assert len(objects(invoke(path, "verify", "--json"))[0]["problems"]) == 20
 
 
@@ -220,7 +220,7 @@ def test_what_a_newer_perdure_wrote_is_no_damage(path: Path) -> None:
     damage(path, sql, "empty-handed")
     done = invoke(path, "verify", "empty-handed")
     assert done.exit_code == 3
-    assert done.stdout.startswith("NEWER    empty-handed  'empty-handed' entry 1 is of version 2")
+    assert done.stdout.startswith("NEWER    empty-handed  'empty-handed' entry 1 has version 2")
     assert "none damaged, 1 of a newer version." in done.stdout
 
 

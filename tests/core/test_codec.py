@@ -85,8 +85,8 @@ def test_a_storable_value_comes_back_exactly(value: Any) -> None:
 
 
 REFUSED: list[tuple[Any, str, str]] = [
-    ({"a": [1, {2}]}, "$.a[1]", "set can not be stored"),
-    ({"a": (1, 2)}, "$.a", "tuple can not be stored"),
+    ({"a": [1, {2}]}, "$.a[1]", "set cannot be stored"),
+    ({"a": (1, 2)}, "$.a", "tuple cannot be stored"),
     ({"a b": float("nan")}, "$['a b']", "nan has no JSON form"),
     ([float("-inf")], "$[0]", "-inf has no JSON form"),
     ({"a": {1: 2}}, "$.a['1']", "a key is int"),
@@ -94,11 +94,11 @@ REFUSED: list[tuple[Any, str, str]] = [
     ({"\ud800": 1}, "$['\\ud800']", "lone surrogate"),
     (datetime(2026, 1, 1), "$", "without a zone"),  # noqa: DTZ001 - that is the point
     (Decimal("NaN"), "$", "has no exact form"),
-    (Colour.RED, "$", "Colour can not be stored"),
-    (Text("x"), "$", "Text can not be stored"),
+    (Colour.RED, "$", "Colour cannot be stored"),
+    (Text("x"), "$", "Text cannot be stored"),
     (bytearray(b"x"), "$", "pass bytes"),
     (2**20_000, "$", "more than 14000 bits"),
-    (object(), "$", "object can not be stored"),
+    (object(), "$", "object cannot be stored"),
 ]
 
 
@@ -120,7 +120,7 @@ def test_nesting_is_bounded_and_a_value_that_holds_itself_is_refused() -> None:
         Codec().pack([deep])
     cycle: dict[str, Any] = {}
     cycle["self"] = cycle
-    with pytest.raises(UsageError, match="containing itself"):
+    with pytest.raises(UsageError, match="contains itself"):
         Codec().pack(cycle)
 
 
@@ -131,7 +131,7 @@ def test_a_dataclass_comes_back_through_the_class_that_was_given() -> None:
     assert given.unpack(tree) == [claim]
     with pytest.raises(UsageError, match=r"types=\{'Claim': the class\}"):
         Codec().unpack(tree)
-    with pytest.raises(UsageError, match="Claim can not be stored"):
+    with pytest.raises(UsageError, match="Claim cannot be stored"):
         Codec().pack(claim)
 
 
@@ -141,7 +141,7 @@ def test_a_type_codec_stores_what_has_no_form_of_its_own() -> None:
 
 
 def test_a_class_that_is_no_record_needs_a_type_codec() -> None:
-    with pytest.raises(UsageError, match="give a TypeCodec"):
+    with pytest.raises(UsageError, match="pass a TypeCodec"):
         Codec({"set": set})
 
 
@@ -170,7 +170,7 @@ def test_an_unknown_tag_asks_for_an_upgrade() -> None:
 
 def test_stored_text_never_chooses_a_file_or_a_module_as_a_time_zone() -> None:
     for zone in ("../../etc/passwd", "os", "Europe/Atlantis"):
-        with pytest.raises(UsageError, match="does not know the time zone"):
+        with pytest.raises(UsageError, match="has no time zone"):
             Codec().unpack({"$datetime": ["2026-01-01T00:00:00+00:00", zone, 0]})
 
 
@@ -189,7 +189,7 @@ def test_a_payload_that_is_no_record_is_damage(payload: bytes) -> None:
 def test_an_unknown_kind_or_schema_asks_for_an_upgrade() -> None:
     with pytest.raises(VersionError, match="upgrade"):
         codec.decode("telepathy", b"{}")
-    with pytest.raises(VersionError, match="of version 2"):
+    with pytest.raises(VersionError, match="has version 2"):
         codec.decode("note", b'{"v":2,"data":1}')
 
 

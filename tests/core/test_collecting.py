@@ -503,9 +503,9 @@ def test_an_error_in_the_middle_is_kept_with_what_was_said_and_finishes_nothing(
     ("chunk", "text"),
     [
         ({"object": "chat.completion", "choices": []}, "append it as it is"),
-        ({"type": "message_start"}, "dict is not known as a chunk"),
-        ("data: {}", "str is not known as a chunk"),
-        (None, "NoneType is not known as a chunk"),
+        ({"type": "message_start"}, "dict is not a known chunk"),
+        ("data: {}", "str is not a known chunk"),
+        (None, "NoneType is not a known chunk"),
     ],
 )
 def test_a_stream_of_another_kind_is_refused(chunk: object, text: str) -> None:

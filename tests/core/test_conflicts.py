@@ -70,12 +70,12 @@ def test_a_conflict_names_the_position_after_which_others_wrote(
     two.append(said("own"), said("own too"))
     one.refresh()
     one.append(said("theirs"))
-    with pytest.raises(ConflictError, match="moved on from position 3 to 4"):
+    with pytest.raises(ConflictError, match="moved from position 3 to 4"):
         two.append(said("late"))
     one.append(said("theirs"))
     two.note("takes in what is there, and is not told")
     two.note("another")
-    with pytest.raises(ConflictError, match="moved on from position 4 to 7"):
+    with pytest.raises(ConflictError, match="moved from position 4 to 7"):
         two.append(said("late"))
 
 
@@ -165,7 +165,7 @@ def test_a_value_set_after_a_conflict_is_a_delta_against_the_right_version() -> 
 
 
 def test_the_table_of_yields_names_kinds_that_exist() -> None:
-    named = {kind for yields in YIELDS.values() for kind in yields.to_any | yields.to_same}
+    named = {kind for yields in YIELDS.values() for kind in yields.any_subject | yields.same_subject}
     assert named <= set(KINDS)
 
 

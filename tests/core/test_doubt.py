@@ -66,7 +66,7 @@ def test_a_write_in_doubt_that_was_stored_is_found_to_be_so(
     backend: Failing, session: perdure.Session
 ) -> None:
     fail(backend, after=[1, 2])
-    with pytest.raises(UnavailableError, match="calling again is safe only with the same id="):
+    with pytest.raises(UnavailableError, match="repeat the call only with the same id="):
         session.append(said("lost answer"))
     assert contents(session) == ["first"]
     session.append(said("next"))
@@ -211,7 +211,7 @@ def test_a_branch_never_begins_in_a_torn_batch() -> None:
     assert session.branch("x").position == 0
     session.append(said("d"))
     for at in (1, 2):
-        with pytest.raises(perdure.UsageError, match="cut off by a crash"):
+        with pytest.raises(perdure.UsageError, match="part of a batch that a crash interrupted"):
             session.branch("x", at=at)
     assert contents(session.branch("x")) == ["d"]
 

@@ -196,10 +196,10 @@ def test_a_reconcile_function_that_fails_leaves_the_call_unknown(
     session = perdure.open(path).session("s")
     with session.turn("Pay.", id="turn-1"):
         charge = session.tool(ledger.charge, effect="reconcile", reconcile=look)
-        with pytest.raises(UnknownOutcomeError, match="could not tell"):
+        with pytest.raises(UnknownOutcomeError, match="function failed"):
             charge(5)
     assert len(ledger.calls) == 1
-    assert "could not tell" in session.effects.unknown()[0].reason
+    assert "function failed" in session.effects.unknown()[0].reason
 
 
 def test_other_arguments_under_the_same_identity_are_a_divergence(
@@ -229,7 +229,7 @@ def test_a_key_within_a_turn_holds_for_that_turn_and_is_forgotten_with_it(
         with pytest.raises(DivergenceError):
             charge.keyed("call-1", in_turn=True)(6)
         charge.keyed("call-2", in_turn=True)(5)
-    assert session._replica.fold.deeds.by_identity == {}
+    assert session._replica.state.deeds.by_identity == {}
     with session.turn("Pay again."):
         charge.keyed("call-1", in_turn=True)(5)
     assert len(ledger.calls) == 3
@@ -301,7 +301,7 @@ def test_a_result_that_can_not_be_stored_is_recorded_as_failed(path: Path) -> No
         with pytest.raises(UsageError, match=r"\$\.result"):
             session.tool(odd)()
         assert session.tool(odd, name="even", unstorable="return")() == {1}
-    assert [(one.state, "can not be stored" in one.reason) for one in session.effects.list()] == [
+    assert [(one.state, "cannot be stored" in one.reason) for one in session.effects.list()] == [
         ("failed", True),
         ("failed", True),
     ]
@@ -321,7 +321,7 @@ def test_a_result_that_is_too_large_is_recorded_as_failed() -> None:
         assert len(session.tool(large, name="kept", unstorable="return")()) == size
         turn.append({"role": "assistant", "tool_calls": [call]})
         (told,) = session.run_tool_calls(None, [large])
-    assert "can not be stored" in told["content"]
+    assert "cannot be stored" in told["content"]
     assert [one.state for one in session.effects.list()] == ["failed"] * 3
 
 
@@ -541,11 +541,11 @@ def test_how_many_are_unknown_is_known_without_counting(path: Path) -> None:
         for key in "ab":
             with pytest.raises(KeyboardInterrupt):
                 session.tool(stop).keyed(key)()
-    assert session._replica.fold.deeds.unknown == 2
+    assert session._replica.state.deeds.unknown == 2
     for left, found in zip((1, 0), session.effects.unknown(), strict=True):
         session.effects.reconcile(found.id, NotDone())
-        assert session._replica.fold.deeds.unknown == left
-    deeds = session._replica.fold.deeds
+        assert session._replica.state.deeds.unknown == left
+    deeds = session._replica.state.deeds
     assert type(deeds).of(deeds.by_identity) == deeds
     session.verify()
 

@@ -164,7 +164,7 @@ def test_setting_up_again_replaces_what_was_set_up(tmp_path: Path, log: io.Strin
 
 
 def test_a_missing_directory_for_the_log_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="make it first"):
+    with pytest.raises(UsageError, match="create it first"):
         perdure.logging.json(tmp_path / "nowhere" / "events.jsonl")
 
 

@@ -90,7 +90,7 @@ def test_a_counter_that_does_not_count_is_refused(path: Path, count: Any) -> Non
             return count
 
     session = perdure.open(path, tokens=Odd()).session("s")
-    with pytest.raises(UsageError, match="must count to an int"):
+    with pytest.raises(UsageError, match="must return an int"):
         session.append(said("x"))
     assert session.position == 0
 

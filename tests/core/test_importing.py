@@ -96,7 +96,7 @@ def test_what_is_cut_off_is_named_by_its_byte_and_kept() -> None:
     assert data[leftover.byte :].decode() == leftover.raw
     (repair,) = imported.repairs
     assert (repair.element, repair.byte) == (2, data.index(b'"assi'))
-    assert repair.found == "cut off, or damaged from here on: unterminated string"
+    assert repair.found == "truncated, or damaged from here on: unterminated string"
     assert repair.done == "its text is kept in a note"
 
 
@@ -133,7 +133,7 @@ def test_what_others_call_a_role_is_translated_and_told(role: str, known: str) -
     imported = parse(dumped({"role": role, "content": "x"}))
     assert imported.messages == [{"role": known, "content": "x"}]
     assert told(imported) == [(1, f"the role {role!r}")]
-    assert imported.repairs[0].done == f"taken as {known!r}"
+    assert imported.repairs[0].done == f"read as {known!r}"
 
 
 def test_the_roles_that_providers_know_are_left_alone() -> None:
@@ -204,14 +204,14 @@ def test_what_is_no_message_is_kept_and_told(element: object) -> None:
     assert (leftover.element, json.loads(leftover.raw)) == (2, element)
     assert leftover.reason
     (repair,) = imported.repairs
-    assert repair.found == f"no message: {leftover.reason}"
+    assert repair.found == f"not a message: {leftover.reason}"
 
 
 def test_orphan_results_are_kept_and_told() -> None:
     orphan = {"role": "tool", "tool_call_id": "call_9", "content": "x"}
     imported = parse(dumped(HELLO, orphan, REPLY))
     assert imported.messages == [HELLO, orphan, REPLY]
-    assert told(imported) == [(2, "a result for 'call_9', which was not called")]
+    assert told(imported) == [(2, "a result for the unknown call 'call_9'")]
 
 
 def test_calls_without_a_result_are_kept_and_told() -> None:
@@ -226,7 +226,7 @@ def test_a_result_that_names_no_call_is_given_to_the_only_open_one() -> None:
     nameless = {"role": "tool", "content": "x"}
     imported = parse(dumped(CALLING, nameless))
     assert imported.messages == [CALLING, {**nameless, "tool_call_id": "call_1"}]
-    assert told(imported) == [(2, "a tool's result that names no call")]
+    assert told(imported) == [(2, "a tool result without a call id")]
     for before in ([], [{**CALLING, "tool_calls": [CALL, {**CALL, "id": "call_2"}]}]):
         imported = parse(dumped(*before, nameless))
         assert imported.messages == before
@@ -238,8 +238,8 @@ def test_a_reply_whose_calls_were_dropped_is_told() -> None:
     imported = parse(dumped(HELLO, {"role": "assistant", "content": None}, {"role": "user"}))
     assert len(imported.messages) == 3
     assert told(imported) == [
-        (2, "no content: it says nothing"),
-        (3, "no content: it says nothing"),
+        (2, "a message without content"),
+        (3, "a message without content"),
     ]
     refused = {"role": "assistant", "content": None, "refusal": "I can not."}
     assert parse(dumped(refused)) == Imported([refused], [], [], {})
@@ -287,10 +287,10 @@ def test_a_single_message_is_a_file_too() -> None:
     [
         (b'\xef\xbb\xbf[{"role": "user", "content": "x"}]', "a byte order mark", 0),
         ("\ufeff" + '[{"role": "user", "content": "x"}]', "a byte order mark", 0),
-        (b'[{"role": "user", "content": "x"},]', "a comma too many", 33),
-        (b'[,{"role": "user", "content": "x"}]', "a comma too many", 1),
+        (b'[{"role": "user", "content": "x"},]', "an extra comma", 33),
+        (b'[,{"role": "user", "content": "x"}]', "an extra comma", 1),
         (b'[{"role": "user", "content": "x"}', "the file ends before its list does", 33),
-        (b'[{"role": "user", "content": "x"}]]', "more after the end", 34),
+        (b'[{"role": "user", "content": "x"}]]', "text after the end", 34),
         (b'[{"role": "user", "content": "x"}]\0\0', "2 zero bytes at the end, as a ", 34),
     ],
 )
@@ -307,16 +307,16 @@ def test_what_is_wrong_around_the_messages_is_told_with_its_byte(
     ("element", "content", "found"),
     [
         ('{"role": "user", "content": "x, ]",}', "x, ]", "a comma before a closing bracket"),
-        ('{"role": "user", "content": "a\tb"}', "a\tb", "a control character that is not escaped"),
-        ('{"role": "user", "content": "x", "n": NaN}', "x", "NaN, which JSON does not have"),
-        ('{"role": "user", "content": "x", "n": -Infinity}', "x", "-Infinity, which JSON does"),
-        ('{"role": "user", "content": "x", "n": 1e999}', "x", "1e999, which JSON does not have"),
+        ('{"role": "user", "content": "a\tb"}', "a\tb", "an unescaped control character"),
+        ('{"role": "user", "content": "x", "n": NaN}', "x", "NaN, which is not valid JSON"),
+        ('{"role": "user", "content": "x", "n": -Infinity}', "x", "-Infinity, which is not"),
+        ('{"role": "user", "content": "x", "n": 1e999}', "x", "1e999, which is not valid JSON"),
         (
             '{"role": "user", "content": "x", "n": ' + "7" * 5_000 + "}",
             "x",
             "an integer of 5,000 digits",
         ),
-        ('{"role": "user", "content": "a\\ud83d"}', "a\ufffd", "half of a surrogate pair"),
+        ('{"role": "user", "content": "a\\ud83d"}', "a\ufffd", "a lone surrogate"),
     ],
 )
 def test_what_is_wrong_within_a_message_is_told_with_its_number(
@@ -360,7 +360,7 @@ def test_an_empty_file_says_so(data: bytes) -> None:
     imported = parse(data)
     assert imported.messages == []
     assert imported.leftovers == []
-    assert imported.repairs[-1].found == "nothing: the file is empty"
+    assert imported.repairs[-1].found == "an empty file"
 
 
 @pytest.mark.parametrize("depth", [100, 450, 900, 5_000, 200_000])
@@ -449,7 +449,7 @@ def test_many_keys_that_stand_twice_are_each_told() -> None:
         (b'{"messages": []}', "no message under 'messages', 'history', "),
         (
             b'{"state": {"messages": [{"role": "user", "content": "x"}]}}',
-            "; other keys are 'state'",
+            "; other keys: 'state'",
         ),
     ],
 )

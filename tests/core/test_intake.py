@@ -408,23 +408,23 @@ EVENT = {
     ("given_", "text"),
     [
         ("hello", '"role": "user"'),
-        ([{"role": "user"}], "give messages one by one, not as a list"),
-        (None, "^a NoneType is not a message: give a message such as"),
+        ([{"role": "user"}], "pass messages one by one, not as a list"),
+        (None, "^a NoneType is not a message: pass a message such as"),
         (42, "^an int is not a message"),
         (b"", "bytes is not a message"),
         (ChatCompletion, "class ChatCompletion"),
         (Claim.model_construct(), "Claim is not a message"),
         (MappingProxyType({"a": 1}), "mappingproxy is not a message"),
-        (built(ChatCompletionChunk, CHUNK), "piece of a stream"),
-        (CHUNK, "piece of a stream"),
-        (CHUNK | {"object": ""}, "piece of a stream"),
-        (CHUNK["choices"][0], "piece of a stream"),  # type: ignore[index]
-        (built(ResponseTextDeltaEvent, EVENT), "piece of a stream"),
-        (EVENT, r"piece of a stream is not a message: hand the stream to turn\.stream"),
-        ({"type": "error", "code": "server_error", "message": "m"}, "piece of a stream"),
-        (chunks(), r"^a generator is a stream: hand it to turn\.stream\(\.\.\.\), or give"),
+        (built(ChatCompletionChunk, CHUNK), "chunk of a stream"),
+        (CHUNK, "chunk of a stream"),
+        (CHUNK | {"object": ""}, "chunk of a stream"),
+        (CHUNK["choices"][0], "chunk of a stream"),  # type: ignore[index]
+        (built(ResponseTextDeltaEvent, EVENT), "chunk of a stream"),
+        (EVENT, r"chunk of a stream is not a message: pass the stream to turn\.stream"),
+        ({"type": "error", "code": "server_error", "message": "m"}, "chunk of a stream"),
+        (chunks(), r"^a generator is a stream: pass it to turn\.stream\(\.\.\.\), or append"),
         (stream(), "^an async_generator is a stream"),
-        (Broken(), "Broken can not be exported"),
+        (Broken(), "Broken cannot be exported"),
     ],
 )
 def test_what_is_no_message_is_refused_with_advice(given_: object, text: str) -> None:
@@ -458,9 +458,9 @@ def test_known_roles_and_items_of_any_type_pass() -> None:
         ({"role": None}, 'needs a "role"'),
         ({"type": 7}, 'needs a "role"'),
         ({}, 'needs a "role"'),
-        ({"role": "tool", "content": "4711"}, r"\$\.tool_call_id.*which call"),
-        ({"role": "tool", "tool_call_id": ""}, "which call"),
-        ({"type": "function_call_output", "output": ""}, r"\$\.call_id.*which call"),
+        ({"role": "tool", "content": "4711"}, r"\$\.tool_call_id.*name the call"),
+        ({"role": "tool", "tool_call_id": ""}, "name the call"),
+        ({"type": "function_call_output", "output": ""}, r"\$\.call_id.*name the call"),
     ],
 )
 def test_a_message_that_nobody_can_have_said_is_refused(message: dict[str, Any], text: str) -> None:

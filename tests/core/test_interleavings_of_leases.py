@@ -52,8 +52,8 @@ def world() -> World:
 def take(replica: Replica, holding: Holding, who: str, *, force: bool = False) -> Steps[int]:
     """Take the lease, as one who saw it long ago."""
     claim = Claim(replica, Asked(TTL, 0.0, who, force), holding, who)
-    claim.look(0.0)
-    claim.look(TTL)
+    claim.seconds_until_free(0.0)
+    claim.seconds_until_free(TTL)
     epoch = yield from write(replica, claim.plan())
     holding.take(epoch, 0.0)
     return epoch

@@ -88,9 +88,9 @@ def test_a_session_keeps_nothing_of_what_was_reconciled(tmp_path: Path) -> None:
             session.tool(stop)()
         (unknown,) = session.effects.unknown()
         session.effects.reconcile(unknown.id, Done("stopped"))
-        assert session._replica.fold.deeds == Deeds()
+        assert session._replica.state.deeds == Deeds()
         assert [(one.state, one.result) for one in session.effects.list()] == [
             ("reconciled", "stopped")
         ]
         session.verify()
-        assert store.resume("s")._replica.fold.deeds == Deeds()
+        assert store.resume("s")._replica.state.deeds == Deeds()

@@ -187,7 +187,7 @@ def test_notes_labels_and_branches_are_open_to_all(held: Held, store: perdure.St
 
 def test_what_is_open_to_all_is_named_in_one_table() -> None:
     """A kind that comes new must not be open without being meant to be."""
-    assert {kind for kind, yields in YIELDS.items() if yields.open} == {
+    assert {kind for kind, yields in YIELDS.items() if yields.bypasses_lease} == {
         "approval.decide",
         "catch-up",
         "effect.settle",
@@ -343,7 +343,7 @@ def test_whoever_was_taken_over_from_is_fenced_by_position(held: Held, clock: Cl
             ]
             for act in acts:
                 assert not first.lost.is_set() or act is not acts[0]
-                with pytest.raises(FencedError, match="'operator' took it over") as fenced:
+                with pytest.raises(FencedError, match="'operator' took over") as fenced:
                     act()
                 assert (fenced.value.epoch, fenced.value.newer) == (1, 2)
                 assert fenced.value.who == "operator"
@@ -373,7 +373,7 @@ def test_a_renewal_that_comes_too_late_renews_nothing(held: Held) -> None:
 def test_the_end_of_a_lease_says_that_it_was_lost(pair: Pair, clock: Clock) -> None:
     """Also to a body that wrote nothing: it was not alone."""
     one, two = pair
-    with pytest.raises(FencedError, match="took it over"), one.lease(), two.lease(force=True):
+    with pytest.raises(FencedError, match="took over"), one.lease(), two.lease(force=True):
         pass
     with pytest.raises(FencedError, match="no renewal was stored for 30 s"), one.lease():
         clock.at += 30

@@ -96,12 +96,12 @@ def test_whoever_slept_too_long_is_fenced(tmp_path: Path, clock: Clock) -> None:
                 assert (second.epoch, clock.at - before) == (2, 30.0)
                 await two.append(said("by two"))
                 clock.at = before  # The one that slept thinks that no time has passed.
-                with pytest.raises(FencedError, match="'two' took it over"):
+                with pytest.raises(FencedError, match="'two' took over"):
                     await one.append(said("stale"))
             assert first.lost.is_set()
             assert not first.held
 
-    with pytest.raises(FencedError, match="'two' took it over"):
+    with pytest.raises(FencedError, match="'two' took over"):
         asyncio.run(scene())
 
 

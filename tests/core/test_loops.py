@@ -382,10 +382,10 @@ def test_commits_are_told_in_order_and_the_rest_when_the_loop_ends() -> None:
 
     async def main() -> None:
         teller = Teller(set())
-        teller.tell([(None, Told(n, told)) for n in range(many)], range(many), None)
+        teller.dispatch([(None, Told(n, told)) for n in range(many)], range(many), None)
         await asyncio.sleep(0)
         assert told == [*range(AT_ONCE)]
-        teller.tell([(None, Told(n, told)) for n in range(few)], range(many, many + few), None)
+        teller.dispatch([(None, Told(n, told)) for n in range(few)], range(many, many + few), None)
         assert told == [*range(AT_ONCE)]
 
     asyncio.run(main())
@@ -397,7 +397,7 @@ def test_many_are_told_though_the_task_that_tells_them_was_cancelled_before_it_b
     many = 3 * AT_ONCE
 
     async def main() -> None:
-        Teller(set()).tell([(None, Told(n, told)) for n in range(many)], range(many), None)
+        Teller(set()).dispatch([(None, Told(n, told)) for n in range(many)], range(many), None)
         for task in asyncio.all_tasks() - {asyncio.current_task()}:
             task.cancel()
 
@@ -413,7 +413,7 @@ def test_an_interrupt_while_many_are_told_leaves_nobody_out() -> None:
 
     async def main() -> None:
         waiting = [(None, Told(n, told, interrupts=n in interrupting)) for n in range(many)]
-        Teller(tasks).tell(waiting, range(many), None)
+        Teller(tasks).dispatch(waiting, range(many), None)
         await asyncio.sleep(0.01)
 
     tasks: set[asyncio.Task[Any]] = set()

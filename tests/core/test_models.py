@@ -56,7 +56,7 @@ def test_a_request_is_recorded_by_its_digest_and_the_answer_whole(
     intents = [one.content for one in session.records() if isinstance(one.content, EffectIntended)]
     assert [one.called for one in intents] == ["model"]
     assert secret not in str(intents)
-    with pytest.raises(UsageError, match="no kind 'word'"):
+    with pytest.raises(UsageError, match="no effects of kind 'word'"):
         session.effects.list(kind="word")  # type: ignore[arg-type]
     session.verify()
 
@@ -164,9 +164,9 @@ def test_nonsense_is_refused(path: Path, provider: Provider) -> None:
     with pytest.raises(UsageError, match="outside of a turn"):
         session.model(provider.answer)(n=1)
     with session.turn("Hi."):
-        with pytest.raises(UsageError, match="can not be stored"):
+        with pytest.raises(UsageError, match="cannot be stored"):
             session.model(provider.answer)(n=object())
-        with pytest.raises(UsageError, match="can not be stored"):
+        with pytest.raises(UsageError, match="cannot be stored"):
             session.model(object, name="gpt")()
     assert provider.asked == []
     settled = [one.content for one in session.records() if isinstance(one.content, EffectSettled)]

@@ -42,7 +42,7 @@ def test_an_unknown_scheme_is_told_what_is_known(address: str) -> None:
 @pytest.mark.parametrize(
     ("address", "hint"),
     [
-        (None, "an address must be str, a path or a backend, not NoneType"),
+        (None, "an address must be a str, a path or a backend, not NoneType"),
         (7, "not int"),
         (b"agents.db", "not bytes"),
         (":memory:", "a store in memory is 'memory:'"),
@@ -52,11 +52,11 @@ def test_an_unknown_scheme_is_told_what_is_known(address: str) -> None:
         ("files:///state", "write 'files:state'"),
         ("~/agents.db", "expanduser"),
         ("file:agents.db", "'sqlite:path'"),
-        ("redis://host/0", "Postgres is the only server so far"),
+        ("redis://host/0", "Postgres is the only supported server"),
         ("agents.db?acept=network-filesystem", "unknown option '?acept=network-filesystem'"),
         ("sqlite:agents.db?accept", "unknown option '?accept'"),
         ("sqlite:agents.db?accept=tmpfs&sync=off", "unknown option '?sync=off'"),
-        ("files:state?acept=x", "a files store knows '?accept=…' only"),
+        ("files:state?acept=x", "a files: address can only have '?accept=…'"),
     ],
 )
 def test_an_address_that_means_something_else_is_told_what_to_write(
@@ -120,7 +120,7 @@ def test_white_space_and_quotes_around_an_address_are_no_part_of_a_name(
     address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UsageError, match=r"begins or ends with .* give a Path"):
+    with pytest.raises(UsageError, match=r"begins or ends with .* pass a Path"):
         perdure.open(address)
     assert list(tmp_path.iterdir()) == []
 
@@ -193,7 +193,7 @@ def test_an_address_without_a_name_is_refused() -> None:
         perdure.open("sqlite:")
     with pytest.raises(UsageError, match="path is empty"):
         perdure.open("")
-    with pytest.raises(UsageError, match="has no name"):
+    with pytest.raises(UsageError, match="cannot have a name"):
         perdure.open("memory:x")
 
 

@@ -39,7 +39,7 @@ def test_the_same_holds_in_an_event_loop(tmp_path: Path) -> None:
             assert [head.stream async for head in store.sessions(recent=True)] == ["a", "c", "b"]
             found = store.sessions(recent=True, deleted=True, prefix="d")
             assert [head.stream async for head in found] == ["d"]
-            with pytest.raises(UsageError, match="goes by id"):
+            with pytest.raises(UsageError, match="`after` is an id"):
                 _ = [head async for head in store.sessions(recent=True, after="a")]
 
     asyncio.run(scenario())
@@ -47,7 +47,7 @@ def test_the_same_holds_in_an_event_loop(tmp_path: Path) -> None:
 
 def test_after_can_not_be_given_with_recent() -> None:
     store, _ = store_in_memory()
-    with pytest.raises(UsageError, match="goes by id"):
+    with pytest.raises(UsageError, match="`after` is an id"):
         list(store.sessions(recent=True, after="a"))
 
 

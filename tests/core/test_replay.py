@@ -523,9 +523,9 @@ def test_a_part_can_be_replayed(session: perdure.Session, world: World) -> None:
     assert len(rest.outputs) == 4
     alone = perdure.replay(session, lambda s: one(s, "a"))
     assert alone.divergence is not None
-    assert "the record goes on" in alone.divergence.what
+    assert "the record continues" in alone.divergence.what
     beyond = perdure.replay(session, lambda s: (one(s, "a"), one(s, "bb")), end=first_end)
-    assert beyond.ended == "the end of what was to be replayed"
+    assert beyond.ended == "the end of the replayed part"
 
 
 def test_nonsense_is_refused(session: perdure.Session, world: World) -> None:
@@ -533,7 +533,7 @@ def test_nonsense_is_refused(session: perdure.Session, world: World) -> None:
     wrong: Any = "agent"
     with pytest.raises(UsageError, match="a function of a session"):
         perdure.replay(session, wrong)
-    with pytest.raises(UsageError, match="a session is replayed"):
+    with pytest.raises(UsageError, match="only a session can be replayed"):
         perdure.replay(wrong, an_agent(world))
     with pytest.raises(UsageError, match="no kind of record: word"):
         perdure.replay(session, an_agent(world), ignore=["word"])
@@ -541,7 +541,7 @@ def test_nonsense_is_refused(session: perdure.Session, world: World) -> None:
         perdure.replay(session, an_agent(world), start=10_000)
     with pytest.raises(UsageError, match="no turn"):
         perdure.replay(session, an_agent(world), start="nobody")
-    with pytest.raises(UsageError, match="is under way at 3: begin before it, at 0"):
+    with pytest.raises(UsageError, match="is open at 3: begin before it, at 0"):
         perdure.replay(session, an_agent(world), start=3)
 
     async def coroutine(session: Any) -> None: ...
@@ -622,7 +622,7 @@ def test_an_interrupted_turn_is_replayed_as_if_it_had_not_been(
     half = perdure.open(path).session("s")
     replay = perdure.replay(half, state_driven(world, policy=policy))
     assert replay.check().identical
-    assert "while 'charge' was under way" in replay.ended
+    assert "while 'charge' was in flight" in replay.ended
     session = perdure.open(path).session("s")
     returned = state_driven(world, policy=policy)(session)
     before = [*world.calls]

@@ -98,7 +98,7 @@ def test_what_is_changed_after_the_call_does_not_change_the_record(
         (("role", "user"), "one by one"),
         ({"a": 1}, 'needs a "role"'),
         ({"role": "bot", "content": "x"}, "is not a role"),
-        ({"role": "tool", "content": "x"}, "which call it answers"),
+        ({"role": "tool", "content": "x"}, "must name the call it answers"),
     ],
 )
 def test_what_is_no_message_is_refused(session: perdure.Session, given: Any, reason: str) -> None:
@@ -358,7 +358,7 @@ def test_labels_find_sessions_and_mark_open_turns(store: perdure.Store) -> None:
 
 
 def test_labels_are_few_short_and_not_the_reserved_ones(session: perdure.Session) -> None:
-    with pytest.raises(UsageError, match="perdure's own"):
+    with pytest.raises(UsageError, match="is reserved"):
         session.label("deleted")
     with pytest.raises(UsageError, match="1 to 64 bytes"):
         session.label("x" * 65)
@@ -431,7 +431,7 @@ def test_a_branch_of_a_session_that_has_no_records_has_none_either(
 @pytest.mark.parametrize("at", [-1, 3])
 def test_a_branch_begins_at_a_position_that_is_there(session: perdure.Session, at: int) -> None:
     session.append(said("a"), said("b"))
-    with pytest.raises(UsageError, match="begins at 1 to 2"):
+    with pytest.raises(UsageError, match="must begin at 1 to 2"):
         session.branch("what-if", at=at)
 
 
@@ -572,7 +572,7 @@ def test_a_snapshot_of_another_version_is_skipped_and_reported(
     monkeypatch.setattr("perdure.views.FOLD_VERSION", fold.FOLD_VERSION + 1)
     again = store.session("claim-4711")
     assert contents(again) == [str(number) for number in range(10)]
-    assert "a fold snapshot of another version" in caplog.text
+    assert "a state snapshot of another version" in caplog.text
     assert again.verify().snapshots == 0
 
 

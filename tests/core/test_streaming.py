@@ -318,7 +318,7 @@ def test_calls_of_a_cut_answer_are_open_for_nobody() -> None:
         list(turn.stream([begun]))
     found = session.messages(format="openai.chat")
     assert not found or violations("openai.chat", found) == []
-    assert session._replica.fold.talk.calls == {}
+    assert session._replica.state.talk.calls == {}
 
 
 def test_what_a_session_knows_of_its_talk_comes_back_from_a_snapshot() -> None:
@@ -338,9 +338,9 @@ def test_what_a_session_knows_of_its_talk_comes_back_from_a_snapshot() -> None:
     for number in range(300):
         session.note(number)
     again = perdure.open(backend).session("s")
-    fold = again._replica.fold
-    assert fold.talk == session._replica.fold.talk
-    assert fold.facts() == session._replica.fold.facts()
+    fold = again._replica.state
+    assert fold.talk == session._replica.state.talk
+    assert fold.facts() == session._replica.state.facts()
     assert fold.talk.calls
     assert fold.talk.partials
     assert fold.talk.summary is not None

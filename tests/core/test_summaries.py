@@ -200,16 +200,16 @@ def stop(_: Transcript) -> str:
 BAD: list[tuple[Callable[[Transcript], Any], dict[str, Any], str]] = [
     (lambda _: "", {}, "the text is empty"),
     (lambda _: " \n\t", {}, "the text is empty"),
-    (lambda _: None, {}, "a NoneType was given"),
-    (lambda _: b"sum", {}, "a bytes was given"),
-    (lambda _: ["sum"], {}, "a list was given"),
+    (lambda _: None, {}, "must be a str, not NoneType"),
+    (lambda _: b"sum", {}, "must be a str, not bytes"),
+    (lambda _: ["sum"], {}, "must be a str, not list"),
     (lambda _: "long " * 2000, {}, "is what it would replace"),
-    (lambda _: "a few words " * 5, {"max_tokens": 20}, "and 20 were allowed"),
-    (lambda _: "lone \ud800", {}, "it can not be stored"),
+    (lambda _: "a few words " * 5, {"max_tokens": 20}, "and 20 are allowed"),
+    (lambda _: "lone \ud800", {}, "it cannot be stored"),
     (fail, {}, "raised RuntimeError"),
     (stop, {}, "raised SystemExit"),
     (hang, {"timeout": 0.05}, "longer than 0.05 seconds"),
-    (lambda _: "sum", {"keep_turns": 8}, "nothing to sum up"),
+    (lambda _: "sum", {"keep_turns": 8}, "nothing to summarize"),
 ]
 NAMES = [f"{number} {reason}" for number, (_, _, reason) in enumerate(BAD)]
 
@@ -253,14 +253,14 @@ def test_the_cause_of_a_failure_is_kept(session: perdure.Session) -> None:
 
 def test_an_empty_session_has_nothing_to_sum_up() -> None:
     store, _ = store_in_memory()
-    with pytest.raises(SummaryError, match="nothing to sum up"):
+    with pytest.raises(SummaryError, match="nothing to summarize"):
         store.session("s").summarise(lambda _: "sum", keep_turns=1)
 
 
 WRONG: list[tuple[Any, dict[str, Any], str]] = [
     ("a text", {}, "a function or an OpenAI client, not a str"),
     (None, {}, "not a NoneType"),
-    (openai.OpenAI(api_key="test"), {}, "a client needs to know which model"),
+    (openai.OpenAI(api_key="test"), {}, "a client needs a model"),
     (len, {"model": "m"}, "`model` is for clients"),
     (len, {"keep_turns": 0}, "keep_turns must be 1 or more"),
     (len, {"keep_turns": "4"}, "keep_turns must be int"),
@@ -283,7 +283,7 @@ def test_what_can_make_no_summary_is_told_at_once(
 
 def test_only_a_window_can_overflow(session: perdure.Session) -> None:
     for asked in ({}, {"format": "openai.chat"}, {"last": 3}):
-        with pytest.raises(UsageError, match="give max_tokens or max_messages"):
+        with pytest.raises(UsageError, match="pass max_tokens or max_messages"):
             session.messages(summarise=len, **asked)
 
 
@@ -528,8 +528,8 @@ def test_a_client_that_fails_leaves_all_as_it_was(session: perdure.Session) -> N
     [
         ({"finish_reason": "length", "message": {"content": "cut o"}}, "cut off at its limit"),
         ({"message": {"content": None, "refusal": "I can not."}}, "the model refused"),
-        ({"message": {"content": None}}, "a NoneType was given"),
-        ({"delta": {"content": "a"}}, "did not give a chat completion"),
+        ({"message": {"content": None}}, "must be a str, not NoneType"),
+        ({"delta": {"content": "a"}}, "did not return a chat completion"),
     ],
 )
 def test_what_a_model_did_not_finish_is_no_summary(
@@ -655,7 +655,7 @@ def test_a_summary_of_something_else_is_found_out(
     fields = {name: getattr(good, name) for name in Summary.__struct_fields__}
     forged = Summary(**{**fields, changed: value})
     session._handle.write(talking.summary(session._replica, forged))
-    with pytest.raises(DamagedError, match="not what it was made of"):
+    with pytest.raises(DamagedError, match="which have changed since"):
         session.verify()
 
 

@@ -498,5 +498,5 @@ def test_an_id_is_known_whoever_counts_tokens(tmp_path: Path) -> None:
 
 
 def test_what_is_no_counter_is_refused_at_once() -> None:
-    with pytest.raises(UsageError, match="the name of a model or a counter, not object"):
+    with pytest.raises(UsageError, match="the name of a model or a Counter, not object"):
         perdure.open("memory:", tokens=object())  # type: ignore[arg-type]

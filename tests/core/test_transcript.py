@@ -135,7 +135,7 @@ def test_of_two_results_the_first_is_given(call: Any, result: Any, format: str) 
     transcript = give(format, USER, call("c1"), result("c1"), result("c1"), ANSWER)
     assert dumped([*transcript]).count("done") == 1
     assert places(transcript) == [4]
-    assert "has one already" in whats(transcript)[0]
+    assert "already has a result" in whats(transcript)[0]
 
 
 @every_format
@@ -208,13 +208,13 @@ def test_an_unknown_role_is_given_as_the_user_and_told(format: str) -> None:
     transcript = give(format, {"role": "narrator", "content": "Once upon a time"}, ANSWER)
     assert "Once upon a time" in dumped([*transcript])
     assert transcript[0]["role"] == "user"
-    assert whats(transcript) == ["the role 'narrator' is given as 'user'"]
+    assert whats(transcript) == ["the role 'narrator' is sent as 'user'"]
 
 
 @every_format
 def test_whoever_makes_calls_is_given_as_the_assistant(format: str) -> None:
     transcript = give(format, USER, {**chat_call("a"), "role": "bot"}, chat_result("a"))
-    assert "the role 'bot' is given as 'assistant'" in whats(transcript)
+    assert "the role 'bot' is sent as 'assistant'" in whats(transcript)
     assert transcript.closed == ()
 
 
@@ -226,7 +226,7 @@ def test_the_words_of_an_answer_that_was_cut_off_are_given(format: str) -> None:
     assert "The answer is" in dumped([*transcript])
     assert "c1" not in dumped([*transcript])
     assert transcript.closed == ()
-    assert whats(transcript) == ["a call of 'f' was left out: the answer was cut off"]
+    assert whats(transcript) == ["a call of 'f' was left out: the answer was interrupted"]
 
 
 @every_format

@@ -77,8 +77,11 @@ def test_other_fields_go_and_are_told() -> None:
     transcript = give(CHAT, USER, answer)
     assert transcript[1] == ANSWER
     assert whats(transcript) == [
-        "reasoning was left out: openai.chat can not take that of others",
-        f"the field 'mood' of the message was left out: {CHAT} can not take it from the assistant",
+        "reasoning was left out: openai.chat does not accept it from another format",
+        (
+            "the field 'mood' of the message was left out: "
+            f"{CHAT} does not accept it from the assistant"
+        ),
     ]
 
 
@@ -106,7 +109,7 @@ def test_names_that_chat_refuses_are_changed_and_told() -> None:
 def test_a_name_that_only_chat_can_say_is_told_elsewhere() -> None:
     transcript = give(RESPONSES, {**USER, "name": "ann"})
     assert whats(transcript) == [
-        "the speaker's name 'ann' was left out: openai.responses has no place for it"
+        "the speaker's name 'ann' was left out: openai.responses has no field for it"
     ]
 
 
@@ -176,7 +179,7 @@ def test_only_the_item_after_its_reasoning_keeps_its_id() -> None:
 def test_reasoning_without_what_it_led_to_is_left_out(after: list[dict[str, Any]]) -> None:
     transcript = give(RESPONSES, USER, item_reasoning(), *after)
     assert "reasoning" not in [item.get("type") for item in transcript]
-    assert "reasoning was left out: what it led to is not there" in whats(transcript)
+    assert "reasoning was left out: the content it led to is missing" in whats(transcript)
 
 
 def test_reasoning_goes_with_an_answer_that_was_cut_off() -> None:
@@ -189,7 +192,7 @@ def test_reasoning_goes_with_an_answer_that_was_cut_off() -> None:
 def test_reasoning_is_for_its_own_provider() -> None:
     transcript = give(CHAT, USER, item_reasoning(), item_answer())
     assert [*transcript] == [USER, ANSWER]
-    assert "can not take that of openai.responses" in whats(transcript)[0]
+    assert "does not accept it from openai.responses" in whats(transcript)[0]
 
 
 def test_a_hosted_call_whose_reasoning_may_be_cut_off_is_left_out() -> None:
@@ -294,7 +297,7 @@ def test_what_the_other_can_not_take_is_told() -> None:
     content = [{"type": "text", "text": "hear"}, sound]
     transcript = give(RESPONSES, {"role": "user", "content": content})
     assert transcript[0]["content"] == "hear"
-    assert "a sound was left out" in whats(transcript)[0]
+    assert "audio was left out" in whats(transcript)[0]
     by_url = {"type": "input_file", "file_url": "https://e.org/a.pdf"}
     transcript = give(CHAT, {"role": "user", "content": [by_url]})
     assert [*transcript] == []

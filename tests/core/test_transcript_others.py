@@ -250,7 +250,7 @@ def test_a_refusal_is_words_where_there_is_no_mark() -> None:
     for format in (ANTHROPIC, GEMINI):
         transcript = give(format, USER, refused)
         assert "No." in str(transcript[1])
-        assert whats(transcript) == [f"the mark of a refusal was left out: {format} has none"]
+        assert whats(transcript) == [f"the refusal flag was left out: {format} has none"]
 
 
 def test_a_conversation_keeps_its_meaning_through_all_four() -> None:

@@ -136,7 +136,9 @@ def test_without_an_author_a_role_stays_what_it_is() -> None:
 def test_a_name_that_chat_refuses_is_changed_and_told_once() -> None:
     transcript = side(CHAT, "bob", ("Ann B", "", "Hello"), ("Ann B", "", "Still there?"))
     assert [message["name"] for message in transcript] == ["Ann_B", "Ann_B"]
-    assert whats(transcript) == ["the name 'Ann B' is given as 'Ann_B': openai.chat takes no other"]
+    assert whats(transcript) == [
+        "the name 'Ann B' is sent as 'Ann_B': openai.chat does not allow it"
+    ]
 
 
 def test_the_same_history_gives_every_side() -> None:

@@ -214,19 +214,19 @@ def test_what_its_class_would_change_is_refused_with_its_path(
     session: perdure.Session, value: Any
 ) -> None:
     kind = type(value).__name__
-    with pytest.raises(UsageError, match=f"an object of type '{kind}' would not come") as caught:
+    with pytest.raises(UsageError, match=f"an object of type '{kind}' would not be restored") as caught:
         session.append({"role": "user", "content": "x", "claim": [value]})
     assert caught.value.path == "$.claim[0]"
-    assert "give a TypeCodec" in str(caught.value)
+    assert "pass a TypeCodec" in str(caught.value)
     assert "told to nobody" not in str(caught.value)
     assert session.position == 0
 
 
 def test_what_an_encoder_raises_is_a_refusal_without_its_words(session: perdure.Session) -> None:
-    with pytest.raises(UsageError, match=r"'Raising' can not be taken apart \(OSError\)") as caught:
+    with pytest.raises(UsageError, match=r"'Raising' cannot be encoded \(OSError\)") as caught:
         session.set("k", {"a": Raising()})
     assert (caught.value.path, "body" in str(caught.value)) == ("$.a", False)
-    with pytest.raises(UsageError, match="containing itself"):
+    with pytest.raises(UsageError, match="contains itself"):
         session.set("k", Selfish())
     assert session.position == 0
 

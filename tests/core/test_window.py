@@ -104,7 +104,7 @@ def test_a_budget_below_the_newest_turn_is_an_error_with_both_numbers(
     with pytest.raises(BudgetError) as caught:
         session.messages(**limit)
     assert (caught.value.needed, caught.value.given) == (needed, needed - 1)
-    assert f"{needed} {unit}, and {needed - 1} were allowed" in str(caught.value)
+    assert f"{needed} {unit}; max_{unit} is {needed - 1}" in str(caught.value)
     limit[f"max_{unit}"] += 1
     assert len(session.messages(**limit)) == 4
 
@@ -113,7 +113,7 @@ def test_instructions_alone_can_be_too_much() -> None:
     store, _ = store_in_memory()
     session = store.session("s")
     session.append(said("x" * 100, "system"))
-    with pytest.raises(BudgetError, match="104 tokens, and 50"):
+    with pytest.raises(BudgetError, match="104 tokens; max_tokens is 50"):
         session.messages(max_tokens=50, counter=LETTERS)
 
 

@@ -101,7 +101,7 @@ def read(address: str, log: Log, name: str, seed: int) -> None:
 
 def ignore_conflicts() -> None:
     """Break perdure in this process: whoever was second goes on as if nothing had been said."""
-    Plan.void_by = lambda *_: False  # type: ignore[method-assign]
+    Plan.invalidated_by = lambda *_: False  # type: ignore[method-assign]
 
 
 class Place(Protocol):

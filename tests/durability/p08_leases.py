@@ -136,7 +136,7 @@ class LeaseHistory(History):
 
     def blind(self) -> None:
         """Break perdure: nobody is fenced, and nobody is kept from writing."""
-        Replica._bar = _nobody_is_barred  # type: ignore[assignment,method-assign]
+        Replica._enforce_lease = _nobody_is_barred  # type: ignore[assignment,method-assign]
         super().blind()
 
     def _also(self, done: list[Done], records: list[Record]) -> Iterator[str]:

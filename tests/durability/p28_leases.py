@@ -155,7 +155,7 @@ class World:
 
 
 def _renewed(session: perdure.Session) -> int:
-    tenure = session._replica.fold.lease
+    tenure = session._replica.state.lease
     return tenure.renewed if tenure is not None else 0
 
 

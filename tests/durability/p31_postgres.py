@@ -148,8 +148,8 @@ def lost_answers(server: Server, draw: random.Random) -> Trial:
     count = draw.randint(1, 20)
     address = f"{server.url}?tenant=t{draw.randrange(10**9)}"
     hasty, backend = PostgresBackend(address), PostgresBackend(address)
-    sql = hasty._book.sql
-    hasty._book.sql = sql._replace(append=sql.append.replace(DURABLY, "null"))
+    sql = hasty._operations.sql
+    hasty._operations.sql = sql._replace(append=sql.append.replace(DURABLY, "null"))
     for one in (hasty, backend):
         (outcome,) = one.append([appended("s", 1, count)])
         assert outcome.status == "stored"

@@ -86,7 +86,7 @@ def liar(kind: Kind) -> type[Spoiler]:
 @each_kind
 def test_a_failed_sync_that_is_taken_for_a_good_one_is_seen(kind: Kind, directory: Path) -> None:
     found = failures(kind, directory, op="sync", error="EIO", spoiler=liar(kind))
-    assert any("lost" in failure or "its file was cut" in failure for failure in found)
+    assert any("lost" in failure or "its file was truncated" in failure for failure in found)
 
 
 @each_kind
@@ -123,7 +123,7 @@ def test_an_error_of_the_system_that_escapes_from_files_is_seen(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(files_appending, "failure", lambda error, *_: error)
-    monkeypatch.setattr(FilesBackend, "_translating", lambda *_: contextlib.nullcontext())
+    monkeypatch.setattr(FilesBackend, "_translate_errors", lambda *_: contextlib.nullcontext())
     found = failures(FILES, directory, op="write", error="EIO")
     assert any("OSError" in failure for failure in found)
 

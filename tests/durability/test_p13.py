@@ -48,10 +48,10 @@ def test_the_histories_have_what_transcripts_can_stumble_over() -> None:
         "reasoning",
         "closed",
         "losses",
-        "its call is not there",
-        "the call has one already",
-        "what it led to is not there",
-        "the answer was cut off",
+        "its call is missing",
+        "its call already has a result",
+        "the content it led to is missing",
+        "the answer was interrupted",
     ):
         assert seen[what] > 10, what
 

@@ -38,7 +38,7 @@ def test_the_same_is_seen_on_all_stores() -> None:
 
 
 BREAKAGES: dict[str, tuple[type, str, Any]] = {
-    "messages commute": (Plan, "void_by", lambda *_: False),
+    "messages commute": (Plan, "invalidated_by", lambda *_: False),
     "the last message is forgotten": (Session, "last", property(lambda _: None)),
 }
 

@@ -46,6 +46,6 @@ def test_ids_that_are_taken_for_each_other_are_seen(monkeypatch: pytest.MonkeyPa
         other.mkdir()
         with (
             perdure.open(FILES.address(other)) as store,
-            pytest.raises(perdure.PerdureError, match="another name"),
+            pytest.raises(perdure.PerdureError, match="names another stream"),
         ):
             list(block(store, ["a", "A"], set()))

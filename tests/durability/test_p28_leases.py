@@ -34,7 +34,7 @@ def test_a_contender_that_does_not_wait_is_found() -> None:
 
     def hasty(claim: Claim, now: float) -> float:
         look(claim, now)
-        sighting = claim._replica.sighting
+        sighting = claim._replica.lease_seen_at
         if sighting is None or now - sighting[1] < p28_leases.TTL / 2:
             return look(claim, now)
         claim._overdue = sighting[0]

@@ -44,7 +44,7 @@ def any_version(tool: str, _version: str, digest: str) -> str:
 def any_decision(consents: Consents, position: int, content: Any) -> Consents:
     """Take every decision for one about whatever waits."""
     for identity, consent in consents.by_identity.items():
-        return consents._with(identity, consent._replace(state=content.decision, decided=position))
+        return consents._with(identity, consent._replace(state=content.decision, decision=position))
     return consents
 
 
@@ -56,7 +56,7 @@ BREAKAGES: dict[str, tuple[Any, str, Any]] = {
     "nobody looks for an approval": (approving, "seek", nobody_looks),
     "an approval is good for any version": (approving, "binding", any_version),
     "no approval is ever over": (approving, "is_over", lambda *_: False),
-    "any decision counts": (Consents, "decided", any_decision),
+    "any decision counts": (Consents, "with_decision", any_decision),
 }
 
 

@@ -1,1 +1,1 @@
-"""perdure for other packages. An adapter imports only what applications may import of perdure."""
+"""Adapters for other packages. An adapter imports only the public API of perdure."""

@@ -1,12 +1,12 @@
-"""Agents and teams of `autogen_agentchat` 0.7 whose runs survive the death of their process.
+"""Persist agents and teams of `autogen_agentchat` 0.7: their runs survive a crash.
 
     async with persist(session, team) as durable:
         result = await durable.run(task="Draft a claims escalation checklist.")
 
-A run is a turn of the session. Its task, every message, every answer of a model and every outcome
-of a tool is durable before it is handed on; the team's state is kept when a run is over. A run that
-was cut off is run again from its beginning: what had been answered and done is given to it from the
-record, so it comes to the very place where it was, and goes on.
+A run is a turn of the session. Its task, every message, every model answer and every tool outcome
+is durable before it is passed on; the team's state is saved when a run ends. An interrupted run is
+run again from its beginning: recorded answers and outcomes are replayed, so it reaches exactly the
+point where it was, and continues.
 """
 
 from collections.abc import Mapping
@@ -28,25 +28,25 @@ def persist(
     tools: Mapping[str, Declared] | None = None,
     lease: float | None = None,
 ) -> "Durable":
-    """Return a team or an agent whose runs are kept in a session, for `async with`.
+    """Return a team or an agent whose runs are recorded in a session, for `async with`.
 
-    On entering, it is in the state in which its last run left it, in whichever process that was.
-    `tools` says by name what is to be done about a call whose process died before its outcome was
-    recorded, as `session.tool` does: "unsafe", the default, tells the model that nobody knows,
-    "read_only" and "idempotent" make it again, and a function finds out (or, in the same words,
-    `{"effect": "reconcile", "reconcile": function}`).
+    On entering, the team has the state in which its last run left it, in whichever process that
+    was. `tools` sets by name the policy for a call whose process died before its outcome was
+    recorded, as `session.tool` does: "unsafe", the default, reports to the model that the outcome
+    is unknown, "read_only" and "idempotent" run it again, and a function reconciles it (or,
+    equivalently, `{"effect": "reconcile", "reconcile": function}`).
 
-    While a run is under way, another process can take it over; this one is told by ConflictError.
-    With `lease`, so many seconds, it can not: it waits that long, which a crashed holder's lease
-    does not last, and gets LeaseHeldError.
+    While a run is in progress, another process can take it over; this one then gets ConflictError.
+    With `lease` (seconds), it cannot: it waits that long, by when a crashed holder's lease has
+    expired, and gets LeaseHeldError.
 
-    Raises UnsupportedError for versions of the package other than 0.7, and UsageError where the
-    session keeps another team: nothing was run then.
+    Raises UnsupportedError for versions of the package other than 0.7, and UsageError if the
+    session holds another team: nothing was run then.
     """
     tree.require_version()
     if not isinstance(session, AsyncSession):
-        given = type(session).__qualname__
-        raise UsageError(f"give a session of perdure.open_async(...), not a {given}")
+        class_name = type(session).__qualname__
+        raise UsageError(f"pass a session of perdure.open_async(...), not a {class_name}")
     from perdure.adapters.agentchat_durable import Durable
 
     return Durable(session, tree.tree(team), require_policies(tools or {}), lease)

@@ -1,4 +1,8 @@
-"""Durable: a team or an agent whose runs are turns of a session. Made by `agentchat.persist`."""
+"""A durable team: a team or an agent whose runs are turns of a session.
+
+Created by `agentchat.persist`. It decides nothing about records: `agentchat_keeping` saves the
+state and the runs, `agentchat_journal` records the calls.
+"""
 
 from collections.abc import AsyncGenerator
 from types import TracebackType
@@ -16,7 +20,7 @@ from perdure.errors import UsageError
 
 
 class Durable:
-    """A team or an agent whose runs are kept. Use it in `async with`; one run at a time."""
+    """A team or an agent whose runs are recorded. Use it in `async with`; one run at a time."""
 
     def __init__(
         self,
@@ -25,13 +29,13 @@ class Durable:
         policies: dict[str, Policy],
         lease: float | None = None,
     ) -> None:
-        # One that a dead process held runs out meanwhile, one that is renewed does not.
+        # Waiting longer than the TTL: a dead holder's lease expires, a live one's is renewed.
         self._lease = session.lease(ttl=lease, wait=lease + 1) if lease is not None else None
         self._session = session
         self._root = root
-        self._journal = Journal(session, policies)
-        self._keeping = Keeping(session, root)
-        self._places = Places()
+        self._run_log = Journal(session, policies)
+        self._saved_runs = Keeping(session, root)
+        self._patches = Places()
         self._running: AsyncGenerator[Any, None] | None = None
         self._entered = False
 
@@ -40,11 +44,11 @@ class Durable:
             await self._lease.__aenter__()
         try:
             await self._session.refresh()
-            await self._keeping.restore()
-            await stand_in(self._root, self._journal, self._places, self._keeping.messages)
-            await self._keeping.require_tools(self._journal.policies)
+            await self._saved_runs.restore()
+            await stand_in(self._root, self._run_log, self._patches, self._saved_runs.messages)
+            await self._saved_runs.require_tools(self._run_log.policies)
         except BaseException:
-            self._places.restore()
+            self._patches.restore()
             await self._release()
             raise
         self._entered = True
@@ -59,19 +63,19 @@ class Durable:
         self._entered = False
         try:
             await self._stop()
-            await self._keep(error)
+            await self._save_changes(error)
         finally:
-            self._places.restore()
+            self._patches.restore()
             await self._release()
-            await self._keeping.let_go()
+            await self._saved_runs.restore_original()
 
-    async def _keep(self, error: BaseException | None) -> None:
+    async def _save_changes(self, error: BaseException | None) -> None:
         try:
-            await self._keeping.keep()
+            await self._saved_runs.save_changes()
         except Exception as failure:
             if error is None:
                 raise
-            error.add_note(f"what was changed of the team was not kept: {failure}")
+            error.add_note(f"changes to the team were not saved: {failure}")
 
     async def _release(self) -> None:
         if self._lease is not None:
@@ -79,15 +83,15 @@ class Durable:
 
     @property
     def interrupted(self) -> str | None:
-        """The task of a run that was cut off, in words, or None. Run it again to go on with it."""
-        return self._keeping.interrupted
+        """The task of an interrupted run as text, or None. Run it again to resume it."""
+        return self._saved_runs.interrupted
 
     async def abandon(self, reason: str = "") -> None:
-        """Give up a run that was cut off: the team goes back to where it was before it.
+        """Abandon an interrupted run: the team returns to its state before the run.
 
-        What the run said and did stays in the record.
+        Messages and effects of the run stay in the record.
         """
-        await self._keeping.abandon(reason)
+        await self._saved_runs.abandon(reason)
 
     async def run(
         self,
@@ -117,13 +121,13 @@ class Durable:
         cancellation_token: Any = None,
         output_task_messages: bool = True,
     ) -> AsyncGenerator[Any, None]:
-        """Run a task, and yield what the team does and last the result, each when it is durable.
+        """Run a task; yield the team's events and last the result, each once it is durable.
 
-        A run that was cut off goes on when the same task is given, or none; another task is a
-        UsageError then. An error leaves the run open, to be gone on with in the same way. With an
-        `id` of the caller's own, a run that is over is not made again: its result is returned, if
-        no other came since. Without `output_task_messages` the task is left out of what is yielded
-        and of the result; it is recorded all the same.
+        An interrupted run resumes when the same task is passed, or none; another task is a
+        UsageError then. An error leaves the run open, to be resumed in the same way. With an `id`
+        chosen by the caller, a finished run is not repeated: its result is returned, if no other
+        run came since. Without `output_task_messages` the task is omitted from the events and the
+        result; it is recorded all the same.
         """
         if not self._entered:
             raise UsageError("the team is not open: use it in `async with persist(...)`")
@@ -134,58 +138,60 @@ class Durable:
             async for event in running:
                 yield event
             if self._running is not running:
-                raise UsageError("this run was cut off, as another was begun: run one at a time")
+                raise UsageError(
+                    "this run was stopped because another was started: run one at a time"
+                )
         finally:
             if self._running is running:
                 await self._stop()
 
     async def _stop(self) -> None:
-        """Cut off a run that nobody listens to any more; refuse if somebody does."""
+        """Stop a run whose stream is no longer read; UsageError if it is being read."""
         if self._running is not None:
             try:
                 await self._running.aclose()
             except RuntimeError as error:
-                raise UsageError("a run is under way: wait for its end") from error
+                raise UsageError("a run is in progress: wait for its end") from error
             self._running = None
 
     async def _stream(
         self, task: Any, id: str | None, token: Any, *, output: bool
     ) -> AsyncGenerator[Any, None]:
-        begun = await self._keeping.begin(task, id)
-        left_out = LeftOut(() if output else begun.task)
-        if begun.result is not None:
-            yield left_out.of(begun.result)
+        started = await self._saved_runs.begin(task, id)
+        skipped = LeftOut(() if output else started.task)
+        if started.result is not None:
+            yield skipped.without(started.result)
             return
-        self._journal.begin(begun.order, begun.failed)
+        self._run_log.begin(started.order, started.failed)
         team = self._root.component
-        stream = team.run_stream(task=begun.task or None, cancellation_token=token)
+        stream = team.run_stream(task=started.task or None, cancellation_token=token)
         result: Any = None
         try:
             async for event in stream:
                 if isinstance(event, TaskResult):
                     result = event
                     continue
-                await self._keeping.tell(begun, event)
-                if not left_out.has(event):
+                await self._saved_runs.record_event(started, event)
+                if not skipped.skip(event):
                     yield event
-            self._journal.require_going_on()
-            await self._keeping.finish(begun, result)
+            self._run_log.raise_if_stopped()
+            await self._saved_runs.finish(started, result)
         except BaseException as error:
-            await self._cut(begun, stream, error)
-            found = self._journal.error
-            if found is not None and found is not error and not isinstance(found, Stopped):
-                raise found from error
+            await self._interrupt(started, stream, error)
+            failure = self._run_log.error
+            if failure is not None and failure is not error and not isinstance(failure, Stopped):
+                raise failure from error
             raise
         finally:
-            self._journal.end()
-        yield left_out.of(result)
+            self._run_log.end()
+        yield skipped.without(result)
 
-    async def _cut(self, begun: Begun, stream: Any, error: BaseException) -> None:
-        """Let a run end where it is: no call is made any more, and its turn stays open."""
-        self._journal.fail(Stopped(f"the run was stopped: {type(error).__name__}"))
+    async def _interrupt(self, started: Begun, stream: Any, error: BaseException) -> None:
+        """Stop a run where it is: no more calls are made, and its turn stays open."""
+        self._run_log.fail(Stopped(f"the run was stopped: {type(error).__name__}"))
         try:
             await stream.aclose()
-        except Exception as closing:  # noqa: BLE001 - the first error is the one that is told
-            error.add_note(f"the team was stopped: {closing}")
-        await self._journal.drain()
-        await self._keeping.leave(begun)
+        except Exception as close_error:  # noqa: BLE001 - the first error is raised
+            error.add_note(f"the team was stopped: {close_error}")
+        await self._run_log.drain()
+        await self._saved_runs.leave(started)

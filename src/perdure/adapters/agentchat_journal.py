@@ -1,7 +1,7 @@
-"""The calls of a run as effects: what was recorded is served, in the order in which it came.
+"""Record the calls of a run as effects, and replay recorded outcomes in their original order.
 
-A run that was cut off is run again from its beginning. Every answer of a model and every outcome of
-a tool that it had got is given to it again, so it comes to where it was and goes on from there.
+An interrupted run is run again from its beginning. Every recorded model answer and tool outcome is
+returned to it again, so it reaches the point where it was and continues from there.
 """
 
 import asyncio
@@ -26,34 +26,34 @@ from perdure.errors import (
 Named = Literal["read_only", "idempotent", "unsafe"]
 Policy = Named | Callable[[Effect], Any]
 Declared = Policy | Mapping[str, Any]
-"""What is to be done about a call that may have happened; a function finds out."""
+"""Policy for a call that may have happened; a function reconciles it."""
 
 Call = Callable[[], Awaitable[dict[str, Any]]]
-KEY_MAX = 200  # Characters of a provider's call id; longer ones are digested.
-STEPS = 32  # Of the event loop, in which an agent takes in that its call was stopped.
-PATIENCE = 10.0  # Seconds that a recorded outcome waits for those that came before it.
-FAILED = "model_failure"  # What is recorded where a model failed and the run went on.
-FINISH = "finish the run with the code that began it, or give it up with abandon()"
+KEY_MAX = 200  # Characters of a provider's call id; longer ids are hashed.
+STEPS = 32  # Event-loop iterations that let agents notice that their call was stopped.
+PATIENCE = 10.0  # Seconds that a recorded outcome waits for the ones recorded before it.
+FAILED = "model_failure"  # Tool name and key of a recorded model failure that the run survived.
+FINISH = "finish the run with the code that started it, or abandon() it"
 
 
-# Which run the running task belongs to: one that was stopped may be slow to see it.
+# The run that the current task belongs to: tasks of a stopped run may linger.
 _run: ContextVar[object | None] = ContextVar("perdure_agentchat_run", default=None)
 
 
-# The model calls that failed inside of the tool, an agent or a team, that the running task is in.
+# Failed model calls inside the current tool that is an agent or a team: key to error text.
 _inside: ContextVar[dict[str, str] | None] = ContextVar("perdure_agentchat_tool", default=None)
 
 
 class ModelError(RuntimeError):
-    """A failure from the record: whoever went on in spite of it is told of it again."""
+    """A recorded model failure, raised again for callers that handled it before."""
 
 
 class Stopped(RuntimeError):  # noqa: N818 - nothing is wrong
-    """What a team is told when its run is stopped from outside."""
+    """Raised inside a team when its run is stopped from outside."""
 
 
 class Journal:
-    """The calls of a session's runs. Outside of a run, calls are made and not recorded."""
+    """The calls of a session's runs. Outside a run, calls are made and not recorded."""
 
     def __init__(self, session: AsyncSession, policies: Mapping[str, Policy]) -> None:
         self._session = session
@@ -61,7 +61,7 @@ class Journal:
         self._counts: Counter[str] = Counter()
         self._order = Order(())
         self._failed: Mapping[str, str] = {}
-        self._under_way = 0
+        self._pending_calls = 0
         self._idle = asyncio.Event()
         self._idle.set()
         self._run = object()
@@ -69,9 +69,9 @@ class Journal:
         self.error: BaseException | None = None
 
     def begin(self, order: Iterable[str], failed: Mapping[str, str]) -> None:
-        """Begin a run, in whose turn these calls have an outcome, in this order.
+        """Start a run whose turn has recorded outcomes of these calls, in this order.
 
-        Those that `failed` without ending the run fail again, in the same words.
+        Calls that `failed` without ending the run fail again with the same text.
         """
         self._failed = failed
         self._counts.clear()
@@ -81,25 +81,25 @@ class Journal:
         _run.set(self._run)
 
     def end(self) -> None:
-        """End a run: calls are not recorded any more."""
+        """End a run: calls are no longer recorded."""
         self.active = False
 
     def fail(self, error: BaseException) -> None:
-        """Let no call be made any more; the first error is the one that counts."""
+        """Prevent further calls; only the first error counts."""
         if self.error is None:
             self.error = error
 
     async def drain(self) -> None:
-        """Wait until the calls that are under way have come back, and told their callers."""
+        """Wait until all pending calls have returned and their callers have resumed."""
         await self._idle.wait()
         for _ in range(STEPS):
             await asyncio.sleep(0)
 
     @contextmanager
-    def _making(self) -> Iterator[None]:
-        """Count a call while it is made; let errors of the session end the run."""
-        self.require_going_on()
-        self._under_way += 1
+    def _counted(self) -> Iterator[None]:
+        """Count a call while it is pending; a session error ends the run."""
+        self.raise_if_stopped()
+        self._pending_calls += 1
         self._idle.clear()
         try:
             yield
@@ -109,13 +109,13 @@ class Journal:
             self.fail(error)
             raise
         finally:
-            self._under_way -= 1
-            if not self._under_way:
+            self._pending_calls -= 1
+            if not self._pending_calls:
                 self._idle.set()
-        self.require_going_on()
+        self.raise_if_stopped()
 
     async def ask(self, scope: str, request: str, answer: Call) -> dict[str, Any]:
-        """Ask a model, or return what it answered; `request` is a digest of what it is asked."""
+        """Call a model, or return its recorded answer; `request` is a digest of the request."""
         if not self.active:
             return await answer()
         by = self._key(scope, "model")
@@ -125,23 +125,24 @@ class Journal:
                 raise ModelError(self._failed[by])
             return {"by": by, "request": request, **await answer()}
 
+        # Identified by its key alone, so that a changed request is a divergence, not a new call.
         model = self._session.model(
-            call, name=scope, actor=scope, digest_of=lambda given: given["by"]
+            call, name=scope, actor=scope, digest_of=lambda arguments: arguments["by"]
         )
-        with self._making(), _noting(by):
-            found: dict[str, Any] = await model(by, request)
-            await self._order.reach(by)
-            if found["request"] != request:
-                was = found["request"]
-                raise DivergenceError(self._session.id, by, was, request, hint=FINISH)
-        return found
+        with self._counted(), _noting(by):
+            recorded: dict[str, Any] = await model(by, request)
+            await self._order.wait_for(by)
+            if recorded["request"] != request:
+                previous = recorded["request"]
+                raise DivergenceError(self._session.id, by, previous, request, hint=FINISH)
+        return recorded
 
     async def use(
         self, scope: str, name: str, *, id: str, arguments: Mapping[str, Any], run: Call
     ) -> dict[str, Any]:
-        """Make a call of a tool once, or return what came of it.
+        """Run a tool call once, or return its recorded outcome.
 
-        EffectError says that it failed, UnknownOutcomeError that nobody knows.
+        Raises EffectError if it failed, UnknownOutcomeError if its outcome is unknown.
         """
         if not self.active:
             return await run()
@@ -153,62 +154,63 @@ class Journal:
         _name_parameters(call, arguments)
         policy = self.policies.get(name, "unsafe")
         if callable(policy):
-            find_out = _reconciling(policy, by)
+            reconcile = _reconciling(policy, by)
             tool = self._session.tool(
-                call, effect="reconcile", name=name, actor=scope, reconcile=find_out
+                call, effect="reconcile", name=name, actor=scope, reconcile=reconcile
             )
         else:
             tool = self._session.tool(call, effect=policy, name=name, actor=scope)
-        with self._making():
-            found: dict[str, Any] = await tool.keyed(by, in_turn=True)(**arguments)
-            await self._order.reach(by)
-        return found
+        with self._counted():
+            outcome: dict[str, Any] = await tool.keyed(by, in_turn=True)(**arguments)
+            await self._order.wait_for(by)
+        return outcome
 
-    async def pass_over(self, scope: str, failed: Mapping[str, str], told: Any) -> Any:
-        """Record that model calls failed in a tool and the run goes on; return what the tool told.
+    async def record_swallowed(self, scope: str, failed: Mapping[str, str], result: Any) -> Any:
+        """Record model failures in a tool that the run survives; return the tool's result.
 
-        A failure may be what ended a run, so such calls are made again when it goes on: but not
-        these, as what came after follows from them.
+        A failure may be what ended a run, so failed calls are made again when the run resumes.
+        These are not: the later messages depend on their failure.
         """
         if not self.active or not failed:
-            return told
+            return result
         by = self._key(scope, FAILED)
 
         async def call() -> dict[str, Any]:
-            return {FAILED: dict(failed), "told": told}
+            return {FAILED: dict(failed), "told": result}
 
         tool = self._session.tool(call, effect="read_only", name=FAILED, actor=scope)
-        with self._making():
-            found: dict[str, Any] = await tool.keyed(by, in_turn=True)()
-        return found["told"]
+        with self._counted():
+            recorded: dict[str, Any] = await tool.keyed(by, in_turn=True)()
+        return recorded["told"]
 
     def _key(self, scope: str, id: str) -> str:
         if len(id) > KEY_MAX:
             id = sha256(id.encode()).hexdigest()
-        self._counts[f"{scope}:{id}"] += 1  # Ids of providers can repeat.
+        self._counts[f"{scope}:{id}"] += 1  # Providers may repeat ids.
         return f"{scope}:{id}#{self._counts[f'{scope}:{id}']}"
 
-    def require_going_on(self) -> None:
-        """Raise what stopped the run, if something did."""
+    def raise_if_stopped(self) -> None:
+        """Raise the error that stopped the run, if any."""
         if self.error is not None:
             raise self.error
         if _run.get() not in (None, self._run):
-            raise Stopped("the run that this belongs to was stopped")
+            raise Stopped("the run of this call was stopped")
 
 
 @contextmanager
 def within(failed: dict[str, str]) -> Iterator[None]:
-    """Have the model calls that fail noted here, with what they failed with."""
-    before = _inside.get()
+    """Collect the texts of model failures inside the block in `failed`."""
+    previous = _inside.get()
     _inside.set(failed)
     try:
         yield
     finally:
-        _inside.set(before)  # No token: a generator can be closed in another context.
+        _inside.set(previous)  # Not `reset(token)`: a generator can be closed in another context.
 
 
 @contextmanager
 def _noting(by: str) -> Iterator[None]:
+    """Note a failure of the model call in the enclosing `within`, if any."""
     try:
         yield
     except PerdureError:
@@ -221,63 +223,67 @@ def _noting(by: str) -> Iterator[None]:
 
 
 class Order:
-    """Gives recorded outcomes out as they came, where several are waited for at a time."""
+    """Releases recorded outcomes in their original order when several are awaited concurrently."""
 
     def __init__(self, keys: Iterable[str]) -> None:
-        self._left = dict.fromkeys(keys)
+        self._remaining = dict.fromkeys(keys)
         self._moved = asyncio.Event()
 
-    async def reach(self, key: str) -> None:
-        """Return when it is this outcome's turn, or when those before it do not come."""
-        if key not in self._left:
+    async def wait_for(self, key: str) -> None:
+        """Wait until it is this outcome's turn, at most `PATIENCE` seconds."""
+        if key not in self._remaining:
             return
         try:
             async with asyncio.timeout(PATIENCE):
-                while next(iter(self._left)) != key:
+                while next(iter(self._remaining)) != key:
                     await self._moved.wait()
         except TimeoutError:
             pass
-        self._left.pop(key, None)
+        self._remaining.pop(key, None)
         moved, self._moved = self._moved, asyncio.Event()
         moved.set()
 
 
 def _name_parameters(call: Any, arguments: Mapping[str, Any]) -> None:
-    """Have the arguments recorded by their names, where Python has such names."""
+    """Set the call's signature so that valid identifiers are recorded as argument names."""
     if all(name.isidentifier() and not keyword.iskeyword(name) for name in arguments):
         kind = inspect.Parameter.KEYWORD_ONLY
-        call.__signature__ = inspect.Signature([inspect.Parameter(one, kind) for one in arguments])
+        call.__signature__ = inspect.Signature(
+            [inspect.Parameter(name, kind) for name in arguments]
+        )
 
 
 def _reconciling(reconcile: Callable[[Effect], Any], by: str) -> Callable[[Effect], Any]:
-    """Return the user's function as one whose result has the form of this call's outcomes."""
+    """Wrap the user's reconcile function; its result gets the form of a recorded outcome."""
 
-    async def find_out(effect: Effect) -> Any:
+    async def wrapped(effect: Effect) -> Any:
         from perdure import Done
 
-        if [*effect.arguments] == ["_"]:
+        if [*effect.arguments] == ["_"]:  # No valid identifiers: they were recorded as `**_`.
             effect = effect._replace(arguments=effect.arguments["_"])
-        found = reconcile(effect)
-        if inspect.isawaitable(found):
-            found = await found
-        if not isinstance(found, Done):
-            return found
-        return Done({"by": by, "reconciled": found.result})
+        answer = reconcile(effect)
+        if inspect.isawaitable(answer):
+            answer = await answer
+        if not isinstance(answer, Done):
+            return answer
+        return Done({"by": by, "reconciled": answer.result})
 
-    return find_out
+    return wrapped
 
 
 def require_policies(declared: Mapping[str, Declared]) -> dict[str, Policy]:
-    """Return the policies of tools, or say which is none."""
+    """Return the tools' policies; UsageError if one is invalid."""
     policies: dict[str, Any] = {
-        name: one.get("reconcile", one.get("effect")) if isinstance(one, Mapping) else one
-        for name, one in declared.items()
+        name: policy.get("reconcile", policy.get("effect"))
+        if isinstance(policy, Mapping)
+        else policy
+        for name, policy in declared.items()
     }
     for name, policy in policies.items():
         if policy not in get_args(Named) and not callable(policy):
-            known = ", ".join(get_args(Named))
+            names = ", ".join(get_args(Named))
             raise UsageError(
-                f"no effect {policy!r} of {name!r}: choose one of {known}, or give a function "
-                "that finds out and returns Done(result) or NotDone()"
+                f"unknown effect {policy!r} of {name!r}: choose one of {names}, or pass a function "
+                "that reconciles and returns Done(result) or NotDone()"
             )
     return policies

@@ -1,9 +1,9 @@
-"""What a session keeps of a team: its state between runs, and which run is under way.
+"""Save a team's state between runs, and the run that is in progress.
 
-Two values. `agentchat.state` is the team's state after its last run; `agentchat.run` says of the
-newest run its turn, its task, and the version of the state that it begins in. It is set before the
-turn begins: one whose turn never began is no run. Of two that begin at once the session lets one. A
-run whose turn is open was cut off: it is run again from that version.
+Two values. `agentchat.state` is the team's state after its last run; `agentchat.run` holds the
+newest run's turn, its task, and the version of the state that it starts from. It is set before the
+turn starts: without its turn it is no run. Of two runs that start at once the session admits one. A
+run whose turn is open was interrupted: it is run again from that version.
 """
 
 from collections import defaultdict, deque
@@ -26,10 +26,11 @@ from perdure.records import EffectSettled, Message
 STATE = "agentchat.state"
 RUN = "agentchat.run"
 ORIGIN = "autogen_agentchat"
+# Prefixes of run ids: the rest was chosen by the caller, or generated.
 CHOSEN, MADE = (
     "agentchat:",
     "agentchat.",
-)  # What the ids of runs begin with, and who chose the rest.
+)
 
 
 def _run(turn: str, task: list[Any], version: int, tools: dict[str, list[str]]) -> dict[str, Any]:
@@ -37,260 +38,263 @@ def _run(turn: str, task: list[Any], version: int, tools: dict[str, list[str]]) 
 
 
 class Begun(NamedTuple):
-    """A run that goes on. `heard` is what its turn holds already, by author, oldest first."""
+    """A started run; `recorded` has its turn's existing messages by author, oldest first."""
 
     turn: AsyncTurn | None
     version: int
     task: list[Any]
-    heard: Mapping[str, deque[record.Item]]
+    recorded: Mapping[str, deque[record.Item]]
     order: tuple[str, ...] = ()
     failed: Mapping[str, str] = MappingProxyType({})
     result: Any = None
 
 
 class Keeping:
-    """The state and the runs of one team in a session."""
+    """The saved state and runs of one team in a session."""
 
     def __init__(self, session: AsyncSession, root: Node) -> None:
         self._session = session
         self._root = root
         self.messages = Messages(session.id, root)
-        self._people = record.people_of([node.component for node in root.all])
-        self._at: int | None = None  # The version that the team is in, as far as is known.
-        self._saved: state.State = {}
-        self._before: state.State = {}
+        self._humans = record.people_of([node.component for node in root.all])
+        self._version: int | None = None  # Version of the team's state; None if unknown.
+        self._last_state: state.State = {}
+        self._original_state: state.State = {}  # Before this session was attached.
         self._run: dict[str, Any] | None = None
 
     @property
     def interrupted(self) -> str | None:
-        """The task of a run that was cut off, in words."""
+        """The task of an interrupted run, as text."""
         if self._run is None or self._open_turn() is None:
             return None
-        return self.messages.words(self._run["task"])
+        return self.messages.text(self._run["task"])
 
     def _open_turn(self) -> AsyncTurn | None:
         turns = self._session.interrupted
-        return next((one for one in turns if one.id.startswith((CHOSEN, MADE))), None)
+        return next((turn for turn in turns if turn.id.startswith((CHOSEN, MADE))), None)
 
-    async def _look(self) -> AsyncTurn | None:
-        """Return the turn of a run that was cut off, and know what the run was."""
+    async def _load_interrupted(self) -> AsyncTurn | None:
+        """Return the turn of an interrupted run, and load what was recorded about the run."""
         turn = self._open_turn()
-        self._run = await self._said_of(turn.id) if turn is not None else None
+        self._run = await self._stored_run(turn.id) if turn is not None else None
         return turn
 
-    async def _said_of(self, turn: str) -> dict[str, Any] | None:
-        """Return what was said of a run before its turn began.
+    async def _stored_run(self, turn: str) -> dict[str, Any] | None:
+        """Return the data stored for a run before its turn started.
 
-        Another that began at the same time may have said something since, and given way.
+        Another process that started at the same time may have stored a newer version, and then
+        given way.
         """
-        for version in range(self._newest(RUN), 0, -1):
-            found: dict[str, Any] = await self._session.get(RUN, version=version)
-            if found["turn"] == turn:
-                return found
+        for version in range(self._stored_version(RUN), 0, -1):
+            run: dict[str, Any] = await self._session.get(RUN, version=version)
+            if run["turn"] == turn:
+                return run
         return None
 
-    def _newest(self, key: str = STATE) -> int:
-        """The number of the newest state in this view, or of another value; 0 if there is none."""
+    def _stored_version(self, key: str = STATE) -> int:
+        """Return the version of a value in this view of the session; 0 if there is none."""
         values = self._session.values
         return values.version(key) if key in values.keys() else 0  # noqa: SIM118 - a method
 
     async def restore(self) -> None:
-        """Bring the team to where the session has it; refuse another team's state."""
-        self._before = await state.saved(self._root)
-        turn, version = await self._look(), self._newest()
+        """Restore the team to the session's state; UsageError if that is another team's."""
+        self._original_state = await state.saved(self._root)
+        turn, version = await self._load_interrupted(), self._stored_version()
         if version == 0:
             if len(self._session):
-                reason = f"{self._session.id!r} holds a conversation that is no team's of AgentChat"
-                raise UsageError(f"{reason}: take another session")
-            self._at, self._saved = 0, self._before
+                reason = (
+                    f"{self._session.id!r} holds a conversation that is not an AgentChat team's"
+                )
+                raise UsageError(f"{reason}: use another session")
+            self._version, self._last_state = 0, self._original_state
             return
         stored = await self._session.get(STATE)
         tree.require_shape(self._session.id, stored["team"], self._root)
         if turn is None:
             await self._load(stored)
-            self._at = version
+            self._version = version
 
     async def _load(self, stored: state.State) -> None:
         try:
             await state.load(self._root, stored)
-        except (ValueError, KeyError) as error:  # Validation errors of pydantic are ValueErrors.
-            reason = f"the state that {self._session.id!r} keeps does not fit the team: {error}"
-            raise UsageError(f"{reason}. Give the team as it was, or another session") from error
-        self._saved = await state.saved(self._root)
+        except (ValueError, KeyError) as error:  # pydantic's ValidationError is a ValueError.
+            reason = f"the state saved in {self._session.id!r} does not fit the team: {error}"
+            raise UsageError(f"{reason}. Pass the same team, or use another session") from error
+        self._last_state = await state.saved(self._root)
 
     async def require_tools(self, policies: Mapping[str, Policy]) -> None:
-        """Refuse policies of tools that are not there."""
-        known = {name for names in (await self._tools()).values() for name in names}
-        known |= {node.component.name for node in self._root.seen if node.opaque}
-        if unknown := sorted(policies.keys() - known):
-            there = ", ".join(sorted(known))
-            raise UsageError(f"no tool is called {unknown[0]!r}: there are {there}")
+        """Raise UsageError for policies of tools that do not exist."""
+        available = {name for names in (await self._tools()).values() for name in names}
+        available |= {node.component.name for node in self._root.observed if node.opaque}
+        if unknown := sorted(policies.keys() - available):
+            listed = ", ".join(sorted(available))
+            raise UsageError(f"no tool is called {unknown[0]!r}: there are {listed}")
 
-    async def _require_same_tools(self, before: Mapping[str, list[str]]) -> None:
-        now = await self._tools()
-        for path, names in before.items():
-            if gone := [name for name in names if name not in now.get(path, ())]:
-                reason = f"{path!r} has no tool {gone[0]!r} any more, and a run with it was cut off"
-                raise UsageError(f"{reason}: give the tool, or abandon() the run")
+    async def _require_same_tools(self, recorded: Mapping[str, list[str]]) -> None:
+        current = await self._tools()
+        for path, names in recorded.items():
+            if missing := [name for name in names if name not in current.get(path, ())]:
+                reason = f"{path!r} no longer has the tool {missing[0]!r} of an interrupted run"
+                raise UsageError(f"{reason}: add the tool, or abandon() the run")
 
     async def _tools(self) -> dict[str, list[str]]:
         return {
-            node.path: [one["name"] for bench in benches for one in await bench.list_tools()]
-            for node in self._root.seen
+            node.path: [tool["name"] for bench in benches for tool in await bench.list_tools()]
+            for node in self._root.observed
             if (benches := tree.benches_of(node))
         }
 
-    async def keep(self) -> None:
-        """Keep what was changed by hand since the last run, if no run was cut off."""
-        if self._at is None or await state.saved(self._root) == self._saved:
+    async def save_changes(self) -> None:
+        """Save changes made by hand since the last run, if no run is interrupted."""
+        if self._version is None or await state.saved(self._root) == self._last_state:
             return
-        at = await self._session.refresh()
-        if self._open_turn() is not None or self._newest() != self._at:
-            reason = "the team went on elsewhere, and what was changed here is not kept"
-            raise ConflictError(self._session.id, at, at, reason)
-        await self._current()
+        position = await self._session.refresh()
+        if self._open_turn() is not None or self._stored_version() != self._version:
+            reason = "the team ran in another process, and changes made here are not saved"
+            raise ConflictError(self._session.id, position, position, reason)
+        await self._current_version()
 
-    async def let_go(self) -> None:
-        """Bring the team back to where it was before: another session is nobody's business."""
-        await state.load(self._root, self._before)
+    async def restore_original(self) -> None:
+        """Restore the team's state from before this session was attached."""
+        await state.load(self._root, self._original_state)
 
     async def begin(self, task: Any, id: str | None) -> Begun:
-        """Begin a run, or go on with one that was cut off. On return its task is durable."""
-        given = record.taken(task)
+        """Start a run, or resume the interrupted one. On return its task is durable."""
+        messages = record.taken(task)
         await self._session.refresh()
-        turn = await self._look()
+        turn = await self._load_interrupted()
         if turn is not None:
-            return await self._resume(turn, self._run, given, id)
-        version = await self._current()
+            return await self._resume(turn, self._run, messages, id)
+        version = await self._current_version()
         stored = await self._session.get(STATE)
         if id is not None and stored["run"] == CHOSEN + id:
-            asked, result = record.result_of(stored["result"], self.messages)
-            return Begun(None, version, asked, {}, result=result)
-        return await self._begin(given, id, version)
+            task_messages, result = record.result_of(stored["result"], self.messages)
+            return Begun(None, version, task_messages, {}, result=result)
+        return await self._begin(messages, id, version)
 
-    async def _current(self) -> int:
-        """Return the version of the state that the team is in, which is the newest."""
-        newest = self._newest()
+    async def _current_version(self) -> int:
+        """Return the newest version of the state, after loading it or saving the team's changes."""
+        newest = self._stored_version()
         stored = await self._session.get(STATE, {"run": "", "result": None})
-        if self._at != newest:
+        if self._version != newest:
             tree.require_shape(self._session.id, stored["team"], self._root)
             await self._load(stored)
-            self._at = newest
+            self._version = newest
             return newest
-        found = await state.saved(self._root)
-        if newest and found == self._saved:
+        current = await state.saved(self._root)
+        if newest and current == self._last_state:
             return newest
-        return await self._save(stored["run"], found, stored["result"])
+        return await self._save(stored["run"], current, stored["result"])
 
-    async def _save(self, run: str, found: state.State, result: Any) -> int:
-        kept = {"run": run, "result": result, "team": tree.shape(self._root), **found}
-        self._at = await self._session.set(STATE, kept)
-        self._saved = found
-        return self._at
+    async def _save(self, run: str, current: state.State, result: Any) -> int:
+        saved = {"run": run, "result": result, "team": tree.shape(self._root), **current}
+        self._version = await self._session.set(STATE, saved)
+        self._last_state = current
+        return self._version
 
-    async def _begin(self, given: list[Any], id: str | None, version: int) -> Begun:
-        items = [record.messages_of(one, self._people) for one in given]
-        first = items[0][0] if items else None
-        author = given[0].source if given else ""
-        own = MADE + uuid4().hex if id is None else CHOSEN + id
-        turn = self._session.turn(first, author=author, id=own)
-        self._run = _run(own, record.dumped(given), version, await self._tools())
+    async def _begin(self, task: list[Any], id: str | None, version: int) -> Begun:
+        task_items = [record.messages_of(message, self._humans) for message in task]
+        first = task_items[0][0] if task_items else None
+        author = task[0].source if task else ""
+        turn_id = MADE + uuid4().hex if id is None else CHOSEN + id
+        turn = self._session.turn(first, author=author, id=turn_id)
+        self._run = _run(turn_id, record.dumped(task), version, await self._tools())
         await self._session.set(RUN, self._run)
         await turn.__aenter__()
         if turn.ended:
             await turn.__aexit__(None, None, None)
-            reason = f"the run {id!r} was made before, and its result is no longer kept"
+            reason = f"the run {id!r} has already ended, and its result is no longer stored"
             raise UsageError(f"{reason}: choose another id")
-        if self._newest() != version:  # It was changed by hand, when this had looked at it.
-            version = await self._current()
+        if self._stored_version() != version:  # Changed by hand after `version` was read.
+            version = await self._current_version()
             self._run = {**self._run, "state": version}
             await self._session.set(RUN, self._run)
-        heard: dict[str, deque[record.Item]] = defaultdict(deque)
+        recorded: dict[str, deque[record.Item]] = defaultdict(deque)
         if first is not None:
-            heard[author].append(first)
-        return Begun(turn, version, given, heard)
+            recorded[author].append(first)
+        return Begun(turn, version, task, recorded)
 
     async def _resume(
-        self, turn: AsyncTurn, run: dict[str, Any] | None, given: list[Any], id: str | None
+        self, turn: AsyncTurn, run: dict[str, Any] | None, messages: list[Any], id: str | None
     ) -> Begun:
         if run is None:
-            raise UsageError("nothing is known of the run that was cut off: abandon() it")
-        if (given and not record.same(run["task"], record.dumped(given))) or (
+            raise UsageError("nothing is recorded about the interrupted run: abandon() it")
+        if (messages and not record.same(run["task"], record.dumped(messages))) or (
             id is not None and CHOSEN + id != turn.id
         ):
-            reason = "a run with another task was cut off"
-            raise UsageError(f"{reason}: run it without a task to go on with it, or abandon() it")
+            reason = "a run with another task was interrupted"
+            raise UsageError(f"{reason}: run without a task to resume it, or abandon() it")
         await self._require_same_tools(run["tools"])
         stored = await self._session.get(STATE, version=run["state"])
-        task = given or self.messages.load(run["task"])
-        heard: dict[str, deque[record.Item]] = defaultdict(deque)
+        task = messages or self.messages.load(run["task"])
+        recorded: dict[str, deque[record.Item]] = defaultdict(deque)
         order: list[str] = []
         failed: dict[str, str] = {}
-        async for one in self._session.records(after=turn.start):
-            content: Any = one.content
+        async for entry in self._session.records(after=turn.start):
+            content: Any = entry.content
             if getattr(content, "turn", "") != turn.id:
                 continue
             if isinstance(content, Message) and not content.origin.startswith("perdure:"):
-                heard[content.author].append(content.message)
+                recorded[content.author].append(content.message)
             elif isinstance(content, EffectSettled) and isinstance(content.result, dict):
                 self.messages.require(content.result)
                 order += [content.result["by"]] if "by" in content.result else []
                 failed |= content.result.get(FAILED, {}) if content.state == "succeeded" else {}
         await turn.__aenter__()
         try:
-            self._at = None
+            self._version = None
             await self._load(stored)
         except BaseException:
             await turn.leave()
             raise
-        return Begun(turn, run["state"], task, heard, tuple(order), failed)
+        return Begun(turn, run["state"], task, recorded, tuple(order), failed)
 
-    async def tell(self, begun: Begun, event: Any) -> None:
-        """Record what a run tells, unless its turn holds it already. On return it is durable."""
-        assert begun.turn is not None  # noqa: S101 - runs that have a result tell nothing
-        heard, fresh = begun.heard[event.source], []
-        for item in record.messages_of(event, self._people):
-            if not heard:
-                fresh.append(item)
-            elif (was := heard.popleft()) != item:
-                told = digest((), was), digest((), item)
+    async def record_event(self, run: Begun, event: Any) -> None:
+        """Record an event of a run, unless its turn already has it. On return it is durable."""
+        assert run.turn is not None  # noqa: S101 - runs that have a result have no events
+        recorded, new = run.recorded[event.source], []
+        for item in record.messages_of(event, self._humans):
+            if not recorded:
+                new.append(item)
+            elif (previous := recorded.popleft()) != item:
+                digests = digest((), previous), digest((), item)
                 name = f"a message of {event.source}"
-                raise DivergenceError(self._session.id, name, *told, hint=FINISH)
-        if fresh:
+                raise DivergenceError(self._session.id, name, *digests, hint=FINISH)
+        if new:
             recipient = record.recipient_of(event)
-            await begun.turn.append(*fresh, author=event.source, recipient=recipient, origin=ORIGIN)
+            await run.turn.append(*new, author=event.source, recipient=recipient, origin=ORIGIN)
 
-    async def finish(self, begun: Begun, result: Any) -> None:
-        """Keep the state that a run led to, and complete its turn."""
-        assert begun.turn is not None  # noqa: S101
-        found = await state.saved(self._root)
-        if self._newest() == begun.version or not await self._is_kept(begun.turn):
-            kept = None
-            if begun.turn.id.startswith(CHOSEN):
-                kept = record.kept(begun.task, result)
-            await self._save(begun.turn.id, found, kept)
-        else:  # The process died between the two.
-            self._at, self._saved = self._newest(), found
-        await begun.turn.__aexit__(None, None, None)
+    async def finish(self, run: Begun, result: Any) -> None:
+        """Save the state that a run led to, and complete its turn."""
+        assert run.turn is not None  # noqa: S101
+        current = await state.saved(self._root)
+        if self._stored_version() == run.version or not await self._is_saved_by(run.turn):
+            saved_result = None
+            if run.turn.id.startswith(CHOSEN):
+                saved_result = record.kept(run.task, result)
+            await self._save(run.turn.id, current, saved_result)
+        else:  # An earlier process died after the state was saved, before the turn was completed.
+            self._version, self._last_state = self._stored_version(), current
+        await run.turn.__aexit__(None, None, None)
 
-    async def _is_kept(self, turn: AsyncTurn) -> bool:
+    async def _is_saved_by(self, turn: AsyncTurn) -> bool:
         stored = await self._session.get(STATE)
         return bool(stored["run"] == turn.id)
 
-    async def leave(self, begun: Begun) -> None:
-        """Leave a run open: what the team holds now is not a state to go on from."""
-        self._at = None
+    async def leave(self, run: Begun) -> None:
+        """Leave a run open: the team's current state is not one to continue from."""
+        self._version = None
         tree.renew(self._root)
-        if begun.turn is not None and not begun.turn.ended:
-            await begun.turn.leave()
+        if run.turn is not None and not run.turn.ended:
+            await run.turn.leave()
 
     async def abandon(self, reason: str) -> None:
-        """Give up the run that was cut off."""
+        """Abandon the interrupted run."""
         await self._session.refresh()
         turn = self._open_turn()
         if turn is None:
-            raise UsageError("no run was cut off: there is nothing to give up")
+            raise UsageError("no run was interrupted: there is nothing to abandon")
         await turn.abandon(reason)
-        self._at = None
-        if self._newest():
-            await self._current()
+        self._version = None
+        if self._stored_version():
+            await self._current_version()

@@ -1,4 +1,4 @@
-"""A model client whose answers are recorded: what was answered before is not asked again."""
+"""A model client that records answers: a recorded answer is returned without calling the model."""
 
 import asyncio
 import json
@@ -14,30 +14,30 @@ from perdure.adapters.agentchat_journal import Journal
 
 
 class DurableClient(ChatCompletionClient):  # type: ignore[misc]
-    """A client in the place of another, for one agent or manager."""
+    """A client that wraps another one, for one agent or manager."""
 
     component_type = "model"
 
-    def __init__(self, client: Any, scope: str, journal: Journal) -> None:
-        # One that an earlier journal left behind only hands on.
+    def __init__(self, client: Any, scope: str, run_log: Journal) -> None:
+        # Unwrap a client that an earlier `persist` left behind: calls would be recorded twice.
         self._client = client.inner if isinstance(client, DurableClient) else client
         self._scope = scope
-        self._journal = journal
+        self._run_log = run_log
 
     @property
     def inner(self) -> Any:
-        """The client in whose place this one stands."""
+        """The wrapped client."""
         return self._client
 
     async def create(self, messages: Sequence[Any], **options: Any) -> Any:
         async def answer() -> dict[str, Any]:
-            found: dict[str, Any] = (await self._client.create(messages, **options)).model_dump(
+            result: dict[str, Any] = (await self._client.create(messages, **options)).model_dump(
                 mode="json"
             )
-            return found
+            return result
 
         request = digest(messages, options)
-        return _result(await self._journal.ask(self._scope, request, answer))
+        return _result(await self._run_log.ask(self._scope, request, answer))
 
     async def create_stream(
         self, messages: Sequence[Any], **options: Any
@@ -48,28 +48,28 @@ class DurableClient(ChatCompletionClient):  # type: ignore[misc]
         async def answer() -> dict[str, Any]:
             async for chunk in self._client.create_stream(messages, **options):
                 if isinstance(chunk, CreateResult):
-                    found: dict[str, Any] = chunk.model_dump(mode="json")
-                    return found
+                    data: dict[str, Any] = chunk.model_dump(mode="json")
+                    return data
                 chunks.put_nowait(chunk)
             raise RuntimeError("the model's stream ended without a result")
 
         async def ask() -> dict[str, Any]:
             try:
-                return await self._journal.ask(self._scope, request, answer)
+                return await self._run_log.ask(self._scope, request, answer)
             finally:
                 chunks.put_nowait(None)
 
         request = digest(messages, options)
-        asking = asyncio.ensure_future(ask())
+        task = asyncio.ensure_future(ask())
         try:
             while (chunk := await chunks.get()) is not None:
                 streamed = True
                 yield chunk
-            result = _result(await asking)
+            result = _result(await task)
         finally:
-            asking.cancel()
+            task.cancel()
         if not streamed and isinstance(result.content, str):
-            yield result.content  # A recorded answer comes in one piece.
+            yield result.content  # A recorded answer is replayed as one chunk.
         yield result
 
     async def close(self) -> None:
@@ -96,16 +96,18 @@ class DurableClient(ChatCompletionClient):  # type: ignore[misc]
         return self._client.model_info
 
 
-def _result(found: Mapping[str, Any]) -> Any:
-    told = {name: value for name, value in found.items() if name not in ("by", "request")}
-    return CreateResult.model_validate(told)
+def _result(recorded: Mapping[str, Any]) -> Any:
+    fields = {name: value for name, value in recorded.items() if name not in ("by", "request")}
+    return CreateResult.model_validate(fields)
 
 
 def digest(messages: Sequence[Any], options: Mapping[str, Any]) -> str:
-    """Tell what a model is asked from everything else that it could be asked."""
-    said = [one.model_dump(mode="json") for one in messages]
+    """Return a digest that identifies a model request."""
+    contents = [message.model_dump(mode="json") for message in messages]
     rest = {name: _told(value) for name, value in options.items() if name != "cancellation_token"}
-    text = json.dumps([said, rest], sort_keys=True, default=lambda one: type(one).__qualname__)
+    text = json.dumps(
+        [contents, rest], sort_keys=True, default=lambda value: type(value).__qualname__
+    )
     return sha256(text.encode()).hexdigest()[:32]
 
 
@@ -115,5 +117,5 @@ def _told(value: Any) -> Any:
     if isinstance(value, type) and issubclass(value, BaseModel):
         return value.model_json_schema()
     if isinstance(value, list | tuple):
-        return [_told(one) for one in value]
+        return [_told(item) for item in value]
     return value

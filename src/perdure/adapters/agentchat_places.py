@@ -1,4 +1,4 @@
-"""Put recording models, tools and people into a team, in the places of its own."""
+"""Patch a team's models, tools and people with recording ones."""
 
 from collections.abc import Callable
 from typing import Any
@@ -20,58 +20,58 @@ CLIENT = "_model_client"
 BENCHES = "_workbench"
 
 
-async def stand_in(root: Node, journal: Journal, places: Places, messages: Messages) -> None:
-    """Have everything that a team asks and does recorded; `places` takes it back."""
+async def stand_in(root: Node, run_log: Journal, patches: Places, messages: Messages) -> None:
+    """Patch a team so that everything it asks and does is recorded; `patches` undoes it."""
     for name in ("run", "run_stream"):
-        places.put(root.component, name, _kept(getattr(root.component, name), journal))
+        patches.put(root.component, name, _kept(getattr(root.component, name), run_log))
     done: set[int] = set()
-    for node in root.seen:
-        if id(node.component) not in done:  # An agent can be the tool of several.
+    for node in root.observed:
+        if id(node.component) not in done:  # An agent can be a tool of several others.
             done.add(id(node.component))
-            await _stand_in(node, journal, places, messages)
+            await _stand_in(node, run_log, patches, messages)
 
 
-def _kept(run: Callable[..., Any], journal: Journal) -> Callable[..., Any]:
-    """Return a team's own way of running, for the one that keeps it and nobody else."""
+def _kept(run: Callable[..., Any], run_log: Journal) -> Callable[..., Any]:
+    """Return a team's own run method, which raises UsageError unless the durable team calls it."""
 
-    def kept(*args: Any, **options: Any) -> Any:
-        if not journal.active:
-            reason = "what a team that is kept does of itself would not be recorded"
+    def guarded(*args: Any, **options: Any) -> Any:
+        if not run_log.active:
+            reason = "a run that a persisted team starts itself would not be recorded"
             raise UsageError(f"{reason}: use run or run_stream of what persist() returned")
         return run(*args, **options)
 
-    return kept
+    return guarded
 
 
-async def _stand_in(node: Node, journal: Journal, places: Places, messages: Messages) -> None:
-    found, path = node.component, node.path
+async def _stand_in(node: Node, run_log: Journal, patches: Places, messages: Messages) -> None:
+    component, path = node.component, node.path
     if node.opaque:
-        places.put(found, "on_messages_stream", agents.replying(node, journal, messages))
-    elif isinstance(found, SelectorGroupChat | MagenticOneGroupChat):
-        manager = await tree.manager_of(found)
-        client = DurableClient(getattr(manager, CLIENT), f"{path}:manager", journal)
-        places.put(manager, CLIENT, client)
-        places.put(found, CLIENT, client)  # For a manager that is made anew.
-    elif isinstance(found, AssistantAgent):
-        places.put(found, CLIENT, DurableClient(getattr(found, CLIENT), path, journal))
-        _stand_in_for_tools(found, path, journal, places, messages)
-    elif isinstance(found, SocietyOfMindAgent):
-        places.put(found, CLIENT, DurableClient(getattr(found, CLIENT), path, journal))
-    elif isinstance(found, UserProxyAgent):
-        places.put(found, "input_func", agents.asking(found, path, journal))
-        places.put(found, "_is_async", True)  # noqa: FBT003 - an attribute, whatever its value
+        patches.put(component, "on_messages_stream", agents.replying(node, run_log, messages))
+    elif isinstance(component, SelectorGroupChat | MagenticOneGroupChat):
+        manager = await tree.manager_of(component)
+        client = DurableClient(getattr(manager, CLIENT), f"{path}:manager", run_log)
+        patches.put(manager, CLIENT, client)
+        patches.put(component, CLIENT, client)  # For a manager that is created later.
+    elif isinstance(component, AssistantAgent):
+        patches.put(component, CLIENT, DurableClient(getattr(component, CLIENT), path, run_log))
+        _stand_in_for_tools(component, path, run_log, patches, messages)
+    elif isinstance(component, SocietyOfMindAgent):
+        patches.put(component, CLIENT, DurableClient(getattr(component, CLIENT), path, run_log))
+    elif isinstance(component, UserProxyAgent):
+        patches.put(component, "input_func", agents.asking(component, path, run_log))
+        patches.put(component, "_is_async", True)  # noqa: FBT003 - an attribute's value
 
 
 def _stand_in_for_tools(
-    agent: Any, path: str, journal: Journal, places: Places, messages: Messages
+    agent: Any, path: str, run_log: Journal, patches: Places, messages: Messages
 ) -> None:
-    through = frozenset(tool.name for tool in tree.runners(agent))
+    runners = frozenset(tool.name for tool in tree.runners(agent))
     benches = tree.workbenches(agent)
     for tool in [tool for bench in benches for tool in tree.tools_of(bench)]:
         function = tools.in_context(tool) if isinstance(tool, FunctionTool) else None
         if function is not None:
-            places.put(tool, "_func", function)
-    standing = [
-        tools.durable(bench, path, journal, through=through, messages=messages) for bench in benches
+            patches.put(tool, "_func", function)
+    durable_benches = [
+        tools.durable(bench, path, run_log, runners=runners, messages=messages) for bench in benches
     ]
-    places.put(agent, BENCHES, standing)
+    patches.put(agent, BENCHES, durable_benches)

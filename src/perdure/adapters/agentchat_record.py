@@ -1,7 +1,7 @@
-"""What a run tells → messages of a session, in the form of OpenAI's chat completions.
+"""Convert a run's events to session messages, in OpenAI's chat completions format.
 
-Calls and results are among them. Thoughts, chunks and notices of the package are not: what they
-say comes from the answers and outcomes in the journal.
+Tool calls and results are included. Thoughts, chunks and notices are not: they are derived from
+the recorded answers and outcomes.
 """
 
 import json
@@ -27,7 +27,7 @@ USER = "user"
 
 
 def messages_of(event: Any, people: frozenset[str]) -> list[Item]:
-    """Return what is stored of an event or a message of a run."""
+    """Return the stored form of an event or a message of a run."""
     if isinstance(event, ToolCallRequestEvent):
         calls = [
             {
@@ -40,55 +40,60 @@ def messages_of(event: Any, people: frozenset[str]) -> list[Item]:
         return [{"role": "assistant", "content": None, "tool_calls": calls}]
     if isinstance(event, ToolCallExecutionEvent):
         return [
-            {"role": "tool", "tool_call_id": one.call_id, "content": one.content}
-            for one in event.content
+            {"role": "tool", "tool_call_id": result.call_id, "content": result.content}
+            for result in event.content
         ]
     if not isinstance(event, BaseChatMessage):
         return []
     role = "user" if event.source in people else "assistant"
     if isinstance(event, MultiModalMessage):
         parts = [
-            {"type": "text", "text": one} if isinstance(one, str) else one.to_openai_format()
-            for one in event.content
+            {"type": "text", "text": part} if isinstance(part, str) else part.to_openai_format()
+            for part in event.content
         ]
         return [{"role": role, "content": parts}]
     return [{"role": role, "content": event.to_model_text()}]
 
 
 def recipient_of(event: Any) -> str:
-    """Return to whom a message hands over, if it does."""
+    """Return the target of a handoff message, or ""."""
     return str(event.target) if isinstance(event, HandoffMessage) else ""
 
 
 def people_of(components: Sequence[Any]) -> frozenset[str]:
     """Return the names under which people speak."""
-    return frozenset({USER, *(one.name for one in components if isinstance(one, UserProxyAgent))})
+    return frozenset(
+        {
+            USER,
+            *(component.name for component in components if isinstance(component, UserProxyAgent)),
+        }
+    )
 
 
 def taken(task: Any) -> list[Any]:
-    """Return a task as messages, or say what is wrong with it."""
+    """Return a task as messages; UsageError if it is invalid."""
     if task is None:
         return []
     if isinstance(task, str):
         return [TextMessage(content=task, source=USER)]
-    found = [task] if isinstance(task, BaseChatMessage) else task
-    if not isinstance(found, Sequence) or not all(
-        isinstance(one, BaseChatMessage) for one in found
+    messages = [task] if isinstance(task, BaseChatMessage) else task
+    if not isinstance(messages, Sequence) or not all(
+        isinstance(message, BaseChatMessage) for message in messages
     ):
         raise UsageError("a task is a str, a message of autogen_agentchat, or a list of them")
-    if not found:
-        raise UsageError("a task that is a list must not be empty: leave it out to go on")
-    return [*found]
+    if not messages:
+        raise UsageError("a task that is a list must not be empty: leave it out to resume")
+    return [*messages]
 
 
 def dumped(messages: Sequence[Any]) -> list[Item]:
     """Return messages as they are stored."""
-    return [json.loads(json.dumps(one.dump(), default=str)) for one in messages]
+    return [json.loads(json.dumps(message.dump(), default=str)) for message in messages]
 
 
-def same(one: Sequence[Item], other: Sequence[Item]) -> bool:
-    """Whether two tasks say the same; who wrote them down when does not count."""
-    return [_said(item) for item in one] == [_said(item) for item in other]
+def same(task: Sequence[Item], other: Sequence[Item]) -> bool:
+    """Return whether two tasks have the same content; ids and times are ignored."""
+    return [_said(item) for item in task] == [_said(item) for item in other]
 
 
 def _said(item: Item) -> Item:
@@ -96,35 +101,35 @@ def _said(item: Item) -> Item:
 
 
 def kept(task: Sequence[Any], result: Any) -> Item:
-    """Return the result of a run as it is stored, with which of its messages were the task."""
-    asked = [one.id for one in task]
+    """Return the result of a run as it is stored, with the ids of its task's messages."""
+    task_ids = [message.id for message in task]
     messages, reason = dumped(result.messages), result.stop_reason
-    return {"messages": messages, "stop_reason": reason, "task": asked}
+    return {"messages": messages, "stop_reason": reason, "task": task_ids}
 
 
 def result_of(stored: Item, messages: Messages) -> tuple[list[Any], Any]:
-    """Return the task of a run whose result was kept, and the result."""
-    found, asked = messages.load(stored["messages"]), stored.get("task", ())
-    task = [one for one in found if one.id in asked]
-    return task, TaskResult(messages=found, stop_reason=stored["stop_reason"])
+    """Return the task and the result of a stored run."""
+    loaded, task_ids = messages.load(stored["messages"]), stored.get("task", ())
+    task = [message for message in loaded if message.id in task_ids]
+    return task, TaskResult(messages=loaded, stop_reason=stored["stop_reason"])
 
 
 class LeftOut:
-    """Messages of a task that the caller does not want to be told of again."""
+    """The messages of a task, which the caller wants left out of the events."""
 
     def __init__(self, task: Sequence[Any]) -> None:
         self._task = task
-        self._left = [one.id for one in task]
+        self._remaining = [message.id for message in task]
 
-    def has(self, event: Any) -> bool:
-        """Whether it is one of them, which comes once."""
-        found = event.id in self._left
-        if found:
-            self._left.remove(event.id)
-        return found
+    def skip(self, event: Any) -> bool:
+        """Return whether to skip an event; each message of the task is skipped once."""
+        is_task = event.id in self._remaining
+        if is_task:
+            self._remaining.remove(event.id)
+        return is_task
 
-    def of(self, result: Any) -> Any:
-        """Return a result without them."""
-        left_out = LeftOut(self._task)
-        messages = [one for one in result.messages if not left_out.has(one)]
+    def without(self, result: Any) -> Any:
+        """Return a result without the task's messages."""
+        skipped = LeftOut(self._task)
+        messages = [message for message in result.messages if not skipped.skip(message)]
         return TaskResult(messages=messages, stop_reason=result.stop_reason)

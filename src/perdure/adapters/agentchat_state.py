@@ -1,6 +1,6 @@
-"""The state of a team between two runs: what the package saves, and what it forgets to save.
+"""Save and load a team's state between runs, including parts that the package does not save.
 
-A team that runs is never asked for its state: what it would say is not a place to go on from.
+A running team is never asked for its state: a run cannot continue from it.
 """
 
 from collections.abc import Mapping
@@ -17,26 +17,26 @@ State = dict[str, Any]
 
 
 async def saved(root: Node) -> State:
-    """Return the state of a team that does not run."""
+    """Return the state of a team that is not running."""
     return {"state": await root.component.save_state(), "parts": await _parts(root)}
 
 
 async def load(root: Node, state: State) -> None:
-    """Bring a team that does not run to a state, whatever it had heard before."""
+    """Load a state into a team that is not running, whatever its state was before."""
     await _settle_all(root)
     await root.component.load_state(state["state"])
     await _load_parts(root, state["parts"])
 
 
 async def after_reply(node: Node) -> State:
-    """Return the state in which a reply left an agent of which nothing is known."""
+    """Return the state of an opaque agent after a reply."""
     parts = await _parts(node)
     parts.get(node.path, {}).pop("agent", None)
     return {**await _state_of(node.component), "parts": parts}
 
 
 async def restore_reply(node: Node, state: State) -> None:
-    """Bring an agent to the state in which a reply left it."""
+    """Restore an agent to its state after a reply."""
     await _settle_all(node)
     await _restore(node.component, state)
     await _load_parts(node, state.get("parts", {}))
@@ -49,8 +49,8 @@ async def _settle_all(root: Node) -> None:
 
 
 async def _parts(root: Node) -> dict[str, State]:
-    found = {node.path: await _part(node) for node in root.all}
-    return {path: part for path, part in found.items() if part}
+    by_path = {node.path: await _part(node) for node in root.all}
+    return {path: part for path, part in by_path.items() if part}
 
 
 async def _load_parts(root: Node, parts: Mapping[str, State]) -> None:
@@ -60,7 +60,7 @@ async def _load_parts(root: Node, parts: Mapping[str, State]) -> None:
 
 
 async def _settle(team: Any) -> None:
-    """Take back what a run that failed left in a team's manager, and is not part of a state."""
+    """Reset leftovers of a failed run in a team's manager that are not part of its state."""
     manager = await tree.manager_of(team)
     manager._active_speakers.clear()  # noqa: SLF001
     if manager._termination_condition is not None:  # noqa: SLF001
@@ -68,64 +68,74 @@ async def _settle(team: Any) -> None:
 
 
 async def _part(node: Node) -> State:
-    """Return what the package does not save of an agent or a team."""
-    found = node.component
-    if isinstance(found, GraphFlow):
-        manager = await tree.manager_of(found)
+    """Return the state of an agent or a team that the package does not save."""
+    component = node.component
+    if isinstance(component, GraphFlow):
+        manager = await tree.manager_of(component)
         groups = manager._triggered_activation_groups  # noqa: SLF001
-        return {"triggered": {name: sorted(one) for name, one in sorted(groups.items()) if one}}
-    if isinstance(found, SelectorGroupChat):
-        manager = await tree.manager_of(found)
+        return {
+            "triggered": {
+                name: sorted(speakers) for name, speakers in sorted(groups.items()) if speakers
+            }
+        }
+    if isinstance(component, SelectorGroupChat):
+        manager = await tree.manager_of(component)
         return {"context": await manager._model_context.save_state()}  # noqa: SLF001
-    if isinstance(found, SocietyOfMindAgent):
-        return {"context": await found.model_context.save_state()}
-    if isinstance(found, MessageFilterAgent):
+    if isinstance(component, SocietyOfMindAgent):
+        return {"context": await component.model_context.save_state()}
+    if isinstance(component, MessageFilterAgent):
         return {"wrapped": await node.members[0].component.save_state()}
-    if isinstance(found, AssistantAgent):
-        return await _part_of_assistant(found)
-    return {"agent": await _state_of(found)} if node.opaque else {}
+    if isinstance(component, AssistantAgent):
+        return await _part_of_assistant(component)
+    return {"agent": await _state_of(component)} if node.opaque else {}
 
 
 async def _part_of_assistant(agent: Any) -> State:
-    benches = [await one.save_state() for one in tree.workbenches(agent)]
-    told = [one if any((one.get("tools") or {"": 1}).values()) else None for one in benches]
+    states = [await bench.save_state() for bench in tree.workbenches(agent)]
+    # A state with only empty tool states is dropped; one without `tools` is kept.
+    workbenches = [
+        state if any((state.get("tools") or {"": 1}).values()) else None for state in states
+    ]
     notes = [
-        [one.model_dump(mode="json") for one in memory.content]
+        [note.model_dump(mode="json") for note in memory.content]
         for memory in agent._memory or ()  # noqa: SLF001
         if isinstance(memory, ListMemory)
     ]
     return {
-        **({"workbenches": told} if any(told) else {}),
+        **({"workbenches": workbenches} if any(workbenches) else {}),
         **({"memory": notes} if notes else {}),
     }
 
 
 async def _load_part(node: Node, part: State) -> None:
-    found = node.component
-    if isinstance(found, GraphFlow):
-        manager = await tree.manager_of(found)
-        groups = {name: set(one) for name, one in part["triggered"].items()}
+    component = node.component
+    if isinstance(component, GraphFlow):
+        manager = await tree.manager_of(component)
+        groups = {name: set(speakers) for name, speakers in part["triggered"].items()}
         manager._triggered_activation_groups = groups  # noqa: SLF001
-    elif isinstance(found, SelectorGroupChat):
-        manager = await tree.manager_of(found)  # Loading added the thread to what was there.
+    elif isinstance(component, SelectorGroupChat):
+        # The team's `load_state` appended its thread to the existing context: replace that.
+        manager = await tree.manager_of(component)
         await manager._model_context.load_state(part["context"])  # noqa: SLF001
-    elif isinstance(found, SocietyOfMindAgent):
-        await found.model_context.load_state(part["context"])
-    elif isinstance(found, MessageFilterAgent):
+    elif isinstance(component, SocietyOfMindAgent):
+        await component.model_context.load_state(part["context"])
+    elif isinstance(component, MessageFilterAgent):
         await node.members[0].component.load_state(part["wrapped"])
-    elif isinstance(found, AssistantAgent):
-        for bench, state in zip(tree.workbenches(found), part.get("workbenches", ()), strict=False):
+    elif isinstance(component, AssistantAgent):
+        for bench, state in zip(
+            tree.workbenches(component), part.get("workbenches", ()), strict=False
+        ):
             if state is not None:
                 await bench.load_state(state)
-        memories = [one for one in found._memory or () if isinstance(one, ListMemory)]  # noqa: SLF001
+        memories = [memory for memory in component._memory or () if isinstance(memory, ListMemory)]  # noqa: SLF001
         for memory, notes in zip(memories, part.get("memory", ()), strict=False):
-            memory.content = [MemoryContent.model_validate(one) for one in notes]
+            memory.content = [MemoryContent.model_validate(note) for note in notes]
     else:
-        await _restore(found, part["agent"])
+        await _restore(component, part["agent"])
 
 
 async def _state_of(agent: Any) -> State:
-    """Return an agent's state, with that of its model context, which some do not save."""
+    """Return an agent's state and its model context's, which some agents do not save."""
     context = getattr(agent, "model_context", None)
     if context is None or getattr(type(agent), "save_state", None) is AssistantAgent.save_state:
         return {"agent": await agent.save_state()}

@@ -1,4 +1,4 @@
-"""Tools of a team as effects: a workbench that records calls stands in the place of an agent's."""
+"""Run a team's tools as effects: a recording workbench replaces an agent's own."""
 
 import asyncio
 import functools
@@ -22,7 +22,7 @@ from perdure.errors import EffectError, UnknownOutcomeError
 
 
 class DurableWorkbench(Workbench):  # type: ignore[misc]
-    """A workbench in the place of another, for one agent."""
+    """A workbench that wraps another one, for one agent."""
 
     component_type = "workbench"
 
@@ -30,15 +30,15 @@ class DurableWorkbench(Workbench):  # type: ignore[misc]
         self,
         inner: Any,
         scope: str,
-        journal: Journal,
+        run_log: Journal,
         *,
-        through: frozenset[str],
+        runners: frozenset[str],
         messages: Messages,
     ) -> None:
         self._inner = inner
         self._scope = scope
-        self._journal = journal
-        self._through = through
+        self._run_log = run_log
+        self._runners = runners
         self._messages = messages
 
     async def list_tools(self) -> Any:
@@ -52,76 +52,83 @@ class DurableWorkbench(Workbench):  # type: ignore[misc]
         call_id: str | None = None,
     ) -> Any:
         *_, result = [
-            one async for one in self.calling(name, arguments, cancellation_token, call_id)
+            event async for event in self.stream_call(name, arguments, cancellation_token, call_id)
         ]
         return result
 
-    async def calling(
+    async def stream_call(
         self,
         name: str,
         arguments: Mapping[str, Any] | None,
         token: CancellationToken | None,
         call_id: str | None,
     ) -> AsyncGenerator[Any, None]:
-        """Yield what a call of a tool tells, and last its result.
+        """Yield the events of a tool call, and last its result.
 
-        A tool that is an agent or a team is not one effect: what it does is.
+        A tool that is an agent or a team is not one effect: its own calls are.
         """
-        if name in self._through:
+        if name in self._runners:
             failed: dict[str, str] = {}
             with within(failed):
-                async for one in self._stream(name, arguments, token, call_id):
-                    passed = isinstance(one, ToolResult) and one.is_error
-                    yield await self._passed_over(one, failed) if passed else one
+                async for event in self._stream(name, arguments, token, call_id):
+                    is_error = isinstance(event, ToolResult) and event.is_error
+                    yield await self._swallowed(event, failed) if is_error else event
             return
 
-        told: list[Any] = []
+        events_and_result: list[Any] = []
 
         async def run() -> dict[str, Any]:
-            *rest, last = [one async for one in self._stream(name, arguments, token, call_id)]
-            events = [one for one in rest if isinstance(one, BaseAgentEvent | BaseChatMessage)]
-            told[:] = [*events, last]
+            *rest, last = [event async for event in self._stream(name, arguments, token, call_id)]
+            events = [
+                event for event in rest if isinstance(event, BaseAgentEvent | BaseChatMessage)
+            ]
+            events_and_result[:] = [*events, last]
             result: dict[str, Any] = last.model_dump(mode="json")
             return {
                 "result": result,
-                **({"events": [one.dump() for one in events]} if events else {}),
+                **({"events": [event.dump() for event in events]} if events else {}),
             }
 
-        # What the tool told just now is handed on as it is; only from the record it is made again.
-        for one in await self._outcome(name, arguments or {}, call_id or "", run, told):
-            yield one
+        # Live events are passed on as they are; only replayed ones are rebuilt from the record.
+        for event in await self._outcome(
+            name, arguments or {}, call_id or "", run, events_and_result
+        ):
+            yield event
 
-    async def _passed_over(self, told: Any, failed: dict[str, str]) -> Any:
+    async def _swallowed(self, result: Any, failed: dict[str, str]) -> Any:
+        """Record model failures behind a tool's error result; return the result."""
         try:
-            said = told.model_dump(mode="json")
-            found = await self._journal.pass_over(self._scope, failed, said)
+            data = result.model_dump(mode="json")
+            recorded = await self._run_log.record_swallowed(self._scope, failed, data)
         except Exception as error:  # noqa: BLE001 - see `_outcome`
-            return _failed(told.name, str(error))
-        return ToolResult.model_validate(found)
+            return _failed(result.name, str(error))
+        return ToolResult.model_validate(recorded)
 
     async def _outcome(
-        self, name: str, arguments: Mapping[str, Any], call_id: str, run: Any, told: list[Any]
+        self, name: str, arguments: Mapping[str, Any], call_id: str, run: Any, live: list[Any]
     ) -> list[Any]:
-        # An exception here would leave the agent waiting for ever: it is told as a result, and
-        # what must end the run is raised by the next call of a model.
+        # An exception here would leave the agent waiting forever: it is returned as a result, and
+        # an error that must end the run is raised by the next model call.
+        """Return the events and the result of a call, live or recorded."""
         try:
-            found = await self._journal.use(
+            outcome = await self._run_log.use(
                 self._scope, name, id=f"tool:{call_id}", arguments=arguments, run=run
             )
-            if told:
-                return told
+            if live:
+                return live
         except UnknownOutcomeError as error:
             return [_failed(name, f"Error: the outcome of this call is unknown. {error.reason}")]
         except EffectError as error:
             return [_failed(name, error.reason)]
         except Exception as error:  # noqa: BLE001 - see above
             return [_failed(name, str(error))]
-        if "reconciled" in found:
-            return [await self._reconciled(name, found["reconciled"])]
-        events = self._messages.load(found.get("events", ()))
-        return [*events, ToolResult.model_validate(found["result"])]
+        if "reconciled" in outcome:
+            return [await self._reconciled(name, outcome["reconciled"])]
+        events = self._messages.load(outcome.get("events", ()))
+        return [*events, ToolResult.model_validate(outcome["result"])]
 
     async def _reconciled(self, name: str, result: Any) -> Any:
+        """Return the result of a reconciled call, formatted by its tool."""
         tools = [tool for tool in tree.tools_of(self._inner) if tool.name == name]
         text = tools[0].return_value_as_string(result) if tools else str(result)
         return ToolResult(name=name, result=[TextResultContent(content=text)])
@@ -133,12 +140,12 @@ class DurableWorkbench(Workbench):  # type: ignore[misc]
         token: CancellationToken | None,
         call_id: str | None,
     ) -> AsyncGenerator[Any, None]:
-        given = {"name": name, "arguments": arguments, "cancellation_token": token}
+        options = {"name": name, "arguments": arguments, "cancellation_token": token}
         if isinstance(self._inner, StaticStreamWorkbench):
-            async for one in self._inner.call_tool_stream(**given, call_id=call_id):
-                yield one
+            async for event in self._inner.call_tool_stream(**options, call_id=call_id):
+                yield event
         else:
-            yield await self._inner.call_tool(**given, call_id=call_id)
+            yield await self._inner.call_tool(**options, call_id=call_id)
 
     async def start(self) -> None:
         await self._inner.start()
@@ -157,7 +164,7 @@ class DurableWorkbench(Workbench):  # type: ignore[misc]
 
 
 class DurableStreamWorkbench(DurableWorkbench, StaticStreamWorkbench):  # type: ignore[misc]
-    """The same for a workbench whose tools tell what they do while they do it."""
+    """A durable workbench whose tools stream events while they run."""
 
     async def call_tool_stream(
         self,
@@ -166,23 +173,23 @@ class DurableStreamWorkbench(DurableWorkbench, StaticStreamWorkbench):  # type: 
         cancellation_token: CancellationToken | None = None,
         call_id: str | None = None,
     ) -> AsyncGenerator[Any, None]:
-        async for one in self.calling(name, arguments, cancellation_token, call_id):
-            yield one
+        async for event in self.stream_call(name, arguments, cancellation_token, call_id):
+            yield event
 
 
 def durable(
-    inner: Any, scope: str, journal: Journal, *, through: frozenset[str], messages: Messages
+    inner: Any, scope: str, run_log: Journal, *, runners: frozenset[str], messages: Messages
 ) -> Any:
-    """Return what stands in the place of a workbench."""
+    """Return a durable workbench for a workbench."""
     streams = isinstance(inner, StaticStreamWorkbench)
     kind = DurableStreamWorkbench if streams else DurableWorkbench
-    return kind(inner, scope, journal, through=through, messages=messages)
+    return kind(inner, scope, run_log, runners=runners, messages=messages)
 
 
 def in_context(tool: FunctionTool) -> Any:
-    """Return a tool's function such that it finds `perdure.current_effect()`, or None if it does.
+    """Return a tool's function that sees `perdure.current_effect()`; None if it already does.
 
-    The package runs blocking functions in a thread that knows nothing of their caller.
+    The package runs blocking functions in a thread without their caller's context.
     """
     function = tool._func  # noqa: SLF001 - behind the version check of `agentchat_tree`
     if asyncio.iscoroutinefunction(function):

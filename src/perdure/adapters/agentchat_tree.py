@@ -1,8 +1,8 @@
-"""What a team is made of: its members, models and tools, and what stands in their places meanwhile.
+"""Inspect a team: its members, models and tools, and temporary patches of its attributes.
 
-AgentChat has no public way to these. Private names of the package are in this module, and where
-what they hold is saved (`agentchat_state`) or stood in for (`agentchat_places`, `agentchat_agents`,
-`agentchat_tools`). `require_version` is called before any of them is touched.
+AgentChat has no public API for these. Private names of the package are used in this module, and
+where their values are saved (`agentchat_state`) or patched (`agentchat_places`, `agentchat_agents`,
+`agentchat_tools`). `require_version` must be called before any of them is touched.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,66 +17,68 @@ INSTALL = 'install "autogen-agentchat>=0.7,<0.8"'
 
 
 def require_version() -> None:
-    """Refuse versions of the package whose insides this adapter does not know."""
+    """Raise UnsupportedError for versions whose internals this adapter does not know."""
     for package in PACKAGES:
         try:
-            found = version(package)
+            installed = version(package)
         except PackageNotFoundError:
             raise UnsupportedError(f"{package} is not installed", INSTALL) from None
-        if found.split(".")[:2] != KNOWN.split("."):
-            raise UnsupportedError(f"{package} {found} is not known to this perdure", INSTALL)
+        if installed.split(".")[:2] != KNOWN.split("."):
+            raise UnsupportedError(
+                f"{package} {installed} is not supported by this perdure", INSTALL
+            )
 
 
 class Node(NamedTuple):
-    """An agent or a team, and its place below the one that is kept."""
+    """An agent or a team, and its path below the persisted one."""
 
     path: str
     component: Any
     kind: str
     opaque: bool = False
-    """Whether nothing is known of what it does, an agent, while it makes a reply."""
+    """Whether it is an agent whose calls cannot be observed while it makes a reply."""
     members: tuple["Node", ...] = ()
 
     @property
     def all(self) -> Iterator["Node"]:
-        """Itself and everything below it."""
+        """This node and all nodes below it."""
         yield self
         for member in self.members:
             yield from member.all
 
     @property
-    def seen(self) -> Iterator["Node"]:
-        """Itself and what is below it, but for what only an opaque agent has to do with."""
+    def observed(self) -> Iterator["Node"]:
+        """This node and the nodes below it, except those below an opaque agent."""
         yield self
         for member in () if self.opaque else self.members:
-            yield from member.seen
+            yield from member.observed
 
 
 def tree(component: Any) -> Node:
-    """Return what an agent or a team is made of; refuse what is neither."""
+    """Return the tree of an agent or a team; UsageError if it is neither."""
     from autogen_agentchat.agents import BaseChatAgent
     from autogen_agentchat.teams import BaseGroupChat
 
     if not isinstance(component, BaseChatAgent | BaseGroupChat):
-        given = type(component).__qualname__
-        raise UsageError(f"give an agent or a team of autogen_agentchat, not a {given}")
+        class_name = type(component).__qualname__
+        raise UsageError(f"pass an agent or a team of autogen_agentchat, not a {class_name}")
     return _node(component, component.name)
 
 
 def _node(component: Any, path: str) -> Node:
-    members = tuple(_node(one, f"{path}/{one.name}") for one in _members(component))
+    members = tuple(_node(member, f"{path}/{member.name}") for member in _members(component))
     return Node(path, component, _kind(component), _is_opaque(component), members)
 
 
 def _kind(component: Any) -> str:
-    """Return the class of the package that it is, so that subclasses may come and go."""
+    """Return the name of its class in the package, so that user subclasses may change."""
     from autogen_agentchat import agents, teams
 
-    known = [
+    classes = [
         *(getattr(agents, name) for name in _OPEN),
         *(getattr(teams, name) for name in _TEAMS),
     ]
-    return next((one.__name__ for one in known if isinstance(component, one)), _own(component))
+    return next((cls.__name__ for cls in classes if isinstance(component, cls)), _own(component))
 
 
 def _own(component: Any) -> str:
@@ -84,22 +86,22 @@ def _own(component: Any) -> str:
 
 
 def _is_opaque(component: Any) -> bool:
-    """Whether it is an agent of a class that is not known, or replies in a way of its own."""
+    """Return whether it is an agent of an unknown class, or overrides how it replies."""
     from autogen_agentchat import agents
     from autogen_agentchat.teams import BaseGroupChat
 
     if isinstance(component, BaseGroupChat):
         return False
-    known = [one for name in _OPEN if isinstance(component, one := getattr(agents, name))]
-    return not known or any(
-        name in vars(component) or getattr(type(component), name) is not getattr(known[0], name)
+    classes = [cls for name in _OPEN if isinstance(component, cls := getattr(agents, name))]
+    return not classes or any(
+        name in vars(component) or getattr(type(component), name) is not getattr(classes[0], name)
         for name in _REPLYING
     )
 
 
 _REPLYING = ("on_messages", "on_messages_stream")
 
-# Agents whose calls of models, tools and people are kept one by one. Of others, each reply is.
+# Agents whose calls to models, tools and people are recorded one by one; of others, each reply.
 _OPEN = ("AssistantAgent", "SocietyOfMindAgent", "MessageFilterAgent", "UserProxyAgent")
 _TEAMS = ("RoundRobinGroupChat", "SelectorGroupChat", "Swarm", "GraphFlow", "MagenticOneGroupChat")
 
@@ -126,18 +128,18 @@ def _members(component: Any) -> list[Any]:
 
 
 def workbenches(agent: Any) -> list[Any]:
-    """Return what an assistant's tools are kept in."""
+    """Return the workbenches of an assistant."""
     return [*agent._workbench]  # noqa: SLF001
 
 
 def benches_of(node: Node) -> list[Any]:
-    """Return what the tools of an agent are kept in, if it has any that are known."""
-    known = node.kind == "AssistantAgent" and not node.opaque
-    return workbenches(node.component) if known else []
+    """Return the workbenches of a node, if it is a known assistant."""
+    is_assistant = node.kind == "AssistantAgent" and not node.opaque
+    return workbenches(node.component) if is_assistant else []
 
 
 def tools_of(workbench: Any) -> list[Any]:
-    """Return the tools of a workbench of the package's own, and none of others."""
+    """Return the tools of a workbench of the package; none for other workbenches."""
     from autogen_core.tools import StaticWorkbench
 
     return [*workbench._tools] if isinstance(workbench, StaticWorkbench) else []  # noqa: SLF001
@@ -162,69 +164,73 @@ def shape(node: Node) -> dict[str, Any]:
 
 
 def require_shape(session: str, recorded: dict[str, Any], node: Node) -> None:
-    """Say what is not as it was in a team that a state is to be restored into."""
-    given = shape(node)
-    if given == recorded:
+    """Raise UsageError with the difference if a team is not the recorded one."""
+    current = shape(node)
+    if current == recorded:
         return
-    raise UsageError(f"{session!r} keeps another team: {_difference(recorded, given)}")
+    raise UsageError(f"{session!r} holds another team: {_difference(recorded, current)}")
 
 
-def _difference(was: dict[str, Any], now: dict[str, Any]) -> str:
-    names = [one["name"] for one in was["members"]], [one["name"] for one in now["members"]]
-    if was["kind"] != now["kind"] or was["name"] != now["name"]:
-        told = f"{was['name']!r}, a {was['kind']}, and not {now['name']!r}, a {now['kind']}"
+def _difference(recorded: dict[str, Any], current: dict[str, Any]) -> str:
+    names = (
+        [member["name"] for member in recorded["members"]],
+        [member["name"] for member in current["members"]],
+    )
+    if recorded["kind"] != current["kind"] or recorded["name"] != current["name"]:
+        was = f"{recorded['name']!r}, a {recorded['kind']}"
+        text = f"{was}, and not {current['name']!r}, a {current['kind']}"
     elif missing := [name for name in names[0] if name not in names[1]]:
         added = [name for name in names[1] if name not in names[0]]
-        instead = f" ({', '.join(map(repr, added))} stands there)" if added else ""
-        told = f"{was['name']!r} has no {', '.join(map(repr, missing))} any more{instead}"
+        instead = f" ({', '.join(map(repr, added))} was added)" if added else ""
+        text = f"{recorded['name']!r} no longer has {', '.join(map(repr, missing))}{instead}"
     elif names[0] != names[1]:
-        told = f"{was['name']!r} has {', '.join(names[1])}, and had {', '.join(names[0])}"
+        text = f"{recorded['name']!r} has {', '.join(names[1])}, and had {', '.join(names[0])}"
     else:
-        pairs = zip(was["members"], now["members"], strict=True)
+        pairs = zip(recorded["members"], current["members"], strict=True)
         return next(_difference(*pair) for pair in pairs if pair[0] != pair[1])
-    return f"{told}. Give the team as it was, or another session"
+    return f"{text}. Pass the same team, or use another session"
 
 
 class Places:
-    """Attributes that something else is put into, and gets out of again."""
+    """Attributes of objects that are patched, and can be restored."""
 
     def __init__(self) -> None:
-        self._before: list[Callable[[], None]] = []
+        self._undo: list[Callable[[], None]] = []
 
     def put(self, holder: Any, name: str, value: Any) -> None:
-        """Put a value into an attribute of an object."""
-        own = name in vars(holder)
-        before = vars(holder).get(name)
+        """Set an attribute of an object until `restore`."""
+        is_own = name in vars(holder)
+        original = vars(holder).get(name)
 
-        def back() -> None:
-            if own:
-                setattr(holder, name, before)
+        def undo() -> None:
+            if is_own:
+                setattr(holder, name, original)
             else:
                 delattr(holder, name)
 
         setattr(holder, name, value)
-        self._before.append(back)
+        self._undo.append(undo)
 
     def restore(self) -> None:
-        """Put everything back as it was."""
-        while self._before:
-            self._before.pop()()
+        """Restore all attributes, newest patch first."""
+        while self._undo:
+            self._undo.pop()()
 
 
 async def manager_of(team: Any) -> Any:
-    """Return the manager that a team's runtime holds; it is made if it is not there yet."""
+    """Return the manager in a team's runtime; it is created if it does not exist yet."""
     from autogen_core import Agent, AgentId
 
     if not team._initialized:  # noqa: SLF001
-        await team.save_state()  # What makes a team known to its runtime.
-    place = AgentId(team._group_chat_manager_topic_type, team._team_id)  # noqa: SLF001
-    return await team._runtime.try_get_underlying_agent_instance(place, Agent)  # noqa: SLF001
+        await team.save_state()  # Registers the team with its runtime.
+    agent_id = AgentId(team._group_chat_manager_topic_type, team._team_id)  # noqa: SLF001
+    return await team._runtime.try_get_underlying_agent_instance(agent_id, Agent)  # noqa: SLF001
 
 
 def renew(root: Node) -> None:
-    """Give teams a runtime in which nothing is left of a run that failed.
+    """Give teams a new runtime, without leftovers of a failed run.
 
-    A team that was given a runtime keeps it: what is left there is not ours to end.
+    A team with a runtime passed in by the user keeps it: its contents are not ours to end.
     """
     from autogen_core import SingleThreadedAgentRuntime
 
@@ -236,7 +242,7 @@ def renew(root: Node) -> None:
 
 
 def message_classes(root: Node) -> Iterator[Any]:
-    """Yield the classes of messages that a team was given and that its agents name."""
+    """Yield the message classes that a team was given and that its agents declare."""
     from autogen_agentchat.messages import (
         BaseAgentEvent,
         BaseChatMessage,
@@ -244,20 +250,20 @@ def message_classes(root: Node) -> Iterator[Any]:
         StructuredMessage,
     )
 
-    named = [*_registered(MessageFactory())]
+    classes = [*_registered(MessageFactory())]
     for node in root.all:
-        found = node.component
+        component = node.component
         if is_team(node):
-            named += _registered(found._message_factory)  # noqa: SLF001
+            classes += _registered(component._message_factory)  # noqa: SLF001
             continue
-        named += found.produced_message_types
-        content = getattr(found, "_output_content_type", None)
-        if content is not None:  # An assistant names it only in general.
-            named.append(StructuredMessage[content])
-    for one in named:
-        message = isinstance(one, type) and issubclass(one, BaseChatMessage | BaseAgentEvent)
-        if message and one is not StructuredMessage:
-            yield one
+        classes += component.produced_message_types
+        content = getattr(component, "_output_content_type", None)
+        if content is not None:  # An assistant declares only the generic class.
+            classes.append(StructuredMessage[content])
+    for cls in classes:
+        is_message = isinstance(cls, type) and issubclass(cls, BaseChatMessage | BaseAgentEvent)
+        if is_message and cls is not StructuredMessage:
+            yield cls
 
 
 def _registered(factory: Any) -> list[Any]:

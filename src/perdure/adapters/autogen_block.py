@@ -1,4 +1,7 @@
-"""The block of a `with persist(...)`: chats begin inside of it, one at a time, and end there."""
+"""Tracks the `with persist(...)` block: chats start inside it, one at a time, and end there.
+
+It never touches the session or the agents: the chat passes in a callback that undoes its patches.
+"""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -8,62 +11,68 @@ from perdure import UsageError
 
 
 class Block:
-    """Whether a block is entered, and what goes on in it. Threads and tasks may share it."""
+    """State of one `with persist(...)` block: whether it is entered, and which chat is running.
 
-    def __init__(self, let_go: Callable[[], None]) -> None:
-        self._let_go = let_go
+    Safe to share between threads and tasks.
+    """
+
+    def __init__(self, on_release: Callable[[], None]) -> None:
+        self._on_release = on_release
         self._lock = Lock()
         self._busy = False
-        self._coming = 0
+        self._expected = 0
         self.entered = False
 
     def require_entered(self) -> None:
         if not self.entered:
             raise UsageError(
-                "the chat is kept inside of `with persist(...) as chat:` only: enter it"
+                "the chat is recorded only inside `with persist(...) as chat:`: enter it"
             )
 
     def enter(self) -> None:
-        self.entered, self._coming = True, 0
+        self.entered, self._expected = True, 0
 
     def leave(self) -> None:
-        """Leave the block; UsageError if a chat goes on in a thread or a task.
+        """Leave the block; UsageError if a chat is still running in a thread or a task.
 
-        That stays kept until its end. One that would begin now is refused when it does.
+        That chat stays recorded until its end. One that starts later is refused when it does.
         """
         with self._lock:
-            self.entered, busy, coming = False, self._busy, self._coming
+            self.entered, busy, expected = False, self._busy, self._expected
         if not busy:
-            self._let_go()
-        if busy or coming:
-            what = "is still going on" if busy else "of run() has not begun, and will not,"
-            reason = f"a chat {what} where `with persist(...)` ends"
-            raise UsageError(f"{reason}: wait for its end inside, with await or process()")
+            self._on_release()
+        if busy or expected:
+            status = "is still running" if busy else "of run() has not started, and will not,"
+            reason = f"a chat {status} where `with persist(...)` ends"
+            raise UsageError(
+                f"{reason}: wait for its end inside the block, with await or process()"
+            )
 
-    def announce(self) -> None:
-        """Take in that a thread or a task was made that is about to begin a chat."""
+    def expect_chat(self) -> None:
+        """Note that a thread or a task was created that is about to start a chat."""
         with self._lock:
             self.require_entered()
-            self._coming += 1
+            self._expected += 1
 
-    def arrive(self) -> None:
-        """Take in that it has come so far."""
+    def chat_arrived(self) -> None:
+        """Note that the expected thread or task has reached its chat."""
         with self._lock:
-            self._coming -= 1
+            self._expected -= 1
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
-        """Be the only chat; at its end, let go what was left meanwhile."""
+    def exclusive(self) -> Iterator[None]:
+        """Run as the only chat; afterwards release the block if it was left in the meantime."""
         with self._lock:
             self.require_entered()
             if self._busy:
-                reason = "another chat of this session is going on"
-                raise UsageError(f"{reason}: one session is for one chat at a time")
+                reason = "another chat of this session is running"
+                raise UsageError(f"{reason}: run one chat at a time per session")
             self._busy = True
         try:
             yield
         finally:
             with self._lock:
-                self._busy, left = False, not self.entered
-            if left:
-                self._let_go()
+                # `leave` skipped the release because this chat was running: it is now due here.
+                self._busy, is_left = False, not self.entered
+            if is_left:
+                self._on_release()

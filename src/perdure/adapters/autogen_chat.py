@@ -1,7 +1,9 @@
-"""A chat of classic agents that is kept: how it begins, goes on after a crash, and is given up.
+"""A persisted chat of classic agents: start, resume after a crash, abandon.
 
-The framework's own code runs again from the start of a chat that was interrupted. What it asks and
-does is served from the record until that ends; from there on it is asked and done.
+Comes in: the patched methods of the agents, clients and groups call `call`, `call_model` and
+`select_speaker`. Goes out: messages and effects in the session's turn. On resume the framework's
+own code runs again from the start of the interrupted chat; its calls are answered from the record
+until the record ends, and from there on they are made. It never edits recorded messages.
 """
 
 import asyncio
@@ -30,7 +32,7 @@ logger = logging.getLogger("perdure.adapters.autogen")
 
 
 class Chat:
-    """A chat whose agents are durable. Made by `persist`."""
+    """A chat whose agents are durable. Created by `persist`."""
 
     def __init__(
         self,
@@ -42,79 +44,79 @@ class Chat:
     ) -> None:
         self._autogen = autogen
         self._session = session
-        # Who died holds its lease until it ends; who lives renews it several times meanwhile.
+        # A dead process holds its lease until the TTL expires; a live one renews it well before.
         self._lease = nullcontext() if lease is None else session.lease(ttl=lease, wait=2 * lease)
-        groups = Groups([one for one in agents if isinstance(one, autogen.GroupChatManager)])
+        groups = Groups([agent for agent in agents if isinstance(agent, autogen.GroupChatManager)])
         self._agents = Agents(agents, groups)
         self._failures = Failures(session)
         names = {*self._agents.by_name}
-        self._recorder = Recorder(session, names, groups, self._failures.pass_over)
+        self._recorder = Recorder(session, names, groups, self._failures.record_swallowed)
         self._effects = Effects(session, self, self._recorder, self._agents, tools)
-        self._block = Block(self._let_go)
-        self._parts = Parts(
-            self, self._block, self._agents, self._recorder, self._effects, self._failures
+        self._scope = Block(self._release)
+        self._patches = Parts(
+            self, self._scope, self._agents, self._recorder, self._effects, self._failures
         )
-        self._kept = Kept(session, self._agents)
+        self._saved = Kept(session, self._agents)
         self._policies = tools
-        self._held = ExitStack()
+        self._resources = ExitStack()
         self._used = False
-        self.talking = False
+        self.is_running = False
 
     def __del__(self) -> None:
         if not getattr(self, "_used", True):
-            words = "persist(...) was never entered, and nothing was kept: use it with `with`"
-            warnings.warn(words, RuntimeWarning, stacklevel=2)
+            warning = "persist(...) was never entered, and nothing was recorded: use it with `with`"
+            warnings.warn(warning, RuntimeWarning, stacklevel=2)
 
     @property
     def interrupted(self) -> str | None:
-        """What a chat was about that began and did not end, in words; None if there is none."""
-        self._block.require_entered()
-        run = self._kept.run
-        return openings.words(run) if run is not None else None
+        """A description of the chat that started and did not end; None if there is none."""
+        self._scope.require_entered()
+        opening = self._saved.open_chat
+        return openings.words(opening) if opening is not None else None
 
     @property
     def finished(self) -> int:
-        """How many chats have come to their end in this session."""
-        self._block.require_entered()
-        return self._kept.finished
+        """The number of chats that have ended in this session."""
+        self._scope.require_entered()
+        return self._saved.finished
 
     def resume(self) -> Any:
-        """Go on with the chat that was interrupted; return its result, or None without one.
+        """Resume the interrupted chat; return its result, or None if no chat was interrupted.
 
-        One that was begun by an `a_…` method is awaited: use `await chat.a_resume()`.
+        A chat started by an `a_…` method must be awaited: use `await chat.a_resume()`.
         """
-        self._block.require_entered()
-        self.follow()
-        run = self._kept.run
-        if run is None:
+        self._scope.require_entered()
+        self.catch_up()
+        opening = self._saved.open_chat
+        if opening is None:
             return None
-        if run["method"].startswith("a_"):
-            raise UsageError("the chat was begun by an async method: await chat.a_resume()")
-        method, arguments = openings.again(run, self._agents.by_name)
+        if opening["method"].startswith("a_"):
+            raise UsageError("the chat was started by an async method: await chat.a_resume()")
+        method, arguments = openings.again(opening, self._agents.by_name)
         return method(**arguments)
 
     async def a_resume(self) -> Any:
-        """Go on with the chat that was interrupted, as `resume` does, in async code."""
-        self._block.require_entered()
-        self.follow()
-        run = self._kept.run
-        if run is None:
+        """Resume the interrupted chat in async code, as `resume` does."""
+        self._scope.require_entered()
+        self.catch_up()
+        opening = self._saved.open_chat
+        if opening is None:
             return None
-        method, arguments = openings.again(run, self._agents.by_name)
+        method, arguments = openings.again(opening, self._agents.by_name)
         result = method(**arguments)
         return await result if asyncio.iscoroutine(result) else result
 
     def abandon(self, reason: str = "") -> None:
-        """Give the interrupted chat up. The agents know what they knew before it began.
+        """Abandon the interrupted chat. The agents return to the state they had before it started.
 
-        It may be called without `with`, where agents are refused that the chat can not go on with.
+        It may be called without `with`, for agents with which the chat cannot be resumed.
         """
         self._used = True
-        self._kept.load()
-        if self._kept.run is None:
-            raise UsageError("no chat was interrupted: there is nothing to give up")
-        self._kept.abandon(reason)
-        if self._block.entered:
+        self._saved.load()
+        if self._saved.open_chat is None:
+            raise UsageError("no chat was interrupted: there is nothing to abandon")
+        self._saved.abandon(reason)
+        if self._scope.entered:
             self._restore()
 
     def __enter__(self) -> Self:
@@ -122,18 +124,19 @@ class Chat:
         with ExitStack() as stack:
             stack.enter_context(self._lease)
             self._begin()
-            self._held = stack.pop_all()
+            self._resources = stack.pop_all()
         return self
 
     def _begin(self) -> None:
+        """Load, check and restore; patch last, so that an error leaves the agents unpatched."""
         self._require_free()
         self._load()
         self._require_tools()
-        self._kept.settle()
+        self._saved.end_finished_turn()
         self._restore(only_own=True)
         classes.install(self._autogen)
-        self._parts.replace()
-        self._block.enter()
+        self._patches.apply()
+        self._scope.enter()
 
     def __exit__(
         self,
@@ -142,56 +145,57 @@ class Chat:
         traceback: TracebackType | None,
     ) -> None:
         try:
-            if error is None and not self.talking and self._kept.run is None:
-                self._save_told()
+            if error is None and not self.is_running and self._saved.open_chat is None:
+                self._save_changes()
         finally:
             self._leave(silent=error is not None)
 
-    def _save_told(self) -> None:
-        """Record what the code has told the agents, and had them forget, since a chat."""
-        told = self._agents.variables.told()
-        if told or self._agents.are_changed():
-            self.follow()
-            self._agents.variables.put(told)
+    def _save_changes(self) -> None:
+        """Save variables and histories that the code changed since the last chat."""
+        variables = self._agents.variables.unsaved()
+        if variables or self._agents.have_changed():
+            self.catch_up()
+            self._agents.variables.assign(variables)
             self.save()
 
     def _leave(self, *, silent: bool) -> None:
         try:
-            self._block.leave()
+            self._scope.leave()
         except UsageError:
             if not silent:
                 raise
 
-    def _let_go(self) -> None:
-        with self._held:
-            self._agents.leave(self._kept.chat)
-            self._parts.put_back()
+    def _release(self) -> None:
+        """Undo all patches and release the lease."""
+        with self._resources:
+            self._agents.take_snapshot(self._saved.chat_id)
+            self._patches.undo()
             classes.disown(self)
             classes.uninstall()
 
     def _load(self) -> None:
-        self._kept.load()
-        self._kept.require_same(*spoken(self._session))
+        self._saved.load()
+        self._saved.require_same_agents(*spoken(self._session))
 
-    def follow(self) -> None:
-        """Have the agents know what was said in other processes since they were given."""
-        if not self.talking and self._kept.moved():
-            changed = self._kept.run is None and self._agents.have_other_histories()
+    def catch_up(self) -> None:
+        """Load chats that other processes recorded since, and restore the agents accordingly."""
+        if not self.is_running and self._saved.is_stale():
+            changed = self._saved.open_chat is None and self._agents.histories_changed()
             self._load()
             self._restore()
-            if changed:  # To something that the others did not know of.
+            if changed:  # Local edits that the other process could not know of: they are lost.
                 position, why = self._session.position, "histories were changed here meanwhile"
                 raise ConflictError(self._session.id, position, position, why)
 
     def _require_free(self) -> None:
         for agent in self._agents:
             if any(isinstance(hook, Recorder) for hook in agent.hook_lists[HOOKS]):
-                reason = f"{agent.name!r} is kept already, by a `with persist(...)` that goes on"
-                raise UsageError(f"{reason}: leave it first, or give another agent")
+                reason = f"{agent.name!r} is already in use by another `with persist(...)` block"
+                raise UsageError(f"{reason}: leave it first, or pass another agent")
 
     def _require_tools(self) -> None:
-        known = {CODE, *(name for agent in self._agents for name in agent.function_map)}
-        unknown = [name for name in self._policies if name not in known]
+        existing = {CODE, *(name for agent in self._agents for name in agent.function_map)}
+        unknown = [name for name in self._policies if name not in existing]
         if unknown:
             raise UsageError(f"no agent has a tool {unknown[0]!r}", f"$.tools.{unknown[0]}")
         for agent in self._agents:
@@ -199,183 +203,193 @@ class Chat:
                 require_result(name, function)
 
     def _restore(self, *, only_own: bool = False) -> list[Spoken]:
-        """Make the agents know what they knew when the last chat ended or the open one began.
+        """Restore the agents to the end of the last chat, or to the start of the open one.
 
-        Returns what was said in the open one. With `only_own`, agents that remember something else
-        keep it, and that is a UsageError.
+        Returns the messages of the open chat. With `only_own`, agents that already have a different
+        history keep it, and that is a UsageError.
         """
-        said, _ = spoken(self._session)
-        turn = self._kept.turn_id if self._kept.run is not None else None
-        histories, lists = self._agents.histories(), self._agents.lists()
-        known = histories["pairs"] or any(histories["groups"].values())
-        before = digest(histories)  # Of now: groups keep their lists, which are filled anew.
-        self._agents.hear([one for one in said if one.turn != turn], self._kept.state)
-        own = before == digest(self._agents.histories())
-        own = own or (turn is not None and self._agents.are_left(self._kept.chat, before))
-        if only_own and known and not own:
-            self._agents.put_back(lists)
+        messages, _ = spoken(self._session)
+        turn = self._saved.turn_id if self._saved.open_chat is not None else None
+        histories, lists = self._agents.histories(), self._agents.copy_histories()
+        has_history = histories["pairs"] or any(histories["groups"].values())
+        previous = digest(histories)  # Before the rebuild: it refills the groups' lists in place.
+        self._agents.rebuild_histories(
+            [message for message in messages if message.turn != turn], self._saved.state
+        )
+        is_own = previous == digest(self._agents.histories())
+        is_own = is_own or (
+            turn is not None and self._agents.match_snapshots(self._saved.chat_id, previous)
+        )
+        if only_own and has_history and not is_own:
+            self._agents.put_back_histories(lists)
             reason = "the agents have a history that is not the session's"
-            raise UsageError(f"{reason}: give new agents, or begin a new session")
-        for what, name in self._agents.remember(self._kept.state):
+            raise UsageError(f"{reason}: pass new agents, or use a new session")
+        for what, name in self._agents.restore(self._saved.state):
             logger.warning(
-                "%s: the %s of %s were changed in a chat, and now in the code: the code's are used",
+                "%s: the %s of %s were changed both in a chat and in the code: using the code's",
                 self._session.id,
                 what,
                 name,
             )
-        return [one for one in said if one.turn == turn]
+        return [message for message in messages if message.turn == turn]
 
     def save(self) -> None:
-        """Record what the agents know, between chats."""
-        self._kept.save()
+        """Save the agents' state, between chats."""
+        self._saved.save()
 
     def call(
-        self, method: str, sender: Any, function: Callable[..., Any], given: dict[str, Any]
+        self, method: str, sender: Any, function: Callable[..., Any], arguments: dict[str, Any]
     ) -> Any:
-        """Begin a chat, or go on with it; inside of one, do what the framework does."""
-        if self._inside(sender):
-            result = function(**given)
-            self._recorder.go_on()
+        """Start or resume a chat; inside a chat, call the framework's own method."""
+        if self._is_nested(sender):
+            result = function(**arguments)
+            self._recorder.proceed()
             return result
-        with self._block.alone(), self._running(self._opening(method, sender, given)):
-            return function(**given)
+        with self._scope.exclusive(), self._running(self._opening(method, sender, arguments)):
+            return function(**arguments)
 
     async def a_call(
-        self, method: str, sender: Any, function: Callable[..., Any], given: dict[str, Any]
+        self, method: str, sender: Any, function: Callable[..., Any], arguments: dict[str, Any]
     ) -> Any:
-        if self._inside(sender):
-            result = await function(**given)
-            self._recorder.go_on()
+        """Start or resume a chat as `call` does, in async code."""
+        if self._is_nested(sender):
+            result = await function(**arguments)
+            self._recorder.proceed()
             return result
-        with self._block.alone(), self._running(self._opening(method, sender, given)):
-            return await function(**given)
+        with self._scope.exclusive(), self._running(self._opening(method, sender, arguments)):
+            return await function(**arguments)
 
-    def _inside(self, sender: Any) -> bool:
-        """Whether the running code is a part of a chat that has begun."""
-        calling = classes.calling.get()
-        if calling is not None and calling.chat is self:
-            reason = (
-                f"the tool {calling.tool!r} has {sender.name!r} talk, who was given to persist()"
-            )
-            why = "what is said in a tool can not be said again after a crash"
-            hint = "leave agents that talk only in tools out of persist(), or use a nested chat"
-            raise UsageError(f"{reason}, and {why}: {hint}")
+    def _is_nested(self, sender: Any) -> bool:
+        """Return whether the running code is part of this chat; UsageError in its tools."""
+        tool_context = classes.calling.get()
+        if tool_context is not None and tool_context.chat is self:
+            reason = f"the tool {tool_context.tool!r} starts a chat of {sender.name!r}"
+            why = "messages sent inside a tool cannot be replayed after a crash"
+            hint = "leave agents that chat only inside tools out of persist(), or use a nested chat"
+            raise UsageError(f"{reason}, who was passed to persist(), and {why}: {hint}")
         return classes.inside.get() is self
 
-    def _opening(self, method: str, sender: Any, given: dict[str, Any]) -> Opening:
-        for one, other in openings.prepare(method, sender, given, [*self._agents]):
+    def _opening(self, method: str, sender: Any, arguments: dict[str, Any]) -> Opening:
+        for by, recipient in openings.prepare(method, sender, arguments, [*self._agents]):
             logger.info(
-                "%s: initiate_chat goes on with the history of %s and %s; clear_history=False "
-                "is taken in place of True",
+                "%s: initiate_chat continues the history of %s and %s; clear_history=False "
+                "is used instead of True",
                 self._session.id,
-                one.name,
-                other.name,
+                by.name,
+                recipient.name,
             )
-        return openings.opening_of(method, sender, given)
+        return openings.opening_of(method, sender, arguments)
 
     @contextmanager
     def _running(self, opening: Opening) -> Iterator[None]:
-        self.follow()
-        if self._kept.run is not None:
-            with self._turn(self._continue(opening), goes_on=True):
+        """Run one chat in its turn; abandon it if it fails before anything was recorded."""
+        self.catch_up()
+        if self._saved.open_chat is not None:
+            with self._turn(self._prepare_resume(opening), resuming=True):
                 yield
             return
-        self._kept.begin(opening)
-        begun = 0
+        self._saved.begin(opening)
+        start = 0
         try:
-            with self._turn([], goes_on=False):
-                begun = self._session.position
+            with self._turn([], resuming=False):
+                start = self._session.position
                 yield
         except Exception as error:
             if isinstance(error, UsageError) or not isinstance(error, PerdureError):
                 self._session.refresh()
-                if self._session.position == begun:  # Nothing came of it that could go on.
+                if self._session.position == start:  # Nothing was recorded that could be resumed.
                     self.abandon("it failed before anything was said")
             raise
 
     @contextmanager
-    def _turn(self, before: list[Spoken], *, goes_on: bool) -> Iterator[None]:
-        """Record what is said and done; what was said `before` is said again."""
-        self._parts.replace()
-        with self._kept.turn() as turn:
+    def _turn(self, previous: list[Spoken], *, resuming: bool) -> Iterator[None]:
+        """Record the chat in its turn; `previous` messages are replayed first."""
+        self._patches.apply()
+        with self._saved.turn() as turn:
             token = classes.inside.set(self)
-            self.talking = True
+            self.is_running = True
             try:
-                self._failures.begin(turn.id, goes_on=goes_on, in_tasks=self._in_tasks())
-                self._recorder.begin(turn, before)
+                self._failures.begin(turn.id, resuming=resuming, in_tasks=self._runs_in_tasks())
+                self._recorder.begin(turn, previous)
                 self._close_calls()
                 yield
-                self._recorder.require_whole()
-                self._recorder.require_all()
-                self._kept.finish()
+                self._recorder.raise_if_broken()
+                self._recorder.require_all_replayed()
+                self._saved.finish()
             except BaseException:
                 _leave(turn)
                 raise
             finally:
-                self.talking = False
+                self.is_running = False
                 self._recorder.end()
                 classes.inside.reset(token)
 
-    def _in_tasks(self) -> bool:
-        run = self._kept.run
-        return run is not None and run["method"].startswith("a_")
+    def _runs_in_tasks(self) -> bool:
+        """Return whether the open chat was started by an async method."""
+        opening = self._saved.open_chat
+        return opening is not None and opening["method"].startswith("a_")
 
     def _close_calls(self) -> None:
-        """Answer the calls that the chat before ended on: models refuse to go on else."""
-        said = [one for one in spoken(self._session)[0] if one.turn != self._kept.turn_id]
-        for one in self._agents.open_calls(said):
-            self._recorder.say(one.author, one.recipient, one.message, one.origin)
-            self._agents.close(one)
+        """Answer tool calls that the previous chat left open: providers reject unanswered calls."""
+        messages = [m for m in spoken(self._session)[0] if m.turn != self._saved.turn_id]
+        for answer in self._agents.open_calls(messages):
+            self._recorder.record_message(
+                answer.author, answer.recipient, answer.message, answer.origin
+            )
+            self._agents.close_call(answer)
 
-    def _continue(self, opening: Opening) -> list[Spoken]:
-        run = self._kept.run
-        assert run is not None  # noqa: S101 - the caller saw to it
-        if not openings.same(run, opening):
-            what, hint = openings.words(run), f"call resume() first; {HINT}"
-            raise DivergenceError(self._session.id, what, digest(run), digest(opening), hint)
-        logger.info("%s: going on with %s", self._session.id, openings.words(run))
+    def _prepare_resume(self, opening: Opening) -> list[Spoken]:
+        """Require the interrupted call, restore the agents, return the recorded messages."""
+        recorded = self._saved.open_chat
+        assert recorded is not None  # noqa: S101 - checked by the caller
+        if not openings.same(recorded, opening):
+            description, hint = openings.words(recorded), f"call resume() first; {HINT}"
+            raise DivergenceError(
+                self._session.id, description, digest(recorded), digest(opening), hint
+            )
+        logger.info("%s: resuming %s", self._session.id, openings.words(recorded))
         return self._restore()
 
-    def ask(self, wrapper: Any, create: Callable[..., Any], config: dict[str, Any]) -> Any:
-        """Ask a model, or give what it answered before the process died."""
-        self._recorder.go_on()
-        self._parts.replace()  # What the answer calls may have been given to an agent just now.
-        live: list[Any] = []
+    def call_model(self, wrapper: Any, create: Callable[..., Any], config: dict[str, Any]) -> Any:
+        """Call a model, or return its recorded answer."""
+        self._recorder.proceed()
+        self._patches.apply()  # An agent may have been given a new tool since the last call.
+        responses: list[Any] = []
 
-        def ask(**_: Any) -> Any:
-            if (error := self._failures.again(request)) is not None:
+        def call(**_: Any) -> Any:
+            if (error := self._failures.replayed_error(request)) is not None:
                 raise error
-            live.append(create(wrapper, **config))
-            return models.data_of(wrapper, live[0])
+            responses.append(create(wrapper, **config))
+            return models.data_of(wrapper, responses[0])
 
         request = models.request_of(config)
         try:
-            data = self._session.model(ask, name="model", actor=request["agent"])(**request)
+            data = self._session.model(call, name="model", actor=request["agent"])(**request)
         except PerdureError as error:
-            # The framework makes an empty summary of any error, and would go on with that.
-            self._recorder.broken = error
+            # The framework turns any error into an empty summary, and would continue with that.
+            self._recorder.error = error
             raise
         except Exception as error:
-            self._failures.failed(request, error)
+            self._failures.note_failure(request, error)
             raise
-        if live:
-            return live[0]
+        if responses:
+            return responses[0]
         models.set_usage(wrapper, data["usage"])
         return models.Answer(data)
 
-    def choose(self, group: Any, choose: Callable[..., Any], agents: Any) -> Any:
-        """Have chance or a person choose a speaker, or take the one that was chosen."""
+    def select_speaker(self, group: Any, select: Callable[..., Any], agents: Any) -> Any:
+        """Let chance or a person select a speaker, or return the recorded selection."""
 
-        def chosen() -> str | None:
-            agent = choose(group, agents)
+        def select_name() -> str | None:
+            agent = select(group, agents)
             return None if agent is None else str(agent.name)
 
-        among = [agent.name for agent in (group.agents if agents is None else agents)]
-        name = self._effects.answer("speaker", chosen, among=among)
+        candidates = [agent.name for agent in (group.agents if agents is None else agents)]
+        name = self._effects.ask("speaker", select_name, among=candidates)
         return next((agent for agent in group.agents if agent.name == name), None)
 
 
 def _leave(turn: Turn) -> None:
-    """Leave a turn as a process that dies does: the chat is interrupted, and can go on."""
+    """Suspend a turn as a crash would: the chat is interrupted, and can be resumed."""
     if not turn.ended:
         turn.leave()

@@ -1,8 +1,9 @@
-"""The two classes of the framework that are changed while chats are kept, and for those only.
+"""Patch the two framework classes whose instances are out of reach, for persisted chats only.
 
-Agents that the framework makes for a moment, to choose a speaker, and copies that it makes of group
-chats are out of anybody's reach. So the classes of clients and of groups ask whose they are, and
-do what they did where they are nobody's.
+The framework creates temporary agents (to choose a speaker) and copies of group chats, which no
+patch of a given object would reach. So the client and group classes look up which chat they
+belong to, and behave as before where they belong to none. The patch is global: it is applied with
+the first open chat and undone with the last.
 """
 
 from collections.abc import Callable
@@ -13,28 +14,30 @@ from weakref import WeakKeyDictionary
 
 
 class Asking(Protocol):
-    """A chat, as clients and groups see it."""
+    """A chat, as patched clients and groups see it."""
 
     @property
-    def talking(self) -> bool: ...
+    def is_running(self) -> bool: ...
 
-    def ask(self, wrapper: Any, create: Callable[..., Any], config: dict[str, Any]) -> Any: ...
+    def call_model(
+        self, wrapper: Any, create: Callable[..., Any], config: dict[str, Any]
+    ) -> Any: ...
 
-    def choose(self, group: Any, choose: Callable[..., Any], agents: Any) -> Any: ...
+    def select_speaker(self, group: Any, select: Callable[..., Any], agents: Any) -> Any: ...
 
 
 class Calling(NamedTuple):
-    """A chat and one of its tools, which is running."""
+    """A chat and its tool that is running."""
 
     chat: Asking
     tool: str
 
 
 inside: ContextVar[Asking | None] = ContextVar("perdure_autogen_chat", default=None)
-"""The chat that the running code is a part of."""
+"""The chat that the running code belongs to."""
 
 calling: ContextVar[Calling | None] = ContextVar("perdure_autogen_tool", default=None)
-"""The tool that the running code is a part of."""
+"""The tool that the running code belongs to."""
 
 _owners: WeakKeyDictionary[Any, Asking] = WeakKeyDictionary()
 _lock = Lock()
@@ -43,19 +46,20 @@ _users = 0
 
 
 def own(chat: Asking, clients: list[Any]) -> None:
-    """Let the model calls of some clients be a chat's."""
+    """Route the model calls of these clients to a chat."""
     for client in clients:
         _owners[client] = chat
 
 
 def disown(chat: Asking) -> None:
-    for client in [one for one, owner in _owners.items() if owner is chat]:
+    """Stop routing model calls to a chat."""
+    for client in [client for client, owner in _owners.items() if owner is chat]:
         del _owners[client]
 
 
 def install(autogen: Any) -> None:
-    """Have clients and groups ask whose they are; `uninstall` undoes it after the last user."""
-    global _users  # noqa: PLW0603 - there is one framework, and one change of it
+    """Patch the client and group classes; `uninstall` undoes it after the last user."""
+    global _users  # noqa: PLW0603 - one framework, one patch of it
     with _lock:
         _users += 1
         if _users == 1:
@@ -66,6 +70,7 @@ def install(autogen: Any) -> None:
 
 
 def uninstall() -> None:
+    """Undo `install` for one user; the last one restores the classes."""
     global _users  # noqa: PLW0603 - as above
     with _lock:
         _users -= 1
@@ -74,37 +79,38 @@ def uninstall() -> None:
             setattr(cls, name, original)
 
 
-def _change(cls: type, name: str, change: Callable[[Callable[..., Any]], Any]) -> None:
+def _change(cls: type, name: str, wrap: Callable[[Callable[..., Any]], Any]) -> None:
     original = vars(cls)[name]
     _before.append((cls, name, original))
-    setattr(cls, name, change(original))
+    setattr(cls, name, wrap(original))
 
 
-def _beginning(begin: Callable[..., None]) -> Callable[..., None]:
-    def begin_owned(self: Any, *args: Any, **kwargs: Any) -> None:
-        begin(self, *args, **kwargs)
+def _beginning(init: Callable[..., None]) -> Callable[..., None]:
+    def init_owned(self: Any, *args: Any, **kwargs: Any) -> None:
+        init(self, *args, **kwargs)
         chat = inside.get()
         if chat is not None:
             _owners[self] = chat
 
-    return begin_owned
+    return init_owned
 
 
 def _creating(create: Callable[..., Any]) -> Callable[..., Any]:
     def create_owned(self: Any, **config: Any) -> Any:
+        # An agent's own client is claimed; a temporary agent's belongs to the running chat.
         chat = _owners.get(self) or inside.get()
-        if chat is None or not chat.talking:
+        if chat is None or not chat.is_running:
             return create(self, **config)
-        return chat.ask(self, create, config)
+        return chat.call_model(self, create, config)
 
     return create_owned
 
 
-def _choosing(choose: Callable[..., Any]) -> Callable[..., Any]:
-    def choose_owned(self: Any, agents: Any = None) -> Any:
+def _choosing(select: Callable[..., Any]) -> Callable[..., Any]:
+    def select_owned(self: Any, agents: Any = None) -> Any:
         chat = inside.get()
-        if chat is None or not chat.talking:
-            return choose(self, agents)
-        return chat.choose(self, choose, agents)
+        if chat is None or not chat.is_running:
+            return select(self, agents)
+        return chat.select_speaker(self, select, agents)
 
-    return choose_owned
+    return select_owned

@@ -1,4 +1,4 @@
-"""Code that agents run for each other, as effects: what was run is not run again."""
+"""Record code that agents execute for each other as effects: no block is executed twice."""
 
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -6,33 +6,34 @@ from typing import Any
 
 from perdure.adapters.autogen_tools import Effects
 
-NAME = "code"  # What it is called in `tools=` and in the record.
+NAME = "code"  # Tool name in `tools=` and in the record.
 
 
 def blocks_run(effects: Effects, run: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Return the agent's own way of running blocks: of a language and a text each."""
-    durable = effects.tool(NAME, _plainly(lambda blocks: run([tuple(one) for one in blocks])))
+    """Return a durable version of an agent's `execute_code_blocks`: pairs of language and code."""
+    durable = effects.tool(NAME, _plainly(lambda blocks: run([tuple(block) for block in blocks])))
 
     def call(code_blocks: Any) -> tuple[Any, ...]:
-        result = durable(code_blocks=[list(one) for one in code_blocks])
+        result = durable(code_blocks=[list(block) for block in code_blocks])
         return (1, result) if isinstance(result, str) else tuple(result)
 
     return call
 
 
 def executed(effects: Effects, run: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Return a code executor's way of running blocks."""
-    kinds: list[Any] = []
+    """Return a durable version of a code executor's `execute_code_blocks`."""
+    block_types: list[Any] = []
 
-    def again(blocks: list[dict[str, Any]]) -> list[Any]:
-        result = run([kinds[0](**one) for one in blocks])
+    def run_data(blocks: list[dict[str, Any]]) -> list[Any]:
+        result = run([block_types[0](**block) for block in blocks])
         return [result.exit_code, result.output]
 
-    durable = effects.tool(NAME, _plainly(again))
+    durable = effects.tool(NAME, _plainly(run_data))
 
     def call(code_blocks: Any) -> Any:
-        kinds[:] = [type(one) for one in code_blocks]
-        blocks = [{"code": one.code, "language": one.language} for one in code_blocks]
+        # The record holds plain dicts: the executor gets back the block class it was called with.
+        block_types[:] = [type(block) for block in code_blocks]
+        blocks = [{"code": block.code, "language": block.language} for block in code_blocks]
         result = durable(code_blocks=blocks)
         code, output = (1, result) if isinstance(result, str) else result
         return SimpleNamespace(exit_code=code, output=output)
@@ -41,6 +42,8 @@ def executed(effects: Effects, run: Callable[[Any], Any]) -> Callable[[Any], Any
 
 
 def _plainly(run: Callable[[Any], Any]) -> Callable[..., list[Any]]:
+    """Return a function with a storable result and a recorded `code_blocks` argument."""
+
     def code(code_blocks: list[Any]) -> list[Any]:
         return [*run(code_blocks)]
 

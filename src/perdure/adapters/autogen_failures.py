@@ -1,8 +1,8 @@
-"""Model calls that failed without ending their chat: somebody went on, as if nothing were said.
+"""Model calls that failed without ending their chat, because the framework swallowed the error.
 
-A call that failed is made again when its chat goes on after a crash: the failure may be what ended
-it. One that was passed over is not: what was said after it follows from the failure. So that it was
-passed over is recorded before anything else is, and then the call fails again, in the same words.
+A failed call is made again when its chat resumes after a crash: the failure may be what ended the
+chat. A swallowed failure is not retried: the messages after it depend on it. So it is recorded
+before anything else is, and on resume the call fails again with the same text.
 """
 
 import asyncio
@@ -16,100 +16,104 @@ from perdure.adapters.autogen_classes import calling
 from perdure.adapters.autogen_openings import storable
 from perdure.adapters.autogen_record import digest
 
-NAME = "model_failure"  # What it is called in the record.
-_FIELDS = ("message", "body", "code", "param", "type", "request_id", "status_code")  # Of the SDK's.
+NAME = "model_failure"  # Tool name in the record.
+_FIELDS = ("message", "body", "code", "param", "type", "request_id", "status_code")  # SDK errors.
 
 
 class ModelError(Exception):
-    """A failure from the record, of a kind that is not loaded or can not be made so."""
+    """A recorded failure whose exception class is not loaded or cannot be constructed."""
 
 
 class Failures:
-    """The failures of a chat's model calls that may be, and those that were, passed over."""
+    """Failed model calls of a chat: recorded ones to replay, and new ones that may be swallowed."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
         self._recorded: dict[str, deque[dict[str, Any]]] = {}
         self._pending: dict[object, tuple[dict[str, Any], Exception]] = {}
-        self._astray: list[tuple[dict[str, Any], Exception]] = []
+        self._unattributed: list[tuple[dict[str, Any], Exception]] = []
         self._in_tasks = False
 
-    def begin(self, turn: str, *, goes_on: bool, in_tasks: bool) -> None:
-        """Begin a chat, or go on with it; `in_tasks` if it may be several chats side by side."""
-        self._pending, self._recorded, self._astray = {}, {}, []
+    def begin(self, turn: str, *, resuming: bool, in_tasks: bool) -> None:
+        """Start or resume a chat; `in_tasks` if it may run several chats concurrently."""
+        self._pending, self._recorded, self._unattributed = {}, {}, []
         self._in_tasks = in_tasks
-        for one in self._session.effects.list(tool=NAME, turn=turn) if goes_on else ():
-            if one.result is not None:
-                self._recorded.setdefault(one.result["request"], deque()).append(one.result)
+        for effect in self._session.effects.list(tool=NAME, turn=turn) if resuming else ():
+            if effect.result is not None:
+                self._recorded.setdefault(effect.result["request"], deque()).append(effect.result)
 
-    def again(self, request: dict[str, Any]) -> Exception | None:
-        """Return the failure of a request that was passed over before the process died."""
-        found = self._recorded.get(digest(request))
-        return _error_of(found.popleft()) if found else None
+    def replayed_error(self, request: dict[str, Any]) -> Exception | None:
+        """Return the error of a request that failed and was swallowed before the crash."""
+        recorded = self._recorded.get(digest(request))
+        return _error_of(recorded.popleft()) if recorded else None
 
-    def failed(self, request: dict[str, Any], error: Exception) -> None:
-        """Take in that a model did not answer. Tools see to their own calls: they run once."""
-        place = self._place()
-        if place is None:
-            self._astray.append((request, error))
+    def note_failure(self, request: dict[str, Any], error: Exception) -> None:
+        """Note a failed model call. Calls inside tools are skipped: a tool runs only once."""
+        lane = self._lane()
+        if lane is None:
+            self._unattributed.append((request, error))
         elif calling.get() is None:
-            self._pending[place] = request, error
+            self._pending[lane] = request, error
 
-    def awaited(self, answer: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a coroutine function that answers; what fails in a thread of it failed there."""
+    def attributing(self, reply: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a coroutine function that attributes its worker threads' failures to its task."""
 
-        async def found(*args: Any, **kwargs: Any) -> Any:
+        async def attributed(*args: Any, **kwargs: Any) -> Any:
             try:
-                return await answer(*args, **kwargs)
+                return await reply(*args, **kwargs)
             except Exception as error:
-                for one in [one for one in self._astray if one[1] is error]:
-                    self._astray.remove(one)
-                    self.failed(*one)
+                for failure in [failure for failure in self._unattributed if failure[1] is error]:
+                    self._unattributed.remove(failure)
+                    self.note_failure(*failure)
                 raise
 
-        return found
+        return attributed
 
-    def pass_over(self) -> None:
-        """Record that a failure, if there was one here, was passed over: the chat goes on."""
-        if not self._pending or (found := self._pending.pop(self._place(), None)) is None:
+    def record_swallowed(self) -> None:
+        """Record this task's or thread's pending failure, if any: the chat continues."""
+        if not self._pending or (pending := self._pending.pop(self._lane(), None)) is None:
             return
-        request, error = digest(found[0]), found[1]
-        failed = {"request": request, **_data_of(error)}
-        tool = self._session.tool(lambda **_: failed, effect="read_only", name=NAME)
-        tool(agent=found[0]["agent"], request=request)
+        request, error = digest(pending[0]), pending[1]
+        failure = {"request": request, **_data_of(error)}
+        tool = self._session.tool(lambda **_: failure, effect="read_only", name=NAME)
+        tool(agent=pending[0]["agent"], request=request)
 
-    def _place(self) -> object | None:
-        """Return where a chat runs, among those beside it; None where that can not be told."""
+    def _lane(self) -> object | None:
+        """Return the task or thread that runs this chat; None where it cannot be determined."""
         try:
             return asyncio.current_task()
-        except RuntimeError:  # No loop: one of its threads, or code that knows of none.
+        except RuntimeError:  # No loop here: a worker thread of async code, or synchronous code.
             return None if self._in_tasks else get_ident()
 
 
 def _data_of(error: Exception) -> dict[str, Any]:
     kind = type(error)
     fields = {name: vars(error).get(name) for name in _FIELDS}
-    plain = {name: one for name, one in fields.items() if name in vars(error) and storable(one)}
+    plain = {
+        name: value for name, value in fields.items() if name in vars(error) and storable(value)
+    }
     return {"error": [kind.__module__, kind.__qualname__], "text": str(error), "fields": plain}
 
 
 def _error_of(data: dict[str, Any]) -> Exception:
-    """Return a failure as whoever passed it over catches it: of its kind, if that is loaded."""
-    kinds = [one for one in _kinds() if [one.__module__, one.__qualname__] == data["error"]]
-    made = (_made(kind, data) for kind in kinds)
-    return next((one for one in made if one is not None), ModelError(data["text"]))
+    """Return the recorded error as an instance of its original class, if that class is loaded."""
+    kinds = [kind for kind in _kinds() if [kind.__module__, kind.__qualname__] == data["error"]]
+    errors = (_made(kind, data) for kind in kinds)
+    return next((error for error in errors if error is not None), ModelError(data["text"]))
 
 
 def _made(kind: type[Exception], data: dict[str, Any]) -> Exception | None:
     try:
-        error = kind.__new__(kind, data["text"])  # Without the response that some ask for.
+        # Not `kind(...)`: some constructors require the HTTP response, which is not recorded.
+        error = kind.__new__(kind, data["text"])
         vars(error).update(data["fields"])
         return error if str(error) == data["text"] else None
-    except Exception:  # noqa: BLE001 - what a class does that somebody wrote
+    except Exception:  # noqa: BLE001 - an arbitrary user class may raise anything
         return None
 
 
 def _kinds() -> Iterator[type[Exception]]:
+    """Yield all loaded exception classes. Nothing is imported by a recorded name."""
     kinds: list[type[Exception]] = [Exception]
     while kinds:
         kind = kinds.pop()

@@ -1,8 +1,8 @@
-"""What agents remember of what was said, as it follows from the record.
+"""Rebuild the agents' histories from the recorded messages.
 
-Stand-ins hear the recorded messages, through the framework's own code, which gives each side its
-roles and names. The agents do not: their classes, hooks and terminals would take it for something
-new.
+Stand-in agents of the same names receive the recorded messages through the framework's own code,
+which assigns the roles and names on each side. The real agents never receive them: their classes,
+hooks and terminals would treat each as a new message.
 """
 
 from collections.abc import Iterable, Mapping
@@ -14,79 +14,88 @@ from perdure.adapters.autogen_names import framework
 from perdure.adapters.autogen_openings import storable
 from perdure.adapters.autogen_record import INSTEAD, Spoken
 
-CLOSED = "autogen:closed"  # The origin of what answers a call in place of its result.
+CLOSED = "autogen:closed"  # Origin of a message that answers a call in place of its result.
 
 Histories = dict[str, Any]
-"""`pairs`, what each agent knows of each other, and `groups`, what is in each; by their names."""
+"""`pairs`: messages per agent and peer; `groups`: messages per group. Keys are agent names."""
 
 _PLAIN = {"llm_config": False, "human_input_mode": "NEVER", "code_execution_config": False}
 
 
 class Hearing:
-    """Agents of the same names, and groups, that remember what they are told here."""
+    """Rebuilds histories with stand-in agents and groups that receive recorded messages."""
 
     def __init__(self, names: Iterable[str], members: Mapping[str, list[str]]) -> None:
         autogen = framework()
-        self.members = {name: [*among] for name, among in members.items()}
-        self.after = 0
+        self.members = {name: [*agents] for name, agents in members.items()}
+        self.position = 0  # Of the last message replayed.
         self._agents = {name: autogen.ConversableAgent(name, **_PLAIN) for name in names}
         self._groups = {
-            name: autogen.GroupChat(agents=[self._agents[one] for one in among], messages=[])
-            for name, among in members.items()
+            name: autogen.GroupChat(agents=[self._agents[member] for member in agents], messages=[])
+            for name, agents in members.items()
         }
-        self._passing: dict[str, _Passing] = {}
+        self._broadcasts: dict[str, _Passing] = {}
 
-    def put(self, histories: Histories) -> None:
-        """Have the stand-ins remember these lists, which are theirs from now on.
+    def load(self, histories: Histories) -> None:
+        """Set the stand-ins' histories; the lists belong to them from now on.
 
-        Where a number stands for a list, they remember so many of the newest messages.
+        An int in place of a list keeps that many of the newest messages.
         """
-        for name, known in histories["pairs"].items():
+        for name, by_peer in histories["pairs"].items():
             lists = self._agents[name].chat_messages
-            for peer, said in known.items():
-                lists[self._agents[peer]] = _newest(said, lists[self._agents[peer]])
-        for name, said in histories["groups"].items():
+            for peer, messages in by_peer.items():
+                lists[self._agents[peer]] = _newest(messages, lists[self._agents[peer]])
+        for name, messages in histories["groups"].items():
             group = self._groups[name]
-            group.messages = _newest(said, group.messages)
+            group.messages = _newest(messages, group.messages)
 
     def histories(self) -> Histories:
-        """Return what they remember; those who remember nothing of each other are left out."""
+        """Return the rebuilt histories; pairs without messages are omitted."""
         pairs = {
-            name: {peer.name: said for peer, said in agent.chat_messages.items() if said}
+            name: {
+                peer.name: messages for peer, messages in agent.chat_messages.items() if messages
+            }
             for name, agent in self._agents.items()
         }
         groups = {name: group.messages for name, group in self._groups.items()}
-        return {"pairs": {name: one for name, one in pairs.items() if one}, "groups": groups}
+        return {
+            "pairs": {name: by_peer for name, by_peer in pairs.items() if by_peer},
+            "groups": groups,
+        }
 
-    def hear(self, said: Iterable[Spoken]) -> None:
-        """Have chats be heard that have ended; managers pass on what they were told."""
+    def replay(self, messages: Iterable[Spoken]) -> None:
+        """Replay the messages of chats that have ended; managers broadcast what they received."""
         turn = ""
-        for one in said:
-            if one.turn != turn:
-                self._pass_on(*self._passing)
-            self._take(one)
-            self.after, turn = one.position, one.turn
-        self._pass_on(*self._passing)
+        for message in messages:
+            if message.turn != turn:
+                self._finish_broadcasts(*self._broadcasts)
+            self._deliver(message)
+            self.position, turn = message.position, message.turn
+        self._finish_broadcasts(*self._broadcasts)
 
-    def _take(self, one: Spoken) -> None:
-        if one.origin == INSTEAD and one.author in self._passing:
-            self._passing[one.author].instead[one.recipient] = one.message
+    def _deliver(self, message: Spoken) -> None:
+        """Deliver one message; a manager's broadcast of it is held back."""
+        if message.origin == INSTEAD and message.author in self._broadcasts:
+            self._broadcasts[message.author].replacements[message.recipient] = message.message
             return
-        if one.recipient in self._passing:  # Not before: introductions come between.
-            self._pass_on(one.recipient)
-        speaker, recipient = self._agents[one.author], self._agents[one.recipient]
-        _hand_over(speaker, dict(one.message), recipient)
-        if one.recipient in self._groups:
-            group = self._groups[one.recipient]
-            self._passing[one.recipient] = _Passing(recipient, group, speaker, one.origin)
+        # The broadcast waits until the next message: a manager's introductions come in between.
+        if message.recipient in self._broadcasts:
+            self._finish_broadcasts(message.recipient)
+        speaker, recipient = self._agents[message.author], self._agents[message.recipient]
+        _hand_over(speaker, dict(message.message), recipient)
+        if message.recipient in self._groups:
+            group = self._groups[message.recipient]
+            self._broadcasts[message.recipient] = _Passing(
+                recipient, group, speaker, message.origin
+            )
 
-    def _pass_on(self, *managers: str) -> None:
+    def _finish_broadcasts(self, *managers: str) -> None:
         for name in managers:
-            self._passing.pop(name).on()
+            self._broadcasts.pop(name).deliver()
 
 
 class _Passing:
-    """What a manager was told and is to pass on, or what it tells some in its place."""
+    """A message that a manager has yet to broadcast, and its replacements for some members."""
 
     def __init__(self, manager: Any, group: Any, speaker: Any, origin: str) -> None:
         self._manager = manager
@@ -94,59 +103,63 @@ class _Passing:
         self._speaker = speaker
         self._closes = origin == CLOSED
         self._message = manager.last_message(speaker)
-        self.instead: dict[str, Any] = {}
+        self.replacements: dict[str, Any] = {}
 
-    def on(self) -> None:
-        if self._concerns(self._group.messages):
+    def deliver(self) -> None:
+        """Append the message to the group and send it to every other member."""
+        if self._applies_to(self._group.messages):
             self._group.append(self._message, self._speaker)
         for agent in self._group.agents:
-            if agent is not self._speaker and self._concerns(agent.chat_messages[self._manager]):
-                message = self.instead.get(agent.name, self._message)
+            if agent is not self._speaker and self._applies_to(agent.chat_messages[self._manager]):
+                message = self.replacements.get(agent.name, self._message)
                 _hand_over(self._manager, message, agent)
 
-    def _concerns(self, said: list[dict[str, Any]]) -> bool:
-        """Whether it belongs there: what closes a call does where that was heard."""
-        return not self._closes or ends_on_calls(said)
+    def _applies_to(self, history: list[dict[str, Any]]) -> bool:
+        """Return whether the message belongs in a history: a closing answer only after its call."""
+        return not self._closes or ends_on_calls(history)
 
 
-def ends_on_calls(said: list[dict[str, Any]] | None) -> bool:
-    """Whether the last of some messages calls tools, which nobody has answered yet."""
-    return bool(said and said[-1].get("tool_calls"))
+def ends_on_calls(messages: list[dict[str, Any]] | None) -> bool:
+    """Return whether the last message calls tools and is not answered yet."""
+    return bool(messages and messages[-1].get("tool_calls"))
 
 
 def _hand_over(speaker: Any, message: Any, recipient: Any) -> None:
     speaker.send(message, recipient, request_reply=False, silent=True)
 
 
-def _newest(said: Any, heard: list[Any]) -> Any:
-    return heard[len(heard) - said :] if isinstance(said, int) else said
+def _newest(messages: Any, rebuilt: list[Any]) -> Any:
+    return rebuilt[len(rebuilt) - messages :] if isinstance(messages, int) else messages
 
 
-def changed(now: Histories, heard: Histories) -> Histories:
-    """Return the histories that are not what was heard, or as numbers if they lack its beginning.
+def changed(current: Histories, rebuilt: Histories) -> Histories:
+    """Return the histories that differ from the rebuilt ones, or lengths if only old ones are gone.
 
-    Raises UsageError if one can not be kept.
+    Raises UsageError if one cannot be stored.
     """
     pairs: dict[str, Any] = {}
-    for name in now["pairs"].keys() | heard["pairs"].keys():
-        known, was = now["pairs"].get(name, {}), heard["pairs"].get(name, {})
-        for peer in known.keys() | was.keys():
-            said, where = known.get(peer, []), f"{name!r} remembers of {peer!r}"
-            if said != was.get(peer, []):
-                pairs.setdefault(name, {})[peer] = _kept(said, was.get(peer, []), where)
+    for name in current["pairs"].keys() | rebuilt["pairs"].keys():
+        by_peer, rebuilt_by_peer = current["pairs"].get(name, {}), rebuilt["pairs"].get(name, {})
+        for peer in by_peer.keys() | rebuilt_by_peer.keys():
+            messages, where = by_peer.get(peer, []), f"{name!r} remembers of {peer!r}"
+            if messages != rebuilt_by_peer.get(peer, []):
+                pairs.setdefault(name, {})[peer] = _kept(
+                    messages, rebuilt_by_peer.get(peer, []), where
+                )
     groups = {
-        name: _kept(said, heard["groups"][name], f"is in the group of {name!r}")
-        for name, said in now["groups"].items()
-        if said != heard["groups"][name]
+        name: _kept(messages, rebuilt["groups"][name], f"is in the group of {name!r}")
+        for name, messages in current["groups"].items()
+        if messages != rebuilt["groups"][name]
     }
     return {"pairs": pairs, "groups": groups}
 
 
-def _kept(said: list[Any], heard: list[Any], where: str) -> Any:
-    if len(said) < len(heard) and said == heard[len(heard) - len(said) :]:
-        return len(said)
-    at = next((at for at, one in enumerate(said) if not storable(one)), None)
-    if at is not None:
-        reason = f"what {where} was changed to something that JSON can not say"
-        raise UsageError(f"{reason}: leave plain messages there", f"$[{at}]")
-    return deepcopy(said)
+def _kept(messages: list[Any], rebuilt: list[Any], where: str) -> Any:
+    """Return a changed history as it is saved: its length if only old messages were dropped."""
+    if len(messages) < len(rebuilt) and messages == rebuilt[len(rebuilt) - len(messages) :]:
+        return len(messages)
+    index = next((index for index, message in enumerate(messages) if not storable(message)), None)
+    if index is not None:
+        reason = f"what {where} was changed to something that is not JSON"
+        raise UsageError(f"{reason}: leave plain messages there", f"$[{index}]")
+    return deepcopy(messages)

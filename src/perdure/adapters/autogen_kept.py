@@ -1,4 +1,9 @@
-"""What a session holds of its chats besides what was said: which began, and what agents knew."""
+"""Save the chats' state in a session value: how the open chat started, and the agents' state.
+
+The value is written when a chat starts and when it ends. Messages are not in it: the agents'
+histories are rebuilt from the records. Checks here refuse agents that do not match the recorded
+ones before anything has changed. The keys of the value are a stored format: see `FORMAT`.
+"""
 
 from typing import Any
 
@@ -12,7 +17,7 @@ FORMAT = 2
 
 
 class Kept:
-    """The session's value of chats. It is written when a chat begins and when it ends."""
+    """The session's saved chat state. It is written when a chat starts and when it ends."""
 
     def __init__(self, session: Session, agents: Agents) -> None:
         self._session = session
@@ -21,37 +26,38 @@ class Kept:
         self._version = 0
 
     def load(self) -> None:
+        """Read the saved state; UsageError or VersionError if its format is not the current one."""
         self._session.refresh()
         self._data = self._session.get(KEY) or {}
-        self._version = self._newest()
-        found = self._data.get("format", FORMAT)
-        if isinstance(found, int) and found < FORMAT:
-            reason = f"the AutoGen chat was kept in format {found}, which is not read any more"
-            raise UsageError(f"{reason}: go on with the perdure that kept it, or in a new session")
-        if found != FORMAT:
-            raise VersionError("the AutoGen chat", str(found), str(FORMAT))
+        self._version = self._stored_version()
+        format = self._data.get("format", FORMAT)
+        if isinstance(format, int) and format < FORMAT:
+            reason = f"the AutoGen chat was saved in format {format}, which is no longer read"
+            raise UsageError(f"{reason}: use the perdure that saved it, or a new session")
+        if format != FORMAT:
+            raise VersionError("the AutoGen chat", str(format), str(FORMAT))
 
-    def moved(self) -> bool:
-        """Whether a chat began or ended in another process since this was read."""
+    def is_stale(self) -> bool:
+        """Return whether another process started or ended a chat since this was read."""
         self._session.refresh()
-        return self._newest() != self._version
+        return self._stored_version() != self._version
 
-    def _newest(self) -> int:
+    def _stored_version(self) -> int:
         values = self._session.values
         return values.version(KEY) if KEY in values.keys() else 0  # noqa: SIM118 - a method
 
-    def settle(self) -> None:
+    def end_finished_turn(self) -> None:
         """End the turn of a chat that had ended when its process died."""
         for turn in self._session.interrupted:
-            if self.run is None and turn.id == self.turn_id:
+            if self.open_chat is None and turn.id == self.turn_id:
                 with turn:
                     pass
 
     @property
-    def run(self) -> Opening | None:
-        """How the chat began that is open; None if none is."""
-        found: Opening | None = self._data.get("run")
-        return found
+    def open_chat(self) -> Opening | None:
+        """How the open chat started; None if none is open."""
+        opening: Opening | None = self._data.get("run")
+        return opening
 
     @property
     def finished(self) -> int:
@@ -59,101 +65,109 @@ class Kept:
 
     @property
     def state(self) -> State:
-        found: State = self._data.get("state", {})
-        return found
+        state: State = self._data.get("state", {})
+        return state
 
     @property
     def turn_id(self) -> str:
         return f"{KEY}:{self._data.get('begun', 0)}"
 
     @property
-    def chat(self) -> str:
-        """Which chat is open, or was last, of all sessions' chats."""
+    def chat_id(self) -> str:
+        """An id of the open or last chat, unique among all sessions."""
         return f"{self._session.id} {self.turn_id}"
 
     def turn(self) -> Turn:
         return self._session.turn(id=self.turn_id)
 
-    def require_same(self, said: list[Spoken], others: int) -> None:
-        """Raise UsageError unless the session holds a chat of these agents, or nothing yet."""
+    def require_same_agents(self, messages: list[Spoken], others: int) -> None:
+        """Raise UsageError unless the session is empty or holds a chat of these agents."""
         names, id = {*self._agents.by_name}, self._session.id
-        if others or (len(self._session) and not said and not self._data):
+        if others or (len(self._session) and not messages and not self._data):
             reason = f"{id!r} holds a conversation that is not one of AutoGen agents"
-            raise UsageError(f"{reason}: take another session, or import it first")
-        spoke = {name for one in said for name in (one.author, one.recipient)}
-        missing = sorted((spoke | {*self._data.get("agents", [])}) - names)
+            raise UsageError(f"{reason}: use another session, or import it first")
+        speakers = {name for message in messages for name in (message.author, message.recipient)}
+        missing = sorted((speakers | {*self._data.get("agents", [])}) - names)
         if missing:
-            reason = f"{id!r} holds a chat of {', '.join(missing)}, who are not among the agents"
-            raise UsageError(f"{reason}: give agents of the same names, or another session")
+            reason = f"{id!r} holds a chat of {', '.join(missing)}, not among the given agents"
+            raise UsageError(f"{reason}: pass agents of the same names, or use another session")
         self._require_names()
         for name, members in self._data.get("groups", {}).items():
             self._require_group(name, members)
-        if self.run is not None:
+        if self.open_chat is not None:
             self._require_tools()
             self._require_kinds()
 
     def _require_names(self) -> None:
-        """Raise UsageError if an agent has the name of another: what it knew would be the other's.
+        """Raise UsageError if two agents have swapped names: each would get the other's history.
 
-        Instructions may change, and agents may become others. But one that is what another was,
-        who is not any more, was given its name.
+        Instructions may change, and agents may be replaced. But an agent that equals what another
+        was recorded as, while that one has changed too, was given the wrong name.
         """
         kinds = self._data.get("kinds", {})
-        before = {name: [*kind, self._given(name)] for name, kind in kinds.items()}
-        now = {
-            name: [*_kind(self._agents.by_name[name]), self._agents.given[name]] for name in before
+        recorded = {
+            name: [*kind, self._recorded_instructions(name)] for name, kind in kinds.items()
         }
-        others = [name for name in before if now[name] != before[name]]
-        for name in others:
-            was = next((one for one in others if before[one] == now[name]), None)
-            if was is not None:
-                reason = f"the agent {name!r} is what {was!r} was in {self._session.id!r}"
-                hint = "give the agents the names that they had, or take another session"
-                raise UsageError(f"{reason}, and {was!r} is another: {hint}")
+        current = {
+            name: [*_kind(self._agents.by_name[name]), self._agents.configured[name]]
+            for name in recorded
+        }
+        changed = [name for name in recorded if current[name] != recorded[name]]
+        for name in changed:
+            previous = next((other for other in changed if recorded[other] == current[name]), None)
+            if previous is not None:
+                reason = f"agents {name!r} and {previous!r} seem to have swapped names"
+                since = f"since session {self._session.id!r} was recorded"
+                raise UsageError(f"{reason} {since}: use the recorded names or a new session")
 
     def _require_group(self, name: str, members: list[str]) -> None:
+        """Raise UsageError if a recorded group is not among the agents, or has lost a member."""
         manager = self._agents.by_name[name]
         if manager not in [*self._agents.groups]:
             reason = f"{name!r} is a group's manager in {self._session.id!r}"
-            raise UsageError(f"{reason}: give a GroupChatManager of that name")
-        now = [agent.name for agent in manager.groupchat.agents]
-        gone = [member for member in members if member not in now]
-        if gone:
-            reason = f"{gone[0]!r} is in the group of {name!r} in {self._session.id!r}"
-            raise UsageError(f"{reason}, and not in the one given: give the same agents")
-        if self.run is not None and now != members:
+            raise UsageError(f"{reason}: pass a GroupChatManager of that name")
+        current = [agent.name for agent in manager.groupchat.agents]
+        missing = [member for member in members if member not in current]
+        if missing:
+            reason = f"{missing[0]!r} is in the group of {name!r} in {self._session.id!r}"
+            raise UsageError(f"{reason}, and not in the given one: pass the same agents")
+        if self.open_chat is not None and current != members:
             reason = f"the group of {name!r} was {', '.join(members)} when its chat was interrupted"
-            raise UsageError(f"{reason}, and is {', '.join(now)}: {HINT}")
+            raise UsageError(f"{reason}, and is {', '.join(current)}: {HINT}")
 
     def _require_tools(self) -> None:
-        for name, before in self._data.get("tools", {}).items():
-            gone = sorted({*before} - {*self._agents.by_name[name].function_map})
-            if gone:
-                reason = f"{name!r} had a tool {gone[0]!r} when its chat was interrupted"
-                raise UsageError(f"{reason}, and has it no more: {HINT}")
+        """Raise UsageError if a tool of the open chat is missing."""
+        for name, recorded in self._data.get("tools", {}).items():
+            missing = sorted({*recorded} - {*self._agents.by_name[name].function_map})
+            if missing:
+                reason = f"{name!r} had a tool {missing[0]!r} when its chat was interrupted"
+                raise UsageError(f"{reason}, and no longer has it: {HINT}")
 
     def _require_kinds(self) -> None:
-        """Raise UsageError if an agent would be asked, or answer, otherwise than it was and did."""
+        """Raise UsageError if an agent lacks its model or has other instructions than recorded."""
         for name, (_, with_model) in self._data.get("kinds", {}).items():
             agent = self._agents.by_name[name]
             reason = ""
             if with_model and agent.client is None:
                 reason = f"{name!r} had a model when its chat was interrupted, and has none now"
-            elif with_model and self._given(name) != self._agents.given[name]:
+            elif with_model and self._recorded_instructions(name) != self._agents.configured[name]:
                 reason = f"{name!r} was given other instructions when its chat was interrupted"
             if reason:
                 raise UsageError(f"{reason}: {HINT}")
 
-    def _given(self, name: str) -> Any:
+    def _recorded_instructions(self, name: str) -> Any:
         return self.state.get("system", {}).get(name, {}).get("given")
 
     def begin(self, opening: Opening) -> None:
-        """Record that a chat begins; who takes part, and what they know."""
+        """Record that a chat starts, with its agents and their state."""
         agents = self._agents
         self._set(
             format=FORMAT,
             agents=[agent.name for agent in agents],
-            groups={one.name: [a.name for a in one.groupchat.agents] for one in agents.groups},
+            groups={
+                manager.name: [member.name for member in manager.groupchat.agents]
+                for manager in agents.groups
+            },
             kinds={agent.name: _kind(agent) for agent in agents},
             tools={agent.name: sorted(agent.function_map) for agent in agents},
             begun=self._data.get("begun", 0) + 1,
@@ -162,22 +176,24 @@ class Kept:
         )
 
     def finish(self) -> None:
+        """Record that the open chat ended, with the agents' state."""
         self._set(run=None, finished=self.finished + 1, state=self._state())
 
     def save(self) -> None:
-        """Record what the agents know now, unless a chat is open: it began with what they knew."""
-        if self.run is None:
+        """Save the agents' state, unless a chat is open: that resumes from its starting state."""
+        if self.open_chat is None:
             self._set(format=FORMAT, state=self._state())
 
     def abandon(self, reason: str) -> None:
+        """Abandon the turn of the open chat, and record that no chat is open."""
         for turn in self._session.interrupted:
             if turn.id == self.turn_id:
                 turn.abandon(reason)
         self._set(run=None)
 
     def _state(self) -> State:
-        heard = self._agents.heard(lambda after: spoken(self._session, after)[0])
-        return {"heard": heard, **self._agents.capture()}
+        histories = self._agents.changed_histories(lambda after: spoken(self._session, after)[0])
+        return {"heard": histories, **self._agents.capture()}
 
     def _set(self, **changes: Any) -> None:
         data = {**self._data, **changes}
@@ -186,5 +202,5 @@ class Kept:
 
 
 def _kind(agent: Any) -> list[Any]:
-    """Return what an agent is besides what it is told: of which class, and if with a model."""
+    """Return an agent's class name, and whether it has a model."""
     return [type(agent).__name__, agent.client is not None]

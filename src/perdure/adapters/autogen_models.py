@@ -1,26 +1,29 @@
-"""Model calls of the framework as effects: its client's answers as data, and back."""
+"""Convert the framework's model responses to storable data, and back.
+
+A recorded response behaves like the SDK's: the framework and user code read the same fields.
+"""
 
 from copy import deepcopy
 from typing import Any
 
 from perdure.adapters.autogen_openings import storable
 
-# What the framework adds to a completion of the SDK; a recorded one gets it anew.
+# Fields that the framework adds to an SDK completion; a recorded one gets them again on replay.
 _ADDED = {"config_id", "cost", "message_retrieval_function", "pass_filter"}
 
 
 def request_of(config: dict[str, Any]) -> dict[str, Any]:
-    """Return what tells one request from another: who asks, and everything it says."""
+    """Return the identity of a request: the asking agent and all messages."""
     agent = getattr(config.get("agent"), "name", "")
     return {"agent": agent, "messages": deepcopy(config.get("messages") or [])}
 
 
 def data_of(wrapper: Any, response: Any) -> dict[str, Any]:
-    """Return what a model answered, and what has been used by now, as data."""
-    said = [_said(one) for one in wrapper.extract_text_or_completion_object(response)]
+    """Return a model's response, and the usage so far, as data."""
+    messages = [_said(message) for message in wrapper.extract_text_or_completion_object(response)]
     return {
-        "messages": said,
-        "completion": _completion_of(response, said),
+        "messages": messages,
+        "completion": _completion_of(response, messages),
         "model": str(getattr(response, "model", None) or ""),
         "cost": _number(getattr(response, "cost", None)),
         "usage": usage_of(wrapper),
@@ -33,19 +36,20 @@ def _said(message: Any) -> Any:
     return {"plain": dict(message)} if isinstance(message, dict) else message
 
 
-def _completion_of(response: Any, said: list[Any]) -> dict[str, Any] | None:
-    """Return what else a completion of the SDK holds: of its messages only those that say more."""
+def _completion_of(response: Any, messages: list[Any]) -> dict[str, Any] | None:
+    """Return the other fields of an SDK completion; messages only where they hold more."""
     if not hasattr(response, "choices") or not hasattr(response, "model_dump"):
         return None
-    found: dict[str, Any] = response.model_dump(mode="json", exclude=_ADDED, warnings=False)
-    for choice, one in zip(found["choices"], said, strict=False):
-        if _told(choice["message"]) == _told(_whole(one).model_dump()):
+    completion: dict[str, Any] = response.model_dump(mode="json", exclude=_ADDED, warnings=False)
+    for choice, message in zip(completion["choices"], messages, strict=False):
+        # The messages are stored already: keep a choice's message only if it adds a field.
+        if _told(choice["message"]) == _told(_whole(message).model_dump()):
             del choice["message"]
-    return found if storable(found) else None
+    return completion if storable(completion) else None
 
 
 def _told(message: dict[str, Any]) -> dict[str, Any]:
-    return {name: one for name, one in message.items() if one is not None}
+    return {name: value for name, value in message.items() if value is not None}
 
 
 def _number(cost: Any) -> float:
@@ -53,7 +57,7 @@ def _number(cost: Any) -> float:
 
 
 def usage_of(wrapper: Any) -> dict[str, Any]:
-    """Return what a client has used: calls that were made, and those with cached answers too."""
+    """Return a client's usage: actual calls, and total including cached answers."""
     return {
         "actual": deepcopy(wrapper.actual_usage_summary),
         "total": deepcopy(wrapper.total_usage_summary),
@@ -66,7 +70,7 @@ def set_usage(wrapper: Any, usage: dict[str, Any]) -> None:
 
 
 class Message:
-    """A message of a recorded answer: it has the fields of the SDK's own."""
+    """A message of a recorded response, with the fields of the SDK's class."""
 
     def __init__(self, fields: dict[str, Any]) -> None:
         self._fields = fields
@@ -83,16 +87,16 @@ class Message:
 
 
 class Choice:
-    """A choice of a recorded answer."""
+    """A choice of a recorded response."""
 
     def __init__(self, message: Message) -> None:
         self.message = message
 
 
 class Answer:
-    """A recorded answer, as the framework takes one of a client.
+    """A recorded response, as the framework expects one from a client.
 
-    Whatever else its completion had, such as its usage or why it ended, it has too.
+    It also has the completion's other fields, such as usage and finish reason.
     """
 
     def __init__(self, data: dict[str, Any]) -> None:
@@ -105,7 +109,7 @@ class Answer:
         self.choices: list[Any] = (
             self._completion.choices
             if self._completion is not None
-            else [Choice(_whole(one)) for one in self._messages]
+            else [Choice(_whole(message)) for message in self._messages]
         )
 
     def __getattr__(self, name: str) -> Any:
@@ -114,27 +118,28 @@ class Answer:
         return getattr(self._completion, name)
 
     def message_retrieval_function(self, _: object = None) -> list[Any]:
-        return [_retrieved(one) for one in self._messages]
+        return [_retrieved(message) for message in self._messages]
 
 
 def _completion(data: dict[str, Any]) -> Any:
-    """Return the completion of a recorded answer, as the SDK gives one; None if it was none."""
-    found = deepcopy(data.get("completion"))
-    if found is None:
+    """Return the SDK completion of a recorded response; None if the response was not one."""
+    fields = deepcopy(data.get("completion"))
+    if fields is None:
         return None
     from openai.types.chat import ChatCompletion
 
-    for choice, one in zip(found["choices"], data["messages"], strict=False):
-        choice.setdefault("message", _whole(one).model_dump())
-    return ChatCompletion.construct(**found)
+    for choice, message in zip(fields["choices"], data["messages"], strict=False):
+        choice.setdefault("message", _whole(message).model_dump())
+    # `construct` does not validate: whatever fields the provider sent come back.
+    return ChatCompletion.construct(**fields)
 
 
-def _retrieved(said: Any) -> Any:
-    if not isinstance(said, dict):
-        return said
-    return Message(said["message"]) if "message" in said else deepcopy(said["plain"])
+def _retrieved(message: Any) -> Any:
+    if not isinstance(message, dict):
+        return message
+    return Message(message["message"]) if "message" in message else deepcopy(message["plain"])
 
 
-def _whole(said: Any) -> Message:
-    fields = said.get("message") or said.get("plain") if isinstance(said, dict) else None
-    return Message(fields or {"role": "assistant", "content": said, "tool_calls": None})
+def _whole(message: Any) -> Message:
+    fields = message.get("message") or message.get("plain") if isinstance(message, dict) else None
+    return Message(fields or {"role": "assistant", "content": message, "tool_calls": None})

@@ -1,4 +1,4 @@
-"""How a chat began, as data: whether a later call is the same, and how it is made again."""
+"""How a chat started, as data: recognize a repeated call, and make the call again."""
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator
@@ -13,85 +13,85 @@ Opening = dict[str, Any]
 
 QUEUE = "chat_queue"
 
-_APART = ("sender", "recipient", "cache")  # A cache is the caller's own; the others are agents.
-_DEEPEST = 50  # Levels of a value that is stored as a part of others. One may contain itself.
+_APART = ("sender", "recipient", "cache")  # Agents, and the caller's own cache: not options.
+_DEEPEST = 50  # Levels of nesting in a stored option; also stops at values that contain themselves.
 
 
-def opening_of(method: str, sender: Any, given: dict[str, Any]) -> Opening:
-    """Return how a chat begins, or how those of a queue do.
+def opening_of(method: str, sender: Any, arguments: dict[str, Any]) -> Opening:
+    """Return how a chat, or each chat of a queue, starts.
 
-    What can not be stored is left out, and named in `unstored`.
+    Options that cannot be stored are left out, and listed in `unstored`.
     """
-    if QUEUE not in given:
-        return {"method": method, **_beginning(sender, given)}
-    chats = [_beginning(one["sender"], one) for one in given[QUEUE]]
+    if QUEUE not in arguments:
+        return {"method": method, **_beginning(sender, arguments)}
+    chats = [_beginning(chat["sender"], chat) for chat in arguments[QUEUE]]
     return {"method": method, "sender": sender.name, "chats": chats}
 
 
-def _beginning(sender: Any, given: dict[str, Any]) -> Opening:
-    options = {key: value for key, value in given.items() if key not in _APART}
+def _beginning(sender: Any, arguments: dict[str, Any]) -> Opening:
+    options = {key: value for key, value in arguments.items() if key not in _APART}
     plain = {key: value for key, value in options.items() if storable(value)}
     return {
         "sender": sender.name,
-        "recipient": given["recipient"].name,
+        "recipient": arguments["recipient"].name,
         "options": plain,
         "unstored": sorted(options.keys() - plain.keys()),
     }
 
 
 def prepare(
-    method: str, sender: Any, given: dict[str, Any], agents: list[Any]
+    method: str, sender: Any, arguments: dict[str, Any], agents: list[Any]
 ) -> Iterator[tuple[Any, Any]]:
-    """Have chats go on with what was said, whatever the call says; yield pairs that it would clear.
+    """Set `clear_history` to False; yield the pairs whose history it would have cleared.
 
-    Raises UsageError if somebody takes part who is not among the agents.
+    Raises UsageError if a participant was not passed to `persist`.
     """
-    if QUEUE in given:
-        given[QUEUE] = _queue(sender, given[QUEUE])
-    elif "sender" in given:  # As a function of the framework calls it, for each of a queue.
-        reason = "one chat of several can not be kept alone"
+    if QUEUE in arguments:
+        arguments[QUEUE] = _queue(sender, arguments[QUEUE])
+    elif "sender" in arguments:  # The framework's module-level function calls it so, per chat.
+        reason = "one chat of several cannot be recorded alone"
         raise UsageError(f"{reason}: call an agent's own initiate_chats(...) with all of them")
-    chats = [(one.get("sender", sender), one) for one in given.get(QUEUE, [given])]
-    for by, one in chats:
-        require_given(by, agents)
-        require_given(one["recipient"], agents)
-    for by, one in chats if not method.endswith("send") else []:
-        if one.get("clear_history", True) and by.chat_messages.get(one["recipient"]):
-            yield by, one["recipient"]
-        one["clear_history"] = False
+    chats = [(chat.get("sender", sender), chat) for chat in arguments.get(QUEUE, [arguments])]
+    for chat_sender, chat in chats:
+        require_given(chat_sender, agents)
+        require_given(chat["recipient"], agents)
+    for chat_sender, chat in chats if not method.endswith("send") else []:
+        if chat.get("clear_history", True) and chat_sender.chat_messages.get(chat["recipient"]):
+            yield chat_sender, chat["recipient"]
+        chat["clear_history"] = False
 
 
 def _queue(sender: Any, queue: Any) -> list[dict[str, Any]]:
-    """Return a queue of chats with their senders: a copy, as the framework changes it."""
-    found: list[Any] = [*queue] if isinstance(queue, list | tuple) else [queue]
-    if not all(isinstance(one, dict) and "recipient" in one for one in found):
-        raise UsageError("give a list of chats, each a dict with its recipient", f"$.{QUEUE}")
-    return [{**one, "sender": one.get("sender") or sender} for one in found]
+    """Return a copy of a chat queue with senders filled in: the framework modifies the queue."""
+    chats: list[Any] = [*queue] if isinstance(queue, list | tuple) else [queue]
+    if not all(isinstance(chat, dict) and "recipient" in chat for chat in chats):
+        raise UsageError("pass a list of chats, each a dict with its recipient", f"$.{QUEUE}")
+    return [{**chat, "sender": chat.get("sender") or sender} for chat in chats]
 
 
 def require_given(agent: Any, agents: Iterable[Any]) -> None:
-    """Raise UsageError if an agent takes part who is not kept."""
-    if any(one is agent for one in agents):
+    """Raise UsageError if an agent was not passed to `persist`."""
+    if any(participant is agent for participant in agents):
         return
     name = getattr(agent, "name", None)
     if name is None:
-        raise UsageError(f"a {type(agent).__qualname__} is not an agent: give the agent itself")
-    reason = f"{name!r} was not given to persist(): give all agents (run() makes one of its own)"
-    if any(one.name == name for one in agents):
-        reason = f"another agent was given to persist() as {name!r}: talk to that one"
+        raise UsageError(f"a {type(agent).__qualname__} is not an agent: pass the agent itself")
+    reason = f"{name!r} was not passed to persist(): pass all agents (run() creates its own)"
+    if any(participant.name == name for participant in agents):
+        reason = f"another agent was passed to persist() as {name!r}: use that one"
     elif hasattr(agent, "groupchat"):
-        hint = "group patterns make one of their own and are not kept: use a GroupChat"
-        reason = f"the manager {name!r} was not given to persist(): give it ({hint})"
+        hint = "group patterns create their own and are not supported: use a GroupChat"
+        reason = f"the manager {name!r} was not passed to persist(): pass it ({hint})"
     raise UsageError(reason)
 
 
 def storable(value: object, depth: int = 0) -> bool:
-    """Whether a value is what JSON can say, and is no other when it is read again."""
+    """Return whether a value is plain JSON data that reads back equal."""
     if type(value) is dict:
         texts = all(type(key) is str and storable(key) for key in value)
         return texts and depth < _DEEPEST and all(storable(v, depth + 1) for v in value.values())
     if type(value) is list:
-        return depth < _DEEPEST and all(storable(one, depth + 1) for one in value)
+        return depth < _DEEPEST and all(storable(item, depth + 1) for item in value)
     if type(value) is str:
         return value.isascii() or value == value.encode("utf-8", "ignore").decode("utf-8")
     if type(value) is float:
@@ -99,41 +99,49 @@ def storable(value: object, depth: int = 0) -> bool:
     return value is None or type(value) in (bool, int)
 
 
-def same(recorded: Opening, given: Opening) -> bool:
-    """Whether a call begins the chat that was interrupted: who speaks to whom, and what is said."""
-    return digest(_told(recorded)) == digest(_told(given))
+def same(recorded: Opening, opening: Opening) -> bool:
+    """Return whether a call starts the interrupted chat: same sender, recipient and message."""
+    return digest(_told(recorded)) == digest(_told(opening))
 
 
 def _told(opening: Opening) -> list[Any]:
     return [
-        [one["sender"], one["recipient"], one["options"].get("message", one["unstored"])]
-        for one in _chats(opening)
+        [chat["sender"], chat["recipient"], chat["options"].get("message", chat["unstored"])]
+        for chat in _chats(opening)
     ]
 
 
 def _chats(opening: Opening) -> list[Opening]:
-    found: list[Opening] = opening.get("chats", [opening])
-    return found
+    chats: list[Opening] = opening.get("chats", [opening])
+    return chats
 
 
 def words(opening: Opening) -> str:
-    recipients = ", ".join(one["recipient"] for one in _chats(opening))
-    what = "the chats" if "chats" in opening else "the chat"
-    return f"{what} that {opening['sender']} began with {recipients}"
+    """Return a description of a chat for messages."""
+    recipients = ", ".join(chat["recipient"] for chat in _chats(opening))
+    noun = "the chats" if "chats" in opening else "the chat"
+    return f"{noun} that {opening['sender']} started with {recipients}"
 
 
 def again(opening: Opening, agents: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Return the method that begins a chat again, and its arguments."""
-    unstored = sorted({name for one in _chats(opening) for name in one["unstored"]})
+    """Return the method that starts a chat again, and its arguments."""
+    unstored = sorted({name for chat in _chats(opening) for name in chat["unstored"]})
     if unstored:
-        reason = f"{words(opening)} had a {unstored[0]} that can not be stored"
-        raise UsageError(f"{reason}: begin with the same call as before")
+        reason = f"{words(opening)} had a {unstored[0]} that cannot be stored"
+        raise UsageError(f"{reason}: make the same call as before")
     method = getattr(agents[opening["sender"]], opening["method"])
-    given = [{"recipient": agents[one["recipient"]], **one["options"]} for one in _chats(opening)]
+    arguments = [
+        {"recipient": agents[chat["recipient"]], **chat["options"]} for chat in _chats(opening)
+    ]
     if "chats" not in opening:
-        return method, given[0]
-    senders = [agents[one["sender"]] for one in opening["chats"]]
-    return method, {QUEUE: [{**one, "sender": by} for one, by in zip(given, senders, strict=True)]}
+        return method, arguments[0]
+    senders = [agents[chat["sender"]] for chat in opening["chats"]]
+    return method, {
+        QUEUE: [
+            {**chat, "sender": chat_sender}
+            for chat, chat_sender in zip(arguments, senders, strict=True)
+        ]
+    }
 
 
 def named(
@@ -141,8 +149,10 @@ def named(
 ) -> dict[str, Any]:
     """Return the arguments of a call by name."""
     signature = inspect.signature(function)
-    if any(one.kind is one.VAR_POSITIONAL for one in signature.parameters.values()):
-        # Of a class of one's own, which hands them on: they are called as the framework's are.
+    if any(
+        parameter.kind is parameter.VAR_POSITIONAL for parameter in signature.parameters.values()
+    ):
+        # A user's subclass that forwards *args: bind them to the framework's own signature.
         signature = inspect.signature(getattr(framework().ConversableAgent, function.__name__))
         args = (None, *args)
     bound = signature.bind(*args, **kwargs).arguments

@@ -1,7 +1,7 @@
-"""What agents know at the end of a chat, as data, and how they are made to know it again.
+"""Capture the agents' state at the end of a chat as data, and restore it.
 
-Their histories follow from the recorded messages: see `autogen_hearing`. Those that do not, because
-somebody changed them, are kept as they are, and so is everything else, which is small.
+Histories are rebuilt from the recorded messages (`autogen_hearing`). Histories that differ from
+that, because code changed them, are stored whole, and so is the rest of the state, which is small.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -16,19 +16,19 @@ from perdure.adapters.autogen_record import Groups, Spoken, digest
 from perdure.adapters.autogen_variables import Variables
 
 HOOKS = "process_message_before_send"
-A_HOOKS = "a_process_message_before_send"  # From 0.2.36 on, before 0.3: those of async code.
+A_HOOKS = "a_process_message_before_send"  # Separate hooks of async code, from 0.2.36, before 0.3.
 NOT_MADE = "The chat ended before this call was made."
 
 State = dict[str, Any]
 
 
 class Left(NamedTuple):
-    """How an agent was when its chat was left: the same process may give it once more."""
+    """An agent's state when its block was left; this process may pass it to `persist` again."""
 
-    given: str
-    system: str
+    configured: str  # Instructions that the code gave.
+    system_message: str
     chat: str
-    heard: str
+    histories: str  # A digest.
 
 
 _left: WeakKeyDictionary[Any, Left] = WeakKeyDictionary()
@@ -40,17 +40,17 @@ class Agents:
     def __init__(self, agents: list[Any], groups: Groups) -> None:
         self.by_name = {agent.name: agent for agent in agents}
         self.groups = groups
-        self.given = {agent.name: _given(agent) for agent in agents}
+        self.configured = {agent.name: _given(agent) for agent in agents}
         self.variables = Variables(agents)
-        self._heard = Hearing(self.by_name, self._members())
-        self._kept: State | None = None
-        self._seen: State = {}
+        self._rebuilder = Hearing(self.by_name, self._members())
+        self._changed: State | None = None
+        self._last_state: State = {}
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self.by_name.values())
 
     def histories(self) -> dict[str, Any]:
-        """Return all that the agents remember of each other, and the groups of themselves."""
+        """Return all histories: per agent and peer, and per group."""
         pairs = {
             agent.name: {
                 peer.name: agent.chat_messages[peer]
@@ -60,179 +60,208 @@ class Agents:
             for agent in self
         }
         groups = {manager.name: manager.groupchat.messages for manager in self.groups}
-        return {"pairs": {name: one for name, one in pairs.items() if one}, "groups": groups}
+        return {
+            "pairs": {name: by_peer for name, by_peer in pairs.items() if by_peer},
+            "groups": groups,
+        }
 
-    def leave(self, chat: str) -> None:
-        """Remember how the agents are at the end of a block."""
-        heard = digest(self.histories())
-        self.variables.leave()
+    def take_snapshot(self, chat: str) -> None:
+        """Remember the agents' state at the end of a block."""
+        histories = digest(self.histories())
+        self.variables.take_snapshot()
         for agent in self:
-            _left[agent] = Left(self.given[agent.name], agent.system_message, chat, heard)
+            _left[agent] = Left(self.configured[agent.name], agent.system_message, chat, histories)
 
-    def are_left(self, chat: str, heard: str) -> bool:
-        """Whether the agents remember what they did when a chat was left."""
-        known = [_left.get(agent) for agent in self]
-        return all(one is not None and (one.chat, one.heard) == (chat, heard) for one in known)
+    def match_snapshots(self, chat: str, histories: str) -> bool:
+        """Return whether every agent's histories are unchanged since a chat was left."""
+        snapshots = [_left.get(agent) for agent in self]
+        return all(
+            snapshot is not None and (snapshot.chat, snapshot.histories) == (chat, histories)
+            for snapshot in snapshots
+        )
 
     def instructions(self) -> dict[str, str]:
         """Return the system message of each agent."""
         return {agent.name: agent.system_message for agent in self}
 
-    def instruct(self, instructions: dict[str, str]) -> None:
+    def set_instructions(self, instructions: dict[str, str]) -> None:
+        """Update system messages that differ."""
         for name, text in instructions.items():
             if self.by_name[name].system_message != text:
                 self.by_name[name].update_system_message(text)
 
     def capture(self) -> State:
-        """Return what the agents know, other than what was said."""
-        self._seen = self._known()
-        return {**self._seen, "variables": self.variables.capture()}
+        """Return the agents' state, except the histories."""
+        self._last_state = self._current_state()
+        return {**self._last_state, "variables": self.variables.capture()}
 
-    def _known(self) -> State:
+    def _current_state(self) -> State:
         return {
-            "replies": {agent.name: self._named(reply_counts(agent)) for agent in self},
-            "replying": {agent.name: self._named(agent.reply_at_receive) for agent in self},
+            "replies": {agent.name: self._by_name(reply_counts(agent)) for agent in self},
+            "replying": {agent.name: self._by_name(agent.reply_at_receive) for agent in self},
             "system": {
-                agent.name: {"given": self.given[agent.name], "now": agent.system_message}
+                agent.name: {"given": self.configured[agent.name], "now": agent.system_message}
                 for agent in self
             },
             "human": {agent.name: [*human_inputs(agent)] for agent in self},
             "usage": {agent.name: usage_of(agent.client) for agent in self if agent.client},
         }
 
-    def are_changed(self) -> bool:
-        """Whether agents know something else than was captured, or restored, last."""
-        return self.have_other_histories() or self._known() != self._seen
+    def have_changed(self) -> bool:
+        """Return whether the state differs from the one last captured or restored."""
+        return self.histories_changed() or self._current_state() != self._last_state
 
-    def have_other_histories(self) -> bool:
-        return self.histories() != self._heard.histories()
+    def histories_changed(self) -> bool:
+        """Return whether the histories differ from those that the records imply."""
+        return self.histories() != self._rebuilder.histories()
 
-    def _named(self, by_agent: Mapping[Any, Any]) -> dict[str, Any]:
+    def _by_name(self, by_agent: Mapping[Any, Any]) -> dict[str, Any]:
         names = {id(agent): agent.name for agent in self}
         return {names[id(peer)]: value for peer, value in by_agent.items() if id(peer) in names}
 
-    def hear(self, said: list[Spoken], state: State) -> None:
-        """Make the agents remember what they did, of what was said and besides."""
-        heard = state.get("heard", {"groups": self._members(), "kept": None})
-        self._kept = heard["kept"]
-        self._heard = self._listen(said, heard["groups"])
-        found = deepcopy(self._heard.histories())  # At once: groups and managers share messages.
+    def rebuild_histories(self, messages: list[Spoken], state: State) -> None:
+        """Set the agents' histories from recorded messages and saved changes."""
+        saved = state.get("heard", {"groups": self._members(), "kept": None})
+        self._changed = saved["kept"]
+        self._rebuilder = self._rebuild(messages, saved["groups"])
+        histories = deepcopy(
+            self._rebuilder.histories()
+        )  # One copy: groups and managers share messages.
         for agent in self:
-            known = found["pairs"].get(agent.name, {})
+            by_peer = histories["pairs"].get(agent.name, {})
             for peer in self:
-                agent.chat_messages[peer] = known.get(peer.name, [])
-        for manager in self.groups:  # The framework holds this very list, too.
-            manager.groupchat.messages[:] = found["groups"].get(manager.name, [])
+                agent.chat_messages[peer] = by_peer.get(peer.name, [])
+        for manager in self.groups:  # In place: the framework holds a reference to this list, too.
+            manager.groupchat.messages[:] = histories["groups"].get(manager.name, [])
 
-    def heard(self, said: Callable[[int], list[Spoken]]) -> State:
-        """Return which of the agents' histories do not follow from what was said, and are kept.
+    def changed_histories(self, read_after: Callable[[int], list[Spoken]]) -> State:
+        """Return the histories that do not follow from the recorded messages, to be saved.
 
-        `said` gives what was said after a position.
-        Somebody may have changed them, and not every manager passes on what it was told.
+        `read_after` returns the messages after a position. User code may have changed histories,
+        and not every manager broadcasts each message.
         """
-        now, members = self.histories(), self._members()
-        self._heard.hear(said(self._heard.after))
-        if members != self._heard.members or now != self._heard.histories():
-            self._kept = None
-            self._heard = self._listen(said(0), members)
-            others = changed(now, self._heard.histories())
-            if others["pairs"] or others["groups"]:
-                self._kept = {"after": self._heard.after, **others}
-                self._heard.put(deepcopy(others))
-        return {"groups": members, "kept": self._kept}
+        current, members = self.histories(), self._members()
+        self._rebuilder.replay(read_after(self._rebuilder.position))
+        if members != self._rebuilder.members or current != self._rebuilder.histories():
+            self._changed = None
+            self._rebuilder = self._rebuild(read_after(0), members)
+            changes = changed(current, self._rebuilder.histories())
+            if changes["pairs"] or changes["groups"]:
+                self._changed = {"after": self._rebuilder.position, **changes}
+                self._rebuilder.load(deepcopy(changes))
+        return {"groups": members, "kept": self._changed}
 
     def _members(self) -> dict[str, list[str]]:
-        return {one.name: [agent.name for agent in one.groupchat.agents] for one in self.groups}
+        return {
+            manager.name: [agent.name for agent in manager.groupchat.agents]
+            for manager in self.groups
+        }
 
-    def _listen(self, said: list[Spoken], members: dict[str, list[str]]) -> Hearing:
-        """Return what follows from what was said, and from histories that are kept since then."""
-        found = Hearing(self.by_name, {**{one.name: [] for one in self.groups}, **members})
-        after = self._kept["after"] if self._kept is not None else 0
-        found.hear([one for one in said if one.position <= after])
-        if self._kept is not None:
-            found.put(deepcopy(self._kept))
-        found.hear([one for one in said if one.position > after])
-        return found
+    def _rebuild(self, messages: list[Spoken], members: dict[str, list[str]]) -> Hearing:
+        """Return a rebuilder that has replayed the messages and applied the saved changes."""
+        rebuilder = Hearing(
+            self.by_name, {**{manager.name: [] for manager in self.groups}, **members}
+        )
+        after = self._changed["after"] if self._changed is not None else 0
+        rebuilder.replay([message for message in messages if message.position <= after])
+        if self._changed is not None:
+            rebuilder.load(deepcopy(self._changed))
+        rebuilder.replay([message for message in messages if message.position > after])
+        return rebuilder
 
-    def lists(self) -> list[tuple[Any, dict[Any, Any]]]:
-        """Return the agents' histories as they are, to be put back."""
+    def copy_histories(self) -> list[tuple[Any, dict[Any, Any]]]:
+        """Return copies of the agents' histories, for `put_back_histories`."""
         pairs = [(agent, {**agent.chat_messages}) for agent in self]
-        groups = [(one.groupchat, {"messages": [*one.groupchat.messages]}) for one in self.groups]
+        groups = [
+            (manager.groupchat, {"messages": [*manager.groupchat.messages]})
+            for manager in self.groups
+        ]
         return [*pairs, *groups]
 
     @staticmethod
-    def put_back(lists: list[tuple[Any, dict[Any, Any]]]) -> None:
-        for owner, before in lists:
+    def put_back_histories(lists: list[tuple[Any, dict[Any, Any]]]) -> None:
+        """Restore histories in place."""
+        for owner, saved in lists:
             if hasattr(owner, "chat_messages"):
                 owner.chat_messages.clear()
-                owner.chat_messages.update(before)
+                owner.chat_messages.update(saved)
             else:
-                owner.messages[:] = before["messages"]
+                owner.messages[:] = saved["messages"]
 
-    def open_calls(self, said: list[Spoken]) -> Iterator[Spoken]:
-        """Yield the answers that close calls which a chat ended on: models refuse to go on else."""
+    def open_calls(self, messages: list[Spoken]) -> Iterator[Spoken]:
+        """Yield answers for tool calls that a chat left open: providers reject unanswered calls."""
         last: dict[frozenset[str], Spoken] = {}
         managers = {manager.name for manager in self.groups}
-        for one in said:
-            talk = {one.author, one.recipient}
-            last[frozenset(talk & managers or talk)] = one
-        for one in last.values():
-            author, recipient = self.by_name[one.author], self.by_name[one.recipient]
-            calls = one.message.get("tool_calls")
+        for message in messages:
+            participants = {message.author, message.recipient}
+            last[frozenset(participants & managers or participants)] = message
+        for message in last.values():
+            author, recipient = self.by_name[message.author], self.by_name[message.recipient]
+            calls = message.message.get("tool_calls")
             if calls and ends_on_calls(recipient.chat_messages.get(author)):
-                closing, to = self._closing(author, recipient)
+                closing, to = self._closing_pair(author, recipient)
                 yield Spoken(0, "", closing.name, to.name, CLOSED, _closing(calls))
 
-    def _closing(self, author: Any, recipient: Any) -> tuple[Any, Any]:
-        """Return who answers a call, and whom: in a group, somebody to whom it was passed on."""
+    def _closing_pair(self, author: Any, recipient: Any) -> tuple[Any, Any]:
+        """Return who answers a call, and to whom: in a group, a member that received the call."""
         for agent in recipient.groupchat.agents if recipient in [*self.groups] else ():
             if agent is not author and ends_on_calls(agent.chat_messages.get(recipient)):
                 return agent, recipient
         return recipient, author
 
-    def close(self, one: Spoken) -> None:
-        """Have the agents hear what closes a call."""
-        hearing = Hearing(self.by_name, self._members())
-        pairs = {agent.name: {one.name: agent.chat_messages[one] for one in self} for agent in self}
+    def close_call(self, answer: Spoken) -> None:
+        """Deliver an answer that closes a call."""
+        rebuilder = Hearing(self.by_name, self._members())
+        pairs = {
+            agent.name: {peer.name: agent.chat_messages[peer] for peer in self} for agent in self
+        }
         groups = {manager.name: manager.groupchat.messages for manager in self.groups}
-        hearing.put({"pairs": pairs, "groups": groups})
-        hearing.hear([one])
+        # The rebuilder takes over the agents' own lists, so the answer is appended to them.
+        rebuilder.load({"pairs": pairs, "groups": groups})
+        rebuilder.replay([answer])
 
-    def remember(self, state: State) -> list[tuple[str, str]]:
-        """Make the agents know the rest; return what of whom the code has changed."""
+    def restore(self, state: State) -> list[tuple[str, str]]:
+        """Restore the rest of the state; return (what, agent name) where the code's value wins."""
         for agent in self:
             for name, count in state.get("replies", {}).get(agent.name, {}).items():
                 reply_counts(agent)[self.by_name[name]] = count
-            for name, on in state.get("replying", {}).get(agent.name, {}).items():
-                agent.reply_at_receive[self.by_name[name]] = on
+            for name, replies in state.get("replying", {}).get(agent.name, {}).items():
+                agent.reply_at_receive[self.by_name[name]] = replies
             human_inputs(agent)[:] = state.get("human", {}).get(agent.name, [])
             usage = state.get("usage", {}).get(agent.name)
             if usage and agent.client:
                 set_usage(agent.client, usage)
-        given = [("variables", name) for name in self.variables.restore(state.get("variables"))]
-        told = [agent.name for agent in self if not self._instruct(agent, state)]
-        self._seen = self._known()
-        return [*(("instructions", name) for name in told), *given]
+        variables = [("variables", name) for name in self.variables.restore(state.get("variables"))]
+        instructions = [
+            agent.name for agent in self if not self._restore_instructions(agent, state)
+        ]
+        self._last_state = self._current_state()
+        return [*(("instructions", name) for name in instructions), *variables]
 
-    def _instruct(self, agent: Any, state: State) -> bool:
-        """Give an agent the instructions it had, unless the code gives others than it did then."""
+    def _restore_instructions(self, agent: Any, state: State) -> bool:
+        """Restore an agent's recorded instructions; return False if the code now gives others."""
         system = state.get("system", {}).get(agent.name)
         if system is None or system["now"] == agent.system_message:
             return True
-        if system["given"] != self.given[agent.name]:
+        if system["given"] != self.configured[agent.name]:
             return False
-        # Of the class: what a chat has put in its place on the agent saves it.
+        # Bypass the patched method on the instance: that one would save the state.
         type(agent).update_system_message(agent, system["now"])
         return True
 
 
 def _given(agent: Any) -> str:
-    """Return the instructions that the code gave an agent, whatever a chat has made of them."""
-    before, now = _left.get(agent), str(agent.system_message)
-    return before.given if before is not None and before.system == now else now
+    """Return the instructions that the code gave an agent, without changes made by a chat."""
+    snapshot, current = _left.get(agent), str(agent.system_message)
+    return (
+        snapshot.configured
+        if snapshot is not None and snapshot.system_message == current
+        else current
+    )
 
 
 def _closing(calls: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return a message that answers each call with `NOT_MADE`."""
     answers = [
         {"tool_call_id": call.get("id", ""), "role": "tool", "content": NOT_MADE} for call in calls
     ]

@@ -1,4 +1,4 @@
-"""What agents do outside of the conversation, as effects: tools, human input, chosen speakers."""
+"""Run the agents' tools, human input and speaker selection as effects."""
 
 import asyncio
 import inspect
@@ -19,19 +19,19 @@ from perdure.adapters.autogen_openings import storable
 from perdure.adapters.autogen_record import Recorder
 from perdure.adapters.autogen_state import Agents
 
-ERROR_LENGTH = 2_000  # As much of an error's text as the record has: a replay says the same.
+ERROR_LENGTH = 2_000  # Characters of an error's text; equals the recorded part, so replays match.
 
-INSTRUCTED = "autogen:instructed"  # With a tool's result: instructions that it changed.
+INSTRUCTED = "autogen:instructed"  # Key beside a tool's result: instructions that it changed.
 
 Policies = Mapping[str, str | Mapping[str, Any]]
 
 
 class ToolError(Exception):
-    """What a tool raised, as the framework tells the model of it."""
+    """An error raised by a tool, as the framework reports it to the model."""
 
 
 class Effects:
-    """Makes functions of a chat durable; tells the recorder what could not be recorded."""
+    """Makes a chat's functions durable; reports errors of the session to the recorder."""
 
     def __init__(
         self,
@@ -45,67 +45,69 @@ class Effects:
         self._chat = chat
         self._recorder = recorder
         self._agents = agents
-        self._policies = {name: _options(name, one) for name, one in policies.items()}
+        self._policies = {name: _options(name, policy) for name, policy in policies.items()}
         for name, options in self._policies.items():
-            session.tool(_plain, name=name, **options)  # It says what is wrong with them.
+            session.tool(_plain, name=name, **options)  # Raises UsageError now if they are invalid.
 
     def tool(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a tool that runs once for each call of a chat; outside of chats, as before."""
+        """Return a tool that runs once per call of a chat; outside chats it runs as before."""
         options = self._policies.get(name, {"effect": "unsafe"})
         if inspect.iscoroutinefunction(function):
-            return self._awaited(name, function, options)
-        durable = self._session.tool(self._watched(name, function), name=name, **options)
+            return self._async_tool(name, function, options)
+        durable = self._session.tool(self._tracking_changes(name, function), name=name, **options)
 
         @wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
-            if not self._chat.talking or not _fits(function, args, kwargs):
+            if not self._chat.is_running or not _fits(function, args, kwargs):
                 return function(*args, **kwargs)
-            return self._made(name, lambda: durable(*args, **kwargs))
+            return self._execute(name, lambda: durable(*args, **kwargs))
 
         return call
 
-    def _awaited(
+    def _async_tool(
         self, name: str, function: Callable[..., Any], options: dict[str, Any]
     ) -> Callable[..., Any]:
         @wraps(function)
         async def call(*args: Any, **kwargs: Any) -> Any:
-            if not self._chat.talking or not _fits(function, args, kwargs):
+            if not self._chat.is_running or not _fits(function, args, kwargs):
                 return await function(*args, **kwargs)
-            watched = self._watched(name, _waiting(function))
+            watched = self._tracking_changes(name, _waiting(function))
             durable = self._session.tool(watched, name=name, **options)
-            return await asyncio.to_thread(self._made, name, lambda: durable(*args, **kwargs))
+            return await asyncio.to_thread(self._execute, name, lambda: durable(*args, **kwargs))
 
         return call
 
-    def _watched(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function whose result can be stored, with what it told the agents to be."""
+    def _tracking_changes(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function with a storable result, including changes it makes to agents' state."""
 
         @wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
-            before, variables = self._agents.instructions(), self._agents.variables
-            known = variables.now()
+            instructions, variables = self._agents.instructions(), self._agents.variables
+            values = variables.current()
             result = _plain(function(*args, **kwargs), name)
-            now = self._agents.instructions()
-            told = {name: text for name, text in now.items() if text != before[name]}
-            learnt = variables.changed(known)
-            if not told and not learnt:
+            updated = self._agents.instructions()
+            new_instructions = {
+                name: text for name, text in updated.items() if text != instructions[name]
+            }
+            new_variables = variables.changed(values)
+            if not new_instructions and not new_variables:
                 return result
-            return {INSTRUCTED: told, "variables": learnt, "result": result}
+            return {INSTRUCTED: new_instructions, "variables": new_variables, "result": result}
 
         return call
 
-    def _made(self, name: str, call: Callable[[], Any]) -> Any:
-        self._recorder.go_on()
+    def _execute(self, name: str, call: Callable[[], Any]) -> Any:
+        self._recorder.proceed()
         tokens = inside.set(self._chat), calling.set(Calling(self._chat, name))
         try:
-            return self._heeded(call())
+            return self._apply_changes(call())
         except UnknownOutcomeError as error:
             return f"UNKNOWN: {error.reason} Find out before it is called again."
         except EffectError as error:
             raise ToolError(error.reason) from error
         except PerdureError as error:
-            # The framework would tell the model of it and go on, without a record.
-            self._recorder.broken = error
+            # The framework would report it to the model and continue without a record.
+            self._recorder.error = error
             raise
         except Exception as error:
             raise ToolError(str(error)[:ERROR_LENGTH]) from error
@@ -113,81 +115,81 @@ class Effects:
             inside.reset(tokens[0])
             calling.reset(tokens[1])
 
-    def _heeded(self, result: Any) -> Any:
-        """Return a tool's result; have agents be what it, or the record of it, told them to be."""
+    def _apply_changes(self, result: Any) -> Any:
+        """Return a tool's result; apply the recorded changes to agents' state."""
         if not isinstance(result, dict) or INSTRUCTED not in result:
             return result
-        self._agents.instruct(result[INSTRUCTED])
-        self._agents.variables.put(result.get("variables", {}))
+        self._agents.set_instructions(result[INSTRUCTED])
+        self._agents.variables.assign(result.get("variables", {}))
         return result["result"]
 
-    def answer(self, name: str, function: Callable[[], Any], **arguments: Any) -> Any:
-        """Return what somebody chose or said; what was recorded of it, or else ask again.
+    def ask(self, name: str, function: Callable[[], Any], **arguments: Any) -> Any:
+        """Return the recorded answer of a person or a choice, or ask for it.
 
-        Whoever was asked and not heard did nothing: it is asked as a model is, again and again.
+        A question without a recorded answer had no effect, so it may be asked again, as a model is.
         """
-        if not self._chat.talking:
+        if not self._chat.is_running:
             return function()
-        self._recorder.go_on()
+        self._recorder.proceed()
         return self._session.model(lambda **_: function(), name=name)(**arguments)
 
-    async def a_answer(self, name: str, function: Callable[[], Any], **arguments: Any) -> Any:
-        """As `answer`, for a function to be awaited."""
-        if not self._chat.talking:
+    async def a_ask(self, name: str, function: Callable[[], Any], **arguments: Any) -> Any:
+        """Do the same as `ask`, for a function to be awaited."""
+        if not self._chat.is_running:
             return await function()
-        self._recorder.go_on()
+        self._recorder.proceed()
         wait = _waiting(function)
-        asked = self._session.model(lambda **_: wait(), name=name)
-        return await asyncio.to_thread(lambda: asked(**arguments))
+        model = self._session.model(lambda **_: wait(), name=name)
+        return await asyncio.to_thread(lambda: model(**arguments))
 
 
 def require_result(name: str, function: Callable[..., Any]) -> None:
-    """Raise UsageError if a tool says that it hands over to another agent."""
+    """Raise UsageError if a tool's annotation says that it hands over to another agent."""
     result = getattr(function, "__annotations__", {}).get("return")
     _require_words(name, getattr(result, "__name__", result))
 
 
 def _require_words(name: str, result: object) -> None:
     if result == "ReplyResult":
-        reason = f"the tool {name!r} hands over to another agent, which is not kept"
-        raise UsageError(f"{reason}: have it return a text, and use a GroupChat without a pattern")
+        reason = f"the tool {name!r} hands over to another agent, which is not supported"
+        raise UsageError(f"{reason}: return a text, and use a GroupChat without a pattern")
 
 
 def _plain(result: Any, name: str = "") -> Any:
-    """Return a result as it can be stored; the framework itself would make a text of others."""
+    """Return a storable result; other values become text, as in the framework."""
     _require_words(name, type(result).__name__)
     return result if storable(result) else str(result)
 
 
 def _waiting(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function for another thread that waits for an async one in the loop of this one.
+    """Return a function for another thread that awaits the async one in this thread's event loop.
 
-    So the store does not hold up the loop, and the async function stays where its resources are.
+    So the store does not block the loop, and the async function stays with its resources.
     """
     loop = asyncio.get_running_loop()
 
     def wait(*args: Any, **kwargs: Any) -> Any:
-        running = asyncio.run_coroutine_threadsafe(function(*args, **kwargs), loop)
+        future = asyncio.run_coroutine_threadsafe(function(*args, **kwargs), loop)
         try:
-            return running.result()
-        except CancelledError as error:  # It did not fail: nobody knows how far it came.
+            return future.result()
+        except CancelledError as error:  # Not a failure: its outcome is unknown.
             raise asyncio.CancelledError from error
 
     wait.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]
     return wait
 
 
-def _options(name: str, given: object) -> dict[str, Any]:
-    if isinstance(given, str):
-        return {"effect": given}
-    if not isinstance(given, Mapping):
-        reason = f"give the effect of {name!r} as a word, or as the options of session.tool"
-        raise UsageError(f"{reason}, not {type(given).__name__}", "$.tools")
-    return dict(given)
+def _options(name: str, policy: object) -> dict[str, Any]:
+    if isinstance(policy, str):
+        return {"effect": policy}
+    if not isinstance(policy, Mapping):
+        reason = f"give the effect of {name!r} as a str, or as the options of session.tool"
+        raise UsageError(f"{reason}, not {type(policy).__name__}", "$.tools")
+    return dict(policy)
 
 
 def _fits(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether a function takes these arguments; the framework tells the model if it does not."""
+    """Return whether a function accepts these arguments; the framework reports mismatches."""
     try:
         inspect.signature(function).bind(*args, **kwargs)
     except TypeError:

@@ -1,7 +1,7 @@
-"""What agents know by name: their context variables, of which instructions may be made.
+"""Save and restore the agents' context variables, from which instructions may be rendered.
 
-Newer versions of the framework have them. What a chat has made of them is kept as instructions are:
-until the code gives an agent others than it did.
+Newer versions of the framework have them. Changes made in a chat persist, as for instructions,
+until the code gives an agent other variables than before.
 """
 
 import logging
@@ -18,83 +18,103 @@ logger = logging.getLogger("perdure.adapters.autogen")
 
 
 class _Left(NamedTuple):
-    """What an agent was given, and knew when its chat was left: it may be given once more."""
+    """An agent's variables when its block was left; it may be passed to `persist` again."""
 
-    given: Known
-    now: Known
+    configured: Known
+    current: Known
 
 
 _left: WeakKeyDictionary[Any, _Left] = WeakKeyDictionary()
 
 
 class Variables:
-    """The context variables of the agents of a chat, by the agents' names."""
+    """The context variables of a chat's agents, by agent name."""
 
     def __init__(self, agents: Iterable[Any]) -> None:
-        self._agents = {one.name: one for one in agents if _has_variables(one)}
+        self._agents = {agent.name: agent for agent in agents if _has_variables(agent)}
         self._unstorable: set[str] = set()
-        self._seen = now = self.now()
-        self._given = {name: _given(self._agents[name], known) for name, known in now.items()}
+        self._last = current = self.current()
+        self._configured = {
+            name: _given(self._agents[name], values) for name, values in current.items()
+        }
 
-    def now(self) -> dict[str, Known]:
-        """Return what agents know, of those that have something that can be stored."""
-        found = {name: one.context_variables.to_dict() for name, one in self._agents.items()}
-        for name in found.keys() - self._unstorable:
-            if not storable(found[name]):
+    def current(self) -> dict[str, Known]:
+        """Return the variables of every agent whose variables can be stored."""
+        variables = {
+            name: agent.context_variables.to_dict() for name, agent in self._agents.items()
+        }
+        for name in variables.keys() - self._unstorable:
+            if not storable(variables[name]):
                 self._unstorable.add(name)
                 logger.warning(
-                    "the context variables of %s are not kept: JSON can not say what they hold",
+                    "the context variables of %s are not saved: they hold values that are not JSON",
                     name,
                 )
-        return {name: deepcopy(one) for name, one in found.items() if name not in self._unstorable}
+        return {
+            name: deepcopy(values)
+            for name, values in variables.items()
+            if name not in self._unstorable
+        }
 
-    def changed(self, before: dict[str, Known]) -> dict[str, Known]:
-        """Return what those know who knew something else before."""
-        return {name: known for name, known in self.now().items() if known != before.get(name)}
+    def changed(self, previous: dict[str, Known]) -> dict[str, Known]:
+        """Return the variables of agents whose variables differ from `previous`."""
+        return {
+            name: values for name, values in self.current().items() if values != previous.get(name)
+        }
 
-    def put(self, known: dict[str, Known]) -> None:
-        for name, variables in known.items():
-            now = self._agents[name].context_variables if name in self._agents else None
-            if now is not None and now.to_dict() != variables:  # Else they stay the code's objects.
-                now.clear()
-                now.update(deepcopy(variables))
+    def assign(self, by_name: dict[str, Known]) -> None:
+        """Set agents' variables in place."""
+        for name, variables in by_name.items():
+            current = self._agents[name].context_variables if name in self._agents else None
+            if (
+                current is not None and current.to_dict() != variables
+            ):  # Equal: keep the code's objects.
+                current.clear()
+                current.update(deepcopy(variables))
 
-    def told(self) -> dict[str, Known]:
-        """Return what those know who know something else than was captured, or restored, last."""
-        return self.changed(self._seen)
+    def unsaved(self) -> dict[str, Known]:
+        """Return the variables that differ from those last captured or restored."""
+        return self.changed(self._last)
 
     def capture(self) -> dict[str, Any]:
-        self._seen = self.now()
-        found = {name: (self._given.get(name, {}), now) for name, now in self._seen.items()}
+        """Return configured and current variables as data."""
+        self._last = self.current()
+        variables = {
+            name: (self._configured.get(name, {}), current) for name, current in self._last.items()
+        }
         return {
-            name: {"given": given, "now": now}
-            for name, (given, now) in found.items()
-            if given or now
+            name: {"given": configured, "now": current}
+            for name, (configured, current) in variables.items()
+            if configured or current
         }
 
     def restore(self, state: dict[str, Any] | None) -> list[str]:
-        """Have agents know what they knew; return the names of those whom the code gives others."""
+        """Restore variables; return the agents for which the code's values win."""
         if state is None:
             return []
-        same = {name: one for name, one in state.items() if one["given"] == self._given.get(name)}
-        # Nothing is recorded of agents that knew nothing.
-        others = self._given.keys() - state.keys() - self._unstorable
-        self.put({name: self._given[name] for name in others})
-        self.put({name: one["now"] for name, one in same.items()})
-        self._seen = self.now()
-        return [name for name, one in state.items() if name not in same and one["now"]]
+        unchanged = {
+            name: saved
+            for name, saved in state.items()
+            if saved["given"] == self._configured.get(name)
+        }
+        # Agents without variables have no entry: reset them to the configured values.
+        unrecorded = self._configured.keys() - state.keys() - self._unstorable
+        self.assign({name: self._configured[name] for name in unrecorded})
+        self.assign({name: saved["now"] for name, saved in unchanged.items()})
+        self._last = self.current()
+        return [name for name, saved in state.items() if name not in unchanged and saved["now"]]
 
-    def leave(self) -> None:
-        """Remember what the agents know at the end of a block."""
-        for name, known in self.now().items():
-            _left[self._agents[name]] = _Left(self._given.get(name, {}), known)
+    def take_snapshot(self) -> None:
+        """Remember the agents' variables at the end of a block."""
+        for name, values in self.current().items():
+            _left[self._agents[name]] = _Left(self._configured.get(name, {}), values)
 
 
 def _has_variables(agent: Any) -> bool:
     return hasattr(getattr(agent, "context_variables", None), "to_dict")
 
 
-def _given(agent: Any, now: Known) -> Known:
-    """Return what the code gave an agent, whatever a chat has made of it."""
-    before = _left.get(agent)
-    return before.given if before is not None and before.now == now else now
+def _given(agent: Any, current: Known) -> Known:
+    """Return the variables that the code gave an agent, without changes made by a chat."""
+    snapshot = _left.get(agent)
+    return snapshot.configured if snapshot is not None and snapshot.current == current else current

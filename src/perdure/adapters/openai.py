@@ -1,11 +1,11 @@
-"""A client of the `openai` package whose conversations are kept in a session.
+"""Wrap a client of the `openai` package so that its conversation is recorded in a session.
 
     client = wrap(openai.OpenAI(), store.session("claim-4711"))
     client.chat.completions.create(model="gpt-4o-mini", messages=[{"role": "user", …}])
 
-Calls give only what is new. What was said before comes from the session, and what is said is
-durable: the new messages before the model is called, the reply when the call returns. The package
-is not patched, and other clients are not concerned.
+Calls pass only new messages. Earlier messages come from the session. New messages are durable
+before the model is called, and the reply is durable when the call returns. The package is not
+patched, and other clients are not affected.
 """
 
 from collections.abc import Callable
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 Client = TypeVar("Client", bound="openai.OpenAI | openai.AsyncOpenAI")
 
-PIECES_EVERY = 0.5  # Seconds, as `turn.stream` has it.
+PIECES_EVERY = 0.5  # Seconds between writes of a streamed answer; the default of `turn.stream`.
 
 
 def wrap(
@@ -40,40 +40,40 @@ def wrap(
     every: float = PIECES_EVERY,
     on_tools: "Callable[[Changes], object] | None" = None,
 ) -> Client:
-    """Return a client that does what the given one does, and keeps its conversation in a session.
+    """Return a client that behaves like the given one and records its conversation in a session.
 
-    `chat.completions` and `responses`: `create`, streamed or not, `parse` and `stream` take what is
-    new (`messages`, `input`) and send the session's window before it. `max_tokens`, `max_messages`
-    and `perspective` are those of `session.messages`, `every` that of `turn.stream`.
+    `chat.completions` and `responses`: `create`, streamed or not, `parse` and `stream` take new
+    messages (`messages`, `input`) and send the session's window before them. `max_tokens`,
+    `max_messages` and `perspective` are those of `session.messages`, `every` that of `turn.stream`.
 
-    Outside of any turn, a call with new messages begins one, a reply that calls no tools completes
-    it, and an error of the API is recorded as its failure and raised unchanged. After a crash, or
-    a stream that broke, a call with the same messages goes on with the unfinished turn; replies
-    that it has had are given again without calling the model. Inside `with session.turn(...)`,
-    calls belong to that turn.
+    Outside any turn, a call with new messages starts one, a reply without tool calls completes it,
+    and an API error is recorded as its failure and raised unchanged. After a crash or a broken
+    stream, a call with the same messages resumes the unfinished turn; replies that it already has
+    are returned again without calling the model. Inside `with session.turn(...)`, calls belong to
+    that turn.
 
-    When the tools on offer are others than last time, `on_tools` is called with what changed.
-    Everything else of the client is as it was, and is not recorded.
+    When the offered tools differ from the last call's, `on_tools` is called with the changes.
+    Everything else of the client works as before, and is not recorded.
     """
     import openai
 
     if issubclass(type(client), _Client):
-        raise UsageError("the client is wrapped already: give the one that it was made of")
+        raise UsageError("the client is wrapped already: pass the original client")
     if not isinstance(client, openai.OpenAI | openai.AsyncOpenAI):
-        raise UsageError(f"a {type(client).__qualname__} is not a client: give an openai.OpenAI()")
+        raise UsageError(f"a {type(client).__qualname__} is not a client: pass an openai.OpenAI()")
     asynchronous = isinstance(client, openai.AsyncOpenAI)
-    wanted = AsyncSession if asynchronous else Session
-    if not isinstance(session, wanted):
-        opened = "perdure.open_async" if asynchronous else "perdure.open"
-        reason = f"an {type(client).__name__} client needs a session of {opened}(...)"
+    session_class = AsyncSession if asynchronous else Session
+    if not isinstance(session, session_class):
+        opener = "perdure.open_async" if asynchronous else "perdure.open"
+        reason = f"an {type(client).__name__} client needs a session of {opener}(...)"
         raise UsageError(f"{reason}, not a {type(session).__qualname__}")
     options = Options(max_tokens, max_messages, perspective, every, on_tools)
-    face = Awaiting() if asynchronous else Blocking()
-    return cast("Client", _Client(client, Conversation(session, face, options)))
+    runner = Awaiting() if asynchronous else Blocking()
+    return cast("Client", _Client(client, Conversation(session, runner, options)))
 
 
 class _Client(Proxy):
-    """The client. Its copies belong to the same conversation."""
+    """The wrapped client. Its copies belong to the same conversation."""
 
     def __init__(self, target: Any, conversation: Conversation) -> None:
         super().__init__(target)
@@ -123,6 +123,8 @@ class _Client(Proxy):
 
 
 class _Chat(Proxy):
+    """The `chat` resource: only its completions are recorded."""
+
     def __init__(self, client: Any, target: Any, conversation: Conversation) -> None:
         super().__init__(target)
         self._hold(completions=_Completions(client, conversation))
@@ -137,7 +139,7 @@ class _Chat(Proxy):
 
 
 class _Endpoint(Proxy):
-    """A resource of the API whose calls are part of the conversation."""
+    """An API resource whose calls are part of the conversation."""
 
     FORMAT = ""
     FIELD = ""
@@ -149,13 +151,13 @@ class _Endpoint(Proxy):
         self._hold(_conversation=conversation)
 
     def create(self, **arguments: Any) -> Any:
-        return self._conversation.face.drive(self._call("create", arguments))
+        return self._conversation.runner.drive(self._call("create", arguments))
 
     def parse(self, **arguments: Any) -> Any:
-        return self._conversation.face.drive(self._call("parse", arguments))
+        return self._conversation.runner.drive(self._call("parse", arguments))
 
     def stream(self, **arguments: Any) -> Any:
-        # The SDK's own helper, around our `create`.
+        # The SDK's own helper, called with this object: it calls our `create`.
         return type(self._target).stream(self, **arguments)
 
     @property
@@ -169,10 +171,10 @@ class _Endpoint(Proxy):
     def _call(self, method: str, arguments: dict[str, Any]) -> Steps[Any]:
         for name in self.STATE:
             if arguments.get(name):
-                reason = f"{name} leaves the conversation to the server, and the session keeps it"
-                raise UsageError(f"{reason}: leave it out, or call the client that was wrapped")
+                reason = f"{name} leaves the conversation to the server, but the session records it"
+                raise UsageError(f"{reason}: leave it out, or call the original client")
         field, streaming = self.FIELD, bool(arguments.get("stream"))
-        given = inputs_of(arguments.get(field) or [], field)
+        inputs = inputs_of(arguments.get(field) or [], field)
         tools = arguments.get("tools")
         if tools:
             tools = list(tools)
@@ -182,13 +184,13 @@ class _Endpoint(Proxy):
             return getattr(self._target, method)(**{**arguments, field: window})
 
         def replay(reply: Reply) -> Any:
-            asynchronous = self._conversation.face.asynchronous
+            asynchronous = self._conversation.runner.asynchronous
             client = client_for(self._client, reply, streaming=streaming, asynchronous=asynchronous)
-            return getattr(self._resource(client), method)(**{**arguments, field: given})
+            return getattr(self._resource(client), method)(**{**arguments, field: inputs})
 
-        said = {"given": given, "window": self._conversation.options[:3], "method": method}
-        ask = Ask(*asked(self.FORMAT, arguments, field, said))
-        request = Request(self.FORMAT, given, tools or [], streaming, send, replay, ask)
+        identity = {"given": inputs, "window": self._conversation.options[:3], "method": method}
+        call_record = Ask(*asked(self.FORMAT, arguments, field, identity))
+        request = Request(self.FORMAT, inputs, tools or [], streaming, send, replay, call_record)
         return (yield from self._conversation.call(request))
 
     @staticmethod

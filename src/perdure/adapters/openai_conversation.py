@@ -1,7 +1,8 @@
-"""A call of a model as part of a session: its turn, what the model is told, what is kept.
+"""Place a model call in a session: find its turn, send the window, record the reply.
 
-No I/O of its own and no colour: a call is a generator that yields what is to be done, and a face
-(`openai_faces`) does it, blocking or awaiting.
+It does no I/O of its own: a call is a generator that yields the actions to perform, and a runner
+(`openai_faces`) performs them, blocking or awaiting. Rules for editing: yield every call of the
+session or the SDK as a function of no arguments, and let `GeneratorExit` pass without yielding.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -13,87 +14,87 @@ from perdure.adapters.openai_state import Options, Place, Request, Steps, state_
 from perdure.errors import BudgetError, PerdureError, UsageError
 from perdure.events import tell
 
-# Records of an unfinished turn that are read to see whether a call goes on with it.
-TURN_MAX = 4096
-TAIL = 64  # Records at the end of a session that say how its last turn ended.
+TURN_MAX = 4096  # Records; longer unfinished turns are not read to decide whether a call resumes.
+TAIL = 64  # Records at the end of a session, read to find how its last turn ended.
 
 
 class Conversation:
-    """What the calls of one wrapped client, and of its copies, have in common."""
+    """The conversation shared by one wrapped client and its copies."""
 
-    def __init__(self, session: Any, face: Any, options: Options) -> None:
+    def __init__(self, session: Any, runner: Any, options: Options) -> None:
         self.session = session
-        self.face = face
+        self.runner = runner
         self.options = options
         self._state = state_of(session)
 
     def call(self, request: Request) -> Steps[Any]:
-        """Carry a call out. On return what was said is durable, or on its way as a stream."""
+        """Perform a call. On return the reply is durable, or being recorded as a stream."""
         turn = self.session.current
         if turn is not None and turn is not self._state.turn:
-            place = yield from self._inside(turn, request)
-            return (yield from self._answered(place, request))
+            site = yield from self._site_in_turn(turn, request)
+            return (yield from self._reply(site, request))
         if not self._state.busy.acquire(blocking=False):
-            reason = f"another call in the session {self.session.id!r} is under way"
+            reason = f"another call in session {self.session.id!r} is in progress"
             raise UsageError(f"{reason}: wait for it, or make both inside a session.turn(...)")
         try:
-            place = yield from self._placed(request)
-            return (yield from self._answered(place, request))
+            site = yield from self._find_site(request)
+            return (yield from self._reply(site, request))
         finally:
             self._state.busy.release()
 
-    def _answered(self, place: Place, request: Request) -> Steps[Any]:
-        turn, reply = place.turn, place.reply
-        asked = request.ask.in_(turn)
+    def _reply(self, site: Place, request: Request) -> Steps[Any]:
+        """Return the recorded reply or call the model, and record the outcome."""
+        turn, reply = site.turn, site.reply
+        model_call = request.call_record.begin_in(turn)
         try:
             if reply is not None:
-                asked.withdraw()
+                model_call.withdraw()
                 record.require_format(reply, request.format)
                 result = yield lambda: request.replay(reply)
-                yield from self._settle(place, reply.messages)
+                yield from self._end_if_complete(site, reply.messages)
                 return result
             yield from self._offer(turn, request.tools)
             window = yield self._window(request.format)
-            had = asked.recorded()
-            if had is not None:
-                result = yield lambda: request.replay(record.reply_of(had))
+            recorded = model_call.recorded()
+            if recorded is not None:
+                result = yield lambda: request.replay(record.reply_of(recorded))
             else:
                 result = yield lambda: request.send(list(window))
             if request.streaming:
-                stream = self.face.stream(self, place, result, asked)
-                self._state.stream = stream if place.own else self._state.stream
+                stream = self.runner.stream(self, site, result, model_call)
+                self._state.stream = stream if site.owns_turn else self._state.stream
                 return stream
             record.require_reply(result, request.format)
-            yield lambda: turn.append(result, answers=asked)
-            yield from self._settle(place, record.messages_of_reply(result))
-        except GeneratorExit:
+            yield lambda: turn.append(result, answers=model_call)
+            yield from self._end_if_complete(site, record.messages_of_reply(result))
+        except GeneratorExit:  # The runner closed the generator: it cannot yield any more.
             raise
         except BaseException as error:
-            if not place.own and reply is None:
-                asked.failed(error)
-            if place.own and turn.partial:
-                yield from self._broke(error)
-            elif place.own:
+            if not site.owns_turn and reply is None:
+                model_call.failed(error)
+            if site.owns_turn and turn.partial:
+                yield from self._keep_open(error)
+            elif site.owns_turn:
                 yield from self._leave(error)
             raise
         return result
 
-    def streamed(self, place: Place, recorded: Any) -> Steps[None]:
-        """Take in that a stream is over, to its end or not."""
-        self._state.stream = None if place.own else self._state.stream
-        if place.own and (place.turn.partial or not recorded.said):
-            yield from self._give_up("the stream ended before the answer did")
+    def end_stream(self, site: Place, recorded: Any) -> Steps[None]:
+        """Finish a stream that was read to its end or closed early."""
+        self._state.stream = None if site.owns_turn else self._state.stream
+        if site.owns_turn and (site.turn.partial or not recorded.said):
+            yield from self._abandon("the stream ended before the answer did")
         else:
-            yield from self._settle(place, [taken.message for taken in recorded.said])
+            yield from self._end_if_complete(site, [item.message for item in recorded.said])
 
-    def broken(self, place: Place, error: BaseException) -> Steps[None]:
-        """Take in that a stream broke: the same call made again goes on with its turn."""
-        if place.own:
+    def stream_failed(self, site: Place, error: BaseException) -> Steps[None]:
+        """Handle a broken stream: repeating the same call resumes its turn."""
+        if site.owns_turn:
             self._state.stream = None
-            yield from self._broke(error)
+            yield from self._keep_open(error)
 
-    def _broke(self, error: BaseException) -> Steps[None]:
-        """Keep the turn of a cut answer open, unless it is no longer this handle's."""
+    def _keep_open(self, error: BaseException) -> Steps[None]:
+        """Keep the turn of an interrupted answer open, unless this handle no longer owns it."""
         is_lost = isinstance(error, PerdureError) and not isinstance(error, UsageError)
         if is_lost or self._state.turn.ended:
             yield from self._leave(error)
@@ -101,15 +102,16 @@ class Conversation:
             self._state.broken = error
 
     def _window(self, format: str) -> Callable[[], Any]:
-        asked = self.options
+        options = self.options
         return lambda: self.session.messages(
             format=format,
-            max_tokens=asked.max_tokens,
-            max_messages=asked.max_messages,
-            perspective=asked.perspective,
+            max_tokens=options.max_tokens,
+            max_messages=options.max_messages,
+            perspective=options.perspective,
         )
 
     def _offer(self, turn: Any, tools: Sequence[Any]) -> Steps[None]:
+        """Record the offered tools; log changes and report them to `on_tools`."""
         if not tools:
             return
         changes = yield lambda: turn.offer(tools)
@@ -119,9 +121,9 @@ class Conversation:
             if self.options.on_tools is not None:
                 self.options.on_tools(changes)
 
-    def _settle(self, place: Place, reply: Iterable[Item]) -> Steps[None]:
-        """End the turn, unless its reply wants results of tools."""
-        if place.own:
+    def _end_if_complete(self, site: Place, reply: Iterable[Item]) -> Steps[None]:
+        """End the turn, unless its reply calls tools."""
+        if site.owns_turn:
             self._state.calls = record.calls_of(reply)
             if not self._state.calls:
                 yield from self._leave(None)
@@ -129,207 +131,219 @@ class Conversation:
     def _leave(self, error: BaseException | None) -> Steps[None]:
         turn, self._state.turn = self._state.turn, None
         self._state.trail, self._state.calls, self._state.broken = [], [], None
-        yield lambda: self.face.leave(turn, error)
+        yield lambda: self.runner.leave(turn, error)
 
-    def _give_up(self, reason: str) -> Steps[None]:
+    def _abandon(self, reason: str) -> Steps[None]:
         yield lambda: self._state.turn.abandon(reason)
         yield from self._leave(None)
 
-    # Inside a turn of the application's own.
+    # Inside a turn that the application opened.
 
-    def _inside(self, turn: Any, request: Request) -> Steps[Place]:
-        given = request.given
-        if turn not in self._state.entered:
-            self._state.entered[turn] = yield from self._had(turn)
-        trail = self._state.entered[turn]
+    def _site_in_turn(self, turn: Any, request: Request) -> Steps[Place]:
+        """Return the call's site in the application's turn, with its recorded reply if any."""
+        inputs = request.inputs
+        if turn not in self._state.app_turns:
+            self._state.app_turns[turn] = yield from self._recorded_exchanges(turn)
+        expected = self._state.app_turns[turn]
         if (
-            trail
-            and (trail[0].reply is not None or not turn.ended)
-            and record.same_inputs(given, trail[0].inputs, whole=False)
+            expected
+            and (expected[0].reply is not None or not turn.ended)
+            and record.same_inputs(inputs, expected[0].inputs, whole=False)
         ):
-            found = trail.pop(0)
-            yield from self._note_differing(given, found)
-            return Place(turn, own=False, reply=found.reply)
-        trail.clear()
+            exchange = expected.pop(0)
+            yield from self._note_changed_results(inputs, exchange)
+            return Place(turn, owns_turn=False, reply=exchange.reply)
+        expected.clear()
         if turn.ended:
             reason = f"the turn {turn.id!r} has ended, and this call was not part of it"
-            raise UsageError(f"{reason}: begin another with session.turn(...)")
-        yield from self._append(turn, given, request)
-        return Place(turn, own=False)
+            raise UsageError(f"{reason}: start another with session.turn(...)")
+        yield from self._append(turn, inputs, request)
+        return Place(turn, owns_turn=False)
 
-    def _had(self, turn: Any) -> Steps[list[Exchange]]:
-        """Return what a turn held when it was entered: an earlier process may have got replies."""
-        records = yield lambda: self.face.records(self.session, turn.start)
-        had = record.before_entered(records, turn.id, ended=turn.ended)
-        return record.exchanges(had)
+    def _recorded_exchanges(self, turn: Any) -> Steps[list[Exchange]]:
+        """Return the exchanges a turn had when entered: another process may have got replies."""
+        records = yield lambda: self.runner.records(self.session, turn.start)
+        messages = record.before_entered(records, turn.id, ended=turn.ended)
+        return record.exchanges(messages)
 
-    # Outside of any: a turn goes from the first message to the first reply without calls.
+    # Outside any turn: the adapter's turn lasts from the first message to a reply without calls.
 
-    def _placed(self, request: Request) -> Steps[Place]:
+    def _find_site(self, request: Request) -> Steps[Place]:
+        """Return the call's site: in a turn that it continues or resumes, or in a new one."""
         if self._state.stream is not None:
             stream = self._state.stream
             yield stream.supersede
         error = self._state.broken
         if error is not None:
-            place = yield from self._taken_up(self._state.turn, request)
-            if place is not None:
+            site = yield from self._resume_turn(self._state.turn, request)
+            if site is not None:
                 self._state.broken = None
-                return place
+                return site
             yield from self._leave(error)
         if self._state.turn is not None:
-            place = yield from self._went_on(request)
-            if place is not None:
-                return place
-            yield from self._give_up("another input came in the place of results")
-        if not request.given:
-            raise UsageError("nothing is new: give at least one message, or begin a turn with one")
-        place = yield from self._continued(request)
-        return place if place is not None else (yield from self._begun(request))
+            site = yield from self._next_in_turn(request)
+            if site is not None:
+                return site
+            yield from self._abandon("a new input came in place of tool results")
+        if not request.inputs:
+            raise UsageError("no new message: pass at least one, or start a turn with one")
+        site = yield from self._resume_interrupted(request)
+        return site if site is not None else (yield from self._start_turn(request))
 
-    def _went_on(self, request: Request) -> Steps[Place | None]:
-        """Take results for the calls of the turn that is open, or what it was given before."""
-        given = request.given
+    def _next_in_turn(self, request: Request) -> Steps[Place | None]:
+        """Accept results for the open turn's calls, or a repetition of its recorded inputs."""
+        inputs = request.inputs
         if self._state.trail:
-            found, *rest = self._state.trail
-            if record.same_inputs(given, found.inputs, whole=True):
+            exchange, *rest = self._state.trail
+            if record.same_inputs(inputs, exchange.inputs, whole=True):
                 self._state.trail = rest
-                yield from self._note_differing(given, found)
-                if found.reply is None:
-                    news = record.instructions(given)
-                    yield from self._append(self._state.turn, news, request)
-                return Place(self._state.turn, own=True, reply=found.reply)
+                yield from self._note_changed_results(inputs, exchange)
+                if exchange.reply is None:
+                    instructions = record.instructions(inputs)
+                    yield from self._append(self._state.turn, instructions, request)
+                return Place(self._state.turn, owns_turn=True, reply=exchange.reply)
             self._state.calls, self._state.trail = (
                 record.calls_at_end(self._state.calls, self._state.trail),
                 [],
             )
-        results = record.results_of(given)
+        results = record.results_of(inputs)
         if not results or not self._state.calls:
             return None
         record.require_all(results, self._state.calls)
-        yield from self._append(self._state.turn, given, request)
-        return Place(self._state.turn, own=True)
+        yield from self._append(self._state.turn, inputs, request)
+        return Place(self._state.turn, owns_turn=True)
 
-    def _continued(self, request: Request) -> Steps[Place | None]:
-        """Go on with the turn that a process left unfinished, if this call is one of it."""
+    def _resume_interrupted(self, request: Request) -> Steps[Place | None]:
+        """Resume the turn that a process left unfinished, if this call belongs to it."""
         interrupted = self.session.interrupted
         turn = interrupted[-1] if interrupted else None
-        if turn is None or turn.id in self._state.passed:
+        if turn is None or turn.id in self._state.skipped_turns:
             return None
-        place = yield from self._taken_up(turn, request)
-        if place is None:
-            self._state.passed.add(turn.id)
-        return place
+        site = yield from self._resume_turn(turn, request)
+        if site is None:
+            self._state.skipped_turns.add(turn.id)
+        return site
 
-    def _taken_up(self, turn: Any, request: Request) -> Steps[Place | None]:
-        """Go on with an unfinished turn if a call repeats its first or its last, or follows it."""
-        given = request.given
+    def _resume_turn(self, turn: Any, request: Request) -> Steps[Place | None]:
+        """Resume an unfinished turn if a call repeats its first or last inputs or answers it."""
+        inputs = request.inputs
         if self.session.position - turn.start > TURN_MAX:
             return None
-        records = yield lambda: self.face.records(self.session, turn.start)
+        records = yield lambda: self.runner.records(self.session, turn.start)
         messages = record.messages_of(records, turn.id)
         if messages is None:
             return None
-        found = record.exchanges(messages)
-        calls = record.calls_at_end([], found)
+        exchanges = record.exchanges(messages)
+        calls = record.calls_at_end([], exchanges)
         trail: list[Exchange] = []
-        if record.same_inputs(given, found[0].inputs, whole=True):
-            trail = found
-        elif found[-1].reply is None and record.same_inputs(given, found[-1].inputs, whole=True):
-            trail = found[-1:]
-        elif messages and not {*record.results_of(given)} & {*calls}:
+        if record.same_inputs(inputs, exchanges[0].inputs, whole=True):
+            trail = exchanges
+        elif exchanges[-1].reply is None and record.same_inputs(
+            inputs, exchanges[-1].inputs, whole=True
+        ):
+            trail = exchanges[-1:]
+        elif messages and not {*record.results_of(inputs)} & {*calls}:
             return None
         if turn is not self._state.turn:
-            yield lambda: self.face.enter(turn)
+            yield lambda: self.runner.enter(turn)
         self._state.turn, self._state.calls, self._state.trail = turn, calls, trail
-        place = yield from self._went_on(request)
-        if place is None:
-            again = not messages and (yield from self._is_again(given, turn.id))
-            news = record.instructions(given) if again else given
-            yield from self._append(turn, news, request)
-            place = Place(turn, own=True)
-        return place
+        site = yield from self._next_in_turn(request)
+        if site is None:
+            repeats = not messages and (yield from self._repeats_failed_call(inputs, turn.id))
+            items = record.instructions(inputs) if repeats else inputs
+            yield from self._append(turn, items, request)
+            site = Place(turn, owns_turn=True)
+        return site
 
-    def _begun(self, request: Request) -> Steps[Place]:
-        given = request.given
-        again = yield from self._is_again(given)
-        if not again:
-            yield from self._require_news(given)
-        news = yield from self._news(given)
-        if again:
-            news = record.instructions(news)
-        alone = news[0] if len(news) == 1 else None
-        turn = self.session.turn(alone)
-        if alone is not None or not news:
-            request.ask.in_(turn)
-        yield lambda: self.face.enter(turn)
+    def _start_turn(self, request: Request) -> Steps[Place]:
+        """Start a turn with the call's new messages, in one append if there is only one."""
+        inputs = request.inputs
+        repeats = yield from self._repeats_failed_call(inputs)
+        if not repeats:
+            yield from self._require_news(inputs)
+        items = yield from self._new_items(inputs)
+        if repeats:
+            items = record.instructions(items)
+        single = items[0] if len(items) == 1 else None
+        turn = self.session.turn(single)
+        if single is not None or not items:
+            request.call_record.begin_in(turn)
+        yield lambda: self.runner.enter(turn)
         self._state.turn = turn
-        if alone is None and news:
-            request.ask.in_(turn)
+        if single is None and items:
+            request.call_record.begin_in(turn)
             try:
-                yield lambda: turn.append(*news)
+                yield lambda: turn.append(*items)
             except GeneratorExit:
                 raise
             except BaseException as error:
                 yield from self._leave(error)
                 raise
-        self._note_instructions(news)
-        return Place(turn, own=True)
+        self._note_instructions(items)
+        return Place(turn, owns_turn=True)
 
-    def _is_again(self, given: list[Item], turn: str = "") -> Steps[bool]:
-        """Whether a call repeats the one before a turn, which failed: what it says stands."""
-        words = record.said(given)
-        if not words or self.session.last != words[-1]:
+    def _repeats_failed_call(self, inputs: list[Item], turn: str = "") -> Steps[bool]:
+        """Return whether a call repeats the failed one before it: its messages are stored."""
+        messages = record.said(inputs)
+        if not messages or self.session.last != messages[-1]:
             return False
-        recent = yield lambda: self.session.messages(last=len(words))
+        recent = yield lambda: self.session.messages(last=len(messages))
         after = max(0, self.session.position - TAIL)
-        records = yield lambda: self.face.records(self.session, after)
-        return list(recent) == words and record.ends_failed(records, turn)
+        records = yield lambda: self.runner.records(self.session, after)
+        return list(recent) == messages and record.ends_failed(records, turn)
 
-    def _require_news(self, given: list[Item]) -> Steps[None]:
-        results = record.results_of(given)
-        if any(call not in record.all_calls(given) for call in results):
+    def _require_news(self, inputs: list[Item]) -> Steps[None]:
+        """Refuse results of calls that are not open, and outputs that the session already has."""
+        results = record.results_of(inputs)
+        if any(call not in record.all_calls(inputs) for call in results):
             reason = f"results of calls that are not open: {', '.join(results)}"
-            raise UsageError(f"{reason}: give them in the call that follows the model's")
-        if any(record.is_output(one) for one in given):
+            raise UsageError(f"{reason}: pass them in the call that follows the model's")
+        if any(record.is_output(item) for item in inputs):
             recent = yield lambda: self.session.messages(last=TAIL)
-            if record.repeated(given, recent):
-                reason = "what the model said before stands in the session and is sent by itself"
-                raise UsageError(f"{reason}: give only what is new")
+            if record.repeated(inputs, recent):
+                reason = (
+                    "earlier replies of the model are in the session and are sent automatically"
+                )
+                raise UsageError(f"{reason}: pass only new messages")
 
-    def _news(self, given: list[Item]) -> Steps[list[Item]]:
-        """Return what is given without the instructions that stand in the session already."""
-        if not any(record.is_instruction(one) for one in given):
-            return given
+    def _new_items(self, inputs: list[Item]) -> Steps[list[Item]]:
+        """Return the inputs without instructions that are already in the session."""
+        if not any(record.is_instruction(item) for item in inputs):
+            return inputs
         if self._state.instructions is None:
-            standing = yield from self._standing()
-            self._state.instructions = record.instructions(standing)
-        known = self._state.instructions
-        news = [one for one in given if not record.is_instruction(one) or one not in known]
-        return news
+            stored = yield from self._stored_messages()
+            self._state.instructions = record.instructions(stored)
+        instructions = self._state.instructions
+        items = [
+            item for item in inputs if not record.is_instruction(item) or item not in instructions
+        ]
+        return items
 
-    def _append(self, turn: Any, given: list[Item], request: Request) -> Steps[None]:
-        news = yield from self._news(given)
-        if news:
-            request.ask.in_(turn)
-            yield lambda: turn.append(*news)
-            self._note_instructions(news)
+    def _append(self, turn: Any, inputs: list[Item], request: Request) -> Steps[None]:
+        items = yield from self._new_items(inputs)
+        if items:
+            request.call_record.begin_in(turn)
+            yield lambda: turn.append(*items)
+            self._note_instructions(items)
 
-    def _note_instructions(self, news: list[Item]) -> None:
-        """Take instructions for standing, once they are durable."""
+    def _note_instructions(self, items: list[Item]) -> None:
+        """Remember instructions as stored, once they are durable."""
         if self._state.instructions is not None:
-            self._state.instructions += record.instructions(news)
+            self._state.instructions += record.instructions(items)
 
-    def _standing(self) -> Steps[list[Item]]:
+    def _stored_messages(self) -> Steps[list[Item]]:
+        """Return the session's messages, within the token limit if they fit."""
         limit = self.options.max_tokens
         try:
             if limit is not None:
                 return list((yield lambda: self.session.messages(max_tokens=limit)))
         except BudgetError:
-            pass  # The call itself will say so, once what is said is durable.
+            pass  # The call itself will raise it, once its messages are durable.
         return list((yield self.session.messages))
 
-    def _note_differing(self, given: list[Item], found: Exchange) -> Steps[None]:
-        calls = record.differing(given, found.inputs)
+    def _note_changed_results(self, inputs: list[Item], exchange: Exchange) -> Steps[None]:
+        """Add a note if a repeated call has other results than the recorded ones."""
+        calls = record.differing(inputs, exchange.inputs)
         if calls:
-            told = "a tool gave another result than the recorded one, which stands"
-            yield lambda: self.session.note({"told": told, "calls": calls})
+            text = "a tool returned a different result than the recorded one, which is used"
+            yield lambda: self.session.note({"told": text, "calls": calls})

@@ -1,4 +1,4 @@
-"""The two colours of a conversation: how its steps are carried out, and its streams."""
+"""Run a conversation's steps, blocking or in an event loop, and wrap the SDK's streams."""
 
 import inspect
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -17,7 +17,7 @@ _SUPERSEDED = (
 
 
 class Blocking:
-    """Carries out steps at once."""
+    """Runs steps in the calling thread."""
 
     asynchronous = False
 
@@ -32,10 +32,10 @@ class Blocking:
                     return end.value
                 try:
                     resume, value = steps.send, action()
-                except BaseException as error:  # noqa: BLE001 - the steps decide, and raise it again
+                except BaseException as error:  # noqa: BLE001 - the steps handle or re-raise it
                     resume, value = steps.throw, error
         finally:
-            steps.close()  # Where an interrupt fell between two of them.
+            steps.close()  # In case an interrupt hit between two steps.
 
     def enter(self, turn: Any) -> Any:
         return turn.__enter__()
@@ -46,12 +46,12 @@ class Blocking:
     def records(self, session: Any, after: int) -> Any:
         return list(session.records(after=after))
 
-    def stream(self, conversation: Conversation, place: Place, source: Any, asked: Any) -> Any:
-        return RecordedStream(conversation, place, source, asked)
+    def stream(self, conversation: Conversation, site: Place, source: Any, model_call: Any) -> Any:
+        return RecordedStream(conversation, site, source, model_call)
 
 
 class Awaiting:
-    """Carries out steps in an event loop."""
+    """Runs steps in an event loop."""
 
     asynchronous = True
 
@@ -69,10 +69,10 @@ class Awaiting:
                     if inspect.isawaitable(value):
                         value = await value
                     resume = steps.send
-                except BaseException as error:  # noqa: BLE001 - the steps decide, and raise it again
+                except BaseException as error:  # noqa: BLE001 - the steps handle or re-raise it
                     resume, value = steps.throw, error
         finally:
-            steps.close()  # Where an interrupt fell between two of them.
+            steps.close()  # In case an interrupt hit between two steps.
 
     async def enter(self, turn: Any) -> Any:
         return await turn.__aenter__()
@@ -83,36 +83,38 @@ class Awaiting:
     async def records(self, session: Any, after: int) -> Any:
         return [record async for record in session.records(after=after)]
 
-    def stream(self, conversation: Conversation, place: Place, source: Any, asked: Any) -> Any:
-        return AsyncRecordedStream(conversation, place, source, asked)
+    def stream(self, conversation: Conversation, site: Place, source: Any, model_call: Any) -> Any:
+        return AsyncRecordedStream(conversation, site, source, model_call)
 
 
 class _Recorded(Proxy):
-    """What the two streams have in common: they stand for the SDK's, which has all the rest."""
+    """Common part of both streams: proxies of the SDK's stream."""
 
-    def __init__(self, conversation: Conversation, place: Place, source: Any, asked: Any) -> None:
+    def __init__(
+        self, conversation: Conversation, site: Place, source: Any, model_call: Any
+    ) -> None:
         super().__init__(source)
         every = conversation.options.every
-        recorded = place.turn.stream(source, every=every, answers=asked)
-        self._hold(_conversation=conversation, _place=place, _recorded=recorded)
+        recorded = site.turn.stream(source, every=every, answers=model_call)
+        self._hold(_conversation=conversation, _site=site, _recorded=recorded)
         self._hold(_over=False, _superseded=False)
 
     @property
     def response(self) -> Any:
-        """The response, whose closing closes the stream: the SDK's helpers do only that."""
+        """The HTTP response; closing it closes the stream: the SDK's helpers close only it."""
         return Proxy(self._target.response, close=self.close, aclose=self.close)
 
     def close(self) -> Any:
         raise NotImplementedError
 
-    def _steps(self, error: BaseException | None = None) -> Any:
+    def _finish(self, error: BaseException | None = None) -> Any:
         self._hold(_over=True)
         steps = (
-            self._conversation.streamed(self._place, self._recorded)
+            self._conversation.end_stream(self._site, self._recorded)
             if error is None
-            else self._conversation.broken(self._place, error)
+            else self._conversation.stream_failed(self._site, error)
         )
-        return self._conversation.face.drive(steps)
+        return self._conversation.runner.drive(steps)
 
     def _require_current(self) -> None:
         if self._superseded:
@@ -120,7 +122,7 @@ class _Recorded(Proxy):
 
 
 class RecordedStream(_Recorded):
-    """The SDK's stream; what it says is made durable on the way."""
+    """The SDK's stream, recorded as it is read."""
 
     def __iter__(self) -> Iterator[Any]:
         return self
@@ -131,20 +133,20 @@ class RecordedStream(_Recorded):
             return next(self._recorded)
         except StopIteration:
             if not self._over:
-                self._steps()
+                self._finish()
             raise
         except BaseException as error:
             if not self._over:
-                self._steps(error)
+                self._finish(error)
             raise
 
     def close(self) -> None:
-        """Stop reading. What was said so far stays, as an answer that was cut."""
+        """Stop reading. The answer so far stays recorded as interrupted."""
         if self._over:
             self._target.close()
         else:
             self._recorded.close()
-            self._steps()
+            self._finish()
 
     def supersede(self) -> None:
         if not self._over:
@@ -164,7 +166,7 @@ class RecordedStream(_Recorded):
 
 
 class AsyncRecordedStream(_Recorded):
-    """The SDK's stream; what it says is made durable on the way."""
+    """The SDK's stream, recorded as it is read."""
 
     def __aiter__(self) -> AsyncIterator[Any]:
         return self
@@ -175,20 +177,20 @@ class AsyncRecordedStream(_Recorded):
             return await anext(self._recorded)
         except StopAsyncIteration:
             if not self._over:
-                await self._steps()
+                await self._finish()
             raise
         except BaseException as error:
             if not self._over:
-                await self._steps(error)
+                await self._finish(error)
             raise
 
     async def close(self) -> None:
-        """Stop reading. What was said so far stays, as an answer that was cut."""
+        """Stop reading. The answer so far stays recorded as interrupted."""
         if self._over:
             await self._target.close()
         else:
             await self._recorded.close()
-            await self._steps()
+            await self._finish()
 
     aclose = close
 

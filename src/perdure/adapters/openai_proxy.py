@@ -1,4 +1,4 @@
-"""An object that stands for another: it has all its attributes, but for some of its own."""
+"""A proxy object: all attributes of its target, except some of its own."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from perdure.errors import UsageError
 
 
 class Proxy:
-    """Stands for a target; `isinstance` takes it for one of the target's class."""
+    """Proxies a target; `isinstance` accepts it as an instance of the target's class."""
 
     def __init__(self, target: Any, **own: Any) -> None:
         self._hold(_target=target, **own)
@@ -19,7 +19,7 @@ class Proxy:
         return type(self._target)
 
     def __getattr__(self, name: str) -> Any:
-        if name == "_target":  # A copy in the making has none yet.
+        if name == "_target":  # `copy` and `pickle` create an instance without it: avoid recursion.
             raise AttributeError(name)
         return getattr(self._target, name)
 
@@ -34,6 +34,6 @@ class Proxy:
 
 
 def refuse(name: str) -> UsageError:
-    """Return what to say to who asks for the SDK's raw responses."""
-    reason = f"{name} gives what the session can not record"
-    return UsageError(f"{reason}: call it on the client that was given to wrap()")
+    """Return the error for the SDK's raw responses."""
+    reason = f"the session cannot record {name}"
+    return UsageError(f"{reason}: call it on the original client, the one passed to wrap()")

@@ -1,7 +1,7 @@
-"""What stands in the record of a turn, against what a call gives. Pure.
+"""Compare the records of a turn with the inputs of a call. Pure functions, no I/O.
 
-A turn is a row of exchanges: what was put in, and the model's reply to it. A reply is known by what
-came with it (its id, model, usage); what an application put in came alone.
+A turn is a sequence of exchanges: inputs, and the model's reply to them. A reply has metadata (its
+id, model, usage); inputs from the application have none.
 """
 
 import json
@@ -14,32 +14,32 @@ from perdure.transcript import answers, open_calls
 
 Item = dict[str, Any]
 
-SHOWN = 200  # Characters of what is no reply.
-NAME_MAX = 128  # Characters of a model's name.
+SHOWN = 200  # Characters of an invalid reply that are quoted in the error.
+NAME_MAX = 128  # Characters of a model's name in the record.
 _TRAVEL = ("timeout", "extra_headers", "extra_query", "stream", "stream_options")
 _INSTRUCTIONS = ("system", "developer")
 
 
 class Reply(NamedTuple):
-    """A reply as recorded: one message, or the items of a response; and what came with it."""
+    """A recorded reply: one message, or the items of a response, with its metadata."""
 
     messages: list[Item]
     meta: Item
 
 
 class Exchange(NamedTuple):
-    """What was put in, and the reply, if it came."""
+    """The inputs, and the reply if there is one."""
 
     inputs: list[Item]
     reply: Reply | None
 
 
 def plain(value: Any) -> Any:
-    """Return a value as JSON would give it back, with the SDK's objects in it exported."""
+    """Return a value as plain JSON data, with the SDK's objects exported."""
     if isinstance(value, Mapping):
-        return {name: plain(found) for name, found in value.items()}
+        return {name: plain(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(found) for found in value]
+        return [plain(item) for item in value]
     kind = type(value)
     if hasattr(kind, "to_dict") and hasattr(kind, "model_dump"):
         return plain(value.to_dict(warnings=False))  # Parsed objects differ from their annotations.
@@ -48,55 +48,62 @@ def plain(value: Any) -> Any:
     return value
 
 
-def inputs_of(given: Any, name: str) -> list[Item]:
-    """Return what a call puts in as messages; a text is what the user says."""
-    if isinstance(given, str):
-        return [{"role": "user", "content": given}]
-    if not isinstance(given, Iterable) or isinstance(given, Mapping | bytes):
-        raise UsageError(f"a list of messages is expected, not a {type(given).__qualname__}", name)
-    found = [plain(one) for one in given]
-    for index, one in enumerate(found):
-        if not isinstance(one, dict):
-            reason = f"a {type(one).__qualname__} is not a message"
-            raise UsageError(f'{reason}: give {{"role": "user", "content": …}}', f"{name}[{index}]")
-    return found
+def inputs_of(value: Any, name: str) -> list[Item]:
+    """Return a call's inputs as messages; a str is a user message."""
+    if isinstance(value, str):
+        return [{"role": "user", "content": value}]
+    if not isinstance(value, Iterable) or isinstance(value, Mapping | bytes):
+        raise UsageError(f"a list of messages is expected, not a {type(value).__qualname__}", name)
+    items = [plain(item) for item in value]
+    for index, item in enumerate(items):
+        if not isinstance(item, dict):
+            reason = f"a {type(item).__qualname__} is not a message"
+            raise UsageError(f'{reason}: pass {{"role": "user", "content": …}}', f"{name}[{index}]")
+    return items
 
 
-def asked(format: str, arguments: Mapping[str, Any], field: str, said: Item) -> tuple[str, Item]:
-    """Return what a call is recorded under, and what makes two calls the same.
+def asked(
+    format: str, arguments: Mapping[str, Any], field: str, identity: Item
+) -> tuple[str, Item]:
+    """Return the name a call is recorded under, and the data that identifies it.
 
-    What was said before is bound by the place of the record; how the call travels is left out.
+    Earlier messages are implied by the record's position; transport options are left out.
     """
     name = arguments.get("model")
     name = name if isinstance(name, str) and name else format
-    rest = {one: _told(found) for one, found in arguments.items() if one not in (field, *_TRAVEL)}
-    return name[:NAME_MAX], {**said, "format": format, "arguments": rest}
+    rest = {
+        option: _told(value)
+        for option, value in arguments.items()
+        if option not in (field, *_TRAVEL)
+    }
+    return name[:NAME_MAX], {**identity, "format": format, "arguments": rest}
 
 
 def _told(value: Any) -> Any:
-    """Return an argument as data; a class that answers are parsed with is known by its name."""
+    """Return an argument as data; a class to parse replies with is identified by its name."""
     if isinstance(value, Mapping):
-        return {str(name): _told(found) for name, found in value.items()}
+        return {str(name): _told(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_told(found) for found in value]
+        return [_told(item) for item in value]
     if value is None or isinstance(value, str | bool | int | float):
         return value
     if isinstance(value, type):
         return value.__qualname__
-    found = plain(value)
-    return type(value).__qualname__ if found is value else _told(found)
+    data = plain(value)
+    return type(value).__qualname__ if data is value else _told(data)
 
 
 def reply_of(recorded: Any) -> Reply:
-    """Return the reply that a replayed call had, or raise as the API did."""
+    """Return the reply of a replayed call, or raise the recorded API error."""
     if not recorded.error:
         return Reply(recorded.messages, recorded.meta)
     import openai
 
-    found = getattr(openai, recorded.error, None)
-    if not (isinstance(found, type) and issubclass(found, openai.OpenAIError)):
+    error_class = getattr(openai, recorded.error, None)
+    if not (isinstance(error_class, type) and issubclass(error_class, openai.OpenAIError)):
         raise UsageError(f"the call failed with {recorded.error}: {recorded.reason}")
-    error: Any = found.__new__(found)
+    # Not `error_class(...)`: API errors require the HTTP response, which is not recorded.
+    error: Any = error_class.__new__(error_class)
     Exception.__init__(error, recorded.reason)
     error.message = recorded.reason
     raise error
@@ -107,32 +114,32 @@ def is_instruction(message: Item) -> bool:
 
 
 def said(messages: Iterable[Item]) -> list[Item]:
-    """Return messages without instructions, which stand once however often they are given."""
-    return [one for one in messages if not is_instruction(one)]
+    """Return messages without instructions, which are stored once however often they are passed."""
+    return [message for message in messages if not is_instruction(message)]
 
 
 def instructions(messages: Iterable[Item]) -> list[Item]:
-    return [one for one in messages if is_instruction(one)]
+    return [message for message in messages if is_instruction(message)]
 
 
 def exchanges(messages: Iterable[Message]) -> list[Exchange]:
-    """Return the exchanges of a turn; the last one has no reply where that has not come."""
-    found: list[Exchange] = []
-    waiting: list[Item] = []
+    """Return the exchanges of a turn; the last one has no reply if none is recorded."""
+    complete: list[Exchange] = []
+    pending: list[Item] = []
     for content in messages:
         if content.interrupted:
-            continue  # An answer that was cut is none.
-        waiting.append(content.message)
+            continue  # An interrupted answer is not a reply.
+        pending.append(content.message)
         if content.meta:
-            count = _length_of_reply(waiting, content.meta)
-            reply = Reply(waiting[-count:], content.meta)
-            found.append(Exchange(waiting[:-count], reply))
-            waiting = []
-    return [*found, Exchange(waiting, None)] if waiting or not found else found
+            count = _length_of_reply(pending, content.meta)
+            reply = Reply(pending[-count:], content.meta)
+            complete.append(Exchange(pending[:-count], reply))
+            pending = []
+    return [*complete, Exchange(pending, None)] if pending or not complete else complete
 
 
 def _length_of_reply(messages: Sequence[Item], meta: Item) -> int:
-    """Return how many of the last messages came together, as the items of one response do."""
+    """Return how many of the last messages belong to one reply, such as the items of a response."""
     if meta.get("object") != "response":
         return 1
     count = 1
@@ -142,81 +149,81 @@ def _length_of_reply(messages: Sequence[Item], meta: Item) -> int:
 
 
 def is_output(item: Item) -> bool:
-    """Whether a message is of a kind that models say."""
+    """Return whether a message is model output."""
     if item.get("role") is not None:
         return bool(item["role"] == "assistant")
     return not answers(item)
 
 
 def require_format(reply: Reply, format: str) -> None:
-    """Refuse to give a reply of one API to a call of the other."""
-    found = "openai.responses" if reply.meta.get("object") == "response" else "openai.chat"
-    if found != format:
-        reason = f"the reply to this was recorded from {found}, and {format} asks for it"
-        raise UsageError(f"{reason}: ask as before, or begin another turn")
+    """Raise UsageError if a reply of one API is requested by a call of the other."""
+    recorded = "openai.responses" if reply.meta.get("object") == "response" else "openai.chat"
+    if recorded != format:
+        reason = f"the reply to this was recorded from {recorded}, but requested through {format}"
+        raise UsageError(f"{reason}: use the same API as before, or start another turn")
 
 
 def require_reply(result: Any, format: str) -> None:
-    """Refuse what an endpoint gave in the place of a reply: a page, an error, nothing."""
+    """Raise UsageError if an endpoint returned no reply, but a page, an error or nothing."""
     if format == "openai.chat":
         choices: Any = getattr(result, "choices", None)
-        found = bool(choices) and getattr(choices[0], "message", None) is not None
+        is_reply = bool(choices) and getattr(choices[0], "message", None) is not None
     else:
-        found = isinstance(getattr(result, "output", None), list)
-    if not found:
+        is_reply = isinstance(getattr(result, "output", None), list)
+    if not is_reply:
         text = result if isinstance(result, str) else json.dumps(plain(result), default=str)
         reason = f"the endpoint's reply is no completion: {' '.join(text.split())[:SHOWN]}"
         raise UsageError(f"{reason}; check base_url")
 
 
 def messages_of_reply(result: Any) -> list[Item]:
-    """Return the messages of a reply, as far as they can hold calls."""
+    """Return those messages of a reply that can hold calls."""
     choices = getattr(result, "choices", None)
     if choices is None:
-        found = [one for one in result.output if one.type != "message"]
+        items = [item for item in result.output if item.type != "message"]
     else:
-        found = [choice.message for choice in choices[:1]]
-        found = [one for one in found if one.tool_calls or one.function_call]
-    return [plain(one) for one in found]
+        items = [choice.message for choice in choices[:1]]
+        items = [item for item in items if item.tool_calls or item.function_call]
+    return [plain(item) for item in items]
 
 
 def messages_of(records: Iterable[Record], turn: str) -> list[Message] | None:
-    """Return the messages of a turn; None if others spoke after it began."""
-    found: list[Message] = []
+    """Return the messages of a turn; None if another turn or message came after it started."""
+    messages: list[Message] = []
     for record in records:
         if isinstance(record.content, TurnBegun) and record.id != turn:
             return None
         if isinstance(record.content, Message):
             if record.content.turn != turn:
                 return None
-            found.append(record.content)
-    return found
+            messages.append(record.content)
+    return messages
 
 
 def before_entered(records: Iterable[Record], turn: str, *, ended: bool) -> list[Message]:
     """Return the messages that a turn had when this process entered it.
 
-    A turn that nobody else held has what was put in before the first reply.
+    A turn that no other process held has the inputs before its first reply.
     """
-    found: list[Message] = []
+    messages: list[Message] = []
     continued = 0
     for record in records:
         content = record.content
         if isinstance(content, Message) and content.turn == turn:
-            found.append(content)
+            messages.append(content)
         elif isinstance(content, TurnContinued) and content.turn == turn:
-            continued = len(found)
+            continued = len(messages)
     if ended:
-        return found
+        return messages
     if continued:
-        return found[:continued]
-    return [] if any(content.meta for content in found) else found
+        return messages[:continued]
+    return [] if any(content.meta for content in messages) else messages
 
 
-def ends_failed(records: Sequence[Record], but: str = "") -> bool:
-    """Whether the last turn, but for one, ended with an error, and nothing was said since."""
+def ends_failed(records: Sequence[Record], excluded: str = "") -> bool:
+    """Return whether the last turn, except the excluded one, failed without later messages."""
     for record in reversed(records):
-        if but in (record.id, getattr(record.content, "turn", None)):
+        if excluded in (record.id, getattr(record.content, "turn", None)):
             continue
         if isinstance(record.content, TurnFailed):
             return True
@@ -226,7 +233,7 @@ def ends_failed(records: Sequence[Record], but: str = "") -> bool:
 
 
 def calls_of(messages: Iterable[Item]) -> list[str]:
-    """Return the ids of the calls that messages make and do not answer themselves."""
+    """Return the ids of calls that messages make and do not answer themselves."""
     calls: list[str] = []
     for message in messages:
         answered = answers(message)
@@ -241,7 +248,7 @@ def all_calls(messages: Iterable[Item]) -> list[str]:
 
 
 def calls_at_end(calls: Sequence[str], trail: Iterable[Exchange]) -> list[str]:
-    """Return the calls that are open after some exchanges, given those that were before."""
+    """Return the open calls after some exchanges, given the open calls before them."""
     open_ = [*calls]
     for inputs, reply in trail:
         answered = results_of(inputs)
@@ -251,7 +258,7 @@ def calls_at_end(calls: Sequence[str], trail: Iterable[Exchange]) -> list[str]:
 
 
 def require_all(results: Sequence[str], calls: Sequence[str]) -> None:
-    """Refuse results that leave calls open, or that answer none."""
+    """Raise UsageError if results leave calls open, or answer calls that are not open."""
     missing = [call for call in calls if call not in results]
     unknown = [call for call in results if call not in calls]
     if unknown:
@@ -259,7 +266,7 @@ def require_all(results: Sequence[str], calls: Sequence[str]) -> None:
         raise UsageError(f"{reason}: open are {', '.join(calls)}")
     if missing:
         reason = f"calls without a result: {', '.join(missing)}"
-        raise UsageError(f"{reason}: give the results of all calls together")
+        raise UsageError(f"{reason}: pass the results of all calls together")
 
 
 def results_of(messages: Iterable[Item]) -> list[str]:
@@ -267,33 +274,35 @@ def results_of(messages: Iterable[Item]) -> list[str]:
     return [call for message in messages for call in answers(message)]
 
 
-def same_inputs(given: Sequence[Item], recorded: Sequence[Item], *, whole: bool) -> bool:
-    """Whether a call gives what was put in before: all of it, or the end of it.
+def same_inputs(inputs: Sequence[Item], recorded: Sequence[Item], *, whole: bool) -> bool:
+    """Return whether a call repeats recorded inputs: all of them, or their end.
 
-    A tool's result is the same if it answers the same call: a tool that ran twice may say
-    something else, and what the model was told is what stands.
+    A tool result matches if it answers the same call: a tool that ran twice may return something
+    else, and the recorded result, which the model has seen, is the one that counts.
     """
-    one, other = said(given), said(recorded)
+    current, previous = said(inputs), said(recorded)
     if not whole:
-        other = other[len(other) - len(one) :] if len(one) <= len(other) else other
-    return len(one) == len(other) and all(map(_same, one, other))
+        previous = (
+            previous[len(previous) - len(current) :] if len(current) <= len(previous) else previous
+        )
+    return len(current) == len(previous) and all(map(_same, current, previous))
 
 
-def _same(given: Item, recorded: Item) -> bool:
-    answered = answers(given)
-    return given == recorded or (bool(answered) and answered == answers(recorded))
+def _same(item: Item, recorded: Item) -> bool:
+    answered = answers(item)
+    return item == recorded or (bool(answered) and answered == answers(recorded))
 
 
-def differing(given: Sequence[Item], recorded: Sequence[Item]) -> list[str]:
-    """Return the calls whose result is not what was recorded."""
-    pairs = zip(reversed(said(given)), reversed(said(recorded)), strict=False)
-    return [call for one, other in pairs if one != other for call in answers(one)][::-1]
+def differing(inputs: Sequence[Item], recorded: Sequence[Item]) -> list[str]:
+    """Return the calls whose result differs from the recorded one."""
+    pairs = zip(reversed(said(inputs)), reversed(said(recorded)), strict=False)
+    return [call for item, was in pairs if item != was for call in answers(item)][::-1]
 
 
-def repeated(given: Iterable[Item], recent: Iterable[Item]) -> bool:
-    """Whether a call gives back what the model said before: the caller keeps a list of its own."""
-    known = [_key(message) for message in recent if is_output(message)]
-    return any(_key(one) in known for one in given if is_output(one))
+def repeated(inputs: Iterable[Item], recent: Iterable[Item]) -> bool:
+    """Return whether a call repeats earlier model output: the caller keeps a history of its own."""
+    outputs = [_key(message) for message in recent if is_output(message)]
+    return any(_key(item) in outputs for item in inputs if is_output(item))
 
 
 def _key(message: Item) -> tuple[Any, list[str]]:

@@ -1,7 +1,7 @@
-"""A recorded reply → what the SDK would have returned. Nothing is sent.
+"""Turn a recorded reply into the object that the SDK would have returned. Nothing is sent.
 
 The SDK's own code reads the reply from a transport that answers from memory. So parsed objects,
-streams and their events are what they are, whatever the version of the package.
+streams and events have the SDK's own classes, whatever the version of the package.
 """
 
 import json
@@ -19,9 +19,9 @@ def client_for(client: Any, reply: Reply, *, streaming: bool, asynchronous: bool
     """Return a copy of a client whose next request is answered with a recorded reply."""
     import openai
 
-    made = openai.DefaultAsyncHttpxClient if asynchronous else openai.DefaultHttpxClient
-    # The SDK's own HTTP package, which is another one in older versions.
-    http = sys.modules[made.__mro__[1].__module__.partition(".")[0]]
+    http_class = openai.DefaultAsyncHttpxClient if asynchronous else openai.DefaultHttpxClient
+    # The HTTP package that the SDK itself uses: older versions use a different one.
+    http = sys.modules[http_class.__mro__[1].__module__.partition(".")[0]]
     is_response = reply.meta.get("object") == "response"
     body = response_body(reply) if is_response else completion_body(reply)
     headers = {"content-type": "text/event-stream" if streaming else "application/json"}
@@ -37,7 +37,7 @@ def client_for(client: Any, reply: Reply, *, streaming: bool, asynchronous: bool
         return http.Response(200, headers=headers, content=content.encode(), request=request)
 
     transport = http.MockTransport(answer)
-    return client.with_options(http_client=made(transport=transport), max_retries=0)
+    return client.with_options(http_client=http_class(transport=transport), max_retries=0)
 
 
 def _event(event: Item) -> str:
@@ -57,15 +57,17 @@ def completion_body(reply: Reply) -> Item:
 
 
 def completion_chunks(body: Item) -> Iterator[Item]:
-    """Yield a completion as chunks: all that was said at once, why it ended, the usage."""
+    """Yield a completion as chunks: the whole message, the finish reason, the usage."""
     rest = {**body, "object": "chat.completion.chunk"}
     usage, choices = rest.pop("usage", None), rest.pop("choices")
-    said = [{**one, "finish_reason": None, "delta": _delta(one["message"])} for one in choices]
-    ended = [{**one, "delta": {}} for one in choices]
-    for each in (said, ended):
-        for choice in each:
+    deltas = [
+        {**choice, "finish_reason": None, "delta": _delta(choice["message"])} for choice in choices
+    ]
+    endings = [{**choice, "delta": {}} for choice in choices]
+    for choices_part in (deltas, endings):
+        for choice in choices_part:
             choice.pop("message")
-        yield {**rest, "choices": each}
+        yield {**rest, "choices": choices_part}
     if usage is not None:
         yield {**rest, "choices": [], "usage": usage}
 
@@ -73,58 +75,64 @@ def completion_chunks(body: Item) -> Iterator[Item]:
 def _delta(message: Item) -> Item:
     calls = message.get("tool_calls")
     if not calls:
-        return {name: found for name, found in message.items() if name != "tool_calls"}
-    return {**message, "tool_calls": [{"index": at, **call} for at, call in enumerate(calls)]}
+        return {name: value for name, value in message.items() if name != "tool_calls"}
+    return {**message, "tool_calls": [{"index": index, **call} for index, call in enumerate(calls)]}
 
 
 def response_body(reply: Reply) -> Item:
     """Return a response as the API sends it."""
-    meta = {name: found for name, found in reply.meta.items() if name != "request_id"}
+    meta = {name: value for name, value in reply.meta.items() if name != "request_id"}
     return {**meta, "output": reply.messages}
 
 
 def response_events(body: Item) -> Iterator[Item]:
-    """Yield a response as the events of a stream, numbered."""
-    begun = {**body, "status": "in_progress", "output": [], "usage": None}
-    begun["incomplete_details"] = None
-    ended = body.get("status") or "completed"
-    told = [
-        {"type": "response.created", "response": begun},
-        {"type": "response.in_progress", "response": begun},
-        *(event for at, item in enumerate(body["output"]) for event in _item_events(item, at)),
-        {"type": f"response.{ended}", "response": body},
+    """Yield a response as numbered stream events."""
+    started = {**body, "status": "in_progress", "output": [], "usage": None}
+    started["incomplete_details"] = None
+    status = body.get("status") or "completed"
+    events = [
+        {"type": "response.created", "response": started},
+        {"type": "response.in_progress", "response": started},
+        *(
+            event
+            for index, item in enumerate(body["output"])
+            for event in _item_events(item, index)
+        ),
+        {"type": f"response.{status}", "response": body},
     ]
-    for number, event in enumerate(told):
+    for number, event in enumerate(events):
         yield {**event, "sequence_number": number}
 
 
 def _item_events(item: Item, index: int) -> Iterator[Item]:
-    at = {"item_id": item.get("id") or "", "output_index": index}
+    position = {"item_id": item.get("id") or "", "output_index": index}
     blank = {name: empty for name, empty in _BLANK.items() if name in item}
-    begun = {**item, **blank, "status": "in_progress"}
-    yield {"type": "response.output_item.added", "output_index": index, "item": begun}
+    started = {**item, **blank, "status": "in_progress"}
+    yield {"type": "response.output_item.added", "output_index": index, "item": started}
     match item.get("type"):
         case "message":
             for number, part in enumerate(item.get("content") or ()):
-                yield from _part_events(part, {**at, "content_index": number})
+                yield from _part_events(part, {**position, "content_index": number})
         case "function_call":
-            yield from _text_events("function_call_arguments", "arguments", item, at)
+            yield from _text_events("function_call_arguments", "arguments", item, position)
         case "custom_tool_call":
-            yield from _text_events("custom_tool_call_input", "input", item, at)
+            yield from _text_events("custom_tool_call_input", "input", item, position)
     yield {"type": "response.output_item.done", "output_index": index, "item": item}
 
 
-def _part_events(part: Item, at: Item) -> Iterator[Item]:
-    refused = part.get("type") == "refusal"
-    name, field = ("refusal", "refusal") if refused else ("output_text", "text")
+def _part_events(part: Item, position: Item) -> Iterator[Item]:
+    is_refusal = part.get("type") == "refusal"
+    name, field = ("refusal", "refusal") if is_refusal else ("output_text", "text")
     blank = {**part, field: ""}
-    yield {"type": "response.content_part.added", **at, "part": blank}
-    yield from _text_events(name, field, part, at if refused else {**at, "logprobs": []})
-    yield {"type": "response.content_part.done", **at, "part": part}
+    yield {"type": "response.content_part.added", **position, "part": blank}
+    yield from _text_events(
+        name, field, part, position if is_refusal else {**position, "logprobs": []}
+    )
+    yield {"type": "response.content_part.done", **position, "part": part}
 
 
-def _text_events(name: str, field: str, holder: Item, at: Item) -> Iterator[Item]:
+def _text_events(name: str, field: str, holder: Item, position: Item) -> Iterator[Item]:
     text = holder.get(field) or ""
     if text:
-        yield {"type": f"response.{name}.delta", **at, "delta": text}
-    yield {"type": f"response.{name}.done", **at, field: text}
+        yield {"type": f"response.{name}.delta", **position, "delta": text}
+    yield {"type": f"response.{name}.done", **position, field: text}

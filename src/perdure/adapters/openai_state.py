@@ -1,4 +1,4 @@
-"""What a call of a wrapped client is, and what the calls in one session have in common."""
+"""A wrapped client's call as data, and the state that all calls in one session share."""
 
 from collections.abc import Callable, Generator, MutableMapping, Sequence
 from threading import Lock
@@ -10,11 +10,11 @@ from perdure.adapters.openai_record import Exchange, Item, Reply
 T = TypeVar("T")
 Steps = Generator[Callable[[], Any], Any, T]
 
-STATE = "_openai_adapter"  # Where a session object has the state of its wrapped clients.
+STATE = "_openai_adapter"  # Attribute of a session object that holds its clients' state.
 
 
 class Options(NamedTuple):
-    """How much of the session a model is told, and how its answers are kept."""
+    """The window that a model gets, and how its replies are recorded."""
 
     max_tokens: int | None
     max_messages: int | None
@@ -24,59 +24,59 @@ class Options(NamedTuple):
 
 
 class Ask:
-    """What a call is recorded as: said once, with the first append that is made for it."""
+    """The record of a call: written once, with the first append made for the call."""
 
     def __init__(self, name: str, request: Any) -> None:
         self._name = name
         self._request = request
-        self.asked: Any = None
+        self.model_call: Any = None
 
-    def in_(self, turn: Any) -> Any:
-        """Have it said with the next append of a turn, unless that was done."""
-        if self.asked is None:
-            self.asked = turn.ask(self._name, self._request)
-        return self.asked
+    def begin_in(self, turn: Any) -> Any:
+        """Begin the model call with the next append of a turn, unless it has begun."""
+        if self.model_call is None:
+            self.model_call = turn.ask(self._name, self._request)
+        return self.model_call
 
 
 class Request(NamedTuple):
-    """A call of the API: what is new in it, and how it is made once the rest is known."""
+    """An API call: its new inputs, and functions to send it or replay its reply."""
 
     format: str
-    given: list[Item]
+    inputs: list[Item]
     tools: Sequence[Any]
     streaming: bool
     send: Callable[[list[Item]], Any]
     replay: Callable[[Reply], Any]
-    ask: Ask
+    call_record: Ask
 
 
 class Place(NamedTuple):
-    """Where a call belongs: its turn, whether the turn is ours to end, and a reply it has had."""
+    """The site of a call: its turn, whether the adapter may end the turn, and a recorded reply."""
 
     turn: Any
-    own: bool
+    owns_turn: bool
     reply: Reply | None = None
 
 
 class State:
-    """What all wrapped clients of one session object have in common: the turn that is theirs."""
+    """State shared by all wrapped clients of one session object: the adapter's own turn."""
 
     def __init__(self) -> None:
         self.turn: Any = None
-        self.broken: BaseException | None = None  # What ended a stream of that turn too early.
-        self.trail: list[Exchange] = []  # What an unfinished turn had, and was not asked for yet.
+        self.broken: BaseException | None = None  # The error that broke a stream of that turn.
+        self.trail: list[Exchange] = []  # Recorded exchanges not yet repeated.
         self.calls: list[str] = []
         self.stream: Any = None
-        self.passed: set[str] = set()
+        self.skipped_turns: set[str] = set()
         self.instructions: list[Item] | None = None
-        self.entered: MutableMapping[Any, list[Exchange]] = WeakKeyDictionary()
+        self.app_turns: MutableMapping[Any, list[Exchange]] = WeakKeyDictionary()
         self.busy = Lock()
 
 
 def state_of(session: Any) -> State:
     """Return the state of all wrapped clients of a session object.
 
-    It is kept with the session, not in a table of sessions: a stream that nobody read holds both.
+    It is stored on the session, not in a weak table: an unread stream references both.
     """
-    found: State = vars(session).setdefault(STATE, State())
-    return found
+    state: State = vars(session).setdefault(STATE, State())
+    return state

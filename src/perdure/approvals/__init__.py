@@ -1,1 +1,1 @@
-"""Calls that wait for a person: asked for, decided, used up."""
+"""Approvals: calls that wait for a person's decision."""

@@ -1,4 +1,4 @@
-"""Approvals: who may do what, reached as `session.approvals`. Its twin is in `approvals`."""
+"""AsyncApprovals: list and decide the approvals of a session, reached as `session.approvals`."""
 
 from perdure.approvals import approving
 from perdure.approvals import views as approval_views
@@ -12,7 +12,7 @@ Listing = list[Approval]
 
 
 class AsyncApprovals:
-    """The calls of a session that need somebody's approval, and what was decided about them."""
+    """The calls of a session that need an approval, and the decisions about them."""
 
     def __init__(self, handle: AsyncHandle) -> None:
         self._handle = handle
@@ -22,22 +22,22 @@ class AsyncApprovals:
         return await self._handle.run(approval_views.pending(self._handle.replica))
 
     async def list(self) -> Listing:
-        """Return all approvals in order, and what became of them. It reads the whole session."""
+        """Return all approvals in order, with their states. Reads the whole session."""
         return await self._handle.run(approval_views.listed(self._handle.replica))
 
     async def approve(
         self, id: str, *, by: str, reason: str = "", digest: str | None = None
     ) -> None:
-        """Let a call happen, once; on return that is durable, and whoever waits goes on.
+        """Approve a pending call, once. On return the decision is durable and its caller is woken.
 
-        Anybody may decide, in any process; `by` says who it was. With the `digest` of the approval
-        that was looked at, a decision can not be taken for anything else. ApprovalError if it does
-        not wait any more: the first decision counts.
+        Any process may decide; `by` names the person. With the `digest` of the approval that was
+        reviewed, the decision cannot apply to anything else. ApprovalError if the approval is no
+        longer pending: the first decision counts.
         """
         await self._decide(id, "approved", by, reason, digest)
 
     async def deny(self, id: str, *, by: str, reason: str = "", digest: str | None = None) -> None:
-        """Have a call not made; its caller, and the model, are told the reason."""
+        """Deny a pending call; its caller and the model get the reason."""
         await self._decide(id, "denied", by, reason, digest)
 
     async def _decide(
@@ -51,7 +51,7 @@ class AsyncApprovals:
         try:
             await handle.write(plan)
         except NotFoundError:
-            found = await handle.run(approval_views.missing(replica, id))
-            raise found from None
+            error = await handle.run(approval_views.missing(replica, id))
+            raise error from None
         if was_late():
             raise ApprovalError(replica.name, id, "expired", "and nothing was decided")

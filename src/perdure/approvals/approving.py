@@ -1,7 +1,7 @@
-"""Approvals as plans: a call asks for one, somebody decides, and the intent uses it up. Pure.
+"""Approvals as plans: a call requests one, a person decides, and the intent uses it up. Pure.
 
-A decision is bound to the digest of the tool, its version and its arguments. Time is the clock of
-whoever looks, and an end that was recorded is final: no clock brings an approval back.
+A decision is bound to the digest of the tool, its version and its arguments. Expiry is judged by
+the clock of the process that looks; a recorded expiry is final: no clock revives an approval.
 """
 
 from collections.abc import Callable
@@ -34,15 +34,15 @@ if TYPE_CHECKING:
 Decision = Literal["approved", "denied"]
 Say = Callable[[str], Taken]
 
-TTL_MAX = 100 * 366 * 86_400.0  # A century: what lies further off is no date in some calendars.
+TTL_MAX = 100 * 366 * 86_400.0  # seconds; a century: later dates overflow in some calendars
 DENIED_ERROR, EXPIRED_ERROR = "ApprovalDenied", "ApprovalExpired"
-_EXPIRED = (EXPIRED_ERROR, "The time for an approval was over, and the call was not made.")
+_EXPIRED = (EXPIRED_ERROR, "The approval expired, and the call was not made.")
 
 
 def require_approval(need: object, ttl: object, wait: object) -> None:
-    """Raise unless a tool says in a known way whether its calls need an approval, and until when.
+    """Raise UsageError unless a tool's approval options are valid.
 
-    An approval can be given and used for `ttl` seconds; a caller waits for one for `wait` seconds.
+    An approval can be given and used for `ttl` seconds; a caller waits for it for `wait` seconds.
     """
     if not isinstance(need, bool) and not callable(need):
         kind = type(need).__name__
@@ -62,48 +62,48 @@ def seek(
     batch: Batch,
     turn: Ownership,
     call: "Called",
-    verdict: "Verdict",
+    decision: "Verdict",
     request: str,
-    say: Say | None,
+    build: Say | None,
 ) -> Steps[int | None]:
-    """Look for the approval of a call, and ask for one; None means that the call may be made.
+    """Find or request the approval of a call; None means that the call may be made.
 
-    `request` is the id of the record that asks. A call that must not be made gets its outcome, and
-    the model is told of it in the same append.
+    `request` is the id for the record of a new request. A call that must not be made gets its
+    outcome, and the message for the model, in the same append.
     """
-    consent = batch.fold.deeds.consents.by_identity.get(call.identity)
+    approval = batch.state.deeds.consents.by_identity.get(call.identity)
     bound = binding(call.tool, call.version, call.digest)
-    if consent is not None and (consent.tool, consent.digest) != (call.tool, call.digest):
-        was = f"{consent.tool} {consent.digest}"
+    if approval is not None and (approval.tool, approval.digest) != (call.tool, call.digest):
+        was = f"{approval.tool} {approval.digest}"
         now = named(call.tool, call.arguments, call.digest)
         raise DivergenceError(batch.name, call.identity, was, now, SAME_CALL)
-    if consent is not None and consent.outcome:
-        verdict.action, verdict.approval = "serve", consent.approval
-        verdict.outcome = yield from _settled_at(replica, batch, consent.outcome)
-        return consent.outcome
-    if consent is None or consent.bound != bound:
-        asking = request or replica.settings.new_id()
-        position = batch.add_content(asking, _asked(replica.settings, turn, call))
-        return _wait(batch, verdict, asking, position)
-    verdict.approval = consent.approval
-    if consent.state == USED:
-        return None  # The same effect is tried again, as its policy allows.
-    if consent.state in (WAITING, APPROVED):
-        if not verdict.overdue and not is_over(replica.settings, consent.expires):
-            return None if consent.state == APPROVED else _wait(batch, verdict, consent.approval, 0)
-        _decide(replica, batch, consent, EXPIRED, "", "")
-        return _refuse(replica, batch, call, verdict, _EXPIRED, say)
-    decided = yield from _decision_at(replica, batch, consent.decided)
+    if approval is not None and approval.outcome:
+        decision.action, decision.approval = "serve", approval.id
+        decision.outcome = yield from _settled_at(replica, batch, approval.outcome)
+        return approval.outcome
+    if approval is None or approval.bound != bound:
+        id = request or replica.settings.new_id()
+        position = batch.add_content(id, _asked(replica.settings, turn, call))
+        return _wait(batch, decision, id, position)
+    decision.approval = approval.id
+    if approval.state == USED:
+        return None  # The policy allows another attempt, and the approval is for the effect.
+    if approval.state in (WAITING, APPROVED):
+        if not decision.overdue and not is_over(replica.settings, approval.expires):
+            return None if approval.state == APPROVED else _wait(batch, decision, approval.id, 0)
+        _decide(replica, batch, approval, EXPIRED, "", "")
+        return _refuse(replica, batch, call, decision, _EXPIRED, build)
+    decided = yield from _decision_at(replica, batch, approval.decision)
     why = _EXPIRED if decided.decision == EXPIRED else (DENIED_ERROR, _denied(decided))
-    return _refuse(replica, batch, call, verdict, why, say)
+    return _refuse(replica, batch, call, decision, why, build)
 
 
 SAME_CALL = "make the same call as before, or choose another key"
-_SHOWN = 200  # Characters of arguments in an error.
+_SHOWN = 200  # characters of arguments in an error text
 
 
 def named(tool: str, arguments: object, digest: str) -> str:
-    """Return a call as an error names it: its packed arguments, shortened, and their digest."""
+    """Describe a call in an error text: its packed arguments, shortened, and their digest."""
     if arguments is None:
         return f"{tool} {digest}"
     text = codec.encode_tree(arguments).decode()
@@ -128,8 +128,8 @@ def _asked(settings: Settings, turn: Ownership, call: "Called") -> ApprovalAsked
     )
 
 
-def _wait(batch: Batch, verdict: "Verdict", approval: str, position: int) -> int:
-    verdict.action, verdict.approval, verdict.seen = "wait", approval, batch.position
+def _wait(batch: Batch, decision: "Verdict", approval: str, position: int) -> int:
+    decision.action, decision.approval, decision.wait_after = "wait", approval, batch.position
     return position or batch.position
 
 
@@ -137,24 +137,24 @@ def _refuse(
     replica: Replica,
     batch: Batch,
     call: "Called",
-    verdict: "Verdict",
+    decision: "Verdict",
     why: tuple[str, str],
-    say: Say | None,
+    build: Say | None,
 ) -> int:
     """Add the outcome of a call that is not made. There is no intent: it never began."""
     error, reason = why
     outcome = EffectSettled(
-        effect=verdict.approval,
+        effect=decision.approval,
         identity=call.identity,
         state="failed",
         error=error,
         reason=reason,
-        turn=verdict.turn,
+        turn=decision.turn,
     )
-    verdict.action, verdict.outcome = "refused", outcome
+    decision.action, decision.outcome = "refused", outcome
     position = batch.add_content(replica.settings.new_id(), outcome)
-    if say is not None:
-        for draft in message_drafts(replica, [say(reason)], NOBODY, verdict.turn, None):
+    if build is not None:
+        for draft in message_drafts(replica, [build(reason)], NOBODY, decision.turn, None):
             position = batch.add(draft)
     return position
 
@@ -166,7 +166,7 @@ def _denied(decided: ApprovalDecided) -> str:
 
 
 def seconds_left(settings: Settings, expires: str) -> float | None:
-    """Return for how long an approval can still be used by this clock; None is for ever."""
+    """Return how many seconds an approval can still be used, by this clock; None: no limit."""
     if not expires:
         return None
     now = datetime.fromisoformat(settings.now())
@@ -174,17 +174,17 @@ def seconds_left(settings: Settings, expires: str) -> float | None:
 
 
 def is_over(settings: Settings, expires: str) -> bool:
-    """Whether an approval has come to its end by this clock."""
-    left = seconds_left(settings, expires)
-    return left is not None and left <= 0
+    """Whether an approval has expired, by this clock."""
+    seconds = seconds_left(settings, expires)
+    return seconds is not None and seconds <= 0
 
 
 def decide(
     replica: Replica, approval: str, decision: Decision, *, by: str, reason: str, digest: str | None
 ) -> tuple[Plan, Callable[[], bool]]:
-    """Plan to decide about an approval. After it, the function says whether it was too late.
+    """Plan to decide an approval. The returned function says afterwards whether it had expired.
 
-    `digest` is that of what the decision is meant for; another one is refused.
+    `digest` is that of the approval that was reviewed; ApprovalError if it is another one.
     """
     require_str(approval, "an approval")
     if not require_str(by, "by"):
@@ -193,56 +193,56 @@ def decide(
     late: list[bool] = []
 
     def make(batch: Batch) -> Made:
-        late.clear()
-        found = batch.fold.deeds.consents.find(approval)
-        if found is None:
+        late.clear()  # The plan may be executed again after a conflict.
+        match = batch.state.deeds.consents.find(approval)
+        if match is None:
             raise NotFoundError(f"approval {approval!r}", "see session.approvals.list()")
-        consent = found[1]
-        if consent.state != WAITING:
-            raise (yield from _decided_before(replica, batch, consent))
-        if digest is not None and digest != consent.bound:
+        state = match[1]
+        if state.state != WAITING:
+            raise (yield from _decided_before(replica, batch, state))
+        if digest is not None and digest != state.bound:
             raise ApprovalError(
-                batch.name, approval, WAITING, f"for {consent.bound}, and not for {digest}"
+                batch.name, approval, WAITING, f"for {state.bound}, and not for {digest}"
             )
-        yield from _require_asked(replica, batch, consent)
-        if is_over(replica.settings, consent.expires):
+        yield from _require_asked(replica, batch, state)
+        if is_over(replica.settings, state.expires):
             late.append(True)
-            return _decide(replica, batch, consent, EXPIRED, "", "")
-        return _decide(replica, batch, consent, decision, by, reason)
+            return _decide(replica, batch, state, EXPIRED, "", "")
+        return _decide(replica, batch, state, decision, by, reason)
 
     return Plan("approval.decide", approval, make), lambda: bool(late)
 
 
 def _decide(
-    replica: Replica, batch: Batch, consent: Consent, decision: str, by: str, reason: str
+    replica: Replica, batch: Batch, approval: Consent, decision: str, by: str, reason: str
 ) -> int:
     content = ApprovalDecided(
-        approval=consent.approval,
-        decision=decision,  # type: ignore[arg-type] # One of three words, by whoever calls.
-        bound=consent.bound,
+        approval=approval.id,
+        decision=decision,  # type: ignore[arg-type] # approved, denied or expired; callers ensure it
+        bound=approval.bound,
         by=by,
         reason=reason,
     )
     return batch.add_content(replica.settings.new_id(), content)
 
 
-def _decided_before(replica: Replica, batch: Batch, consent: Consent) -> Steps[ApprovalError]:
-    decided = yield from _decision_at(replica, batch, consent.decided)
+def _decided_before(replica: Replica, batch: Batch, approval: Consent) -> Steps[ApprovalError]:
+    decided = yield from _decision_at(replica, batch, approval.decision)
     by = f"by {decided.by!r} " if decided.by else ""
-    detail = f"{by}at position {consent.decided}"
-    if consent.state == USED:
+    detail = f"{by}at position {approval.decision}"
+    if approval.state == USED:
         detail = f"already, after it was approved {detail}"
-    return ApprovalError(batch.name, consent.approval, consent.state, detail)
+    return ApprovalError(batch.name, approval.id, approval.state, detail)
 
 
-def _require_asked(replica: Replica, batch: Batch, consent: Consent) -> Steps[None]:
-    """Raise unless the arguments that a person is shown are those that the digest is of."""
-    content = yield from _content_at(replica, batch, consent.asked)
+def _require_asked(replica: Replica, batch: Batch, approval: Consent) -> Steps[None]:
+    """Raise DamagedError unless the arguments shown to the person match the digest."""
+    content = yield from _content_at(replica, batch, approval.request)
     if not isinstance(content, ApprovalAsked):
-        raise ChainError(batch.name, consent.asked, "a request for approval is expected here")
-    if digest_of(codec.encode_tree(content.arguments)) != consent.digest:
-        reason = "the arguments to approve are not those of their digest"
-        raise DamagedError(batch.name, consent.asked, reason)
+        raise ChainError(batch.name, approval.request, "a request for approval is expected here")
+    if digest_of(codec.encode_tree(content.arguments)) != approval.digest:
+        reason = "the arguments to approve do not match their digest"
+        raise DamagedError(batch.name, approval.request, reason)
 
 
 def _decision_at(replica: Replica, batch: Batch, position: int) -> Steps[ApprovalDecided]:

@@ -1,8 +1,8 @@
-"""What a session knows of approvals: which calls wait for one, and what was decided. Pure.
+"""The state of a session's approvals: which calls wait for one, and the decisions. Pure.
 
-Kept are those of turns that have not ended, one for each call: a call whose tool or version has
-changed needs another one, and the one before is void. A state is never changed: what changes it
-returns another.
+It keeps the approvals of open turns, one for each call: a call whose tool or version has changed
+needs a new approval, and the previous one is void. States are immutable: every method that changes
+one returns a new one.
 """
 
 from typing import NamedTuple
@@ -21,23 +21,26 @@ USED = "used"
 
 
 class Consent(NamedTuple):
-    """An approval: what it is about, where it was asked for and decided, and when it ends."""
+    """One approval: its call, the positions of its request and its decision, and its expiry.
 
-    approval: str
+    Snapshots store it as an array: the order of the fields is part of the format.
+    """
+
+    id: str
     tool: str
     digest: str
     bound: str
     state: str
-    asked: int
-    decided: int
+    request: int
+    decision: int
     outcome: int
-    """Where it is recorded that the call is not made, or 0."""
+    """The position of the outcome of a refused call, or 0."""
     turn: str
     expires: str
 
 
 def binding(tool: str, version: str, digest: str) -> str:
-    """Return what a decision is bound to: the digest of a tool, its version and its arguments."""
+    """Return the digest that a decision is bound to: of a tool, its version and its arguments."""
     return digest_of(msgspec.json.encode([tool, version, digest]))
 
 
@@ -46,70 +49,70 @@ class Consents(NamedTuple):
 
     by_identity: Layered[Consent] = Layered()
     waiting: int = 0
-    """How many wait for a decision: every write in a turn asks, so it is not counted each time."""
+    """Number of undecided approvals. Every write in a turn needs it, so it is not recounted."""
 
     @classmethod
     def of(cls, by_identity: dict[str, Consent]) -> "Consents":
-        """Return the state that a snapshot holds."""
-        waiting = sum(consent.state == WAITING for consent in by_identity.values())
+        """Return the state stored in a snapshot."""
+        waiting = sum(approval.state == WAITING for approval in by_identity.values())
         return cls(Layered(by_identity), waiting)
 
-    def find(self, approval: str) -> tuple[str, Consent] | None:
+    def find(self, id: str) -> tuple[str, Consent] | None:
         """Return an approval by its id, with the identity of its call."""
-        found = (item for item in self.by_identity.items() if item[1].approval == approval)
-        return next(found, None)
+        matches = (item for item in self.by_identity.items() if item[1].id == id)
+        return next(matches, None)
 
-    def asked(self, position: int, record_id: str, content: ApprovalAsked) -> "Consents":
-        """Take in that a call waits for an approval; one that it had before is void."""
-        consent = Consent(
-            approval=record_id,
+    def with_request(self, position: int, record_id: str, content: ApprovalAsked) -> "Consents":
+        """Apply a request for an approval; the call's previous approval is void."""
+        approval = Consent(
+            id=record_id,
             tool=content.tool,
             digest=content.digest,
             bound=binding(content.tool, content.version, content.digest),
             state=WAITING,
-            asked=position,
-            decided=0,
+            request=position,
+            decision=0,
             outcome=0,
             turn=content.turn,
             expires=content.expires,
         )
-        return self._with(content.identity, consent)
+        return self._with(content.identity, approval)
 
-    def decided(self, position: int, content: ApprovalDecided) -> "Consents":
-        """Take in a decision: the first one, and only about what was asked."""
-        found = self.find(content.approval)
-        if found is None or found[1].bound != content.bound:
+    def with_decision(self, position: int, content: ApprovalDecided) -> "Consents":
+        """Apply a decision: only the first one, and only if it is bound to the requested call."""
+        match = self.find(content.approval)
+        if match is None or match[1].bound != content.bound:
             return self
-        identity, consent = found
-        ends = content.decision == EXPIRED and consent.state == APPROVED
-        if consent.state != WAITING and not ends:
+        identity, approval = match
+        expires = content.decision == EXPIRED and approval.state == APPROVED
+        if approval.state != WAITING and not expires:
             return self
-        return self._with(identity, consent._replace(state=content.decision, decided=position))
+        return self._with(identity, approval._replace(state=content.decision, decision=position))
 
-    def used(self, identity: str, approval: str) -> "Consents":
-        """Take in an intent: it uses its approval up."""
-        consent = self.by_identity.get(identity)
-        if consent is None or consent.approval != approval or consent.state != APPROVED:
+    def with_intent(self, identity: str, id: str) -> "Consents":
+        """Apply an intent, which uses up its approval."""
+        approval = self.by_identity.get(identity)
+        if approval is None or approval.id != id or approval.state != APPROVED:
             return self
-        return self._with(identity, consent._replace(state=USED))
+        return self._with(identity, approval._replace(state=USED))
 
-    def refused(self, identity: str, approval: str, position: int) -> "Consents":
-        """Take in that a call is not made, and its outcome recorded."""
-        consent = self.by_identity.get(identity)
-        if consent is None or consent.approval != approval:
+    def with_refusal(self, identity: str, id: str, position: int) -> "Consents":
+        """Apply the recorded outcome of a call that is not made."""
+        approval = self.by_identity.get(identity)
+        if approval is None or approval.id != id:
             return self
-        return self._with(identity, consent._replace(outcome=position))
+        return self._with(identity, approval._replace(outcome=position))
 
-    def ended(self, turn: str) -> "Consents":
-        """Take in that a turn is over: nobody will make its calls any more."""
+    def without_turn(self, turn: str) -> "Consents":
+        """Apply the end of a turn: its calls cannot be made any more."""
         if not self.by_identity:
             return self
-        consents = self.by_identity.items()
-        left = {identity: consent for identity, consent in consents if consent.turn != turn}
-        return self if len(left) == len(self.by_identity) else Consents.of(left)
+        approvals = self.by_identity.items()
+        kept = {identity: approval for identity, approval in approvals if approval.turn != turn}
+        return self if len(kept) == len(self.by_identity) else Consents.of(kept)
 
-    def _with(self, identity: str, consent: Consent) -> "Consents":
-        before = self.by_identity.get(identity)
-        was = before is not None and before.state == WAITING
-        waiting = self.waiting + (consent.state == WAITING) - was
-        return Consents(self.by_identity.put(identity, consent), waiting)
+    def _with(self, identity: str, approval: Consent) -> "Consents":
+        previous = self.by_identity.get(identity)
+        was_waiting = previous is not None and previous.state == WAITING
+        waiting = self.waiting + (approval.state == WAITING) - was_waiting
+        return Consents(self.by_identity.put(identity, approval), waiting)

@@ -1,4 +1,4 @@
-"""The kinds of record by which a person lets a call happen, or does not."""
+"""The record kinds of approvals: a call waits until a person approves or denies it."""
 
 from typing import Any, ClassVar, Literal
 
@@ -6,24 +6,24 @@ from perdure.content import Content
 
 
 class ApprovalAsked(Content, frozen=True, kw_only=True):
-    """A call waits for somebody to approve it; the approval's id is the id of this record.
+    """A call waits for approval; the approval's id is the id of this record.
 
-    It is about exactly this: the tool, its version, and the arguments with this digest.
+    It covers exactly this tool, its version, and the arguments with this digest.
     """
 
     kind: ClassVar[str] = "approval.asked"
 
     identity: str
-    """Which call of the agent it is: the intent will bear the same."""
+    """Identifies the call of the agent; the intent will have the same identity."""
     tool: str
     arguments: Any
     digest: str
-    """Of the arguments as they were stored."""
+    """The digest of the arguments as stored."""
     turn: str
     version: str = ""
     actor: str = ""
     expires: str = ""
-    """The time, as in headers, from which it can not be used any more."""
+    """The time of expiry, in the format of headers; empty if it does not expire."""
 
     @property
     def subject(self) -> str:
@@ -31,9 +31,9 @@ class ApprovalAsked(Content, frozen=True, kw_only=True):
 
 
 class ApprovalDecided(Content, frozen=True, kw_only=True):
-    """What was decided about an approval. The first decision counts; `expired` ends any.
+    """The decision on an approval. The first decision counts; `expired` ends any approval.
 
-    `bound` is the digest of the tool, its version and the arguments that the decision is about.
+    `bound` is the digest of the tool, its version and the arguments that the decision covers.
     """
 
     kind: ClassVar[str] = "approval.decided"

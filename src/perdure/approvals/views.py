@@ -1,5 +1,10 @@
-"""Approvals as a person or a program looks at them: what is to be run, and who decided. Pure."""
+"""Approvals as users see them: the call to run, its state, and the decision. Pure.
 
+In: the records of a session. Out: `Approval` values with unpacked arguments. Arguments that do not
+match their digest raise DamagedError: a person must see exactly the call that will run.
+"""
+
+from collections.abc import Callable
 from datetime import datetime
 from typing import Any, NamedTuple
 
@@ -22,9 +27,9 @@ VOID = "void"
 class Approval(NamedTuple):
     """An approval. `state` is waiting, approved, denied, expired, used or void.
 
-    It is void where nobody can use it any more: its turn ended, the tool has another version now,
-    or it was asked for in the past that a branch shares. `digest` is that of the tool, its version
-    and the arguments together: what a decision is bound to.
+    It is void if it cannot be used any more: its turn ended, the tool has another version now, or
+    it was requested in the history that a branch shares. `digest` covers the tool, its version and
+    the arguments: a decision is bound to it.
     """
 
     session: str
@@ -46,69 +51,72 @@ class Approval(NamedTuple):
 
 
 def pending(replica: Replica) -> Steps[list[Approval]]:
-    """Return the approvals that wait for a decision; it costs a read each."""
-    found = []
-    for consent in replica.fold.deeds.consents.by_identity.values():
-        if consent.state == WAITING and not approving.is_over(replica.settings, consent.expires):
-            linked = yield from reading.entry_at(replica.past, consent.asked)
+    """Return the approvals that wait for a decision; costs one read per approval."""
+    approvals = []
+    for state in replica.state.deeds.consents.by_identity.values():
+        if state.state == WAITING and not approving.is_over(replica.settings, state.expires):
+            linked = yield from reading.entry_at(replica.past, state.request)
             content = journal.decode(replica.name, linked, replica.past.cipher)
             if not isinstance(content, ApprovalAsked):
-                raise ChainError(replica.name, consent.asked, "a request is expected here")
-            found.append(_approval(replica, linked, content))
-    return found
+                raise ChainError(replica.name, state.request, "a request is expected here")
+            approvals.append(_approval(replica, linked, content))
+    return approvals
 
 
 def listed(replica: Replica) -> Steps[list[Approval]]:
-    """Return all approvals of a session in order; it reads the whole session."""
+    """Return all approvals of a session in order; reads the whole session."""
     kinds = {ApprovalAsked.kind, ApprovalDecided.kind, EffectIntended.kind, Branched.kind}
     kinds |= {"turn.completed", "turn.failed", "turn.abandoned"}
-    found: dict[str, Approval] = {}
+    approvals: dict[str, Approval] = {}
     forward = Forward(replica.past)
-    while (whole := (yield from forward.page())) is not None:
-        for linked in whole:
+    while (page := (yield from forward.page())) is not None:
+        for linked in page:
             if linked.header.kind in kinds:
                 content = journal.decode(replica.name, linked, replica.past.cipher)
-                _take(replica, found, linked, content)
-    return [_timed(replica, one) for one in found.values()]
+                _take(replica, approvals, linked, content)
+    return [_timed(replica, approval) for approval in approvals.values()]
 
 
-def _take(replica: Replica, found: dict[str, Approval], linked: Linked, content: Content) -> None:
+def _take(
+    replica: Replica, approvals: dict[str, Approval], linked: Linked, content: Content
+) -> None:
+    """Apply a record to the approvals by id."""
     if isinstance(content, ApprovalAsked):
-        _void(found, lambda one: one.identity == content.identity)
-        found[linked.header.id] = _approval(replica, linked, content)
-    elif isinstance(content, ApprovalDecided) and content.approval in found:
-        one = found[content.approval]
-        ends = content.decision == EXPIRED and one.state == APPROVED
-        if content.bound == one.digest and (one.state == WAITING or ends):
+        _void(approvals, lambda approval: approval.identity == content.identity)
+        approvals[linked.header.id] = _approval(replica, linked, content)
+    elif isinstance(content, ApprovalDecided) and content.approval in approvals:
+        approval = approvals[content.approval]
+        expires = content.decision == EXPIRED and approval.state == APPROVED
+        if content.bound == approval.digest and (approval.state == WAITING or expires):
             time = journal.record(replica.name, linked, content).time
-            decided = one._replace(state=content.decision, decided=time)
-            found[one.id] = decided._replace(by=content.by, reason=content.reason)
-    elif isinstance(content, EffectIntended) and content.approval in found:
-        found[content.approval] = found[content.approval]._replace(state=USED)
+            decided = approval._replace(state=content.decision, decided=time)
+            approvals[approval.id] = decided._replace(by=content.by, reason=content.reason)
+    elif isinstance(content, EffectIntended) and content.approval in approvals:
+        approvals[content.approval] = approvals[content.approval]._replace(state=USED)
     elif isinstance(content, Branched):
-        _void(found, lambda _: True)
+        _void(approvals, lambda _: True)
     elif isinstance(content, TurnChange) and not isinstance(content, TurnContinued):
-        _void(found, lambda one: one.turn == content.turn)
+        _void(approvals, lambda approval: approval.turn == content.turn)
 
 
-def _void(found: dict[str, Approval], which: Any) -> None:
-    for one in found.values():
-        if one.state in (WAITING, APPROVED) and which(one):
-            found[one.id] = one._replace(state=VOID)
+def _void(approvals: dict[str, Approval], matches: Callable[[Approval], bool]) -> None:
+    for approval in approvals.values():
+        if approval.state in (WAITING, APPROVED) and matches(approval):
+            approvals[approval.id] = approval._replace(state=VOID)
 
 
-def _timed(replica: Replica, one: Approval) -> Approval:
-    """An end that nobody has recorded yet is shown all the same."""
-    if one.expires is None or one.state not in (WAITING, APPROVED):
-        return one
-    over = approving.is_over(replica.settings, one.expires.isoformat())
-    return one._replace(state=EXPIRED) if over else one
+def _timed(replica: Replica, approval: Approval) -> Approval:
+    """Return an approval as expired if its time is over, even if no record says so yet."""
+    if approval.expires is None or approval.state not in (WAITING, APPROVED):
+        return approval
+    expired = approving.is_over(replica.settings, approval.expires.isoformat())
+    return approval._replace(state=EXPIRED) if expired else approval
 
 
 def _approval(replica: Replica, linked: Linked, content: ApprovalAsked) -> Approval:
     position = linked.entry.position
     if digest_of(codec.encode_tree(content.arguments)) != content.digest:
-        reason = "the arguments to approve are not those of their digest"
+        reason = "the arguments to approve do not match their digest"
         raise DamagedError(replica.name, position, reason)
     return Approval(
         session=replica.name,
@@ -130,12 +138,12 @@ def _approval(replica: Replica, linked: Linked, content: ApprovalAsked) -> Appro
     )
 
 
-def missing(replica: Replica, approval: str) -> Steps[NotFoundError | ApprovalError]:
-    """Return what to raise about an approval that does not wait: what became of it, if known."""
-    found = yield from listed(replica)
-    one = next((one for one in found if one.id == approval), None)
-    if one is None:
+def missing(replica: Replica, id: str) -> Steps[NotFoundError | ApprovalError]:
+    """Return the error for an approval that is not pending, with its state if it is known."""
+    approvals = yield from listed(replica)
+    approval = next((approval for approval in approvals if approval.id == id), None)
+    if approval is None:
         hint = "see session.approvals.list(), or `perdure approvals`"
-        return NotFoundError(f"approval {approval!r} in session {replica.name!r}", hint)
-    by = f"by {one.by!r}" if one.by else ""
-    return ApprovalError(replica.name, approval, one.state, by)
+        return NotFoundError(f"approval {id!r} in session {replica.name!r}", hint)
+    by = f"by {approval.by!r}" if approval.by else ""
+    return ApprovalError(replica.name, id, approval.state, by)

@@ -1,7 +1,9 @@
-"""Carry out appends to many streams: lock, settle, decide, write, sync, and only then answer.
+"""Append to many streams: lock, recover, decide, write, sync, and only then report.
 
-A file costs a sync, so all files of a group are written before the first is synced. What goes
-wrong with one stream is raised after the others were served.
+Every file costs a sync, so all files of a group are written before the first one is synced. An
+error of one stream is raised after the others were served.
+
+Editing: an outcome is set only after the sync that makes it true.
 """
 
 import contextlib
@@ -28,20 +30,20 @@ from perdure.backends.files_writing import (
 from perdure.backends.rules import decide
 from perdure.errors import DamagedError, PerdureError, UnavailableError
 
-GROUP = 32  # Streams whose files are open at once: a process may have few open files.
+GROUP = 32  # streams whose files are open at once; a process may open only so many files
 
 WRITE = os.O_RDWR
 
-# What a system says of one file; the others of the store may well be written.
+# Errors that concern one file only; the store's other files may still be writable.
 _OF_ONE = {errno.EACCES, errno.EPERM, errno.EISDIR, errno.ELOOP, errno.ENOENT, errno.ENXIO}
 
 
 class _Item:
-    """One append on its way: neither an outcome nor an error means that it is still to be done."""
+    """One append in progress; it is open until it has an outcome or an error."""
 
-    def __init__(self, append: Append, place: Place) -> None:
+    def __init__(self, append: Append, location: Place) -> None:
         self.append = append
-        self.place = place
+        self.location = location
         self.outcome: Outcome | None = None
         self.error: Exception | None = None
 
@@ -51,38 +53,43 @@ class _Item:
 
 
 class _Written:
-    """A batch that stands in a file and is not synced."""
+    """A batch that is written to its file and not synced yet."""
 
-    def __init__(self, item: _Item, lock: Held, file: StreamFile, data: bytes) -> None:
+    def __init__(self, item: _Item, locked_file: Held, file: StreamFile, data: bytes) -> None:
         self.item = item
-        self._lock = lock
+        self._locked_file = locked_file
         self._file = file
-        self._mark = Mark(placed=True, end=file.end + len(data), last=file.end)
+        self._mark = Mark(name_is_durable=True, end=file.end + len(data), last=file.end)
         try:
-            lock.disk.write(lock.fd, data, file.end)
+            locked_file.disk.write(locked_file.fd, data, file.end)
         except OSError:
             self.cut()
             raise
 
     def sync(self) -> None:
-        """Make it durable, and note it; the note may fail, then whoever comes next makes it."""
+        """Sync the batch, then advance the durable mark.
+
+        If the mark cannot be written, the next writer redoes it.
+        """
         try:
-            self._lock.disk.sync(self._lock.fd)
+            self._locked_file.disk.sync(self._locked_file.fd)
         except OSError:
             self.cut()
             raise
         with contextlib.suppress(OSError):
-            spare = self._file.opening.spare
-            set_mark(self._lock.disk, self._lock.fd, self.item.place, self._mark, spare)
+            spare = self._file.file_header.spare
+            set_mark(
+                self._locked_file.disk, self._locked_file.fd, self.item.location, self._mark, spare
+            )
 
     def cut(self) -> None:
-        """Take it away: after a failed sync it may be in memory only, and be taken for stored."""
+        """Truncate the batch: after a failed sync it may be in memory only, yet look stored."""
         with contextlib.suppress(OSError):
-            self._lock.disk.truncate(self._lock.fd, self._file.end)
+            self._locked_file.disk.truncate(self._locked_file.fd, self._file.end)
 
 
 class Appender:
-    """Appends to the streams of one store."""
+    """Appends to the streams of one store, and removes them."""
 
     def __init__(self, disk: Disk, root: str, *, patience: float, store: str) -> None:
         self._disk = disk
@@ -90,16 +97,16 @@ class Appender:
         self._patience = patience
         self._store = store
         self._distrusted: set[str] = set()
-        """Files in which a sync failed: the next append goes to a copy, on other blocks."""
+        """Files with a failed sync: the next append writes a copy, on other disk blocks."""
 
     def append(self, appends: Sequence[Append]) -> list[Outcome]:
-        """Return the outcomes in order; raise the first error once all were tried."""
+        """Return the outcomes in order; raise the first error after all were tried."""
         items = [_Item(append, place_of(self._root, append.stream)) for append in appends]
-        # In one order everywhere, so that no two processes wait for each other.
-        ordered = sorted(items, key=lambda item: item.place.stem)
+        # All processes lock in the same order, so that no two of them deadlock.
+        ordered = sorted(items, key=lambda item: item.location.stem)
         for start in range(0, len(ordered), GROUP):
             group = ordered[start : start + GROUP]
-            self._create([item for item in group if not os.path.lexists(item.place.path)])
+            self._create([item for item in group if not os.path.lexists(item.location.path)])
             self._extend([item for item in group if item.is_open])
         for item in items:
             if item.error is not None:
@@ -109,17 +116,17 @@ class Appender:
     # New streams.
 
     def _create(self, items: list[_Item]) -> None:
-        for _, group in itertools.groupby(items, key=lambda item: item.place.directory):
-            together = list(group)
+        for _, group in itertools.groupby(items, key=lambda item: item.location.directory):
+            folder_items = list(group)
             try:
-                self._create_in_folder(together)
+                self._create_in_folder(folder_items)
             except (OSError, PerdureError) as error:
-                for item in together:
+                for item in folder_items:
                     if item.is_open:
-                        item.error = self._failure(error, item.place)
+                        item.error = self._failure(error, item.location)
 
     def _create_in_folder(self, items: list[_Item]) -> None:
-        first = items[0].place
+        first = items[0].location
         make_folder(self._disk, first, patience=self._patience, store=self._store)
         with (
             contextlib.ExitStack() as stack,
@@ -131,69 +138,71 @@ class Appender:
                 store=self._store,
             ) as names,
         ):
-            made = []
+            new_files = []
             for item in items:
                 outcome, entries = decide(item.append, None, lambda *_: ())
                 if not entries:
                     item.outcome = outcome
-                elif not os.path.lexists(item.place.path):  # Else another process was faster.
-                    published = self._publish(item)
-                    stack.callback(published.held.close)
-                    made.append((item, published))
-            if made:
+                elif not os.path.lexists(
+                    item.location.path
+                ):  # Else another process was faster; `_extend` retries.
+                    new_file = self._publish(item)
+                    stack.callback(new_file.locked_file.close)
+                    new_files.append((item, new_file))
+            if new_files:
                 self._disk.sync_directory(first.directory)
-            for item, published in made:
+            for item, new_file in new_files:
                 item.outcome = STORED
                 with contextlib.suppress(OSError):
-                    published.confirm()
-            add(self._disk, names.fd, [item.place for item, _ in made])
+                    new_file.confirm()
+            add(self._disk, names.fd, [item.location for item, _ in new_files])
 
     def _publish(self, item: _Item) -> Published:
-        place, (_, entries, labels, _) = item.place, item.append
-        if is_listed(self._disk, place):
-            raise missing(place)
+        location, (_, entries, labels, _) = item.location, item.append
+        if is_listed(self._disk, location):
+            raise missing(location)
         first = entries[0].position
-        at = len(opening(place.name, first))
-        data = encoded(place, entries, labels, at=at, back=0)
-        return publish(self._disk, place, first, [(at, data)])
+        at = len(opening(location.name, first))
+        data = encoded(location, entries, labels, at=at, previous_size=0)
+        return publish(self._disk, location, first, [(at, data)])
 
-    # Streams that are there.
+    # Existing streams.
 
     def _extend(self, items: list[_Item]) -> None:
         with contextlib.ExitStack() as stack:
             written: list[_Written] = []
             for item in items:
                 try:
-                    found = self._write(item, stack)
-                    written += [found] if found is not None else []
+                    batch = self._write(item, stack)
+                    written += [batch] if batch is not None else []
                 except (OSError, PerdureError) as error:
                     item.error = self._failed(error, item)
-            for one in written:
+            for batch in written:
                 try:
-                    one.sync()
-                    one.item.outcome = STORED
+                    batch.sync()
+                    batch.item.outcome = STORED
                 except OSError as error:
                     if error.errno == errno.EIO:
-                        self._distrusted.add(one.item.place.stem)
-                    one.item.error = self._failed(error, one.item)
+                        self._distrusted.add(batch.item.location.stem)
+                    batch.item.error = self._failed(error, batch.item)
 
     def _failed(self, error: OSError | PerdureError, item: _Item) -> Exception:
-        """Return the error to raise; a lock, or what is said of one file, is not about others."""
-        raised = self._failure(error, item.place)
-        if isinstance(raised, UnavailableError):
-            raised.of_one = not isinstance(error, OSError) or error.errno in _OF_ONE
-        return raised
+        """Return the error to raise; a held lock or a per-file error concerns this stream only."""
+        translated_error = self._failure(error, item.location)
+        if isinstance(translated_error, UnavailableError):
+            translated_error.of_one = not isinstance(error, OSError) or error.errno in _OF_ONE
+        return translated_error
 
     def _write(self, item: _Item, stack: contextlib.ExitStack) -> _Written | None:
-        place = item.place
-        require_folder(place)
-        lock = stack.enter_context(
-            held(self._disk, place.path, WRITE, patience=self._patience, store=self._store)
+        location = item.location
+        require_folder(location)
+        locked_file = stack.enter_context(
+            held(self._disk, location.path, WRITE, patience=self._patience, store=self._store)
         )
-        file = settle(self._disk, lock, place, to_write=True)
-        if place.stem in self._distrusted:
-            file = rewrite(self._disk, lock, file, before=0)
-            self._distrusted.discard(place.stem)
+        file = settle(self._disk, locked_file, location, to_write=True)
+        if location.stem in self._distrusted:
+            file = rewrite(self._disk, locked_file, file, before=0)
+            self._distrusted.discard(location.stem)
         batch, position = file.head()
         outcome, entries = decide(
             item.append, position, lambda first, last: headers(file, first, last)
@@ -202,55 +211,59 @@ class Appender:
             item.outcome = outcome
             return None
         labels = item.append.labels
-        data = encoded(place, entries, labels, at=file.end, back=batch.size)
-        return _Written(item, lock, file, data)
+        data = encoded(location, entries, labels, at=file.end, previous_size=batch.size)
+        return _Written(item, locked_file, file, data)
 
-    # Streams that are to be forgotten.
+    # Removal.
 
-    def remove(self, place: Place, digest: str) -> bool:
-        """Remove the file of a stream and its name if it ends so; durable on return."""
-        path, patience, store = place.path, self._patience, self._store
-        names = names_path(place.directory)
-        with held(self._disk, names, WRITE, patience=patience, store=store) as names_held:
+    def remove(self, location: Place, digest: str) -> bool:
+        """Remove a stream's file and name if its head has this digest; durable on return."""
+        path, patience, store = location.path, self._patience, self._store
+        names = names_path(location.directory)
+        with held(self._disk, names, WRITE, patience=patience, store=store) as names_file:
             try:
                 with held(self._disk, path, WRITE, patience=patience, store=store) as lock:
-                    file = settle(self._disk, lock, place, to_write=True)
-                    if file.labelled_head().digest != digest:
+                    file = settle(self._disk, lock, location, to_write=True)
+                    if file.listing_head().digest != digest:
                         return False
-                    blank(self._disk, names_held.fd, place)  # First: a listed file must be there.
+                    blank(self._disk, names_file.fd, location)  # First: a listed file must exist.
                     self._disk.unlink(path)
-            except FileNotFoundError:  # Another process was faster; the name is gone too.
+            except FileNotFoundError:  # Another process removed it, and its name too.
                 return True
-            for torn in Path(place.directory).glob(f"{place.stem}.torn-*"):
+            for torn in Path(location.directory).glob(f"{location.stem}.torn-*"):
                 self._disk.unlink(str(torn))
-            self._disk.sync_directory(place.directory)
+            self._disk.sync_directory(location.directory)
         return True
 
-    def _failure(self, error: Exception, place: Place) -> Exception:
-        return failure(error, place, self._store)
+    def _failure(self, error: Exception, location: Place) -> Exception:
+        return failure(error, location, self._store)
 
 
 def headers(file: StreamFile, first: int, last: int) -> list[bytes]:
-    """Return the headers that stand at some positions."""
-    found = (entry for entry, _ in file.forward(first - 1, max_body=-1))
-    return [one.header for one in itertools.takewhile(lambda one: one.position <= last, found)]
+    """Return the stored headers from one position to another."""
+    entries = (entry for entry, _ in file.forward(first - 1, max_body=-1))
+    return [
+        entry.header for entry in itertools.takewhile(lambda entry: entry.position <= last, entries)
+    ]
 
 
-def missing(place: Place) -> DamagedError:
-    """Say that the file of a stream is gone."""
-    return DamagedError(place.name, 0, f"its file {place.path} is missing")
+def missing(location: Place) -> DamagedError:
+    """Return the error for a stream whose file is missing although it is listed."""
+    return DamagedError(location.name, 0, f"its file {location.path} is missing")
 
 
-def failure(error: Exception, place: Place, store: str) -> Exception:
-    """Return what to raise for an error, with its cause."""
+def failure(error: Exception, location: Place, store: str) -> Exception:
+    """Translate an error into the one to raise, with its cause set."""
     if isinstance(error, PerdureError):
         return error
-    better: PerdureError
-    if isinstance(error, FileNotFoundError) and is_listed(Disk(), place):
-        better = missing(place)
+    translated_error: PerdureError
+    if isinstance(error, FileNotFoundError) and is_listed(Disk(), location):
+        translated_error = missing(location)
     elif isinstance(error, FileNotFoundError):
-        better = UnavailableError(store, f"{place.name!r} was removed meanwhile", "look again")
+        translated_error = UnavailableError(
+            store, f"{location.name!r} was removed meanwhile", "read it again"
+        )
     else:
-        better = translated(error, store, place.name)
-    better.__cause__ = error
-    return better
+        translated_error = translated(error, store, location.name)
+    translated_error.__cause__ = error
+    return translated_error

@@ -1,7 +1,10 @@
-"""Every call that a store of files makes to the operating system, and locks between processes.
+"""System calls of a file store, and locks between processes.
 
-All of them are methods of one small object, so that a test can record them, spoil them, and build
-every disk that a crash could leave. Errors are OSErrors here; nothing knows a line of a file.
+All calls are methods of one small object, `Disk`, so that a test can record them, inject faults and
+build every disk state that a crash could leave. Errors are OSErrors here, except a lock timeout,
+which is an UnavailableError. Nothing in this module knows the format of a file.
+
+Editing: the store must make no other system call that changes a file, or the crash tests miss it.
 """
 
 import contextlib
@@ -17,9 +20,9 @@ from pathlib import Path
 
 from perdure.errors import DamagedError, PerdureError, UnavailableError
 
-FIRST_PAUSE = 0.0002  # An append on a fast disk takes about as long.
-LONGEST_PAUSE = 0.005  # Long enough to leave the processor alone, short against a slow sync.
-# Symbolic links are not followed, pipes are not waited for, Windows translates no newlines.
+FIRST_PAUSE = 0.0002  # seconds; about as long as an append on a fast disk takes
+LONGEST_PAUSE = 0.005  # seconds; long enough to spare the CPU, short against a slow sync
+# Do not follow symbolic links, do not block on pipes, do not translate newlines on Windows.
 _FLAGS = (
     getattr(os, "O_NOFOLLOW", 0)
     | getattr(os, "O_NONBLOCK", 0)
@@ -30,10 +33,10 @@ NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL
 
 
 class Disk:
-    """The real one."""
+    """The real file system. Tests subclass it to record calls and inject faults."""
 
     def open(self, path: str, flags: int) -> int:
-        """Open a regular file, for nobody else where it is made; a link is an OSError."""
+        """Open a regular file; create it with mode 0600. A symbolic link is an OSError."""
         fd = os.open(path, flags | _FLAGS, 0o600)
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             os.close(fd)
@@ -45,39 +48,40 @@ class Disk:
 
     def read(self, fd: int, size: int, at: int) -> bytes:
         """Return `size` bytes, fewer only at the end of the file."""
-        found = _pread(fd, size, at)
-        while found and len(found) < size:
-            more = _pread(fd, size - len(found), at + len(found))
+        data = _pread(fd, size, at)
+        while data and len(data) < size:
+            more = _pread(fd, size - len(data), at + len(data))
             if not more:
                 break
-            found += more
-        return found
+            data += more
+        return data
 
     def write(self, fd: int, data: bytes, at: int) -> None:
-        """Write all of the data, or raise: then any part of it may be there."""
-        left = memoryview(data)
-        while left:
+        """Write all of the data, or raise: then any part of it may have been written."""
+        remaining = memoryview(data)
+        while remaining:
             try:
-                done = self.write_some(fd, left, at)
+                written = self.write_some(fd, remaining, at)
             except InterruptedError:
                 continue
-            if done <= 0:
+            if written <= 0:
                 raise OSError(errno.ENOSPC, "nothing was written")
-            left, at = left[done:], at + done
+            remaining, at = remaining[written:], at + written
 
     def write_some(self, fd: int, data: memoryview, at: int) -> int:
-        """Write some of the data, as the system pleases, and return how many bytes."""
+        """Write a prefix of the data of the system's choosing; return its size in bytes."""
         return _pwrite(fd, data, at)
 
     def truncate(self, fd: int, size: int) -> None:
         os.ftruncate(fd, size)
 
     def sync(self, fd: int) -> None:
-        """Return when what was written to a file is on stable storage."""
+        """Return when everything written to a file is on stable storage."""
         if sys.platform == "darwin":
             import fcntl
 
-            # A plain fsync leaves it in the drive's cache; not every file system knows the other.
+            # On macOS a plain fsync leaves data in the drive's cache; not every file system
+            # supports F_FULLFSYNC, so fall back to fsync.
             with contextlib.suppress(OSError):
                 fcntl.fcntl(fd, fcntl.F_FULLFSYNC)
                 return
@@ -86,7 +90,7 @@ class Disk:
     def sync_directory(self, path: str) -> None:
         """Return when the names in a directory are on stable storage."""
         if sys.platform == "win32":
-            return  # A directory can not be opened there; NTFS journals its names.
+            return  # Windows cannot open a directory; NTFS journals its names.
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | _FLAGS)
         try:
             self.sync(fd)
@@ -106,7 +110,7 @@ class Disk:
         Path(path).rmdir()
 
     def lock(self, fd: int) -> bool:
-        """Take the lock of an open file, or say that another has it."""
+        """Try to lock an open file; return False if another holder has the lock."""
         try:
             _lock(fd)
         except (BlockingIOError, PermissionError):
@@ -118,43 +122,43 @@ class Disk:
 
 
 class IrregularError(OSError):
-    """A link, a pipe or a directory stands where a file belongs."""
+    """A path that should be a regular file or folder is a link, a pipe or the like."""
 
 
 class Held:
-    """An open file whose lock this process holds. `fd` may be exchanged for its successor's."""
+    """An open file whose lock this process holds. `exchange` replaces `fd` by its successor."""
 
     def __init__(self, disk: Disk, fd: int) -> None:
         self.disk = disk
         self.fd = fd
 
     def exchange(self, fd: int) -> None:
-        """Hold another file instead, which is locked already."""
+        """Release the current file and hold another one, which is locked already."""
         old, self.fd = self.fd, fd
         _release(self.disk, old)
 
     def close(self) -> None:
-        """Let go of the lock and the file."""
+        """Release the lock and close the file."""
         _release(self.disk, self.fd)
 
 
 def open_held(disk: Disk, path: str, flags: int) -> Held:
-    """Return a new file, locked before anybody else can know of it."""
-    held = Held(disk, _open_tracked(disk, path, flags))
-    if not disk.lock(held.fd):
-        held.close()
+    """Create a file and lock it before any other process can see it."""
+    locked_file = Held(disk, _open_tracked(disk, path, flags))
+    if not disk.lock(locked_file.fd):
+        locked_file.close()
         raise BlockingIOError(f"another process holds the lock of the new {path}")
-    return held
+    return locked_file
 
 
 @contextlib.contextmanager
 def held(disk: Disk, path: str, flags: int, *, patience: float, store: str) -> Iterator[Held]:
-    """Lend the file that bears a name, locked. FileNotFoundError if there is none."""
-    lock = Held(disk, _acquire(disk, path, flags, patience, store))
+    """Lock the file at a path for the block. FileNotFoundError if there is none."""
+    locked_file = Held(disk, _acquire(disk, path, flags, patience, store))
     try:
-        yield lock
+        yield locked_file
     finally:
-        lock.close()
+        locked_file.close()
 
 
 def _acquire(disk: Disk, path: str, flags: int, patience: float, store: str) -> int:
@@ -171,28 +175,29 @@ def _acquire(disk: Disk, path: str, flags: int, patience: float, store: str) -> 
         except BaseException:
             _release(disk, fd)
             raise
-        _release(disk, fd)  # Another file took its name while this one was waited for.
+        _release(disk, fd)  # Another file replaced it at this path while we waited for the lock.
 
 
 def _pause(attempt: int, deadline: float, store: str) -> None:
     if time.monotonic() >= deadline:
         raise UnavailableError(store, "another process holds the lock")
     longest = min(FIRST_PAUSE * 1.5 ** min(attempt, 16), LONGEST_PAUSE)
-    # Jitter, so that two processes do not wake at the same moments for ever.
-    time.sleep(longest * random.uniform(0.5, 1.0))  # noqa: S311 - no secret.
+    # Jitter, so that two processes do not keep waking at the same moments.
+    time.sleep(longest * random.uniform(0.5, 1.0))  # noqa: S311 - not a secret.
 
 
 def _still_bears_its_name(fd: int, path: str) -> bool:
+    """Return whether the open file is still the one at the path."""
     try:
         return os.path.samestat(os.fstat(fd), os.lstat(path))
     except FileNotFoundError:
         return False
 
 
-# A lock belongs to the open file, and a child of `os.fork` has that file open as well. Unless the
-# child closes it, the lock outlives a parent that is killed before it unlocks.
+# A lock belongs to the open file description, which a child of `os.fork` shares. Unless the child
+# closes its descriptor, the lock outlives a parent that is killed before it unlocks.
 _held: set[int] = set()
-_forking = threading.RLock()  # A signal handler may use a store as well.
+_forking = threading.RLock()  # Reentrant: a signal handler may use a store too.
 
 
 def _open_tracked(disk: Disk, path: str, flags: int) -> int:
@@ -227,7 +232,7 @@ if hasattr(os, "register_at_fork"):
 if sys.platform == "win32":
     import msvcrt
 
-    _LOCKED_AT = 2**40  # Beyond the end of any file: a lock there keeps nobody from reading.
+    _LOCKED_AT = 2**40  # offset; beyond the end of any file, because Windows locks block readers
 
     def _pread(fd: int, size: int, at: int) -> bytes:
         os.lseek(fd, at, os.SEEK_SET)
@@ -267,15 +272,17 @@ _REASONS = {
     errno.EPERM: ("no permission", "check the permissions of the directory and its files"),
     errno.EMFILE: ("too many files are open", "raise the limit, then try again"),
     errno.ENFILE: ("too many files are open", "try again later"),
-    errno.EIO: ("reading or writing failed", "check the disk, then try again"),
+    errno.EIO: ("a read or write failed", "check the disk, then try again"),
 }
 
 
 def translated(error: Exception, store: str, stream: str = "") -> PerdureError:
-    """Return the error to raise instead, `from` the given one."""
+    """Translate an OSError or MemoryError into the perdure error to raise from it."""
     number = (error.errno if isinstance(error, OSError) else None) or 0
     if isinstance(error, IrregularError) or number in (errno.ELOOP, errno.ENOTDIR):
-        return DamagedError(stream or store, 0, f"no file of perdure's stands there: {error}")
+        return DamagedError(
+            stream or store, 0, f"a path of the store is not a regular perdure file: {error}"
+        )
     code = errno.errorcode.get(number, type(error).__name__)
-    reason, hint = _REASONS.get(number, ("the system refused", "try again later"))
+    reason, hint = _REASONS.get(number, ("the operating system refused", "try again later"))
     return UnavailableError(store, f"{reason} ({code})", hint)

@@ -1,7 +1,7 @@
-r"""The text of a stream's file, line by line: values come in, bytes go out, and back. Pure.
+r"""The lines of a stream's file: encode values to bytes and parse them back. Pure.
 
-Every line is JSON in UTF-8, so `jq`, `less` and `grep` show a file, and there is no control
-character in it but tab and newline:
+Every line is JSON in UTF-8, so `jq`, `less` and `grep` show a file; the only control characters in
+it are tab and newline:
 
     {"perdure":"stream","version":1,"synced":["= 000000000000901 000000000000194 5e0c42a1",
         "= 000000000000194 …"],"first":1,"name":"claim-4711","check":"…"}    (one line in the file)
@@ -11,23 +11,26 @@ character in it but tab and newline:
     {"perdure":[3,812,[[271,512,"…","…"]],[],"…"]}
     HEADER <tab> BODY
 
-The first line names the stream and the position of its first entry. What stands in `synced`
-is the only thing that is ever written over: `=` if the file's name is known to be durable (`~` if
-not yet), how many bytes of the file are, where their last batch begins, and a checksum of these.
-It is written after a sync and never before, so what it covers can be damaged but not torn. There
-are two such marks, and the older one is written over, so that one is whole at any moment.
+The first line (the file header) names the stream and the position of its first entry. Its field
+`synced` is the only part of a file that is ever overwritten. It holds two durable marks: `=` if the
+file's name is known to be durable (`~` if not yet), the number of durable bytes, the offset of
+their last batch, and a checksum of these. A mark is written after a sync and never before it, so
+the bytes it covers can be damaged but not torn. Each update overwrites the older mark, so one of
+the two is whole at any moment.
 
-Then come batches, one for each append: a line of perdure's own, and a line for each entry. The
-own line holds the position of the first entry; how many bytes the batch before it has, for
-whoever reads backwards; for each entry the sizes of its header and body in the file and a digest
-of each; the labels of the head; and a digest of this line, its offset and its stream, so that no
-line is taken for one of another place.
+Batches follow, one per append: a batch line, then one line per entry. The batch line holds the
+position of the first entry; the size in bytes of the previous batch, for reading backwards; for
+each entry the stored sizes of its header and body and a digest of each; the labels of the head; and
+a digest over this line, its offset and its stream, so that a line copied from another place is not
+accepted.
 
-An entry is a header and a body as they are. Bytes that are no plain text (control characters, no
-UTF-8) and headers that look like a line of perdure's own stand in base64 between quotes; the own
-line then says so after the digests: "b" (the body) or "hb" (both), and the body's real length.
-Digests are the first 96 bits of SHA-256 in base64: they find damage; forgers are the chain's
-business.
+An entry is its header and body unchanged. Bytes that are not plain text (control characters,
+invalid UTF-8) and headers that look like a line of perdure's own are stored in base64 between
+quotes. The batch line then says so after the digests: "b" (the body) or "hb" (both), and the body's
+real length. Digests are the first 96 bits of SHA-256 in base64: they detect damage; forgery is
+detected by the chain.
+
+Editing: this is a stored format. A change needs a new VERSION and code that reads the old one.
 """
 
 import base64
@@ -44,42 +47,44 @@ VERSION = 1
 OWN = b'{"perdure":'
 BATCH = OWN + b"["
 OPENING = OWN + b'"stream","version":%d,"synced":["' % VERSION
-MARK_SIZE = 42
-# In the first sector of the file, which is written whole or not at all.
+MARK_SIZE = 42  # bytes; fixed, so that a mark can be overwritten in place
+# Offsets in bytes. Both lie in the first sector of the file, which is written atomically.
 MARKS_AT = (len(OPENING), len(OPENING) + MARK_SIZE + len(b'","'))
-CHECK_SIZE = 16
+CHECK_SIZE = 16  # characters of a digest: 96 bits in base64
 
 _CONTROLS = bytes([*range(32), 127])
 _ANY_VERSION = OWN + b'"stream","version":'
 
 
 class Mark(NamedTuple):
-    """How far a file is known to be durable: its name, its first `end` bytes.
+    """A durable mark: how much of a file is known to be on stable storage.
 
-    Their last batch begins at `last`. Of the two marks the later one counts.
+    `end` is the number of durable bytes, `last` the offset of their last batch, and
+    `name_is_durable` says whether the file's name is durable too. Of two marks the greater one
+    counts.
     """
 
     end: int
-    placed: bool
+    name_is_durable: bool
     last: int
 
 
-UNKNOWN = Mark(end=0, placed=False, last=0)
+UNKNOWN = Mark(end=0, name_is_durable=False, last=0)
 
 
 class Opening(NamedTuple):
-    """The first line of a file, and its size."""
+    """The fields of a file's first line, and the size of that line in bytes."""
 
     name: str
     first: int
     mark: Mark
     spare: int
-    """Where the next mark goes."""
+    """Offset at which the next mark is written: that of the older mark."""
     size: int
 
 
 class Piece(msgspec.Struct, array_like=True, frozen=True):
-    """One entry of a batch: sizes as stored, digests of what is stored."""
+    """One entry of a batch: the sizes of header and body as stored, and their digests."""
 
     header: int
     body: int
@@ -90,7 +95,7 @@ class Piece(msgspec.Struct, array_like=True, frozen=True):
 
     @property
     def body_length(self) -> int:
-        """How many bytes the body had before it was made text."""
+        """Length of the body in bytes before it was encoded as text."""
         return self.length if self.form else self.body
 
     @property
@@ -99,20 +104,24 @@ class Piece(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Batch(NamedTuple):
-    """The own line of a batch, and where the batch stands in the file."""
+    """The fields of a batch line, and where the batch lies in the file.
+
+    `at` and `end` are offsets; `first` is the position of the first entry; `previous_size` is the
+    size in bytes of the batch before, 0 in the first one.
+    """
 
     at: int
     first: int
-    back: int
+    previous_size: int
     pieces: Sequence[Piece]
     starts: Sequence[int]
-    """Where the lines of the entries begin."""
+    """Offsets at which the lines of the entries begin."""
     labels: frozenset[str]
     end: int
 
     @property
     def last(self) -> int:
-        """The position of the last entry."""
+        """Position of the last entry."""
         return self.first + len(self.pieces) - 1
 
     @property
@@ -142,89 +151,90 @@ _encode = msgspec.json.Encoder().encode
 
 
 def stem(name: bytes) -> str:
-    """Return what a stream is called in the file system: nothing of its name is left."""
+    """Return the file name of a stream without its suffix: a hash, so no part of its name shows."""
     return hashlib.sha256(name).hexdigest()
 
 
 def digest(data: bytes) -> str:
-    """Return 96 bits of SHA-256 as text."""
+    """Return the first 96 bits of SHA-256 as text."""
     return binascii.b2a_base64(hashlib.sha256(data).digest()[:12], newline=False).decode()
 
 
-def mark_text(mark: Mark, of: str) -> bytes:
-    """Return what stands in `synced`; always of the same size."""
-    text = b"%c %015d %015d " % (b"=" if mark.placed else b"~", mark.end, mark.last)
-    return text + b"%08x" % zlib.crc32(of.encode() + text)
+def mark_text(mark: Mark, stem: str) -> bytes:
+    """Encode a mark for `synced`; the result always has MARK_SIZE bytes."""
+    text = b"%c %015d %015d " % (b"=" if mark.name_is_durable else b"~", mark.end, mark.last)
+    return text + b"%08x" % zlib.crc32(stem.encode() + text)
 
 
 def opening(name: str, first: int, mark: Mark = UNKNOWN) -> bytes:
-    """Return the first line of a file. Its size does not depend on the mark."""
+    """Encode the first line of a file. Its size does not depend on the mark."""
     text = mark_text(mark, stem(name.encode()))
     return _opening(text, text, name, first)
 
 
-def _opening(one: bytes, other: bytes, name: str, first: int) -> bytes:
+def _opening(mark_0: bytes, mark_1: bytes, name: str, first: int) -> bytes:
     rest = b'"first":%d,"name":%b' % (first, _encode(name))
     check = digest(rest).encode()
-    return b'%b%b","%b"],%b,"check":"%b"}\n' % (OPENING, one, other, rest, check)
+    return b'%b%b","%b"],%b,"check":"%b"}\n' % (OPENING, mark_0, mark_1, rest, check)
 
 
 def parse_opening(line: bytes) -> Opening | None:
-    """Return what a first line says, None if it is damaged."""
+    """Parse a first line; return None if it is damaged."""
     if not line.startswith(OPENING) or not line.endswith(b"}\n"):
         return None
     try:
-        found = _first(line)
-        name = found.name.encode()
+        fields = _first(line)
+        name = fields.name.encode()
     except (msgspec.MsgspecError, UnicodeError):
         return None
-    one, other = (text.encode() for text in found.synced)
-    if line != _opening(one, other, found.name, found.first):
+    mark_0, mark_1 = (text.encode() for text in fields.synced)
+    if line != _opening(mark_0, mark_1, fields.name, fields.first):
         return None
-    latest, spare = _latest((one, other), stem(name))
+    latest, spare = _latest((mark_0, mark_1), stem(name))
     if latest == UNKNOWN:
         return None
-    return Opening(found.name, found.first, latest, spare, len(line))
+    return Opening(fields.name, fields.first, latest, spare, len(line))
 
 
 def guessed_opening(start: bytes, name: str, batch: "Batch") -> Opening:
-    """Return what a damaged first line must have said, given the first batch that is whole.
+    """Reconstruct a damaged first line from its marks and the first intact batch.
 
-    Without a mark it says that the file ends there: what follows is beyond the mark.
+    Without a usable mark the file counts as durable up to the end of that batch; the rest is
+    treated as an unsynced tail.
     """
     marks = [start[at : at + MARK_SIZE] for at in MARKS_AT]
     latest, spare = _latest(marks, stem(name.encode()))
     if latest.end < batch.end:
-        latest = Mark(end=batch.end, placed=True, last=batch.at)
+        latest = Mark(end=batch.end, name_is_durable=True, last=batch.at)
     return Opening(name, batch.first, latest, spare, batch.at)
 
 
-def _latest(texts: Sequence[bytes], of: str) -> tuple[Mark, int]:
-    """Return the mark that counts, UNKNOWN if there is none, and where the next one goes."""
-    marks = [_parse_mark(text, of) or UNKNOWN for text in texts]
+def _latest(texts: Sequence[bytes], stem: str) -> tuple[Mark, int]:
+    """Return the latest mark, UNKNOWN if there is none, and the offset for the next one."""
+    marks = [_parse_mark(text, stem) or UNKNOWN for text in texts]
     latest = max(marks)
     return latest, MARKS_AT[1 - marks.index(latest)]
 
 
 def newer_version(line: bytes) -> int:
-    """Return the version of a first line that was written by a later perdure, else 0."""
+    """Return the version of a first line written by a later perdure, else 0."""
     try:
-        found = _version(line).version if line.startswith(_ANY_VERSION) else 0
+        version = _version(line).version if line.startswith(_ANY_VERSION) else 0
     except (msgspec.MsgspecError, UnicodeError):
         return 0
-    return found if VERSION < found < 100 else 0  # noqa: PLR2004 - more is not a version.
+    return version if VERSION < version < 100 else 0  # noqa: PLR2004 - a larger number is damage, not a version.
 
 
-def _parse_mark(text: bytes, of: str) -> Mark | None:
+def _parse_mark(text: bytes, stem: str) -> Mark | None:
     parts = text.split(b" ")
     if (len(text), len(parts)) != (MARK_SIZE, 4) or not (parts[1] + parts[2]).isdigit():
         return None
     mark = Mark(int(parts[1]), parts[0] == b"=", int(parts[2]))
-    return mark if mark_text(mark, of) == text else None
+    return mark if mark_text(mark, stem) == text else None
 
 
 def entry_line(header: bytes, body: bytes) -> tuple[bytes, Piece]:
-    """Return an entry as a line, and what its batch says about it."""
+    """Encode an entry as a line; return it and the entry's sizes and digests."""
     form, length = "", 0
     if not _is_plain(body):
         form, length, body = "b", len(body), _quoted(body)
@@ -237,14 +247,14 @@ def entry_line(header: bytes, body: bytes) -> tuple[bytes, Piece]:
 
 
 def plain_header(piece: Piece, stored: bytes) -> bytes | None:
-    """Return a header as it was given, None if it is not the one that was stored."""
+    """Return a header as it was appended, None if the stored bytes were altered."""
     if digest(stored) != piece.header_digest:
         return None
     return _unquoted(stored) if piece.form == "hb" else stored
 
 
 def plain_body(piece: Piece, stored: bytes) -> bytes | None:
-    """Return a body as it was given, None if it is not the one that was stored."""
+    """Return a body as it was appended, None if the stored bytes were altered."""
     if digest(stored) != piece.body_digest:
         return None
     return _unquoted(stored) if piece.form else stored
@@ -271,34 +281,41 @@ def _unquoted(stored: bytes) -> bytes | None:
 
 
 def batch_line(
-    of: str, *, at: int, back: int, first: int, pieces: Sequence[Piece], labels: Sequence[str]
+    stem: str,
+    *,
+    at: int,
+    previous_size: int,
+    first: int,
+    pieces: Sequence[Piece],
+    labels: Sequence[str],
 ) -> bytes:
-    """Return the own line of a batch that will stand at an offset of a stream's file."""
+    """Encode the batch line for a given offset of a stream's file."""
     items = [
         (p.header, p.body, p.header_digest, p.body_digest)
         if not p.form
         else (p.header, p.body, p.header_digest, p.body_digest, p.form, p.length)
         for p in pieces
     ]
-    text = OWN + _encode((first, back, items, labels))[:-1]
-    return b'%b,"%b"]}\n' % (text, _place_digest(of, at, text))
+    text = OWN + _encode((first, previous_size, items, labels))[:-1]
+    return b'%b,"%b"]}\n' % (text, _place_digest(stem, at, text))
 
 
-def parse_batch(of: str, at: int, line: bytes) -> Batch | None:
-    """Return what the own line of a batch says, None if it is damaged or of another place."""
+def parse_batch(stem: str, at: int, line: bytes) -> Batch | None:
+    """Parse a batch line; return None if it is damaged or belongs to another place."""
     ending = b',"' + line[-CHECK_SIZE - 4 : -4] + b'"]}\n'
     if not line.startswith(BATCH) or not line.endswith(ending):
         return None
     text = line[: -len(ending)]
-    if _place_digest(of, at, text) != ending[2 : 2 + CHECK_SIZE]:
+    if _place_digest(stem, at, text) != ending[2 : 2 + CHECK_SIZE]:
         return None
     try:
-        first, back, pieces, labels, _ = _own(line).perdure
+        first, previous_size, pieces, labels, _ = _own(line).perdure
     except (msgspec.MsgspecError, UnicodeError):
         return None
     *starts, end = itertools.accumulate((p.size for p in pieces), initial=at + len(line))
-    return Batch(at, first, back, pieces, starts, frozenset(labels), end)
+    return Batch(at, first, previous_size, pieces, starts, frozenset(labels), end)
 
 
-def _place_digest(of: str, at: int, text: bytes) -> bytes:
-    return digest(b"%b %d %b" % (of.encode(), at, text)).encode()
+def _place_digest(stem: str, at: int, text: bytes) -> bytes:
+    """Bind a line to its stream and offset, so that a copy elsewhere does not verify."""
+    return digest(b"%b %d %b" % (stem.encode(), at, text)).encode()

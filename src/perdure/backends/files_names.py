@@ -1,9 +1,9 @@
-"""The names of all streams, in order: read from a list in each folder, checked against the folder.
+"""List the names of all streams in order, from a list in each folder checked against the folder.
 
-A line is added to a list, without a sync, once the file of a stream is durable. So a name in a
-list whose file is gone is damage, and a file whose name is in no list (the line was lost in a
-crash, or the list is damaged) is found in the folder, and its name is read from the file. Lists
-save time; what they say is never needed.
+A line is added to a list, without a sync, once the file of a stream is durable. So a listed name
+without a file is damage. A file without a listed name (its line was lost in a crash, or the list is
+damaged) is found in the folder, and its name is read from the file. Lists only save time: all names
+can be read from the files.
 """
 
 import bisect
@@ -24,39 +24,39 @@ from perdure.backends.files_stream import SUFFIX, Place
 from perdure.errors import DamagedError, PerdureError
 
 _FOLDER = re.compile(r"[0-9a-f]{2}")
-FEW = 100  # New names that are put in their places rather than sorted with all others.
-_LONGEST = 2**20  # Bytes of a first line that are looked at.
+FEW = 100  # names; up to this many new ones are inserted one by one, more are sorted with all
+_LONGEST = 2**20  # bytes of a first line that are read; a name fits easily
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(tuple[str, str]).decode
 
 
-def line_of(place: Place) -> bytes:
+def line_of(location: Place) -> bytes:
     """Return the line of a list that names a stream and its file."""
-    return _encode((place.name, place.stem)) + b"\n"
+    return _encode((location.name, location.stem)) + b"\n"
 
 
-def is_listed(disk: Disk, place: Place) -> bool:
-    """Say whether the file of a stream was durable once, whatever became of it."""
-    line = line_of(place)
-    content = _content(disk, place.directory)
+def is_listed(disk: Disk, location: Place) -> bool:
+    """Return whether a stream's file was durable once, even if it is missing now."""
+    line = line_of(location)
+    content = _content(disk, location.directory)
     return content.startswith(line) or b"\n" + line in content
 
 
 def add(disk: Disk, fd: int, places: Iterable[Place]) -> None:
-    """Add names to a list that is held. What fails is made good by whoever lists the streams."""
+    """Add names to a locked list. After a failure the next listing of streams adds them."""
     with contextlib.suppress(OSError):
         size = os.fstat(fd).st_size
-        # What a crash left of a line must not become part of the next one.
+        # A line torn by a crash must not become part of the next one.
         torn = size > 0 and disk.read(fd, 1, size - 1) != b"\n"
         disk.write(fd, b"\n" * torn + b"".join(map(line_of, places)), size)
 
 
-def blank(disk: Disk, fd: int, place: Place) -> None:
-    """Make the line of a stream in a list that is held one that names nothing; durable on return.
+def blank(disk: Disk, fd: int, location: Place) -> None:
+    """Overwrite a stream's line in a locked list with spaces; durable on return.
 
-    Whoever reads the list meanwhile finds the file in the folder.
+    A process that reads the list meanwhile finds the file in the folder.
     """
-    line = line_of(place)
+    line = line_of(location)
     content = disk.read(fd, os.fstat(fd).st_size, 0)
     at = 0 if content.startswith(line) else content.find(b"\n" + line) + 1
     while at or content.startswith(line):
@@ -78,7 +78,7 @@ def _content(disk: Disk, directory: str) -> bytes:
 
 
 class _State(NamedTuple):
-    """Of a folder and its list: if it is the same again, nothing was added or removed."""
+    """Fingerprint of a folder and its list; unchanged means nothing was added or removed."""
 
     changed: int
     inode: int
@@ -86,7 +86,7 @@ class _State(NamedTuple):
 
 
 class Names:
-    """The names of all streams of a store. Not for two threads at once."""
+    """The names of all streams of a store. Not thread-safe."""
 
     def __init__(self, disk: Disk, root: str, *, patience: float, store: str) -> None:
         self._disk = disk
@@ -99,34 +99,34 @@ class Names:
         self._unreadable: dict[str, DamagedError] = {}
 
     def page(self, after: str, prefix: str, size: int) -> tuple[list[str], DamagedError | None]:
-        """Return names beyond one, in order, and what hides a name from every page, if anything."""
+        """Return names after a given one, in order, and the damage that hides a name, if any."""
         self._refresh()
         start = bisect.bisect_right(self._sorted, after)
-        found = self._sorted[start : start + size]
-        names = list(itertools.takewhile(lambda name: name.startswith(prefix), found))
+        candidates = self._sorted[start : start + size]
+        names = list(itertools.takewhile(lambda name: name.startswith(prefix), candidates))
         return names, next(iter(self._unreadable.values()), None)
 
     def _refresh(self) -> None:
         added: set[str] = set()
         removed: set[str] = set()
-        with os.scandir(self._root) as found:
-            folders = sorted(one.name for one in found if _FOLDER.fullmatch(one.name))
+        with os.scandir(self._root) as items:
+            folders = sorted(item.name for item in items if _FOLDER.fullmatch(item.name))
         try:
             for folder in folders:
                 state = self._state(folder)
                 if self._states.get(folder) != state:
-                    before, after = self._folders.get(folder, frozenset()), self._read(folder)
-                    self._states[folder], self._folders[folder] = state, after
-                    added |= after - before
-                    removed |= before - after
-        finally:  # What was read before an error is not read again.
+                    old, new = self._folders.get(folder, frozenset()), self._read(folder)
+                    self._states[folder], self._folders[folder] = state, new
+                    added |= new - old
+                    removed |= old - new
+        finally:  # Keep what was read before an error: its folders are not read again.
             self._put(added, removed)
 
     def _put(self, added: set[str], removed: set[str]) -> None:
         if removed or len(added) > FEW:
             self._sorted = sorted(set().union(*self._folders.values()))
         else:
-            for name in added:  # A new session must not cost more the more there are.
+            for name in added:  # The cost of one new session must not grow with their number.
                 bisect.insort(self._sorted, name)
 
     def _state(self, folder: str) -> _State:
@@ -141,33 +141,36 @@ class Names:
         return _State(status.st_mtime_ns, names.st_ino, names.st_size)
 
     def _read(self, folder: str) -> frozenset[str]:
-        """Return the names of the streams in a folder, and make its list good if need be."""
+        """Return the names of the streams in a folder, and repair its list if needed."""
         directory = f"{self._root}{os.sep}{folder}"
         listed = dict(_lines(_content(self._disk, directory)))
-        with os.scandir(directory) as found:
-            stems = {one.name[: -len(SUFFIX)] for one in found if one.name.endswith(SUFFIX)}
+        with os.scandir(directory) as items:
+            stems = {item.name[: -len(SUFFIX)] for item in items if item.name.endswith(SUFFIX)}
         unlisted = self._unlisted(directory, stems - listed.keys())
-        self._note(directory, [place for place, placed in unlisted.items() if placed])
-        return frozenset(listed.values()) | {place.name for place in unlisted}
+        self._note(
+            directory,
+            [location for location, name_is_durable in unlisted.items() if name_is_durable],
+        )
+        return frozenset(listed.values()) | {location.name for location in unlisted}
 
     def _unlisted(self, directory: str, stems: set[str]) -> dict[Place, bool]:
         """Return files that no list names, and whether their names are known to be durable."""
-        found = {}
-        for one in stems:
-            path = f"{directory}{os.sep}{one}{SUFFIX}"
+        unlisted = {}
+        for hashed_name in stems:
+            path = f"{directory}{os.sep}{hashed_name}{SUFFIX}"
             self._unreadable.pop(path, None)
             try:
-                name, placed = self._first_line(path, one)
+                name, name_is_durable = self._first_line(path, hashed_name)
             except FileNotFoundError:
                 continue
             if name is None:
-                reason = f"the first line of {path} can not be read"
+                reason = f"the first line of {path} cannot be read"
                 self._unreadable[path] = DamagedError(self._store, 0, reason)
             else:
-                found[Place(name, one, directory)] = placed
-        return found
+                unlisted[Place(name, hashed_name, directory)] = name_is_durable
+        return unlisted
 
-    def _first_line(self, path: str, wanted: str) -> tuple[str | None, bool]:
+    def _first_line(self, path: str, expected_stem: str) -> tuple[str | None, bool]:
         fd = self._disk.open(path, os.O_RDONLY)
         try:
             content = self._disk.read(fd, 4096, 0)
@@ -175,30 +178,34 @@ class Names:
                 content = self._disk.read(fd, _LONGEST, 0)
         finally:
             self._disk.close(fd)
-        found = parse_opening(content[: content.find(b"\n") + 1])
-        if found is None or stem(found.name.encode()) != wanted:
+        file_header = parse_opening(content[: content.find(b"\n") + 1])
+        if file_header is None or stem(file_header.name.encode()) != expected_stem:
             return None, False
-        return found.name, found.mark.placed
+        return file_header.name, file_header.mark.name_is_durable
 
     def _note(self, directory: str, places: list[Place]) -> None:
-        """Add lost names to a list, if it can be written."""
+        """Add lost names to a list, if it can be locked at once and written."""
         if not places:
             return
         path = names_path(directory)
         with (
             contextlib.suppress(OSError, PerdureError),
-            held(self._disk, path, os.O_RDWR, patience=0, store=self._store) as names,
+            held(self._disk, path, os.O_RDWR, patience=0, store=self._store) as names_file,
         ):
-            known = dict(_lines(_content(self._disk, directory)))
-            add(self._disk, names.fd, [place for place in places if place.stem not in known])
+            listed = dict(_lines(_content(self._disk, directory)))
+            add(
+                self._disk,
+                names_file.fd,
+                [location for location in places if location.stem not in listed],
+            )
 
 
 def _lines(content: bytes) -> Iterator[tuple[str, str]]:
-    """Yield the stems and names of lines that are whole."""
+    """Yield the stem and name of every intact line."""
     for line in content.split(b"\n"):
         try:
-            name, found = _decode(line)
-            if stem(name.encode()) == found:
-                yield found, name
+            name, hashed_name = _decode(line)
+            if stem(name.encode()) == hashed_name:
+                yield hashed_name, name
         except (msgspec.MsgspecError, UnicodeError):
             continue

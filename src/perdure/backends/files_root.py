@@ -1,7 +1,8 @@
-"""The directory of a store: whose it is, which version, and the folders that streams lie in.
+"""The directory of a file store: create it, identify it, and create the folders of its streams.
 
-Nothing in a directory is changed before it is known to be ours or empty. A folder counts as made
-only once there is a list of names in it: whoever finds none syncs the folder's own name first.
+Nothing in a directory is changed before it is known to be a perdure store or empty. A folder counts
+as created only once it has a list of names: a process that finds none syncs the folder's name
+first.
 """
 
 import contextlib
@@ -24,12 +25,12 @@ from perdure.errors import (
 from perdure.guarantees import Acceptance, Check
 
 MARKER = "perdure-store"
-LOCK = f"{MARKER}.lock"  # A file that is never replaced: whoever makes something here holds it.
+LOCK = f"{MARKER}.lock"  # Never replaced; locked by every process that creates something here.
 NAMES = "names"
 FORMAT = "perdure files"
 VERSION = 1
 _CONTENT = b'{"format":"%b","version":%d}\n' % (FORMAT.encode(), VERSION)
-_SIZE_MAX = 4096  # Of a marker; a longer one is another program's.
+_SIZE_MAX = 4096  # bytes of a marker; a longer file belongs to another program
 
 
 class _Marker(msgspec.Struct):
@@ -40,15 +41,15 @@ class _Marker(msgspec.Struct):
 def open_root(
     disk: Disk, root: str, *, patience: float, store: str, acceptance: Acceptance
 ) -> Check:
-    """Make the directory of a store, or make sure that it is one. What exists is only read.
+    """Create the directory of a store, or check that it is one. An existing store is only read.
 
-    Return what is known of the file system.
+    Return the check of its file system.
     """
     path = Path(root)
     if not path.parent.is_dir():
         reason = f"there is no directory {path.parent}"
-        raise UnavailableError(store, reason, "make it, then try again")
-    needs = "its locks and syncs can not be relied on: use a directory on a local disk"
+        raise UnavailableError(store, reason, "create it, then try again")
+    needs = "its locks and syncs are not reliable: use a directory on a local disk"
     check = require_local(root, needs, acceptance)
     for above in path.parents:
         if os.path.lexists(above / MARKER):
@@ -63,10 +64,10 @@ def open_root(
 
 
 def _require_empty(path: Path, store: str) -> None:
-    found = list(path.iterdir()) if path.is_dir() else []
-    # Our lock, and markers that were not finished when a crash came.
-    strange = [one for one in found if not one.name.startswith(f"{MARKER}.")]
-    if strange and not os.path.lexists(path / MARKER):  # Else another process was faster.
+    contents = list(path.iterdir()) if path.is_dir() else []
+    # Our lock, and unfinished markers that a crash left.
+    foreign = [item for item in contents if not item.name.startswith(f"{MARKER}.")]
+    if foreign and not os.path.lexists(path / MARKER):  # Else another process was faster.
         raise UsageError(
             f"{store} is not empty and has no file {MARKER!r}: "
             "it belongs to another program, or that file was lost; nothing was changed"
@@ -81,7 +82,7 @@ def _make(disk: Disk, path: Path, *, patience: float, store: str) -> None:
         disk.sync_directory(str(path.parent))
     except BaseException:
         with contextlib.suppress(OSError):
-            disk.remove_directory(root)  # Made anew next time, and that will be synced.
+            disk.remove_directory(root)  # Created again next time, with a sync of its own.
         raise
     with _held(disk, root, patience=patience, store=store):
         if not os.path.lexists(path / MARKER):
@@ -121,51 +122,51 @@ def _require_ours(disk: Disk, path: Path, store: str) -> None:
     if content == _CONTENT:
         return
     try:
-        found = msgspec.json.decode(content, type=_Marker)
+        marker = msgspec.json.decode(content, type=_Marker)
     except (msgspec.MsgspecError, UnicodeError) as error:
-        raise DamagedError(store, 0, f"its file {MARKER!r} can not be read") from error
-    if found.format != FORMAT:
+        raise DamagedError(store, 0, f"its file {MARKER!r} cannot be read") from error
+    if marker.format != FORMAT:
         raise UsageError(f"{store} is a store of another kind; nothing was changed")
-    if found.version > VERSION:
-        raise VersionError(store, str(found.version), str(VERSION))
+    if marker.version > VERSION:
+        raise VersionError(store, str(marker.version), str(VERSION))
     raise DamagedError(store, 0, f"its file {MARKER!r} was altered")
 
 
 def names_path(directory: str) -> str:
-    """Return the path of the list of names in a folder."""
+    """Return the path of a folder's list of names."""
     return f"{directory}{os.sep}{NAMES}"
 
 
-def require_folder(place: Place) -> None:
-    """Raise IrregularError if something else stands where the folder of a stream belongs."""
+def require_folder(location: Place) -> None:
+    """Raise IrregularError if the path of a stream's folder is not a directory."""
     try:
-        is_folder = stat.S_ISDIR(os.lstat(place.directory).st_mode)
+        is_folder = stat.S_ISDIR(os.lstat(location.directory).st_mode)
     except FileNotFoundError:
         return
     if not is_folder:
-        raise IrregularError(f"{place.directory} is not a directory")
+        raise IrregularError(f"{location.directory} is not a directory")
 
 
-def make_folder(disk: Disk, place: Place, *, patience: float, store: str) -> None:
-    """Make the folder of a stream, durable on return, unless it is there."""
-    require_folder(place)
-    names = names_path(place.directory)
+def make_folder(disk: Disk, location: Place, *, patience: float, store: str) -> None:
+    """Create the folder of a stream unless it exists; durable on return."""
+    require_folder(location)
+    names = names_path(location.directory)
     if os.path.lexists(names):
         return
-    root = str(Path(place.directory).parent)
+    root = str(Path(location.directory).parent)
     with _held(disk, root, patience=patience, store=store):
         if os.path.lexists(names):
             return
         if not any(Path(root).glob(f"??/{NAMES}")):
-            # The first folder: if the marker's sync failed or never came, this one serves both.
+            # The first folder: if the marker's sync failed or never ran, this sync covers both.
             _put_marker(disk, Path(root))
-        _make_empty(disk, place.directory, root)
+        _make_empty(disk, location.directory, root)
         disk.close(disk.open(names, NEW))
 
 
 def _make_empty(disk: Disk, directory: str, root: str) -> None:
     with contextlib.suppress(OSError):
-        disk.remove_directory(directory)  # Empty: its name may be in memory only.
+        disk.remove_directory(directory)  # An empty folder's name may be in memory only.
     with contextlib.suppress(FileExistsError):
         disk.make_directory(directory)
     try:

@@ -1,9 +1,8 @@
-"""One open file of a stream: finds batches and gives out entries, each checked. Writes nothing.
+"""Read one open file of a stream: find batches and return entries, each verified. Writes nothing.
 
-A batch is found from the one before it or after it, or by bisection: a line of perdure's own can
-be told from any other, and their positions are in order. What is damaged is never skipped while
-reading; whoever begins to read after it does not meet it. Who reads past damage (`lenient`) can do
-without the first line.
+A batch is found from its neighbor or by bisection: a batch line can be distinguished from an entry
+line, and positions ascend through the file. Reading never skips damage; a read that starts after
+the damage does not see it. A reader that salvages (`lenient`) can do without the first line.
 """
 
 import os
@@ -29,16 +28,16 @@ from perdure.backends.files_lines import (
 from perdure.backends.rules import check_name
 from perdure.errors import DamagedError, VersionError
 
-FIRST_BLOCK = 4096  # Holds the first line, and all of a small file.
-BLOCK = 65536  # A page of short entries is one call.
-NEAR = 16384  # Walking through so much is cheaper than bisecting it further.
-LINE = 512  # Holds most lines of perdure's own.
-RETRIES = 3  # While a mark is read, both can be written over, one after the other.
+FIRST_BLOCK = 4096  # bytes; enough for the first line, and for all of a small file
+BLOCK = 65536  # bytes; a page of short entries takes one read call
+NEAR = 16384  # bytes; walking through this much is cheaper than bisecting further
+LINE = 512  # bytes; enough for most batch lines
+RETRIES = 3  # attempts; a writer may overwrite both marks, one after the other, during a read
 SUFFIX = ".jsonl"
 
 
 class Place(NamedTuple):
-    """Where a stream is kept: a directory shared with others, and a name of its own in it."""
+    """Path of a stream's file: a directory shared with other streams, and its own file name."""
 
     name: str
     stem: str
@@ -50,75 +49,85 @@ class Place(NamedTuple):
 
 
 def place_of(root: str, name: str) -> Place:
-    """Return where a stream is kept; the name itself is never part of a path."""
-    found = stem(check_name(name))
-    return Place(name, found, f"{root}{os.sep}{found[:2]}")
+    """Return where a stream is stored; its name is never part of a path."""
+    hashed_name = stem(check_name(name))
+    return Place(name, hashed_name, f"{root}{os.sep}{hashed_name[:2]}")
 
 
 class StreamFile:
-    """What can be read of a file up to `end`, and the batch that stands `last` before it."""
+    """Verified access to a file up to `end`; `last` is the offset of its last batch.
 
-    def __init__(self, disk: Disk, fd: int, place: Place, *, lenient: bool = False) -> None:
-        self.place = place
+    A snapshot: batches that another process appends later are not seen.
+    """
+
+    def __init__(self, disk: Disk, fd: int, location: Place, *, lenient: bool = False) -> None:
+        self.location = location
         self._disk = disk
         self._fd = fd
         self._block = b""
         self._block_at = 0
         self._block_ends = False  # Whether the file ends with the block.
-        self.opening = self._guess() if lenient else self._open()
-        self.end = self.opening.mark.end
-        self.last = self.opening.mark.last
-        # After the mark: a file that is shorter than its mark was cut.
+        self.file_header = self._guess() if lenient else self._open()
+        self.end = self.file_header.mark.end
+        self.last = self.file_header.mark.last
+        # Read the size after the mark: a file that is shorter than its mark was truncated.
         self.size = os.fstat(fd).st_size
 
     @property
-    def is_settled(self) -> bool:
+    def is_fully_synced(self) -> bool:
         """Whether all of the file is known to be durable."""
-        return self.opening.mark.placed and self.size <= self.end
+        return self.file_header.mark.name_is_durable and self.size <= self.end
 
     def head(self) -> tuple[Batch, int]:
         """Return the last batch and the last position."""
         if self.size < self.end:
-            raise self.damaged(self.first_bad(), "its file was cut")
+            raise self.damaged(self.first_unreadable(), "its file was truncated")
         batch = self.batch(self.last)
         if batch is None or batch.end != self.end:
-            raise self.damaged(self.first_bad(), "its last batch can not be read")
+            raise self.damaged(self.first_unreadable(), "its last batch cannot be read")
         return batch, batch.last
 
-    def labelled_head(self) -> Head:
-        """Return the head for a listing."""
+    def listing_head(self) -> Head:
+        """Return the head for a listing: position, digest and labels."""
         batch, position = self.head()
         entry = self.entry(batch, len(batch.pieces) - 1, max_body=0)
-        return Head(self.place.name, position, digest_of(entry.header), batch.labels)
+        return Head(self.location.name, position, digest_of(entry.header), batch.labels)
 
     def damaged(self, position: int, reason: str) -> DamagedError:
-        return DamagedError(self.place.name, position, f"{reason} (in {self.place.path})")
+        return DamagedError(self.location.name, position, f"{reason} (in {self.location.path})")
 
     # Entries.
 
     def forward(self, after: int, max_body: int, hint: int = 0) -> Iterator[tuple[Entry, int]]:
-        """Yield entries beyond a position, each with the offset of its batch, a later `hint`."""
+        """Yield entries after a position, each with its batch's offset, usable as `hint` later."""
         batch = self.seek(after + 1, hint)
         while batch is not None:
             for number in range(max(after + 1 - batch.first, 0), len(batch.pieces)):
                 yield self.entry(batch, number, max_body), batch.at
-            batch = self.after(batch)
+            batch = self.next_batch(batch)
 
     def backward(self, after: int, max_body: int, hint: int = 0) -> Iterator[tuple[Entry, int]]:
-        """Yield entries below a position, or from the end, the newest first; as `forward`."""
+        """Yield entries below a position, newest first; from the end if `after` is 0.
+
+        Each comes with the offset of its batch, as in `forward`.
+        """
         batch = self.seek(after - 1, hint) if after else None
-        found: Batch | None = batch or self.head()[0]
-        while found is not None:
-            count = len(found.pieces) if not after else min(after - found.first, len(found.pieces))
+        current: Batch | None = batch or self.head()[0]
+        while current is not None:
+            count = (
+                len(current.pieces)
+                if not after
+                else min(after - current.first, len(current.pieces))
+            )
             for number in reversed(range(count)):
-                yield self.entry(found, number, max_body), found.at
-            found = self.before(found)
+                yield self.entry(current, number, max_body), current.at
+            current = self.previous_batch(current)
 
     def entry(self, batch: Batch, number: int, max_body: int) -> Entry:
-        """Return an entry of a batch; a body that is longer than `max_body` is not read."""
+        """Return an entry of a batch; a body longer than `max_body` is not read."""
         position, piece = batch.first + number, batch.pieces[number]
         has_body = piece.body_length <= max_body
-        stored = self.stored(batch.starts[number], piece.size if has_body else piece.header + 1)
+        stored = self.read_bytes(batch.starts[number], piece.size if has_body else piece.header + 1)
         header = plain_header(piece, stored[: piece.header])
         body = plain_body(piece, stored[piece.header + 1 : -1]) if has_body else None
         is_whole = stored[piece.header : piece.header + 1] == b"\t" and (
@@ -131,55 +140,58 @@ class StreamFile:
     # Batches.
 
     def batch(self, at: int, block: int = BLOCK) -> Batch | None:
-        """Return the batch that begins at an offset, None if none does or its line is damaged."""
+        """Return the batch at an offset; None if there is none or its line is damaged."""
         line = self._line(at, block)
-        return parse_batch(self.place.stem, at, line) if line.startswith(BATCH) else None
+        return parse_batch(self.location.stem, at, line) if line.startswith(BATCH) else None
 
-    def after(self, batch: Batch) -> Batch | None:
+    def next_batch(self, batch: Batch) -> Batch | None:
         """Return the next batch, None after the last one."""
         if batch.end >= self.end:
             if batch.end > self.end or self.size < self.end:
                 raise self.damaged(batch.last, "its batch does not end where the file does")
             return None
-        found = self.batch(batch.end)
-        if found is None or (found.first, found.back) != (batch.last + 1, batch.size):
-            raise self.damaged(batch.last + 1, "it was altered or cut")
-        return found
+        following = self.batch(batch.end)
+        if following is None or (following.first, following.previous_size) != (
+            batch.last + 1,
+            batch.size,
+        ):
+            raise self.damaged(batch.last + 1, "it was altered or truncated")
+        return following
 
-    def before(self, batch: Batch) -> Batch | None:
-        """Return the batch before, None before the first one."""
-        if not batch.back:
-            if batch.at != self.opening.size or batch.first != self.opening.first:
+    def previous_batch(self, batch: Batch) -> Batch | None:
+        """Return the previous batch, None before the first one."""
+        if not batch.previous_size:
+            if batch.at != self.file_header.size or batch.first != self.file_header.first:
                 raise self.damaged(batch.first - 1, "it is missing")
             return None
         self._load_before(batch)
-        found = self.batch(batch.at - batch.back)
-        if found is None or found.end != batch.at or found.last != batch.first - 1:
+        preceding = self.batch(batch.at - batch.previous_size)
+        if preceding is None or preceding.end != batch.at or preceding.last != batch.first - 1:
             raise self.damaged(batch.first - 1, "it was altered")
-        return found
+        return preceding
 
     def seek(self, position: int, hint: int = 0) -> Batch | None:
-        """Return the batch that holds a position, or the first one after it; None after the end.
+        """Return the batch with a position, or the first one after it; None past the end.
 
-        Damage is raised only if the position lies in it. `hint` is the offset of a batch that may
-        be near; in a file that was rewritten meanwhile another one, or none, stands there.
+        Raises only if the position itself lies in damaged bytes. `hint` is the offset of a batch
+        that may be near; after a rewrite of the file that offset may hold another batch or none.
         """
         near = self.batch(hint) if hint else None
         if near is not None and near.first - 1 <= position <= near.last + 1:
             if position > near.last:
-                return self.after(near)
-            return near if position >= near.first else self.before(near)
-        low, high, first = self.opening.size, min(self.end, self.size), self.opening.first
+                return self.next_batch(near)
+            return near if position >= near.first else self.previous_batch(near)
+        low, high, first = self.file_header.size, min(self.end, self.size), self.file_header.first
         last = self.batch(self.last) if self.size >= self.end else None
         if last is not None and last.first <= position:
             return last if position <= last.last else None
         while high - low > NEAR:
             middle = (low + high) // 2
-            found = self.scan(middle, high)
-            if found is None or found.first > position:
+            candidate = self.scan(middle, high)
+            if candidate is None or candidate.first > position:
                 high = middle
             else:
-                low, first = found.at, found.first
+                low, first = candidate.at, candidate.first
         return self._walk(position, low, first)
 
     def _walk(self, position: int, at: int, expected: int) -> Batch | None:
@@ -188,33 +200,33 @@ class StreamFile:
             if batch is None or batch.first != expected:
                 batch = self.scan(at + 1, self.end)
                 if batch is None or batch.first > position:
-                    raise self.damaged(expected, "it was altered or cut")
+                    raise self.damaged(expected, "it was altered or truncated")
             if position <= batch.last:
                 return batch
             at, expected = batch.end, batch.last + 1
         return None
 
     def scan(self, at: int, high: int) -> Batch | None:
-        """Return the first batch that begins in a range of offsets and whose line is whole."""
-        at -= 1  # A line begins after a newline.
+        """Return the first batch with an intact line that begins in a range of offsets."""
+        at -= 1  # Include the newline before: a line begins after one.
         size = FIRST_BLOCK
         while at < high:
             block = self._disk.read(self._fd, size + len(BATCH), at)
-            found = block.find(b"\n" + BATCH)
-            if found < 0:
+            index = block.find(b"\n" + BATCH)
+            if index < 0:
                 if len(block) <= size:
                     return None
                 at, size = at + size, BLOCK
                 continue
-            at += found + 1
+            at += index + 1
             batch = self.batch(at, FIRST_BLOCK) if at < high else None
             if batch is not None:
                 return batch
         return None
 
-    def first_bad(self) -> int:
-        """Return the first position that can not be read from the beginning, 0 if all can."""
-        at, expected = self.opening.size, self.opening.first
+    def first_unreadable(self) -> int:
+        """Return the first position that cannot be read from the start, 0 if all can."""
+        at, expected = self.file_header.size, self.file_header.first
         while at < self.end:
             batch = self.batch(at)
             if batch is None or batch.first != expected:
@@ -227,8 +239,8 @@ class StreamFile:
 
     # Bytes.
 
-    def stored(self, at: int, size: int, block: int = BLOCK) -> bytes:
-        """Return so many bytes of the file, fewer if it ends before."""
+    def read_bytes(self, at: int, size: int, block: int = BLOCK) -> bytes:
+        """Return `size` bytes of the file, fewer at its end."""
         start = at - self._block_at
         if start < 0 or (start + size > len(self._block) and not self._block_ends):
             self._load(at, max(size, block))
@@ -241,20 +253,20 @@ class StreamFile:
         self._block_ends = len(self._block) < size
 
     def _load_before(self, batch: Batch) -> None:
-        """Load what is before a batch, for whoever reads backwards; a long batch only in parts."""
-        at = batch.at - batch.back
-        if at < self._block_at and batch.back <= BLOCK:
+        """Load the block before a batch, for reading backwards; a long batch only in parts."""
+        at = batch.at - batch.previous_size
+        if at < self._block_at and batch.previous_size <= BLOCK:
             start = max(batch.at - BLOCK, 0)
             self._load(start, batch.at + LINE - start)
 
     def _line(self, at: int, block: int) -> bytes:
         size = LINE
         while True:
-            found = self.stored(at, size, block)
-            end = found.find(b"\n")
+            data = self.read_bytes(at, size, block)
+            end = data.find(b"\n")
             if end >= 0:
-                return found[: end + 1]
-            if len(found) < size or not found.startswith(BATCH):
+                return data[: end + 1]
+            if len(data) < size or not data.startswith(BATCH):
                 return b""
             size *= 4
 
@@ -263,14 +275,14 @@ class StreamFile:
         for attempt in range(RETRIES):
             self._load(0, FIRST_BLOCK)
             line = self._block[: self._block.find(b"\n") + 1] or self._long_first_line()
-            found = parse_opening(line)
-            if found is not None:
-                return self._checked(found)
+            file_header = parse_opening(line)
+            if file_header is not None:
+                return self._checked(file_header)
             time.sleep(0.0001 * attempt)
         version = newer_version(line)
         if version:
-            raise VersionError(f"{self.place.name!r}", str(version), str(VERSION))
-        raise self.damaged(0, "the first line of its file can not be read")
+            raise VersionError(f"{self.location.name!r}", str(version), str(VERSION))
+        raise self.damaged(0, "the first line of its file cannot be read")
 
     def _guess(self) -> Opening:
         self._load(0, FIRST_BLOCK)
@@ -278,7 +290,7 @@ class StreamFile:
         batch = self.scan(1, size)
         if batch is None or batch.end > size:
             raise self.damaged(0, "no line of its file can be read")
-        return guessed_opening(start, self.place.name, batch)
+        return guessed_opening(start, self.location.name, batch)
 
     def _long_first_line(self) -> bytes:
         size = FIRST_BLOCK
@@ -287,9 +299,9 @@ class StreamFile:
             self._load(0, size)
         return self._block[: self._block.find(b"\n") + 1]
 
-    def _checked(self, found: Opening) -> Opening:
-        if found.name != self.place.name:
-            raise self.damaged(0, "its file bears another name")
-        if not found.size <= found.mark.last < found.mark.end:
+    def _checked(self, file_header: Opening) -> Opening:
+        if file_header.name != self.location.name:
+            raise self.damaged(0, "its file names another stream")
+        if not file_header.size <= file_header.mark.last < file_header.mark.end:
             raise self.damaged(0, "the first line of its file contradicts itself")
-        return found
+        return file_header

@@ -1,9 +1,11 @@
-"""Change the file of a stream whose lock is held: settle what a crash left, append, rewrite.
+"""Modify a stream's file under its lock: recover after a crash, append, rewrite.
 
 The order of the calls is the promise. A batch is written and synced before the mark covers it.
-What is beyond the mark when a writer comes was never acknowledged, or the mark itself was lost
-with the power: whole batches are written once more and synced, since nobody knows whether they
-are more than pages in memory; the rest is torn, is kept in a file of its own, and is cut off.
+Bytes beyond the mark were never acknowledged, or the mark itself was lost in a power failure. The
+next writer writes intact batches once more and syncs them, because they may exist only in the page
+cache; torn bytes after them are saved to a file of their own and cut off.
+
+Editing: never move a mark, an unlink or a rename before the sync it depends on.
 """
 
 import contextlib
@@ -29,50 +31,50 @@ from perdure.errors import DamagedError
 NO_BOUND = 2**63 - 1
 
 
-def set_mark(disk: Disk, fd: int, place: Place, mark: Mark, at: int) -> None:
-    """Note how far a file is durable. Not synced: the next sync of the file takes it along."""
-    disk.write(fd, mark_text(mark, place.stem), at)
+def set_mark(disk: Disk, fd: int, location: Place, mark: Mark, at: int) -> None:
+    """Write how far a file is durable. Not synced: the file's next sync covers it."""
+    disk.write(fd, mark_text(mark, location.stem), at)
 
 
 def encoded(
-    place: Place,
+    location: Place,
     entries: Sequence[Entry],
     labels: frozenset[str],
     *,
     at: int,
-    back: int,
+    previous_size: int,
 ) -> bytes:
-    """Return a batch as it will stand at an offset of the file."""
+    """Encode a batch for a given offset of the file."""
     lines = [entry_line(entry.header, entry.body or b"") for entry in entries]
-    own = batch_line(
-        place.stem,
+    batch_header = batch_line(
+        location.stem,
         at=at,
-        back=back,
+        previous_size=previous_size,
         first=entries[0].position,
         pieces=[piece for _, piece in lines],
         labels=sorted(labels),
     )
-    return b"".join([own, *(line for line, _ in lines)])
+    return b"".join([batch_header, *(line for line, _ in lines)])
 
 
 class Tail:
-    """What stands beyond the mark: whole batches up to `end`, then perhaps something torn."""
+    """Bytes beyond the mark: intact batches up to `end`, then perhaps torn bytes."""
 
     def __init__(self, file: StreamFile) -> None:
         self.end, self.last = file.end, file.last
-        before, position = file.head()
+        previous, position = file.head()
         while self.end < file.size:
-            batch = self._whole(file, before, position)
+            batch = self._whole(file, previous, position)
             if batch is None:
                 break
-            self.end, self.last, before, position = batch.end, batch.at, batch, batch.last
-        # One append is one batch, so a crash leaves no whole batch after a torn one.
+            self.end, self.last, previous, position = batch.end, batch.at, batch, batch.last
+        # One append writes one batch, so a crash cannot leave an intact batch after a torn one.
         if self.end < file.size and file.scan(self.end + 1, file.size) is not None:
-            raise file.damaged(position + 1, "it was altered, and others follow")
+            raise file.damaged(position + 1, "it was altered, and intact entries follow")
 
-    def _whole(self, file: StreamFile, before: Batch, position: int) -> Batch | None:
+    def _whole(self, file: StreamFile, previous: Batch, position: int) -> Batch | None:
         batch = file.batch(self.end)
-        if batch is None or (batch.first, batch.back) != (position + 1, before.size):
+        if batch is None or (batch.first, batch.previous_size) != (position + 1, previous.size):
             return None
         if batch.end > file.size:
             return None
@@ -84,142 +86,146 @@ class Tail:
         return batch
 
 
-def settle(disk: Disk, held: Held, place: Place, *, to_write: bool) -> StreamFile:
-    """Return the file with all its whole batches known to be durable.
+def settle(disk: Disk, locked_file: Held, location: Place, *, to_write: bool) -> StreamFile:
+    """Return the file with all its intact batches durable.
 
-    A writer also gets rid of what is torn; a reader does without, and needs no space on the disk.
+    A writer also cuts off torn bytes; a reader leaves them, so that reading needs no disk space.
     """
-    file = StreamFile(disk, held.fd, place)
-    if not file.opening.mark.placed:
-        return _place(disk, held, file)
+    file = StreamFile(disk, locked_file.fd, location)
+    if not file.file_header.mark.name_is_durable:
+        return _place(disk, locked_file, file)
     if file.size > file.end:
         tail = Tail(file)
         cut = tail.end < file.size and to_write
         if cut:
-            _set_aside(disk, held.fd, place, tail.end, file.size)
-            disk.truncate(held.fd, tail.end)
+            _set_aside(disk, locked_file.fd, location, tail.end, file.size)
+            disk.truncate(locked_file.fd, tail.end)
         if cut or tail.end > file.end:
-            _write_again(disk, held.fd, file.end, tail.end)
-            disk.sync(held.fd)
+            _write_again(disk, locked_file.fd, file.end, tail.end)
+            disk.sync(locked_file.fd)
         if tail.end > file.end:
-            mark = Mark(placed=True, end=tail.end, last=tail.last)
-            set_mark(disk, held.fd, place, mark, file.opening.spare)
-            file = StreamFile(disk, held.fd, place)
+            mark = Mark(name_is_durable=True, end=tail.end, last=tail.last)
+            set_mark(disk, locked_file.fd, location, mark, file.file_header.spare)
+            file = StreamFile(disk, locked_file.fd, location)
     return file
 
 
-def _place(disk: Disk, held: Held, file: StreamFile) -> StreamFile:
-    """Give a file its name once more, by a copy: the first time may not have lasted."""
+def _place(disk: Disk, locked_file: Held, file: StreamFile) -> StreamFile:
+    """Publish a file under its name again, as a copy: the first rename may not be durable."""
     adopt(file)
     if file.size > file.end:
-        _set_aside(disk, held.fd, file.place, file.end, file.size)
-    return rewrite(disk, held, file, before=0)
+        _set_aside(disk, locked_file.fd, file.location, file.end, file.size)
+    return rewrite(disk, locked_file, file, before=0)
 
 
 def adopt(file: StreamFile) -> None:
-    """Show what stands beyond the mark where nothing can be written, the mark neither."""
+    """Expose intact batches beyond the mark where neither they nor the mark can be written."""
     if file.size > file.end:
         tail = Tail(file)
         file.end, file.last = tail.end, tail.last
 
 
 def _write_again(disk: Disk, fd: int, start: int, end: int) -> None:
+    """Write bytes again so that the next sync covers them; a failed sync may have dropped them."""
     for at in range(start, end, BLOCK):
         disk.write(fd, disk.read(fd, min(BLOCK, end - at), at), at)
 
 
-def _set_aside(disk: Disk, fd: int, place: Place, start: int, end: int) -> None:
-    base = f"{place.directory}{os.sep}{place.stem}.torn-"
+def _set_aside(disk: Disk, fd: int, location: Place, start: int, end: int) -> None:
+    """Save torn bytes to a numbered file of their own, durable on return."""
+    base = f"{location.directory}{os.sep}{location.stem}.torn-"
     path = next(base + str(n) for n in itertools.count(1) if not os.path.lexists(base + str(n)))
-    aside = disk.open(path, NEW)
+    torn_fd = disk.open(path, NEW)
     try:
         for at in range(start, end, BLOCK):
-            disk.write(aside, disk.read(fd, min(BLOCK, end - at), at), at - start)
-        disk.sync(aside)
+            disk.write(torn_fd, disk.read(fd, min(BLOCK, end - at), at), at - start)
+        disk.sync(torn_fd)
     except BaseException:
         with contextlib.suppress(OSError):
             disk.unlink(path)
         raise
     finally:
-        disk.close(aside)
-    disk.sync_directory(place.directory)
+        disk.close(torn_fd)
+    disk.sync_directory(location.directory)
 
 
 class Published(NamedTuple):
-    """A new file that is held, and what to note when its directory was synced."""
+    """A new locked file, and the mark to write once its directory is synced."""
 
-    held: Held
-    place: Place
+    locked_file: Held
+    location: Place
     mark: Mark
 
     def confirm(self) -> None:
-        """Note that the name of the file is durable."""
-        set_mark(self.held.disk, self.held.fd, self.place, self.mark, MARKS_AT[0])
+        """Write the mark that says that the file's name is durable."""
+        set_mark(self.locked_file.disk, self.locked_file.fd, self.location, self.mark, MARKS_AT[0])
 
 
 def publish(
-    disk: Disk, place: Place, first: int, batches: Iterable[tuple[int, bytes]]
+    disk: Disk, location: Place, first: int, batches: Iterable[tuple[int, bytes]]
 ) -> Published:
-    """Put a new file under a stream's name, and hold it. Its name is not durable yet.
+    """Create a file under a stream's name and keep it locked. Its name is not durable yet.
 
-    `batches` yields pieces of the file in order, each with the offset of the batch that it
-    belongs to; they begin after `opening(...)`.
+    `batches` yields parts of the file in order, each with the offset of its batch; the first offset
+    is the size of `opening(...)`.
     """
-    temporary = f"{place.directory}{os.sep}{place.stem}.tmp"
+    temporary = f"{location.directory}{os.sep}{location.stem}.tmp"
     with contextlib.suppress(FileNotFoundError):
-        disk.unlink(temporary)  # Left by a crash; whoever could still use it holds our lock.
-    held = open_held(disk, temporary, NEW)
-    fd = held.fd
+        disk.unlink(temporary)  # Left by a crash: only the holder of our lock could use it.
+    locked_file = open_held(disk, temporary, NEW)
+    fd = locked_file.fd
     try:
-        line = opening(place.name, first)
+        line = opening(location.name, first)
         disk.write(fd, line, 0)
         end, last = len(line), 0
         for at, data in batches:
             disk.write(fd, data, end)
             end, last = end + len(data), at
-        disk.write(fd, opening(place.name, first, Mark(placed=False, end=end, last=last)), 0)
+        disk.write(
+            fd, opening(location.name, first, Mark(name_is_durable=False, end=end, last=last)), 0
+        )
         disk.sync(fd)
-        disk.rename(temporary, place.path)
+        disk.rename(temporary, location.path)
     except BaseException:
         with contextlib.suppress(OSError):
             disk.unlink(temporary)
-        held.close()
+        locked_file.close()
         raise
-    return Published(held, place, Mark(placed=True, end=end, last=last))
+    return Published(locked_file, location, Mark(name_is_durable=True, end=end, last=last))
 
 
-def rewrite(disk: Disk, held: Held, file: StreamFile, *, before: int) -> StreamFile:
-    """Replace a file by a new one without the entries before a position, durable on return.
+def rewrite(disk: Disk, locked_file: Held, file: StreamFile, *, before: int) -> StreamFile:
+    """Replace a file by one without the entries before a position; durable on return.
 
-    Whoever has the old one open can go on reading it.
+    A reader that has the old file open can continue to read it.
     """
-    place = file.place
-    first = max(before, file.opening.first)
-    published = publish(disk, place, first, _copied(file, first))
-    held.exchange(published.held.fd)
-    disk.sync_directory(place.directory)
-    published.confirm()
-    return StreamFile(disk, held.fd, place)
+    location = file.location
+    first = max(before, file.file_header.first)
+    new_file = publish(disk, location, first, _copied(file, first))
+    locked_file.exchange(new_file.locked_file.fd)
+    disk.sync_directory(location.directory)
+    new_file.confirm()
+    return StreamFile(disk, locked_file.fd, location)
 
 
 def _copied(file: StreamFile, first: int) -> Iterator[tuple[int, bytes]]:
-    at, back = len(opening(file.place.name, first)), 0
+    at, previous_size = len(opening(file.location.name, first)), 0
     batch = file.seek(first)
     while batch is not None:
         skipped = max(first - batch.first, 0)
         pieces = batch.pieces[skipped:]
-        own = batch_line(
-            file.place.stem,
+        batch_header = batch_line(
+            file.location.stem,
             at=at,
-            back=back,
+            previous_size=previous_size,
             first=batch.first + skipped,
             pieces=pieces,
             labels=sorted(batch.labels),
         )
-        yield at, own
+        yield at, batch_header
         for number, piece in enumerate(pieces, skipped):
-            file.entry(batch, number, NO_BOUND)  # What is damaged is not copied as if it were not.
-            yield at, file.stored(batch.starts[number], piece.size)
-        back = len(own) + sum(piece.size for piece in pieces)
-        at += back
-        batch = file.after(batch)
+            file.entry(batch, number, NO_BOUND)  # Verify: damage must not be copied.
+            yield at, file.read_bytes(batch.starts[number], piece.size)
+        previous_size = len(batch_header) + sum(piece.size for piece in pieces)
+        at += previous_size
+        batch = file.next_batch(batch)

@@ -1,4 +1,7 @@
-"""Tell where a path lies: on this machine or another, where one may write or only read."""
+"""Inspect the file system of a path: local or shared by machines, writable or read-only.
+
+Paths come in; its type, checks and reasons go out. Nothing is written.
+"""
 
 import os
 import re
@@ -10,15 +13,15 @@ from perdure.guarantees import Acceptance, Check
 
 NETWORK = "network-filesystem"
 ACCEPTABLE = {
-    NETWORK: "other machines must not open the store, and what was stored may be lost with the "
+    NETWORK: "other machines must not open the store, and stored data may be lost with the "
     "server that keeps the files"
 }
-"""What stores in files know to accept."""
+"""The weaknesses that stores in files can accept, and what each costs."""
 
 MOUNTINFO = Path("/proc/self/mountinfo")
 
-# Their pages are not shared between machines, or not between the guest and the host: memory that
-# one writes to is not what the other sees.
+# Their pages are not shared between machines, or not between guest and host: mapped memory that one
+# writes is not visible to the other, which breaks SQLite's -shm and its locks.
 # fmt: off
 SHARED_BY_MACHINES = frozenset((
     "nfs", "nfs3", "nfs4", "cifs", "smb", "smb2", "smb3", "smbfs", "9p", "afs", "ceph",
@@ -32,14 +35,14 @@ IN_MEMORY = frozenset(("tmpfs", "ramfs"))
 def filesystem_of(path: str, mountinfo: str) -> str:
     """Return the type of the file system that holds an absolute path, "" if none is listed.
 
-    `mountinfo` is the text of `/proc/self/mountinfo`. Of two mounts on one directory the later
-    one hides the other.
+    `mountinfo` is the text of `/proc/self/mountinfo`. Of two mounts on one directory the later one
+    hides the other.
     """
     best, kind = -1, ""
     for line in mountinfo.splitlines():
-        place, found, rest = line.partition(" - ")
-        fields = place.split(" ")
-        if not found or len(fields) < 5:  # noqa: PLR2004 - the mount point is the fifth field.
+        mount, separator, rest = line.partition(" - ")
+        fields = mount.split(" ")
+        if not separator or len(fields) < 5:  # noqa: PLR2004 - the mount point is the fifth field
             continue
         point = _unescape(fields[4])
         if len(point) >= best and _contains(point, path):
@@ -48,61 +51,61 @@ def filesystem_of(path: str, mountinfo: str) -> str:
 
 
 def is_shared(kind: str) -> bool:
-    """Say whether other machines can have the same file open. `fuse.*` may be anything: yes."""
+    """Return whether other machines can open the same file. `fuse.*` may be anything: yes."""
     return kind in SHARED_BY_MACHINES or kind.startswith("fuse.")
 
 
 def require_local(path: str, needs: str, acceptance: Acceptance) -> Check:
-    """Return what is known of the file system that a path lies on.
+    """Check the file system of a path, as far as that can be determined.
 
-    Raises UnsupportedError, with what the store needs, if it is one that other machines share and
-    that was not accepted; as far as one can tell.
+    Raises UnsupportedError, with the hint `needs`, if other machines share it and `acceptance` does
+    not accept that.
     """
     kind = kind_of(path)
     if not kind:
-        advice = "nobody can tell here where the files lie: use a local disk"
+        advice = "the file system cannot be determined here: make sure it is a local disk"
         return Check("file system", "unknown", "unknown", advice)
     if is_shared(kind):
-        acceptance.require(NETWORK, UnsupportedError(f"{path} lies on {kind}", needs))
+        acceptance.require(NETWORK, UnsupportedError(f"{path} is on a {kind} file system", needs))
         return Check("file system", kind, "weak", needs)
     if kind in IN_MEMORY:
-        advice = "its files are gone when the machine restarts: use a directory on a disk"
+        advice = "its files are lost when the machine restarts: use a directory on a disk"
         return Check("file system", kind, "weak", advice)
     if kind == "overlay":
-        advice = "if this is a container, its own files are gone with it: use a volume"
+        advice = "in a container, these files are lost with it: use a volume"
         return Check("file system", kind, "unknown", advice)
     return Check("file system", kind)
 
 
 def kind_of(path: str) -> str:
-    """Return the type of the file system that holds a path, "" where that can not be told."""
+    """Return the type of the file system that holds a path, "" if it cannot be determined."""
     if sys.platform == "win32":
         return "smb" if is_unc(path) else ""
     if not MOUNTINFO.exists():
-        return ""  # Only Linux has it; elsewhere nothing can be told without running a program.
+        return ""  # Only Linux has it; elsewhere it would take running another program.
     return filesystem_of(path, MOUNTINFO.read_text(errors="surrogateescape"))
 
 
 def why_read_only(*paths: str) -> str:
-    """Say why this process can not write to something that is there; "" as far as it can."""
+    """Return why this process cannot write to one of the existing paths; "" if it can."""
     for path in paths:
-        if os.path.exists(path) and not os.access(path, os.W_OK):  # noqa: PTH110 - text in.
+        if os.path.exists(path) and not os.access(path, os.W_OK):  # noqa: PTH110 - the path is text
             if hasattr(os, "statvfs") and os.statvfs(path).f_flag & os.ST_RDONLY:
                 return "the file system is read-only"
-            return f"there is no permission to write to {path}"
+            return f"this user has no permission to write to {path}"
     return ""
 
 
 def refusal(store: str, reason: str) -> UsageError:
-    """Return the error of a write to a store that can only be read."""
+    """Return the error for a write to a read-only store."""
     return UsageError(
-        f"{store} can only be read, because {reason}: nothing was written; "
-        "when that has changed, open the store again"
+        f"{store} is read-only, because {reason}: nothing was written; "
+        "fix that, then open the store again"
     )
 
 
 def is_unc(path: str) -> bool:
-    """Say whether a Windows path names another machine."""
+    """Return whether a Windows path names another machine."""
     plain = path.replace("/", "\\")
     if plain.startswith(("\\\\?\\", "\\\\.\\")):
         return plain[4:8].upper() == "UNC\\"

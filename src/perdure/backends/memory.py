@@ -1,4 +1,8 @@
-"""Streams in dictionaries of this process: for tests, and for sessions that may be forgotten."""
+"""Streams in the memory of this process: for tests, and for sessions that need not last.
+
+Nothing is written to disk. All state is under one lock; readers copy pages, so that a slow reader
+never blocks a writer.
+"""
 
 import os
 import threading
@@ -10,12 +14,12 @@ from perdure.backends.watching import Watchers
 from perdure.errors import UsageError
 from perdure.guarantees import Guarantees
 
-PAGE = 256  # Entries copied at a time, so that a reader does not keep writers waiting.
+PAGE = 256  # entries copied under the lock at a time; more would keep writers waiting
 
 
 class _Stream:
     def __init__(self) -> None:
-        self.entries: list[Entry] = []  # Without gaps: a position is an index plus the first one.
+        self.entries: list[Entry] = []  # Without gaps: index = position - first.
         self.labels: frozenset[str] = frozenset()
         self.digest = ""
 
@@ -35,7 +39,7 @@ class _Stream:
 class MemoryBackend:
     """Keeps streams until it is closed or the process ends.
 
-    A child made by `os.fork` has a copy of its own.
+    A child of `os.fork` has its own copy.
     """
 
     name = "memory:"
@@ -43,21 +47,21 @@ class MemoryBackend:
     guarantees = Guarantees(
         "nothing",
         "one process",
-        "gone when the process ends",
+        "lost when the process ends",
         atomic="one call",
         engine="memory of this process",
         version="",
     )
 
     def __init__(self) -> None:
-        self._streams: dict[str, _Stream] = {}  # In the order of their last appends.
+        self._streams: dict[str, _Stream] = {}  # In the order of their last appends, for `recent`.
         self._closed = False
         self._lock = threading.Lock()
         self.watchers = Watchers()
         self._pid = os.getpid()
 
     def append(self, appends: Sequence[Append]) -> Sequence[Outcome]:
-        """As `Backend.append`, but nothing survives."""
+        """As `Backend.append`, but nothing survives the process."""
         check(appends)
         with self._open():
             outcomes = [self._append(append) for append in appends]
@@ -93,7 +97,7 @@ class MemoryBackend:
         without: Collection[str] = (),
         limit: int | None = None,
     ) -> Iterator[Head]:
-        """As `Backend.streams`; what is written meanwhile is not listed."""
+        """As `Backend.streams`; later writes are not listed."""
         with self._open():
             names = sorted(name for name in self._streams if name > after)
             heads = self._heads(names, prefix, labels, without)
@@ -107,7 +111,7 @@ class MemoryBackend:
         without: Collection[str] = (),
         limit: int | None = None,
     ) -> Iterator[Head]:
-        """As `Recent.recent`; what is written meanwhile is not listed."""
+        """As `Recent.recent`; later writes are not listed."""
         with self._open():
             heads = self._heads(reversed(self._streams), prefix, labels, without)
         yield from heads[: None if limit is None else max(limit, 0)]
@@ -115,77 +119,80 @@ class MemoryBackend:
     def drop(self, stream: str, *, before: int) -> None:
         """As `Backend.drop`."""
         with self._open():
-            found = self._streams.get(stream)
-            if found is not None:
-                del found.entries[: max(min(before, found.last) - found.first, 0)]
+            state = self._streams.get(stream)
+            if state is not None:
+                # Up to `last` at most: the last entry of a stream always stays.
+                del state.entries[: max(min(before, state.last) - state.first, 0)]
 
     def remove(self, stream: str, *, digest: str) -> bool:
         """As `Removing.remove`."""
         check_name(stream)
         with self._open():
-            found = self._streams.get(stream)
-            if found is not None and found.digest != digest:
+            state = self._streams.get(stream)
+            if state is not None and state.digest != digest:
                 return False
             self._streams.pop(stream, None)
             return True
 
     def watch(self, stream: str, *, after: int, timeout: float | None = None) -> bool:
-        """As `Watch.watch`; only this process can append."""
+        """As `Watch.watch`; only this process can append, so nothing is polled."""
         return self.watchers.wait(stream, after, timeout, self._head)
 
     def close(self) -> None:
-        """Forget everything. Closing twice is harmless."""
+        """Discard everything. Closing twice is harmless."""
         self._closed = True
         self._streams = {}
         self.watchers.ring_all()
 
     def _head(self, name: str) -> Head | None:
         with self._open():
-            found = self._streams.get(name)
-            return None if found is None else _head(name, found)
+            state = self._streams.get(name)
+            return None if state is None else _head(name, state)
 
     def _open(self) -> threading.Lock:
         if self._closed:
             raise UsageError(f"{self.name} is closed: open the store again")
         if self._pid != os.getpid():
-            # Another thread of the parent may have held the lock when this process was forked.
+            # Another thread of the parent may have held the lock during the fork: it would never be
+            # released in this process.
             self._lock, self._pid = threading.Lock(), os.getpid()
         return self._lock
 
     def _append(self, append: Append) -> Outcome:
-        found = self._streams.get(append.stream) or _Stream()
+        state = self._streams.get(append.stream) or _Stream()
         outcome, missing = decide(
             append,
-            found.last if found.entries else None,
-            lambda first, last: [entry.header for entry in found.between(first, last)],
+            state.last if state.entries else None,
+            lambda first, last: [entry.header for entry in state.between(first, last)],
         )
         if missing:
-            found.entries.extend(missing)
-            found.labels = append.labels
-            found.digest = digest_of(missing[-1].header)
+            state.entries.extend(missing)
+            state.labels = append.labels
+            state.digest = digest_of(missing[-1].header)
             try:
                 self._streams.pop(append.stream, None)
-            finally:  # An interrupt must not come in between.
-                self._streams[append.stream] = found
+            finally:  # A KeyboardInterrupt between the two lines must not lose the stream.
+                self._streams[append.stream] = state
         return outcome
 
     def _heads(
         self, names: Iterable[str], prefix: str, labels: Collection[str], without: Collection[str]
     ) -> list[Head]:
-        chosen = Choice(prefix, labels, without)
+        choice = Choice(prefix, labels, without)
         heads = (_head(name, self._streams[name]) for name in names)
-        return [head for head in heads if chosen.has(head)]
+        return [head for head in heads if choice.has(head)]
 
     def _page(self, stream: str, after: int, size: int, *, reverse: bool) -> list[Entry]:
         with self._open():
-            found = self._streams.get(stream)
-            if found is None:
+            state = self._streams.get(stream)
+            if state is None:
                 return []
             if not reverse:
-                first = max(after + 1, found.first)  # What was dropped is not part of a page.
-                return found.between(first, first + size - 1)
-            last = min(after - 1 if after else found.last, found.last)
-            return found.between(last - size + 1, last)[::-1]
+                # Skip dropped positions first: a page shorter than `size` would end the listing.
+                first = max(after + 1, state.first)
+                return state.between(first, first + size - 1)
+            last = min(after - 1 if after else state.last, state.last)
+            return state.between(last - size + 1, last)[::-1]
 
 
 def _without_long_body(entry: Entry, max_body: int | None) -> Entry:

@@ -1,6 +1,7 @@
-"""A blocking store for callers in an event loop: one thread does all its work, in order.
+"""Make a blocking store usable from an event loop: one thread does all its work, in order.
 
-Order is the promise: a read that is asked for after a cancelled append tells whether it happened.
+A `Backend` comes in, an `AsyncBackend` goes out. The order is a promise: a read that is requested
+after a cancelled append shows whether the append happened. Nothing here runs two jobs at once.
 """
 
 import contextlib
@@ -29,10 +30,10 @@ from perdure.errors import UsageError
 if TYPE_CHECKING:
     from asyncio import Future
 
-PAGE_ITEMS = 256  # Fetched in one hop between the threads.
-PAGE_BYTES = 2**20  # Long bodies make a page shorter, so that memory stays bounded.
-MANY = 4  # Behind an append of so many sessions there are others, who keep the loop busy.
-BEGINS_WITHIN = 0.001  # Seconds; waking a thread takes a tenth of it.
+PAGE_ITEMS = 256  # items per hop between the threads; a hop per item would dominate the cost
+PAGE_BYTES = 2**20  # bytes; long bodies make a page shorter, so that memory stays bounded
+MANY = 4  # sessions in one append; with so many, others are likely to keep the loop busy
+BEGINS_WITHIN = 0.001  # seconds; ten times what waking a thread takes
 
 T = TypeVar("T")
 Job = Callable[[], None]
@@ -49,15 +50,15 @@ class Offload:
         self._worker: _Worker | None = None
         own = getattr(backend, "watchers", None)
         self.watchers = own if isinstance(own, Watchers) else Watchers()
-        self._rings = own is not self.watchers  # The store does not ring by itself.
+        self._must_notify = own is not self.watchers  # The store does not notify by itself.
         self._closed = False
 
     async def append(self, appends: Sequence[Append]) -> Sequence[Outcome]:
-        """As `Backend.append`. When cancelled it is done nevertheless, before any later call."""
+        """As `Backend.append`. A cancelled append is still carried out, before any later call."""
         worker, work = self._running(), partial(self._backend.append, appends)
         stored = _begun(worker, work) if len(appends) >= MANY else _posted(worker, work)
         outcomes = await stored
-        if self._rings:
+        if self._must_notify:
             self.watchers.ring(appends)
         return outcomes
 
@@ -110,28 +111,29 @@ class Offload:
             lambda _: 0,
         )
 
-    async def watch(self, stream: str, *, after: int, timeout: float | None = None) -> bool:  # noqa: ASYNC109 - as its twin
+    async def watch(self, stream: str, *, after: int, timeout: float | None = None) -> bool:  # noqa: ASYNC109 - as in `Watch`
         """As `Watch.watch`, where the store declares it; otherwise UnsupportedError.
 
-        The thread is not kept by those who wait: it looks for them when they are woken.
+        Waiters do not occupy the worker thread: it only checks the head when one is woken.
         """
-        import asyncio  # Here, because `import perdure` must stay fast.
+        import asyncio  # imported here to keep `import perdure` fast
 
         backend, loop = knowing_watch(self._backend), asyncio.get_running_loop()
         woken = asyncio.Event()
 
         def wake() -> None:
-            with contextlib.suppress(RuntimeError):  # The loop may have been closed since.
+            with contextlib.suppress(RuntimeError):  # The loop may be closed by now.
                 loop.call_soon_threadsafe(woken.set)
 
         with self.watchers.waking(stream, wake):
-            vigil = Vigil(self.watchers, stream, timeout)
+            timer = Vigil(self.watchers, stream, timeout)
             while not await self._call(lambda: backend.watch(stream, after=after, timeout=0)):
-                left = min(vigil.pause(), PAUSE) if self._rings else vigil.pause()
-                if left <= 0:
+                # A store without watchers of its own wakes nothing for other processes: poll it.
+                delay = min(timer.pause(), PAUSE) if self._must_notify else timer.pause()
+                if delay <= 0:
                     return False
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(left):
+                    async with asyncio.timeout(delay):
                         await woken.wait()
                 woken.clear()
         return True
@@ -146,7 +148,7 @@ class Offload:
         return await self._call(lambda: backend.remove(stream, digest=digest))
 
     async def close(self) -> None:
-        """Finish what is under way, close the store, end the thread. Twice is harmless."""
+        """Finish pending work, close the store, end the thread. Closing twice is harmless."""
         if self._closed:
             return
         worker = self._running()
@@ -155,16 +157,16 @@ class Offload:
         done = _posted(worker, self._backend.close)
         worker.stop()
         await done
-        worker.thread.join()  # Only its return is left.
+        worker.thread.join()  # It has nothing left to do but return.
 
     def _running(self) -> "_Worker":
         if self._closed:
             raise UsageError(f"{self.name} is closed: open the store again")
         worker = self._worker
         if worker is None or worker.pid != os.getpid():
-            with _starting:  # Loops in several threads may come here at the same time.
+            with _starting:  # Event loops of several threads may get here at the same time.
                 worker = self._worker
-                # A child of os.fork has no threads but one.
+                # A child of os.fork inherits no threads: it needs a worker of its own.
                 if worker is None or worker.pid != os.getpid():
                     worker = self._worker = _Worker(f"perdure {self.name}")
                     weakref.finalize(self, worker.stop)
@@ -187,7 +189,7 @@ class Offload:
                 if not items:
                     return
         finally:
-            # In the thread and after a page that may be under way; nobody waits for it.
+            # On the worker, behind a page that may be in progress; its result is not awaited.
             if not self._closed:
                 self._running().jobs.put(pages.close)
 
@@ -196,13 +198,13 @@ _starting = forking.lock()
 
 
 class _Worker:
-    """A thread and its queue. It holds no backend, so that a forgotten Offload can go."""
+    """A thread and its queue. It has no reference to the Offload, which can be collected."""
 
     def __init__(self, name: str) -> None:
         self.pid = os.getpid()
         self.jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
-        # A daemon: a process that ends without close() must not wait here for ever. What it cuts
-        # off is like any crash, and stores survive that.
+        # A daemon thread: a process that exits without close() must not hang here. Work that is cut
+        # off is like a crash, which stores survive.
         self.busy = False
         self.thread = threading.Thread(target=_work, args=(self,), name=name, daemon=True)
         self.thread.start()
@@ -216,37 +218,37 @@ def _work(worker: _Worker) -> None:
         worker.busy = True
         try:
             job()
-        except BaseException as error:  # noqa: BLE001 - nobody waits for it, and others wait here
-            told = (type(error), error, error.__traceback__, worker.thread)
-            threading.excepthook(threading.ExceptHookArgs(told))
-            del error, told
-        del job  # Or the last job's result would live until the next one.
+        except BaseException as error:  # noqa: BLE001 - no caller awaits it, and later jobs must still run
+            details = (type(error), error, error.__traceback__, worker.thread)
+            threading.excepthook(threading.ExceptHookArgs(details))
+            del error, details
+        del job  # Otherwise the result would stay alive until the next job.
         worker.busy = False
 
 
 def _begun(worker: _Worker, work: Callable[[], T]) -> "Future[T]":
-    """The same as `_posted`, but return when the thread has begun, if it is free.
+    """Queue the work like `_posted`, but return only once an idle thread has started it.
 
-    A thread that wakes up has to wait until the loop has nothing to do for a moment. With many
-    sessions that is when all of them have prepared their next appends, and then wait for this one.
+    A thread that wakes up must wait until the event loop is idle for a moment (the GIL). With many
+    sessions that is after all of them have prepared their next appends, which then wait for this.
     """
     if worker.busy or not worker.jobs.empty():
         return _posted(worker, work)
-    begun = threading.Lock()
-    begun.acquire()
+    started = threading.Lock()
+    started.acquire()
 
-    def begin() -> T:
-        begun.release()
+    def start() -> T:
+        started.release()
         return work()
 
-    future = _posted(worker, begin)
-    begun.acquire(timeout=BEGINS_WITHIN)
+    future = _posted(worker, start)
+    started.acquire(timeout=BEGINS_WITHIN)
     return future
 
 
 def _posted(worker: _Worker, work: Callable[[], T]) -> "Future[T]":
-    """Queue the work and return a future that wakes the event loop once, when it is done."""
-    import asyncio  # Here, because `import perdure` must stay fast.
+    """Queue the work; return a future that wakes the event loop once, on completion."""
+    import asyncio  # imported here to keep `import perdure` fast
 
     loop = asyncio.get_running_loop()
     future: Future[T] = loop.create_future()
@@ -254,13 +256,13 @@ def _posted(worker: _Worker, work: Callable[[], T]) -> "Future[T]":
     def job() -> None:
         try:
             result = work()
-        except BaseException as error:  # noqa: BLE001 - whoever awaits gets it, whatever it is.
-            settle: tuple[Any, ...] = (_fail, future, error)
+        except BaseException as error:  # noqa: BLE001 - passed on to the awaiting task
+            complete: tuple[Any, ...] = (_fail, future, error)
         else:
-            settle = (_succeed, future, result)
-        # The loop may have been closed since: then nobody is left to be told.
+            complete = (_succeed, future, result)
+        # The loop may be closed by now: then no task is left to notify.
         with contextlib.suppress(RuntimeError):
-            loop.call_soon_threadsafe(*settle)
+            loop.call_soon_threadsafe(*complete)
 
     worker.jobs.put(job)
     return future
@@ -277,7 +279,7 @@ def _fail(future: "Future[Any]", error: BaseException) -> None:
 
 
 class _Pages:
-    """An iterator of the thread's, read by pages. Items before an error are not lost with it."""
+    """Reads an iterator in pages on the worker thread. Items before an error are not lost."""
 
     def __init__(self, begin: Callable[[], Iterator[Any]], size: Callable[[Any], int]) -> None:
         self._begin = begin
@@ -295,7 +297,7 @@ class _Pages:
                 loaded += self._size(item)
                 if len(items) >= PAGE_ITEMS or loaded >= PAGE_BYTES:
                     break
-        except Exception as error:  # noqa: BLE001 - raised again where the items were taken.
+        except Exception as error:  # noqa: BLE001 - re-raised by the caller, after the items
             return items, error
         return items, None
 

@@ -1,8 +1,8 @@
 """Streams in a PostgreSQL database, for any number of machines.
 
-Needs psycopg (`pip install 'perdure[postgres]'`). Every call is one statement, or a few, and each
-is a transaction of its own: nothing is left in a session, so a transaction pooler may stand in
-between, and a statement whose answer was lost is simply sent again.
+Needs psycopg (`pip install 'perdure[postgres]'`). Every call is one statement, or a few, each in a
+transaction of its own. No state is left in a database session, so a transaction pooler may be in
+between, and a statement whose answer was lost is sent again.
 """
 
 import time
@@ -26,11 +26,11 @@ from perdure.guarantees import Acceptance
 
 
 class PostgresBackend:
-    """Keeps streams in tables of a schema. What `append` has stored survives the loss of power.
+    """Stores streams in tables of a schema. Entries that `append` has stored survive a power loss.
 
-    Opening connects, checks the server and brings the tables up to date, unless the address says
-    `migrate=no`. May be used after `os.fork` in both processes. `accept` names weaknesses
-    that are not to be refused (`perdure.guarantees`).
+    Opening connects, checks the server and migrates the tables, unless the address says
+    `migrate=no`. May be used after `os.fork` in both processes. `accept` names weaknesses that are
+    not to be refused (`perdure.guarantees`).
     """
 
     capabilities: frozenset[str] = frozenset({CLOCK, RECENT, REMOVE, WATCH})
@@ -42,20 +42,20 @@ class PostgresBackend:
         acceptance = Acceptance(accept, ACCEPTABLE, store=self.name)
         judge = partial(promised, acceptance=acceptance, name=self.name)
         self.guarantees = prepare(parsed, judge)
-        self._book = Book(
+        self._operations = Book(
             statements(quoted(parsed.schema)), parsed.tenant, parsed.name, channel_of(parsed)
         )
         self._pool = Pool(parsed)
         self.watchers = Watchers()
-        self._bell = Bell(parsed, self.watchers, self._book.key)
+        self._listener = Bell(parsed, self.watchers, self._operations.key)
 
     def append(self, appends: Sequence[Append]) -> Sequence[Outcome]:
-        """As `Backend.append`: one statement for all, unless some of them were not the first."""
+        """As `Backend.append`: one statement for all, unless another writer was faster."""
         check(appends)
         if not appends:
             return []
         stream = appends[0].stream if len(appends) == 1 else ""
-        outcomes = self._pool.run(partial(self._book.append, appends), stream=stream)
+        outcomes = self._pool.run(partial(self._operations.append, appends), stream=stream)
         self.watchers.ring(appends)
         return outcomes
 
@@ -68,11 +68,11 @@ class PostgresBackend:
         reverse: bool = False,
         max_body: int | None = None,
     ) -> Iterator[Entry]:
-        """As `Backend.read`. What comes before a damaged entry is yielded before it raises."""
+        """As `Backend.read`. Entries before a damaged one are yielded before it raises."""
         check_name(stream)
-        left = NO_BOUND if limit is None else limit
-        while left > 0:
-            page = Page(self._book, stream, after, left, max_body, reverse=reverse)
+        remaining = NO_BOUND if limit is None else limit
+        while remaining > 0:
+            page = Page(self._operations, stream, after, remaining, max_body, reverse=reverse)
             try:
                 self._pool.run(page.steps, stream=stream)
             except DamagedError:
@@ -81,7 +81,7 @@ class PostgresBackend:
             yield from page.entries
             if page.is_last:
                 return
-            left -= len(page.entries)
+            remaining -= len(page.entries)
             after = page.entries[-1].position
 
     def streams(
@@ -93,10 +93,10 @@ class PostgresBackend:
         without: Collection[str] = (),
         limit: int | None = None,
     ) -> Iterator[Head]:
-        """As `Backend.streams`, by pages: what is written meanwhile may be listed or not."""
-        walk = ByName(self._book, prefix, after, labels, without, limit)
-        while not walk.ended:
-            yield from self._pool.run(walk.steps)
+        """As `Backend.streams`, by pages: a stream written meanwhile may be listed or not."""
+        listing = ByName(self._operations, prefix, after, labels, without, limit)
+        while not listing.is_finished:
+            yield from self._pool.run(listing.steps)
 
     def recent(
         self,
@@ -107,47 +107,49 @@ class PostgresBackend:
         limit: int | None = None,
     ) -> Iterator[Head]:
         """As `Recent.recent`, by pages and by the server's clock."""
-        walk = ByChange(self._book, prefix, labels, without, limit)
-        while not walk.ended:
-            yield from self._pool.run(walk.steps)
+        listing = ByChange(self._operations, prefix, labels, without, limit)
+        while not listing.is_finished:
+            yield from self._pool.run(listing.steps)
 
     def watch(self, stream: str, *, after: int, timeout: float | None = None) -> bool:
-        """As `Watch.watch`: writers notify, where LISTEN works; elsewhere it looks now and then."""
-        only_looks = timeout is not None and timeout <= 0
-        look = self._head if only_looks else self._heard
+        """As `Watch.watch`: writers notify where LISTEN works; elsewhere it polls."""
+        no_wait = timeout is not None and timeout <= 0
+        read_head = self._head if no_wait else self._head_and_register
         deadline = None if timeout is None else time.monotonic() + timeout
-        return self.watchers.wait(stream, after, timeout, partial(look, deadline))
+        return self.watchers.wait(stream, after, timeout, partial(read_head, deadline))
 
     def drop(self, stream: str, *, before: int) -> None:
         """As `Backend.drop`; durable on return. The server's vacuum frees the bytes later."""
         check_name(stream)
-        self._pool.run(partial(self._book.drop, stream, before), stream=stream)
+        self._pool.run(partial(self._operations.drop, stream, before), stream=stream)
 
     def remove(self, stream: str, *, digest: str) -> bool:
         """As `Removing.remove`."""
         check_name(stream)
-        return self._pool.run(partial(self._book.remove, stream, digest), stream=stream)
+        return self._pool.run(partial(self._operations.remove, stream, digest), stream=stream)
 
     def server_time(self) -> float:
         """As `Timed.server_time`."""
-        return self._pool.run(self._book.server_time)
+        return self._pool.run(self._operations.server_time)
 
     def close(self) -> None:
         """Close the connections."""
         self._pool.close()
-        self._bell.close()
+        self._listener.close()
         self.watchers.ring_all()
 
     def _head(self, deadline: float | None, stream: str) -> Head | None:
         patience = patience_until(deadline, self._address)
-        return self._pool.run(partial(head_steps, self._book, stream), patience, stream=stream)
+        return self._pool.run(
+            partial(head_steps, self._operations, stream), patience, stream=stream
+        )
 
-    def _heard(self, deadline: float | None, stream: str) -> Head | None:
-        """Return the head of a stream, after writers were told that somebody waits."""
-        if self._bell.wants(stream):
+    def _head_and_register(self, deadline: float | None, stream: str) -> Head | None:
+        """Register as a waiter if due, then return the head of a stream."""
+        if self._listener.should_register(stream):
             patience = patience_until(deadline, self._address)
             try:
-                self._pool.run(partial(self._book.expect, stream, LASTS), patience)
+                self._pool.run(partial(self._operations.register_watch, stream, LASTS), patience)
             except UnavailableError as error:
-                self._bell.unheard(error)
+                self._listener.registration_failed(error)
         return self._head(deadline, stream)

@@ -1,7 +1,9 @@
-"""The address of a Postgres store: what libpq is told, what is ours, and a name without secrets.
+"""Parse the address of a Postgres store into libpq options, our options and a name without secrets.
 
-`postgresql://user:password@host:port/database?schema=perdure&sslmode=require`. What is not in
-`OURS` is passed on to libpq, which also knows PGHOST, PGPASSWORD, ~/.pgpass and service files.
+`postgresql://user:password@host:port/database?schema=perdure&sslmode=require`. Parameters not in
+`OURS` are passed to libpq, which also reads PGHOST, PGPASSWORD, ~/.pgpass and service files.
+
+Editing: no error text or name may contain a password.
 """
 
 import math
@@ -17,13 +19,13 @@ from perdure.errors import UsageError
 
 OURS = ("schema", "tenant", "migrate", "patience", "wait", "connections")
 
-PATIENCE = 30.0  # Seconds that one call waits, for a server that restarts or for an answer.
-CONNECTIONS = 8  # One of them writes at a time; the others read.
-LARGEST = 86_400  # Of any number in an address: a day, or more connections than a server has.
-SHORT = 6  # Characters: a password of fewer is found in words that have nothing to do with it.
-IDENTIFIER_BYTES_MAX = 63  # Postgres cuts longer names without a word.
+PATIENCE = 30.0  # seconds that one call waits for an answer or for a restarting server
+CONNECTIONS = 8  # per process; one of them writes at a time, the others read
+LARGEST = 86_400  # of any number in an address: a day in seconds, or too many connections
+SHORT = 6  # characters; a shorter password also occurs in unrelated words
+IDENTIFIER_BYTES_MAX = 63  # bytes; Postgres silently truncates longer names
 
-# A server that vanished without a word is noticed: the defaults of Linux wait for two hours.
+# Keepalives detect a server that vanished; with the defaults of Linux that takes two hours.
 DEFAULTS: dict[str, Any] = {
     "connect_timeout": 10,
     "keepalives_idle": 10,
@@ -34,7 +36,7 @@ DEFAULTS: dict[str, Any] = {
     "client_encoding": "utf8",
 }
 
-# What libpq takes; it would say no more than that it does not take another.
+# The values that libpq accepts: its own error does not list them.
 CHOICES = {
     "sslmode": ("disable", "allow", "prefer", "require", "verify-ca", "verify-full"),
     "target_session_attrs": (
@@ -49,10 +51,10 @@ EXAMPLE = "postgresql://user:password@host:5432/database?schema=perdure"
 
 
 class Address(NamedTuple):
-    """Where a store is and how it is to be used."""
+    """Location of a store and its options. `repr` shows no secret."""
 
     options: dict[str, Any]
-    """What libpq is given; it may hold a password."""
+    """Connection options for libpq; may contain a password."""
 
     name: str
     schema: str
@@ -61,92 +63,92 @@ class Address(NamedTuple):
     patience: float
     """Seconds that a call may take, server restarts included."""
     wait: float
-    """Seconds that opening waits for a server that is not there yet."""
+    """Seconds that opening waits for a server that is not up yet."""
     connections: int
 
     def __repr__(self) -> str:
         return f"Address({self.name!r})"
 
     def hide(self, text: str) -> str:
-        """Return a text of the driver's without the password.
+        """Return a text of the driver with the password masked.
 
-        Neither libpq nor a server repeats one; should they ever do, it is not shown. A short one is
-        part of many words, so it is looked for only where a password can stand.
+        Neither libpq nor a server repeats a password; this is a second line of defense. A short one
+        occurs in unrelated words, so it is masked only where a password can appear.
         """
         secret = str(self.options.get("password") or "")
         if not secret or len(secret) >= SHORT:
             return text.replace(secret, "***") if secret else text
-        place = rf"""(?<=[:='"]){re.escape(secret)}(?=[@&\s'"]|$)"""
-        return re.sub(place, "***", text)
+        pattern = rf"""(?<=[:='"]){re.escape(secret)}(?=[@&\s'"]|$)"""
+        return re.sub(pattern, "***", text)
 
 
 def parse(text: str) -> Address:
-    """Return what an address says, or raise UsageError, which repeats nothing of a password."""
+    """Parse an address; a UsageError about it never repeats a password."""
     base, _, query = text.partition("?")
-    given: dict[str, str] = {}
-    others = []
+    own_options: dict[str, str] = {}
+    libpq_pairs = []
     for pair in query.split("&") if query else ():
         key, _, value = pair.partition("=")
         if key in OURS:
-            given[key] = unquote(value)
+            own_options[key] = unquote(value)
         else:
-            others.append(pair)
+            libpq_pairs.append(pair)
     try:
-        options = conninfo_to_dict(base + ("?" + "&".join(others) if others else ""))
+        options = conninfo_to_dict(base + ("?" + "&".join(libpq_pairs) if libpq_pairs else ""))
     except psycopg.Error:
         options = {}
-    # The driver's own text may repeat the password, so it is not even kept as the cause. Nor is a
-    # password with a bare @, / or ? in it taken for a host that is shown in messages.
+    # The driver's error may repeat the password, so it is not even chained as the cause. And a
+    # password with a bare @, / or ? must not be parsed as a host, which messages show.
     port = str(options.get("port") or "").replace(",", "")
     names = f"{options.get('host') or ''}{options.get('dbname') or ''}"
     if not options or "@" in names or (port and not port.isdecimal()):
-        _require_known(base, others)
-        reason = f"the address of the Postgres store can not be understood: write {EXAMPLE!r}"
+        _require_known(base, libpq_pairs)
+        reason = f"the address of the Postgres store cannot be parsed: write {EXAMPLE!r}"
         raise UsageError(f"{reason}, with special characters percent-encoded")
     _require_taken(options)
-    schema = _identifier(given.get("schema", "perdure"))
-    tenant = given.get("tenant", "")
+    schema = _identifier(own_options.get("schema", "perdure"))
+    tenant = own_options.get("tenant", "")
     if "\0" in tenant:
-        raise UsageError("a tenant has no NUL in its name")
+        raise UsageError("the name of a tenant must not contain NUL")
     return Address(
         {**DEFAULTS, **options},
         _name(options, schema, tenant),
         schema,
         tenant,
-        _choice("migrate", given.get("migrate", "yes"), {"yes": True, "no": False}),
-        _number("patience", given.get("patience"), PATIENCE),
-        0.0 if given.get("wait") == "0" else _number("wait", given.get("wait"), 0.0),
-        int(_number("connections", given.get("connections"), CONNECTIONS)),
+        _choice("migrate", own_options.get("migrate", "yes"), {"yes": True, "no": False}),
+        _number("patience", own_options.get("patience"), PATIENCE),
+        0.0 if own_options.get("wait") == "0" else _number("wait", own_options.get("wait"), 0.0),
+        int(_number("connections", own_options.get("connections"), CONNECTIONS)),
     )
 
 
-def _require_known(base: str, words: list[str]) -> None:
-    """Raise UsageError about a word that libpq does not know, if all else can be understood.
+def _require_known(base: str, pairs: list[str]) -> None:
+    """Raise UsageError about an unknown parameter, if the rest of the address can be parsed.
 
-    What does not look like one may be a piece of a password.
+    Text that does not look like a parameter name may be part of a password and is not repeated.
     """
     try:
         conninfo_to_dict(base)
     except psycopg.Error:
         return
-    known = {word.keyword.decode() for word in Conninfo.get_defaults()}
-    keys = [word.partition("=")[0] for word in words]
-    if strange := [key for key in keys if key not in known and key.isidentifier()]:
-        reason = f"the address of a Postgres store has no word {strange[0]!r}"
-        raise UsageError(f"{reason}: there are {', '.join(OURS)}, accept, and those of libpq")
+    libpq_keywords = {pair.keyword.decode() for pair in Conninfo.get_defaults()}
+    keys = [pair.partition("=")[0] for pair in pairs]
+    if unknown := [key for key in keys if key not in libpq_keywords and key.isidentifier()]:
+        reason = f"the address of a Postgres store has no parameter {unknown[0]!r}"
+        raise UsageError(f"{reason}: use {', '.join(OURS)}, accept, or those of libpq")
 
 
 def _require_taken(options: dict[str, Any]) -> None:
-    """Raise UsageError about a value that libpq would not take, with those that it does."""
-    for word, known in CHOICES.items():
-        if (found := options.get(word)) and found not in known:
-            values = f"{', '.join(known[:-1])} or {known[-1]}"
-            raise UsageError(f"{word}={found!r} in the address must be {values}")
+    """Raise UsageError for a value that libpq would reject, listing the accepted ones."""
+    for keyword, allowed in CHOICES.items():
+        if (value := options.get(keyword)) and value not in allowed:
+            choices = f"{', '.join(allowed[:-1])} or {allowed[-1]}"
+            raise UsageError(f"{keyword}={value!r} in the address must be {choices}")
     try:
         int(options.get("connect_timeout") or 0)
     except ValueError:
-        found = options["connect_timeout"]
-        reason = f"connect_timeout={found!r} in the address must be a whole number of seconds"
+        value = options["connect_timeout"]
+        reason = f"connect_timeout={value!r} in the address must be a whole number of seconds"
         raise UsageError(reason) from None
 
 
@@ -154,13 +156,13 @@ def _name(options: dict[str, Any], schema: str, tenant: str) -> str:
     user, host = options.get("user"), options.get("host") or options.get("hostaddr") or ""
     port, database = options.get("port"), options.get("dbname") or ""
     where = (f"{user}@" if user else "") + str(host) + (f":{port}" if port else "")
-    words = [f"schema={schema}"] if schema != "perdure" else []
-    words += [f"tenant={tenant}"] if tenant else []
-    # These say where it is as well: two stores of one name are taken for the same.
+    parameters = [f"schema={schema}"] if schema != "perdure" else []
+    parameters += [f"tenant={tenant}"] if tenant else []
+    # These are part of the location too: two stores with one name count as the same store.
     if options.get("hostaddr") and options.get("host"):
-        words.append(f"hostaddr={options['hostaddr']}")
-    words += [f"service={options['service']}"] if options.get("service") else []
-    return f"postgresql://{where}/{database}" + ("?" + "&".join(words) if words else "")
+        parameters.append(f"hostaddr={options['hostaddr']}")
+    parameters += [f"service={options['service']}"] if options.get("service") else []
+    return f"postgresql://{where}/{database}" + ("?" + "&".join(parameters) if parameters else "")
 
 
 def _identifier(name: str) -> str:
@@ -171,24 +173,24 @@ def _identifier(name: str) -> str:
     return name
 
 
-def _choice(key: str, given: str, known: dict[str, bool]) -> bool:
-    if given not in known:
-        raise UsageError(f"{key}={given!r} in the address must be {' or '.join(known)}")
-    return known[given]
+def _choice(key: str, value: str, values: dict[str, bool]) -> bool:
+    if value not in values:
+        raise UsageError(f"{key}={value!r} in the address must be {' or '.join(values)}")
+    return values[value]
 
 
-def _number(key: str, given: str | None, default: float) -> float:
-    if given is None:
+def _number(key: str, value: str | None, default: float) -> float:
+    if value is None:
         return default
     try:
-        number = float(given)
+        number = float(value)
     except ValueError:
         number = math.nan
     if not 0 < number <= LARGEST or (key == "connections" and number != int(number)):
-        raise UsageError(f"{key}={given!r} in the address must be a positive number")
+        raise UsageError(f"{key}={value!r} in the address must be a positive number")
     return number
 
 
 def quoted(identifier: str) -> str:
-    """Return an identifier as SQL text."""
+    """Return an identifier quoted for SQL text, with `%` doubled for the driver."""
     return '"' + identifier.replace('"', '""').replace("%", "%%") + '"'

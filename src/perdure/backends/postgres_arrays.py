@@ -1,16 +1,15 @@
-"""Arrays in the binary format of Postgres: an append has a dozen, and the driver's are slow. Pure.
+"""PostgreSQL arrays in the binary wire format. Pure.
 
-Each class is one element type; `Array.data` is what is sent as it is (`postgres_links` says so to
-the driver).
+An append sends a dozen of them, and the driver's own conversion is slow. Each class is one element
+type; `Array.data` is sent unchanged (`postgres_links` registers the dumpers).
 """
 
 from collections.abc import Iterable, Sequence
 from struct import Struct
 from typing import ClassVar
 
-_HEAD = Struct(
-    "!iiIii"
-)  # Dimensions, whether there are nulls, the type, the length, the lower bound.
+# Dimensions, has-nulls flag, element type, length, lower bound.
+_HEAD = Struct("!iiIii")
 _EMPTY = Struct("!iiI")
 _LENGTH = Struct("!i")
 _NUMBER = Struct("!iq")
@@ -21,7 +20,7 @@ class Array:
 
     __slots__ = ("data",)
     element: ClassVar[int]
-    """The object id of the elements' type, as every server has it."""
+    """The object id of the element type, the same on every server."""
     oid: ClassVar[int]
 
     def __init__(self, items: Sequence[bytes]) -> None:
@@ -42,7 +41,7 @@ class Bytes(Array):
 
 
 class Texts(Array):
-    """text[], given as UTF-8."""
+    """text[], items already encoded as UTF-8."""
 
     __slots__ = ()
     element, oid = 25, 1009

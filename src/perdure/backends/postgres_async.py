@@ -1,4 +1,7 @@
-"""Streams in a PostgreSQL database, for callers in an event loop: no thread stands in between."""
+"""Streams in a PostgreSQL database, for an event loop: without a thread in between.
+
+Everything that decides is shared with `PostgresBackend`; only the waiting differs.
+"""
 
 import asyncio
 import contextlib
@@ -23,11 +26,11 @@ from perdure.guarantees import Acceptance
 
 
 class AsyncPostgresBackend:
-    """Keeps streams in tables of a schema. What `append` has stored survives the loss of power.
+    """Stores streams in tables of a schema. Entries that `append` has stored survive a power loss.
 
-    Opening blocks while it connects once, checks the server and brings the tables up to date: do
-    it when the application starts. May be used after `os.fork` in both processes. `accept` names
-    weaknesses that are not to be refused (`perdure.guarantees`).
+    Opening blocks while it connects once, checks the server and migrates the tables: do it when the
+    application starts. May be used after `os.fork` in both processes. `accept` names weaknesses
+    that are not to be refused (`perdure.guarantees`).
     """
 
     capabilities: frozenset[str] = frozenset({RECENT, REMOVE, WATCH})
@@ -39,12 +42,12 @@ class AsyncPostgresBackend:
         acceptance = Acceptance(accept, ACCEPTABLE, store=self.name)
         judge = partial(promised, acceptance=acceptance, name=self.name)
         self.guarantees = prepare(parsed, judge)
-        self._book = Book(
+        self._operations = Book(
             statements(quoted(parsed.schema)), parsed.tenant, parsed.name, channel_of(parsed)
         )
         self._pool = AsyncPool(parsed)
         self.watchers = Watchers()
-        self._bell = Bell(parsed, self.watchers, self._book.key)
+        self._listener = Bell(parsed, self.watchers, self._operations.key)
 
     async def append(self, appends: Sequence[Append]) -> Sequence[Outcome]:
         """As `PostgresBackend.append`."""
@@ -52,7 +55,7 @@ class AsyncPostgresBackend:
         if not appends:
             return []
         stream = appends[0].stream if len(appends) == 1 else ""
-        outcomes = await self._pool.run(partial(self._book.append, appends), stream=stream)
+        outcomes = await self._pool.run(partial(self._operations.append, appends), stream=stream)
         self.watchers.ring(appends)
         return outcomes
 
@@ -67,21 +70,21 @@ class AsyncPostgresBackend:
     ) -> AsyncIterator[Entry]:
         """As `PostgresBackend.read`."""
         check_name(stream)
-        left = NO_BOUND if limit is None else limit
-        while left > 0:
-            page = Page(self._book, stream, after, left, max_body, reverse=reverse)
+        remaining = NO_BOUND if limit is None else limit
+        while remaining > 0:
+            page = Page(self._operations, stream, after, remaining, max_body, reverse=reverse)
             error = None
             try:
                 await self._pool.run(page.steps, stream=stream)
-            except DamagedError as found:
-                error = found
+            except DamagedError as damage:
+                error = damage
             for entry in page.entries:
                 yield entry
             if error is not None:
                 raise error
             if page.is_last:
                 return
-            left -= len(page.entries)
+            remaining -= len(page.entries)
             after = page.entries[-1].position
 
     async def streams(
@@ -94,9 +97,9 @@ class AsyncPostgresBackend:
         limit: int | None = None,
     ) -> AsyncIterator[Head]:
         """As `PostgresBackend.streams`."""
-        walk = ByName(self._book, prefix, after, labels, without, limit)
-        while not walk.ended:
-            for head in await self._pool.run(walk.steps):
+        listing = ByName(self._operations, prefix, after, labels, without, limit)
+        while not listing.is_finished:
+            for head in await self._pool.run(listing.steps):
                 yield head
 
     async def recent(
@@ -108,16 +111,16 @@ class AsyncPostgresBackend:
         limit: int | None = None,
     ) -> AsyncIterator[Head]:
         """As `PostgresBackend.recent`."""
-        walk = ByChange(self._book, prefix, labels, without, limit)
-        while not walk.ended:
-            for head in await self._pool.run(walk.steps):
+        listing = ByChange(self._operations, prefix, labels, without, limit)
+        while not listing.is_finished:
+            for head in await self._pool.run(listing.steps):
                 yield head
 
-    async def watch(self, stream: str, *, after: int, timeout: float | None = None) -> bool:  # noqa: ASYNC109 - as its twin
+    async def watch(self, stream: str, *, after: int, timeout: float | None = None) -> bool:  # noqa: ASYNC109 - the protocol's signature
         """As `PostgresBackend.watch`."""
         deadline = None if timeout is None else time.monotonic() + timeout
         if timeout is not None and timeout <= 0:
-            return await self._stands_after(stream, after, deadline)
+            return await self._has_entries_after(stream, after, deadline)
         loop, woken = asyncio.get_running_loop(), asyncio.Event()
 
         def wake() -> None:
@@ -125,46 +128,48 @@ class AsyncPostgresBackend:
                 loop.call_soon_threadsafe(woken.set)
 
         with self.watchers.waking(stream, wake):
-            vigil = Vigil(self.watchers, stream, timeout)
+            timer = Vigil(self.watchers, stream, timeout)
             while True:
-                await self._tell_writers(stream, deadline)
-                if await self._stands_after(stream, after, deadline):
+                await self._register(stream, deadline)
+                if await self._has_entries_after(stream, after, deadline):
                     return True
-                left = vigil.pause()
-                if left <= 0:
+                pause = timer.pause()
+                if pause <= 0:
                     return False
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(left):
+                    async with asyncio.timeout(pause):
                         await woken.wait()
                 woken.clear()
 
     async def drop(self, stream: str, *, before: int) -> None:
         """As `PostgresBackend.drop`."""
         check_name(stream)
-        await self._pool.run(partial(self._book.drop, stream, before), stream=stream)
+        await self._pool.run(partial(self._operations.drop, stream, before), stream=stream)
 
     async def remove(self, stream: str, *, digest: str) -> bool:
         """As `PostgresBackend.remove`."""
         check_name(stream)
-        return await self._pool.run(partial(self._book.remove, stream, digest), stream=stream)
+        return await self._pool.run(partial(self._operations.remove, stream, digest), stream=stream)
 
     async def close(self) -> None:
         """As `PostgresBackend.close`."""
-        self._bell.close()
+        self._listener.close()
         await self._pool.close()
         self.watchers.ring_all()
 
-    async def _stands_after(self, stream: str, after: int, deadline: float | None) -> bool:
+    async def _has_entries_after(self, stream: str, after: int, deadline: float | None) -> bool:
         patience = patience_until(deadline, self._address)
-        look = partial(head_steps, self._book, stream)
-        head = await self._pool.run(look, patience, stream=stream)
+        read_head = partial(head_steps, self._operations, stream)
+        head = await self._pool.run(read_head, patience, stream=stream)
         return head is not None and head.position > after
 
-    async def _tell_writers(self, stream: str, deadline: float | None) -> None:
-        """Have writers know that somebody waits, if they have to be told now."""
-        if self._bell.wants(stream):
+    async def _register(self, stream: str, deadline: float | None) -> None:
+        """Register as a waiter, if that is due, so that writers notify."""
+        if self._listener.should_register(stream):
             patience = patience_until(deadline, self._address)
             try:
-                await self._pool.run(partial(self._book.expect, stream, LASTS), patience)
+                await self._pool.run(
+                    partial(self._operations.register_watch, stream, LASTS), patience
+                )
             except UnavailableError as error:
-                self._bell.unheard(error)
+                self._listener.registration_failed(error)

@@ -1,4 +1,7 @@
-"""What the two pools share: a connection with a deadline, and a look at one that was idle."""
+"""Connections with a deadline, shared by the sync and async pools and the notify listener.
+
+Nothing here retries, and nothing relies on session state: a pooler may be in between.
+"""
 
 import asyncio
 import math
@@ -18,13 +21,13 @@ from perdure.backends.postgres_steps import Row
 
 T = TypeVar("T")
 
-PREPARE_AFTER = 5  # Uses of a statement; one that is seldom used is not worth it.
+PREPARE_AFTER = 5  # uses of a statement; preparing one that is rarely used does not pay
 SERVER_PROCESS = "select pg_backend_pid()"
-TAKEN_BACK = 1.0  # Seconds that a server which is there takes at most to give a statement up.
+TAKEN_BACK = 1.0  # seconds; a reachable server cancels a statement within this time
 
 
 class _ArrayDumper(Dumper):
-    """Tells the driver what an array of ours is; only it gives such classes to the driver."""
+    """Passes our arrays to the driver in binary; only this module registers them."""
 
     format = Format.BINARY
 
@@ -39,54 +42,57 @@ for _array in (Bytes, Texts, Flags, Numbers):
 
 
 class Link(psycopg.Connection[Row]):
-    """A connection whose statements end at `deadline`, with an error if need be."""
+    """A connection whose statements fail with AnswerTimeoutError after `deadline`."""
 
     deadline = math.inf
-    _pool = None  # psycopg warns of a forgotten connection, unless it belongs to a pool.
+    _pool = None  # psycopg warns about unclosed connections unless they have this attribute.
 
-    def wait(self, gen: Generator[Any, Any, T], *rest: Any, **more: Any) -> T:
-        """As that of psycopg, but not for ever."""
-        return super().wait(_limited(gen, self.deadline), *rest, **more)
+    def wait(self, gen: Generator[Any, Any, T], *args: Any, **kwargs: Any) -> T:
+        """As in psycopg, but not beyond the deadline."""
+        return super().wait(_limited(gen, self.deadline), *args, **kwargs)
 
 
 class AsyncLink(psycopg.AsyncConnection[Row]):
-    """The same for an event loop."""
+    """As `Link`, for an event loop."""
 
     deadline = math.inf
     _pool = None
 
-    async def wait(self, gen: Generator[Any, Any, T], *rest: Any, **more: Any) -> T:
-        """As that of psycopg, but not for ever."""
-        return await super().wait(_limited(gen, self.deadline), *rest, **more)
+    async def wait(self, gen: Generator[Any, Any, T], *args: Any, **kwargs: Any) -> T:
+        """As in psycopg, but not beyond the deadline."""
+        return await super().wait(_limited(gen, self.deadline), *args, **kwargs)
 
 
 def options_of(address: Address) -> dict[str, Any]:
-    """Return how to connect: nothing that is left in a session is relied upon.
+    """Return the connection options: no call relies on state left in a session.
 
-    Statements are not prepared until `let_prepare` says so.
+    Statements are not prepared until `let_prepare` allows it.
     """
     return {**address.options, "autocommit": True, "prepare_threshold": None}
 
 
-def let_prepare(link: Link | AsyncLink, server_process: object) -> None:
-    """Let a connection prepare statements, if nothing stands between it and its server process.
+def let_prepare(connection: Link | AsyncLink, server_process: object) -> None:
+    """Allow prepared statements if the connection leads directly to its server process.
 
-    A pooler gives each statement to another process, where the same name may stand for another
-    statement. It answers a login with a number of its own making, so that it shows.
+    A transaction pooler may send each statement to another process, where the same name may stand
+    for another statement. It is detected by the process id, which a pooler makes up at login.
     """
-    if server_process == link.info.backend_pid:
-        link.prepare_threshold = PREPARE_AFTER
+    if server_process == connection.info.backend_pid:
+        connection.prepare_threshold = PREPARE_AFTER
 
 
 def in_time(options: dict[str, Any], deadline: float) -> dict[str, Any]:
-    """Return how to connect before a deadline; the driver waits for two seconds at least."""
-    left = max(deadline - time.monotonic(), 2.0)
-    usual = float(options.get("connect_timeout") or 0)
-    return {**options, "connect_timeout": math.ceil(min(usual, left) if usual > 0 else left)}
+    """Return options that connect before a deadline; the driver waits at least two seconds."""
+    remaining = max(deadline - time.monotonic(), 2.0)
+    configured = float(options.get("connect_timeout") or 0)
+    return {
+        **options,
+        "connect_timeout": math.ceil(min(configured, remaining) if configured > 0 else remaining),
+    }
 
 
 def _limited(gen: Generator[Any, Any, T], deadline: float) -> Generator[Any, Any, T]:
-    """Pass everything on, but raise when the time has come: psycopg asks every now and then."""
+    """Drive a psycopg generator, but raise after the deadline; psycopg wakes regularly."""
     try:
         state = next(gen)
         while True:
@@ -95,17 +101,18 @@ def _limited(gen: Generator[Any, Any, T], deadline: float) -> Generator[Any, Any
                 gen.close()
                 raise AnswerTimeoutError("the server did not answer in time")
             state = gen.send(ready)
-    except StopIteration as end:
-        return end.value  # type: ignore[no-any-return]
+    except StopIteration as stop:
+        return stop.value  # type: ignore[no-any-return]
 
 
 def is_alive(connection: "psycopg.Connection[Any] | psycopg.AsyncConnection[Any]") -> bool:
-    """Tell whether an idle connection can be used, as far as is known without asking the server."""
+    """Return whether an idle connection looks usable, without asking the server."""
     if connection.closed:
         return False
     try:
+        # Input is a termination message, which closes the connection, or an irrelevant notice.
         while _has_input(connection.pgconn.socket):
-            connection.pgconn.consume_input()  # A farewell, or something that does not matter.
+            connection.pgconn.consume_input()
     except (psycopg.Error, OSError, ValueError):
         return False
     return not connection.closed
@@ -119,28 +126,28 @@ def _has_input(descriptor: int, timeout: float = 0) -> bool:
     return bool(select.select([descriptor], [], [], timeout)[0])
 
 
-def take_back(link: Link) -> bool:
-    """Have the server give up a statement that is waited for no longer; tell if it answers.
+def take_back(connection: Link) -> bool:
+    """Cancel the running statement on the server; return whether the server answered.
 
-    Left to itself it would wait on, and keep all others from what it has locked.
+    Left alone, the statement would keep waiting and block other clients with its locks.
     """
     if not psycopg.capabilities.has_cancel_safe():
         return False
     try:
-        link.cancel_safe(timeout=TAKEN_BACK)
-        return _has_input(link.pgconn.socket, TAKEN_BACK)
+        connection.cancel_safe(timeout=TAKEN_BACK)
+        return _has_input(connection.pgconn.socket, TAKEN_BACK)
     except (psycopg.Error, OSError, ValueError):
         return False
 
 
-async def take_back_async(link: AsyncLink) -> bool:
+async def take_back_async(connection: AsyncLink) -> bool:
     """As `take_back`."""
     if not psycopg.capabilities.has_cancel_safe():
         return False
     try:
-        await link.cancel_safe(timeout=TAKEN_BACK)
+        await connection.cancel_safe(timeout=TAKEN_BACK)
         for _ in range(100):
-            if _has_input(link.pgconn.socket):
+            if _has_input(connection.pgconn.socket):
                 return True
             await asyncio.sleep(TAKEN_BACK / 100)
     except (psycopg.Error, OSError, ValueError):

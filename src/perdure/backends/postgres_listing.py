@@ -1,6 +1,8 @@
-"""Listings of a Postgres store, page by page, once for both colours. Pure: no I/O.
+"""Listings of a Postgres store, page by page, for sync and async. Pure: no I/O.
 
-Each walk says what to ask for next and takes the rows; a page is one moment's view.
+Each listing yields the next query and is sent its rows; a page is a consistent view of one moment.
+
+Editing: steps may run twice after a lost connection, so state changes only after the last query.
 """
 
 from collections.abc import Collection
@@ -13,89 +15,95 @@ from perdure.backends.postgres_steps import NO_BOUND, PAGE_ROWS, Ask, Book, Row,
 from perdure.backends.rules import Choice, check_name
 from perdure.errors import DamagedError, UsageError
 
-FEW = 1000  # So many streams are rather sorted than looked for among all the others,
-MANY = 20_000  # and so many after as many others as FEW have been met.
-FIRST_ROWS = 64  # Whoever shows a page does not wait for all that were sorted.
-COMMITTING = 5_000_000  # Microseconds from a head's time to its commit, at most but for mishaps.
+# Below FEW matches, sort them; otherwise scan, and switch to sorting (up to MANY) once FEW
+# non-matches were skipped.
+FEW = 1000  # streams
+MANY = 20_000  # streams
+FIRST_ROWS = 64  # rows of the first sorted page, so that a caller can show it early
+COMMITTING = 5_000_000  # microseconds; a head's commit rarely comes later after its timestamp
 
 
 class ByName:
-    """Heads by name, of streams that bear all the labels, and none of others."""
+    """Heads by name, of streams that have all of some labels and none of others."""
 
     def __init__(
         self,
-        book: Book,
+        operations: Book,
         prefix: str,
         after: str,
         labels: Collection[str],
         without: Collection[str],
         limit: int | None,
     ) -> None:
-        self._book = book
-        self._choice = Choice(prefix, labels, without)
+        self._operations = operations
+        self._filter = Choice(prefix, labels, without)
         self._prefix = _encoded(prefix)
         self._after = _encoded(after)
-        self._left = NO_BOUND if limit is None else limit
-        self.ended = self._left <= 0 or self._choice.is_none
+        self._remaining = NO_BOUND if limit is None else limit
+        self.is_finished = self._remaining <= 0 or self._filter.is_none
 
     def steps(self) -> Steps[list[Head]]:
-        """Return the next heads; there may be none on a page."""
-        sql, tenant, choice = self._book.sql, self._book.tenant, self._choice
-        size = min(self._left, PAGE_ROWS)
+        """Return the next heads; a page may be empty."""
+        sql, tenant, stream_filter = self._operations.sql, self._operations.tenant, self._filter
+        size = min(self._remaining, PAGE_ROWS)
         bounds = (self._after, self._prefix, size)
-        if choice.label is not None:
-            rows = yield Ask(sql.labelled, (tenant, _encoded(choice.label), *bounds, tenant))
+        if stream_filter.label is not None:
+            rows = yield Ask(sql.labelled, (tenant, _encoded(stream_filter.label), *bounds, tenant))
         else:
-            rows = yield Ask(sql.streams_live if choice.lives else sql.streams, (tenant, *bounds))
-        self.ended = len(rows) < size
+            rows = yield Ask(
+                sql.streams_live if stream_filter.lives else sql.streams, (tenant, *bounds)
+            )
+        self.is_finished = len(rows) < size
         heads = []
         for row in rows:
             if not row[0].startswith(self._prefix):
-                self.ended = True
+                self.is_finished = True
                 break
             self._after = row[0]
             head = head_of(row)
-            if choice.has(head):
+            if stream_filter.has(head):
                 heads.append(head)
-        self._left -= len(heads)
-        self.ended = self.ended or self._left <= 0
+        self._remaining -= len(heads)
+        self.is_finished = self.is_finished or self._remaining <= 0
         return heads
 
 
 class ByChange:
-    """Heads, those first that were appended to last.
+    """Heads by their last append, newest first.
 
-    If a few are meant, the server sorts them. More than a few are soon met on the way through all
-    of them from the newest on; where they are not, more are sorted, too.
+    If few streams match, the server sorts them. If many match, a scan from the newest head finds
+    them soon; where it does not, more are sorted, too.
 
-    One that is appended to while the pages are read moves to the front: it comes last, if it has
-    not come before.
+    A stream that is appended to while the pages are read moves to the front: it comes last, if it
+    was not returned before.
     """
 
     def __init__(
         self,
-        book: Book,
+        operations: Book,
         prefix: str,
         labels: Collection[str],
         without: Collection[str],
         limit: int | None,
     ) -> None:
-        self._book = book
-        self._choice = Choice(prefix, labels, without)
+        self._operations = operations
+        self._filter = Choice(prefix, labels, without)
         start = _encoded(prefix)
-        self._bounds = (start, start + b"\xff")  # No byte of UTF-8 is as high.
-        self._left = NO_BOUND if limit is None else limit
-        self._before: tuple[int, bytes] = (NO_BOUND, b"")
-        self._begun = -1
+        self._bounds = (start, start + b"\xff")  # UTF-8 has no byte 0xff.
+        self._remaining = NO_BOUND if limit is None else limit
+        self._cursor: tuple[int, bytes] = (NO_BOUND, b"")
+        self._started_at = -1
         self._seen: set[bytes] = set()
-        self._most = FEW if self._choice.is_narrow else 0  # So many may still be sorted.
-        self._sorts = self._choice.is_narrow
-        self._is_begun = False
-        self._wasted = 0
-        self.ended = self._left <= 0 or self._choice.is_none
+        self._sort_limit = (
+            FEW if self._filter.is_narrow else 0
+        )  # At most this many matches are sorted; 0: scan.
+        self._sorts = self._filter.is_narrow
+        self._first_page_read = False
+        self._skipped = 0
+        self.is_finished = self._remaining <= 0 or self._filter.is_none
 
     def steps(self) -> Steps[list[Head]]:
-        """Return the next heads; there may be none on a page."""
+        """Return the next heads; a page may be empty."""
         rows = yield from self._rows()
         heads = []
         for row in rows:
@@ -103,71 +111,71 @@ class ByChange:
                 continue
             self._seen.add(row[0])
             head = head_of(row)
-            if self._choice.has(head):
+            if self._filter.has(head):
                 heads.append(head)
-        self._wasted += len(rows) - len(heads)
-        self._sorts = self._sorts or (self._most > 0 and self._wasted >= FEW)
-        heads = heads[: self._left]
-        self._left -= len(heads)
-        self.ended = self.ended or self._left <= 0
+        self._skipped += len(rows) - len(heads)
+        self._sorts = self._sorts or (self._sort_limit > 0 and self._skipped >= FEW)
+        heads = heads[: self._remaining]
+        self._remaining -= len(heads)
+        self.is_finished = self.is_finished or self._remaining <= 0
         return heads
 
     def _rows(self) -> Steps[list[Row]]:
         if self._sorts:
-            few = yield from self._few()
-            if few is not None:
-                return few
-        return (yield from self._next())
+            rows = yield from self._sorted_rows()
+            if rows is not None:
+                return rows
+        return (yield from self._scanned_rows())
 
-    def _few(self) -> Steps[list[Row] | None]:
-        """Return the first of all that are meant, then the others; None if they are too many."""
-        sql, tenant, label = self._book.sql, self._book.tenant, self._choice.label
-        most = self._most
-        size = most if self._is_begun else min(self._left, FIRST_ROWS)
-        bounds = (*self._bounds, most + 1, tenant, most, size)
+    def _sorted_rows(self) -> Steps[list[Row] | None]:
+        """Return the newest matches, then the others; None if there are too many to sort."""
+        sql, tenant, label = self._operations.sql, self._operations.tenant, self._filter.label
+        limit = self._sort_limit
+        size = limit if self._first_page_read else min(self._remaining, FIRST_ROWS)
+        bounds = (*self._bounds, limit + 1, tenant, limit, size)
         if label is not None:
             rows = yield Ask(sql.few_labelled, (tenant, _encoded(label), *bounds))
         else:
-            rows = yield Ask(sql.few_live if self._choice.lives else sql.few, (tenant, *bounds))
-        many, found = rows[0][0], [row[1:] for row in rows if row[1] is not None]
-        if many > most:
-            self._sorts, self._most = False, MANY if most < MANY else 0
+            rows = yield Ask(sql.few_live if self._filter.lives else sql.few, (tenant, *bounds))
+        count, heads = rows[0][0], [row[1:] for row in rows if row[1] is not None]
+        if count > limit:
+            self._sorts, self._sort_limit = False, MANY if limit < MANY else 0
             return None
-        self._is_begun = True
-        if self._begun < 0:
-            self._begun = found[0][4] if found else 0
-        self.ended = many <= size
-        late = [row for row in found if row[4] > self._begun]
-        return found[len(late) :] + late
+        self._first_page_read = True
+        if self._started_at < 0:
+            self._started_at = heads[0][4] if heads else 0
+        self.is_finished = count <= size
+        late = [row for row in heads if row[4] > self._started_at]
+        return heads[len(late) :] + late
 
-    def _next(self) -> Steps[list[Row]]:
-        """Return the next of all heads, so many that a page comes soon if most are meant."""
-        sql, tenant = self._book.sql, self._book.tenant
-        is_narrow = self._choice.is_narrow
-        size = PAGE_ROWS if is_narrow else min(self._left, PAGE_ROWS)
-        # Others are met as long as they count, and then passed over by the server.
-        bounds = (b"", b"\xff") if self._most else self._bounds
-        place = (tenant, *self._before, *bounds, size)
-        if self._choice.lives:
-            rows = yield Ask(sql.recent_live, place)
+    def _scanned_rows(self) -> Steps[list[Row]]:
+        """Return the next heads of the scan, sized so that a page comes soon if most match."""
+        sql, tenant = self._operations.sql, self._operations.tenant
+        is_narrow = self._filter.is_narrow
+        size = PAGE_ROWS if is_narrow else min(self._remaining, PAGE_ROWS)
+        # Non-matches are read as long as they count towards FEW; later the server skips them.
+        bounds = (b"", b"\xff") if self._sort_limit else self._bounds
+        bounds_and_size = (tenant, *self._cursor, *bounds, size)
+        if self._filter.lives:
+            rows = yield Ask(sql.recent_live, bounds_and_size)
         else:
-            rows = yield Ask(sql.recent, (*place, *place, size))
-        begun = rows[0][4] if rows and self._begun < 0 else self._begun
-        ended = len(rows) < size
+            rows = yield Ask(sql.recent, (*bounds_and_size, *bounds_and_size, size))
+        started_at = rows[0][4] if rows and self._started_at < 0 else self._started_at
+        is_finished = len(rows) < size
         late: list[Row] = []
-        if ended and begun >= 0:
-            since = (tenant, begun - COMMITTING)
+        if is_finished and started_at >= 0:
+            since = (tenant, started_at - COMMITTING)
             late = yield Ask(sql.changed, since * 2)
-        # Only now: a lost connection begins these steps again.
-        self._begun, self.ended = begun, ended
+        # Set state only now: after a lost connection these steps run again.
+        self._started_at, self.is_finished = started_at, is_finished
         if rows:
-            self._before = (rows[-1][4], rows[-1][0])
+            self._cursor = (rows[-1][4], rows[-1][0])
         return rows + late
 
 
-def head_steps(book: Book, stream: str) -> Steps[Head | None]:
+def head_steps(operations: Book, stream: str) -> Steps[Head | None]:
     """Return the head of a stream, None if it has none."""
-    rows = yield Ask(book.sql.named, (Bytes([check_name(stream)]), book.tenant))
+    rows = yield Ask(operations.sql.named, (Bytes([check_name(stream)]), operations.tenant))
     return head_of(rows[0]) if rows else None
 
 
@@ -176,11 +184,13 @@ def head_of(row: Row) -> Head:
     name, position, digest, labels, _changed = row
     try:
         stream = name.decode()
-        known = msgspec.json.decode(labels, type=frozenset[str]) if labels != b"[]" else frozenset()
+        label_set = (
+            msgspec.json.decode(labels, type=frozenset[str]) if labels != b"[]" else frozenset()
+        )
     except (msgspec.MsgspecError, UnicodeError) as error:
         text = name.decode(errors="replace")
-        raise DamagedError(text, 0, "its name or its labels can not be read") from error
-    return Head(stream, position, digest, known)
+        raise DamagedError(text, 0, "its name or its labels cannot be read") from error
+    return Head(stream, position, digest, label_set)
 
 
 def _encoded(text: str) -> bytes:

@@ -1,7 +1,7 @@
-"""Connections for blocking callers: any thread borrows one, dead ones are replaced.
+"""Connection pool for threads: any thread borrows a connection, dead ones are replaced.
 
-A connection that was lost in the middle of a call leaves its statement in doubt. Every statement
-of ours may be sent twice, so the call goes on with another connection and finds out.
+A connection that is lost in the middle of a call leaves its statement in doubt. Every statement may
+be sent twice, so the call continues on another connection and finds the outcome.
 """
 
 import contextlib
@@ -36,126 +36,128 @@ T = TypeVar("T")
 
 
 class Pool:
-    """Carries out steps on connections of one store."""
+    """Drives steps on connections of one store."""
 
     def __init__(self, address: Address) -> None:
         self._address = address
         self._options = options_of(address)
         self.closed = False
-        self._begin()
+        self._reset()
 
-    def _begin(self) -> None:
+    def _reset(self) -> None:
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._idle: list[Link] = []
-        self._places = threading.Semaphore(self._address.connections)
+        self._slots = threading.Semaphore(self._address.connections)
 
     def run(
         self, begin: Callable[[], Steps[T]], patience: float | None = None, *, stream: str = ""
     ) -> T:
-        """Return what the steps return. They are begun again while that makes sense.
+        """Drive steps to their result, restarting them after errors worth a retry.
 
-        `stream` is what damage is in, where no more than one can be meant.
+        `stream` is named in errors about damage, if only one stream can be affected.
         """
         if self._pid != os.getpid():
-            # The connections are the parent's: to close them here would end them there.
-            self._begin()
-        trial = Trial(self._address, patience, stream)
+            # The connections belong to the parent: closing them here would end them there.
+            self._reset()
+        budget = Trial(self._address, patience, stream)
         while True:
             try:
-                return self._attempt(begin(), trial.deadline)
+                return self._attempt(begin(), budget.deadline)
             except (psycopg.Error, OSError) as error:
-                pause = trial.after(error)
+                pause = budget.after(error)
             time.sleep(pause)
 
     def close(self) -> None:
-        """Close what is idle now, and the rest when it is given back."""
+        """Close idle connections now, and the others when they are released."""
         self.closed = True
         if self._pid == os.getpid():
-            self._forget()
+            self._close_idle()
 
     def _attempt(self, steps: Steps[T], deadline: float) -> T:
-        if not self._places.acquire(timeout=max(deadline - time.monotonic(), 0)):
+        if not self._slots.acquire(timeout=max(deadline - time.monotonic(), 0)):
             raise AnswerTimeoutError("all connections of this store were busy for too long")
         try:
-            link = self._take(deadline)
-            link.deadline = deadline
+            connection = self._acquire(deadline)
+            connection.deadline = deadline
             try:
-                result = drive(link, steps, self._address)
+                result = drive(connection, steps, self._address)
             except PerdureError:
-                self._give_back(link)
+                self._release(connection)
                 raise
             except BaseException as error:
                 try:
-                    blocked = isinstance(error, AnswerTimeoutError) and take_back(link)
+                    is_blocked = isinstance(error, AnswerTimeoutError) and take_back(connection)
                 finally:
-                    _discard(link)
-                if blocked:
+                    _discard(connection)
+                if is_blocked:
                     raise BlockedError(str(error)) from None
-                # The others may be of the same server process that is no more; new ones are cheap.
-                self._forget()
+                # Idle connections may lead to the same dead server; new ones are cheap.
+                self._close_idle()
                 raise
-            self._give_back(link)
+            self._release(connection)
             return result
         finally:
-            self._places.release()
+            self._slots.release()
 
-    def _take(self, deadline: float) -> Link:
+    def _acquire(self, deadline: float) -> Link:
         while True:
             if self.closed:
                 raise UsageError(f"{self._address.name} is closed: open the store again")
             with self._lock:
-                link = self._idle.pop() if self._idle else None
-            if link is None:
+                connection = self._idle.pop() if self._idle else None
+            if connection is None:
                 return self._connect(deadline)
-            if is_alive(link):
-                return link
-            _discard(link)
+            if is_alive(connection):
+                return connection
+            _discard(connection)
 
     def _connect(self, deadline: float) -> Link:
-        link = Link.connect(**in_time(self._options, deadline))
-        link.deadline = deadline
+        connection = Link.connect(**in_time(self._options, deadline))
+        connection.deadline = deadline
         try:
-            row = link.execute(SERVER_PROCESS).fetchone()
+            row = connection.execute(SERVER_PROCESS).fetchone()
         except BaseException:
-            _discard(link)
+            _discard(connection)
             raise
-        let_prepare(link, row[0] if row else None)
-        return link
+        let_prepare(connection, row[0] if row else None)
+        return connection
 
-    def _give_back(self, link: Link) -> None:
+    def _release(self, connection: Link) -> None:
         with self._lock:
-            self._idle.append(link)
+            self._idle.append(connection)
         if self.closed:
-            self._forget()
+            self._close_idle()
 
-    def _forget(self) -> None:
+    def _close_idle(self) -> None:
         with self._lock:
             idle, self._idle = self._idle, []
-        for link in idle:
-            _discard(link)
+        for connection in idle:
+            _discard(connection)
 
 
-def drive(link: Link, steps: Steps[T], address: Address) -> T:
-    """Return what the steps return, asking this connection."""
+def drive(connection: Link, steps: Steps[T], address: Address) -> T:
+    """Run the steps on this connection and return their result."""
     try:
         request = next(steps)
         while True:
             try:
                 prepare = None if request.often else False
-                answer = link.execute(request.sql, request.parameters, prepare=prepare, binary=True)
-                rows = answer.fetchall()
+                cursor = connection.execute(
+                    request.sql, request.parameters, prepare=prepare, binary=True
+                )
+                rows = cursor.fetchall()
             except (psycopg.Error, OSError) as error:
                 if not request.may_fail:
                     raise
                 tell_unnotified(error, address)
-                _discard(link)
+                _discard(connection)
                 rows = []
             request = steps.send(rows)
-    except StopIteration as end:
-        return end.value  # type: ignore[no-any-return]
+    except StopIteration as stop:
+        return stop.value  # type: ignore[no-any-return]
 
 
-def _discard(link: Link) -> None:
+def _discard(connection: Link) -> None:
     with contextlib.suppress(psycopg.Error, OSError):
-        link.close()
+        connection.close()

@@ -1,4 +1,8 @@
-"""Connections for callers in an event loop: the same as `postgres_pool`, without threads."""
+"""Connection pool for an event loop: dead connections are replaced, no threads.
+
+A connection that is lost in the middle of a call leaves its statement in doubt. Every statement may
+be sent twice, so the call continues on another connection and finds the outcome.
+"""
 
 import asyncio
 import contextlib
@@ -32,140 +36,144 @@ T = TypeVar("T")
 
 
 class AsyncPool:
-    """Carries out steps on connections of one store."""
+    """Drives steps on connections of one store."""
 
     def __init__(self, address: Address) -> None:
         self._address = address
         self._options = options_of(address)
         self.closed = False
-        self._begin(None)
+        self._reset(None)
 
-    def _begin(self, loop: asyncio.AbstractEventLoop | None) -> None:
+    def _reset(self, loop: asyncio.AbstractEventLoop | None) -> None:
         self._pid = os.getpid()
         self._loop = loop
         self._idle: list[AsyncLink] = []
-        self._places = asyncio.Semaphore(self._address.connections)
+        self._slots = asyncio.Semaphore(self._address.connections)
 
     async def run(
         self, begin: Callable[[], Steps[T]], patience: float | None = None, *, stream: str = ""
     ) -> T:
-        """Return what the steps return. They are begun again while that makes sense.
+        """Drive steps to their result, restarting them after errors worth a retry.
 
-        When cancelled, a statement under way is cancelled too and waited for, so that a later
-        call sees what became of it.
+        `stream` is named in errors about damage, if only one stream can be affected.
+
+        On cancellation, a running statement is canceled too and awaited, so that a later call sees
+        its outcome.
         """
         loop = asyncio.get_running_loop()
         if self._pid != os.getpid():
-            # The connections are the parent's: to close them here would end them there.
-            self._begin(loop)
+            # The connections belong to the parent: closing them here would end them there.
+            self._reset(loop)
         elif self._loop is not loop:
-            await self._forget()  # Of a loop that has ended.
-            self._begin(loop)
-        trial = Trial(self._address, patience, stream)
+            await self._close_idle()  # They belong to a loop that has ended.
+            self._reset(loop)
+        budget = Trial(self._address, patience, stream)
         while True:
             try:
-                return await self._attempt(begin(), trial.deadline)
+                return await self._attempt(begin(), budget.deadline)
             except (psycopg.Error, OSError) as error:
-                pause = trial.after(error)
+                pause = budget.after(error)
             await asyncio.sleep(pause)
 
     async def close(self) -> None:
-        """Close what is idle now, and the rest when it is given back."""
+        """Close idle connections now, and the others when they are released."""
         self.closed = True
         if self._pid == os.getpid():
-            await self._forget()
+            await self._close_idle()
 
     async def _attempt(self, steps: Steps[T], deadline: float) -> T:
-        await self._wait_for_place(deadline)
+        await self._wait_for_slot(deadline)
         try:
-            link = await self._take(deadline)
-            link.deadline = deadline
+            connection = await self._acquire(deadline)
+            connection.deadline = deadline
             try:
-                result = await drive(link, steps, self._address)
+                result = await drive(connection, steps, self._address)
             except PerdureError:
-                await self._give_back(link)
+                await self._release(connection)
                 raise
             except BaseException as error:
                 try:
-                    blocked = isinstance(error, AnswerTimeoutError) and await take_back_async(link)
+                    is_blocked = isinstance(error, AnswerTimeoutError) and await take_back_async(
+                        connection
+                    )
                 finally:
-                    await _discard(link)
-                if blocked:
+                    await _discard(connection)
+                if is_blocked:
                     raise BlockedError(str(error)) from None
-                # The others may be of the same server process that is no more; new ones are cheap.
-                await self._forget()
+                # Idle connections may lead to the same dead server; new ones are cheap.
+                await self._close_idle()
                 raise
-            await self._give_back(link)
+            await self._release(connection)
             return result
         finally:
-            self._places.release()
+            self._slots.release()
 
-    async def _wait_for_place(self, deadline: float) -> None:
-        if not self._places.locked():
-            await self._places.acquire()
+    async def _wait_for_slot(self, deadline: float) -> None:
+        if not self._slots.locked():
+            await self._slots.acquire()
             return
         try:
-            left = max(deadline - time.monotonic(), 0)
-            await asyncio.wait_for(self._places.acquire(), left)
+            remaining = max(deadline - time.monotonic(), 0)
+            await asyncio.wait_for(self._slots.acquire(), remaining)
         except TimeoutError:
             reason = "all connections of this store were busy for too long"
             raise AnswerTimeoutError(reason) from None
 
-    async def _take(self, deadline: float) -> AsyncLink:
+    async def _acquire(self, deadline: float) -> AsyncLink:
         while True:
             if self.closed:
                 raise UsageError(f"{self._address.name} is closed: open the store again")
-            link = self._idle.pop() if self._idle else None
-            if link is None:
+            connection = self._idle.pop() if self._idle else None
+            if connection is None:
                 return await self._connect(deadline)
-            if is_alive(link):
-                return link
-            await _discard(link)
+            if is_alive(connection):
+                return connection
+            await _discard(connection)
 
     async def _connect(self, deadline: float) -> AsyncLink:
-        link = await AsyncLink.connect(**in_time(self._options, deadline))
-        link.deadline = deadline
+        connection = await AsyncLink.connect(**in_time(self._options, deadline))
+        connection.deadline = deadline
         try:
-            row = await (await link.execute(SERVER_PROCESS)).fetchone()
+            row = await (await connection.execute(SERVER_PROCESS)).fetchone()
         except BaseException:
-            await _discard(link)
+            await _discard(connection)
             raise
-        let_prepare(link, row[0] if row else None)
-        return link
+        let_prepare(connection, row[0] if row else None)
+        return connection
 
-    async def _give_back(self, link: AsyncLink) -> None:
-        self._idle.append(link)
+    async def _release(self, connection: AsyncLink) -> None:
+        self._idle.append(connection)
         if self.closed:
-            await self._forget()
+            await self._close_idle()
 
-    async def _forget(self) -> None:
+    async def _close_idle(self) -> None:
         idle, self._idle = self._idle, []
-        for link in idle:
-            await _discard(link)
+        for connection in idle:
+            await _discard(connection)
 
 
-async def drive(link: AsyncLink, steps: Steps[T], address: Address) -> T:
-    """Return what the steps return, asking this connection."""
+async def drive(connection: AsyncLink, steps: Steps[T], address: Address) -> T:
+    """Run the steps on this connection and return their result."""
     try:
         request = next(steps)
         while True:
             try:
                 prepare = None if request.often else False
-                answer = await link.execute(
+                cursor = await connection.execute(
                     request.sql, request.parameters, prepare=prepare, binary=True
                 )
-                rows = await answer.fetchall()
+                rows = await cursor.fetchall()
             except (psycopg.Error, OSError) as error:
                 if not request.may_fail:
                     raise
                 tell_unnotified(error, address)
-                await _discard(link)
+                await _discard(connection)
                 rows = []
             request = steps.send(rows)
-    except StopIteration as end:
-        return end.value  # type: ignore[no-any-return]
+    except StopIteration as stop:
+        return stop.value  # type: ignore[no-any-return]
 
 
-async def _discard(link: AsyncLink) -> None:
+async def _discard(connection: AsyncLink) -> None:
     with contextlib.suppress(psycopg.Error, OSError):
-        await link.close()
+        await connection.close()

@@ -1,7 +1,7 @@
-"""Row-level security for tenants of one Postgres store, as SQL to read and to run. Pure.
+"""Generate the SQL script for row-level security between tenants of one store. Pure.
 
-A tenant is a role that is named like it: whoever logs in as `acme` sees the streams of
-`?tenant=acme`, whatever the address says. The owner of the tables sees everything, as owners do.
+A tenant is a role with the same name: a client that logs in as `acme` sees the streams of
+`?tenant=acme`, whatever its address says. The owner of the tables sees everything, as owners do.
 """
 
 from collections.abc import Sequence
@@ -11,11 +11,11 @@ from perdure.backends.postgres_address import quoted
 TABLES = ("head", "entry", "label", "watch")
 
 _INTRODUCTION = """-- Row-level security of the perdure store in the schema {schema}:
--- each role sees and writes only the rows of the tenant that bears its name. Create the roles,
--- then run it as the owner of the tables, with psql -v ON_ERROR_STOP=1: without that word psql
--- goes on after an error, and reports success. Tenants open the store with
+-- each role sees and writes only the rows of the tenant that has its name. Create the roles,
+-- then run this as the owner of the tables, with psql -v ON_ERROR_STOP=1: without it, psql
+-- continues after an error and reports success. Tenants open the store with
 -- ?schema=…&tenant=NAME&migrate=no.
--- Do not grant the view `session` to tenants: it shows what its owner may see.
+-- Do not grant the view `session` to tenants: it shows all rows that its owner may see.
 begin;
 """
 
@@ -25,7 +25,8 @@ create policy perdure_tenant on {schema}.{table}
   using (tenant = current_user) with check (tenant = current_user);
 """
 
-# Whatever becomes of a grant, the rows are guarded: a role that is missing takes nothing back.
+# Each tenant's grants are a transaction of their own: a missing role fails only its own grants,
+# and the policies above stay.
 _GRANTS = """commit;
 
 -- The tenant {remark}:
@@ -37,7 +38,7 @@ grant select on {schema}.migration to {role};
 
 
 def rls_script(schema: str, tenants: Sequence[str]) -> str:
-    """Return the script for a schema, with the grants for some tenants' roles."""
+    """Return the script for a schema, with grants for the roles of the given tenants."""
     name = quoted(schema).replace("%%", "%")
     tables = ", ".join(f"{name}.{table}" for table in TABLES)
     parts = [_INTRODUCTION.format(schema=_remark(name))]
@@ -50,5 +51,5 @@ def rls_script(schema: str, tenants: Sequence[str]) -> str:
 
 
 def _remark(name: str) -> str:
-    """Return a name for a comment, which the end of a line would end."""
+    """Return a name that is safe in an SQL comment, which a line break would end."""
     return name.replace("\n", " ").replace("\r", " ")

@@ -1,7 +1,8 @@
-"""What a Postgres server must offer when a store is opened, and bringing its tables up to date.
+"""Check a Postgres server when a store is opened, and migrate its tables.
 
-Opening asks once about the server and the version of the tables. Migrations run one after the
-other in one transaction, under a lock of that transaction, so any number of processes may try.
+Opening asks once about the server and the version of the tables. Migrations run one after another
+in one transaction, under an advisory lock of that transaction, so any number of processes may try
+at once.
 """
 
 import hashlib
@@ -21,10 +22,10 @@ from perdure.backends.postgres_links import Link, in_time, options_of
 from perdure.backends.postgres_tables import NEWEST, script
 from perdure.errors import PerdureError, UnavailableError, UnsupportedError, VersionError
 
-COCKROACH = "CockroachDB"  # It counts as an older PostgreSQL than it is in what is needed here.
+COCKROACH = "CockroachDB"  # Reports an older PostgreSQL version than the features it has.
 YUGABYTE = "-YB-"
-OLDEST_SERVER = 140_000  # PostgreSQL 14, the oldest that its makers still mend.
-ATTEMPTS = 5  # Two that create a schema at once, or who uses the tables, can disturb each other.
+OLDEST_SERVER = 140_000  # PostgreSQL 14, the oldest release still maintained
+ATTEMPTS = 5  # per migration; concurrent migrations, or clients of the tables, can conflict
 
 T = TypeVar("T")
 
@@ -44,7 +45,7 @@ _LACKING = """(
     where not has_table_privilege(%s || '.' || name, word) group by word
   ) as lacking)"""
 
-# The tables that a store is lost without: `watch` is filled anew by whoever waits.
+# The tables whose loss loses the store; waiters fill `watch` again.
 _UNLOGGED = """(
   select case when count(relpersistence) > 0 then
     coalesce(array_agg(%s || '.' || name order by name) filter (where relpersistence = 'u'), '{}')
@@ -54,8 +55,8 @@ _UNLOGGED = """(
 
 _SECURED = "(select relrowsecurity from pg_class where oid = to_regclass(%s || '.head'))"
 
-# Whether every policy for heads is that of our script, and holds for this user. Of policies that
-# somebody else wrote nothing is known.
+# Whether every policy for heads is that of our script and applies to this user. Nothing can be
+# said about policies from elsewhere.
 _OURS = """
 select current_user::text, bool_and(pg_get_expr(polqual, polrelid) ilike '(tenant = current_user)')
 from pg_policy where polrelid = to_regclass(%s) and row_security_active(polrelid)"""
@@ -65,13 +66,13 @@ select pg_get_userbyid(relowner) from pg_class
 where oid = to_regclass(%s) and not pg_has_role(relowner, 'usage')"""
 
 _SOMEBODY_ELSE = (
-    "let a user who may create them run: perdure migrate ADDRESS, "
+    "have a user who may create them run: perdure migrate ADDRESS, "
     "and grant this one usage on the schema, and select, insert, update, delete on its tables"
 )
 
 
 class Server(NamedTuple):
-    """What was found at an address."""
+    """Facts about the server, the connection and the tables at an address."""
 
     number: int
     version: str
@@ -82,29 +83,29 @@ class Server(NamedTuple):
     standby: bool
     neon: bool
     tables: int
-    """The version of the tables; 0 where there are none."""
+    """The version of the tables; 0 if there are none."""
 
     schema_exists: bool
     pooled: bool = False
     encrypted: bool = False
-    lacking: str = ""
-    """What its user may not do with the tables, such as "delete on entry, head"."""
+    missing_privileges: str = ""
+    """Privileges on the tables that the user lacks, such as "delete on entry, head"."""
 
     data_sync_retry: str = ""
     unlogged: tuple[str, ...] | None = ()
-    """Tables that a crash of the server empties, as SQL names them; None where it does not say."""
+    """SQL names of tables that a server crash empties; None if the server cannot say."""
 
-    secured: bool = False
+    has_row_security: bool = False
     """Whether the tables have row-level security."""
 
     @property
     def engine(self) -> str:
-        """What the server calls itself."""
+        """The name of the database engine."""
         return COCKROACH if self.version.startswith(COCKROACH) else "PostgreSQL"
 
     @property
     def locks_tables(self) -> bool:
-        """Whether it knows how to lock a table against everybody else."""
+        """Whether it supports LOCK TABLE."""
         return self.engine != COCKROACH and YUGABYTE not in self.version
 
     @property
@@ -115,58 +116,58 @@ class Server(NamedTuple):
 
 
 def prepare(address: Address, judge: Callable[[Server], T]) -> T:
-    """Make sure that there are tables of the right version; return what `judge` says of the server.
+    """Ensure tables of the right version; return what `judge` returns for the server.
 
-    Nothing is made on a server that it refuses.
+    If `judge` raises, nothing is created.
     """
-    trial = Trial(address, address.wait)
+    budget = Trial(address, address.wait)
     deadline = time.monotonic() + (address.wait or address.patience)
     while True:
         try:
             return _prepare(address, judge, deadline)
         except (psycopg.Error, OSError) as error:
-            pause = trial.after(error)
+            pause = budget.after(error)
         time.sleep(pause)
 
 
 def _prepare(address: Address, judge: Callable[[Server], T], deadline: float) -> T:
-    with closing(Link.connect(**in_time(options_of(address), deadline))) as link:
-        server = look(link, address, deadline)
+    with closing(Link.connect(**in_time(options_of(address), deadline))) as connection:
+        server = look(connection, address, deadline)
         require(server, address)
-        judged = judge(server)
-        if "select on" in server.lacking:
-            reason = f"this user may not do that: {server.lacking}"
-            raise UnavailableError(address.name, reason, "grant it that in the schema")
+        verdict = judge(server)
+        if "select on" in server.missing_privileges:
+            reason = f"this user lacks privileges: {server.missing_privileges}"
+            raise UnavailableError(address.name, reason, "grant them in the schema")
         if server.tables < NEWEST:
             if not address.migrate or server.read_only or server.standby:
                 raise _behind(server, address)
-            migrate(link, address)
-        if server.secured:
-            _require_own_tenant(link, address, deadline)
-        return judged
+            migrate(connection, address)
+        if server.has_row_security:
+            _require_own_tenant(connection, address, deadline)
+        return verdict
 
 
-def _require_own_tenant(link: Link, address: Address, deadline: float) -> None:
-    """Raise where row-level security would show an empty store, because it is another tenant's."""
-    link.deadline = deadline
+def _require_own_tenant(connection: Link, address: Address, deadline: float) -> None:
+    """Raise where row-level security would show another tenant's store as empty."""
+    connection.deadline = deadline
     try:
-        row: Any = link.execute(_OURS, (f"{_schema(address)}.head",)).fetchone()
+        row: Any = connection.execute(_OURS, (f"{_schema(address)}.head",)).fetchone()
     except psycopg.errors.ProgrammingError:
-        return  # Another engine, with a catalogue of its own.
+        return  # Another engine, with a catalog of its own.
     finally:
-        link.deadline = math.inf
+        connection.deadline = math.inf
     user, is_ours = row
     if is_ours and user != address.tenant:
         tenant = f"the tenant {address.tenant!r}" if address.tenant else "no tenant"
-        reason = f"row-level security lets the user {user!r} see its own rows only, and the address"
+        reason = f"row-level security lets the user {user!r} see only its own rows, and the address"
         hint = f"open it with ?tenant={quote(user)}"
         if address.tenant:
-            hint += f", or log in as a role that is named {address.tenant!r}"
+            hint += f", or log in as a role named {address.tenant!r}"
         raise UnavailableError(address.name, f"{reason} names {tenant}", hint)
 
 
 class Migration(NamedTuple):
-    """What bringing tables up to date did, or would do."""
+    """Versions before and after a migration, and the statements it ran or would run."""
 
     before: int
     after: int
@@ -174,15 +175,15 @@ class Migration(NamedTuple):
 
 
 def bring_up(address: Address, *, dry_run: bool) -> Migration:
-    """Bring the tables of a store to the newest version, or only say what that would take."""
+    """Migrate the tables of a store to the newest version, or only return the statements."""
     deadline = time.monotonic() + address.patience
     try:
-        with closing(Link.connect(**in_time(options_of(address), deadline))) as link:
-            server = look(link, address, deadline)
+        with closing(Link.connect(**in_time(options_of(address), deadline))) as connection:
+            server = look(connection, address, deadline)
             require(server, address)
             if dry_run or server.tables == NEWEST:
                 return Migration(server.tables, NEWEST, _script(server, address))
-            return Migration(server.tables, NEWEST, migrate(link, address))
+            return Migration(server.tables, NEWEST, migrate(connection, address))
     except (psycopg.Error, OSError) as error:
         raise translated(error, address) from cause(error, address)
 
@@ -193,95 +194,98 @@ def _script(server: Server, address: Address) -> list[str]:
 
 
 def _behind(server: Server, address: Address) -> PerdureError:
-    what = "has no tables yet" if server.tables == 0 else f"has tables of version {server.tables}"
-    reason = f"the schema {address.schema!r} {what}, this perdure needs version {NEWEST}"
+    state = "has no tables yet" if server.tables == 0 else f"has tables of version {server.tables}"
+    reason = f"the schema {address.schema!r} {state}, this perdure needs version {NEWEST}"
     hint = "run: perdure migrate ADDRESS, as a user who may create them"
-    kind = UnmadeError if server.tables == 0 else UnavailableError
-    return kind(address.name, reason, hint)
+    error_class = UnmadeError if server.tables == 0 else UnavailableError
+    return error_class(address.name, reason, hint)
 
 
-def look(link: Link, address: Address, deadline: float = math.inf) -> Server:
-    """Ask a server what it is; its answer is waited for until then."""
+def look(connection: Link, address: Address, deadline: float = math.inf) -> Server:
+    """Query facts about a server and its tables; its answer is awaited until the deadline."""
     schema = _schema(address)
-    link.deadline = deadline
-    row = link.execute(_FACTS, (f"{schema}.migration", schema)).fetchone()
-    assert row is not None  # noqa: S101 - it selects no table
+    connection.deadline = deadline
+    row = connection.execute(_FACTS, (f"{schema}.migration", schema)).fetchone()
+    assert row is not None  # noqa: S101 - it selects from no table, so there is a row
     number, version, commit, fsync, pages, read_only, standby, neon, migrated, exists, *rest = row
     pid, retry = rest
-    found = _tables(link, address) if migrated else _Tables()
-    link.deadline = math.inf  # Changing tables takes as long as it takes.
+    tables = _tables(connection, address) if migrated else _Tables()
+    connection.deadline = math.inf  # A migration has no time limit.
     settings = (commit or "", fsync or "", pages or "", read_only == "on", bool(standby))
     return Server(
-        *(int(number or 0), version, *settings, neon is not None, found.version, bool(exists)),
-        pooled=pid != link.info.backend_pid,
-        encrypted=link.pgconn.ssl_in_use,
-        lacking=found.lacking,
+        *(int(number or 0), version, *settings, neon is not None, tables.version, bool(exists)),
+        pooled=pid != connection.info.backend_pid,
+        encrypted=connection.pgconn.ssl_in_use,
+        missing_privileges=tables.missing_privileges,
         data_sync_retry=retry or "",
-        unlogged=found.unlogged,
-        secured=found.secured,
+        unlogged=tables.unlogged,
+        has_row_security=tables.has_row_security,
     )
 
 
 class _Tables(NamedTuple):
-    """What was found of the tables, as in `Server`; of those that are still to be made, nothing."""
+    """Facts about the tables, as in `Server`; the defaults stand for missing tables."""
 
     version: int = 0
-    lacking: str = ""
+    missing_privileges: str = ""
     unlogged: tuple[str, ...] | None = ()
-    secured: bool = False
+    has_row_security: bool = False
 
 
-def _tables(link: Link, address: Address) -> _Tables:
+def _tables(connection: Link, address: Address) -> _Tables:
     facts = f"coalesce(max(version), 0), {_LACKING}, {_UNLOGGED}, {_SECURED}"
     sql = f"select {facts} from {quoted(address.schema)}.migration"  # noqa: S608 - quoted
-    row: Any = link.execute(sql, (_schema(address),) * 4).fetchone()
-    version, lacking, unlogged, secured = row
+    row: Any = connection.execute(sql, (_schema(address),) * 4).fetchone()
+    version, missing_privileges, unlogged, has_row_security = row
     unlogged = None if unlogged is None else tuple(unlogged)
-    return _Tables(int(version), lacking or "", unlogged, bool(secured))
+    return _Tables(int(version), missing_privileges or "", unlogged, bool(has_row_security))
 
 
 def _schema(address: Address) -> str:
-    """Return the schema's name as it stands in a text without parameters."""
+    """Return the schema's quoted name for text that is sent without parameters."""
     return quoted(address.schema).replace("%%", "%")
 
 
 def require(server: Server, address: Address) -> None:
     """Raise unless the server is new enough and its tables are not too new."""
     if server.tables > NEWEST:
-        what = f"the schema {address.schema!r} in {address.name}"
-        raise VersionError(what, str(server.tables), str(NEWEST))
+        subject = f"the schema {address.schema!r} in {address.name}"
+        raise VersionError(subject, str(server.tables), str(NEWEST))
     if server.number and server.number < OLDEST_SERVER and server.engine != COCKROACH:
         hint = "perdure needs PostgreSQL 14 or newer"
         raise UnsupportedError(f"{address.name} is {server.version.split(' on ')[0]}", hint)
 
 
 def _lock(schema: str) -> int:
-    """Return the number of the lock for changing tables of a schema."""
+    """Return the key of the advisory lock for migrating a schema."""
     seed = hashlib.sha256(f"perdure migrate {schema}".encode()).digest()
     return int.from_bytes(seed[:8], signed=True)
 
 
-def migrate(link: Link, address: Address) -> list[str]:
-    """Bring the tables to the newest version; return the statements that did."""
-    link.deadline = math.inf  # Who waits for a lock is told so by the server, when it is too long.
+def migrate(connection: Link, address: Address) -> list[str]:
+    """Migrate the tables to the newest version; return the statements that were run."""
+    connection.deadline = math.inf  # The server's lock_timeout, set below, ends a wait for a lock.
     for attempt in range(ATTEMPTS):
         try:
-            with link.transaction():
-                # Whoever reads a table for long is waited for, and everybody behind us too.
-                longest = f"{math.ceil(address.patience * 1000)}ms"
-                link.execute("select set_config('lock_timeout', %s, true)", (longest,))
-                link.execute("select pg_advisory_xact_lock(%s::bigint)", (_lock(address.schema),))
-                server = look(link, address)
+            with connection.transaction():
+                # A migration waits for long readers of a table, and every other client then queues
+                # behind the migration: bound that wait.
+                lock_timeout = f"{math.ceil(address.patience * 1000)}ms"
+                connection.execute("select set_config('lock_timeout', %s, true)", (lock_timeout,))
+                connection.execute(
+                    "select pg_advisory_xact_lock(%s::bigint)", (_lock(address.schema),)
+                )
+                server = look(connection, address)
                 require(server, address)
                 statements = _script(server, address)
                 if statements:
-                    _require_owner(link, address)  # Before anybody else has to wait for a lock.
+                    _require_owner(connection, address)  # Before our lock makes other clients wait.
                 for statement in statements:
-                    link.execute(statement.encode())
+                    connection.execute(statement.encode())
                 return statements
         except psycopg.errors.InsufficientPrivilege as error:
             text = address.hide(" ".join(str(error).split()))
-            raise _forbidden(address, f"make the tables (Postgres: {text})") from error
+            raise _forbidden(address, f"create the tables (Postgres: {text})") from error
         except (
             psycopg.errors.UniqueViolation,
             psycopg.errors.DuplicateSchema,
@@ -294,12 +298,12 @@ def migrate(link: Link, address: Address) -> list[str]:
     raise AssertionError
 
 
-def _require_owner(link: Link, address: Address) -> None:
-    """Raise unless this user may change the tables, where there are any."""
-    found = link.execute(_OWNER, (f"{_schema(address)}.head",)).fetchone()
-    if found is not None:
-        raise _forbidden(address, f"change the tables, which belong to {found[0]!r}")
+def _require_owner(connection: Link, address: Address) -> None:
+    """Raise unless this user may change the tables, if there are any."""
+    row = connection.execute(_OWNER, (f"{_schema(address)}.head",)).fetchone()
+    if row is not None:
+        raise _forbidden(address, f"change the tables, which belong to {row[0]!r}")
 
 
-def _forbidden(address: Address, what: str) -> UnavailableError:
-    return UnavailableError(address.name, f"this user may not do that: {what}", _SOMEBODY_ELSE)
+def _forbidden(address: Address, action: str) -> UnavailableError:
+    return UnavailableError(address.name, f"this user may not {action}", _SOMEBODY_ELSE)

@@ -1,37 +1,38 @@
-"""The SQL of a Postgres store: constant text but for the schema's quoted name. Pure.
+"""The SQL of a Postgres store: constant text except for the schema's quoted name. Pure.
 
-Each call is one statement in a transaction of its own, so that nothing depends on the session: it
-works behind a pooler that gives every statement another connection. What a user named is bytea:
-its order is that of code points whatever the database's locale, and no byte is special in it.
+Each call is one statement in a transaction of its own, so nothing depends on the session: it works
+behind a pooler that routes every statement to another connection. Names given by users are bytea:
+they sort by code point whatever the database's locale, and no byte is special in them.
 
-No statement leaves it to the planner's statistics whether a table is read through: what is looked
-up is joined laterally, by its whole key. Indexes for listings have a condition, `changed > 0`,
-`present` or one of `labels`, so that no other statement can take them.
+No statement relies on the planner's statistics to avoid a full scan: lookups are lateral joins by a
+whole key. Indexes for listings have a condition (`changed > 0`, `present` or one of `labels`), so
+that no other statement can use them.
 
-`position` of a head is the lock and the proof: an append moves it from where its entries begin to
-where they end, or does nothing at all.
+`position` of a head is both the lock and the proof: an append moves it from the position before its
+entries to that of the last one, or does nothing at all.
 
-No statement changes a table in two places: engines that only speak the protocol refuse that.
+Editing: no statement may change a table in two places, because engines that only speak the protocol
+(CockroachDB) refuse that. Changed columns need a migration in `postgres_tables`.
 """
 
 from typing import NamedTuple
 
 from perdure.backends.postgres_tables import DELETED
 
-# Somebody may have left synchronous_commit off in the session that a pooler hands out. This raises
-# it for the one transaction, and never lowers a stricter setting.
+# Another client may have left synchronous_commit off in a session that a pooler hands out. This
+# raises it for one transaction, and never lowers a stricter setting.
 DURABLY = (
     "(select case when current_setting('synchronous_commit', true) = 'off'"
     " then set_config('synchronous_commit', 'on', true) end)"
 )
 
-# Microseconds by the server's clock: what changed last is a listing's order, never a version.
+# Microseconds by the server's clock. Used to order listings, never as a version.
 NOW = "(extract(epoch from clock_timestamp()) * 1000000)::bigint"
 
-# A head that goes on is held first, so that nobody removes it and the row proposed for it can only
-# update it: that row carries the position that is expected in `changed`, as a negative number. A
-# head that begins is inserted; one that is there already is held too, and stays as it is.
-# Heads are locked in one order, that of the streams, one after the other as they are found.
+# The head of a continued stream is locked first, so that no other client removes it and the row
+# proposed for it can only update it: that row carries the expected position in `changed`, as a
+# negative number. The head of a new stream is inserted; if it exists already, it is locked too and
+# stays unchanged. Heads are locked one by one, ordered by stream, so that appends cannot deadlock.
 _NEW = """
 with new as (
   select * from unnest(%b::bytea[], %b::bytea[], %b::bigint[], %b::bigint[], %b::text[],
@@ -65,8 +66,8 @@ with new as (
   where entry.stream in (select stream from taken)
 )"""
 
-# The same for one stream that goes on under its labels: most appends are like this, and planning
-# the general statement takes longer than running it.
+# The same for one continued stream with unchanged labels: most appends are like this, and
+# planning the general statement takes longer than running it.
 _NEXT = """
 with taken as (
   update {schema}.head as head
@@ -80,9 +81,9 @@ with taken as (
   from taken, unnest(%b::bigint[], %b::bytea[], %b::bytea[]) as entry (position, header, body)
 )"""
 
-# A label that a stream bears no more is marked, not deleted: the table is changed in one place.
-# What it bore is looked up by its name alone, and `present` is asked afterwards: in one condition
-# it would allow the index of the listings, and the labels of all streams be gone through.
+# A label that a stream no longer has is marked, not deleted, so that the statement changes the
+# table in one place only. Old labels are looked up by name alone and `present` is checked
+# afterwards: in one condition, the planner could use the listings' index and scan all labels.
 _RELABEL = """, wanted as (
   select * from unnest(%b::bytea[], %b::bytea[]) as wanted (stream, label)
 ), relabelled as (
@@ -109,7 +110,7 @@ select stream, {durably}, exists (
   where watch.tenant = %b::text and watch.stream = taken.stream and watch.until > {now})
 from taken"""
 
-# The commit of this is not waited for: a wait is nothing that has to survive.
+# Committed asynchronously: a registered wait need not survive a crash.
 _EXPECT = """
 insert into {schema}.watch (tenant, stream, until)
 values (%b::text, %b::bytea, {now} + 1000000 * %b::bigint)
@@ -118,9 +119,9 @@ returning (select set_config('synchronous_commit', 'off', true))"""
 
 _TIDY = "delete from {schema}.watch where until < {now} - 60000000 returning until"
 
-_NOTIFY = "select pg_notify(%b::text, told.stream) from unnest(%b::text[]) as told (stream)"
+_NOTIFY = "select pg_notify(%b::text, notice.stream) from unnest(%b::text[]) as notice (stream)"
 
-# One moment's view of heads and of what stands at some positions; at least one row for each.
+# A consistent view of heads and of the entries at some positions; at least one row per stream.
 _LOOK = """
 select ask.number, head.stream, head.position, entry.position, entry.header
 from unnest(%b::bytea[], %b::bytea[], %b::bigint[], %b::bigint[])
@@ -136,8 +137,8 @@ left join lateral (
 ) as entry on true
 order by ask.number, entry.position"""
 
-# A lock is written to the log: its commit waits until everything before it is durable too. The
-# streams are given in the order in which heads are locked.
+# A row lock is written to the log, so its commit waits until everything before it is durable too.
+# The streams are passed in the order in which heads are locked.
 _SETTLE = """
 select {durably}
 from (
@@ -148,7 +149,7 @@ cross join lateral (
   select name from {schema}.head where tenant = %b::text and name = ask.name limit 1 for update
 ) as held"""
 
-# The bodies of a page end where their sum is too much; the first one passes whatever its size.
+# A page ends where the sum of its bodies exceeds the limit; the first entry always fits.
 _READ = """
 select head.stream, head.position, entry.position, entry.header, entry.body, entry.many
 from (select 1) as one (nothing)
@@ -202,12 +203,12 @@ select head.name, head.position, head.digest, head.labels, head.changed
 from {schema}.head as head
 where tenant = %b::text and changed > 0 and labels {which} {deleted} and changed > %b::bigint"""
 
-# An index has the live ones by their last change, another one the deleted ones.
+# One index holds live heads by their last change, another one the deleted heads.
 _BOTH = """
 select * from ({live}) as live union all select * from ({gone}) as gone
 order by changed desc, name desc"""
 
-# At least one row, which says how many there are: more than some are not looked up and sorted.
+# At least one row, with the number of matches; above the limit none are looked up and sorted.
 _FEW = """
 with meant as (
   select name from {source} and name >= %b::bytea and name < %b::bytea
@@ -267,8 +268,8 @@ class Statements(NamedTuple):
     append: str
     append_relabelling: str
     append_next: str
-    look: str
-    settle: str
+    inspect: str
+    confirm_durable: str
     forward: str
     reverse: str
     streams: str
@@ -283,16 +284,16 @@ class Statements(NamedTuple):
     named: str
     drop: str
     remove: str
-    expect: str
-    tidy: str
+    register_watch: str
+    expire_watches: str
     notify: str
 
 
 def statements(schema: str) -> Statements:
     """Return the statements for a schema, given its quoted name."""
 
-    def text(template: str, **words: str) -> str:
-        return template.format(schema=schema, durably=DURABLY, now=NOW, deleted=DELETED, **words)
+    def text(template: str, **parts: str) -> str:
+        return template.format(schema=schema, durably=DURABLY, now=NOW, deleted=DELETED, **parts)
 
     lives = f" and labels <> {DELETED}"
     live, gone = text(_RECENT, which="<>"), text(_RECENT, which="=")
@@ -302,8 +303,8 @@ def statements(schema: str) -> Statements:
         append=text(_NEW + _TAKEN),
         append_relabelling=text(_NEW + _RELABEL + _TAKEN),
         append_next=text(_NEXT + _TAKEN),
-        look=text(_LOOK),
-        settle=text(_SETTLE),
+        inspect=text(_LOOK),
+        confirm_durable=text(_SETTLE),
         forward=text(_READ, order="", beyond=">"),
         reverse=text(_READ, order="desc", beyond="<"),
         streams=text(_STREAMS, lives=""),
@@ -318,7 +319,7 @@ def statements(schema: str) -> Statements:
         named=text(_NAMED),
         drop=text(_DROP),
         remove=text(_REMOVE),
-        expect=text(_EXPECT),
-        tidy=text(_TIDY),
+        register_watch=text(_EXPECT),
+        expire_watches=text(_TIDY),
         notify=_NOTIFY,
     )

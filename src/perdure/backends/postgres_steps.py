@@ -1,7 +1,8 @@
-"""What is asked of Postgres and what its rows mean, once for both colours. Pure: no I/O.
+"""Operations of a Postgres store as steps: SQL requests out, rows in. Pure, for sync and async.
 
-A step yields statements and is sent their rows; whoever drives it has the connection. A step that
-is cut by a lost connection is begun again from its start: everything here may be done twice.
+A step yields statements and is sent their rows; the pool that drives it has the connection. A step
+that is interrupted by a lost connection restarts from its beginning, so everything here must be
+safe to run twice.
 """
 
 import hashlib
@@ -17,12 +18,12 @@ from perdure.backends.postgres_sql import NOW, Statements
 from perdure.backends.rules import POSITION_MAX, check_name, decide
 from perdure.errors import DamagedError, UnavailableError
 
-PAGE_ROWS = 256
-PAGE_BYTES = 2**20  # Memory stays bounded however long the bodies are.
-BATCH_BYTES = 2**26  # Postgres holds no array of a gigabyte; larger calls are several commits.
-ROUNDS = 100  # Each round means that another writer got on; so many in one call are a mistake.
+PAGE_ROWS = 256  # rows per statement of a read or a listing
+PAGE_BYTES = 2**20  # bytes per page; bounds memory however long the bodies are
+BATCH_BYTES = 2**26  # bytes per commit; Postgres arrays end at 1 GB, so larger calls are split
+ROUNDS = 100  # attempts per call; each lost one means another writer won, so more is a bug
 NO_BOUND = 2**62
-KNOWN_LABELS = 8192
+KNOWN_LABELS = 8192  # heads whose labels are cached
 
 T = TypeVar("T")
 Row = tuple[Any, ...]
@@ -34,43 +35,44 @@ class Ask(NamedTuple):
     sql: str
     parameters: tuple[Any, ...]
     may_fail: bool = False
-    """Whether it is the last of its steps, and they have succeeded without it."""
+    """Whether it is the last of its steps, which have succeeded without it."""
     often: bool = False
-    """Whether it is asked so often that planning it each time would be most of the work."""
+    """Whether it runs so often that it should be prepared: planning would dominate its cost."""
 
 
 Steps = Generator[Ask, list[Row], T]
 
 
 class Labels:
-    """The labels of heads that this process wrote last, so that unchanged ones cost nothing.
+    """Labels of the heads that this process wrote last, so that unchanged ones cost nothing.
 
-    Only a hint: the statement moves a head without touching its labels only if they are the same.
+    A cache and only a hint: the statement moves a head without touching its labels only if they are
+    equal.
     """
 
     def __init__(self) -> None:
-        self._known: dict[bytes, tuple[int, frozenset[str]]] = {}
+        self._cached: dict[bytes, tuple[int, frozenset[str]]] = {}
 
-    def change(self, key: bytes, append: Append) -> bool:
-        """Tell whether the labels may differ from those of the head that the append moves."""
-        before = append.entries[0].position - 1
-        if append.begins or not before:
+    def may_differ(self, key: bytes, append: Append) -> bool:
+        """Return whether the labels may differ from those of the head that the append moves."""
+        previous = append.entries[0].position - 1
+        if append.begins or not previous:
             return bool(append.labels)
-        return self._known.get(key) != (before, append.labels)
+        return self._cached.get(key) != (previous, append.labels)
 
-    def stored(self, key: bytes, append: Append) -> None:
+    def remember(self, key: bytes, append: Append) -> None:
         """Remember the labels that a head has now."""
-        if len(self._known) >= KNOWN_LABELS:
-            self._known = {}  # What is lost is only a shortcut.
-        self._known[key] = (append.entries[-1].position, append.labels)
+        if len(self._cached) >= KNOWN_LABELS:
+            self._cached = {}  # Only a cache: forgetting costs a slower statement.
+        self._cached[key] = (append.entries[-1].position, append.labels)
 
     def forget(self, key: bytes) -> None:
-        """Rely on nothing that is known of a head."""
-        self._known.pop(key, None)
+        """Forget the labels of a head."""
+        self._cached.pop(key, None)
 
 
 class Book:
-    """The statements of one store, and the names of its streams as they are kept there."""
+    """The operations of one store as steps, and the keys of its streams."""
 
     def __init__(self, sql: Statements, tenant: str, name: str, channel: str) -> None:
         self.sql = sql
@@ -81,46 +83,50 @@ class Book:
         self._salt = tenant.encode() + b"\0"
 
     def key(self, stream: str) -> bytes:
-        """Return what entries carry in place of a long name."""
+        """Return the key of a stream, which entries carry instead of a long name."""
         return hashlib.sha256(self._salt + check_name(stream)).digest()[:16]
 
     def append(self, appends: Sequence[Append]) -> Steps[list[Outcome]]:
-        """Store what can be stored, in one statement; look only at what could not."""
+        """Store all appends in one statement per batch; inspect only those it did not store."""
         outcomes: dict[str, Outcome] = {}
-        left = [(self.key(append.stream), append) for append in appends]
-        waited: list[bytes] = []
+        remaining = [(self.key(append.stream), append) for append in appends]
+        watched_keys: list[bytes] = []
         for _ in range(ROUNDS):
             missed: list[tuple[bytes, Append]] = []
-            for batch in _batches(sorted(left)):
-                taken = {key: is_waited for key, _, is_waited in (yield self._write(batch))}
-                waited += [key.hex().encode() for key, is_waited in taken.items() if is_waited]
+            for batch in _batches(sorted(remaining)):
+                stored = {key: is_watched for key, _, is_watched in (yield self._write(batch))}
+                watched_keys += [
+                    key.hex().encode() for key, is_watched in stored.items() if is_watched
+                ]
                 for key, append in batch:
-                    if key in taken:
+                    if key in stored:
                         outcomes[append.stream] = STORED
-                        self.labels.stored(key, append)
+                        self.labels.remember(key, append)
                     else:
                         self.labels.forget(key)
                         missed.append((key, append))
-            left = (yield from self._judge(missed, outcomes)) if missed else []
-            if not left:
-                if waited:
-                    yield Ask(self.sql.notify, (self._channel, Texts(waited)), may_fail=True)
+            remaining = (yield from self._resolve_missed(missed, outcomes)) if missed else []
+            if not remaining:
+                if watched_keys:
+                    yield Ask(self.sql.notify, (self._channel, Texts(watched_keys)), may_fail=True)
                 return [outcomes[append.stream] for append in appends]
-        outrun = UnavailableError(self.name, "other writers were always first")
-        outrun.of_one = True
-        raise outrun
+        error = UnavailableError(self.name, "other writers kept winning the race for a position")
+        error.of_one = True
+        raise error
 
     def _write(self, batch: list[tuple[bytes, Append]]) -> Ask:
         tenant = self.tenant
         lasts = [append.entries[-1] for _, append in batch]
         rows = [(key, entry) for key, append in batch for entry in append.entries]
-        relabels = [self.labels.change(key, append) for key, append in batch]
+        relabels = [self.labels.may_differ(key, append) for key, append in batch]
         if len(batch) == 1 and _goes_on(batch[0][1]) and not relabels[0]:
             return self._write_next(batch[0][1])
         heads = (
             Bytes([key for key, _ in batch]),
             Bytes([append.stream.encode() for _, append in batch]),
-            Numbers([0 if one.begins else one.entries[0].position - 1 for _, one in batch]),
+            Numbers(
+                [0 if append.begins else append.entries[0].position - 1 for _, append in batch]
+            ),
             Numbers([last.position for last in lasts]),
             Texts([digest_of(last.header).encode() for last in lasts]),
             Bytes([_labels_column(append.labels) for _, append in batch]),
@@ -135,14 +141,14 @@ class Book:
         parameters = (*heads, tenant, tenant, tenant, *entries)
         if not any(relabels):
             return Ask(self.sql.append, (*parameters, tenant), often=True)
-        changed = [one for one, relabelled in zip(batch, relabels, strict=True) if relabelled]
+        changed = [item for item, has_changed in zip(batch, relabels, strict=True) if has_changed]
         wanted = [(key, label.encode()) for key, append in changed for label in append.labels]
         labels = (Bytes([key for key, _ in wanted]), Bytes([label for _, label in wanted]))
         relabelling = (*labels, tenant, tenant, tenant)
         return Ask(self.sql.append_relabelling, (*parameters, *relabelling), often=True)
 
     def _write_next(self, append: Append) -> Ask:
-        """Return how to store what goes on in a stream under the labels that it had."""
+        """Return the request that continues one stream with unchanged labels."""
         entries, last = append.entries, append.entries[-1]
         parameters = (
             *(last.position, digest_of(last.header)),
@@ -155,29 +161,34 @@ class Book:
         )
         return Ask(self.sql.append_next, parameters, often=True)
 
-    def _judge(
+    def _resolve_missed(
         self, missed: list[tuple[bytes, Append]], outcomes: dict[str, Outcome]
     ) -> Steps[list[tuple[bytes, Append]]]:
-        """Decide about what was not stored as it is; return what has to be sent again."""
-        found = _standing((yield self._look(missed)), missed)
-        again: list[tuple[bytes, Append]] = []
-        settled: list[bytes] = []
-        for (key, append), (head, headers) in zip(missed, found, strict=True):
+        """Decide about appends that were not stored as sent; return those to send again.
+
+        An append that is stored already is reported only after its entries are durable.
+        """
+        stored_heads = _standing((yield self._inspect(missed)), missed)
+        retries: list[tuple[bytes, Append]] = []
+        already_stored: list[bytes] = []
+        for (key, append), (head, headers) in zip(missed, stored_heads, strict=True):
             outcome, missing = decide(append, head, partial(_given, headers))
             if missing:
                 rest = append._replace(entries=missing)
                 if head is not None:
                     rest = rest._replace(begins=False)
-                again.append((key, rest))
+                retries.append((key, rest))
                 continue
             outcomes[append.stream] = outcome
             if outcome is STORED:
-                settled.append(append.stream.encode())
-        if settled:
-            yield Ask(self.sql.settle, (Bytes(settled), self.tenant))  # In their keys' order.
-        return again
+                already_stored.append(append.stream.encode())
+        if already_stored:
+            yield Ask(
+                self.sql.confirm_durable, (Bytes(already_stored), self.tenant)
+            )  # In the order of their keys, in which heads are locked.
+        return retries
 
-    def _look(self, missed: list[tuple[bytes, Append]]) -> Ask:
+    def _inspect(self, missed: list[tuple[bytes, Append]]) -> Ask:
         parameters = (
             Bytes([key for key, _ in missed]),
             Bytes([append.stream.encode() for _, append in missed]),
@@ -185,7 +196,7 @@ class Book:
             Numbers([append.entries[-1].position for _, append in missed]),
             *(self.tenant, self.tenant),
         )
-        return Ask(self.sql.look, parameters)
+        return Ask(self.sql.inspect, parameters)
 
     def drop(self, stream: str, before: int) -> Steps[None]:
         """Remove entries, but never the last one."""
@@ -194,10 +205,10 @@ class Book:
         here = (self.tenant, self.key(stream), bound)
         yield Ask(self.sql.drop, (*here, self.tenant, name))
 
-    def expect(self, stream: str, seconds: int) -> Steps[None]:
-        """Have writers tell, for a while, when they append to a stream."""
-        yield Ask(self.sql.tidy, ())
-        yield Ask(self.sql.expect, (self.tenant, self.key(stream), seconds))
+    def register_watch(self, stream: str, seconds: int) -> Steps[None]:
+        """Register a waiter: writers notify appends to this stream for some seconds."""
+        yield Ask(self.sql.expire_watches, ())
+        yield Ask(self.sql.register_watch, (self.tenant, self.key(stream), seconds))
 
     def server_time(self) -> Steps[float]:
         """Return the time by the server's clock, in seconds since 1970."""
@@ -205,33 +216,33 @@ class Book:
         return int(rows[0][0]) / 1e6
 
     def remove(self, stream: str, digest: str) -> Steps[bool]:
-        """Forget a stream if this is the digest of its end; tell whether it is gone."""
+        """Remove a stream if its head has this digest; return whether it no longer exists."""
         here = (self.tenant, check_name(stream))
         rows = yield Ask(self.sql.remove, (*here, digest, self.tenant, *here, *here))
         return bool(rows[0][0])
 
 
-def _batches(left: list[tuple[bytes, Append]]) -> Iterator[list[tuple[bytes, Append]]]:
+def _batches(items: list[tuple[bytes, Append]]) -> Iterator[list[tuple[bytes, Append]]]:
     batch: list[tuple[bytes, Append]] = []
     size = 0
-    for one in left:
-        weight = sum(len(entry.header) + len(entry.body or b"") for entry in one[1].entries)
+    for item in items:
+        weight = sum(len(entry.header) + len(entry.body or b"") for entry in item[1].entries)
         if batch and size + weight > BATCH_BYTES:
             yield batch
             batch, size = [], 0
-        batch.append(one)
+        batch.append(item)
         size += weight
     yield batch
 
 
 def _standing(
-    rows: list[Row], asked: list[tuple[bytes, Append]]
+    rows: list[Row], items: list[tuple[bytes, Append]]
 ) -> list[tuple[int | None, list[bytes]]]:
-    """Return the head of each stream that was asked about, and the headers that stand there."""
-    heads: list[int | None] = [None] * len(asked)
-    headers: list[list[bytes]] = [[] for _ in asked]
+    """Return for each stream its head position and the headers stored at its positions."""
+    heads: list[int | None] = [None] * len(items)
+    headers: list[list[bytes]] = [[] for _ in items]
     for number, stream, head, position, header in rows:
-        key, append = asked[number - 1]
+        key, append = items[number - 1]
         if stream is not None and stream != key:
             raise DamagedError(append.stream, 0, "its name does not belong to its key")
         heads[number - 1] = head
@@ -240,7 +251,7 @@ def _standing(
         if head is None:
             raise DamagedError(append.stream, 0, "it has entries and no head")
         if position > head:
-            raise DamagedError(append.stream, head + 1, "entries stand after its head")
+            raise DamagedError(append.stream, head + 1, "entries exist after its head")
         headers[number - 1].append(header)
     return list(zip(heads, headers, strict=True))
 
@@ -258,11 +269,11 @@ def _labels_column(labels: frozenset[str]) -> bytes:
 
 
 class Page:
-    """Some entries of one moment, and whether there are more."""
+    """One page of entries from a consistent view, and whether it is the last one."""
 
     def __init__(
         self,
-        book: Book,
+        operations: Book,
         stream: str,
         after: int,
         limit: int,
@@ -270,7 +281,7 @@ class Page:
         *,
         reverse: bool,
     ) -> None:
-        self._book = book
+        self._operations = operations
         self._stream = stream
         self._after = after
         self._size = min(limit, PAGE_ROWS)
@@ -281,33 +292,37 @@ class Page:
 
     def steps(self) -> Steps[None]:
         """Load the page."""
-        sql, book, after = self._book.sql, self._book, min(self._after, POSITION_MAX)
+        sql, operations, after = (
+            self._operations.sql,
+            self._operations,
+            min(self._after, POSITION_MAX),
+        )
         if self._reverse and not after:
             after = NO_BOUND * 2 - 1
         statement = sql.reverse if self._reverse else sql.forward
-        name, key, bound = check_name(self._stream), book.key(self._stream), self._max_body
-        entries = (book.tenant, key, after, self._size)
-        parameters = (book.tenant, name, bound, bound, *entries, PAGE_BYTES)
-        self._take((yield Ask(statement, parameters)), key)
+        name, key, bound = check_name(self._stream), operations.key(self._stream), self._max_body
+        entries = (operations.tenant, key, after, self._size)
+        parameters = (operations.tenant, name, bound, bound, *entries, PAGE_BYTES)
+        self._load_rows((yield Ask(statement, parameters)), key)
 
-    def _take(self, rows: list[Row], key: bytes) -> None:
+    def _load_rows(self, rows: list[Row], key: bytes) -> None:
         stream, head = rows[0][:2]
         self.entries = [Entry(*row[2:5]) for row in rows if row[2] is not None]
         if stream is not None and stream != key:
             raise DamagedError(self._stream, 0, "its name does not belong to its key")
         if head is None and self.entries:
             raise DamagedError(self._stream, 0, "it has entries and no head")
-        many = rows[0][5] or 0
-        self.is_last = len(self.entries) == many < self._size
+        count = rows[0][5] or 0
+        self.is_last = len(self.entries) == count < self._size
         if head is not None:
             self._check(head)
 
     def _check(self, head: int) -> None:
-        """The last entry always stays, so it must be met where reading begins or ends there."""
-        highest = max((one.position for one in self.entries), default=self._after)
+        """Check the page against the head: the last entry is never dropped, so it must exist."""
+        highest = max((entry.position for entry in self.entries), default=self._after)
         if self.entries and highest > head:
-            self.entries = [one for one in self.entries if one.position <= head]
-            raise DamagedError(self._stream, head + 1, "entries stand after its head")
+            self.entries = [entry for entry in self.entries if entry.position <= head]
+            raise DamagedError(self._stream, head + 1, "entries exist after its head")
         if self._reverse and not self._after and highest < head:
             self.entries = []
             raise DamagedError(self._stream, highest + 1, "entries are missing at the end")

@@ -1,9 +1,12 @@
-"""The tables of a Postgres store as text, and how those of older versions become them. Pure.
+"""The tables of a Postgres store as SQL text, and the migrations between versions. Pure.
 
-A schema without tables gets the newest at once; others are changed version by version.
+A schema without tables gets the newest version at once; older tables are migrated version by
+version.
+
+Editing: add a new version; never change the statements of a released one.
 """
 
-DELETED = """'["deleted"]'::bytea"""  # The labels of the head of a deleted session.
+DELETED = """'["deleted"]'::bytea"""  # The labels column of a deleted session's head.
 
 HEAD_CHANGED = """create index head_changed on {schema}.head (tenant, changed, name)
   where changed > 0"""  # Up to version 3.
@@ -16,17 +19,17 @@ HEAD_DELETED = f"""create index head_deleted on {{schema}}.head (tenant, changed
 LABEL_PRESENT = """create index label_present on {schema}.label (tenant, label, name)
   where present"""
 
-# A process that was started before `present` came writes labels without it. What it took for a
-# label would be one that its stream bore once: it has to fail, and the server's message has only
-# this name to say why.
+# A process that was started before the column `present` existed inserts labels without it, and
+# would misread marked ones as current. It has to fail, and the constraint's name is the only part
+# of the server's message that can say why.
 SAYS_PRESENT = "constraint restart_this_process_with_the_new_perdure check (present is not null)"
 
-# `stream` is a digest of the tenant and the name, which entries carry in its place. The tenant
-# comes first in every key: nobody can take a place that another tenant needs.
+# `stream` is a digest of the tenant and the name; entries carry it instead of the name. The tenant
+# comes first in every key: no tenant can occupy a key that another tenant needs.
 #
-# Only the key of a table holds all of its rows. The other indexes are for listings and have a
-# condition that only those mention: whatever the planner believes of the tables, it can not take
-# them to look something up.
+# Only a table's primary key covers all of its rows. The other indexes serve listings and have a
+# condition that only listings mention: whatever the planner's statistics say, it cannot use them
+# for a lookup.
 TABLES = (
     """create table {schema}.migration (
   version integer primary key,
@@ -50,7 +53,7 @@ TABLES = (
   header bytea not null,
   body bytea not null,
   primary key (tenant, stream, position))""",
-    # `present` is false of a label that the stream bore once.
+    # `present` is false for a label that the stream no longer has.
     f"""create table {{schema}}.label (
   tenant text not null,
   name bytea not null,
@@ -59,20 +62,20 @@ TABLES = (
   {SAYS_PRESENT},
   primary key (tenant, name, label))""",
     LABEL_PRESENT,
-    # Streams that somebody waits for, so that writers tell only then.
+    # Streams with a waiter: writers notify only these.
     """create table {schema}.watch (
   stream bytea not null,
   tenant text not null,
   until bigint not null,
   primary key (tenant, stream))""",
-    # For people: the tables hold bytes.
+    # For humans: the tables hold bytes.
     """create view {schema}.session as
 select tenant, convert_from(name, 'UTF8') as id, position, digest,
   convert_from(labels, 'UTF8') as labels, to_timestamp(changed / 1000000.0) as changed, stream
 from {schema}.head""",
 )
 
-# version → what makes it of the version before. What was released is never changed.
+# version → statements that migrate from the version before. Never change a released one.
 CHANGES: dict[int, tuple[str, ...]] = {
     2: (
         """alter table {schema}.entry drop constraint entry_pkey,
@@ -102,22 +105,22 @@ CHANGES: dict[int, tuple[str, ...]] = {
 }
 NEWEST = max(CHANGES)
 
-# All of them before anything is changed, in the order in which an append needs them: whoever has
-# one of them while a change takes long, and waits for another, would have to be waited for.
+# Lock all tables before changing any, in the order in which an append uses them. Otherwise an
+# append that holds one table and waits for the next would deadlock with a long change.
 LOCK = """lock table {schema}.head, {schema}.entry, {schema}.label, {schema}.watch
   in access exclusive mode"""
 
 
-def script(schema: str, have: int, *, exists: bool, locks: bool = True) -> list[str]:
-    """Return the statements that bring tables of a version, 0 for none, to the newest.
+def script(schema: str, version: int, *, exists: bool, locks: bool = True) -> list[str]:
+    """Return the statements that migrate tables of a version (0: none) to the newest.
 
-    `schema` is its quoted name; `exists` says whether it is there, and `locks` whether the server
-    knows how to lock tables.
+    `schema` is its quoted name; `exists` says whether the schema exists, and `locks` whether the
+    server supports LOCK TABLE.
     """
-    if have == NEWEST:
+    if version == NEWEST:
         return []
     statements = [] if exists else [f"create schema if not exists {schema}"]
-    if have == 0:
+    if version == 0:
         return [
             *statements,
             *(text.format(schema=schema) for text in TABLES),
@@ -125,9 +128,9 @@ def script(schema: str, have: int, *, exists: bool, locks: bool = True) -> list[
         ]
     if locks:
         statements.append(LOCK.format(schema=schema))
-    for version in range(have + 1, NEWEST + 1):
-        statements += [text.format(schema=schema) for text in CHANGES[version]]
-        statements.append(_done(schema, version))
+    for step in range(version + 1, NEWEST + 1):
+        statements += [text.format(schema=schema) for text in CHANGES[step]]
+        statements.append(_done(schema, step))
     return statements
 
 

@@ -1,6 +1,7 @@
-"""What every store decides alike: what is legal, stored and listed. Pure.
+"""The rules that every store shares: which appends are legal, stored or in conflict. Pure.
 
-A store that uses these can not disagree with the others about a conflict.
+Appends and the current state of their streams come in, outcomes go out. A store that uses these
+rules cannot disagree with other stores about a conflict or an idempotent resend.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -18,16 +19,16 @@ from perdure.backend import (
 )
 from perdure.errors import UsageError
 
-POSITION_MAX = 2**63 - 2  # A signed 64-bit column holds it, and one more as an open end.
+POSITION_MAX = 2**63 - 2  # one less than a signed 64-bit column holds, so that last + 1 fits too
 
 
 def check(appends: Sequence[Append]) -> None:
-    """Raise UsageError unless each append could be stored by itself."""
+    """Raise UsageError unless every append is well-formed."""
     seen: set[str] = set()
     for append in appends:
         stream = append.stream
         if stream in seen:
-            raise UsageError(f"stream {stream!r} occurs twice in one call")
+            raise UsageError(f"stream {stream!r} occurs twice in one call: merge its appends")
         if len(appends) > 1:
             seen.add(stream)
         check_name(stream)
@@ -37,89 +38,93 @@ def check(appends: Sequence[Append]) -> None:
 
 
 def check_name(stream: str) -> bytes:
-    """Return the name in UTF-8; raise UsageError if it is empty or has none."""
+    """Return the name in UTF-8; raise UsageError if it is empty or not encodable."""
     if not stream:
-        raise UsageError("a stream needs a name")
+        raise UsageError("the name of a stream is empty: pass a non-empty name")
     try:
         return stream.encode()
     except UnicodeEncodeError as error:
-        raise UsageError(f"stream {stream!r} is not encodable as UTF-8") from error
+        raise UsageError(f"stream {stream!r} is not encodable as UTF-8: rename it") from error
 
 
 def _check_entries(append: Append) -> None:
     entries = append.entries
     if not entries:
-        raise UsageError(f"an append to {append.stream!r} has no entries")
+        raise UsageError(f"an append to {append.stream!r} has no entries: leave it out")
     expected = entries[0].position
     if not 1 <= expected <= POSITION_MAX - len(entries):
-        raise UsageError(f"position {expected} of {append.stream!r} is out of range")
+        allowed = f"use 1 to {POSITION_MAX - len(entries)}"
+        raise UsageError(f"position {expected} of {append.stream!r} is out of range: {allowed}")
     for position, _, body in entries:
         if position != expected:
             raise UsageError(
-                f"an append to {append.stream!r} has position {position} "
-                f"where {expected} comes next"
+                f"an append to {append.stream!r} has position {position}, expected {expected}: "
+                "number its entries without gaps"
             )
         if body is None:
-            raise UsageError(f"entry {expected} of {append.stream!r} has no body")
+            raise UsageError(f"entry {expected} of {append.stream!r} has no body: pass bytes")
         expected += 1
 
 
 def _check_labels(append: Append) -> None:
     if len(append.labels) > LABELS_MAX:
-        raise UsageError(f"{append.stream!r} has more than {LABELS_MAX} labels")
+        raise UsageError(f"{append.stream!r} has more than {LABELS_MAX} labels: use fewer")
     for label in append.labels:
         try:
             size = len(label.encode())
         except UnicodeEncodeError as error:
-            raise UsageError(f"label {label!r} is not encodable as UTF-8") from error
+            raise UsageError(f"label {label!r} is not encodable as UTF-8: rename it") from error
         if not 1 <= size <= LABEL_BYTES_MAX:
-            raise UsageError(f"label {label!r} has not 1 to {LABEL_BYTES_MAX} bytes of UTF-8")
+            raise UsageError(f"label {label!r} must have 1 to {LABEL_BYTES_MAX} bytes of UTF-8")
 
 
 def decide(
     append: Append,
     head: int | None,
-    standing: Callable[[int, int], Sequence[bytes]],
+    headers_between: Callable[[int, int], Sequence[bytes]],
 ) -> tuple[Outcome, Sequence[Entry]]:
-    """Return the outcome of an append and which of its entries are to be written.
+    """Return the outcome of an append, and which of its entries have to be written.
 
-    `head` is the last position of the stream, None if it has no entries. `standing(first, last)`
-    returns the headers at those positions in order, without the dropped ones; it is called only
-    when the entries overlap what is there.
+    `head` is the last position of the stream, None if it has no entries. `headers_between(first,
+    last)` returns the stored headers at those positions in order, without dropped ones; it is
+    called only if the append overlaps stored entries.
     """
     entries = append.entries
     first = entries[0].position
     if append.begins and head is not None and first > head:
         return CONFLICT, ()
     if head is None and first > 1 and not append.begins:
-        return Outcome("refused", f"position {first} would leave a gap: there is nothing"), ()
+        return Outcome("refused", f"position {first} would leave a gap: the stream is empty"), ()
     if head is None or first == head + 1:
         return STORED, entries
     if first > head + 1:
         return Outcome("refused", f"position {first} would leave a gap after {head}"), ()
-    known = entries[: head - first + 1]
-    if list(standing(first, known[-1].position)) != [entry.header for entry in known]:
+    # Equal headers mean a resend after a lost reply. A dropped position has no header, so that its
+    # list is shorter and the resend counts as a conflict.
+    overlap = entries[: head - first + 1]
+    if list(headers_between(first, overlap[-1].position)) != [entry.header for entry in overlap]:
         return CONFLICT, ()
-    return STORED, entries[len(known) :]
+    return STORED, entries[len(overlap) :]
 
 
 class Choice:
-    """Which heads a listing has: by the beginning of their names, and by their labels."""
+    """Selects heads of a listing, by the prefix of their names and by their labels."""
 
     def __init__(self, prefix: str, labels: Collection[str], without: Collection[str]) -> None:
         self.prefix = prefix
         self.labels = frozenset(labels)
         self.label = min(self.labels, default=None)
-        """The one to look streams up by, where there is an index of labels."""
+        """The label to look streams up by, if the store has an index of labels."""
         self.without = frozenset(without)
         self.is_none = not self.labels.isdisjoint(self.without)
-        """Whether no head can be meant."""
+        """Whether no head can match."""
         self.lives = DELETED in self.without
-        """Whether an index without the deleted ones holds all that are meant."""
+        """Whether an index without deleted streams contains all matches."""
         self.is_narrow = bool(prefix or labels)
+        """Whether a prefix or a label limits the listing, so that few heads may match."""
 
     def has(self, head: Head) -> bool:
-        """Whether a head is meant."""
+        """Return whether a head matches."""
         return (
             self.labels <= head.labels
             and self.without.isdisjoint(head.labels)

@@ -1,8 +1,8 @@
-"""Streams in one SQLite file, for any number of processes and threads of one machine.
+"""Streams in one SQLite file, for any number of processes and threads on one machine.
 
-Entries come and go as bytes. SQLite does not notice most changed bits, so what is stored twice
-(a name and its hash, a row and its index) is compared whenever it is read; what an entry says of
-itself is the journal's business. Readers hold no snapshot while their caller is busy.
+Entries are stored and returned as bytes; their content is checked by the journal, not here. SQLite
+does not detect most flipped bits, so redundant data (a name and its hash, a row and its index) is
+compared on every read. Readers hold no snapshot while their caller processes a page.
 """
 
 import functools
@@ -37,8 +37,8 @@ from perdure.backends.watching import Watchers
 from perdure.errors import PerdureError, UnavailableError, UsageError
 from perdure.guarantees import Acceptance
 
-PATIENCE = 60.0  # Seconds; many writers queue behind one slow disk before it counts as down.
-PAGE_ROWS = 256  # A page's read transaction stays short: it keeps the log from being reset.
+PATIENCE = 60.0  # seconds; many writers queue behind a slow disk this long before it counts as down
+PAGE_ROWS = 256  # rows per read transaction; a long one would keep the log from being reset
 
 T = TypeVar("T")
 
@@ -53,9 +53,8 @@ ADD_TEXT = (
 )
 ADD_HEAD = "insert into head (position, digest, labels, id, name) values (?, ?, ?, ?, ?)"
 MOVE_HEAD = "update head set position = ?, digest = ? where id = ? and name = ?"
-RELABEL_HEAD = (
-    "update head set labels = ? where id = ?"  # Only where they change: an index has them.
-)
+# Apart from MOVE_HEAD, and only if the labels change: a partial index depends on them.
+RELABEL_HEAD = "update head set labels = ? where id = ?"
 GO_ON = (
     "update head set position = ?, digest = ? where id = ? and name = ? and position = ?"
     " and labels = ? and typeof(digest) = 'text'"
@@ -68,12 +67,12 @@ REMOVE_HEAD = "delete from head where id = ?"
 
 
 class SqliteBackend:
-    """Keeps streams in a file. What `append` has stored survives the loss of power.
+    """Keeps streams in a SQLite file. Stored appends survive a power failure.
 
-    The file is made if it is missing or empty; its directory must exist. Waits up to `patience`
-    seconds for other processes. May be used after `os.fork` in both processes. On a read-only
-    medium, and without permission to write, streams can be read; writing is a UsageError. `accept`
-    names weaknesses that are not to be refused (`perdure.guarantees`).
+    The file is created if it is missing or empty; its directory must exist. Waits up to `patience`
+    seconds for locks of other processes. Usable in both processes after `os.fork`. On a read-only
+    medium, or without permission to write, streams can be read; writing raises UsageError. `accept`
+    names weaknesses to accept instead of refusing them (`perdure.guarantees`).
     """
 
     capabilities: frozenset[str] = frozenset({RECENT, REMOVE, WATCH})
@@ -86,21 +85,21 @@ class SqliteBackend:
         patience: float = PATIENCE,
         accept: Collection[str] = (),
     ) -> None:
-        given = os.fspath(path)
-        if not given or "\0" in given:
-            raise UsageError(f"{given!r} is not a path")
+        file = os.fspath(path)
+        if not file or "\0" in file:
+            raise UsageError(f"{file!r} is not a path: pass the name of a file")
         require_library()
-        self.name = f"sqlite:{given}"
-        self._path = os.path.realpath(given)
-        accepted = Acceptance(accept, ACCEPTABLE, store=self.name)
-        place = require_local(self._path, sqlite_guarantees.NEEDS, accepted)
-        self._connections, checks, why = connect(self._path, self.name, vfs, patience)
-        self.guarantees = sqlite_guarantees.promised(checks, place, accepted, why)
+        self.name = f"sqlite:{file}"
+        self._path = os.path.realpath(file)
+        acceptance = Acceptance(accept, ACCEPTABLE, store=self.name)
+        filesystem = require_local(self._path, sqlite_guarantees.NEEDS, acceptance)
+        self._connections, checks, why_read_only = connect(self._path, self.name, vfs, patience)
+        self.guarantees = sqlite_guarantees.promised(checks, filesystem, acceptance, why_read_only)
         self.watchers = Watchers(lambda _: self._path + "-wal")
         self._labels = sqlite_at_once.Labels()
 
     def append(self, appends: Sequence[Append]) -> Sequence[Outcome]:
-        """As `Backend.append`: one transaction for all."""
+        """As `Backend.append`: all in one transaction."""
         check(appends)
         if len(appends) == 1:
             outcomes = self._append_one(appends[0])
@@ -111,11 +110,11 @@ class SqliteBackend:
 
     def _append_one(self, append: Append) -> Sequence[Outcome]:
         stream, labels = append.stream, _labels(append)
-        place = place_of(stream)
-        add = functools.partial(_add_one, append, place, labels)
+        key = place_of(stream)
+        add = functools.partial(_add_one, append, key, labels)
         outcomes = self._connections.write(stream, add)
-        if outcomes[0] is STORED and self._labels.known.get(place) != labels:
-            self._labels.remember([(place, labels)])
+        if outcomes[0] is STORED and self._labels.cached.get(key) != labels:
+            self._labels.remember([(key, labels)])
         return outcomes
 
     def _append_all(self, appends: Sequence[Append]) -> Sequence[Outcome]:
@@ -140,18 +139,18 @@ class SqliteBackend:
         reverse: bool = False,
         max_body: int | None = None,
     ) -> Iterator[Entry]:
-        """As `Backend.read`. What comes before a damaged entry is yielded before it raises."""
-        left = NO_BOUND if limit is None else limit
+        """As `Backend.read`. The entries before a damaged one are yielded, then it raises."""
+        remaining = NO_BOUND if limit is None else limit
         bound = NO_BOUND if max_body is None else max_body
-        while left > 0:
-            page = Page(stream, after, min(left, PAGE_ROWS), bound, reverse=reverse)
+        while remaining > 0:
+            page = Page(stream, after, min(remaining, PAGE_ROWS), bound, reverse=reverse)
             error = self._load(page)
             yield from page.entries
             if error is not None:
                 raise error
             if page.is_last:
                 return
-            left -= len(page.entries)
+            remaining -= len(page.entries)
             after = page.entries[-1].position
 
     def streams(
@@ -163,16 +162,16 @@ class SqliteBackend:
         without: Collection[str] = (),
         limit: int | None = None,
     ) -> Iterator[Head]:
-        """As `Backend.streams`, by pages: what is written meanwhile may be listed or not.
+        """As `Backend.streams`, in pages: streams written during it may be listed or not.
 
-        What comes before a damaged head is yielded before it raises.
+        The heads before a damaged one are yielded, then it raises.
         """
-        left = NO_BOUND if limit is None else limit
+        remaining = NO_BOUND if limit is None else limit
         choice = Choice(prefix, labels, without)
-        while left > 0 and not choice.is_none:
-            start = max(prefix, after + "\0")  # The least name beyond `after`.
-            size = min(left, PAGE_ROWS)
-            rows = self._reading(lambda db: by_name(db, choice, start, size))  # noqa: B023 - now
+        while remaining > 0 and not choice.is_none:
+            start = max(prefix, after + "\0")  # The smallest name after `after`.
+            size = min(remaining, PAGE_ROWS)
+            rows = self._reading(lambda db: by_name(db, choice, start, size))  # noqa: B023 - called at once
             for row in rows:
                 if not str(row[0]).startswith(prefix):
                     return
@@ -180,7 +179,7 @@ class SqliteBackend:
                 after = head.stream
                 if choice.has(head):
                     yield head
-                    left -= 1
+                    remaining -= 1
             if len(rows) < size:
                 return
 
@@ -192,46 +191,46 @@ class SqliteBackend:
         without: Collection[str] = (),
         limit: int | None = None,
     ) -> Iterator[Head]:
-        """As `Recent.recent`, by pages."""
-        left = NO_BOUND if limit is None else limit
+        """As `Recent.recent`, in pages."""
+        remaining = NO_BOUND if limit is None else limit
         listing = sqlite_recent.Listing(Choice(prefix, labels, without))
-        while left > 0 and not listing.ended:
-            heads = self._reading(listing.page)[:left]
-            left -= len(heads)
+        while remaining > 0 and not listing.ended:
+            heads = self._reading(listing.page)[:remaining]
+            remaining -= len(heads)
             yield from heads
 
     def drop(self, stream: str, *, before: int) -> None:
-        """As `Backend.drop`; durable on return. Free pages keep nothing of what was dropped."""
-        place = place_of(stream)
+        """As `Backend.drop`; durable on return. Free pages keep no dropped bytes."""
+        key = place_of(stream)
 
         def drop(db: apsw.Connection) -> None:
-            head = head_of(db, stream, place)
-            if head is not None:
-                db.execute(DROP, (place, min(before, head.position)))
+            head = head_of(db, stream, key)
+            if head is not None:  # Up to the head at most: the last entry always stays.
+                db.execute(DROP, (key, min(before, head.position)))
 
         self._connections.write(stream, drop)
 
     def remove(self, stream: str, *, digest: str) -> bool:
-        """As `Removing.remove`. Free pages keep nothing of it."""
-        place = place_of(stream)
+        """As `Removing.remove`. Free pages keep no removed bytes."""
+        key = place_of(stream)
 
         def remove(db: apsw.Connection) -> bool:
-            head = head_of(db, stream, place)
+            head = head_of(db, stream, key)
             if head is None or head.digest != digest:
                 return head is None
             _relabel(db, stream, head.labels, frozenset())
-            db.execute(REMOVE_ENTRIES, (place,))
-            db.execute(REMOVE_HEAD, (place,))
+            db.execute(REMOVE_ENTRIES, (key,))
+            db.execute(REMOVE_HEAD, (key,))
             return True
 
         return self._connections.write(stream, remove)
 
     def watch(self, stream: str, *, after: int, timeout: float | None = None) -> bool:
-        """As `Watch.watch`: whether others wrote is told by the log."""
+        """As `Watch.watch`: changes of the write-ahead log reveal writes of other processes."""
         return self.watchers.wait(stream, after, timeout, self._head)
 
     def close(self) -> None:
-        """Let go of the file; the last one to close it leaves a single file behind."""
+        """Close the file; the last process to close it leaves no -wal and -shm behind."""
         self._connections.close()
         self.watchers.ring_all()
 
@@ -246,111 +245,108 @@ class SqliteBackend:
             raise translated(error, self.name) from error
 
     def _load(self, page: Page) -> PerdureError | None:
-        """Return what to raise once the entries read before it have been yielded."""
+        """Load a page; return the error to raise after its entries have been yielded."""
         try:
             with self._connections.reading() as db:
                 page.load(db)
         except UnavailableError as error:
-            page.entries.clear()  # Others wrote to a file that was read without a lock.
+            page.entries.clear()  # Read without a lock while another process wrote: not consistent.
             return error
         except PerdureError as error:
             return error
         except DRIVER_ERRORS as error:
-            better = translated(error, self.name, page.stream, page.next_position)
-            better.__cause__ = error
-            return better
+            own_error = translated(error, self.name, page.stream, page.next_position)
+            own_error.__cause__ = error
+            return own_error
         return None
 
 
-def _add_one(append: Append, place: int, labels: str, db: apsw.Connection) -> Sequence[Outcome]:
-    return [STORED] if _go_on(db, place, labels, append) else _add([append], db)
+def _add_one(append: Append, key: int, labels: str, db: apsw.Connection) -> Sequence[Outcome]:
+    return [STORED] if _go_on(db, key, labels, append) else _add([append], db)
 
 
-def _go_on(db: apsw.Connection, place: int, labels: str, append: Append) -> bool:
-    """Store an append that goes on where its stream ends, under the labels that it bears.
+def _go_on(db: apsw.Connection, key: int, labels: str, append: Append) -> bool:
+    """Store an append that continues its stream with unchanged labels, without reading first.
 
-    Most do, and this asks nothing first. False if it is not so, and then nothing was changed.
+    This is the common case. Return False if it does not apply; then nothing was changed.
     """
     if append.begins:
         return False
     entries = append.entries
     (first, _, _), (last, last_header, _) = entries[0], entries[-1]
-    moved = (last, digest_of(last_header), place, append.stream, first - 1, labels)
-    db.execute(GO_ON, moved)
+    db.execute(GO_ON, (last, digest_of(last_header), key, append.stream, first - 1, labels))
     if db.changes() == 0:
         return False
     rows: list[tuple[int, int, bytes, bytes | None]] = []
     parts: list[bytes] = []
     for position, header, body in entries:
-        rows.append((place, position, header, body))
+        rows.append((key, position, header, body))
         parts += header, body or b""
-    if is_text(b"\n".join(parts)):  # Then each of them is: no character holds a new line.
+    if is_text(b"\n".join(parts)):  # Then each part is: no UTF-8 sequence spans a newline.
         db.executemany(ADD_TEXT, rows)
     else:
-        db.executemany(ADD_ENTRY, _rows(place, entries))
+        db.executemany(ADD_ENTRY, _rows(key, entries))
     return True
 
 
 def _add(appends: Sequence[Append], db: apsw.Connection) -> list[Outcome]:
-    """Decide about each, then write for all: calls are few, because each lets other threads run."""
+    """Decide on each append, then write all: few driver calls, as each releases the GIL."""
     outcomes: list[Outcome] = []
     entry_rows: list[tuple[int, int, str | bytes, str | bytes]] = []
     new_heads: list[tuple[int, str, str, int, str]] = []
     moved_heads: list[tuple[int, str, int, str]] = []
-    relabelled: list[tuple[str, int]] = []
+    relabeled: list[tuple[str, int]] = []
     for append in appends:
-        stream, labels, place = append.stream, append.labels, place_of(append.stream)
-        head = head_of(db, stream, place)
+        stream, labels, key = append.stream, append.labels, place_of(append.stream)
+        head = head_of(db, stream, key)
         outcome, missing = decide(
-            append, None if head is None else head.position, functools.partial(_headers, db, place)
+            append, None if head is None else head.position, functools.partial(_headers, db, key)
         )
         outcomes.append(outcome)
         if missing:
-            entry_rows += _rows(place, missing)
+            entry_rows += _rows(key, missing)
             last = missing[-1]
             digest = digest_of(last.header)
             text = _labels(append)
             if head is None:
-                new_heads.append((last.position, digest, text, place, stream))
+                new_heads.append((last.position, digest, text, key, stream))
             else:
-                moved_heads.append((last.position, digest, place, stream))
-                relabelled += [(text, place)] if head.labels != labels else []
+                moved_heads.append((last.position, digest, key, stream))
+                relabeled += [(text, key)] if head.labels != labels else []
             _relabel(db, stream, frozenset() if head is None else head.labels, labels)
     for statement, rows in (
         (ADD_ENTRY, entry_rows),
         (ADD_HEAD, new_heads),
         (MOVE_HEAD, moved_heads),
-        (RELABEL_HEAD, relabelled),
+        (RELABEL_HEAD, relabeled),
     ):
         if rows:
             db.executemany(statement, rows)
     return outcomes
 
 
-def _rows(place: int, entries: Sequence[Entry]) -> list[tuple[int, int, str | bytes, str | bytes]]:
-    return [(place, e.position, _column(e.header), _column(e.body)) for e in entries]
+def _rows(key: int, entries: Sequence[Entry]) -> list[tuple[int, int, str | bytes, str | bytes]]:
+    return [(key, entry.position, _column(entry.header), _column(entry.body)) for entry in entries]
 
 
 def _labels(append: Append) -> str:
     return msgspec.json.encode(sorted(append.labels)).decode() if append.labels else "[]"
 
 
-def _headers(db: apsw.Connection, place: int, first: int, last: int) -> list[bytes]:
-    return [row[0] for row in db.execute(HEADERS, (place, first, last))]
+def _headers(db: apsw.Connection, key: int, first: int, last: int) -> list[bytes]:
+    return [row[0] for row in db.execute(HEADERS, (key, first, last))]
 
 
-def _relabel(
-    db: apsw.Connection, stream: str, before: frozenset[str], after: frozenset[str]
-) -> None:
-    if before != after:
-        db.executemany(REMOVE_LABEL, [(label, stream) for label in before - after])
-        place = place_of(stream)
-        db.executemany(ADD_LABEL, [(label, stream, place) for label in after - before])
+def _relabel(db: apsw.Connection, stream: str, old: frozenset[str], new: frozenset[str]) -> None:
+    if old != new:
+        db.executemany(REMOVE_LABEL, [(label, stream) for label in old - new])
+        key = place_of(stream)
+        db.executemany(ADD_LABEL, [(label, stream, key) for label in new - old])
 
 
 def _column(data: bytes | None) -> str | bytes:
-    """Return text where the same bytes come back from it, so that a shell can show them."""
-    if data is None or b"\0" in data:  # SQLite's own functions end a text at a NUL.
+    """Return text if it preserves the bytes, so that the `sqlite3` shell can show them."""
+    if data is None or b"\0" in data:  # SQLite's text functions stop at a NUL.
         return data or b""
     try:
         return data.decode()

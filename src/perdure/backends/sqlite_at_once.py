@@ -1,10 +1,10 @@
-"""Appends to a SQLite store in one statement, while Python goes on with the next ones.
+"""Append to many streams of a SQLite store with one statement, while Python prepares the next ones.
 
-Each call of the driver gives the interpreter away and waits until it gets it back, which takes
-long while another thread computes. So the usual case is one call: all rows go over as one blob with
-a list of their places, and a temporary trigger compares the heads, writes the rows, moves the heads
-and labels, and commits. Usual are streams that this process wrote to before and text. Whatever
-else comes, and whatever turns out not to be as it was, goes the general way.
+Each call of the driver releases the GIL and waits to get it back, which takes long while another
+thread computes. So the common case is one call: all rows are passed as one blob with a list of
+their offsets, and a temporary trigger compares the heads, writes the rows, moves heads and labels,
+and commits. It applies to text entries of streams that this process wrote to before. Everything
+else, and any mismatch that the trigger finds, takes the general path in `sqlite`.
 """
 
 from collections.abc import Iterable, Sequence
@@ -15,13 +15,13 @@ import msgspec
 
 from perdure.backend import Append, digest_of
 
-LEAST = 4  # Fewer appends are stored sooner one by one.
-BYTES_MAX = 8 * 2**20  # The rows are copied once more on the way.
-STREAMS_MAX = 65_536  # Of so many streams the labels are remembered.
+LEAST = 4  # appends; fewer are stored faster one by one
+BYTES_MAX = 8 * 2**20  # bytes; the rows are copied once more on this path
+STREAMS_MAX = 65_536  # streams whose labels are cached; bounds the memory
 
 PREPARE = """
 pragma temp_store = memory;
-create temp view if not exists arriving as select '' as heads, '' as places, x'' as data;
+create temp view if not exists arriving as select '' as heads, '' as spans, x'' as data;
 create temp trigger if not exists arrival instead of insert on arriving begin
     select raise(abort, 'not as it was') where json_array_length(new.heads) <> (
         select count(*) from json_each(new.heads) as new_head
@@ -33,7 +33,7 @@ create temp trigger if not exists arrival instead of insert on arriving begin
         select value->>0, value->>1,
             cast(substr(new.data, value->>2, value->>3) as text),
             cast(substr(new.data, value->>4, value->>5) as text)
-        from json_each(new.places);
+        from json_each(new.spans);
     update head
         set position = new_head.value->>4, digest = new_head.value->>5
         from json_each(new.heads) as new_head where head.id = new_head.value->>0;
@@ -51,64 +51,63 @@ create temp trigger if not exists arrival instead of insert on arriving begin
         where new_head.value->>3 <> new_head.value->>6;
 end;
 """
-ARRIVE = "insert into arriving (heads, places, data) values (?, ?, ?)"
+ARRIVE = "insert into arriving (heads, spans, data) values (?, ?, ?)"
 
 
 class Load(NamedTuple):
-    """Appends as the statement takes them."""
+    """Appends as parameters of the statement."""
 
     heads: str
-    places: str
+    spans: str
     data: bytes
 
 
 class Labels:
-    """The labels of streams as this process left them, in the text that the table holds."""
+    """Caches the labels of streams that this process wrote, as the text in the table."""
 
     def __init__(self) -> None:
-        self.known: dict[int, str] = {}
+        self.cached: dict[int, str] = {}
 
-    def remember(self, left: Iterable[tuple[int, str]]) -> None:
-        if len(self.known) > STREAMS_MAX:
-            self.known.clear()
-        self.known.update(left)
+    def remember(self, written: Iterable[tuple[int, str]]) -> None:
+        """Cache the labels of streams, by key, after they were written."""
+        if len(self.cached) > STREAMS_MAX:
+            self.cached.clear()
+        self.cached.update(written)
 
     def load(self, appends: Sequence[tuple[int, str, Append]]) -> Load | None:
-        """Return appends, with the keys and labels of their streams, or None if one is unusual."""
-        known = self.known
+        """Return the appends as parameters, or None if one needs the general path."""
+        cached = self.cached
         heads: list[tuple[int, str, int, str, int, str, str]] = []
-        places: list[tuple[int, int, int, int, int, int]] = []
-        pieces: list[bytes] = []
-        offset = 1
-        for place, labels, append in appends:
+        spans: list[tuple[int, int, int, int, int, int]] = []
+        chunks: list[bytes] = []
+        offset = 1  # SQL's substr() counts from 1.
+        for key, labels, append in appends:
             entries = append.entries
-            labels_before = known.get(place)
-            if append.begins or labels_before is None:
+            old_labels = cached.get(key)
+            if append.begins or old_labels is None:
                 return None
             for position, header, body in entries:
                 if not (is_text(header) and body is not None and is_text(body)):
                     return None
                 middle = offset + len(header)
-                places.append((place, position, offset, len(header), middle, len(body)))
-                pieces += (header, body)
+                spans.append((key, position, offset, len(header), middle, len(body)))
+                chunks += (header, body)
                 offset = middle + len(body)
-            last, before = entries[-1], entries[0].position - 1
+            last, old_head = entries[-1], entries[0].position - 1
             digest = digest_of(last.header)
-            heads.append(
-                (place, append.stream, before, labels_before, last.position, digest, labels)
-            )
+            heads.append((key, append.stream, old_head, old_labels, last.position, digest, labels))
         if offset > BYTES_MAX:
             return None
-        return Load(_json(heads), _json(places), b"".join(pieces))
+        return Load(_json(heads), _json(spans), b"".join(chunks))
 
 
 def prepare(db: apsw.Connection) -> None:
-    """Make a connection ready for `store`. Nothing of that is in the file."""
+    """Prepare a connection for `store`, in its temporary schema: the file is not changed."""
     db.execute(PREPARE).fetchall()
 
 
 def store(load: Load, db: apsw.Connection) -> bool:
-    """Store appends, durably; False if a head is not where it was, and then nothing was changed."""
+    """Store appends durably; return False, with nothing changed, if a head has moved."""
     try:
         db.execute(ARRIVE, load)
     except apsw.ConstraintError:
@@ -117,7 +116,7 @@ def store(load: Load, db: apsw.Connection) -> bool:
 
 
 def is_text(data: bytes) -> bool:
-    """Say whether the same bytes come back from a text. SQLite's functions end one at a NUL."""
+    """Return whether the bytes survive as SQL text. SQLite's text functions stop at a NUL."""
     if b"\0" in data:
         return False
     if data.isascii():

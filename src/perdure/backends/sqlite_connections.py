@@ -1,11 +1,11 @@
-"""The connections of one process to one SQLite file: a writer, and readers lent by the page.
+"""The connections of one process to one SQLite file: a writer, and a pool of readers.
 
-Readers have connections of their own, so that they do not wait for a commit's sync. Nothing here
-knows a table.
+Readers have their own connections, so that they do not wait for a commit's sync; each is borrowed
+for one page. Nothing here knows a table.
 
 SQLite keeps its locks in a list per process, and a child of `os.fork` inherits that list without
-the locks: even a new connection in the child then writes to a log that the parent may delete.
-Therefore all connections are closed before a fork, and both sides open new ones when needed.
+the locks: even a new connection in the child would then write to a log that the parent may delete.
+Therefore all connections are closed before a fork, and both sides reopen them when needed.
 """
 
 import contextlib
@@ -25,15 +25,15 @@ from perdure.errors import PerdureError, UnavailableError, UnsupportedError, Usa
 T = TypeVar("T")
 
 Identity = tuple[int, int] | None
-"""Which file a path leads to: its device and number there, or None if to none."""
+"""The file that a path points to: its device and inode, or None if there is no file."""
 
-FIRST_PAUSE = 0.0002  # A commit on a fast disk takes about as long.
-LONGEST_PAUSE = 0.005  # Long enough to leave the processor alone, short against a slow sync.
-DRAIN_PATIENCE = 10.0  # A fork or a close waits so long for what is under way.
+FIRST_PAUSE = 0.0002  # seconds; about as long as a commit on a fast disk
+LONGEST_PAUSE = 0.005  # seconds; long enough to spare the CPU, short compared to a slow sync
+DRAIN_PATIENCE = 10.0  # seconds that a fork or a close waits for operations in progress
 
 
 def patient(seconds: float) -> Callable[[int], bool]:
-    """Return a busy handler that pauses, shortly and then longer, until the time has passed."""
+    """Return a busy handler that sleeps with growing, jittered pauses until its timeout."""
     deadline = 0.0
 
     def pause(attempt: int) -> bool:
@@ -43,16 +43,16 @@ def patient(seconds: float) -> Callable[[int], bool]:
             deadline = now + seconds
         if now >= deadline:
             return False
-        # Jitter, so that two processes do not wake at the same moments for ever.
+        # Jitter, so that two processes do not keep waking at the same moments.
         longest = min(FIRST_PAUSE * 1.5 ** min(attempt, 16), LONGEST_PAUSE)
-        time.sleep(longest * random.uniform(0.5, 1.0))  # noqa: S311 - no secret.
+        time.sleep(longest * random.uniform(0.5, 1.0))  # noqa: S311 - not a secret
         return True
 
     return pause
 
 
 class Connections:
-    """Hands out connections that are open, of this process, and free of transactions."""
+    """Provides connections that are open, belong to this process and have no transaction."""
 
     def __init__(
         self,
@@ -68,11 +68,11 @@ class Connections:
         self._identify = identify
         self._prepare_writer = prepare_writer
         self._file: Identity = None
-        self._beside: list[Identity] = []
-        """The log and the locks of the writer; nothing while it is being opened or closed."""
+        self._log_identities: list[Identity] = []
+        """Identities of the writer's -wal and -shm; empty while the writer is opened or closed."""
         self._writer: apsw.Connection | None = None
         self._readers: list[apsw.Connection] = []
-        self._lent = 0
+        self._borrowed = 0
         self._closed = False
         self._poisoned = False
         self._begin_in_this_process()
@@ -81,18 +81,19 @@ class Connections:
 
     def _begin_in_this_process(self) -> None:
         self._pid = os.getpid()
-        self._writing = threading.RLock()  # It knows its owner; nobody takes it twice.
-        self._lending = threading.Condition()
+        # An RLock only because it knows its owner; no thread acquires it twice.
+        self._writing = threading.RLock()
+        self._reader_returned = threading.Condition()
         self._paused = False
-        self._took_over = False
+        self._log_rewritten = False
 
     def write(self, stream: str, work: Callable[[apsw.Connection], T], *, begin: bool = True) -> T:
-        """Do some work with the writer inside a transaction, durable on return.
+        """Run `work` with the writer inside a transaction, durable on return.
 
-        Without `begin`, each statement of the work is a transaction of its own.
+        Without `begin`, each statement of the work is its own transaction.
 
-        After any error nothing of the transaction is in the file, or nobody knows: then the
-        writer is poisoned, and what the log holds is rewritten before anything else is written.
+        After an error either nothing of the transaction is in the file, or that is unknown. In the
+        latter case the writer is poisoned: the log is rewritten before anything else is written.
         """
         self._require_same_process()
         self._require_no_write_here()
@@ -101,14 +102,14 @@ class Connections:
             try:
                 self._require_same_file()
                 writer = self._writer or self._open_writer()
-                if writer.in_transaction:  # An interrupt came between two lines below.
+                if writer.in_transaction:  # A KeyboardInterrupt hit between two lines below.
                     writer.execute("rollback")
                 if begin:
                     writer.execute("begin immediate")
-                before = writer.total_changes()
-                done = work(writer)
-                if begin:
-                    writer.execute("commit" if writer.total_changes() != before else "rollback")
+                changes = writer.total_changes()
+                result = work(writer)
+                if begin:  # Without changes a rollback saves the sync of a commit.
+                    writer.execute("commit" if writer.total_changes() != changes else "rollback")
             except HARMLESS as error:
                 raise translated(error, self._name, stream) from error
             except PerdureError:
@@ -117,14 +118,14 @@ class Connections:
                 self._poison()
                 raise translated(error, self._name, stream) from error
             else:
-                return done
+                return result
             finally:
                 if self._writer is not None and self._writer.in_transaction:
                     self._roll_back()
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[apsw.Connection]:
-        """Lend a reader inside a transaction, so that all it reads is of one moment."""
+        """Provide a reader inside a transaction, so that all its reads see one snapshot."""
         self._require_same_process()
         reader = self._borrow()
         try:
@@ -132,14 +133,14 @@ class Connections:
             yield reader
             reader.execute("rollback")
         except BaseException:
-            self._discard(reader)  # It may hold a snapshot, or pages that were read wrongly.
+            self._discard(reader)  # It may hold a snapshot, or cache pages that were misread.
             raise
-        self._give_back(reader)
+        self._return_reader(reader)
 
     def close(self) -> None:
-        """Close what is open, wait for what is under way. Closing twice is harmless."""
+        """Wait for operations in progress, then close. Closing twice is harmless."""
         if self._pid != os.getpid():
-            self._closed = True  # Nothing of this process is open; the parent's stays as it is.
+            self._closed = True  # This process opened nothing; the parent's connections stay open.
             return
         self._require_no_write_here()
         with self._writing:
@@ -156,38 +157,39 @@ class Connections:
     @property
     def _writes_here(self) -> bool:
         """Whether this thread is in the middle of a write."""
-        # `threading.Condition` asks a lock in the same way.
+        # Private, but `threading.Condition` uses it in the same way.
         return bool(self._writing._is_owned())  # type: ignore[attr-defined] # noqa: SLF001
 
     def _require_no_write_here(self) -> None:
-        """Refuse what interrupts a write of the same thread, such as a signal handler."""
+        """Raise UsageError in a signal handler that interrupted a write of the same thread."""
         if self._writes_here:
-            reason = f"{self._name} is in the middle of a write of this very thread"
-            raise UsageError(f"{reason}: in a signal handler set a flag, or raise")
+            reason = f"{self._name} was called while this thread is in the middle of a write to it"
+            raise UsageError(f"{reason}: in a signal handler only set a flag, or raise")
 
     def _require_same_file(self) -> None:
-        """Refuse to write to a file, or to a log, that nobody will find again."""
-        expected = self._beside  # Before looking: another thread may open or close the writer.
-        found, *beside = self._identify()
+        """Raise UnavailableError if the file or its log was replaced: writes would be lost."""
+        # Read before the stat: another thread may open or close the writer in between.
+        expected = self._log_identities
+        file, *beside = self._identify()
         if self._file is None:
-            self._file = found
-        if self._file is not None and found != self._file:
+            self._file = file
+        if self._file is not None and file != self._file:
             reason = "the file was removed or replaced while it was open"
-            raise UnavailableError(self._name, reason, "put it back, then open the store again")
-        # As long as the writer is open, SQLite itself removes neither of them.
-        if expected and beside != expected and self._beside is expected:
+            raise UnavailableError(self._name, reason, "restore it, then open the store again")
+        # While the writer is open, SQLite itself removes neither of them.
+        if expected and beside != expected and self._log_identities is expected:
             if beside[-1] not in (None, expected[-1]):
-                self._keep_off()
-            reason = "its -wal or -shm was removed or replaced while it was open"
-            hint = "close the store rather than kill this process, then open it again"
+                self._disable_checkpoint()
+            reason = "its -wal or -shm file was removed or replaced while it was open"
+            hint = "close the store instead of killing this process, then open it again"
             raise UnavailableError(self._name, reason, hint)
 
-    def _keep_off(self) -> None:
-        """Have closing leave the file alone: others work on it, under locks that we do not see.
+    def _disable_checkpoint(self) -> None:
+        """Disable the checkpoint on close: others use the file under locks that we cannot see.
 
-        Elsewhere the last one to close brings what the log holds into the file.
+        Normally the last connection to close moves the log's content into the file.
         """
-        with self._lending:
+        with self._reader_returned:
             for connection in filter(None, (self._writer, *self._readers)):
                 connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
 
@@ -196,52 +198,54 @@ class Connections:
             return
         if self._is_inherited():
             raise UnsupportedError(
-                f"{self._name} was open when another program's code forked this process",
+                f"{self._name} was open when native code forked this process",
                 "open the store after the fork",
             )
         self._begin_in_this_process()
 
     def _is_inherited(self) -> bool:
-        return self._writer is not None or bool(self._readers or self._lent)
+        return self._writer is not None or bool(self._readers or self._borrowed)
 
     def _open_writer(self) -> apsw.Connection:
-        writer = self._writer = self._open_healed() if self._poisoned else self._open_one()
+        writer = self._writer = self._open_checkpointed() if self._poisoned else self._open_one()
         try:
-            if not self._took_over:
-                self._take_over(writer)
+            if not self._log_rewritten:
+                self._rewrite_log_once(writer)
             self._prepare_writer(writer)
         except BaseException:
-            with self._lending:  # Half prepared it can not write. Not closed: see `_poison`.
+            with (
+                self._reader_returned
+            ):  # Half prepared, it must not write. Not closed: see `_poison`.
                 self._readers.append(writer)
                 self._writer = None
             raise
-        _, *self._beside = self._identify()
+        _, *self._log_identities = self._identify()
         return writer
 
-    def _take_over(self, writer: apsw.Connection) -> None:
-        """Have the log written anew, once in a process, while nobody else writes to it.
+    def _rewrite_log_once(self, writer: apsw.Connection) -> None:
+        """Rewrite the log, once per process, while no other process can write to it.
 
-        A process whose sync failed, and that died of it, leaves entries in the log that can be
-        read, but that no sync brings to the disk any more.
+        A process that died after a failed sync leaves entries in the log that can be read, but
+        that no later sync writes to the disk.
         """
         writer.execute("begin immediate")
         try:
             self._rewrite_log()
         finally:
             writer.execute("rollback")
-        self._took_over = True
+        self._log_rewritten = True
 
-    def _open_healed(self) -> apsw.Connection:
-        """Open a connection and rewrite what the log holds.
+    def _open_checkpointed(self) -> apsw.Connection:
+        """Open a connection and move the log's content into the database.
 
-        After a failed sync the kernel may hold pages that it believes to be on disk. The
-        checkpoint writes them anew, into the database, and syncs that.
+        After a failed sync the kernel may consider pages clean that never reached the disk. The
+        checkpoint writes them again, into the database, and syncs that.
         """
         connection = self._open_one()
         try:
             connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
         except BaseException:
-            connection.close(True)  # noqa: FBT003 - apsw takes it by position.
+            connection.close(True)  # noqa: FBT003 - positional-only in apsw
             raise
         self._poisoned = False
         return connection
@@ -250,54 +254,54 @@ class Connections:
         self._poisoned = True
         if self._writer is None:
             return
-        self._beside = []
+        self._log_identities = []
         writer, self._writer = self._writer, None
         try:
             if writer.in_transaction:
                 writer.execute("rollback")
         except apsw.Error:
-            writer.close(True)  # noqa: FBT003 - apsw takes it by position.
+            writer.close(True)  # noqa: FBT003 - positional-only in apsw
             return
-        # As a reader it does no harm. Were it the last connection and closed, the next one would
-        # recover the log, with what was never synced.
-        with self._lending:
+        # Kept open as a reader, where it is harmless. If it were the last connection and closed,
+        # the next one would recover the log, with entries that were never synced.
+        with self._reader_returned:
             self._readers.append(writer)
 
     def _borrow(self) -> apsw.Connection:
-        with self._lending:
+        with self._reader_returned:
             while self._paused:
-                self._lending.wait()
+                self._reader_returned.wait()
             self._require_open()
-            self._lent += 1
+            self._borrowed += 1
             if self._readers:
                 return self._readers.pop()
-            recovers = self._poisoned and self._writer is None and self._lent == 1
+            recovers = self._poisoned and self._writer is None and self._borrowed == 1
         try:
             self._require_same_file()
-            return self._open_healed() if recovers else self._open_one()
+            return self._open_checkpointed() if recovers else self._open_one()
         except BaseException:
-            self._one_less_lent()
+            self._count_returned()
             raise
 
-    def _give_back(self, reader: apsw.Connection) -> None:
-        with self._lending:
+    def _return_reader(self, reader: apsw.Connection) -> None:
+        with self._reader_returned:
             if not self._closed:
                 self._readers.append(reader)
-                self._lent -= 1
-                self._lending.notify_all()
+                self._borrowed -= 1
+                self._reader_returned.notify_all()
                 return
         self._discard(reader)
 
     def _discard(self, reader: apsw.Connection) -> None:
         try:
-            reader.close(True)  # noqa: FBT003 - apsw takes it by position.
+            reader.close(True)  # noqa: FBT003 - positional-only in apsw
         finally:
-            self._one_less_lent()
+            self._count_returned()
 
-    def _one_less_lent(self) -> None:
-        with self._lending:
-            self._lent -= 1
-            self._lending.notify_all()
+    def _count_returned(self) -> None:
+        with self._reader_returned:
+            self._borrowed -= 1
+            self._reader_returned.notify_all()
 
     def _roll_back(self) -> None:
         if self._writer is not None and self._writer.in_transaction:
@@ -307,9 +311,11 @@ class Connections:
                 self._poison()
 
     def _close_all(self) -> None:
-        with self._lending:
-            self._lending.wait_for(lambda: self._lent == 0, DRAIN_PATIENCE)
-            self._beside = []
+        with self._reader_returned:
+            self._reader_returned.wait_for(
+                lambda: self._borrowed == 0, DRAIN_PATIENCE
+            )  # Then close anyway.
+            self._log_identities = []
             while self._readers:
                 self._readers.pop().close()
         if self._writer is not None:
@@ -317,25 +323,25 @@ class Connections:
             writer.close()
 
     def pause(self) -> None:
-        """Close everything and let nobody open anything until `resume`: a fork comes."""
+        """Close all connections before a fork, and block new ones until `resume`."""
         if self._writes_here or not self._writing.acquire(timeout=DRAIN_PATIENCE):
-            return  # The thread that forks holds it. The child will refuse to use the store.
+            return  # The forking thread is inside a write. The child will refuse to use the store.
         self._paused = True
         try:
             self._close_all()
         except apsw.Error:
-            self._poisoned = True  # Said by the next write, if it is still so.
+            self._poisoned = True  # The next write reports it, if the problem persists.
 
     def resume(self) -> None:
-        """Go on after `pause`, in the parent."""
+        """Allow connections again after `pause`, in the parent."""
         if self._paused:
-            with self._lending:
+            with self._reader_returned:
                 self._paused = False
-                self._lending.notify_all()
+                self._reader_returned.notify_all()
             self._writing.release()
 
     def resume_in_child(self) -> None:
-        """Go on after `pause`, in the child: the locks' other holders do not exist here."""
+        """Start over after `pause`, in the child, where the locks' other holders do not exist."""
         if self._is_inherited():
             _keep_for_ever(self._writer, *self._readers)
         else:
@@ -343,8 +349,8 @@ class Connections:
 
 
 def _keep_for_ever(*connections: apsw.Connection | None) -> None:
-    """Closing the parent's connections in a child, even at its exit, could harm the parent's."""
-    import ctypes  # Here, because it is hardly ever needed.
+    """Leak inherited connections: closing them in a child, even at exit, could harm the parent."""
+    import ctypes  # imported here because it is rarely needed
 
     for connection in connections:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(connection))

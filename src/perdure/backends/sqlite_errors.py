@@ -1,10 +1,13 @@
-"""Turn what apsw raises into what perdure raises: damage, or a store that does not answer now."""
+"""Translate errors of apsw into perdure's: damage, or a store that is unavailable for now.
+
+The texts carry SQLite's message, which names tables and constraints but never content.
+"""
 
 import apsw
 
 from perdure.errors import DamagedError, PerdureError, UnavailableError, UsageError
 
-# The SQL is constant and was tried: when SQLite refuses it, the schema is not the one written.
+# The SQL is constant and tested: if SQLite rejects it, the schema is not the one that we wrote.
 _DAMAGE: tuple[type[Exception], ...] = (
     apsw.CorruptError,
     apsw.NotADBError,
@@ -21,35 +24,35 @@ _HINTS: tuple[tuple[type[Exception], str, str], ...] = (
     (apsw.LockedError, "another connection holds the lock", "try again later"),
     (
         apsw.CantOpenError,
-        "the file can not be opened",
+        "the file cannot be opened",
         "check that its directory exists and that this user may write there",
     ),
     (
         apsw.ReadOnlyError,
-        "the file can not be written",
+        "the file cannot be written",
         "check the permissions of the file and of its directory",
     ),
     (
         PermissionError,
-        "no permission",
+        "permission denied",
         "check the permissions of the file and of its directory",
     ),
-    (apsw.PermissionsError, "no permission", "check the permissions of the file"),
+    (apsw.PermissionsError, "permission denied", "check the permissions of the file"),
     (apsw.IOError, "reading or writing failed", "check the disk, then try again"),
-    (apsw.NoMemError, "out of memory", "try again with more memory"),
+    (apsw.NoMemError, "out of memory", "free some memory, then try again"),
 )
 
 DRIVER_ERRORS = (apsw.Error, OSError, MemoryError, UnicodeDecodeError)
-"""What may come out of apsw; anything else is a mistake in the code and passes as it is."""
+"""The exceptions that apsw may raise; any other is a bug and propagates unchanged."""
 
 HARMLESS = (apsw.BusyError, apsw.LockedError, apsw.ConstraintError)
-"""After these a rollback is enough: no write or sync failed."""
+"""Errors after which a rollback is enough: no write or sync failed."""
 
 
 def translated(error: Exception, name: str, stream: str = "", position: int = 0) -> PerdureError:
-    """Return the error to raise instead, `from` the given one. It never tells of a body."""
+    """Return the error to raise `from` the given one. Its text never contains a body."""
     if isinstance(error, apsw.TooBigError):
-        return UsageError(f"an entry of {stream!r} is larger than SQLite can hold")
+        return UsageError(f"an entry of {stream!r} is too large for SQLite: store less at once")
     if isinstance(error, _DAMAGE):
         return DamagedError(stream or name, position, f"SQLite: {error} (in {name})")
     for kind, reason, hint in _HINTS:

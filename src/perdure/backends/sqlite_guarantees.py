@@ -1,4 +1,4 @@
-"""What a SQLite store keeps: asked of the library, the open connection and the file system."""
+"""The guarantees of a SQLite store, from the library, the connection and the file system."""
 
 import apsw
 
@@ -9,33 +9,33 @@ NEEDS = (
     "the write-ahead log needs memory that all processes on one machine share: "
     "put the file on a local disk"
 )
-FULL = 2  # NORMAL is 1, and may lose the last commits on power failure.
+FULL = 2  # a value of `pragma synchronous`; NORMAL is 1 and may lose commits on power failure
 
 
 def settings_of(db: apsw.Connection, name: str) -> tuple[Check, ...]:
-    """Return the settings that durability rests on; UnsupportedError if they are not in force."""
+    """Return the settings that durability depends on; UnsupportedError if they are not active."""
     mode, synchronous = db.pragma("journal_mode"), db.pragma("synchronous")
     if mode != "wal" or synchronous < FULL:
         what = f"{name} runs with journal_mode={mode} and synchronous={synchronous}"
-        raise UnsupportedError(what, "this SQLite does not do as it is told: use apsw as published")
+        raise UnsupportedError(what, "this SQLite ignores settings: install apsw from PyPI")
     return Check("journal_mode", "wal"), Check("synchronous", "full")
 
 
 def promised(
-    checks: tuple[Check, ...], place: Check, acceptance: Acceptance, why_read_only: str
+    checks: tuple[Check, ...], filesystem: Check, acceptance: Acceptance, why_read_only: str
 ) -> Guarantees:
-    """Return the guarantees of a store whose settings were looked at."""
+    """Return the guarantees of a store, from the checks of its settings and file system."""
     version = apsw.sqlite_lib_version()
     if why_read_only:
-        checks = (Check("writing", f"only reading: {why_read_only}", "unknown"),)
-    is_weak = weakest([place]) == "weak"
+        checks = (Check("writing", f"read-only: {why_read_only}", "unknown"),)
+    is_weak = weakest([filesystem]) == "weak"
     return Guarantees(
         "process death" if is_weak else "power loss",
         "one process" if acceptance.taken else "one machine",
-        "SQLite, write-ahead log, synced before each answer",
+        "SQLite, write-ahead log, synced before append returns",
         atomic="one call",
         engine="SQLite",
         version=version,
-        checks=(Check("SQLite", version), *checks, place),
+        checks=(Check("SQLite", version), *checks, filesystem),
         accepted=acceptance.taken,
     )

@@ -1,4 +1,8 @@
-"""Some entries of a SQLite stream, read in one transaction and checked against its head."""
+"""Read one page of a SQLite stream in one transaction, and check it against the head.
+
+A connection comes in; `entries` go out. Gaps at the end of a stream raise DamagedError; the content
+of an entry is not looked at.
+"""
 
 from typing import Any
 
@@ -9,10 +13,10 @@ from perdure.backends.rules import POSITION_MAX
 from perdure.backends.sqlite_heads import head_of, place_of
 from perdure.errors import DamagedError
 
-PAGE_BYTES = 2**20  # It does not hold many long bodies in memory at once.
-NO_BOUND = 2**63 - 1
+PAGE_BYTES = 2**20  # bytes; long bodies end a page early, so that memory stays bounded
+NO_BOUND = 2**63 - 1  # the largest SQLite integer, in place of "unlimited"
 
-# octet_length() does not load a long body, cast() gives the bytes of text and blob alike.
+# octet_length() does not load a long body; cast() returns the bytes of text and of blobs.
 FORWARD = (
     "select position, cast(header as blob), octet_length(body),"
     " case when octet_length(body) <= ? then cast(body as blob) end"
@@ -24,7 +28,7 @@ REVERSE = FORWARD.replace("position > ?", "position < ?").replace(
 
 
 class Page:
-    """Some entries of one moment. What was read before an error stays in `entries`."""
+    """Entries from one snapshot. Those read before an error stay in `entries`."""
 
     def __init__(self, stream: str, after: int, size: int, max_body: int, *, reverse: bool) -> None:
         self.stream = stream
@@ -41,37 +45,41 @@ class Page:
         return max(last - 1 if self.reverse else last + 1, 0)
 
     def load(self, db: apsw.Connection) -> None:
-        place = place_of(self.stream)
+        key = place_of(self.stream)
         try:
-            head = head_of(db, self.stream, place)
+            head = head_of(db, self.stream, key)
         except DamagedError:
-            # `streams` tells of a damaged head, and opening asks it; the entries may be whole.
-            self._fill(db, place)
+            # `streams` reports a damaged head, and opening a session uses that. The entries may
+            # be intact, and salvage needs them.
+            self._fill(db, key)
             return
         if head is None:
             self.is_last = True
             return
-        self._fill(db, place)
+        self._fill(db, key)
         self._check_end(head.position)
 
     def _check_end(self, head: int) -> None:
-        """The last entry always stays, so it must be met where reading begins or ends there."""
-        highest = max((one.position for one in self.entries), default=self.after)
+        """Raise DamagedError if the page does not reach the head, although it should.
+
+        `drop` never removes the last entry, so that a missing one is always damage.
+        """
+        highest = max((entry.position for entry in self.entries), default=self.after)
         if self.entries and highest > head:
-            raise DamagedError(self.stream, head + 1, "entries stand after its head")
+            raise DamagedError(self.stream, head + 1, "it has entries after its head")
         if self.reverse and not self.after and highest < head:
             self.entries = []
             raise DamagedError(self.stream, highest + 1, "entries are missing at the end")
         if not self.reverse and self.is_last and highest < head:
             raise DamagedError(self.stream, highest + 1, "entries are missing at the end")
 
-    def _fill(self, db: apsw.Connection, place: int) -> None:
+    def _fill(self, db: apsw.Connection, key: int) -> None:
         after = min(self.after, POSITION_MAX)
         if self.reverse:
             after = after or NO_BOUND
         loaded = 0
         sql = REVERSE if self.reverse else FORWARD
-        for row in db.execute(sql, (self.max_body, place, after, self.size)):
+        for row in db.execute(sql, (self.max_body, key, after, self.size)):
             entry, size = self._entry(row)
             self.entries.append(entry)
             loaded += size

@@ -1,9 +1,9 @@
-"""Connect to a SQLite file: to write, or where this process may not, to read.
+"""Connect to a SQLite file: for writing, or read-only if this process may not write.
 
-What others write to a file that this process may only read is seen. As long as there is a
-write-ahead log, SQLite reads under its own locks. Without one it has no place for them, and the
-file is read as one that does not change. That is checked: whoever writes makes a log first, so the
-file and its log must be, after each page, as they were before it; else the page is thrown away.
+A read-only process sees what other processes write. While a write-ahead log exists, SQLite reads
+under its own locks. Without a log it has no place for locks, and the file is opened as one that
+does not change (`immutable`). That is verified: a writer creates a log first, so the file and its
+log must be the same after each page as before it; otherwise the page is discarded.
 """
 
 import contextlib
@@ -26,21 +26,21 @@ from perdure.errors import PerdureError, UnavailableError
 from perdure.guarantees import Check
 
 _REFUSED = (apsw.CantOpenError, apsw.ReadOnlyError, apsw.PermissionsError, OSError)
-"""What a file or a log that can not be written leads to."""
+"""The errors of opening a file or a log that cannot be written."""
 
-SETTLED = 30_000_000  # Nanoseconds; the clock of a file system ticks every 10 ms, or more often.
+SETTLED = 30_000_000  # nanoseconds; three ticks of a file system's clock, which has 10 ms or less
 
 
 def connect(
     path: str, name: str, vfs: str | None, patience: float
 ) -> tuple[Connections, tuple[Check, ...], str]:
-    """Return connections to a store that is there and whole, made new if the file is missing.
+    """Open and check a store, creating the file if it is missing.
 
-    With them come the settings that were found in force, and why nothing can be written, if so.
-    Whatever is wrong with it is raised now and not at the first append.
+    Return its connections, the settings that are active, and why the store is read-only ("" if it
+    is not). Problems are raised here and not at the first append.
     """
     busy = patient(patience)
-    found = Connections(
+    connections = Connections(
         name,
         lambda: sqlite_schema.open_connection(path, name, vfs, busy),
         lambda: sqlite_schema.rewrite_log(path),
@@ -48,66 +48,67 @@ def connect(
         sqlite_at_once.prepare,
     )
     try:
-        return found, found.write("", lambda db: settings_of(db, name)), ""
+        return connections, connections.write("", lambda db: settings_of(db, name)), ""
     except UnavailableError as error:
         reason = why_read_only(path, str(Path(path).parent))
         if not (reason and isinstance(error.__cause__, _REFUSED) and os.access(path, os.R_OK)):
             raise
-        found.close()
-    only_reading = ReadOnlyConnections(
+        connections.close()
+    read_only = ReadOnlyConnections(
         path,
         name,
         lambda unlocked: _open(path, name, vfs, busy, unlocked=unlocked),
         lambda: (_identity(path),),
         reason,
     )
-    with only_reading.reading():
-        return only_reading, (), reason
+    with read_only.reading():
+        return read_only, (), reason
 
 
 def identities(path: str) -> Callable[[], tuple[Identity, ...]]:
-    """Return what tells which file, log and locks a path leads to.
+    """Return a function that identifies the file, -wal and -shm that a path points to.
 
-    It asks for each of them only when their directory has changed: it is called in every write.
+    Every write calls it, so it looks at them only if their directory has changed.
     """
     files, folder = (path, path + "-wal", path + "-shm"), str(Path(path).parent)
-    known: tuple[tuple[int, ...], tuple[Identity, ...]] = ((), ())
+    cached: tuple[tuple[int, ...], tuple[Identity, ...]] = ((), ())
 
     def identify() -> tuple[Identity, ...]:
-        nonlocal known  # One tuple, so that threads see both of its parts or neither.
-        place, (place_before, found) = _folder(folder), known
-        if not place or place != place_before:
-            found = tuple(map(_identity, files))
-            # The clock of a file system ticks slowly: another change could bear the same time.
-            settled = place and time.time_ns() - max(place[2:]) > SETTLED
-            known = (place if settled else (), found)
-        return found
+        nonlocal cached  # One tuple, so that threads see both parts or neither.
+        directory, (cached_directory, identified) = _folder(folder), cached
+        if not directory or directory != cached_directory:
+            identified = tuple(map(_identity, files))
+            # File systems have coarse clocks: a later change could get the same time. Cache only
+            # if the last change is old enough.
+            settled = directory and time.time_ns() - max(directory[2:]) > SETTLED
+            cached = (directory if settled else (), identified)
+        return identified
 
     return identify
 
 
 def _folder(path: str) -> tuple[int, ...]:
-    """Return which directory a path leads to, and when something last came or went in it.
+    """Return the identity of a directory, and when a file was last added to it or removed.
 
-    Both times: whoever restores a backup sets the first one back, and some systems lack the second.
+    Both mtime and ctime: restoring a backup resets the former, and some systems lack the latter.
     """
     try:
-        found = os.stat(path)  # noqa: PTH116 - as below
+        status = os.stat(path)  # noqa: PTH116 - as below
     except OSError:
         return ()
-    return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_ctime_ns
+    return status.st_dev, status.st_ino, status.st_mtime_ns, status.st_ctime_ns
 
 
 def _identity(path: str) -> Identity:
     try:
-        found = os.stat(path)  # noqa: PTH116 - in every write, and Path takes twice as long
-    except OSError:  # There is none, or nobody can look: opening says why.
+        status = os.stat(path)  # noqa: PTH116 - in every write, and Path takes twice as long
+    except OSError:  # Missing, or not accessible: opening the file reports why.
         return None
-    return found.st_dev, found.st_ino
+    return status.st_dev, status.st_ino
 
 
 class _Seen(NamedTuple):
-    """The file and its log: if they are the same again, nobody wrote."""
+    """A fingerprint of the file and its log: if it is unchanged, no process wrote."""
 
     changed: int
     size: int
@@ -115,9 +116,9 @@ class _Seen(NamedTuple):
 
 
 class ReadOnlyConnections(Connections):
-    """Hands out readers, each for one page. `reason` says why there is no writer.
+    """Provides readers, each for one page. `reason` says why there is no writer.
 
-    `open_reader` opens the file, and is told whether to do without locks.
+    `open_reader` opens the file; its argument says whether to open it without locks.
     """
 
     def __init__(
@@ -132,22 +133,22 @@ class ReadOnlyConnections(Connections):
         self._path = path
         self._open_reader = open_reader
         self._reason = reason
-        self._seen: dict[apsw.Connection, _Seen] = {}
+        self._fingerprints: dict[apsw.Connection, _Seen] = {}
 
     def write(
         self,
-        stream: str,  # noqa: ARG002 - as the others.
+        stream: str,  # noqa: ARG002 - as in Connections
         work: Callable[[apsw.Connection], T],  # noqa: ARG002
         *,
         begin: bool = True,  # noqa: ARG002
     ) -> T:
-        """Raise UsageError: nothing can be written, and nothing was."""
+        """Raise UsageError: the store is read-only. Nothing was written."""
         self._require_open()
         raise refusal(self._name, self._reason)
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[apsw.Connection]:
-        """As `Connections.reading`; UnavailableError if somebody wrote to a file without a log."""
+        """As `Connections.reading`; UnavailableError if a file without a log was written to."""
         with super().reading() as reader:
             try:
                 yield reader
@@ -157,18 +158,18 @@ class ReadOnlyConnections(Connections):
             self._require_unchanged(reader)
 
     def _require_unchanged(self, reader: apsw.Connection, cause: Exception | None = None) -> None:
-        seen = self._seen[reader]
-        if not seen.log and self._look() != seen:
-            reason = "it was written to while it was read"
+        fingerprint = self._fingerprints[reader]
+        if not fingerprint.log and self._fingerprint() != fingerprint:
+            reason = "another process wrote to it during the read"
             raise UnavailableError(self._name, reason, "read again") from cause
 
     def _open(self) -> apsw.Connection:
-        seen = self._look()
-        reader = self._open_reader(not seen.log)
-        self._seen[reader] = seen
+        fingerprint = self._fingerprint()
+        reader = self._open_reader(not fingerprint.log)
+        self._fingerprints[reader] = fingerprint
         return reader
 
-    def _look(self) -> _Seen:
+    def _fingerprint(self) -> _Seen:
         try:
             file = Path(self._path).stat()
         except OSError as error:
@@ -179,11 +180,11 @@ class ReadOnlyConnections(Connections):
             log = 0
         return _Seen(file.st_mtime_ns, file.st_size, log)
 
-    def _give_back(self, reader: apsw.Connection) -> None:
-        self._discard(reader)  # What it believes not to change may change before the next page.
+    def _return_reader(self, reader: apsw.Connection) -> None:
+        self._discard(reader)  # An `immutable` file may have changed before the next page.
 
     def _discard(self, reader: apsw.Connection) -> None:
-        self._seen.pop(reader, None)
+        self._fingerprints.pop(reader, None)
         super()._discard(reader)
 
 
@@ -201,10 +202,10 @@ def _open(
             _sync(path + "-wal")
     except BaseException as error:
         if connection is not None:
-            connection.close(True)  # noqa: FBT003 - apsw takes it by position.
+            connection.close(True)  # noqa: FBT003 - positional-only in apsw
         if isinstance(error, apsw.CantOpenError) and not unlocked:
-            reason = f"its log can not be read without its -shm (SQLite: {error})"
-            hint = "copy both to a directory that can be written, and open the copy"
+            reason = f"its -wal cannot be read without its -shm (SQLite: {error})"
+            hint = "copy the file and its -wal to a writable directory, and open the copy"
             raise UnavailableError(name, reason, hint) from error
         if isinstance(error, DRIVER_ERRORS):
             raise translated(error, name) from error
@@ -213,7 +214,7 @@ def _open(
 
 
 def _sync(path: str) -> None:
-    """As `sync_file`. A read-only medium holds nothing back, and may say that it can not sync."""
+    """Like `sync_file`, but a read-only medium may refuse: it has nothing unsynced."""
     try:
         sqlite_schema.sync_file(path)
     except OSError as error:

@@ -1,11 +1,11 @@
-"""Which streams of a SQLite store were appended to last, told by the entries' rowids alone.
+"""List the streams of a SQLite store by last append, using only the entries' rowids.
 
-A new row gets the highest rowid plus one, so rowids are in the order of insertion: also where a
-stream was removed whole, and the next row gets a number that one of its rows had. Streams by
-recency are therefore the distinct streams met on the way down.
+A new row gets the highest rowid plus one, so rowids are in insertion order: also after a stream was
+removed entirely, when the next row reuses a number of one of its rows. Streams by recency are
+therefore the distinct streams met when scanning rowids downwards.
 
-A session that wrote a million of the newest rows is not read through: where a page of rows brings
-nothing new, the index says how far down the rows of its streams go without a gap.
+A session that wrote a million of the newest rows is not scanned: if a page of rows brings nothing
+new, the index says how far down the rows of its streams extend without a gap.
 """
 
 from collections.abc import Iterable, Iterator
@@ -19,15 +19,15 @@ from perdure.backends.rules import Choice
 from perdure.backends.sqlite_heads import by_id, require_label
 from perdure.backends.sqlite_schema import DELETED
 
-FIRST_ROWS = 128  # Two rows a stream or so: whoever shows a page does not wait for more.
-PAGE_ROWS = 256
-PAGE_HEADS = 64
-PAGE_ROWS_MAX = 4096  # Where nothing but deleted streams is met.
-FEW = 1000  # So many streams are rather sorted than looked for among all the others.
-HEAD = 10  # So many are sorted in the time in which one is met.
+FIRST_ROWS = 128  # rows of the first page; at about two per stream, enough for one screen
+PAGE_ROWS = 256  # rows of the other pages
+PAGE_HEADS = 64  # heads per page once the matches are sorted
+PAGE_ROWS_MAX = 4096  # rows; pages grow up to this while they hold only deleted streams
+FEW = 1000  # streams; up to this many matches are sorted at once instead of scanned for
+HEAD = 10  # streams that can be sorted in the time that reading one head takes
 
 ROWS = "select rowid, stream, null from entry where rowid < ? order by rowid desc limit ?"
-ROWS_LIVE = (  # With whether it was deleted.
+ROWS_LIVE = (  # The third column says whether the stream is deleted.
     f"select entry.rowid, stream, labels = {DELETED} from entry"  # noqa: S608 - constants
     " left join head on head.id = stream"
     " where entry.rowid < ? order by entry.rowid desc limit ?"
@@ -37,22 +37,22 @@ OLDEST = "select position from entry where stream = ? order by position limit 1"
 ROWID = "select rowid from entry where stream = ? and position = ?"
 
 BETWEEN = " name >= ? and name < cast(? as text) order by name limit ?"
-OF_HEADS = f"select id as place from head where{BETWEEN}"  # noqa: S608
-OF_LIVE = f"select id as place from head where labels <> {DELETED} and{BETWEEN}"  # noqa: S608
-OF_LABEL = f"select stream as place from label where label = ? and{BETWEEN}"  # noqa: S608
+OF_HEADS = f"select id as stream_key from head where{BETWEEN}"  # noqa: S608
+OF_LIVE = f"select id as stream_key from head where labels <> {DELETED} and{BETWEEN}"  # noqa: S608
+OF_LABEL = f"select stream as stream_key from label where label = ? and{BETWEEN}"  # noqa: S608
 COUNT = "select count(*) from ({})"
 SORT = (
-    "select place from ({}) order by"
-    " (select rowid from entry where stream = place order by position desc limit 1) desc"
+    "select stream_key from ({}) order by"
+    " (select rowid from entry where stream = stream_key order by position desc limit 1) desc"
 )
 
 
 class Listing:
-    """Heads of streams by pages, the last changed one first.
+    """Lists heads in pages, the most recently changed stream first.
 
-    If a few are meant, they are sorted. More than a few are soon met on the way down through all
-    streams. Where they are not, because many others changed since, they are sorted as well: as soon
-    as what was met in vain has cost as much as that.
+    Up to `FEW` matches are sorted. If there are more, a scan through all streams usually finds them
+    soon. If it does not, because many other streams changed since, they are sorted as well: once
+    the scan has spent as much on other streams as sorting would cost.
     """
 
     def __init__(self, choice: Choice) -> None:
@@ -61,38 +61,42 @@ class Listing:
         self._wasted = FEW if choice.is_narrow else 0
         self._enough = FEW
         self._sorted: Iterator[int] | None = None
-        self._walk = Walk(lives=choice.lives)
+        self._row_scan = Walk(lives=choice.lives)
 
     def page(self, db: apsw.Connection) -> list[Head]:
-        """Return the next heads that are meant; there may be none on a page."""
+        """Return the next matching heads; a page may be empty before the end."""
         if self._sorted is None and self._wasted >= self._enough:
             self._sorted = sort(db, self._choice, self._wasted)
             self._enough = 2 * self._wasted
-        return self._met(db) if self._sorted is None else self._known(db, self._sorted)
+        return self._scan(db) if self._sorted is None else self._next_sorted(db, self._sorted)
 
-    def _met(self, db: apsw.Connection) -> list[Head]:
-        places, deleted = self._walk.page(db)
-        self.ended = self._walk.ended
-        heads = self._meant([by_id(db, place) for place in places])
-        self._wasted += deleted + HEAD * (len(places) - len(heads))
+    def _scan(self, db: apsw.Connection) -> list[Head]:
+        keys, deleted = self._row_scan.page(db)
+        self.ended = self._row_scan.ended
+        heads = self._matching([by_id(db, key) for key in keys])
+        self._wasted += deleted + HEAD * (len(keys) - len(heads))
         return heads
 
-    def _known(self, db: apsw.Connection, places: Iterator[int]) -> list[Head]:
-        page = list(islice((one for one in places if one not in self._walk.seen), PAGE_HEADS))
+    def _next_sorted(self, db: apsw.Connection, keys: Iterator[int]) -> list[Head]:
+        # The scan has yielded those that it saw: a stream is listed once.
+        page = list(islice((key for key in keys if key not in self._row_scan.seen), PAGE_HEADS))
         self.ended = len(page) < PAGE_HEADS
-        found = [by_id(db, place) for place in page]
-        for head in found:
+        heads = [by_id(db, key) for key in page]
+        for head in heads:
             require_label(db, head, self._choice.label)
-        return self._meant(found)
+        return self._matching(heads)
 
-    def _meant(self, heads: Iterable[Head | None]) -> list[Head]:
+    def _matching(self, heads: Iterable[Head | None]) -> list[Head]:
         return [head for head in heads if head is not None and self._choice.has(head)]
 
 
 def sort(db: apsw.Connection, choice: Choice, most: int) -> Iterator[int] | None:
-    """Return the keys of streams that are meant, the last changed first; None if they are more."""
+    """Return the keys of matching streams by last change; None if more than `most` match."""
     start = choice.prefix
-    bounds: tuple[Any, ...] = (start, start.encode() + b"\xff")  # No byte of UTF-8 is as high.
+    bounds: tuple[Any, ...] = (
+        start,
+        start.encode() + b"\xff",
+    )  # 0xff is above every byte of UTF-8.
     if choice.label is not None:
         source, bounds = OF_LABEL, (choice.label, *bounds)
     else:
@@ -104,7 +108,7 @@ def sort(db: apsw.Connection, choice: Choice, most: int) -> Iterator[int] | None
 
 
 class Walk:
-    """Goes down through the rows of all streams; past deleted ones, where only others are meant."""
+    """Scans the rows of all streams downwards; skips deleted streams if only live ones match."""
 
     def __init__(self, *, lives: bool) -> None:
         self.ended = False
@@ -114,25 +118,25 @@ class Walk:
         self._sql = ROWS_LIVE if lives else ROWS
 
     def page(self, db: apsw.Connection) -> tuple[list[int], int]:
-        """Return the keys of the next streams, if any, and the number of those that it passed."""
+        """Return the keys of the next new streams, and how many deleted ones were skipped."""
         rows: list[Any] = db.execute(self._sql, (self._before, self._rows)).fetchall()
         self.ended = len(rows) < self._rows
         if not rows:
             return [], 0
         self._before = rows[-1][0]
-        here: dict[int, int | None] = {stream: deleted for _, stream, deleted in rows}
-        new = [stream for stream in here if stream not in self.seen]
+        on_page: dict[int, int | None] = {stream: deleted for _, stream, deleted in rows}
+        new = [stream for stream in on_page if stream not in self.seen]
         self.seen.update(new)
-        found = [stream for stream in new if not here[stream]]
+        live = [stream for stream in new if not on_page[stream]]
         if not new:
-            self._before = lowest(db, self._before, list(here))
-        self._rows = min(2 * self._rows, PAGE_ROWS_MAX) if new and not found else PAGE_ROWS
-        return found, len(new) - len(found)
+            self._before = lowest(db, self._before, list(on_page))
+        self._rows = min(2 * self._rows, PAGE_ROWS_MAX) if new and not live else PAGE_ROWS
+        return live, len(new) - len(live)
 
 
 def lowest(db: apsw.Connection, before: int, streams: list[int]) -> int:
-    """Return a rowid down from which, to `before`, all rows belong to these streams."""
-    low, step = before, PAGE_ROWS
+    """Return a rowid from which, up to `before`, all rows belong to these streams."""
+    low, step = before, PAGE_ROWS  # Doubling steps while they succeed, then halving ones.
     while step >= PAGE_ROWS:
         target = low - step
         if target > 0 and sum(_count(db, stream, target, low) for stream in streams) == step:
@@ -143,24 +147,24 @@ def lowest(db: apsw.Connection, before: int, streams: list[int]) -> int:
 
 
 def _count(db: apsw.Connection, stream: int, first: int, last: int) -> int:
-    """Return how many rows of a stream have rowids from `first` to before `last`."""
+    """Return how many rows of a stream have rowids from `first` up to, but excluding, `last`."""
     return _position(db, stream, last) - _position(db, stream, first)
 
 
 def _position(db: apsw.Connection, stream: int, rowid: int) -> int:
-    """Return the least position of a stream whose row is this one or a newer one.
+    """Return the lowest position of a stream whose rowid is at least this one.
 
     A stream's positions have no gaps, and its rowids grow with them.
     """
     newest = db.execute(NEWEST, (stream,)).get
     oldest = db.execute(OLDEST, (stream,)).get
-    if newest is None:  # The index knows nothing of it: damage, which whoever reads it will find.
+    if newest is None:  # The index lacks the stream: damage, which reading the stream reports.
         return 0
     low, high = oldest, newest[1] + 1
     while low < high:
         middle = (low + high) // 2
-        found = db.execute(ROWID, (stream, middle)).get
-        if found is not None and found >= rowid:
+        middle_rowid = db.execute(ROWID, (stream, middle)).get
+        if middle_rowid is not None and middle_rowid >= rowid:
             high = middle
         else:
             low = middle + 1

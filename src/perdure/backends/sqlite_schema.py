@@ -1,7 +1,7 @@
-"""The tables of a SQLite store, and how a connection to one is opened and checked.
+"""The tables of a SQLite store, and how a connection to it is opened and checked.
 
-Nothing of a file is changed before it is known to be ours or empty. Headers and plain bodies are
-text, so that the `sqlite3` shell shows them.
+A path comes in, a checked connection goes out. A file is not changed before it is known to be ours
+or empty. Headers and plain bodies are stored as text, so that the `sqlite3` shell shows them.
 """
 
 import os
@@ -20,27 +20,27 @@ from perdure.errors import (
     VersionError,
 )
 
-APPLICATION_ID = 0x70726475  # "prdu": what `file` and other programs know the store by.
-VERSION = 1  # Kept in user_version; a newer perdure that changes the tables counts it up.
-SQLITE_MIN = 3_051_003  # Older ones can corrupt a database when its write-ahead log is reset.
-PAGE_SIZE = 4096  # A lone append writes three pages or four; larger ones take longer to sync.
-WAL_SIZE_MAX = 64 * 2**20  # What a burst may leave behind; the log is cut back to this.
+APPLICATION_ID = 0x70726475  # "prdu"; identifies the store to `file` and other programs
+VERSION = 1  # in user_version; a newer perdure that changes the tables increments it
+SQLITE_MIN = 3_051_003  # 3.51.3; older ones can corrupt a database when its log is reset
+PAGE_SIZE = 4096  # bytes; an append writes 3 or 4 pages, and larger ones take longer to sync
+WAL_SIZE_MAX = 64 * 2**20  # bytes; a log that grew in a burst is truncated to this
 
-DELETED = """'["deleted"]'"""  # The labels of the head of a deleted session.
+DELETED = """'["deleted"]'"""  # The labels column of a deleted session, as an SQL literal.
 
 TABLES = {
     "head": "CREATE TABLE head (id integer primary key, name text not null,"
     " position integer not null, digest text not null, labels text not null)",
     "head_name": "CREATE INDEX head_name on head (name)",
     "head_live": f"CREATE INDEX head_live on head (name) where labels <> {DELETED}",
-    # An ordinary table grows at its end. WITHOUT ROWID would keep long rows on overflow pages.
+    # A rowid table grows at its end. WITHOUT ROWID would put long rows on overflow pages.
     "entry": "CREATE TABLE entry (rowid integer primary key, stream integer not null,"
     " position integer not null, header text not null, body text not null)",
     "entry_place": "CREATE UNIQUE INDEX entry_place on entry (stream, position)",
     "label": "CREATE TABLE label (label text not null, name text not null,"
     " stream integer not null, primary key (label, name)) without rowid",
 }
-LATER = "head_live"  # Files that were made before it came are of the same version without it.
+LATER = "head_live"  # Added later: older files of the same version lack it.
 
 SETTINGS = f"""
     pragma synchronous = full;         -- NORMAL may lose the last commits on power failure.
@@ -66,10 +66,10 @@ def require_library() -> None:
 def open_connection(
     path: str, name: str, vfs: str | None, busy: Callable[[int], bool]
 ) -> apsw.Connection:
-    """Open the store, made new if the file is empty or missing; what is visible is on disk.
+    """Open the store, creating it if the file is empty or missing; all visible data is on disk.
 
     Raises UsageError for another program's database, VersionError for a newer one, DamagedError,
-    UnavailableError. A file that is refused has not been changed.
+    UnavailableError. A refused file has not been changed.
     """
     _require_place(path, name)
     connection = None
@@ -78,12 +78,12 @@ def open_connection(
         connection = apsw.Connection(path, flags, vfs)
         connection.set_busy_handler(busy)
         _prepare(connection, path, name, busy)
-        # A process killed between writing and syncing leaves entries that can be read already.
-        # SQLite has just recovered them; only after this they may count as stored.
+        # A process killed between writing and syncing leaves entries in the log that SQLite has
+        # just recovered. They can be read, but count as stored only after this sync.
         sync_file(path + "-wal")
     except BaseException as error:
         if connection is not None:
-            connection.close(True)  # noqa: FBT003 - apsw takes it by position.
+            connection.close(True)  # noqa: FBT003 - positional-only in apsw
         if isinstance(error, DRIVER_ERRORS):
             raise translated(error, name) from error
         raise
@@ -91,19 +91,21 @@ def open_connection(
 
 
 def prepare_reader(connection: apsw.Connection, path: str, name: str) -> None:
-    """Make sure that a connection that can only read is one to a store."""
+    """Configure a read-only connection, and raise unless it is one to a store."""
     connection.config(apsw.SQLITE_DBCONFIG_ENABLE_TRIGGER, 0)
     connection.config(apsw.SQLITE_DBCONFIG_ENABLE_VIEW, 0)
     if _is_new(connection, path, name):
-        raise UnavailableError(name, "it is empty, and nothing can be written to it")
+        raise UnavailableError(
+            name, "it is empty and cannot be written to", "pass the path of an existing store"
+        )
     connection.execute(SETTINGS).fetchall()
     _require_tables(connection, name)
 
 
 def rewrite_file(path: str) -> None:
-    """Write a file's bytes anew, for `sync_file`; nothing to do if there is no such file.
+    """Write a file's bytes again, so that `sync_file` syncs them; do nothing if it is missing.
 
-    Only for the log, and only while this process holds the right to write to it.
+    Use it only for the log, and only while this process holds SQLite's write lock.
     """
     try:
         handle = os.open(path, os.O_RDWR | getattr(os, "O_BINARY", 0))
@@ -118,15 +120,16 @@ def rewrite_file(path: str) -> None:
 
 
 def rewrite_log(path: str) -> None:
-    """Write the log of a database anew, and sync it."""
+    """Write the log of a database again, and sync it."""
     rewrite_file(path + "-wal")
     sync_file(path + "-wal")
 
 
 def sync_file(path: str) -> None:
-    """Make what was written to a file durable; nothing to do if there is no such file.
+    """Make the writes to a file durable; do nothing if it is missing.
 
-    Never call it with the database or its `-shm`: closing them here would drop SQLite's locks.
+    Never call it for the database or its `-shm`: closing a descriptor of those drops SQLite's locks
+    (POSIX locks belong to the process).
     """
     try:
         handle = os.open(path, os.O_RDWR if sys.platform == "win32" else os.O_RDONLY)
@@ -134,7 +137,7 @@ def sync_file(path: str) -> None:
         return
     try:
         if sys.platform == "darwin":
-            import fcntl  # Not there on Windows.
+            import fcntl  # does not exist on Windows
 
             fcntl.fcntl(handle, fcntl.F_FULLFSYNC)
         else:
@@ -146,22 +149,23 @@ def sync_file(path: str) -> None:
 def _require_place(path: str, name: str) -> None:
     parent = Path(path).parent
     if not parent.is_dir():
-        raise UnavailableError(name, f"there is no directory {parent}", "make it, then try again")
+        raise UnavailableError(name, f"there is no directory {parent}", "create it, then try again")
     if Path(path).is_dir():
-        raise UnavailableError(name, "that is a directory", "name a file in it")
+        raise UnavailableError(name, "it is a directory", "pass the path of a file in it")
     if Path(path).exists() and not Path(path).is_file():
-        raise UsageError(f"{name} is a device, a pipe or a socket: name an ordinary file")
-    # Looked at once more after the log: another process may have made both in between.
+        raise UsageError(f"{name} is a device, a pipe or a socket: pass the path of a regular file")
+    # The size is read again after the log's: another process may have created both in between.
     if _size(path) == 0 and _size(path + "-wal") > 0 and _size(path) == 0:
-        # SQLite would delete the log, and with it perhaps the only copy of what was written.
-        raise DamagedError(name, 0, "the file is empty, yet its -wal is not: restore the file")
+        # SQLite would delete the log, and with it perhaps the only copy of the data.
+        reason, hint = "the file is empty, but its -wal is not", "restore the file from a backup"
+        raise DamagedError(name, 0, reason, hint)
 
 
 def _size(path: str) -> int:
     try:
         return Path(path).stat().st_size
     except OSError:
-        return 0  # What can not be looked at can not be opened either, and SQLite says why.
+        return 0  # A file without access cannot be opened either, and SQLite reports why.
 
 
 def _prepare(
@@ -171,10 +175,10 @@ def _prepare(
     connection.config(apsw.SQLITE_DBCONFIG_ENABLE_VIEW, 0)
     attempt = 0
     while not _is_ready(connection, path, name):
-        # Two processes that make the same file at once can see a lock that SQLite does not wait
-        # for. busy() sleeps, and says no when patience has run out.
+        # Two processes that create the same file at once can meet a lock that SQLite does not wait
+        # for. busy() sleeps, and returns False after its timeout.
         if not busy(attempt):
-            raise UnavailableError(name, "another process holds the lock while it is being made")
+            raise UnavailableError(name, "another process holds the lock while creating the store")
         attempt += 1
     if _require_tables(connection, name):
         connection.execute(TABLES[LATER].replace("INDEX", "INDEX if not exists", 1))
@@ -183,42 +187,41 @@ def _prepare(
 def _is_ready(connection: apsw.Connection, path: str, name: str) -> bool:
     try:
         is_new = _is_new(connection, path, name)
-        connection.execute(SETTINGS).fetchall()  # apsw stops at each row: all of them, then.
+        connection.execute(SETTINGS).fetchall()  # apsw stops at each row, so fetch them all.
         if is_new:
             _make(connection)
         mode = connection.pragma("journal_mode", "wal")
     except (apsw.BusyError, apsw.LockedError):
         return False
     if mode != "wal":
-        raise UnsupportedError(f"{name} can not keep a write-ahead log", "use a local disk")
+        raise UnsupportedError(f"{name} cannot use a write-ahead log", "use a local disk")
     return True
 
 
-ANOTHER = "nothing was changed: give another path, or restore it from a backup"
+ANOTHER = "nothing was changed: pass another path, or restore the store from a backup"
 
 
 def _is_new(connection: apsw.Connection, path: str, name: str) -> bool:
     try:
         application, version, tables = _identity(connection)
     except apsw.NotADBError as error:
-        raise DamagedError(
-            name, 0, f"not a database: another program's file, or damaged; {ANOTHER}"
-        ) from error
+        reason = "it is not a database, but another program's file, or its start is damaged"
+        raise DamagedError(name, 0, reason, ANOTHER) from error
     if application == APPLICATION_ID:
         _require_version(name, version)
         return False
     if application or version or tables:
         raise UsageError(f"{name} is the database of another program; {ANOTHER}")
-    if 0 < _size(path) < 512:  # noqa: PLR2004 - SQLite takes a shorter file for an empty one.
-        raise DamagedError(name, 0, f"not a database; {ANOTHER}")
+    if 0 < _size(path) < 512:  # noqa: PLR2004 - SQLite treats a shorter file as empty
+        raise DamagedError(name, 0, "it is not a database", ANOTHER)
     return True
 
 
 def _identity(connection: apsw.Connection) -> tuple[int, int, int]:
-    """Read what tells whose file it is, in one snapshot.
+    """Return the application id, the version and the number of tables, from one snapshot.
 
-    Not `with connection`: an I/O error ends the transaction, and leaving the block then raises
-    that there is none, which would hide the error.
+    Not `with connection`: an I/O error ends the transaction, and leaving the block would then raise
+    that there is none, which hides the error.
     """
     connection.execute("begin")
     try:
@@ -235,7 +238,7 @@ def _require_version(name: str, version: int) -> None:
     if version > VERSION:
         raise VersionError(name, str(version), str(VERSION))
     if version < 1:
-        raise DamagedError(name, 0, f"its version is {version}")
+        raise DamagedError(name, 0, f"its version is {version}, expected at least 1")
 
 
 def _make(connection: apsw.Connection) -> None:
@@ -255,9 +258,9 @@ def _make(connection: apsw.Connection) -> None:
 
 
 def _require_tables(connection: apsw.Connection, name: str) -> bool:
-    """Raise unless all tables are there; return whether the index that came later is not."""
-    found = dict(connection.execute("select name, sql from sqlite_schema where sql is not null"))
+    """Raise unless all tables exist; return whether the index that was added later is missing."""
+    stored = dict(connection.execute("select name, sql from sqlite_schema where sql is not null"))
     for table, sql in TABLES.items():
-        if found.get(table, sql if table == LATER else None) != sql:
+        if stored.get(table, sql if table == LATER else None) != sql:
             raise DamagedError(name, 0, f"its table or index {table!r} is missing or altered")
-    return LATER not in found
+    return LATER not in stored

@@ -1,8 +1,9 @@
-"""Wait for records in a store of this machine: woken by the own process, looking for the others'.
+"""Wait for appends to a store on this machine: woken by this process, polling for others.
 
-A store rings for the streams that it appended to, which costs nothing while nobody waits. Others'
-appends are told by files: while somebody waits, one thread compares their sizes and times, for all
-who wait. A server may tell of them, too (`told`). Nothing here knows a store.
+A store notifies waiters of the streams that it appended to, which costs nothing while none wait.
+Appends of other processes show in files: while anything waits, one thread compares their sizes and
+times, for all waiters. A server may push notifications as well (`told`). This module knows no
+store, and correctness never depends on a wake-up: waiters re-read the head now and then.
 """
 
 import contextlib
@@ -13,28 +14,28 @@ from collections.abc import Callable, Iterable, Iterator
 
 from perdure.backend import Append, Head
 
-PAUSE = 0.05  # Seconds; so long another process's record may go unseen.
-TRUSTED = 1.0  # Seconds; a clock's tick may hide a write, so a head is looked at as often as this.
-EACH = 0.01  # Seconds more for each that waits: many of them cost no more than some.
-TOLD = 10.0  # Seconds, at most, where a server tells: a notice may get lost.
+PAUSE = 0.05  # seconds between polls; the longest that another process's record goes unseen
+TRUSTED = 1.0  # seconds between reads of a head; a file's coarse clock may hide a write
+EACH = 0.01  # seconds more per waiter, so that many waiters cost no more than a few
+TOLD = 10.0  # seconds at most if a server notifies; a notification may get lost
 
 Wake = Callable[[], None]
 
 
 def trace(file: str) -> tuple[int, ...]:
-    """Return what changes when a file is written to, replaced or removed."""
+    """Return a fingerprint that changes if a file is written to, replaced or removed."""
     try:
-        found = os.stat(file)  # noqa: PTH116 - many times a second, and Path takes twice as long
+        status = os.stat(file)  # noqa: PTH116 - many times a second, and Path takes twice as long
     except OSError:
         return ()
-    return found.st_ino, found.st_size, found.st_mtime_ns
+    return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 class Watchers:
-    """Who waits in this process, for which stream.
+    """The waiters of this process, by stream.
 
-    `file` returns the file that others change when they append to a stream; without it there are
-    no others.
+    `file` returns the file that other processes change when they append to a stream; None if no
+    other process can append.
     """
 
     def __init__(self, file: Callable[[str], str] | None = None) -> None:
@@ -49,41 +50,41 @@ class Watchers:
         self._traces: dict[str, tuple[int, ...]] = {}
         self._ended: dict[str, int] = {}
         self._count = 0
-        self._looking = False
+        self._polling = False
         self.told = False
-        """Whether a server tells of all appends; who waits for one already is woken by it."""
+        """Whether a server pushes notifications of appends to this process."""
 
-    def trusted(self, before: float) -> float:
-        """For how long whoever was not woken may believe that nothing came.
+    def trusted(self, previous: float) -> float:
+        """Return how long a waiter may sleep, in seconds, before it must re-read the head.
 
-        `before` is how long it believed so the last time. A server tells those of whom the writer
-        knows: what was under way when somebody began to wait is found by looking, soon at first.
+        `previous` is its last sleep. A server notifies only waiters that the writer could see: an
+        append that was in progress when the wait began is found by re-reading, soon at first.
         """
         if self.told:
-            return min(max(before * 2, TRUSTED), TOLD)
+            return min(max(previous * 2, TRUSTED), TOLD)
         return TRUSTED + self._count * EACH
 
     def add(self, stream: str, wake: Wake) -> None:
-        """Have a function called, in any thread, whenever a stream may have been appended to."""
+        """Register a function to call, in any thread, whenever a stream may have changed."""
         if self._pid != os.getpid():
-            self._begin_in_this_process()  # Those who waited stayed behind in the parent.
+            self._begin_in_this_process()  # Forked: the waiters exist only in the parent.
         with self._lock:
             self._waiting.setdefault(stream, []).append(wake)
             self._count += 1
             if self._file is None:
                 return
             file = self._files[stream] = self._file(stream)
-            if file not in self._traces:  # Else it is older, and may wake for nothing.
+            if file not in self._traces:  # An older fingerprint at worst wakes a waiter too early.
                 self._traces[file] = trace(file)
-            if not self._looking:
-                thread = threading.Thread(target=self._look, name="perdure watch", daemon=True)
+            if not self._polling:
+                thread = threading.Thread(target=self._poll, name="perdure watch", daemon=True)
                 thread.start()
-                self._looking = True
+                self._polling = True
 
     def remove(self, stream: str, wake: Wake) -> None:
-        """Have it called no more."""
+        """Unregister a function that `add` registered."""
         if self._pid != os.getpid() or wake not in self._waiting.get(stream, ()):
-            return  # A child of a fork drops what waits in its parent, where the lock may be held.
+            return  # In a forked child the lock may be held forever, and nothing waits here.
         with self._lock:
             self._waiting[stream].remove(wake)
             self._count -= 1
@@ -93,33 +94,33 @@ class Watchers:
                 self._ended.pop(stream, None)
 
     def ring(self, appends: Iterable[Append]) -> None:
-        """Wake those who wait for streams that were appended to."""
+        """Wake the waiters of the streams that were appended to."""
         if self._waiting and self._pid == os.getpid():
             with self._lock:
                 self._wake({append.stream for append in appends})
 
     def streams(self) -> list[str]:
-        """Return the streams that somebody waits for."""
+        """Return the streams that have waiters."""
         if self._pid != os.getpid():
             return []
         with self._lock:
             return [*self._waiting]
 
     def ring_all(self) -> None:
-        """Wake everybody: the store was closed, or nobody knows what was not told of."""
+        """Wake all waiters: the store was closed, or notifications may have been missed."""
         if self._waiting and self._pid == os.getpid():
             with self._lock:
                 self._wake(self._waiting)
 
     def end(self, stream: str) -> None:
-        """Have those who wait for a stream wait no longer: one of them has to go."""
+        """Wake all waiters of a stream and end their wait (a session is closing)."""
         if stream in self._waiting and self._pid == os.getpid():
             with self._lock:
                 self._ended[stream] = self.ended(stream) + 1
                 self._wake([stream])
 
     def ended(self, stream: str) -> int:
-        """How often those who wait for a stream were to wait no longer."""
+        """Return how often `end` was called while this stream had waiters."""
         return self._ended.get(stream, 0)
 
     def _wake(self, streams: Iterable[str]) -> None:
@@ -127,50 +128,51 @@ class Watchers:
             for wake in self._waiting.get(stream, ()):
                 wake()
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         while True:
             time.sleep(PAUSE)
             with self._lock:
                 if not self._waiting:
-                    self._looking = False
+                    self._polling = False
                     self._traces = {}
                     return
-                found = {file: trace(file) for file in set(self._files.values())}
+                traces = {file: trace(file) for file in set(self._files.values())}
                 self._wake(
                     stream
                     for stream, file in self._files.items()
-                    if found[file] != self._traces.get(file)
+                    if traces[file] != self._traces.get(file)
                 )
-                self._traces = found
+                self._traces = traces
 
     def wait(
         self, stream: str, after: int, timeout: float | None, head: Callable[[str], Head | None]
     ) -> bool:
-        """Return True once the head stands after a position, or False when the time has passed.
+        """Return True once the head is beyond a position, False after `timeout` seconds.
 
-        False also when somebody ended it (`end`).
+        Also False if `end` ended the wait.
         """
 
-        def look() -> bool:
-            found = head(stream)
-            return found is not None and found.position > after
+        def is_beyond() -> bool:
+            current = head(stream)
+            return current is not None and current.position > after
 
         if timeout is not None and timeout <= 0:
-            return look()
+            return is_beyond()
         woken = threading.Event()
+        # Register before the first read of the head: an append in between must wake this waiter.
         with self.waking(stream, woken.set):
-            vigil = Vigil(self, stream, timeout)
-            while not look():
-                left = vigil.pause()
-                if left <= 0:
+            timer = Vigil(self, stream, timeout)
+            while not is_beyond():
+                delay = timer.pause()
+                if delay <= 0:
                     return False
-                woken.wait(left)
+                woken.wait(delay)
                 woken.clear()
             return True
 
     @contextlib.contextmanager
     def waking(self, stream: str, wake: Wake) -> Iterator[None]:
-        """Have a function called while the block runs."""
+        """Register a function while the block runs."""
         self.add(stream, wake)
         try:
             yield
@@ -179,7 +181,7 @@ class Watchers:
 
 
 class Vigil:
-    """One who waits: how long to rest between two looks, until the time has passed."""
+    """The timing of one wait: how long to sleep between reads of the head, until its deadline."""
 
     def __init__(self, watchers: Watchers, stream: str, timeout: float | None) -> None:
         self._watchers = watchers
@@ -189,7 +191,7 @@ class Vigil:
         self._pause = 0.0
 
     def pause(self) -> float:
-        """Return for how many seconds to rest now; 0 or less is the end."""
+        """Return how many seconds to sleep now; 0 or less ends the wait."""
         if self._watchers.ended(self._stream) != self._ended:
             return 0.0
         self._pause = self._watchers.trusted(self._pause)

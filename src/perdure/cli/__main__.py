@@ -1,8 +1,8 @@
-"""The command line: one file per command, put together here.
+"""The `perdure` command group: global options, error handling and exit codes.
 
-What perdure refuses is one line on standard error and exit code 2; a traceback is a mistake in
-perdure. Exit code 1 is for a command that ran and has bad news. Commands that read a store say
-with exit code 3 that it can not be read (see `stores`).
+An expected error becomes one line on standard error and exit code 2; a traceback is a bug in
+perdure. Exit code 1 means that the command ran and has bad news. Exit code 3 means that the store
+cannot be read (see `stores`). Command modules are imported only when called: keep it so.
 """
 
 import errno
@@ -16,13 +16,13 @@ from perdure.cli.registry import Later, LazyGroup
 
 
 class Trouble(click.ClickException):
-    """What was asked for can not be done; the message says why."""
+    """The command cannot be carried out; the message says why."""
 
     exit_code = 2
 
 
 class Commands(LazyGroup):
-    """Shows perdure's own errors, and those of the system, without a traceback."""
+    """Reports errors of perdure and of the operating system without a traceback."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -30,7 +30,7 @@ class Commands(LazyGroup):
         except PerdureError as error:
             raise Trouble(str(error)) from error
         except OSError as error:
-            if error.errno == errno.EPIPE:  # Whoever read the output has gone: click ends quietly.
+            if error.errno == errno.EPIPE:  # The reader of the output is gone: click exits quietly.
                 raise
             raise Trouble(str(error)) from error
         except click.UsageError as error:
@@ -39,7 +39,9 @@ class Commands(LazyGroup):
 
             if not holds_address(error.format_message()):
                 raise
-            raise Trouble(misplaced(error.ctx)) from None  # click repeats it, with its password.
+            raise Trouble(
+                misplaced(error.ctx)
+            ) from None  # click would print it, password included.
         except (click.ClickException, click.exceptions.Exit, click.Abort):
             raise
         except Exception as error:
@@ -52,21 +54,21 @@ class Commands(LazyGroup):
 
 EPILOG = """\b
 Examples:
-  perdure demo                      kill an assistant, and see it go on
-  perdure ls --recent               what changed last
-  perdure show claim-4711           a conversation
-  perdure verify --store agents.db  is everything whole?
+  perdure demo                      kill an assistant and watch it resume
+  perdure ls --recent               list the most recently changed sessions
+  perdure show claim-4711           show a conversation
+  perdure verify --store agents.db  check every session for damage
 
 \b
-A command reads the store that --store names, else PERDURE_URL, else agents.db
-in the current directory. Reading never makes a store.
+A command reads the store named by --store, else by PERDURE_URL, else
+agents.db in the current directory. Reading never creates a store.
 
 \b
 Exit codes:
-  0  all is well
-  1  damage was found, or nothing matched what was asked for
-  2  the call is wrong
-  3  the store can not be read
+  0  success
+  1  damage was found, or nothing matched
+  2  invalid arguments
+  3  the store cannot be read
 """
 
 
@@ -79,7 +81,7 @@ Exit codes:
 @click.version_option(__version__, prog_name="perdure")
 @click.pass_context
 def main(ctx: click.Context) -> None:
-    """Keep what an AI agent said, knew and did, so that it survives its process."""
+    """Inspect, verify and copy stores of durable AI agent sessions."""
     if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
         ctx.color = False
     elif os.environ.get("FORCE_COLOR"):

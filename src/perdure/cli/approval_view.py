@@ -1,4 +1,4 @@
-"""Approvals in words, and how one is decided at a terminal: what is shown is what will be run."""
+"""Print approvals, and decide one at a terminal. The call shown is the call that will run."""
 
 import json
 from typing import Any, Literal, NamedTuple
@@ -15,42 +15,43 @@ from perdure.session import Session
 INDENT = "  "
 
 
-def approval_json(one: Approval) -> dict[str, Any]:
-    """Return an approval for programs."""
+def approval_json(approval: Approval) -> dict[str, Any]:
+    """Return the JSON object of an approval."""
     return {
-        **one._asdict(),
-        "time": exact(one.time),
-        "expires": exact(one.expires) if one.expires else None,
-        "decided": exact(one.decided) if one.decided else None,
+        **approval._asdict(),
+        "time": exact(approval.time),
+        "expires": exact(approval.expires) if approval.expires else None,
+        "decided": exact(approval.decided) if approval.decided else None,
     }
 
 
-def show(one: Approval) -> None:
-    """Print an approval, whole: the tool, its version, the arguments, and the digest of them."""
-    colour = {"waiting": "yellow", "denied": "red", "used": "green"}.get(one.state)
-    state = click.style(one.state, fg=colour, bold=one.state == "waiting")
-    say(f"{click.style(safe(one.id), bold=True)}  {state}, asked {ago(one.time)}{_until(one)}")
-    _line("session", safe(one.session))
-    _line("tool", safe(one.tool))
-    _line("version", safe(one.version) or "-")
-    if one.actor:
-        _line("actor", safe(one.actor))
-    for name, value in _arguments(one.arguments):
+def show(approval: Approval) -> None:
+    """Print an approval in full: the tool, its version, the arguments, and their digest."""
+    color = {"waiting": "yellow", "denied": "red", "used": "green"}.get(approval.state)
+    state = click.style(approval.state, fg=color, bold=approval.state == "waiting")
+    heading = click.style(safe(approval.id), bold=True)
+    say(f"{heading}  {state}, requested {ago(approval.time)}{_until(approval)}")
+    _line("session", safe(approval.session))
+    _line("tool", safe(approval.tool))
+    _line("version", safe(approval.version) or "-")
+    if approval.actor:
+        _line("actor", safe(approval.actor))
+    for name, value in _arguments(approval.arguments):
         _line(name, value)
-    _line("digest", one.digest)
-    if one.by or one.decided:
-        when = f" at {moment(one.decided)}" if one.decided else ""
-        _line("decided", f"{'by ' + safe(one.by) if one.by else 'by nobody'}{when}")
-    if one.reason:
-        _line("reason", one.reason)
+    _line("digest", approval.digest)
+    if approval.by or approval.decided:
+        when = f" at {moment(approval.decided)}" if approval.decided else ""
+        _line("decided", f"{'by ' + safe(approval.by) if approval.by else 'automatically'}{when}")
+    if approval.reason:
+        _line("reason", approval.reason)
 
 
-def _until(one: Approval) -> str:
-    return f", until {moment(one.expires)} UTC" if one.expires else ""
+def _until(approval: Approval) -> str:
+    return f", until {moment(approval.expires)} UTC" if approval.expires else ""
 
 
 def _arguments(arguments: Any) -> list[tuple[str, str]]:
-    """Return the arguments line by line; none is left out, however long it is."""
+    """Return the arguments line by line; none is omitted, however long."""
     if not isinstance(arguments, dict) or not arguments:
         return [("arguments", json.dumps(arguments, ensure_ascii=False))]
     return [
@@ -66,7 +67,7 @@ def _line(name: str, text: str) -> None:
 
 
 class Decision(NamedTuple):
-    """What somebody wants to decide, and how."""
+    """A decision to record, and how to report it."""
 
     what: Literal["approve", "deny"]
     by: str
@@ -75,57 +76,68 @@ class Decision(NamedTuple):
     as_json: bool
 
 
-def decide(address: str | None, name: str, approval: str | None, wish: Decision) -> None:
-    """Show what is to be run, ask, and decide about exactly that."""
+def decide(
+    address: str | None, session_id: str, approval_id: str | None, decision: Decision
+) -> None:
+    """Show the call, ask for confirmation, and record the decision about exactly that call.
+
+    The digest of the call that was shown is sent with the decision, so that the decision cannot
+    apply to any other call.
+    """
     with opened(address) as source:
-        head = require_head(source, name)
+        head = require_head(source, session_id)
         with source.store.resume(head.stream) as session:
-            one = _wanted(session, approval, yes=wish.yes)
-            if not wish.as_json:
-                show(one)
-            if not wish.yes:
-                _ask(wish.what)
-            decider = session.approvals
-            method = decider.approve if wish.what == "approve" else decider.deny
+            pending = _wanted(session, approval_id, yes=decision.yes)
+            if not decision.as_json:
+                show(pending)
+            if not decision.yes:
+                _ask(decision.what)
+            approvals = session.approvals
+            record_decision = approvals.approve if decision.what == "approve" else approvals.deny
             try:
-                method(one.id, by=wish.by or operator(), reason=wish.reason, digest=one.digest)
+                record_decision(
+                    pending.id,
+                    by=decision.by or operator(),
+                    reason=decision.reason,
+                    digest=pending.digest,
+                )
             except ApprovalError as error:
                 raise NotThereError(str(error)) from error
-            (now,) = [found for found in session.approvals.list() if found.id == one.id]
-            if wish.as_json:
-                say_json(approval_json(now))
+            (decided,) = [item for item in session.approvals.list() if item.id == pending.id]
+            if decision.as_json:
+                say_json(approval_json(decided))
             else:
-                say(f"{safe(now.state).capitalize()}, by {safe(now.by)}.")
+                say(f"{safe(decided.state).capitalize()}, by {safe(decided.by)}.")
 
 
-def _wanted(session: Session, approval: str | None, *, yes: bool) -> Approval:
-    """Return the approval that is meant: the one that was named, or the only one that waits."""
-    if approval is not None:
-        found = [one for one in session.approvals.list() if one.id == approval]
-        if not found:
-            raise NotThereError(f"There is no approval {approval!r} in {session.id!r}.")
-        if found[0].state != "waiting":
-            by = f" by {found[0].by}" if found[0].by else ""
+def _wanted(session: Session, approval_id: str | None, *, yes: bool) -> Approval:
+    """Return the named approval, or the only pending one. Raise if it is not pending."""
+    if approval_id is not None:
+        approval = next((item for item in session.approvals.list() if item.id == approval_id), None)
+        if approval is None:
+            raise NotThereError(f"There is no approval {approval_id!r} in {session.id!r}.")
+        if approval.state != "waiting":
+            by = f" by {approval.by}" if approval.by else ""
             raise NotThereError(
-                f"Approval {approval} is {found[0].state}{by}: nothing was changed."
+                f"Approval {approval_id} is {approval.state}{by}: nothing was changed."
             )
-        return found[0]
-    waiting = session.approvals.pending()
-    if not waiting:
-        raise NotThereError(f"Nothing waits for an approval in {session.id!r}.")
-    if len(waiting) > 1:
-        ids = ", ".join(one.id for one in waiting)
-        raise WrongCallError(f"Several calls wait in {session.id!r}: say which one of {ids}.")
+        return approval
+    pending = session.approvals.pending()
+    if not pending:
+        raise NotThereError(f"No call is pending approval in {session.id!r}.")
+    if len(pending) > 1:
+        ids = ", ".join(item.id for item in pending)
+        raise WrongCallError(f"Several calls are pending in {session.id!r}: give one of {ids}.")
     if yes:
-        raise WrongCallError(f"With --yes, say which one is meant: {waiting[0].id}.")
-    return waiting[0]
+        raise WrongCallError(f"--yes needs the id of the approval: {pending[0].id}.")
+    return pending[0]
 
 
-def _ask(decision: str) -> None:
-    question = "Let this happen?" if decision == "approve" else "Have this not made?"
+def _ask(choice: str) -> None:
+    question = "Approve this call?" if choice == "approve" else "Deny this call?"
     try:
         if click.confirm(question, err=True):
             return
     except click.Abort:
         say(err=True)
-    raise NotThereError("Nothing was decided. Where nobody can be asked, give --yes.")
+    raise NotThereError("Nothing was decided. Without a terminal, give --yes.")

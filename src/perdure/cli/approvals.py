@@ -1,4 +1,4 @@
-"""`perdure approvals`: the calls that wait for somebody's approval."""
+"""`perdure approvals`: list the calls that wait for approval."""
 
 from collections.abc import Iterator
 
@@ -21,45 +21,46 @@ from perdure.fold import APPROVAL_WAITING, DELETED
 
 EXAMPLES = """\b
 Examples:
-  perdure approvals                    all that wait, in all sessions
-  perdure approvals claim-4711         those of a session
-  perdure approvals claim-4711 --all   and what became of earlier ones
+  perdure approvals                    pending approvals of all sessions
+  perdure approvals claim-4711         pending approvals of one session
+  perdure approvals claim-4711 --all   decided ones too
 
 \b
 With --json, each line is an object: session, id, tool, version, arguments,
 digest (of tool, version and arguments), state (waiting, approved, denied,
 expired, used, void), actor, turn, identity, position, time, expires, by,
-reason, decided. What is not there is null.
+reason, decided. Missing values are null.
 """
 
 
 @click.command(cls=Reading, epilog=EXAMPLES)
 @click.argument("session", required=False)
-@click.option("--all", "everything", is_flag=True, help="Those that were decided, too.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
+@click.option("--all", "everything", is_flag=True, help="Include decided approvals.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
 @store_option
 def approvals(address: str | None, session: str | None, *, everything: bool, as_json: bool) -> None:
-    """List the calls that wait for somebody to approve them, with what exactly would be run.
+    """List pending approvals, with the exact call that each would run.
 
-    `perdure approve` and `perdure deny` decide. With --all and no session, every session is read.
+    `perdure approve` and `perdure deny` decide them. With --all and no session, every session is
+    read.
     """
     damaged = False
     with opened(address) as source:
         count = 0
-        for found in _found(source, session, everything=everything):
-            if isinstance(found, DamagedError):
-                say(f"{safe(found.stream)}: DAMAGED: {safe(found.reason)}", err=True, fg="red")
+        for item in _found(source, session, everything=everything):
+            if isinstance(item, DamagedError):
+                say(f"{safe(item.stream)}: DAMAGED: {safe(item.reason)}", err=True, fg="red")
                 damaged = True
                 continue
             if as_json:
-                say_json(approval_json(found))
+                say_json(approval_json(item))
             else:
                 if count:
                     say()
-                show(found)
+                show(item)
             count += 1
         if not count and not as_json:
-            say("Nothing waits for an approval." if not everything else "There are no approvals.")
+            say("There are no pending approvals." if not everything else "There are no approvals.")
     if damaged:
         raise SystemExit(BAD_NEWS)
 
@@ -78,7 +79,7 @@ def _found(
             try:
                 yield from _of(source, head.stream, everything=everything)
             except NotFoundError:
-                continue  # It was deleted meanwhile.
+                continue  # Deleted since it was listed.
             except DamagedError as error:
                 yield error
 

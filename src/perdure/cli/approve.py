@@ -1,10 +1,10 @@
-"""`perdure approve`: let a call happen that waits for an approval."""
+"""`perdure approve`: approve a pending call."""
 
 from perdure.cli.deciding import deciding
 
 approve = deciding(
     "approve",
     otherwise="needs another approval",
-    why="Why, for the record.",
+    why="Reason for the decision; recorded.",
     example="invoice seen",
 )

@@ -29,55 +29,55 @@ from perdure.opening import backend_of, holds_address, scheme_of
 from perdure.session import Session
 from perdure.tokens import Counter, counter_for
 
-INTERRUPTED = 128 + 2  # What a shell reports of a program that SIGINT ended.
+INTERRUPTED = 128 + 2  # The exit code that a shell reports for a program ended by SIGINT.
 
 EXAMPLES = """\b
 Examples:
-  perdure chat                            choose a session, or begin one
+  perdure chat                            choose a session, or start one
   perdure chat claim-4711 --model gpt-4o
   perdure chat --base-url http://localhost:11434/v1 --model llama3.2
   echo "Who signs it?" | perdure chat claim-4711 --json
 
 \b
-OPENAI_API_KEY is used if it is set; it and --base-url need the openai package
-(pip install 'perdure[openai]'). With neither, a script answers, so that it
-can be tried.
+OPENAI_API_KEY is used if set; it and --base-url need the openai package (pip
+install 'perdure[openai]'). Without both, a built-in script answers, so that
+you can try the command.
 
 \b
-Ctrl-C stops an answer and keeps what was said; at the prompt it leaves.
+Ctrl-C stops an answer and keeps its text so far; at the prompt it exits.
 /help lists the commands: /branch, /undo, /summary, /tokens, /drop, /quit.
 
 \b
-Lines that come from a pipe are answered one by one; exits with 1 if one was
-not. With --json, each answer is an object: session, turn, position, model,
+Lines from a pipe are answered one by one; exits with 1 if one of them fails.
+With --json, each answer is an object: session, turn, position, model,
 content, interrupted, finish_reason, error.
 """
 
 
 @click.command(cls=Reading, epilog=EXAMPLES)
 @click.argument("session", required=False)
-@click.option("--model", default=DEFAULT_MODEL, show_default=True, help="Which model answers.")
+@click.option("--model", default=DEFAULT_MODEL, show_default=True, help="Model to ask.")
 @click.option(
     "--base-url",
     envvar="OPENAI_BASE_URL",
     metavar="URL",
-    help="An OpenAI-compatible endpoint, such as a local server. [default: OpenAI]",
+    help="OpenAI-compatible endpoint, such as a local server. [default: OpenAI]",
 )
 @click.option(
     "--max-tokens",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Send the model no more than the newest turns that fit. [default: all]",
+    help="Send only the newest turns that fit. [default: all]",
 )
-@click.option("--system", metavar="TEXT", help="Instructions, added unless they are there.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object for each answer.")
+@click.option("--system", metavar="TEXT", help="Add instructions, unless the session has them.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per answer.")
 @click.option(
     "--store",
     "address",
     envvar="PERDURE_URL",
     metavar="URL",
     default=DEFAULT,
-    help=f"The store; it is made if need be. [default: PERDURE_URL, else {DEFAULT}]",
+    help=f"Store; created if missing. [default: PERDURE_URL, else {DEFAULT}]",
 )
 def chat(
     address: str,
@@ -89,15 +89,15 @@ def chat(
     *,
     as_json: bool,
 ) -> None:
-    """Talk with a model; the conversation survives the process.
+    """Chat with a model in a durable session.
 
-    What you say is durable before the model is asked, and its answer while it comes. After Ctrl-C,
-    a crash or a kill, the same command shows what was last said and goes on.
+    Your message is durable before the model is asked; the answer becomes durable while it streams.
+    After Ctrl-C, a crash or a kill, the same command shows the last message and continues.
     """
     if session == "":
-        raise WrongCallError("The name of the session is empty: give one, or leave it out.")
+        raise WrongCallError("The name of the session is empty: give one, or omit it.")
     if session and holds_address(session):
-        raise WrongCallError("The name of the session is an address: did you mean --store?")
+        raise WrongCallError("The name of the session is a store address: did you mean --store?")
     is_terminal = at_terminal(sys.stdin) and at_terminal(sys.stdout) and not as_json
     view = View(is_terminal=is_terminal, as_json=as_json)
     chosen = choose(model, base_url, paced=is_terminal)
@@ -108,18 +108,20 @@ def chat(
         except (EOFError, KeyboardInterrupt):
             say()
             return
-        with source.store.session(name) as opened:
-            talk = Talk(opened, chosen.model, view, stop, budget=max_tokens, counter=counter)
+        with source.store.session(name) as session_handle:
+            talk = Talk(
+                session_handle, chosen.model, view, stop, budget=max_tokens, counter=counter
+            )
             _introduce(talk, source, chosen, system)
             prompt = _prompt(is_terminal=is_terminal)
-            stopped = _converse(talk, Commands(source, talk), prompt)
+            interrupted = _converse(talk, Commands(source, talk), prompt)
             _goodbye(talk, [*_options(address, model, base_url)])
-    if not is_terminal and (stopped or talk.failures):
-        raise SystemExit(INTERRUPTED if stopped else BAD_NEWS)
+    if not is_terminal and (interrupted or talk.failures):
+        raise SystemExit(INTERRUPTED if interrupted else BAD_NEWS)
 
 
 def _counter(chosen: Chosen) -> Counter | None:
-    """Return the exact counter for a model, or None where there is none."""
+    """Return the exact token counter for a model, or None if there is none."""
     try:
         return counter_for(chosen.model.name)
     except (UnsupportedError, UsageError):
@@ -140,30 +142,30 @@ def _introduce(talk: Talk, source: Opened, chosen: Chosen, system: str | None) -
     if chosen.notice:
         view.notice(chosen.notice, fg="yellow")
     view.title(session.id, source.name, talk.model.name, is_new=not session.position)
-    if talk.open is not None and not talk.answered:
-        talk.show_open()
+    if talk.open_turn is not None and not talk.is_answered:
+        talk.show_open_turn()
     elif len(session) and view.is_terminal:
-        view.last(len(session), session.last)
+        view.show_last(len(session), session.last)
     if system and not _instructed(session, system):
         session.append({"role": "system", "content": system})
     if view.is_terminal:
         view.notice("Ctrl-C stops an answer, Ctrl-D leaves, /help lists the commands.")
-    view.space()
+    view.blank_line()
 
 
 def _instructed(session: Session, system: str) -> bool:
-    wanted = {"role": "system", "content": system}
-    return any(message == wanted for message in session.messages())
+    instructions = {"role": "system", "content": system}
+    return any(message == instructions for message in session.messages())
 
 
 def _converse(talk: Talk, commands: Commands, prompt: str) -> bool:
-    """Read what the user says until there is no more; say whether Ctrl-C ended it."""
+    """Read and answer the user's input until it ends; return whether Ctrl-C ended it."""
     while True:
         try:
             line = _read(talk, prompt)
         except KeyboardInterrupt:
             if talk.view.is_terminal and _typed():
-                say()  # What was typed is dropped, as in a shell.
+                say()  # The line typed so far is dropped, as in a shell.
                 continue
             return True
         if line is None or line.strip().lower() in {"/quit", "/exit"}:
@@ -171,70 +173,70 @@ def _converse(talk: Talk, commands: Commands, prompt: str) -> bool:
         try:
             _heed(line, talk, commands)
         except ConflictError as error:
-            talk.move(talk.session)
-            talk.trouble(f"Another process writes here: {error}")
+            talk.switch_to(talk.session)
+            talk.report_error(f"Another process wrote to this session: {error}")
         except UsageError as error:
-            talk.trouble(str(error))
-        if talk.stopped and not talk.view.is_terminal:
+            talk.report_error(str(error))
+        if talk.was_interrupted and not talk.view.is_terminal:
             return True
 
 
 def _heed(line: str, talk: Talk, commands: Commands) -> None:
     if not line.strip():
-        talk.go_on()
+        talk.answer_pending()
     elif line.startswith("//"):
-        talk.say(line[1:])
+        talk.send(line[1:])
     elif not commands.run(line):
-        talk.say(line)
+        talk.send(line)
 
 
 def _read(talk: Talk, prompt: str) -> str | None:
-    """Return what the user says next, or None if that was all."""
+    """Return the user's next line, or None at the end of the input."""
     try:
         if not talk.view.is_terminal:
-            with talk.stop.waiting():
+            with talk.stop.interruptible():
                 line = sys.stdin.readline() if sys.stdin else ""
             return line.rstrip("\n") if line else None
-        talk.stop.forget()
-        with talk.stop.waiting():
+        talk.stop.clear()
+        with talk.stop.interruptible():
             return input(prompt)
     except EOFError:
         return None
     except UnicodeDecodeError as error:
-        raise WrongCallError(f"What was given is not text: {error}.") from error
+        raise WrongCallError(f"The input is not text: {error}.") from error
 
 
 def _typed() -> bool:
-    """Whether the user was in the middle of a line."""
+    """Return whether the user has typed part of a line."""
     editor = sys.modules.get("readline")
     return editor is not None and bool(editor.get_line_buffer())
 
 
 def _prompt(*, is_terminal: bool) -> str:
-    """Return what stands before the user's words; with colours only where a line editor knows."""
+    """Return the prompt, colored only if a line editor is there to measure it correctly."""
     if not is_terminal or click.get_current_context().color is False:
         return PROMPT
     try:
-        import readline  # noqa: F401 - from here on, `input` lets the user edit.
+        import readline  # noqa: F401 - importing it gives `input` line editing
     except ImportError:
         return PROMPT
     return f"\001\x1b[36m\x1b[1m\002{PROMPT.rstrip()}\001\x1b[0m\002 "
 
 
-def _goodbye(talk: Talk, more: Sequence[str]) -> None:
-    """Say how to come back."""
+def _goodbye(talk: Talk, options: Sequence[str]) -> None:
+    """Print the command that resumes the session."""
     if talk.view.is_terminal:
         say()
-        say(f"To go on: {safe(shlex.join(['perdure', 'chat', talk.session.id, *more]))}")
+        say(f"To continue: {safe(shlex.join(['perdure', 'chat', talk.session.id, *options]))}")
 
 
 def _options(address: str, model: str, base_url: str | None) -> Iterator[str]:
-    """Yield the options that the same conversation needs again."""
-    source = click.get_current_context().get_parameter_source
+    """Yield the options that are needed to resume the conversation."""
+    source_of = click.get_current_context().get_parameter_source
     for name, option, value in (
         ("address", "--store", without_password(address)),
         ("base_url", "--base-url", base_url),
         ("model", "--model", model),
     ):
-        if value is not None and source(name) is ParameterSource.COMMANDLINE:
+        if value is not None and source_of(name) is ParameterSource.COMMANDLINE:
             yield from (option, value)

@@ -1,4 +1,4 @@
-"""Which session `perdure chat` goes on with, where none is named."""
+"""Choose the session of `perdure chat` if none is named."""
 
 import secrets
 from datetime import UTC, datetime
@@ -10,11 +10,11 @@ from perdure.cli.ls import most_recent, row_of
 from perdure.cli.stores import Opened, head_of
 from perdure.cli.text import ago, columns, counted, pad, safe, say
 
-LISTED = 8
+LISTED = 8  # Sessions; a short list fits above the prompt.
 
 
 def new_name(source: Opened) -> str:
-    """Return the name of a session that the store does not have, after the date."""
+    """Return a session name, made from the date, that the store does not have yet."""
     while True:
         name = f"chat-{datetime.now(UTC):%Y-%m-%d}-{secrets.token_hex(2)}"
         if head_of(source.backend, name) is None:
@@ -22,8 +22,8 @@ def new_name(source: Opened) -> str:
 
 
 def ask_which(source: Opened, stop: Stop) -> str:
-    """Let the user choose one of the most recent sessions, or name one; Enter is a new one."""
-    fresh = new_name(source)
+    """Let the user choose a recent session, or name one. Enter starts a new session."""
+    new_session = new_name(source)
     rows = []
     for head in islice(most_recent(source, "", (), deleted=False), LISTED * 2):
         row = row_of(source.store, head) if isinstance(head, Head) else None
@@ -31,7 +31,7 @@ def ask_which(source: Opened, stop: Stop) -> str:
             rows.append(row)
     rows = rows[:LISTED]
     if not rows:
-        return fresh
+        return new_session
     say(f"Sessions in {source.name}:", bold=True)
     names = [row.head.stream for row in rows]
     width = min(max(columns(safe(name)) for name in names), 40)
@@ -40,12 +40,14 @@ def ask_which(source: Opened, stop: Stop) -> str:
         count = counted(row.messages or 0, "message")
         say(f"  {number}  {pad(safe(row.head.stream), width)}  {pad(count, 14)} {when}")
     while True:
-        with stop.waiting():
-            typed = input(f"Which? A number, a name, or Enter for a new one ({fresh}): ").strip()
+        with stop.interruptible():
+            typed = input(
+                f"Which session? A number, a name, or Enter for a new one ({new_session}): "
+            ).strip()
         if not typed:
-            return fresh
+            return new_session
         if not typed.isdecimal() or typed in names:
             return typed
         if 1 <= int(typed) <= len(names):
             return names[int(typed) - 1]
-        say(f"There are 1 to {len(names)}.", fg="red")
+        say(f"Choose a number from 1 to {len(names)}.", fg="red")

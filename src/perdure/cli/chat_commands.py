@@ -1,4 +1,4 @@
-"""What begins with a slash in `perdure chat`."""
+"""The slash commands of `perdure chat`."""
 
 import re
 from collections.abc import Callable
@@ -19,13 +19,13 @@ UNDONE = re.compile(r"-undo-\d+$")
 
 
 class Commands:
-    """Carries commands out on a conversation. One that can not be carried out says why."""
+    """Runs slash commands on a conversation. A command that fails reports the reason."""
 
     def __init__(self, source: Opened, talk: Talk) -> None:
         self._source = source
         self._talk = talk
         self._view = talk.view
-        self._known: dict[str, Callable[[str], None]] = {
+        self._commands: dict[str, Callable[[str], None]] = {
             "branch": self._branch,
             "undo": self._undo,
             "summary": self._summary,
@@ -35,35 +35,35 @@ class Commands:
         }
 
     def run(self, line: str) -> bool:
-        """Carry out a line if it is a command; say whether it was one."""
+        """Run a line if it is a command; return whether it was one."""
         match = COMMAND.fullmatch(line.strip())
         if match is None:
             return False
         name, argument = match[1].lower(), (match[2] or "").strip()
-        command = self._known.get(name)
+        command = self._commands.get(name)
         if command is None:
-            known = ", ".join(f"/{name}" for name in (*self._known, "quit"))
-            self._talk.trouble(f"There is no command /{name}. There are {known}.")
+            names = ", ".join(f"/{name}" for name in (*self._commands, "quit"))
+            self._talk.report_error(f"There is no command /{name}. Commands: {names}.")
         else:
             self._run(command, argument)
-        self._view.space()
+        self._view.blank_line()
         return True
 
     def _run(self, command: Callable[[str], None], argument: str) -> None:
         try:
             command(argument)
         except (UsageError, NotFoundError, ConflictError, UnsupportedError) as error:
-            self._talk.trouble(str(error))
+            self._talk.report_error(str(error))
 
     def _branch(self, name: str) -> None:
         talk = self._talk
         if not name:
             raise UsageError("a branch needs a name: /branch NAME")
-        left = talk.session.id
-        talk.move(talk.session.branch(name))
-        self._view.notice(f"You are in the branch {safe(name)} now; {safe(left)} stays as it is.")
-        if talk.open is not None and not talk.answered:
-            self._view.offer()
+        parent = talk.session.id
+        talk.switch_to(talk.session.branch(name))
+        self._view.notice(f"You are now in the branch {safe(name)}; {safe(parent)} is unchanged.")
+        if talk.open_turn is not None and not talk.is_answered:
+            self._view.offer_retry()
 
     def _undo(self, _: str) -> None:
         talk = self._talk
@@ -71,14 +71,14 @@ class Commands:
         if start is None:
             raise UsageError("there is no turn to undo")
         contents = (record.content for record in talk.session.records(after=start))
-        undone = next((one for one in contents if isinstance(one, Message)), None)
-        left, name = talk.session.id, self._free_name(UNDONE.sub("", talk.session.id))
+        undone = next((item for item in contents if isinstance(item, Message)), None)
+        parent, name = talk.session.id, self._free_name(UNDONE.sub("", talk.session.id))
         branch = talk.session.branch(name, at=start)
-        talk.leave_open("undone by the user")
-        talk.move(branch)
+        talk.close_open_turn("undone by the user")
+        talk.switch_to(branch)
         self._view.notice(
             f"Back before {first_line(text_of(undone), 50)!r}, in the branch {safe(name)}.\n"
-            f"Nothing is erased: {safe(left)} still has that turn."
+            f"Nothing is erased: {safe(parent)} still has that turn."
         )
 
     def _free_name(self, base: str) -> str:
@@ -92,66 +92,68 @@ class Commands:
         if argument == "undo":
             session.undo_summary()
         elif argument and not argument.isdecimal():
-            raise UsageError("give /summary, /summary N to keep the newest N turns, /summary undo")
+            raise UsageError(
+                "use /summary, /summary N to keep the newest N turns, or /summary undo"
+            )
         else:
-            self._sum_up(int(argument) if argument else KEEP_TURNS)
+            self._summarize(int(argument) if argument else KEEP_TURNS)
         self._show_summary()
 
-    def _sum_up(self, keep: int) -> None:
+    def _summarize(self, keep: int) -> None:
         talk = self._talk
         with ExitStack() as quiet:
-            quiet.enter_context(untold("unsummarised"))  # A refusal is told in words, below.
+            quiet.enter_context(untold("unsummarised"))  # Reported below.
             # In the background, so that Ctrl-C ends the waiting and never cuts a write.
             future = talk.session.summarise_in_background(
                 **talk.model.summariser(), keep_turns=keep, counter=talk.counter
             )
-            until_the_end = quiet.pop_all()
-            future.add_done_callback(lambda _: until_the_end.close())
+            muted_until_done = quiet.pop_all()
+            future.add_done_callback(lambda _: muted_until_done.close())
         try:
-            with talk.stop.waiting():
+            with talk.stop.interruptible():
                 future.result()
         except KeyboardInterrupt:
-            self._view.notice("The summary is not waited for; it is made in the background.")
+            self._view.notice("Not waiting for the summary; it continues in the background.")
         except SummaryError as error:
             cause = error.__cause__
-            why = f" ({explained(cause)})" if isinstance(cause, Exception) else ""
-            stays = f"; the newest {counted(keep, 'turn')} stay as they are"
-            talk.trouble(f"No summary was made: {error.reason}{why or stays}.")
+            detail = f" ({explained(cause)})" if isinstance(cause, Exception) else ""
+            unchanged = f"; the newest {counted(keep, 'turn')} are never summarized"
+            talk.report_error(f"No summary was made: {error.reason}{detail or unchanged}.")
 
     def _show_summary(self) -> None:
-        found: list[tuple[int, Summary]] = []
+        active: list[tuple[int, Summary]] = []
         for record in self._talk.session.records():
             if isinstance(record.content, Summary):
-                found.append((record.position, record.content))
+                active.append((record.position, record.content))
             elif isinstance(record.content, SummaryUndone):
-                found = [one for one in found if one[0] != record.content.summary]
-        if not found:
-            self._view.notice("No summary is in force: the model is sent the messages themselves.")
+                active = [item for item in active if item[0] != record.content.summary]
+        if not active:
+            self._view.notice("There is no active summary: the model gets the messages themselves.")
             return
-        _, summary = found[-1]
-        self._view.notice(f"In force for positions {summary.first} to {summary.last}:")
+        _, summary = active[-1]
+        self._view.notice(f"Active summary of positions {summary.first} to {summary.last}:")
         self._view.block(summary.text)
 
     def _tokens(self, _: str) -> None:
         talk = self._talk
         window = talk.window(counts=True)
         count = counted(len(window), "message")
-        how = f"counted by {safe(talk.counter.name)}"
-        self._view.notice(f"{window.tokens:,} tokens in {count} ({how})")
+        counter = f"counted by {safe(talk.counter.name)}"
+        self._view.notice(f"{window.tokens:,} tokens in {count} ({counter})")
         if talk.budget is None:
             self._view.notice("There is no limit: --max-tokens sets one.")
         else:
-            left = talk.budget - (window.tokens or 0)
-            self._view.notice(f"of {talk.budget:,} (--max-tokens); {left:,} are left.")
+            remaining = talk.budget - (window.tokens or 0)
+            self._view.notice(f"of {talk.budget:,} (--max-tokens); {remaining:,} remain.")
         if window.cut:
-            self._view.notice(f"What is before position {window.cut} is not sent.")
+            self._view.notice(f"Messages before position {window.cut} are not sent.")
 
     def _drop(self, _: str) -> None:
         talk = self._talk
-        if talk.answered or not talk.leave_open("dropped by the user"):
+        if talk.is_answered or not talk.close_open_turn("dropped by the user"):
             raise UsageError("there is no interrupted answer to drop")
         self._view.notice(
-            "The turn is given up. What was said stays, marked as interrupted; /undo goes back "
+            "The turn is abandoned. Its text stays, marked as interrupted; /undo goes back "
             "before it."
         )
 

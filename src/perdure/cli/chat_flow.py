@@ -1,4 +1,4 @@
-"""Text that arrives in pieces, on a terminal or in a pipe. Nothing unsafe gets through."""
+"""Print streamed text on a terminal or in a pipe. Unsafe characters never get through."""
 
 import re
 from typing import Any
@@ -9,18 +9,18 @@ _TOKENS = re.compile(r"\n| +|[^ \n]+")
 
 
 class Flow:
-    """Prints pieces of a text as they come; with a width, it is filled by whole words."""
+    """Prints chunks of a text as they arrive; with a width, wraps at whole words."""
 
     def __init__(self, width: int | None, **style: Any) -> None:
         self._width = width
         self._style = style
         self._held = ""
-        self._gap = 0
-        self._used = 0
-        self._fresh = True  # Whether nothing stands on the line yet.
+        self._spaces = 0
+        self._column = 0
+        self._at_line_start = True  # Whether the current line is still empty.
 
     def feed(self, text: str) -> None:
-        """Print what is whole; the last word may still grow."""
+        """Print complete words; hold back the last one, since the next chunk may extend it."""
         held = (self._held + text).replace("\r\n", "\n")
         if self._width is None:
             keep = held.endswith("\r")
@@ -31,41 +31,41 @@ class Flow:
         self._held = ""
         if tokens and tokens[-1][0] not in " \n":
             word = tokens.pop()
-            whole = len(word) // self._width * self._width  # So much of it fills lines by itself.
+            whole = len(word) // self._width * self._width  # The part that fills whole lines.
             tokens += [word[:whole]] if whole else []
             self._held = word[whole:]
         for token in tokens:
             self._put(token, self._width)
 
     def end(self) -> None:
-        """Print what was held back, and end the line."""
+        """Print the held text and end the line."""
         held, self._held = self._held, ""
         if held and self._width is None:
             self._print(safe(held))
         elif held and self._width is not None:
             self._put(held, self._width)
-        if not self._fresh:
+        if not self._at_line_start:
             self._print("\n")
-        self._used = self._gap = 0
+        self._column = self._spaces = 0
 
     def _put(self, part: str, width: int) -> None:
         if part == "\n":
             self._print("\n")
-            self._used = self._gap = 0
+            self._column = self._spaces = 0
             return
         if part[0] == " ":
-            self._gap += len(part)
+            self._spaces += len(part)
             return
-        for word in wrapped(part, width):  # Several only if it is too long for a line.
+        for word in wrapped(part, width):  # More than one only if the word is longer than a line.
             size = columns(word)
-            if self._used and self._used + self._gap + size > width:
+            if self._column and self._column + self._spaces + size > width:
                 self._print("\n")
-                self._used = self._gap = 0
-            self._print(" " * self._gap + word)
-            self._used += self._gap + size
-            self._gap = 0
+                self._column = self._spaces = 0
+            self._print(" " * self._spaces + word)
+            self._column += self._spaces + size
+            self._spaces = 0
 
     def _print(self, text: str) -> None:
         if text:
             say(text, nl=False, **self._style)
-            self._fresh = text.endswith("\n")
+            self._at_line_start = text.endswith("\n")

@@ -1,7 +1,7 @@
-"""Who answers in `perdure chat`: an OpenAI-compatible endpoint, or a script without any model.
+"""The models of `perdure chat`: an OpenAI-compatible endpoint, or a script without an LLM.
 
-Both give the chunks of a streamed chat completion. Whatever a client or its transport raises is a
-ModelError, whose text is one line for people.
+Both yield the chunks of a streamed chat completion. Every error of a client or its transport
+becomes a ModelError whose text is one line for people, without the API key.
 """
 
 import json
@@ -18,17 +18,17 @@ from perdure.cli.demo_child import SCRIPT
 from perdure.cli.stores import WrongCallError
 
 DEFAULT_MODEL = "gpt-4o-mini"
-NO_KEY = "none"  # Local servers want none, and the package wants something.
-SECRET = 6  # Characters: a shorter key is none, and could be part of any word.
+NO_KEY = "none"  # Local servers need no key, but the openai package requires one.
+SECRET = 6  # Characters; a shorter text is not a key, and could be part of any word.
 SCRIPTED = "scripted"
 NOBODY_TO_ASK = "There is no OPENAI_API_KEY and no --base-url: a script answers, no LLM."
-PACE = 0.03  # Seconds a word: slow enough to be stopped with Ctrl-C.
+PACE = 0.03  # Seconds per word; slow enough to stop with Ctrl-C.
 
 Messages = list[dict[str, Any]]
 
 
 class ModelError(Exception):
-    """The model did not answer, or not to the end."""
+    """The model did not answer, or its answer is incomplete."""
 
 
 class Model(Protocol):
@@ -37,32 +37,32 @@ class Model(Protocol):
     name: str
 
     def summariser(self) -> dict[str, Any]:
-        """Return what `session.summarise` is to be given, to sum up with this model."""
+        """Return the arguments for `session.summarise` that make this model write the summary."""
         ...
 
     def ask(self, messages: Messages, stop: Stop) -> Iterator[Any]:
-        """Yield the chunks of an answer; ModelError if it fails, KeyboardInterrupt if stopped."""
+        """Yield the chunks of an answer. Raises ModelError, or KeyboardInterrupt after Ctrl-C."""
         ...
 
 
 class Chosen(NamedTuple):
-    """The model that answers, and why it is not the one that was meant, if so."""
+    """The model that answers, and a notice if it is not the requested one."""
 
     model: Model
     notice: str
 
 
 def choose(name: str, base_url: str | None, *, paced: bool) -> Chosen:
-    """Return the model that can be asked here. `paced` has a script speak as slowly as a model."""
+    """Return the model to use. `paced` makes the script as slow as a model."""
     if base_url and not base_url.startswith(("http://", "https://")):
         raise WrongCallError(
-            f"--base-url {base_url!r} is no URL: it begins with http:// or https://"
+            f"--base-url {base_url!r} is not a URL: it begins with http:// or https://"
         )
     key = _key()
     if not (key.isascii() and key.isprintable()) or " " in key:
         raise WrongCallError(
-            "OPENAI_API_KEY is no key: it has a space, a line break or another character that keys "
-            "do not have. Set it again."
+            "OPENAI_API_KEY is not a valid key: it has a space, a line break or another invalid "
+            "character. Set it again."
         )
     if not key and not base_url:
         return Chosen(Scripted(PACE if paced else 0), NOBODY_TO_ASK)
@@ -76,7 +76,7 @@ def _key() -> str:
 
 
 class Endpoint:
-    """A model behind the chat completions of OpenAI's API, wherever it is served."""
+    """A model behind an endpoint with OpenAI's chat completions API."""
 
     def __init__(self, name: str, base_url: str | None, key: str | None) -> None:
         self.name = name
@@ -85,7 +85,7 @@ class Endpoint:
 
     @cached_property
     def _client(self) -> Any:
-        """The client, made when it is first asked: importing the package takes a second."""
+        """The client, created on first use: importing the package takes a second."""
         import openai
 
         return openai.OpenAI(api_key=self._key, base_url=self._base_url)
@@ -96,14 +96,14 @@ class Endpoint:
     def ask(self, messages: Messages, stop: Stop) -> Iterator[Any]:
         response = None
         try:
-            client = self._client  # Not waited for: an import is not to be cut.
-            with stop.waiting():
+            client = self._client  # Outside `interruptible`: Ctrl-C must not cut an import.
+            with stop.interruptible():
                 response = client.chat.completions.create(
                     model=self.name, messages=messages, stream=True
                 )
             chunks = iter(response)
             while True:
-                with stop.waiting():
+                with stop.interruptible():
                     chunk = next(chunks, None)
                 if chunk is None:
                     return
@@ -116,18 +116,18 @@ class Endpoint:
 
 
 def explained(error: Exception) -> str:
-    """Return what an error of the API says, without the wrapping, and without the key."""
+    """Return the message of an API error as one line, without the key."""
     text, key = _explained(error), _key()
     return text.replace(key, "[OPENAI_API_KEY]") if len(key) >= SECRET else text
 
 
 def _explained(error: Exception) -> str:
     if isinstance(error, json.JSONDecodeError | UnicodeDecodeError):
-        return f"The endpoint sent what is no JSON ({error}): check --base-url"
+        return f"The endpoint did not send JSON ({error}): check --base-url"
     status = getattr(error, "status_code", None)
     body = getattr(error, "body", None)
-    told = body.get("message") if isinstance(body, dict) else None
-    text = str(told or getattr(error, "message", "") or error) or type(error).__name__
+    message = body.get("message") if isinstance(body, dict) else None
+    text = str(message or getattr(error, "message", "") or error) or type(error).__name__
     if status is not None:
         text = f"{status}: {text}"
         hint = _HINTS.get(str(getattr(error, "code", None))) or _HINTS.get(str(status), "")
@@ -138,7 +138,7 @@ def _explained(error: Exception) -> str:
             if cause is not None and str(cause) not in {"", text}
             else text
         )
-        hint = "is the endpoint up, and --base-url right?" if cause is not None else ""
+        hint = "is the endpoint up, and is --base-url right?" if cause is not None else ""
     return f"{text.rstrip('.')}: {hint}" if hint else text
 
 
@@ -147,12 +147,12 @@ _HINTS = {
     "403": "check that OPENAI_API_KEY may use --model",
     "404": "check --model and --base-url",
     "429": "wait a little, or check the limits of your plan",
-    "context_length_exceeded": "give --max-tokens, or sum up with /summary",
+    "context_length_exceeded": "give --max-tokens, or summarize with /summary",
 }
 
 
 class Scripted:
-    """A script: no LLM, no network. The same conversation gets the same answer."""
+    """A script: no LLM, no network. The same conversation always gets the same answer."""
 
     name = SCRIPTED
 
@@ -164,15 +164,15 @@ class Scripted:
 
     def ask(self, messages: Messages, stop: Stop) -> Iterator[Any]:
         for word in re.findall(r"\S+\s*", _answer(messages)):
-            with stop.waiting():
+            with stop.interruptible():
                 time.sleep(self._pace)
             yield _chunk({"role": "assistant", "content": word})
         yield _chunk({}, finish_reason="stop")
 
 
 def _sum_up(messages: Messages) -> str:
-    asked = [_text(message) for message in messages if message.get("role") == "user"]
-    return f"[scripted] The user said: {'; '.join(text[:40] for text in asked)}"
+    prompts = [_text(message) for message in messages if message.get("role") == "user"]
+    return f"[scripted] The user said: {'; '.join(prompt[:40] for prompt in prompts)}"
 
 
 def _chunk(delta: dict[str, Any], finish_reason: str | None = None) -> dict[str, Any]:
@@ -186,14 +186,14 @@ def _text(message: dict[str, Any]) -> str:
 
 
 def _answer(messages: Messages) -> str:
-    asked = [_text(message) for message in messages if message.get("role") == "user"]
-    last = asked[-1].strip() if asked else ""
+    prompts = [_text(message) for message in messages if message.get("role") == "user"]
+    last = prompts[-1].strip() if prompts else ""
     for scene in SCRIPT:
         if last.lower().rstrip(".") == scene.prompt.lower().rstrip("."):
             return "\n".join(("[scripted]", *scene.parts))
-    before = f"your message {len(asked)}" if len(asked) > 1 else "your first message"
+    which = f"your message {len(prompts)}" if len(prompts) > 1 else "your first message"
     return (
-        f"[scripted] This is {before}: {last!r}. No model was asked, but all is kept as with one: "
-        "kill this process in the middle of an answer, start it again, and go on. "
+        f"[scripted] This is {which}: {last!r}. No model was asked, but everything is stored as "
+        "usual: kill this process in the middle of an answer, start it again, and continue. "
         f"Say {SCRIPT[0].prompt!r} for a longer answer, or /help."
     )

@@ -1,4 +1,4 @@
-"""Ctrl-C where it may come: while the model or the user is waited for, and never in a write."""
+"""Allow Ctrl-C only while waiting for the model or the user, never during a write."""
 
 import signal
 from collections.abc import Iterator
@@ -8,17 +8,17 @@ from typing import Self
 
 
 class Stop:
-    """Turns SIGINT into KeyboardInterrupt, but only inside `waiting`; elsewhere it is remembered.
+    """Turns SIGINT into KeyboardInterrupt inside `interruptible`; elsewhere it is deferred.
 
-    So a write is never cut in the middle, and what was said is stored before the answer stops.
+    So a write is never cut in the middle, and received text is stored before the answer stops.
     """
 
     def __init__(self) -> None:
-        self._waiting = False
-        self._asked = False
+        self._interruptible = False
+        self._deferred = False
 
     def __enter__(self) -> Self:
-        self._before = signal.signal(signal.SIGINT, self._handle)
+        self._previous_handler = signal.signal(signal.SIGINT, self._handle)
         return self
 
     def __exit__(
@@ -27,26 +27,26 @@ class Stop:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        signal.signal(signal.SIGINT, self._before)
+        signal.signal(signal.SIGINT, self._previous_handler)
 
     def _handle(self, _number: int, _frame: FrameType | None) -> None:
-        if self._waiting:
-            self._waiting = False
+        if self._interruptible:
+            self._interruptible = False
             raise KeyboardInterrupt
-        self._asked = True
+        self._deferred = True
 
     @contextmanager
-    def waiting(self) -> Iterator[None]:
-        """Let Ctrl-C end what is waited for; one that came before ends it at once."""
-        if self._asked:
-            self._asked = False
+    def interruptible(self) -> Iterator[None]:
+        """Let Ctrl-C interrupt the block; a deferred Ctrl-C interrupts it at once."""
+        if self._deferred:
+            self._deferred = False
             raise KeyboardInterrupt
-        self._waiting = True
+        self._interruptible = True
         try:
             yield
         finally:
-            self._waiting = False
+            self._interruptible = False
 
-    def forget(self) -> None:
-        """Forget a Ctrl-C that came too late for what it meant to stop."""
-        self._asked = False
+    def clear(self) -> None:
+        """Discard a deferred Ctrl-C that came too late to stop anything."""
+        self._deferred = False

@@ -1,7 +1,7 @@
-"""A conversation with a model, kept in a session: turns, answers, interruptions.
+"""A conversation with a model, stored in a session: turns, answers, interruptions.
 
-A turn whose answer is stopped stays open, so that it can be gone on with, here or in the next
-process, with the context that it had. Whoever says something else gives it up.
+A turn whose answer is stopped stays open, so that it can be resumed with the same context, by this
+process or the next one. A new message from the user abandons it.
 """
 
 from collections.abc import Iterator
@@ -23,12 +23,12 @@ from perdure.tokens import Counter
 from perdure.transcript import Transcript
 from perdure.turn import Turn
 
-LOOK_BACK = 64  # Records; most turns are shorter.
-EVERYTHING = 10**12  # Tokens: more than any window holds, so that all are counted.
+LOOK_BACK = 64  # Records of the first read; most turns are shorter.
+EVERYTHING = 10**12  # Tokens; more than any window holds, so that all messages are counted.
 
 
 class Talk:
-    """One conversation after another: a session, who answers, and what is left open."""
+    """The current session, its model, and its open turn, if any."""
 
     def __init__(
         self,
@@ -47,24 +47,24 @@ class Talk:
         self.budget = budget
         self.counter = counter or tokens.ESTIMATE
         self.failures = 0
-        self.stopped = False
-        self._cut_told = False
-        self._losses_told: set[Loss] = set()
-        self.open: Turn | None = None
-        self.move(session)
+        self.was_interrupted = False
+        self._cut_reported = False
+        self._reported_losses: set[Loss] = set()
+        self.open_turn: Turn | None = None
+        self.switch_to(session)
 
-    def move(self, session: Session) -> None:
-        """Go on in a session; its newest turn is the open one, if it was interrupted."""
+    def switch_to(self, session: Session) -> None:
+        """Switch to a session; its newest turn is the open one if it was interrupted."""
         self.session = session
         last = self.last_turn() if session.interrupted else None
-        self.open = next((turn for turn in session.interrupted if turn.start == last), None)
+        self.open_turn = next((turn for turn in session.interrupted if turn.start == last), None)
 
     @property
-    def answered(self) -> bool:
-        """Whether the open turn has its whole answer, and only its end is missing."""
-        if self.open is None or self.open.partial:
+    def is_answered(self) -> bool:
+        """Whether the open turn has its whole answer and lacks only the record of its end."""
+        if self.open_turn is None or self.open_turn.partial:
             return False
-        _, last = self._last_of(self.open)
+        _, last = self._last_message(self.open_turn)
         return (
             last is not None
             and last.message.get("role") == "assistant"
@@ -72,12 +72,12 @@ class Talk:
             and not last.interrupted
         )
 
-    def show_open(self) -> None:
-        """Show what the open turn is about, and how far it came."""
-        if self.open is None or self.answered:
+    def show_open_turn(self) -> None:
+        """Show the prompt of the open turn and its partial answer."""
+        if self.open_turn is None or self.is_answered:
             return
-        asked = next((content for _, content in self._messages_of(self.open)), None)
-        self.view.interrupted(len(self.session), text_of(asked), _so_far(self.open))
+        prompt = next((content for _, content in self._messages_of(self.open_turn)), None)
+        self.view.show_interrupted(len(self.session), text_of(prompt), _so_far(self.open_turn))
 
     def _messages_of(self, turn: Turn) -> Iterator[tuple[int, Message]]:
         for record in self.session.records(after=turn.start):
@@ -85,28 +85,28 @@ class Talk:
             if isinstance(content, Message) and content.turn == turn.id:
                 yield record.position, content
 
-    def _last_of(self, turn: Turn) -> tuple[int | None, Message | None]:
+    def _last_message(self, turn: Turn) -> tuple[int | None, Message | None]:
         return max(self._messages_of(turn), default=(None, None), key=itemgetter(0))
 
-    def say(self, text: str) -> None:
-        """Say something, and let the model answer."""
-        self.leave_open("the user went on")
+    def send(self, text: str) -> None:
+        """Send a user message and stream the answer."""
+        self.close_open_turn("the user sent another message")
         self._answer(self.session.turn(text))
 
-    def go_on(self) -> None:
-        """Let the model answer what has no answer, if there is such a thing."""
-        if self.open is not None and not self.answered:
-            self._answer(self.open)
-        elif self.open is None and (self.session.last or {}).get("role") == "user":
+    def answer_pending(self) -> None:
+        """Ask the model to answer the last user message, if it has no answer yet."""
+        if self.open_turn is not None and not self.is_answered:
+            self._answer(self.open_turn)
+        elif self.open_turn is None and (self.session.last or {}).get("role") == "user":
             self._answer(self.session.turn())
         else:
-            self.view.notice("Nothing is without an answer: say something.")
-            self.view.space()
+            self.view.notice("Every message has an answer: type a new one.")
+            self.view.blank_line()
 
-    def leave_open(self, reason: str) -> bool:
-        """End the open turn: it is complete if it was answered, else abandoned."""
-        turn, answered = self.open, self.answered
-        self.open = None
+    def close_open_turn(self, reason: str) -> bool:
+        """End the open turn: completed if answered, else abandoned. False if there is none."""
+        turn, answered = self.open_turn, self.is_answered
+        self.open_turn = None
         if turn is None:
             return False
         if answered:
@@ -114,70 +114,72 @@ class Talk:
                 pass
             return True
         turn.abandon(reason)
-        with turn:  # It has ended; the handle lets it go.
+        with turn:  # Already ended; leaving the block only detaches the handle.
             pass
         return True
 
     def window(self, *, counts: bool = False) -> Transcript:
-        """Return what the model is sent; its tokens are counted if there is a budget, or asked."""
-        most = self.budget or (EVERYTHING if counts else None)
-        return self.session.messages(format="openai.chat", max_tokens=most, counter=self.counter)
+        """Return the messages to send. Tokens are counted with a budget or with `counts`."""
+        max_tokens = self.budget or (EVERYTHING if counts else None)
+        return self.session.messages(
+            format="openai.chat", max_tokens=max_tokens, counter=self.counter
+        )
 
     def last_turn(self) -> int | None:
         """Return the position before the newest turn, or None if there is no turn."""
         back = LOOK_BACK
         while True:
             after = max(self.session.position - back, 0)
-            begun = [
+            starts = [
                 record.position
                 for record in self.session.records(after=after)
                 if isinstance(record.content, TurnBegun)
             ]
-            if begun:
-                return begun[-1] - 1
+            if starts:
+                return starts[-1] - 1
             if after == 0:
                 return None
             back *= 4
 
-    def trouble(self, text: str) -> None:
-        """Say what went wrong; a script learns from the exit code that something did."""
+    def report_error(self, text: str) -> None:
+        """Print an error and count it, so that the exit code reports it to scripts."""
         self.failures += 1
-        self.view.trouble(text)
+        self.view.error(text)
 
     def _answer(self, turn: Turn) -> None:
-        self.open, self.stopped = None, False
-        with ExitStack() as leaving:
-            leaving.enter_context(turn)
+        self.open_turn, self.was_interrupted = None, False
+        with ExitStack() as open_turn:
+            open_turn.enter_context(turn)
             try:
                 self._stream(turn, self._prompt())
             except KeyboardInterrupt:
-                self.open, self.stopped = turn, True
-                leaving.pop_all()  # It stays open: nothing is written of its end.
-                self._stopped(turn)
+                self.open_turn, self.was_interrupted = turn, True
+                open_turn.pop_all()  # Keeps the turn open: no end is recorded.
+                self._report_interrupt(turn)
             except (ModelError, BudgetError) as error:
                 if turn.partial:
-                    self.open = turn
-                    leaving.pop_all()  # As when it was stopped: it can be gone on with.
+                    self.open_turn = turn
+                    open_turn.pop_all()  # As after Ctrl-C: the turn can be resumed.
                 else:
                     turn.fail(error.__cause__ if isinstance(error.__cause__, Exception) else error)
-                self._failed(turn, str(error))
+                self._report_failure(turn, str(error))
 
     def _prompt(self) -> Messages:
         window = self.window()
-        if window.cut and not self._cut_told:
-            self._cut_told = True
+        if window.cut and not self._cut_reported:
+            self._cut_reported = True
             self.view.notice(
-                f"What is before position {window.cut} does not fit in {self.budget:,} tokens and "
-                "is not sent; it stays in the session."
+                f"Messages before position {window.cut} do not fit in {self.budget:,} tokens and "
+                "are not sent; they stay in the session."
             )
         for loss in dict.fromkeys(window.losses):
-            if loss not in self._losses_told:
-                self._losses_told.add(loss)
+            if loss not in self._reported_losses:
+                self._reported_losses.add(loss)
                 self.view.notice(f"At position {loss.position}, {loss.what}.")
         return [*window]
 
     def _stream(self, turn: Turn, messages: Messages) -> None:
-        self.view.begin(self.model.name)
+        self.view.begin_answer(self.model.name)
         reason, is_empty = None, True
         stream = turn.stream(self.model.ask(messages, self.stop))
         try:
@@ -185,24 +187,24 @@ class Talk:
                 is_empty = False
                 for choice in (field_of(chunk, "choices") or [])[:1]:
                     delta = field_of(choice, "delta")
-                    self.view.said(field_of(delta, "content") or field_of(delta, "refusal") or "")
+                    self.view.write(field_of(delta, "content") or field_of(delta, "refusal") or "")
                     reason = field_of(choice, "finish_reason") or reason
         finally:
-            self.view.end()
+            self.view.end_answer()
         if is_empty:
-            raise ModelError("The endpoint's reply is no completion: check --base-url")
+            raise ModelError("The endpoint's reply is not a completion: check --base-url")
         if reason is None:
-            raise ModelError("The answer broke off: the model did not say that it is over.")
+            raise ModelError("The answer is incomplete: the stream ended without a finish reason.")
         if reason != "stop":
-            self.view.notice(f"(The model stopped for another reason: {reason}.)")
+            self.view.notice(f"(The model stopped early: {reason}.)")
         turn.complete()
-        self._tell(turn, finish_reason=reason)
+        self._report_answer(turn, finish_reason=reason)
 
-    def _tell(self, turn: Turn, **more: Any) -> None:
-        position, last = self._last_of(turn)
+    def _report_answer(self, turn: Turn, **fields: Any) -> None:
+        position, last = self._last_message(turn)
         if last is not None and last.message.get("role") != "assistant":
             position = last = None
-        self.view.answered(
+        self.view.finish_answer(
             {
                 "session": self.session.id,
                 "turn": turn.id,
@@ -212,31 +214,31 @@ class Talk:
                 "interrupted": last is not None and last.interrupted,
                 "finish_reason": None,
                 "error": None,
-                **more,
+                **fields,
             }
         )
 
-    def _stopped(self, turn: Turn) -> None:
-        said = _so_far(turn)
-        kept = f"{counted(len(said), 'character')} of it are kept" if said else "nothing was said"
+    def _report_interrupt(self, turn: Turn) -> None:
+        text = _so_far(turn)
+        kept = f"{counted(len(text), 'character')} kept" if text else "no text was received"
         self.view.notice(f"(stopped; {kept})")
-        self.view.offer()
-        self._tell(turn, content=said or None, interrupted=True)
+        self.view.offer_retry()
+        self._report_answer(turn, content=text or None, interrupted=True)
 
-    def _failed(self, turn: Turn, text: str) -> None:
-        self.trouble(text)
-        if self.open is turn:
-            self.view.notice("The turn stays open; what was said is kept.")
-            self.view.offer()
-            self._tell(turn, content=_so_far(turn) or None, interrupted=True, error=text)
+    def _report_failure(self, turn: Turn, text: str) -> None:
+        self.report_error(text)
+        if self.open_turn is turn:
+            self.view.notice("The turn stays open; its text so far is kept.")
+            self.view.offer_retry()
+            self._report_answer(turn, content=_so_far(turn) or None, interrupted=True, error=text)
             return
         can_ask = self.view.is_terminal and (self.session.last or {}).get("role") == "user"
         hint = " Enter asks the model again." if can_ask else ""
         self.view.notice(f"The turn is recorded as failed.{hint}")
-        self._tell(turn, error=text)
+        self._report_answer(turn, error=text)
 
 
 def _so_far(turn: Turn) -> str:
-    """Return what the last answer of a turn had said when it was cut."""
-    said = [str(taken.message.get("content") or "") for taken in turn.said()]
-    return said[-1] if said else ""
+    """Return the text of a turn's last answer, up to where it was cut."""
+    texts = [str(taken.message.get("content") or "") for taken in turn.said()]
+    return texts[-1] if texts else ""

@@ -1,4 +1,4 @@
-"""The commands `approve` and `deny`, which differ in their words only."""
+"""Build the commands `approve` and `deny`, which differ only in their texts."""
 
 from typing import Literal
 
@@ -8,43 +8,43 @@ from perdure.cli.approval_view import Decision, decide
 from perdure.cli.registry import COMMANDS
 from perdure.cli.stores import Reading, store_option
 
-HELP = """{does}
+HELP = """{summary}
 
-Shows the tool, its version, its arguments and the digest of them all, and asks. The decision is
-about exactly that: a call that differs in anything {otherwise}.
+Shows the tool, its version, its arguments and their digest, and asks for confirmation. The decision
+applies to exactly that call: a call that differs in anything {otherwise}.
 """
 
-BY = "Who decides, for the record. [default: user and machine]"
+BY = "Name of the person who decides; recorded. [default: user and machine]"
 
 EXAMPLES = """\b
 Examples:
-  perdure {what} claim-4711         the only one that waits there
-  perdure {what} claim-4711 .wJ8lVtS1k2mZq0Yx4hT --by ada
-  perdure {what} claim-4711 .wJ8lVtS1k2mZq0Yx4hT --reason "{example}"
+  perdure {command} claim-4711         the only pending call of the session
+  perdure {command} claim-4711 .wJ8lVtS1k2mZq0Yx4hT --by ada
+  perdure {command} claim-4711 .wJ8lVtS1k2mZq0Yx4hT --reason "{example}"
 
 \b
-With --json it prints the approval as `perdure approvals --json` does. Exits
-with 1 if it does not wait (any more): the first decision counts.
+With --json, the output is the approval as `perdure approvals --json` prints
+it. Exits with 1 if the call is no longer pending: the first decision counts.
 """
 
 
 def deciding(
-    what: Literal["approve", "deny"], *, otherwise: str, why: str, example: str
+    choice: Literal["approve", "deny"], *, otherwise: str, why: str, example: str
 ) -> click.Command:
-    """Return the command that decides so; `why` is the help of --reason, `example` one."""
+    """Return the command. `why` is the help of --reason, `example` a sample reason."""
 
     @click.command(
-        what,
+        choice,
         cls=Reading,
-        help=HELP.format(does=COMMANDS[what], otherwise=otherwise),
-        epilog=EXAMPLES.format(what=what, example=example),
+        help=HELP.format(summary=COMMANDS[choice], otherwise=otherwise),
+        epilog=EXAMPLES.format(command=choice, example=example),
     )
     @click.argument("session")
     @click.argument("approval", metavar="[ID]", required=False)
     @click.option("--by", default="", help=BY)
     @click.option("--reason", default="", help=why)
-    @click.option("--yes", is_flag=True, help="Do not ask.")
-    @click.option("--json", "as_json", is_flag=True, help="One JSON object; needs --yes.")
+    @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+    @click.option("--json", "as_json", is_flag=True, help="Print one JSON object; needs --yes.")
     @store_option
     def command(
         address: str | None,
@@ -57,7 +57,7 @@ def deciding(
         as_json: bool,
     ) -> None:
         if as_json and not yes:
-            raise click.UsageError("--json asks nobody: give --yes.")
-        decide(address, session, approval, Decision(what, by, reason, yes, as_json))
+            raise click.UsageError("--json cannot ask for confirmation: give --yes.")
+        decide(address, session, approval, Decision(choice, by, reason, yes, as_json))
 
     return command

@@ -1,4 +1,4 @@
-"""`perdure demo`: an assistant that is killed in mid-turn and goes on, before the user's eyes."""
+"""`perdure demo`: kill an assistant mid-turn and show that it resumes."""
 
 import secrets
 import time
@@ -12,12 +12,12 @@ from perdure.cli.demo_run import Found, Life, live, moments
 from perdure.cli.demo_view import View
 from perdure.opening import scheme_of
 
-KILLS_MAX = 20  # Each costs a new Python process; more show nothing that these do not.
-INTERRUPTED = 128 + 2  # What a shell reports of a program that SIGINT ended.
+KILLS_MAX = 20  # Each starts a new Python process; more would show nothing new.
+INTERRUPTED = 128 + 2  # The exit code that a shell reports for a program ended by SIGINT.
 
 
 class Count(click.IntRange):
-    """How many; what is not a number at all is said not to be one, without a word of ranges."""
+    """An integer range whose error for a non-number says "integer", without the range."""
 
     name = "integer"
 
@@ -35,29 +35,30 @@ Examples:
     type=Count(0, KILLS_MAX),
     default=3,
     show_default=True,
-    help="How many times the assistant is killed.",
+    help="Number of kills.",
 )
 @click.option(
     "--seed",
     type=int,
-    help="It chooses when to kill, to some milliseconds; printed, so that you can give it.",
+    help="Random seed for the kill times. Pass the printed value to repeat a run.",
 )
 @click.option(
     "--store",
     default="perdure-demo.db",
     show_default=True,
     metavar="PATH",
-    help="The SQLite file that is left behind; one that exists gets another session.",
+    help="SQLite file to keep; an existing one gets a new session.",
 )
 def demo(kills: int, seed: int | None, store: str) -> None:
-    """Kill an assistant in the middle of its turn, and see it go on.
+    """Kill an assistant mid-turn and watch it resume.
 
-    A small assistant (a scripted model: no LLM, no key, no network) works in a process of its own
-    and keeps its state with perdure. It is killed with SIGKILL at random moments and started
-    again; what it had been told is stored is compared with what the next process finds.
+    A small assistant (a scripted model: no LLM, no key, no network) runs in its own process and
+    stores its state with perdure. It is killed with SIGKILL at random times and started again. The
+    records acknowledged before each kill are compared with the records that the next process
+    recovers.
 
-    Exits with 0 only if everything that was acknowledged was recovered, nothing was doubled and
-    the chain verifies; otherwise with 1, and says what is missing; with 130 after Ctrl-C.
+    Exits with 0 only if every acknowledged record was recovered, none was duplicated and the chain
+    verifies; otherwise with 1, and prints what is missing; with 130 after Ctrl-C.
     """
     path = _path(store)
     is_new = not Path(path).exists()
@@ -66,8 +67,8 @@ def demo(kills: int, seed: int | None, store: str) -> None:
     try:
         view.opening(kills, is_new=is_new)
         start = time.perf_counter()
-        lives, verdict = _perform(view, path, kills)
-        view.closing(lives, verdict, time.perf_counter() - start)
+        runs, verdict = _perform(view, path, kills)
+        view.closing(runs, verdict, time.perf_counter() - start)
         view.look()
     except KeyboardInterrupt:
         view.interrupted(is_there=_is_there(path, session))
@@ -79,13 +80,13 @@ def demo(kills: int, seed: int | None, store: str) -> None:
 def _path(store: str) -> str:
     scheme, path = scheme_of(store)
     if scheme != "sqlite" or not path:
-        reason = "that is not the path of a file: what is killed must leave something behind"
+        reason = "not the path of a file: the state must survive the killed process"
         raise click.BadParameter(reason, param_hint="'--store'")
     return path
 
 
 def _fresh_session(path: str) -> str:
-    """Return the id of a session that the store does not have. The store is made if need be."""
+    """Return a session id that the store does not have. Creates the store if it is missing."""
     with perdure.open(Path(path)) as store:
         while True:
             session = f"claims-{secrets.token_hex(2)}"
@@ -103,18 +104,20 @@ def _has(store: perdure.Store, session: str) -> bool:
 
 
 def _perform(view: View, path: str, kills: int) -> tuple[list[Life], Verdict]:
-    """Let the assistant live and die as often as was asked for, and once more to the end."""
-    lives: list[Life] = []
+    """Run and kill the assistant `kills` times, then run it to the end of the script."""
+    runs: list[Life] = []
 
-    def show(pid: int, found: Found) -> None:
-        if not lives:
+    def show(pid: int, recovered: Found) -> None:
+        if not runs:
             view.began(pid)
             return
-        told = [fact for life in lives for fact in life.acknowledged]
-        view.resumed(len(lives) + 1, pid, lives[-1], found, compare(told, found.facts))
+        acknowledged = [fact for run in runs for fact in run.acknowledged]
+        view.resumed(
+            len(runs) + 1, pid, runs[-1], recovered, compare(acknowledged, recovered.facts)
+        )
 
-    for moment in moments(kills, view.seed):
-        lives.append(live(path, view.session, moment, show))
-        view.killed(lives[-1])
-    lives.append(live(path, view.session, None, show))
-    return lives, judge(path, view.session, lives)
+    for kill_point in moments(kills, view.seed):
+        runs.append(live(path, view.session, kill_point, show))
+        view.killed(runs[-1])
+    runs.append(live(path, view.session, None, show))
+    return runs, judge(path, view.session, runs)

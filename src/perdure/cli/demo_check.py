@@ -1,4 +1,4 @@
-"""What the demo concludes: the acknowledged, compared word for word with the recovered."""
+"""The verdict of the demo: acknowledged records compared exactly with recovered ones."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -11,7 +11,7 @@ from perdure.cli.demo_run import Fact, Life
 
 
 class Comparison(NamedTuple):
-    """What was acknowledged and is not there as it was, what is there twice, what is there more."""
+    """Acknowledged records that are missing or changed, duplicates, and unacknowledged records."""
 
     lost: tuple[Fact, ...]
     doubled: tuple[str, ...]
@@ -19,7 +19,7 @@ class Comparison(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """The end of the demo: what there is, what was checked, and every reason not to be content."""
+    """The result of the demo: counts, the verified chain, and every problem found."""
 
     acknowledged: int
     unanswered: int = 0
@@ -32,43 +32,43 @@ class Verdict(NamedTuple):
 
 
 def compare(acknowledged: Iterable[Fact], recovered: Sequence[Fact]) -> Comparison:
-    """Say what of the acknowledged was not recovered as it was, and what was recovered twice."""
-    told = dict.fromkeys(acknowledged)
-    there = set(recovered)
-    once = [fact.text for fact in recovered if fact.kind != "turn.continued"]
+    """Compare acknowledged records with recovered ones."""
+    expected = dict.fromkeys(acknowledged)
+    present = set(recovered)
+    texts = [fact.text for fact in recovered if fact.kind != "turn.continued"]
     return Comparison(
-        lost=tuple(fact for fact in told if fact not in there),
-        doubled=tuple(text for text, count in Counter(once).items() if count > 1),
-        unacknowledged=tuple(fact for fact in recovered if fact not in told),
+        lost=tuple(fact for fact in expected if fact not in present),
+        doubled=tuple(text for text, count in Counter(texts).items() if count > 1),
+        unacknowledged=tuple(fact for fact in recovered if fact not in expected),
     )
 
 
-def judge(path: str, session_id: str, lives: Sequence[Life]) -> Verdict:
-    """Open what is left, in this process, and check it against everything that was said."""
-    told = list(dict.fromkeys(fact for life in lives for fact in life.acknowledged))
+def judge(path: str, session_id: str, runs: Sequence[Life]) -> Verdict:
+    """Open the store in this process and check it against everything acknowledged."""
+    acknowledged = list(dict.fromkeys(fact for run in runs for fact in run.acknowledged))
     try:
         with perdure.open(path) as store, store.resume(session_id) as session:
-            return _judge(session, told, lives)
+            return _judge(session, acknowledged, runs)
     except (perdure.DamagedError, perdure.NotFoundError) as error:
-        return Verdict(len(told), problems=(str(error),))
+        return Verdict(len(acknowledged), problems=(str(error),))
 
 
-def _judge(session: perdure.Session, told: Sequence[Fact], lives: Sequence[Life]) -> Verdict:
-    facts = [Fact(found.position, found.kind, describe(found)) for found in session.records()]
-    said = [f"{message['role']}: {message['content']}" for message in session.messages()]
-    comparison = compare(told, facts)
-    comparison = comparison._replace(lost=tuple({*comparison.lost, *missed(lives)}))
-    problems = [*_misses(comparison), *_mishaps(lives)]
-    if said != _expected():
-        problems.append("the conversation is not the one of the script")
+def _judge(session: perdure.Session, acknowledged: Sequence[Fact], runs: Sequence[Life]) -> Verdict:
+    facts = [Fact(record.position, record.kind, describe(record)) for record in session.records()]
+    conversation = [f"{message['role']}: {message['content']}" for message in session.messages()]
+    comparison = compare(acknowledged, facts)
+    comparison = comparison._replace(lost=tuple({*comparison.lost, *missed(runs)}))
+    problems = [*_misses(comparison), *_mishaps(runs)]
+    if conversation != _expected():
+        problems.append("the conversation differs from the script")
     if session.interrupted:
         problems.append("a turn is still open")
     return Verdict(
-        len(told),
+        len(acknowledged),
         len(comparison.unacknowledged),
         len(comparison.lost),
         len(comparison.doubled),
-        len(said),
+        len(conversation),
         session.get("plan"),
         session.verify(),
         tuple(problems),
@@ -76,31 +76,31 @@ def _judge(session: perdure.Session, told: Sequence[Fact], lives: Sequence[Life]
 
 
 def _expected() -> list[str]:
-    said: list[str] = []
+    lines: list[str] = []
     for scene in SCRIPT:
-        said += [f"user: {scene.prompt}", *(f"assistant: {part}" for part in scene.parts)]
-    return said
+        lines += [f"user: {scene.prompt}", *(f"assistant: {part}" for part in scene.parts)]
+    return lines
 
 
 def _misses(comparison: Comparison) -> Iterator[str]:
     for fact in comparison.lost:
         yield f"acknowledged, but not recovered: {fact.position} {fact.text}"
     for text in comparison.doubled:
-        yield f"there more than once: {text}"
+        yield f"stored more than once: {text}"
 
 
-def _mishaps(lives: Sequence[Life]) -> Iterator[str]:
-    """Say what went wrong between a kill and the process after it."""
-    for before, after in pairwise(lives):
-        if before.killed_in not in after.found.interrupted:
-            yield f"process {before.pid} was not killed in the middle of a turn"
+def _mishaps(runs: Sequence[Life]) -> Iterator[str]:
+    """Yield the kills that did not interrupt a turn."""
+    for killed, following in pairwise(runs):
+        if killed.killed_in not in following.found.interrupted:
+            yield f"process {killed.pid} was not killed in the middle of a turn"
 
 
-def missed(lives: Sequence[Life]) -> list[Fact]:
-    """Return what had been acknowledged when a process began, and was not found by it."""
-    told: list[Fact] = []
+def missed(runs: Sequence[Life]) -> list[Fact]:
+    """Return records acknowledged before a process started that this process did not find."""
+    acknowledged: list[Fact] = []
     lost: dict[Fact, None] = {}
-    for before, after in pairwise(lives):
-        told += before.acknowledged
-        lost.update(dict.fromkeys(compare(told, after.found.facts).lost))
+    for killed, following in pairwise(runs):
+        acknowledged += killed.acknowledged
+        lost.update(dict.fromkeys(compare(acknowledged, following.found.facts).lost))
     return [*lost]

@@ -1,8 +1,8 @@
 """The assistant of the demo: `python -m perdure.cli.demo_child STORE SESSION`.
 
-A process of its own, which can be killed at any moment and started again. It says on standard
-output, a JSON line each, what it found and what perdure acknowledged; before the last part of a
-turn it waits for a line on standard input. When the other end of its pipes is gone, it ends.
+It runs in its own process, which can be killed at any time and started again. It writes to standard
+output, one JSON line each, the records it found and the records perdure acknowledged; before the
+last part of a turn it waits for a line on standard input. It exits when its pipes are closed.
 """
 
 import json
@@ -13,21 +13,21 @@ import time
 from typing import Any, NamedTuple
 
 import perdure
-import perdure.backends.sqlite  # Imported now, so that resuming is timed and importing is not.
+import perdure.backends.sqlite  # Imported early, so that the time to resume does not include it.
 from perdure.records import Message, TurnBegun, TurnChange, Value
 
-THINKING = 0.04  # Seconds a part takes, half of them between its two writes: room for a kill.
+THINKING = 0.04  # Seconds per part, half of them between its two writes: room for a kill.
 
 
 class Scene(NamedTuple):
-    """A turn of the script: what the user asks, and the answer in parts."""
+    """A turn of the script: the prompt, and the answer in parts."""
 
     turn: str
     prompt: str
     parts: tuple[str, ...]
 
 
-# The scripted model: no LLM, no network. No two parts are alike, so that doubles can be seen.
+# The scripted model: no LLM, no network. All parts differ, so that duplicates can be detected.
 SCRIPT = (
     Scene(
         "draft",
@@ -56,7 +56,7 @@ SCRIPT = (
 
 
 def main(path: str, session_id: str) -> None:
-    """Resume the session, or begin it, and carry the script to its end."""
+    """Resume or start the session, and run the script to its end."""
     start = time.perf_counter()
     with perdure.open(path) as store, store.session(session_id) as session:
         _tell_found(session, time.perf_counter() - start)
@@ -69,12 +69,12 @@ def main(path: str, session_id: str) -> None:
 
 
 def _play(session: perdure.Session, scene: Scene, first: int, done: int) -> None:
-    """Begin a turn, or continue it: the id of the turn says which, and those of its parts too."""
-    before = session.position
+    """Start or resume a turn. Fixed ids of the turn and its parts make the writes idempotent."""
+    position = session.position
     with session.turn(scene.prompt, id=scene.turn) as turn:
         if turn.ended:
             return
-        _tell_entered(session, scene, before, turn.start + 1)
+        _tell_entered(session, scene, position, turn.start + 1)
         last = first + len(scene.parts) - 1
         for step, part in enumerate(scene.parts, start=first):
             if step > done:
@@ -90,34 +90,34 @@ def _work(
         _tell("wait", turn=turn.id)
         if not sys.stdin.readline():
             raise SystemExit(3)
-    before = session.position
+    previous = session.position
     position = turn.append({"role": "assistant", "content": part}, id=f"part-{step}")
-    _acknowledge(position, "message", f"assistant: {part}", again=position <= before)
+    _acknowledge(position, "message", f"assistant: {part}", again=position <= previous)
     time.sleep(THINKING / 2)
     session.set("plan", {"step": step})
     _acknowledge(session.position, "value", f'plan: {{"step": {step}}}')
 
 
-def _tell_entered(session: perdure.Session, scene: Scene, before: int, begun: int) -> None:
-    if begun <= before:
+def _tell_entered(session: perdure.Session, scene: Scene, position: int, first: int) -> None:
+    if first <= position:
         _acknowledge(session.position, "turn.continued", f"turn {scene.turn!r} continued")
         return
-    _acknowledge(begun, "turn.begun", f"turn {scene.turn!r} begun")
-    _acknowledge(begun + 1, "message", f"user: {scene.prompt}")
+    _acknowledge(first, "turn.begun", f"turn {scene.turn!r} begun")
+    _acknowledge(first + 1, "message", f"user: {scene.prompt}")
 
 
 def _tell_found(session: perdure.Session, seconds: float) -> None:
     _tell(
         "found",
         seconds=seconds,
-        records=[[found.position, found.kind, describe(found)] for found in session.records()],
+        records=[[record.position, record.kind, describe(record)] for record in session.records()],
         interrupted=[turn.id for turn in session.interrupted],
         plan=session.get("plan"),
     )
 
 
 def describe(record: perdure.Record) -> str:
-    """Return what a record says, in the words of its acknowledgement."""
+    """Describe a record in the same words as its acknowledgement."""
     match record.content:
         case Message(message=message):
             return f"{message['role']}: {message['content']}"
@@ -134,17 +134,17 @@ def _acknowledge(position: int, kind: str, text: str, *, again: bool = False) ->
     _tell("stored", record=[position, kind, text], again=again)
 
 
-def _tell(event: str, **facts: Any) -> None:
-    # One write call a line, past all buffers: what was told is told, whenever the kill comes.
-    os.write(1, json.dumps({"event": event, **facts}).encode() + b"\n")
+def _tell(event: str, **fields: Any) -> None:
+    # One unbuffered write call per line: a kill cannot lose a line that was already reported.
+    os.write(1, json.dumps({"event": event, **fields}).encode() + b"\n")
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends this one.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # The parent handles Ctrl-C and ends this process.
     try:
         main(*sys.argv[1:])
     except BrokenPipeError:
         raise SystemExit(3) from None
-    except perdure.PerdureError as trouble:
-        _tell("trouble", reason=str(trouble))
+    except perdure.PerdureError as error:
+        _tell("error", reason=str(error))
         raise SystemExit(4) from None

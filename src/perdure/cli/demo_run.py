@@ -1,7 +1,7 @@
-"""What the demo does: starts the assistant, kills it at a moment, and keeps what it said.
+"""Run the assistant of the demo, kill it at a chosen point, and collect its reports.
 
-What counts as acknowledged is what came through the pipe before the kill; what counts as recovered
-is what the next process says it read from the store.
+A record counts as acknowledged if its report came through the pipe before the kill. It counts as
+recovered if the next process reports that it read the record from the store.
 """
 
 import json
@@ -18,7 +18,7 @@ from perdure.cli.demo_child import SCRIPT, THINKING
 
 
 class Fact(NamedTuple):
-    """A record: as it was acknowledged, or as it was read."""
+    """A record, as acknowledged or as read."""
 
     position: int
     kind: str
@@ -26,7 +26,7 @@ class Fact(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What a new process saw before it did anything, and how long seeing it took."""
+    """The records that a new process found before it wrote any, and the seconds that took."""
 
     seconds: float
     facts: tuple[Fact, ...]
@@ -35,7 +35,7 @@ class Found(NamedTuple):
 
 
 class Moment(NamedTuple):
-    """When to kill: in this turn, after so many parts, and then some seconds later."""
+    """When to kill: in this turn, after this many parts, and then `delay` seconds later."""
 
     turn: str
     parts: int
@@ -43,7 +43,7 @@ class Moment(NamedTuple):
 
 
 class Life(NamedTuple):
-    """One process from its start to its end."""
+    """One process, from its start to its end."""
 
     pid: int
     found: Found
@@ -54,45 +54,45 @@ class Life(NamedTuple):
 
     @property
     def new(self) -> tuple[Fact, ...]:
-        """What was acknowledged to it and had not been there: what was sent again is not new."""
+        """The acknowledged records that were not found at the start; resent ones are not new."""
         return tuple(sorted(set(self.acknowledged) - set(self.found.facts)))
 
 
 class AssistantError(Exception):
-    """The assistant's process could not do its work; the text says why."""
+    """The assistant's process failed; the text says why."""
 
 
 def moments(kills: int, seed: int) -> list[Moment]:
-    """Choose when to kill: at random within the two turns, so that each run gets on a little."""
-    draw = random.Random(seed)  # noqa: S311 - it must repeat, not be secret.
-    chosen = []
+    """Choose random kill points within the two turns, such that each run makes progress."""
+    rng = random.Random(seed)  # noqa: S311 - must be repeatable, not secret
+    points = []
     shares = ((kills + 1) // 2, kills // 2)
     for scene, share in zip(SCRIPT, shares, strict=True):
-        most = max((len(scene.parts) - 1) // share, 1) if share else 0
+        max_parts = max((len(scene.parts) - 1) // share, 1) if share else 0
         for _ in range(share):
-            delay = draw.uniform(0, 1.5 * THINKING)
-            chosen.append(Moment(scene.turn, draw.randint(1, most), delay))
-    return chosen
+            delay = rng.uniform(0, 1.5 * THINKING)
+            points.append(Moment(scene.turn, rng.randint(1, max_parts), delay))
+    return points
 
 
 @contextmanager
 def _no_interrupt() -> Iterator[None]:
-    """Let Ctrl-C wait for the end of the block, where the system can do that."""
+    """Defer Ctrl-C to the end of the block, if the platform supports it."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    previous_mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, previous_mask)
 
 
 class _Assistant:
-    """The assistant's process, seen from outside. Leaving `with` leaves no process behind."""
+    """The assistant's process, seen from the parent. Leaving `with` ends the process."""
 
     def __init__(self, path: str, session: str) -> None:
-        # -P: a file in the current directory must not stand in for a module.
+        # -P: a file in the current directory must not shadow a module.
         self._command = [sys.executable, "-P", "-m", "perdure.cli.demo_child", path, session]
         self._started: subprocess.Popen[bytes] | None = None
 
@@ -106,37 +106,37 @@ class _Assistant:
 
     @property
     def process(self) -> "subprocess.Popen[bytes]":
-        """The process; there is one when `start` has been called."""
+        """The process; available after `start`."""
         if self._started is None:
             raise RuntimeError("the assistant was not started")
         return self._started
 
     def start(self) -> int:
-        """Start the process, inside `with`: an interrupt comes before it, or when it is known."""
+        """Start the process. Ctrl-C is deferred until the process is known and can be ended."""
         pipe = subprocess.PIPE
         with _no_interrupt():
-            self._started = subprocess.Popen(self._command, stdin=pipe, stdout=pipe, stderr=pipe)  # noqa: S603 - our own module.
+            self._started = subprocess.Popen(self._command, stdin=pipe, stdout=pipe, stderr=pipe)  # noqa: S603 - our own module
         return self._started.pid
 
     def events(self) -> Iterator[dict[str, Any]]:
-        """Yield what the process says until it ends; what a kill cut short was not said."""
+        """Yield the reports of the process until it ends; a line that a kill cut off is dropped."""
         for line in self.process.stdout or ():
             if line.endswith(b"\n"):
                 yield json.loads(line)
 
-    def go_on(self) -> None:
+    def proceed(self) -> None:
         if self.process.stdin is not None:
             self.process.stdin.write(b"\n")
             self.process.stdin.flush()
 
     def end(self) -> tuple[int, str]:
-        """Wait until it has ended; return its exit code and the last line of its errors."""
+        """Wait for the end; return the exit code and the last line of standard error."""
         errors = self.process.communicate()[1].decode(errors="replace").strip()
-        return self.process.returncode, errors.splitlines()[-1] if errors else "it said nothing"
+        return self.process.returncode, errors.splitlines()[-1] if errors else "no error output"
 
 
 class _Notes:
-    """What the parent has heard of one life so far."""
+    """The reports received from one process so far."""
 
     def __init__(self) -> None:
         self.found: Found | None = None
@@ -146,7 +146,7 @@ class _Notes:
         self.parts = 0
         self.is_waiting = False
 
-    def take(self, event: dict[str, Any]) -> None:
+    def handle(self, event: dict[str, Any]) -> None:
         self.is_waiting = event["event"] == "wait"
         match event:
             case {"event": "found", "records": records, "interrupted": turns}:
@@ -154,11 +154,11 @@ class _Notes:
                 self.found = Found(event["seconds"], facts, tuple(turns), event["plan"])
             case {"event": "stored", "record": record, "again": again}:
                 self.again += again
-                self._stored(Fact(*record))
-            case {"event": "trouble", "reason": reason}:
+                self._record_stored(Fact(*record))
+            case {"event": "error", "reason": reason}:
                 raise AssistantError(reason)
 
-    def _stored(self, fact: Fact) -> None:
+    def _record_stored(self, fact: Fact) -> None:
         self.facts.append(fact)
         self.parts += fact.kind == "value"
         if fact.kind in {"turn.begun", "turn.continued"}:
@@ -169,25 +169,25 @@ class _Notes:
 
 
 def live(
-    path: str, session: str, moment: Moment | None, on_found: Callable[[int, Found], object]
+    path: str, session: str, kill_point: Moment | None, on_found: Callable[[int, Found], object]
 ) -> Life:
-    """Run the assistant until it is killed at the given moment, or to the end of the script."""
-    notes, killed_in = _Notes(), ""
+    """Run the assistant until it is killed at the given point, or to the end of the script."""
+    progress, killed_in = _Notes(), ""
     with _Assistant(path, session) as assistant:
         pid = assistant.start()
         for event in assistant.events():
-            notes.take(event)
-            if event["event"] == "found" and notes.found is not None:
-                on_found(pid, notes.found)
+            progress.handle(event)
+            if event["event"] == "found" and progress.found is not None:
+                on_found(pid, progress.found)
             if killed_in:
-                continue  # What it had said before it died.
-            if moment is not None and notes.is_at(moment):
-                killed_in = notes.turn
-                time.sleep(moment.delay)
+                continue  # A report from before the kill.
+            if kill_point is not None and progress.is_at(kill_point):
+                killed_in = progress.turn
+                time.sleep(kill_point.delay)
                 assistant.process.kill()
-            elif notes.is_waiting:
-                assistant.go_on()
+            elif progress.is_waiting:
+                assistant.proceed()
         code, errors = assistant.end()
-    if notes.found is None or (code and not killed_in):
-        raise AssistantError(f"the assistant's process ended with {code}: {errors}")
-    return Life(pid, notes.found, tuple(notes.facts), notes.again, code, killed_in)
+    if progress.found is None or (code and not killed_in):
+        raise AssistantError(f"the assistant's process exited with {code}: {errors}")
+    return Life(pid, progress.found, tuple(progress.facts), progress.again, code, killed_in)

@@ -1,4 +1,4 @@
-"""What the demo shows. Lines of text for a terminal, or for a pipe, and nothing else."""
+"""The output of the demo: lines of text for a terminal or a pipe."""
 
 import json
 import shlex
@@ -14,16 +14,19 @@ import click
 from perdure.cli.demo_check import Comparison, Verdict
 from perdure.cli.demo_run import Found, Life
 
-WIDTH_MIN, WIDTH_MAX = 40, 120  # Narrower, nothing is left of a message; wider, the eye gets lost.
-SIDE_BY_SIDE = 64  # Columns; with less, the recovered stands below the acknowledged.
-ROWS = 8  # Of a table; what is older is counted in one line.
-LABEL = 14
+WIDTH_MIN, WIDTH_MAX = (
+    40,
+    120,
+)  # Columns; narrower leaves no room for a message, wider is hard to read.
+SIDE_BY_SIDE = 64  # Columns; below that, recovered records are shown under acknowledged ones.
+ROWS = 8  # Rows of a table; older records are counted in one line.
+LABEL = 14  # Columns.
 TOLD, FOUND = "acknowledged before the kill", "recovered after it"
-KILL = 9  # SIGKILL, which Windows has no name for.
+KILL = 9  # SIGKILL; Windows does not define the name.
 
 
 class Signs(NamedTuple):
-    """The characters beyond ASCII, where the output can show them."""
+    """The drawing characters that the output can show."""
 
     bar: str
     rule: str
@@ -36,7 +39,7 @@ ASCII = Signs("|", "-", "+", "...")
 
 
 def signs_for(encoding: str | None) -> Signs:
-    """Return the signs that an encoding can carry."""
+    """Return the drawing characters that an encoding supports."""
     try:
         "".join(UNICODE).encode(encoding or "ascii")
     except (UnicodeEncodeError, LookupError):
@@ -45,13 +48,13 @@ def signs_for(encoding: str | None) -> Signs:
 
 
 class View:
-    """Prints the demo as it goes on."""
+    """Prints the demo while it runs."""
 
     def __init__(self, store: str, session: str, seed: int) -> None:
         columns = shutil.get_terminal_size((80, 24)).columns
         self.width = min(max(columns, WIDTH_MIN), WIDTH_MAX) - 1
         self.is_stacked = columns < SIDE_BY_SIDE
-        self.signs = signs_for(getattr(sys.stdout, "encoding", None))  # Closed, it is None.
+        self.signs = signs_for(getattr(sys.stdout, "encoding", None))  # None if closed.
         self.store = store
         self.session = session
         self.seed = seed
@@ -59,7 +62,7 @@ class View:
     def _say(self, text: str = "", *, err: bool = False, **style: Any) -> None:
         stream = sys.stderr if err else sys.stdout
         encoding = getattr(stream, "encoding", None) or "ascii"
-        # A path may hold what it can not show.
+        # A path may have characters that the output cannot encode.
         text = text.encode(encoding, "backslashreplace").decode(encoding)
         click.echo(click.style(text, **style) if style else text, err=err)
 
@@ -70,45 +73,47 @@ class View:
             label = ""
 
     def opening(self, kills: int, *, is_new: bool) -> None:
-        """Say what is about to happen, and with what."""
+        """Print what the demo does, and its settings."""
         times = {1: "once", 2: "twice"}.get(kills, f"{kills} times")
-        happens = f"is killed in the middle of its turn, {times}" if kills else "is left in peace"
+        happens = (
+            f"is killed in the middle of its turn, {times}" if kills else "runs without a kill"
+        )
         self._say(f"An assistant {happens}.", bold=True)
         self._say()
         self._fact("assistant", "scripted model, no LLM, no network")
-        self._fact("store", f"{self.store} ({'new' if is_new else 'it exists, and is added to'})")
+        self._fact("store", f"{self.store} ({'new' if is_new else 'existing; a session is added'})")
         self._fact("session", self.session)
         if kills:
-            chooses = f"it chooses when to kill, to some milliseconds: --seed {self.seed}"
-            self._fact("seed", f"{self.seed} ({chooses})")
+            repeat = f"repeat with --seed {self.seed}; kill times vary by some milliseconds"
+            self._fact("seed", f"{self.seed} ({repeat})")
 
     def began(self, pid: int) -> None:
-        """Tell of the first process, which found nothing."""
+        """Report the start of the first process."""
         self._say()
-        self._say(f"Process 1 (pid {pid}) begins the conversation.", bold=True)
+        self._say(f"Process 1 (pid {pid}) starts the conversation.", bold=True)
 
-    def killed(self, life: Life) -> None:
-        """Tell of the end of a process."""
-        reason = "SIGKILL" if life.returncode == -KILL else f"exit code {life.returncode}"
-        told = f"{_records(len(life.new))} acknowledged"
-        self._say(f"  {reason} in the middle of turn {life.killed_in!r}, {told}", fg="red")
+    def killed(self, run: Life) -> None:
+        """Report the end of a killed process."""
+        reason = "SIGKILL" if run.returncode == -KILL else f"exit code {run.returncode}"
+        count = f"{_records(len(run.new))} acknowledged"
+        self._say(f"  {reason} in the middle of turn {run.killed_in!r}, {count}", fg="red")
 
     def resumed(
-        self, number: int, pid: int, dead: Life, found: Found, comparison: Comparison
+        self, number: int, pid: int, killed: Life, recovered: Found, comparison: Comparison
     ) -> None:
-        """Show what was acknowledged before a kill next to what was recovered after it."""
+        """Show the records acknowledged before a kill next to those recovered after it."""
         self._say()
-        took = _milliseconds(found.seconds)
-        self._say(f"Process {number} (pid {pid}) resumes in {took}.", bold=True)
+        duration = _milliseconds(recovered.seconds)
+        self._say(f"Process {number} (pid {pid}) resumes in {duration}.", bold=True)
         self._say()
-        self._table(dead, found, comparison)
-        turns = ", ".join(map(repr, found.interrupted))
-        state = f"It finds turn {turns} interrupted" if turns else "It finds no turn interrupted"
-        self._say(f"  {state}, and goes on.", dim=True)
+        self._table(killed, recovered, comparison)
+        turns = ", ".join(map(repr, recovered.interrupted))
+        state = f"It finds turn {turns} interrupted" if turns else "It finds no interrupted turn"
+        self._say(f"  {state}, and continues.", dim=True)
 
-    def _table(self, dead: Life, found: Found, comparison: Comparison) -> None:
-        earlier = dead.found.facts
-        rows = list(_rows(dead, found, comparison))
+    def _table(self, killed: Life, recovered: Found, comparison: Comparison) -> None:
+        earlier = killed.found.facts
+        rows = list(_rows(killed, recovered, comparison))
         hidden = len(earlier) + max(len(rows) - ROWS, 0)
         number = max(len(str(len(earlier) + len(rows))), 2)
         line = self._below(number) if self.is_stacked else self._beside(number)
@@ -116,62 +121,66 @@ class View:
             lost = sum(fact.position <= hidden for fact in comparison.lost)
             shown = f"{lost} MISSING OR DIFFERENT" if lost else "as before"
             style = _colour(bad=lost) if lost else {"dim": True}
-            line("", f"{_records(hidden)} before these", shown, told={"dim": True}, **style)
+            line("", f"{_records(hidden)} before these", shown, left_style={"dim": True}, **style)
         for row in rows[-ROWS:]:
             line(*row[:3], **row[3])
         self._say()
 
     def _beside(self, number: int) -> Callable[..., None]:
-        """Print the head of a table of two columns; return what prints a row."""
+        """Print the header of a two-column table; return the row printer."""
         room, cut, rule = (self.width - number - 6) // 2, self.signs.cut, self.signs.rule
 
         def line(position: str, left: str, right: str, **style: Any) -> None:
-            told_cell = click.style(shorten(left, room, cut).ljust(room), **style.pop("told", {}))
-            there = click.style(shorten(right, room, cut), **style)
-            self._say(f"  {position:>{number}} {told_cell} {self.signs.bar} {there}")
+            left_cell = click.style(
+                shorten(left, room, cut).ljust(room), **style.pop("left_style", {})
+            )
+            right_cell = click.style(shorten(right, room, cut), **style)
+            self._say(f"  {position:>{number}} {left_cell} {self.signs.bar} {right_cell}")
 
-        line("", TOLD, FOUND, told={"bold": True}, bold=True)
+        line("", TOLD, FOUND, left_style={"bold": True}, bold=True)
         self._say(f"  {rule * (number + 1 + room)}{rule}{self.signs.cross}{rule * (room + 1)}")
         return line
 
     def _below(self, number: int) -> Callable[..., None]:
-        """Print what a row of two lines is; return what prints one. For narrow terminals."""
+        """Print the header of a table for narrow terminals; return the row printer."""
         room, cut = self.width - number - 8, self.signs.cut
 
         def line(position: str, left: str, right: str, **style: Any) -> None:
-            told = click.style(shorten(left, room, cut), **style.pop("told", {}))
-            self._say(f"  {position:>{number}} told {told}")
+            left_cell = click.style(shorten(left, room, cut), **style.pop("left_style", {}))
+            self._say(f"  {position:>{number}} ack  {left_cell}")
             self._say(f"  {'':{number}} read {click.style(shorten(right, room, cut), **style)}")
 
-        line("", TOLD, FOUND, told={"bold": True}, bold=True)
+        line("", TOLD, FOUND, left_style={"bold": True}, bold=True)
         self._say()
         return line
 
-    def closing(self, lives: Sequence[Life], verdict: Verdict, seconds: float) -> None:
-        """Sum up."""
-        kills = len(lives) - 1
-        self._say(f"  Process {len(lives)} ends the conversation by itself.", dim=True)
+    def closing(self, runs: Sequence[Life], verdict: Verdict, seconds: float) -> None:
+        """Print the summary."""
+        kills = len(runs) - 1
+        self._say(f"  Process {len(runs)} completes the conversation.", dim=True)
         self._say()
         times = "1 kill" if kills == 1 else f"{kills} kills"
-        self._say(f"After {times}, {seconds:.1f} s in all:", bold=True)
+        self._say(f"After {times}, {seconds:.1f} s in total:", bold=True)
         self._say()
         self._fact("acknowledged", self._acknowledged(verdict))
         self._fact("lost", str(verdict.lost or "none"), **_colour(bad=verdict.lost))
-        self._fact("doubled", self._doubled(lives, verdict), **_colour(bad=verdict.doubled))
+        self._fact("duplicated", self._doubled(runs, verdict), **_colour(bad=verdict.doubled))
         self._fact("chain", self._chain(verdict), **_colour(bad=verdict.verified is None))
         self._fact("conversation", f"{verdict.messages} messages in 2 turns")
         self._fact("plan", json.dumps(verdict.plan))
         if kills:
-            self._fact("resuming", self._resuming(lives))
+            self._fact("resuming", self._resuming(runs))
         for problem in verdict.problems:
             self._say(f"  FAILED: {problem}", fg="red", bold=True)
 
     def _acknowledged(self, verdict: Verdict) -> str:
-        told, more = _records(verdict.acknowledged), verdict.unanswered
+        records, more = _records(verdict.acknowledged), verdict.unanswered
         if not more:
-            return told
-        was, its = ("was", "its answer") if more == 1 else ("were", "their answers")
-        return f"{told} ({more} more {was} stored, {its} did not arrive)"
+            return records
+        was, its = (
+            ("was", "its acknowledgement") if more == 1 else ("were", "their acknowledgements")
+        )
+        return f"{records} ({more} more {was} stored, {its} did not arrive)"
 
     def _chain(self, verdict: Verdict) -> str:
         if verdict.verified is None:
@@ -180,24 +189,24 @@ class View:
         head = f"{digest[:8]}{self.signs.cut}{digest[-8:]}"
         return f"verified, {verdict.verified.entries} entries, head {head}"
 
-    def _doubled(self, lives: Sequence[Life], verdict: Verdict) -> str:
-        again = sum(life.again for life in lives)
-        if verdict.doubled or not again:
+    def _doubled(self, runs: Sequence[Life], verdict: Verdict) -> str:
+        resent = sum(run.again for run in runs)
+        if verdict.doubled or not resent:
             return str(verdict.doubled or "none")
-        times = "once" if again == 1 else f"{again} times"
-        return f"none ({times} a message was sent again and known by its id)"
+        times = "once" if resent == 1 else f"{resent} times"
+        return f"none ({times} a resent message was recognized by its id)"
 
-    def _resuming(self, lives: Sequence[Life]) -> str:
-        took = sorted(life.found.seconds for life in lives[1:])
-        least, most = _milliseconds(took[0]), _milliseconds(took[-1])
+    def _resuming(self, runs: Sequence[Life]) -> str:
+        durations = sorted(run.found.seconds for run in runs[1:])
+        least, most = _milliseconds(durations[0]), _milliseconds(durations[-1])
         span = least if least == most else f"{least.removesuffix(' ms')} to {most}"
         return f"{span}, to open the file and read the session"
 
     def look(self) -> None:
-        """Say how to look at what is left."""
+        """Print commands to inspect the store."""
         store = shlex.quote(self.store)
         self._say()
-        self._say("Look at it:", bold=True)
+        self._say("Inspect it:", bold=True)
         self._say()
         self._say(f"  perdure show {self.session} --store {store}")
         self._say(f"  perdure verify --store {store}")
@@ -214,47 +223,47 @@ class View:
             self._say(f"  {line}")
 
     def interrupted(self, *, is_there: bool) -> None:
-        """Say what Ctrl-C has left."""
+        """Report what is stored after Ctrl-C."""
         store = shlex.quote(self.store)
-        left = (
+        hint = (
             f"The session is in {self.store}: perdure show {self.session} --store {store}"
             if is_there
             else f"Nothing was stored in {self.store} yet."
         )
-        self._say(f"Interrupted. {left}", err=True)
+        self._say(f"Interrupted. {hint}", err=True)
 
     def _query(self) -> Iterator[str]:
-        what = "select position, header->>7, body->1 from entry"
-        what = f'sqlite3 {shlex.quote(self.store)} "{what}'
-        where = f"where stream = (select id from head where name = '{self.session}')\""  # noqa: S608 - for a person.
-        if len(what) + len(where) + 3 <= self.width:
-            yield f"{what} {where}"
+        select = "select position, header->>7, body->1 from entry"
+        select = f'sqlite3 {shlex.quote(self.store)} "{select}'
+        condition = f"where stream = (select id from head where name = '{self.session}')\""  # noqa: S608 - printed for the user, not run
+        if len(select) + len(condition) + 3 <= self.width:
+            yield f"{select} {condition}"
         else:
-            yield from (what, f"  {where}")
+            yield from (select, f"  {condition}")
 
 
 Row = tuple[str, str, str, dict[str, Any]]
 
 
-def _rows(dead: Life, found: Found, comparison: Comparison) -> Iterator[Row]:
-    """Yield the records of one life: told and found, told and not found, found and never told."""
-    there = {fact.position: fact for fact in found.facts}
-    known = {fact.position for fact in chain(dead.found.facts, dead.acknowledged)}
-    for fact in dead.new:
+def _rows(killed: Life, recovered: Found, comparison: Comparison) -> Iterator[Row]:
+    """Yield the rows of one process: matching, missing or changed, and unacknowledged records."""
+    by_position = {fact.position: fact for fact in recovered.facts}
+    reported = {fact.position for fact in chain(killed.found.facts, killed.acknowledged)}
+    for fact in killed.new:
         if fact in comparison.lost:
-            other = there.get(fact.position)
+            other = by_position.get(fact.position)
             shown = f"DIFFERENT: {other.text}" if other else "MISSING"
             yield str(fact.position), fact.text, shown, {"fg": "red", "bold": True}
         else:
             yield str(fact.position), fact.text, fact.text, {"fg": "green"}
-    for fact in found.facts:
-        if fact.position not in known:
-            told = "(the answer did not arrive)"
-            yield str(fact.position), told, fact.text, {"fg": "yellow"}
+    for fact in recovered.facts:
+        if fact.position not in reported:
+            missing = "(not acknowledged)"
+            yield str(fact.position), missing, fact.text, {"fg": "yellow"}
 
 
 def shorten(text: str, room: int, cut: str) -> str:
-    """Return a text that fits, with a sign where it was cut."""
+    """Cut a text to `room` characters, marked with `cut` where it was cut."""
     return text if len(text) <= room else text[: room - len(cut)].rstrip() + cut
 
 

@@ -1,7 +1,10 @@
-"""`perdure deny`: have a call not made that waits for an approval."""
+"""`perdure deny`: deny a pending call."""
 
 from perdure.cli.deciding import deciding
 
 deny = deciding(
-    "deny", otherwise="asks anew", why="Why not: the model is told.", example="not this year"
+    "deny",
+    otherwise="asks for approval again",
+    why="Reason for the denial; the model receives it.",
+    example="not this year",
 )

@@ -1,4 +1,4 @@
-"""`perdure doctor`: what a store's address means, whether it keeps its promises, what to change."""
+"""`perdure doctor`: explain a store, test its guarantees, and recommend changes."""
 
 import os
 import tempfile
@@ -33,9 +33,9 @@ Examples:
   perdure doctor --json postgresql://db.example/agents | jq .verdict
 
 \b
-What is tried is tried with a session of its own, which is removed again. A
-store that is not there yet is not made: its directory is tried with another
-one. Only tables in Postgres are made, as opening does; not with ?migrate=no.
+The tests write only to a session of their own, which is removed afterwards. A
+missing store is not created: its directory is tested with a temporary one.
+Postgres tables are created, as by opening, but not with ?migrate=no.
 
 \b
 With --json, the output is one object: store, verdict (sound, weak, unusable),
@@ -46,13 +46,13 @@ advice, data with figures in seconds and bytes).
 \b
 Exit codes:
   0  sound
-  1  weak: it works, and something should be changed
-  2  unusable, or the call is wrong
+  1  weak: it works, but something should be changed
+  2  unusable, or invalid arguments
 """
 
 
 class Report(NamedTuple):
-    """Everything that was found."""
+    """All findings about a store."""
 
     store: str
     exists: bool
@@ -70,7 +70,7 @@ class Report(NamedTuple):
         return worst(self.findings)
 
     def as_data(self) -> dict[str, Any]:
-        found = {
+        sections = {
             key: [finding.as_data() for finding in getattr(self, key)]
             for key in ("opening", "machine", "trials")
         }
@@ -80,7 +80,7 @@ class Report(NamedTuple):
             "exists": self.exists,
             "perdure": __version__,
             "guarantees": self.guarantees.as_data(),
-            **found,
+            **sections,
         }
 
 
@@ -91,17 +91,17 @@ class Report(NamedTuple):
     default=50,
     show_default=True,
     type=click.IntRange(1, 1_000_000),
-    help="How many durable appends to time.",
+    help="Number of durable appends to time.",
 )
-@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def doctor(url: str | None, *, appends: int, as_json: bool) -> None:
-    """Explain the store at URL, try it, and say what to change.
+    """Check the store at URL and its guarantees, and recommend changes.
 
-    It times durable appends, tries to overwrite, to leave a gap, to send twice and to write from
-    several handles at once, and looks at clock, space and permissions. No session but its own is
-    written to.
+    It times durable appends; tries to overwrite, to leave a gap, to resend and to write from
+    several handles at once; and checks clock, free space and permissions. It writes only to its
+    own session.
     """
-    with untold("downgrade"):  # At each of many openings; the report says it.
+    with untold("downgrade"):  # Logged at every opening; the report has it already.
         report = examined(url or DEFAULT, appends)
     if as_json:
         say_json(report.as_data())
@@ -111,7 +111,7 @@ def doctor(url: str | None, *, appends: int, as_json: bool) -> None:
 
 
 def examined(address: str, appends: int) -> Report:
-    """Open a store, look at it and try it."""
+    """Open a store, inspect it and run the trials."""
     with ExitStack() as stack:
         clock = Clock()
         try:
@@ -121,19 +121,19 @@ def examined(address: str, appends: int) -> Report:
         except PerdureError as error:
             return _refused(address, error)
         opening = [*of_guarantees(guarantees_of(backend))]
-        tried: list[Finding] = []
-        machine: list[Finding] = []
+        trial_findings: list[Finding] = []
+        environment: list[Finding] = []
         try:
             if not any(finding.name == "writing" for finding in opening):
                 opening += _cleaned(backend)
                 with Scratch(backend, reopen) as scratch:
-                    tried += trials(scratch, appends)
-            machine += clock.findings(backend)
-        except PerdureError as error:  # It went away meanwhile, or does not remove.
-            tried.append(unusable("to the end", error, backend.name))
-        machine += of_place(path_of(address))
+                    trial_findings += trials(scratch, appends)
+            environment += clock.findings(backend)
+        except PerdureError as error:  # The store became unavailable, or cannot remove streams.
+            trial_findings.append(unusable("completion", error, backend.name))
+        environment += of_place(path_of(address))
         name = backend.name if exists else named(address)
-        return Report(name, exists, guarantees_of(backend), opening, machine, tried)
+        return Report(name, exists, guarantees_of(backend), opening, environment, trial_findings)
 
 
 def _refused(address: str, error: PerdureError) -> Report:
@@ -144,17 +144,19 @@ def _refused(address: str, error: PerdureError) -> Report:
 
 
 def _cleaned(backend: Backend) -> Iterator[Finding]:
-    """Take away what doctors left behind who were killed."""
+    """Remove the sessions that killed doctor runs left behind."""
     names = left_behind(backend)
     for name in names:
         take_away(backend, name)
     if names:
-        yield Finding("left behind", "note", f"{len(names)} sessions of an earlier doctor, removed")
+        yield Finding(
+            "left behind", "note", f"removed {len(names)} sessions of an earlier doctor run"
+        )
 
 
 @contextmanager
 def _opened(address: str) -> Iterator[tuple[Backend, bool, Callable[[], Backend]]]:
-    """Open a store; one that is not there is tried with another one in its directory."""
+    """Open a store; in place of a missing one, open a temporary store in its directory."""
     path = path_of(address)
     scheme = scheme_of(address)[0]
     if scheme == "memory":
@@ -166,12 +168,12 @@ def _opened(address: str) -> Iterator[tuple[Backend, bool, Callable[[], Backend]
             yield backend, True, lambda: backend_of(address)
         return
     if not path.parent.is_dir():
-        with closing(backend_of(address)) as backend:  # It says what is missing.
+        with closing(backend_of(address)) as backend:  # Raises an error that says what is missing.
             yield backend, True, lambda: backend_of(address)
         return
     with tempfile.TemporaryDirectory(prefix=".perdure-doctor-", dir=path.parent) as folder:
-        place = f"{scheme}:{Path(folder, 'store')}"
+        temporary = f"{scheme}:{Path(folder, 'store')}"
         accepted = split_accept(address)[1]
-        place += f"?accept={','.join(sorted(accepted))}" if accepted else ""
-        with closing(backend_of(place)) as backend:
-            yield backend, False, lambda: backend_of(place)
+        temporary += f"?accept={','.join(sorted(accepted))}" if accepted else ""
+        with closing(backend_of(temporary)) as backend:
+            yield backend, False, lambda: backend_of(temporary)

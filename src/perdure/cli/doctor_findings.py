@@ -1,4 +1,4 @@
-"""What `perdure doctor` found, in words: the verdicts, and what a store's guarantees mean. Pure."""
+"""Findings of `perdure doctor`: verdicts, and the meaning of guarantees. Does no I/O."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal, NamedTuple
@@ -10,26 +10,26 @@ Verdict = Literal["sound", "note", "weak", "unusable"]
 _ORDER: tuple[Verdict, ...] = ("sound", "note", "weak", "unusable")
 
 SURVIVES = {
-    "nothing": "nothing: it is gone when the process ends",
-    "process death": "the death of the process, but not the loss of power",
-    "power loss": "the death of the process and the loss of power",
+    "nothing": "nothing: it is lost when the process ends",
+    "process death": "process death, but not power loss",
+    "power loss": "process death and power loss",
     "undeclared": "undeclared: the backend does not say",
 }
 SHARED_BY = {
     "one process": "one process at a time",
-    "one machine": "any number of processes of one machine",
-    "many machines": "any number of processes of any number of machines",
+    "one machine": "any number of processes on one machine",
+    "many machines": "any number of processes on any number of machines",
     "undeclared": "undeclared: the backend does not say",
 }
 ATOMIC = {
     "one append": "each append by itself",
-    "one call": "all appends that leave together",
+    "one call": "all appends of one call together",
     "undeclared": "undeclared: the backend does not say",
 }
 
 
 class Finding(NamedTuple):
-    """One thing that was looked at or tried. `data` has its figures, for programs."""
+    """The result of one check or trial. `data` has its figures, for programs."""
 
     name: str
     verdict: Verdict
@@ -38,47 +38,47 @@ class Finding(NamedTuple):
     data: Mapping[str, Any] = {}
 
     def as_data(self) -> dict[str, Any]:
-        """Return the same for JSON."""
+        """Return the finding for JSON."""
         return {**self._asdict(), "data": dict(self.data)}
 
 
 def worst(findings: Iterable[Finding]) -> Verdict:
-    """Return the worst verdict; a note is not bad."""
-    found = max((_ORDER.index(finding.verdict) for finding in findings), default=0)
-    return "sound" if _ORDER[found] == "note" else _ORDER[found]
+    """Return the worst verdict; a note counts as sound."""
+    rank = max((_ORDER.index(finding.verdict) for finding in findings), default=0)
+    return "sound" if _ORDER[rank] == "note" else _ORDER[rank]
 
 
-def of_guarantees(promised: Guarantees) -> Iterator[Finding]:
-    """Yield what was found when the store was opened."""
-    for check in promised.checks:
+def of_guarantees(guarantees: Guarantees) -> Iterator[Finding]:
+    """Yield the findings from opening the store."""
+    for check in guarantees.checks:
         verdict: Verdict = "note" if check.verdict == "unknown" else check.verdict
         if check.name == "writing":
             verdict = "weak"
         yield Finding(check.name, verdict, check.found, check.advice)
-    for accepted in promised.accepted:
-        advice = f"take `accept={accepted.name}` out of the address once it is not needed"
+    for accepted in guarantees.accepted:
+        advice = f"remove `accept={accepted.name}` from the address once it is not needed"
         yield Finding("accepted", "weak", f"{accepted.name}: {accepted.costs}", advice)
-    if promised.survives == "nothing":
-        advice = "for anything but tests use a file, a directory or a server"
-        yield Finding("durability", "weak", "nothing that is stored here survives", advice)
-    elif promised.survives == "undeclared":
+    if guarantees.survives == "nothing":
+        advice = "except for tests, use a file, a directory or a server"
+        yield Finding("durability", "weak", "nothing stored here survives the process", advice)
+    elif guarantees.survives == "undeclared":
         yield Finding("durability", "note", "the backend does not say what survives")
 
 
 def hint_of(error: PerdureError) -> str:
-    """Return what an error says is to be done."""
-    return str(getattr(error, "hint", "")) or "mend that, then ask again"
+    """Return the remedy that an error names."""
+    return str(getattr(error, "hint", "")) or "fix that, then run perdure doctor again"
 
 
 def unusable(name: str, error: PerdureError, store: str) -> Finding:
-    """Return an error as a finding: the store stands above it, and what to do below."""
+    """Return an error as a finding, without the store name and the hint, which are shown apart."""
     hint = hint_of(error)
     text = str(error).removesuffix(f": {hint}").removeprefix(f"{store}: ")
     return Finding(name, "unusable", text, hint)
 
 
 def milliseconds(seconds: float) -> str:
-    """Return a duration for people."""
+    """Format a duration for people: µs, ms or s."""
     if seconds < 0.001:  # noqa: PLR2004 - a millisecond
         return f"{seconds * 1e6:.0f} µs"
     return f"{seconds * 1e3:.1f} ms" if seconds < 1 else f"{seconds:.1f} s"

@@ -1,8 +1,8 @@
-"""A session that `perdure doctor` writes to and takes away again; nothing else is touched.
+"""The scratch session that `perdure doctor` writes to and removes; it touches no other session.
 
-It bears a name that no application uses, and all its records say that it was deleted, so listings
-do not show it. If the doctor is killed, `perdure verify` finds it whole, and a later doctor removes
-it.
+Its name is one that no application uses, and all its records mark it as deleted, so listings hide
+it. If the doctor is killed, `perdure verify` finds the session intact, and a later doctor run
+removes it.
 """
 
 import time
@@ -21,35 +21,35 @@ from perdure.records import Deleted
 
 PREFIX = "perdure-doctor-"
 LABELS = frozenset({DELETED})
-REASON = "tried by perdure doctor"
-FORGOTTEN = 600.0  # Seconds after which another doctor's session was surely left behind.
+REASON = "tried by perdure doctor"  # Stored: it identifies the records that may be removed.
+FORGOTTEN = 600.0  # Seconds; no doctor runs this long, so an older session was left behind.
 
 
 class Scratch:
-    """A stream of its own in a store, and entries that continue it."""
+    """A scratch stream in a store, and entries that continue it."""
 
     def __init__(self, backend: Backend, reopen: Callable[[], Backend]) -> None:
         self.backend = backend
         self.name = f"{PREFIX}{random_text()}"
         self.reopen = reopen
         self.tip = journal.EMPTY
-        self._others: list[str] = []
+        self._streams: list[str] = []
         self._handles = ExitStack()
 
-    def other(self) -> Backend:
-        """Return another handle on the store, closed in the end."""
-        found = self.reopen()
-        if found is not self.backend:
-            self._handles.callback(found.close)
-        return found
+    def open_handle(self) -> Backend:
+        """Return another handle on the store; it is closed on exit."""
+        handle = self.reopen()
+        if handle is not self.backend:
+            self._handles.callback(handle.close)
+        return handle
 
-    def stream(self) -> str:
-        """Return the name of one more stream, taken away in the end."""
-        self._others.append(f"{self.name}-{len(self._others)}")
-        return self._others[-1]
+    def new_stream(self) -> str:
+        """Return the name of another scratch stream; it is removed on exit."""
+        self._streams.append(f"{self.name}-{len(self._streams)}")
+        return self._streams[-1]
 
     def entry(self, tip: Tip, name: str = "") -> Entry:
-        """Return an entry, never the same twice, that continues the stream at a tip."""
+        """Return a new, unique entry that continues the stream at `tip`."""
         content = Deleted(reason=REASON)
         draft = Draft(f".{random_text()}", content, codec.encode(content))
         stream = Stream(name or self.name, "perdure-doctor")
@@ -58,11 +58,11 @@ class Scratch:
         return entries[0]
 
     def append(self) -> Append:
-        """Return an append that comes next."""
+        """Return an append at the next position."""
         return Append(self.name, [self.entry(self.tip)], LABELS)
 
-    def stored(self, append: Append) -> None:
-        """Move the tip after an append that was stored."""
+    def advance(self, append: Append) -> None:
+        """Advance the tip after a stored append."""
         last = append.entries[-1]
         self.tip = Tip(last.position, journal.digest(last))
 
@@ -76,13 +76,17 @@ class Scratch:
         traceback: TracebackType | None,
     ) -> None:
         with self._handles:
-            for name in (self.name, *self._others):
+            for name in (self.name, *self._streams):
                 take_away(self.backend, name)
 
 
 def take_away(backend: Backend, name: str) -> bool:
-    """Remove a stream, or, where that can not be done, all of it but its last entry."""
-    head = next((one for one in backend.streams(prefix=name, limit=1) if one.stream == name), None)
+    """Remove a stream, or, if the backend cannot, drop all but its last entry.
+
+    Returns whether the stream is gone.
+    """
+    heads = backend.streams(prefix=name, limit=1)
+    head = next((head for head in heads if head.stream == name), None)
     if head is None:
         return True
     if REMOVE in backend.capabilities:
@@ -92,22 +96,22 @@ def take_away(backend: Backend, name: str) -> bool:
 
 
 def left_behind(backend: Backend) -> list[str]:
-    """Return the sessions that doctors left behind who were killed long ago."""
-    found = []
+    """Return the scratch sessions that killed doctor runs left behind."""
+    names = []
     for head in backend.streams(prefix=PREFIX, labels=LABELS):
         (last, *_) = backend.read(head.stream, limit=1, reverse=True)
         if _age(head.stream, last) > FORGOTTEN:
-            found.append(head.stream)
-    return found
+            names.append(head.stream)
+    return names
 
 
 def _age(name: str, entry: Entry) -> float:
-    """Return how old an entry of a doctor is; anything else is not old enough to be removed."""
+    """Return the age of a doctor's entry in seconds; any other entry is never old enough."""
     try:
         linked = journal.inspect(name, entry)
         content = journal.decode(name, linked, Plain())
         record = journal.record(name, linked, content)
     except PerdureError:
         return -float("inf")
-    ours = content == Deleted(reason=REASON)
-    return time.time() - record.time.timestamp() if ours else -float("inf")
+    is_scratch = content == Deleted(reason=REASON)
+    return time.time() - record.time.timestamp() if is_scratch else -float("inf")

@@ -1,6 +1,6 @@
-"""What `perdure doctor` tries on a store: each trial writes to the scratch session only.
+"""The trials of `perdure doctor`. Each writes only to the scratch session and returns a finding.
 
-A trial returns what it found. What a store answers wrongly makes it unusable: sessions rest on it.
+A wrong answer makes a store unusable: sessions depend on every one of these guarantees.
 """
 
 import threading
@@ -15,27 +15,27 @@ from perdure.errors import PerdureError
 from perdure.guarantees import guarantees_of
 from perdure.journal import EMPTY, Tip, digest
 
-SLOW = 0.05  # Seconds; a turn has a few appends, and people notice more than that.
-SUSPECT = 0.00005  # Seconds; what syncs faster has a cache that survives, or does not sync.
+SLOW = 0.05  # Seconds; a turn has a few appends, and users notice longer ones.
+SUSPECT = 0.00005  # Seconds; a faster disk has a cache that survives, or does not sync.
 TOGETHER = 32  # Sessions in one commit.
-WRITERS, EACH = 4, 5
-WATCHES = 5
-WATCH_PATIENCE = 5.0
-UNTOLD = 0.5  # Seconds; who is told of a record sees it sooner.
+WRITERS, EACH = 4, 5  # Concurrent handles, and appends by each.
+WATCHES = 5  # Records to wait for.
+WATCH_PATIENCE = 5.0  # Seconds until a watch counts as failed.
+UNTOLD = 0.5  # Seconds; a notified watcher wakes sooner, so a slower one was polling.
 
 Trial = Callable[[Scratch, int], Finding]
 
 
 def trials(scratch: Scratch, appends: int) -> Iterator[Finding]:
-    """Try everything, one after the other; the first that is unusable is the last."""
+    """Run the trials in order; stop after the first unusable finding."""
     for name, trial in TRIALS.items():
         try:
-            found = trial(scratch, appends)
+            finding = trial(scratch, appends)
         except PerdureError as error:
             yield unusable(name, error, scratch.backend.name)
             return
-        yield found._replace(name=name)
-        if found.verdict == "unusable":
+        yield finding._replace(name=name)
+        if finding.verdict == "unusable":
             return
 
 
@@ -47,8 +47,8 @@ def _latency(scratch: Scratch, appends: int) -> Finding:
         (outcome,) = scratch.backend.append([append])
         durations.append(time.perf_counter() - start)
         if outcome.status != "stored":
-            return _wrong("an append that comes next", "stored", outcome.status)
-        scratch.stored(append)
+            return _wrong("an append at the next position", "stored", outcome.status)
+        scratch.advance(append)
     durations.sort()
     middle = median(durations)
     p99 = durations[min(len(durations) * 99 // 100, len(durations) - 1)]
@@ -58,41 +58,41 @@ def _latency(scratch: Scratch, appends: int) -> Finding:
     advice = ""
     if middle > SLOW:
         verdict = "weak"
-        advice = "an answer waits for each append: use a faster disk, or a server that is nearer"
+        advice = "every answer waits for its appends: use a faster disk, or a server that is nearer"
     elif middle < SUSPECT and guarantees_of(scratch.backend).survives == "power loss":
         verdict = "note"
         advice = (
-            "that is faster than a disk syncs, unless its cache survives the loss of power: "
-            "make sure that it does, nobody can see that from here"
+            "that is faster than a disk syncs, unless its cache survives power loss: "
+            "make sure that it does, perdure cannot check it"
         )
     return Finding("", verdict, text, advice, figures)
 
 
 def _together(scratch: Scratch, _: int) -> Finding:
-    names = [scratch.stream() for _ in range(TOGETHER)]
+    names = [scratch.new_stream() for _ in range(TOGETHER)]
     batch = [Append(name, [scratch.entry(EMPTY, name)], LABELS, begins=True) for name in names]
     start = time.perf_counter()
     outcomes = scratch.backend.append(batch)
-    took = time.perf_counter() - start
+    duration = time.perf_counter() - start
     if {outcome.status for outcome in outcomes} != {"stored"}:
         return _wrong("new sessions in one call", "stored", "something else")
-    each = milliseconds(took / TOGETHER)
-    text = f"{TOGETHER} sessions in one commit: {milliseconds(took)}, {each} each"
-    return Finding("", "sound", text, data={"sessions": TOGETHER, "seconds": took})
+    each = milliseconds(duration / TOGETHER)
+    text = f"{TOGETHER} sessions in one commit: {milliseconds(duration)}, {each} each"
+    return Finding("", "sound", text, data={"sessions": TOGETHER, "seconds": duration})
 
 
 def _conflict(scratch: Scratch, _: int) -> Finding:
-    before = Tip(scratch.tip.position - 1, "A" * 43 + "=")
-    other = Append(scratch.name, [scratch.entry(before)], LABELS)
+    stale_tip = Tip(scratch.tip.position - 1, "A" * 43 + "=")
+    conflicting = Append(scratch.name, [scratch.entry(stale_tip)], LABELS)
     gap = Append(scratch.name, [scratch.entry(Tip(scratch.tip.position + 1, ""))], LABELS)
-    for append, wanted, what in (
-        (other, "conflict", "another entry at a position that is taken"),
+    for append, expected, what in (
+        (conflicting, "conflict", "another entry at an occupied position"),
         (gap, "refused", "an entry that would leave a gap"),
-        (other._replace(begins=True), "conflict", "the beginning of a session that is there"),
+        (conflicting._replace(begins=True), "conflict", "creating a session that exists"),
     ):
         (outcome,) = scratch.backend.append([append])
-        if outcome.status != wanted:
-            return _wrong(what, wanted, outcome.status)
+        if outcome.status != expected:
+            return _wrong(what, expected, outcome.status)
     return Finding("", "sound", "a second writer is refused, and so is a gap")
 
 
@@ -102,57 +102,60 @@ def _resend(scratch: Scratch, _: int) -> Finding:
         (outcome,) = scratch.backend.append([append])
         if outcome.status != "stored":
             return _wrong("the same append again", "stored", outcome.status)
-    scratch.stored(append)
-    found = [entry for entry in scratch.backend.read(scratch.name) if entry in append.entries]
-    if len(found) != 1:
-        return _wrong("the same append again", "one entry", f"{len(found)} entries")
+    scratch.advance(append)
+    copies = [entry for entry in scratch.backend.read(scratch.name) if entry in append.entries]
+    if len(copies) != 1:
+        return _wrong("the same append again", "one entry", f"{len(copies)} entries")
     return Finding("", "sound", "sent three times, stored once")
 
 
 def _another_handle(scratch: Scratch, _: int) -> Finding:
     if guarantees_of(scratch.backend).survives == "nothing":
-        return Finding("", "note", "not tried: nothing survives a second opening")
-    found = [*scratch.other().read(scratch.name)]
-    if len(found) != scratch.tip.position or digest(found[-1]) != scratch.tip.digest:
-        return _wrong("the same session, opened again", f"{scratch.tip.position} entries", "others")
-    return Finding("", "sound", f"opened again, it holds the same {len(found)} entries")
+        return Finding("", "note", "skipped: nothing survives reopening")
+    entries = [*scratch.open_handle().read(scratch.name)]
+    if len(entries) != scratch.tip.position or digest(entries[-1]) != scratch.tip.digest:
+        return _wrong(
+            "the same session, opened again", f"{scratch.tip.position} entries", "different"
+        )
+    return Finding("", "sound", f"reopened, it has the same {len(entries)} entries")
 
 
 def _writers(scratch: Scratch, _: int) -> Finding:
-    """Let several handles append to the same session: each position must have one winner."""
-    won: list[int] = []
-    trouble: list[str] = []
-    handles = [scratch.other() for _ in range(WRITERS)]
-    work = [
-        threading.Thread(target=_write, args=(scratch, handle, won, trouble)) for handle in handles
+    """Append to one session from several handles: each position must have one winner."""
+    positions: list[int] = []
+    problems: list[str] = []
+    handles = [scratch.open_handle() for _ in range(WRITERS)]
+    threads = [
+        threading.Thread(target=_write, args=(scratch, handle, positions, problems))
+        for handle in handles
     ]
-    for thread in work:
+    for thread in threads:
         thread.start()
-    for thread in work:
+    for thread in threads:
         thread.join()
-    if trouble:
-        return Finding("", "unusable", trouble[0], "several writers can not share this store")
-    found = [*scratch.backend.read(scratch.name)]
-    scratch.tip = Tip(found[-1].position, digest(found[-1]))
-    added = sorted(won)
-    if [entry.position for entry in found][-len(added) :] != added or len({*added}) != len(added):
+    if problems:
+        return Finding("", "unusable", problems[0], "several writers cannot share this store")
+    entries = [*scratch.backend.read(scratch.name)]
+    scratch.tip = Tip(entries[-1].position, digest(entries[-1]))
+    added = sorted(positions)
+    if [entry.position for entry in entries][-len(added) :] != added or len({*added}) != len(added):
         return _wrong(f"{WRITERS} writers", "one winner for each position", f"{added}")
     text = f"{WRITERS} writers, {len(added)} appends, one winner for each position"
     return Finding("", "sound", text, data={"writers": WRITERS, "appends": len(added)})
 
 
-def _write(scratch: Scratch, handle: Backend, won: list[int], trouble: list[str]) -> None:
+def _write(scratch: Scratch, handle: Backend, positions: list[int], problems: list[str]) -> None:
     try:
         for _ in range(EACH):
             status, position = _next(scratch, handle)
             while status == "conflict":
                 status, position = _next(scratch, handle)
             if status != "stored":
-                trouble.append(f"an append that comes next was {status}")
+                problems.append(f"an append at the next position was {status}")
                 return
-            won.append(position)
+            positions.append(position)
     except PerdureError as error:
-        trouble.append(str(error))
+        problems.append(str(error))
 
 
 def _next(scratch: Scratch, handle: Backend) -> tuple[str, int]:
@@ -163,37 +166,39 @@ def _next(scratch: Scratch, handle: Backend) -> tuple[str, int]:
 
 def _watch(scratch: Scratch, _: int) -> Finding:
     if WATCH not in scratch.backend.capabilities:
-        return Finding("", "note", "this store can not tell: sessions look now and then")
-    waiter, writer = knowing_watch(scratch.backend), scratch.other()
+        return Finding("", "note", "not supported by this store: sessions poll")
+    waiter, writer = knowing_watch(scratch.backend), scratch.open_handle()
     durations: list[float] = []
     for _number in range(WATCHES):
         seen: list[float | PerdureError] = []
         thread = threading.Thread(target=_wait, args=(waiter, scratch.name, scratch.tip, seen))
         thread.start()
-        time.sleep(0.02)  # So that it waits, and does not find the record there already.
+        time.sleep(0.02)  # Lets the watcher start waiting before the record is written.
         append = scratch.append()
         (outcome,) = writer.append([append])
         start = time.perf_counter()
         thread.join()
         if outcome.status != "stored" or not seen:
-            return Finding("", "weak", "a record was not told of", "sessions must look for it")
+            return Finding(
+                "", "weak", "a watcher was not notified of a record", "sessions must poll for it"
+            )
         if isinstance(seen[0], PerdureError):
             raise seen[0]
-        scratch.stored(append)
+        scratch.advance(append)
         durations.append(max(seen[0] - start, 0.0))
     middle = median(durations)
     text = f"another handle's record is seen after {milliseconds(middle)} (median)"
     if middle < UNTOLD:
         return Finding("", "sound", text, data={"median": middle})
     advice = (
-        "nobody is told, so sessions look now and then: a server that has no LISTEN, "
-        "or a transaction pooler, does that; nothing else depends on it"
+        "notifications do not arrive, so sessions poll: a server without LISTEN, "
+        "or a transaction pooler, causes that; nothing else depends on it"
     )
     return Finding("", "note", text, advice, {"median": middle})
 
 
 def _wait(waiter: Watch, name: str, tip: Tip, seen: list[float | PerdureError]) -> None:
-    """Wait until a stream goes on; leave the time, or why that could not be found out."""
+    """Wait until a stream grows; append the time, or the error, to `seen`."""
     try:
         if waiter.watch(name, after=tip.position, timeout=WATCH_PATIENCE):
             seen.append(time.perf_counter())
@@ -201,9 +206,9 @@ def _wait(waiter: Watch, name: str, tip: Tip, seen: list[float | PerdureError]) 
         seen.append(error)
 
 
-def _wrong(what: str, wanted: str, found: str) -> Finding:
-    text = f"{what}: expected {wanted}, and it was {found}"
-    return Finding("", "unusable", text, "this store loses or doubles records: do not use it")
+def _wrong(what: str, expected: str, actual: str) -> Finding:
+    text = f"{what}: expected {expected}, got {actual}"
+    return Finding("", "unusable", text, "this store loses or duplicates records: do not use it")
 
 
 TRIALS: dict[str, Trial] = {

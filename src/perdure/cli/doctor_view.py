@@ -1,4 +1,4 @@
-"""What `perdure doctor` prints: the verdict, what the store is, what was found, what to change."""
+"""The output of `perdure doctor`: verdict, guarantees, findings and advice."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -20,37 +20,37 @@ WORDS: dict[Verdict, tuple[str, dict[str, object]]] = {
 VERDICTS: dict[Verdict, str] = {
     "sound": "sound: it keeps what perdure promises.",
     "weak": "weak: it works, but something should be changed.",
-    "unusable": "unusable: do not keep anything in it.",
+    "unusable": "unusable: do not store anything in it.",
 }
-NAME, MARK = 20, 6
+NAME, MARK = 20, 6  # Columns.
 
 
 def print_report(report: "Report") -> None:
     style = WORDS[report.verdict][1]
     verdict = VERDICTS[report.verdict]
     if any(finding.name == "opening" for finding in report.opening):
-        verdict = "unusable: it can not be opened."
+        verdict = "unusable: it cannot be opened."
     say(click.style(f"{safe(report.store)} is {verdict}", **style))  # type: ignore[arg-type]
     if not report.exists and report.verdict != "unusable":
-        say("It is not there yet; its directory was tried, and nothing was made.", dim=True)
+        say("It does not exist yet; its directory was tested, and nothing was created.", dim=True)
     if report.guarantees.engine != "undeclared":
         _print_meaning(report)
-    _print_list("Found when it was opened", report.opening)
-    _print_list("Around it", report.machine)
-    _print_list("Tried, with a session of its own that was removed again", report.trials)
+    _print_list("Checked on opening", report.opening)
+    _print_list("Environment", report.machine)
+    _print_list("Tested with a scratch session, now removed", report.trials)
     _print_advice(report.findings)
 
 
 def _print_meaning(report: "Report") -> None:
-    promised = report.guarantees
+    guarantees = report.guarantees
     say()
     for label, text in (
-        ("engine", f"{promised.engine} {promised.version}".strip()),
-        ("an append survives", SURVIVES[promised.survives]),
-        ("shared by", SHARED_BY[promised.shared_by]),
-        ("whole or not at all", ATOMIC[promised.atomic]),
-        ("can also", ", ".join(promised.capabilities) or "nothing else"),
-        ("in short", promised.detail),
+        ("engine", f"{guarantees.engine} {guarantees.version}".strip()),
+        ("an append survives", SURVIVES[guarantees.survives]),
+        ("shared by", SHARED_BY[guarantees.shared_by]),
+        ("atomic", ATOMIC[guarantees.atomic]),
+        ("capabilities", ", ".join(guarantees.capabilities) or "none"),
+        ("details", guarantees.detail),
     ):
         _print_wrapped(pad(label, 21), text)
 
@@ -67,12 +67,12 @@ def _print_list(title: str, findings: Sequence[Finding]) -> None:
 
 
 def _print_advice(findings: Sequence[Finding]) -> None:
-    advised = [finding for finding in findings if finding.advice]
-    if not advised:
+    with_advice = [finding for finding in findings if finding.advice]
+    if not with_advice:
         return
     say()
-    say("What to change, or to know", bold=True)
-    for number, finding in enumerate(advised, 1):
+    say("Advice", bold=True)
+    for number, finding in enumerate(with_advice, 1):
         _print_wrapped(f"{number}. ", f"{finding.name}: {finding.advice}", len(f"{number}. "))
 
 

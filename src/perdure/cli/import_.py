@@ -1,4 +1,4 @@
-"""`perdure import`: what a script kept in a JSON file goes into a session, once."""
+"""`perdure import`: import messages from JSON files into sessions, exactly once."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -21,19 +21,19 @@ EXAMPLES = """\b
 Examples:
   perdure import agent_memory.json      into the session agent_memory
   perdure import chat_state.json --session claim-4711
-  perdure import --dry-run *.json       say what would be done, and do nothing
+  perdure import --dry-run *.json       show what would be imported
   perdure import --autogen chat_state.json --session claim-4711
 
 \b
-Read are a list of messages, JSON lines of them, or an object that holds them
-under "messages". What is wrong in a file is repaired where that can be done,
-each repair is told, and what can not be a message is kept in a note. A file
-that was imported before adds nothing.
+A file is a list of messages, JSON lines, or an object with a list under
+"messages". Errors in a file are repaired if possible and each repair is
+printed; content that is not a message is kept in a note. Importing a file
+again adds nothing.
 
 \b
-With --autogen a file is what an agent of a pair kept of its chat. Who said
-each message is told by its name; the agents that perdure.adapters.autogen is
-given for the session go on with it, each from its own side.
+With --autogen, a file is the chat history of one agent of a pair. The name in
+each message gives its author; agents used with perdure.adapters.autogen then
+continue the session, each from its own side.
 
 \b
 With --json, each line is an object: file, session, state (imported, already,
@@ -50,24 +50,29 @@ element, byte) and leftovers (element, byte, reason).
     metavar="FILE...",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
 )
-@click.option("--session", "session_id", metavar="ID", help="[default: the name of the file]")
-@click.option("--append", is_flag=True, help="Also into a session that holds other messages.")
-@click.option("--autogen", is_flag=True, help="The files are lists that AutoGen agents kept.")
+@click.option(
+    "--session",
+    "session_id",
+    metavar="ID",
+    help="Session to import into. [default: the name of the file]",
+)
+@click.option("--append", is_flag=True, help="Allow a session that has other messages.")
+@click.option("--autogen", is_flag=True, help="Read the chat histories of AutoGen agents.")
 @click.option(
     "--between",
     nargs=2,
     metavar="USER ASSISTANT",
-    help="With --autogen: the agents' names. [default: those in the file]",
+    help="With --autogen: names of the agents. [default: those in the file]",
 )
-@click.option("--dry-run", is_flag=True, help="Say what would be done; write nothing.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object a line, for each file.")
+@click.option("--dry-run", is_flag=True, help="Show what would be imported; write nothing.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per file.")
 @click.option(
     "--store",
     "address",
     envvar="PERDURE_URL",
     metavar="URL",
     default=DEFAULT,
-    help=f"The store; it is made if need be. [default: PERDURE_URL, else {DEFAULT}]",
+    help=f"Store; created if missing. [default: PERDURE_URL, else {DEFAULT}]",
 )
 def import_(  # noqa: PLR0913 - the options of the command
     address: str,
@@ -80,35 +85,37 @@ def import_(  # noqa: PLR0913 - the options of the command
     dry_run: bool,
     as_json: bool,
 ) -> None:
-    """Take messages out of JSON files that a script without perdure kept.
+    """Import messages from JSON files that a script without perdure wrote.
 
-    Each file goes into a session of its own. Its messages are stored as they are, but for what is
-    repaired; where they came from is in their origin. Exits with 1 if a file holds no messages, or
-    anything that could not be one.
+    Each file goes into its own session. Its messages are stored unchanged, except for repairs;
+    their origin names the file. Exits with 1 if a file has no messages, or has content that is not
+    a message.
     """
     if between and not autogen:
         raise WrongCallError("--between names the agents of AutoGen files: give --autogen as well.")
     targets = [session_id or path.stem for path in files]
     if len({*targets}) < len(targets) and not append:
-        raise WrongCallError("Several files go into one session only with --append.")
+        raise WrongCallError("Several files can go into one session only with --append.")
     agents = Pair(*between) if between else None
     plans = [*_plans(files, targets, autogen=autogen, agents=agents)]
     outcomes = []
-    writes = not dry_run and any(made.imported.messages for made in plans)
+    writes = not dry_run and any(file_plan.imported.messages for file_plan in plans)
     with _store(address, make=writes) as store:
-        seen = []
-        for made in plans:
-            with _naming(made.file):
-                seen.append(look(store, made))
-        for made, found in zip(plans, seen, strict=True):
-            _require_allowed(found, made, append=append)
-        total = sum(len(made.imported.messages) for made in plans)
+        existing_states = []
+        for file_plan in plans:
+            with _naming(file_plan.file):
+                existing_states.append(look(store, file_plan))
+        for file_plan, existing in zip(plans, existing_states, strict=True):
+            _require_allowed(existing, file_plan, append=append)
+        total = sum(len(file_plan.imported.messages) for file_plan in plans)
         with Progress("importing", "message", lambda: total) as progress:
-            for at, made in enumerate(plans):
-                progress.at = made.file
-                if made.session in targets[:at]:  # What went there just now was not seen yet.
-                    seen[at] = look(store, made)
-                outcome = _import(store, made, seen[at], progress, dry_run=dry_run)
+            for index, file_plan in enumerate(plans):
+                progress.at = file_plan.file
+                if file_plan.session in targets[:index]:  # An earlier file of this run went there.
+                    existing_states[index] = look(store, file_plan)
+                outcome = _import(
+                    store, file_plan, existing_states[index], progress, dry_run=dry_run
+                )
                 outcomes.append(outcome)
                 progress.hide()
                 if as_json:
@@ -129,7 +136,7 @@ def _plans(
 
 @contextmanager
 def _naming(file: str) -> Iterator[None]:
-    """Say of which of several files it is that something can not be done."""
+    """Prefix errors with the name of the file that caused them."""
     try:
         yield
     except UsageError as error:
@@ -138,7 +145,7 @@ def _naming(file: str) -> Iterator[None]:
 
 @contextmanager
 def _store(address: str, *, make: bool) -> Iterator[Store | None]:
-    """Open a store, or make it, if anything is to be written."""
+    """Open a store. Yields None for a missing one unless `make` is set, which creates it."""
     if scheme_of(address)[0] == "memory":
         raise WrongCallError("A memory store is gone when the command ends: name one on disk.")
     path = path_of(address)
@@ -149,26 +156,26 @@ def _store(address: str, *, make: bool) -> Iterator[Store | None]:
         yield store
 
 
-def _require_allowed(seen: Seen, made: Plan, *, append: bool) -> None:
-    """Refuse to mix the messages of a file with others, unless that was asked for."""
-    if seen.others and made.imported.messages and not seen.end and not append:
+def _require_allowed(existing: Seen, file_plan: Plan, *, append: bool) -> None:
+    """Refuse to mix the messages of a file with others, unless `append` is set."""
+    if existing.others and file_plan.imported.messages and not existing.end and not append:
         raise WrongCallError(
-            f"{made.session!r} holds {seen.others:,} other messages, so {made.file} was not "
-            "imported: give --session with another id, or --append to put them together."
+            f"{file_plan.session!r} has {existing.others:,} other messages, so {file_plan.file} "
+            "was not imported: give --session with another id, or --append to combine them."
         )
 
 
 def _import(
-    store: Store | None, made: Plan, seen: Seen, progress: Progress, *, dry_run: bool
+    store: Store | None, file_plan: Plan, existing: Seen, progress: Progress, *, dry_run: bool
 ) -> Outcome:
-    if not made.imported.messages:
-        return Outcome(made, "empty")
-    if seen.end:
-        return Outcome(made, "already", position=seen.end)
+    if not file_plan.imported.messages:
+        return Outcome(file_plan, "empty")
+    if existing.end:
+        return Outcome(file_plan, "already", position=existing.end)
     if store is None or dry_run:
-        return Outcome(made, "planned")
+        return Outcome(file_plan, "planned")
     added = position = 0
-    for step in carry_out(store, made, seen):
+    for step in carry_out(store, file_plan, existing):
         position, added = step.position, added + step.messages
         progress.done += step.messages
-    return Outcome(made, "imported", added, position)
+    return Outcome(file_plan, "imported", added, position)

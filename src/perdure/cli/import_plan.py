@@ -1,8 +1,8 @@
-"""What an import appends: batches of messages, then notes, each under an id from the file's digest.
+"""Plan and run an import: batches of messages, then notes, with ids from the file's digest.
 
-So an import that was killed goes on where it stopped when it is called again, and one that came to
-its end adds nothing. The ids are looked for in the whole session: a session remembers the last
-thousand only.
+The ids make an import idempotent: a killed import continues where it stopped when run again, and a
+finished one adds nothing. Ids are looked up in the whole session, because a session itself
+remembers only the last thousand. They are stored: do not change how they are made.
 """
 
 from collections.abc import Generator, Iterator
@@ -20,15 +20,15 @@ from perdure.records import Message, Record
 from perdure.store import Store
 from perdure.writing import require_session_id
 
-BATCH_MESSAGES = 500  # A batch is one append, held in memory and stored whole or not at all.
+BATCH_MESSAGES = 500  # Messages; a batch is one atomic append, held in memory.
 BATCH_BYTES = 4 * 2**20
-NOTE_BYTES = 2**20  # Of leftover text in one note; a record holds 16 times as much, as JSON.
-RECORD_SLACK = 4_096  # What a record says besides its message.
-REPAIRS_NOTED = 5_000  # In one note; each is a short line.
+NOTE_BYTES = 2**20  # Bytes of leftover text per note; a record holds 16 times as much, as JSON.
+RECORD_SLACK = 4_096  # Bytes of a record besides its message.
+REPAIRS_NOTED = 5_000  # Repairs per note; each is a short line.
 
 
 class Batch(NamedTuple):
-    """Messages for one append, and whose they are."""
+    """The messages of one append, with their author and recipient."""
 
     messages: list[dict[str, Any]]
     author: str = ""
@@ -37,7 +37,7 @@ class Batch(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """A file that was read, and what is to be appended of it."""
+    """A parsed file, and the batches to append."""
 
     file: str
     session: str
@@ -45,7 +45,7 @@ class Plan(NamedTuple):
     imported: Imported
     batches: list[Batch]
     kind: str = ""
-    """What sort of list it was taken for: the same file can be more than one."""
+    """How the file was read; the same file can be imported in more than one way."""
 
     @property
     def origin(self) -> str:
@@ -56,14 +56,18 @@ class Plan(NamedTuple):
 
 
 class Step(NamedTuple):
-    """What one append added, and where the session is after it."""
+    """The position of the session after one append, and the messages it added."""
 
     position: int
     messages: int
 
 
 class Seen(NamedTuple):
-    """What of an import a session holds already, where it ended, and how many other messages."""
+    """The state of a session before an import.
+
+    `ids` are the parts of the import it has, `end` is the position of a finished import (else 0),
+    `others` counts the messages that are not of the import.
+    """
 
     ids: frozenset[str] = frozenset()
     end: int = 0
@@ -73,9 +77,9 @@ class Seen(NamedTuple):
 def plan(
     file: str, data: bytes, session: str, *, autogen: bool = False, agents: Pair | None = None
 ) -> Plan:
-    """Read a file and cut its messages into batches; the same bytes give the same ones.
+    """Parse a file and split its messages into batches; the same bytes give the same batches.
 
-    With `autogen`, it is a list that an agent of a pair kept: each message has its speaker.
+    With `autogen`, the file is the chat history of one agent of a pair: each message has an author.
     """
     try:
         require_session_id(session)
@@ -92,9 +96,11 @@ def plan(
 
 
 def _spoken(chat: Chat) -> Iterator[Batch]:
-    """Yield batches of what one agent said to the other, before it was answered."""
-    for (author, recipient), said in groupby(chat.said, lambda one: (one.author, one.recipient)):
-        for batch in _batches([one.message for one in said]):
+    """Yield batches of consecutive messages from one agent to the other."""
+    for (author, recipient), items in groupby(
+        chat.messages, lambda item: (item.author, item.recipient)
+    ):
+        for batch in _batches([item.message for item in items]):
             yield Batch(batch.messages, author, recipient, CHANNEL)
 
 
@@ -116,66 +122,70 @@ def _batches(messages: list[dict[str, Any]]) -> Iterator[Batch]:
         yield Batch(batch)
 
 
-def look(store: Store | None, made: Plan) -> Seen:
-    """Read through the session that a file goes into, if there is one."""
+def look(store: Store | None, file_plan: Plan) -> Seen:
+    """Read the session that a file goes into, if it exists."""
     if store is None:
         return Seen()
     try:
-        session = store.resume(made.session)
+        session = store.resume(file_plan.session)
     except NotFoundError:
         return Seen()
     with session:
         ids, end, messages = set(), 0, 0
         for record in session.records():
             messages += record.kind == Message.kind
-            if record.id.startswith(made.id("")):
+            if record.id.startswith(file_plan.id("")):
                 ids.add(record.id)
-                end = max(end, _end(record, made))
-    own = sum(len(batch.messages) for at, batch in enumerate(made.batches) if made.id(at) in ids)
+                end = max(end, _end(record, file_plan))
+    own = sum(
+        len(batch.messages)
+        for index, batch in enumerate(file_plan.batches)
+        if file_plan.id(index) in ids
+    )
     return Seen(frozenset(ids), end, messages - own)
 
 
-def _end(record: Record, made: Plan) -> int:
-    return record.position if record.id == made.id("end") else 0
+def _end(record: Record, file_plan: Plan) -> int:
+    return record.position if record.id == file_plan.id("end") else 0
 
 
-def carry_out(store: Store, made: Plan, seen: Seen) -> Generator[Step]:
-    """Append what is not there yet, step by step."""
-    with store.session(made.session) as session:
-        for at, batch in enumerate(made.batches):
-            if made.id(at) not in seen.ids:
+def carry_out(store: Store, file_plan: Plan, existing: Seen) -> Generator[Step]:
+    """Append the missing parts, one append per step."""
+    with store.session(file_plan.session) as session:
+        for index, batch in enumerate(file_plan.batches):
+            if file_plan.id(index) not in existing.ids:
                 messages, author, recipient, channel = batch
                 session.append(
                     *messages,
                     author=author,
                     recipient=recipient,
                     channel=channel,
-                    origin=made.origin,
-                    id=made.id(at),
+                    origin=file_plan.origin,
+                    id=file_plan.id(index),
                 )
                 yield Step(session.position, len(messages))
-        for at, data in enumerate(_notes(made)):
-            if made.id(f"note-{at}") not in seen.ids:
-                session.note(data, author="perdure import", id=made.id(f"note-{at}"))
-        end = session.note(_summary(made), author="perdure import", id=made.id("end"))
+        for index, data in enumerate(_notes(file_plan)):
+            if file_plan.id(f"note-{index}") not in existing.ids:
+                session.note(data, author="perdure import", id=file_plan.id(f"note-{index}"))
+        end = session.note(_summary(file_plan), author="perdure import", id=file_plan.id("end"))
         yield Step(end, 0)
 
 
-def _notes(made: Plan) -> Iterator[dict[str, Any]]:
-    """Yield what goes into notes of its own: the text that is left over, and the repairs."""
+def _notes(file_plan: Plan) -> Iterator[dict[str, Any]]:
+    """Yield the contents of the notes: leftover text, then repairs."""
     kept: list[dict[str, Any]] = []
     room = NOTE_BYTES
-    for leftover in _pieces(made.imported.leftovers):
+    for leftover in _pieces(file_plan.imported.leftovers):
         if len(leftover.raw) > room:
-            yield {"file": made.file, "leftovers": kept}
+            yield {"file": file_plan.file, "leftovers": kept}
             kept, room = [], NOTE_BYTES
         kept.append(leftover._asdict())
         room -= len(leftover.raw)
     if kept:
-        yield {"file": made.file, "leftovers": kept}
-    repairs = [repair.as_dict() for repair in made.imported.repairs]
+        yield {"file": file_plan.file, "leftovers": kept}
+    repairs = [repair.as_dict() for repair in file_plan.imported.repairs]
     for start in range(0, len(repairs), REPAIRS_NOTED):
-        yield {"file": made.file, "repairs": repairs[start : start + REPAIRS_NOTED]}
+        yield {"file": file_plan.file, "repairs": repairs[start : start + REPAIRS_NOTED]}
 
 
 def _pieces(leftovers: list[Leftover]) -> Iterator[Leftover]:
@@ -184,11 +194,11 @@ def _pieces(leftovers: list[Leftover]) -> Iterator[Leftover]:
             yield leftover._replace(raw=leftover.raw[start : start + NOTE_BYTES])
 
 
-def _summary(made: Plan) -> dict[str, Any]:
-    imported = made.imported
+def _summary(file_plan: Plan) -> dict[str, Any]:
+    imported = file_plan.imported
     return {
-        "file": made.file,
-        "sha256": made.digest,
+        "file": file_plan.file,
+        "sha256": file_plan.digest,
         "messages": len(imported.messages),
         "repairs": len(imported.repairs),
         "leftovers": len(imported.leftovers),

@@ -1,4 +1,4 @@
-"""What `perdure import` prints: where the messages went, and every repair."""
+"""The output of `perdure import`: the result for each file, and every repair."""
 
 import shlex
 from typing import Any, NamedTuple
@@ -10,11 +10,11 @@ from perdure.cli.stores import DEFAULT, without_password
 from perdure.cli.text import counted, safe, say
 from perdure.importing.messages import IN_NOTE, Repair
 
-TOLD = 20  # Repairs that are told one by one; more of them are told by --json.
+TOLD = 20  # Repairs listed one by one; --json lists all.
 
 
 class Outcome(NamedTuple):
-    """What became of one file. `state` is imported, already, planned or empty."""
+    """The result for one file. `state` is imported, already, planned or empty."""
 
     plan: Plan
     state: str
@@ -23,43 +23,43 @@ class Outcome(NamedTuple):
 
     @property
     def bad_news(self) -> bool:
-        """Whether there was nothing to import, or something that could not be a message."""
+        """Whether the file has no messages, or content that is not a message."""
         has_leftovers = bool(self.plan.imported.leftovers)
         return self.state == "empty" or (has_leftovers and self.state != "already")
 
 
 def outcome_json(outcome: Outcome) -> dict[str, Any]:
-    made = outcome.plan
+    file_plan = outcome.plan
     return {
-        "file": made.file,
-        "session": made.session,
+        "file": file_plan.file,
+        "session": file_plan.session,
         "state": outcome.state,
-        "messages": len(made.imported.messages),
+        "messages": len(file_plan.imported.messages),
         "added": outcome.added,
         "position": outcome.position,
-        "sha256": made.digest,
+        "sha256": file_plan.digest,
         "repairs": [repair.as_dict() for repair in _repairs(outcome)],
         "leftovers": [
-            {"element": left.element, "byte": left.byte, "reason": left.reason}
-            for left in made.imported.leftovers
+            {"element": leftover.element, "byte": leftover.byte, "reason": leftover.reason}
+            for leftover in file_plan.imported.leftovers
         ],
     }
 
 
 def print_outcome(outcome: Outcome, address: str) -> None:
-    made = outcome.plan
-    imported = made.imported
-    name, session = safe(made.file), safe(made.session)
+    file_plan = outcome.plan
+    imported = file_plan.imported
+    name, session = safe(file_plan.file), safe(file_plan.session)
     messages = counted(len(imported.messages), "message")
     if outcome.state == "empty":
-        say(f"{click.style('EMPTY', fg='red', bold=True)}  {name}: no message was found in it")
+        say(f"{click.style('EMPTY', fg='red', bold=True)}  {name}: no messages found")
     elif outcome.state == "already":
-        say(f"{name}: its {messages} are in session {session} already: nothing was added")
+        say(f"{name}: its {messages} are already in session {session}: nothing was added")
         return
     elif outcome.state == "planned":
         say(f"{name}: {messages} would go into session {session}; nothing was written")
     else:
-        rest = f", of which {outcome.added:,} now" if outcome.added < len(imported.messages) else ""
+        rest = f", {outcome.added:,} of them now" if outcome.added < len(imported.messages) else ""
         say(f"{name}: {messages} in session {session}{rest}, up to position {outcome.position}")
     repairs = _repairs(outcome)
     for repair in repairs[:TOLD]:
@@ -71,19 +71,19 @@ def print_outcome(outcome: Outcome, address: str) -> None:
         say("  Nothing was written; keep the file.")
     elif imported.leftovers:
         noted = "is kept in a note" if outcome.state == "imported" else "would be kept in a note"
-        say(f"  What can not be a message, {len(imported.leftovers):,} in all, {noted}.")
+        say(f"  Content that is not a message, {len(imported.leftovers):,} in all, {noted}.")
     if outcome.state == "imported":
-        say(safe(f"  Look: perdure show {_words(made.session, address)}"))
+        say(safe(f"  Inspect it: perdure show {_words(file_plan.session, address)}"))
 
 
 def _words(session: str, address: str) -> str:
-    words = [] if address == DEFAULT else ["--store", without_password(address)]
-    dashed = session.startswith("-")  # Else it would be read as an option.
-    return shlex.join([*words, "--", session] if dashed else [session, *words])
+    options = [] if address == DEFAULT else ["--store", without_password(address)]
+    dashed = session.startswith("-")  # Without `--`, it would be parsed as an option.
+    return shlex.join([*options, "--", session] if dashed else [session, *options])
 
 
 def _repairs(outcome: Outcome) -> list[Repair]:
-    """Return the repairs, none of which says that something is kept if nothing was written."""
+    """Return the repairs, reworded if nothing was written and so nothing was kept."""
     repairs = outcome.plan.imported.repairs
     if outcome.state == "planned":
         return [

@@ -1,4 +1,4 @@
-"""`perdure ls`: sessions, by id or by recency, a page at a time."""
+"""`perdure ls`: list sessions by id or by recency, a page at a time."""
 
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -20,37 +20,46 @@ from perdure.cli.stores import (
     opened,
     store_option,
 )
-from perdure.cli.text import ago, columns, exact, first_line, pad, safe, say, say_json
-from perdure.cli.text import terminal_width as screen
+from perdure.cli.text import (
+    ago,
+    columns,
+    exact,
+    first_line,
+    pad,
+    safe,
+    say,
+    say_json,
+    terminal_width,
+)
 from perdure.errors import DamagedError, NotFoundError, UnsupportedError, VersionError
 from perdure.fold import DELETED, LEASED
 from perdure.leases.tenure import Holder
 from perdure.store import Store
 
-PAGE = 50  # Two screens; each session shown costs a few reads.
-CELLS, LABELS, ID_MIN = 48, 6, 12  # Columns: between id and labels, and at least of these two.
-WHO = 24  # Columns of the name of whoever holds a session.
+PAGE = 50  # Sessions; two screens, and each session shown costs a few reads.
+CELLS, LABELS, ID_MIN = 48, 6, 12  # Columns: between id and labels; minimum for labels and id.
+WHO = 24  # Columns for the name of the lease holder.
 
 _NEVER = datetime.min.replace(tzinfo=UTC)
 
 EXAMPLES = """\b
 Examples:
   perdure ls                       the first sessions by id
-  perdure ls claim- --recent       whose ids begin so, the last changed first
-  perdure ls --label turn-open     those with a turn that has not ended
-  perdure ls --label leased        those that a worker holds
-  perdure ls --json --limit 0      all of them, for a program
+  perdure ls claim- --recent       ids with a prefix, last changed first
+  perdure ls --label turn-open     sessions with an unfinished turn
+  perdure ls --label leased        sessions that a worker holds
+  perdure ls --json --limit 0      all sessions, for a program
 
 \b
 With --json, each line is an object: id, messages, position, last_role,
-changed (ISO 8601, UTC), labels, state (live, deleted, damaged, or newer for
-what a newer perdure wrote), damage (null, or why it can not be read) and
-holder (null, or epoch, who and ttl of the lease). What is unknown is null.
+changed (ISO 8601, UTC), labels, state (live, deleted, damaged, or newer if a
+newer perdure wrote it), damage (null, or why it cannot be read) and holder
+(null, or epoch, who and ttl of the lease). Unknown values are null.
 """
 
 
 class Row(NamedTuple):
-    """What is shown of a session."""
+    """One line of the list."""
 
     head: Head
     state: str
@@ -64,26 +73,26 @@ class Row(NamedTuple):
 @click.command(cls=Reading, epilog=EXAMPLES)
 @click.argument("prefix", default="")
 @click.option("--label", "labels", multiple=True, help="Only sessions with this label. Repeatable.")
-@click.option("--recent", is_flag=True, help="The most recently changed session first.")
+@click.option("--recent", is_flag=True, help="Sort by last change, newest first.")
 @click.option(
     "--limit",
     type=click.IntRange(min=0),
     default=PAGE,
     show_default=True,
-    help="How many at most; 0 for all.",
+    help="Maximum number of sessions; 0 for all.",
 )
-@click.option("--after", default="", metavar="SESSION", help="Go on after this id.")
-@click.option("--deleted", is_flag=True, help="Deleted sessions too.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
+@click.option("--after", default="", metavar="SESSION", help="Start after this id.")
+@click.option("--deleted", is_flag=True, help="Include deleted sessions.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
 @store_option
-def ls(address: str | None, *, as_json: bool, limit: int, **wanted: Any) -> None:
+def ls(address: str | None, *, as_json: bool, limit: int, **filters: Any) -> None:
     """List sessions: id, messages, position, last role, last change, labels.
 
-    Only the sessions that are shown are opened, so the first page of a large store comes at once.
-    Exits with 1 if none matches what was asked for, or if one of those shown is damaged.
+    Only listed sessions are opened, so the first page of a large store is fast. Exits with 1 if no
+    session matches, or if a listed session is damaged.
     """
     with opened(address) as source:
-        heads = _heads(source, **wanted)
+        heads = _heads(source, **filters)
         shown = list(islice(heads, limit)) if limit else heads
         rows = (row for head in shown if (row := row_of(source.store, head)) is not None)
         count = 0
@@ -95,11 +104,11 @@ def ls(address: str | None, *, as_json: bool, limit: int, **wanted: Any) -> None
             count += 1
             states.add(row.state)
             last = row.head.stream
-        _close(source, wanted, count, as_json=as_json)
+        _close(source, filters, count, as_json=as_json)
         if limit and next(heads, None) is not None:
-            _tell_of_more(count, last, recent=wanted["recent"])
+            _tell_of_more(count, last, recent=filters["recent"])
     if "damaged" in states:
-        say("Damaged sessions are among them: `perdure verify` says more.", err=True, fg="red")
+        say("Some of these sessions are damaged: run `perdure verify`.", err=True, fg="red")
         raise SystemExit(BAD_NEWS)
     if "newer" in states:
         raise SystemExit(UNAVAILABLE)
@@ -110,7 +119,7 @@ def _heads(
 ) -> Iterator[Head | DamagedError]:
     if recent:
         if after:
-            raise click.UsageError("--after goes by id: with --recent, give a larger --limit.")
+            raise click.UsageError("--after is an id: with --recent, use a larger --limit.")
         return most_recent(source, prefix, labels, deleted=deleted)
     without = () if deleted else (DELETED,)
     return every_head(source.backend, prefix=prefix, after=after, labels=labels, without=without)
@@ -130,8 +139,8 @@ def most_recent(
 def _by_last_record(
     source: Opened, prefix: str, labels: tuple[str, ...], without: tuple[str, ...]
 ) -> Iterator[Head | DamagedError]:
-    """For a store that keeps no order of changes: look at the last record of every session."""
-    found: list[tuple[datetime, Head]] = []
+    """Sort by the last record of every session, for a store that keeps no order of changes."""
+    dated_heads: list[tuple[datetime, Head]] = []
     heads = list(every_head(source.backend, prefix=prefix, labels=labels, without=without))
     with Progress("sorting", "session", lambda: len(heads)) as progress:
         for head in heads:
@@ -140,31 +149,31 @@ def _by_last_record(
                 yield head
                 continue
             records = source.store.records(head.stream, after=head.position - 1, on_damage=_ignore)
-            found.append((next((record.time for record in records), _NEVER), head))
-    yield from (head for _, head in sorted(found, key=lambda one: one[0], reverse=True))
+            dated_heads.append((next((record.time for record in records), _NEVER), head))
+    yield from (head for _, head in sorted(dated_heads, key=lambda item: item[0], reverse=True))
 
 
 def _ignore(_: DamagedError) -> None:
-    """Whether the session is damaged is said when its line is shown."""
+    """Ignore damage here: the line of the session reports it."""
 
 
-def _close(source: Opened, wanted: dict[str, Any], count: int, *, as_json: bool) -> None:
-    """Say that there is nothing, if so; it is bad news only for who asked for something."""
+def _close(source: Opened, filters: dict[str, Any], count: int, *, as_json: bool) -> None:
+    """Report an empty list; it is an error only if there was a filter."""
     if count:
         return
-    if any(wanted[key] for key in ("prefix", "labels", "after")):
-        raise NotThereError(f"No session of {source.name} matches.")
+    if any(filters[key] for key in ("prefix", "labels", "after")):
+        raise NotThereError(f"No session in {source.name} matches.")
     if not as_json:
-        say(f"{source.name} holds no sessions.")
+        say(f"{source.name} has no sessions.")
 
 
 def _tell_of_more(count: int, last: str, *, recent: bool) -> None:
-    go_on = f"--limit {count * 4}" if recent else f"--after {safe(last)!r}"
-    say(f"There are more: {go_on} goes on, --limit 0 lists all.", err=True, dim=True)
+    option = f"--limit {count * 4}" if recent else f"--after {safe(last)!r}"
+    say(f"There are more: use {option}, or --limit 0 for all.", err=True, dim=True)
 
 
 def row_of(store: Store, head: Head | DamagedError) -> Row | None:
-    """Look into a session; None if it is gone by now."""
+    """Open a session and return its line; None if it was deleted since it was listed."""
     if isinstance(head, DamagedError):
         return Row(Head(head.stream, 0, "", frozenset()), "damaged", None, None, None, head.reason)
     try:
@@ -175,8 +184,8 @@ def row_of(store: Store, head: Head | DamagedError) -> Row | None:
             role = (session.last or {}).get("role")
             (record,) = islice(session.records(after=session.position - 1), 1)
             current = head._replace(position=session.position, labels=session.labels)
-            found = (len(session), role and str(role), record.time)
-            return Row(current, "live", *found, holder=session.holder)
+            facts = (len(session), role and str(role), record.time)
+            return Row(current, "live", *facts, holder=session.holder)
     except NotFoundError:
         return None
     except DamagedError as error:
@@ -204,7 +213,7 @@ def _holder_json(holder: Holder) -> dict[str, Any]:
 
 
 def _labels(row: Row) -> str:
-    """Return the labels of a session; that of a lease with who holds it."""
+    """Return the labels of a session; the lease label names the lease holder."""
     text = labels_text(row.head.labels - {LEASED})
     if row.holder is None:
         return text
@@ -213,10 +222,10 @@ def _labels(row: Row) -> str:
 
 
 class _Table:
-    """Lines up the columns. An id that is too long for its column gets a line of its own."""
+    """Aligns the columns. An id that is too long for its column gets its own line."""
 
     def __init__(self, heads: list[Head]) -> None:
-        width = screen() - 1
+        width = terminal_width() - 1
         labels = max((columns(labels_text(head.labels)) for head in heads), default=0)
         room = max(width - CELLS - max(labels, LABELS), ID_MIN)
         longest = max((columns(safe(head.stream)) for head in heads), default=room)

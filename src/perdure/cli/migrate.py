@@ -1,4 +1,4 @@
-"""`perdure migrate`: make the tables of a Postgres store, or bring them up to date."""
+"""`perdure migrate`: create or upgrade the tables of a Postgres store."""
 
 import click
 
@@ -13,32 +13,32 @@ Examples:
   perdure migrate postgresql:///?schema=agents --print-rls --tenant acme
 
 \b
-Applications open the store with ?migrate=no where they may not create tables.
+Applications without the right to create tables open it with ?migrate=no.
 """
 
 
 @click.command(cls=Reading, epilog=EPILOG)
 @click.argument("address", metavar="URL", envvar="PERDURE_URL", type=click.Path())
-@click.option("--dry-run", is_flag=True, help="Only print the statements, and change nothing.")
+@click.option("--dry-run", is_flag=True, help="Print the statements; change nothing.")
 @click.option(
     "--print-rls",
     is_flag=True,
-    help="Print a script for row-level security of tenants; nothing is connected to.",
+    help="Print a script for row-level security of tenants, without connecting.",
 )
 @click.option(
-    "--tenant", "tenants", multiple=True, help="With --print-rls: a role to grant rights to."
+    "--tenant", "tenants", multiple=True, help="With --print-rls: role of a tenant. Repeatable."
 )
 def migrate(address: str, *, dry_run: bool, print_rls: bool, tenants: tuple[str, ...]) -> None:
-    """Make the tables of a Postgres store, or bring them up to date.
+    """Create or upgrade the tables of a Postgres store.
 
-    Any number of processes may do so at the same time. Opening a store does the same, unless its
-    address says migrate=no.
+    Several processes can run this at the same time. Opening a store does the same, unless its
+    address has migrate=no.
     """
     if scheme_of(address)[0] != "postgresql":
-        reason = "Only a Postgres store is migrated by hand; others bring themselves up to date."
+        reason = "Only a Postgres store needs this; other stores upgrade themselves on opening."
         raise WrongCallError(reason)
     if tenants and not print_rls:
-        raise WrongCallError("--tenant goes with --print-rls.")
+        raise WrongCallError("--tenant needs --print-rls.")
     parsed = postgres_of(address)
     from perdure.backends.postgres_rls import rls_script
     from perdure.backends.postgres_schema import bring_up
@@ -46,12 +46,12 @@ def migrate(address: str, *, dry_run: bool, print_rls: bool, tenants: tuple[str,
     if print_rls:
         click.echo(rls_script(parsed.schema, tenants), nl=False)
         return
-    done = bring_up(parsed, dry_run=dry_run)
+    migration = bring_up(parsed, dry_run=dry_run)
     where = f"The schema {parsed.schema!r} of {safe(parsed.name)}"
-    if not done.statements:
-        click.echo(f"{where} is up to date: version {done.after}.")
+    if not migration.statements:
+        click.echo(f"{where} is up to date: version {migration.after}.")
     elif dry_run:
-        click.echo(";\n".join(["begin", *done.statements, "commit"]) + ";")
+        click.echo(";\n".join(["begin", *migration.statements, "commit"]) + ";")
     else:
-        was = f"from {done.before} " if done.before else ""
-        click.echo(f"{where} was brought {was}to version {done.after}.")
+        origin = f"from {migration.before} " if migration.before else ""
+        click.echo(f"{where} was migrated {origin}to version {migration.after}.")

@@ -1,4 +1,4 @@
-"""A bar for what takes longer than a second: on standard error, and only on a terminal."""
+"""A progress bar for work longer than a second, on standard error, only on a terminal."""
 
 import sys
 import threading
@@ -11,27 +11,28 @@ import click
 
 from perdure.cli.text import at_terminal, columns, counted, first_line, terminal_width
 
-PATIENCE = 1.0  # Seconds; who waits less needs no bar.
-PAUSE = 0.1
-BAR = 20
-NAME_MIN = 16  # Columns; less of a session's name tells nothing.
+PATIENCE = 1.0  # Seconds; shorter work needs no bar.
+PAUSE = 0.1  # Seconds between two paints.
+BAR = 20  # Columns.
+NAME_MIN = 16  # Columns; a session name cut shorter than this is useless.
 
 
 class Progress:
-    """How far a command has come. `total` is called once, and only if a bar is shown at all.
+    """Shows how far a command has come; update `done` and `at` as it runs.
 
-    Where it is 0 nobody knows it yet: then there is no share of it to be shown.
+    `total` is called once, and only if a bar is shown. A total of 0 means unknown: the bar then
+    shows the count alone.
     """
 
-    def __init__(self, doing: str, noun: str, total: Callable[[], int]) -> None:
+    def __init__(self, activity: str, noun: str, total: Callable[[], int]) -> None:
         self.done = 0
         self.at = ""
-        self._doing, self._noun = doing, noun
+        self._activity, self._noun = activity, noun
         self._total = total
         self._shown = False
-        self._over = threading.Event()
-        self._painting = threading.Lock()
-        self._thread = threading.Thread(target=self._paint_on, daemon=True)
+        self._finished = threading.Event()
+        self._paint_lock = threading.Lock()
+        self._thread = threading.Thread(target=self._paint_loop, daemon=True)
 
     def __enter__(self) -> Self:
         if at_terminal(sys.stderr):
@@ -39,24 +40,24 @@ class Progress:
         return self
 
     def hide(self) -> None:
-        """Take the bar away, so that a line can be printed; it comes back by itself."""
-        with self._painting:
+        """Erase the bar so that a line can be printed; the next paint restores it."""
+        with self._paint_lock:
             self._erase()
 
-    def _paint_on(self) -> None:
+    def _paint_loop(self) -> None:
         start = time.monotonic()
-        if self._over.wait(PATIENCE):
+        if self._finished.wait(PATIENCE):
             return
         total = self._total()
-        while not self._over.is_set():
+        while not self._finished.is_set():
             line = self._line(total, time.monotonic() - start)
-            with self._painting:
+            with self._paint_lock:
                 click.echo(f"\r\x1b[2K{line}", nl=False, err=True)
                 self._shown = True
-            self._over.wait(PAUSE)
+            self._finished.wait(PAUSE)
 
     def _line(self, total: int, seconds: float) -> str:
-        line = f"{self._doing} {self._share(total)}, {seconds:.0f} s"
+        line = f"{self._activity} {self._share(total)}, {seconds:.0f} s"
         room = terminal_width() - columns(line) - 3
         return f"{line}  {first_line(self.at, room)}" if self.at and room >= NAME_MIN else line
 
@@ -78,7 +79,7 @@ class Progress:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._over.set()
+        self._finished.set()
         if self._thread.is_alive():
             self._thread.join(timeout=PATIENCE)
         self._erase()

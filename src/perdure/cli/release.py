@@ -1,4 +1,4 @@
-"""`perdure release`: end the lease of a worker that is gone, or that must go."""
+"""`perdure release`: end the lease of a worker that is dead or must stop."""
 
 import getpass
 
@@ -10,37 +10,38 @@ from perdure.leases.lease import this_process
 
 EXAMPLES = """\b
 Examples:
-  perdure release claim-4711                     who holds it?
-  perdure release claim-4711 --force             take it from them
-  perdure release claim-4711 --force --who ops   and say who did
+  perdure release claim-4711                     show the lease holder
+  perdure release claim-4711 --force             end the lease
+  perdure release claim-4711 --force --who ops   record who did it
 
 \b
-A worker whose lease is taken is fenced: what it writes from then on is
-refused. Where it may still be at work outside, stop it first. A lease of a
-dead worker runs out by itself, too: session.lease(wait=True) takes it over.
+A worker whose lease was ended is fenced: its later writes are refused. Stop
+it first if it may still act outside the store. The lease of a dead worker
+also expires by itself: session.lease(wait=True) takes it over.
 """
 
 
 @click.command(cls=Reading, epilog=EXAMPLES)
 @click.argument("session")
-@click.option("--force", is_flag=True, help="Take the session from whoever holds it.")
-@click.option("--who", default="", help="Who does it, for the record. [default: user and machine]")
+@click.option("--force", is_flag=True, help="End the lease, whichever worker holds it.")
+@click.option("--who", default="", help="Name to record. [default: user and machine]")
 @store_option
 def release(address: str | None, session: str, who: str, *, force: bool) -> None:
-    """Take a session from the worker that holds its lease, so that anybody may take it.
+    """Release the lease on a session, so that any worker can take it.
 
-    Without --force it only says who that is, and exits with 1. Who took it is recorded.
+    Without --force it only prints the lease holder and exits with 1. The name of the caller is
+    recorded.
     """
     with opened(address) as source:
         head = require_head(source, session)
         with source.store.resume(head.stream) as held:
             holder = held.holder
             if holder is None:
-                say(f"Nobody holds {safe(session)}.")
+                say(f"No worker holds {safe(session)}.")
                 return
             name = f"{safe(holder.who)} (epoch {holder.epoch}, {holder.ttl:g} s)"
             if not force:
-                say(f"{safe(session)} is held by {name}: --force takes it from them.", err=True)
+                say(f"{safe(session)} is held by {name}: --force ends the lease.", err=True)
                 raise SystemExit(BAD_NEWS)
             with held.lease(force=True, who=who or operator()) as lease:
                 pass
@@ -48,8 +49,8 @@ def release(address: str | None, session: str, who: str, *, force: bool) -> None
 
 
 def operator() -> str:
-    """Return who runs this command, for the record."""
+    """Return the user and process that run this command, to be recorded."""
     try:
         return f"{getpass.getuser()} at {this_process()}"
-    except (ImportError, KeyError, OSError):  # A user without a name.
+    except (ImportError, KeyError, OSError):  # The user has no name.
         return this_process()

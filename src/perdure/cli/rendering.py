@@ -1,8 +1,9 @@
-"""Records in words: for people, line by line, and for programs, as JSON.
+"""Render records: as text for people, as JSON for programs.
 
 The JSON of a record has the keys `session`, `position`, `id`, `kind`, `time`, `digest` and
-`content`, the payload as the format describes it. For one that can not be read it has `session`,
-`position` (0 where the damage is not in one entry) and `unreadable`, which says why.
+`content`, the payload as the format describes it. An unreadable record has `session`, `position`
+(0 if the damage is not in one entry) and `unreadable`, the reason. Headings are safe to print;
+texts are returned as stored, so callers must pass them through `perdure.cli.text`.
 """
 
 import json
@@ -44,12 +45,12 @@ from perdure.records import (
     Value,
 )
 
-# What a provider's message says in its own place; other keys are shown with their names.
+# Keys of a provider's message that have their own rendering; other keys are shown by name.
 KNOWN_KEYS = {"role", "content", "tool_calls", "tool_call_id", "name", "function_call", "refusal"}
 
 
 def record_json(session: str, record: Record) -> dict[str, Any]:
-    """Return a record for programs."""
+    """Return the JSON object of a record."""
     return {
         "session": session,
         "position": record.position,
@@ -62,19 +63,19 @@ def record_json(session: str, record: Record) -> dict[str, Any]:
 
 
 def damage_json(session: str, error: DamagedError) -> dict[str, Any]:
-    """Return for programs what can not be read."""
+    """Return the JSON object of an unreadable record."""
     return {"session": session, "position": error.position, "unreadable": error.reason}
 
 
 class Said(NamedTuple):
-    """A record for people: a heading, and the text below it, which is as it was stored."""
+    """A rendered record: a safe heading, and the text below it as stored."""
 
     heading: str
     text: str = ""
 
 
 def said(content: Content, record_id: str) -> Said:
-    """Return a record in words; the heading is safe, the text is not yet."""
+    """Render the content of a record; the heading is safe, the text is not."""
     match content:
         case Message():
             return Said(speaker(content), "\n".join(message_parts(content.message)))
@@ -90,7 +91,7 @@ def said(content: Content, record_id: str) -> Said:
         case TurnAbandoned(turn=turn, reason=reason):
             return Said(f"{turn_name(turn)} was abandoned", reason)
         case TurnChange(turn=turn):
-            words = {"turn.continued": "is taken over and goes on", "turn.completed": "is complete"}
+            words = {"turn.continued": "is resumed", "turn.completed": "is complete"}
             return Said(f"{turn_name(turn)} {words.get(content.kind, content.kind)}")
         case Piece() | Pinned() | Summary() | SummaryUndone() | Tools():
             return _talk(content)
@@ -101,34 +102,34 @@ def said(content: Content, record_id: str) -> Said:
 
 
 def _talk(content: Content) -> Said:
-    """Return what is beside the messages of a conversation, in words."""
+    """Render a conversation record other than a message."""
     match content:
         case Piece():
-            return Said("a piece of an answer on its way", _piece(content))
+            return Said("a chunk of a streamed answer", _piece(content))
         case Pinned(message=message, on=on):
             return Said(f"message {message} is {'pinned' if on else 'no longer pinned'}")
         case Summary(first=first, last=last, previous=previous, text=text):
             more = f" and the summary at {previous}" if previous else ""
-            return Said(f"summary of {first} to {last}{more}, in their place in windows", text)
+            return Said(f"summary of {first} to {last}{more}, replaces them in windows", text)
         case SummaryUndone(summary=summary):
             return Said(f"the summary at {summary} is undone")
         case Tools(catalogue=catalogue):
-            return Said(f"tools on offer: {safe(', '.join(catalogue)) or 'none'}")
+            return Said(f"tools offered: {safe(', '.join(catalogue)) or 'none'}")
         case _:
             return _other(content)
 
 
 def _effect(content: Content, record_id: str) -> Said:
-    """Return a call, who let it happen, or what became of it, in words."""
+    """Render a call, its approval, or its outcome."""
     if isinstance(content, ApprovalAsked | ApprovalDecided):
         return _approval(content, record_id)
     if isinstance(content, EffectIntended):
-        again = f", again (as at {content.retries})" if content.retries else ""
-        again += f", under approval {safe(content.approval)}" if content.approval else ""
+        suffix = f", again (as at {content.retries})" if content.retries else ""
+        suffix += f", under approval {safe(content.approval)}" if content.approval else ""
         if content.called == "model":
-            return Said(f"asks {safe(content.tool)}{again}", f"request {content.digest}")
+            return Said(f"asks {safe(content.tool)}{suffix}", f"request {content.digest}")
         return Said(
-            f"calls {safe(content.tool)}, {content.policy}{again}", _json(content.arguments)
+            f"calls {safe(content.tool)}, {content.policy}{suffix}", _json(content.arguments)
         )
     if not isinstance(content, EffectSettled):
         return _other(content)
@@ -145,30 +146,30 @@ def _effect(content: Content, record_id: str) -> Said:
 
 
 def _approval(content: ApprovalAsked | ApprovalDecided, record_id: str) -> Said:
-    """Return a request for an approval, or what was decided about it, in words."""
+    """Render an approval request or its decision."""
     if isinstance(content, ApprovalAsked):
         version = f" (version {safe(content.version)})" if content.version else ""
         until = f"until {safe(content.expires)}\n" if content.expires else ""
-        what = f"{safe(content.tool)}{version} waits for approval {safe(record_id)}"
-        return Said(what, until + _json(content.arguments))
+        heading = f"{safe(content.tool)}{version} waits for approval {safe(record_id)}"
+        return Said(heading, until + _json(content.arguments))
     which = f"approval {safe(content.approval)}"
     if content.decision == "expired":
-        return Said(f"the time of {which} is over")
+        return Said(f"{which} has expired")
     by = f" by {safe(content.by)}" if content.by else ""
     return Said(f"{which} is {content.decision}{by}", content.reason)
 
 
 def _piece(content: Piece) -> str:
-    """Return what a piece says; pieces are cut anywhere, so not each of them says something."""
+    """Return the text of a chunk. Chunks are cut anywhere, so some have no readable text."""
     try:
         return said_by(rebuild([content.data]))
     except PerdureError:
         return _json(content.data)
 
 
-def said_by(taken: Sequence[Taken]) -> str:
-    """Return what messages say, as they were stored."""
-    return "\n".join(part for message, _ in taken for part in message_parts(message))
+def said_by(messages: Sequence[Taken]) -> str:
+    """Return the text of messages, as stored."""
+    return "\n".join(part for message, _ in messages for part in message_parts(message))
 
 
 def _other(content: Content) -> Said:
@@ -179,8 +180,8 @@ def _other(content: Content) -> Said:
         case Branched(parent=parent, at=at):
             return Said(f"branch of {safe(parent)} at {at}: shared up to here")
         case Kept(branch=branch) if branch:
-            begins = "begins" if not content.complete else "stands, and keeps this session"
-            return Said(f"branch {safe(branch)} {begins}")
+            state = "begins" if not content.complete else "is complete, and keeps this session"
+            return Said(f"branch {safe(branch)} {state}")
         case Kept(reason=reason):
             return Said("kept", reason)
         case Released(keep=keep):
@@ -188,31 +189,31 @@ def _other(content: Content) -> Said:
         case LeaseChange():
             return _lease(content)
         case Deleted(reason=reason):
-            return Said("DELETED: what was before is dropped", reason)
+            return Said("DELETED: all earlier records are dropped", reason)
         case Recovered(first=first, last=last):
             return Said(f"a crash cut off entries {first} to {last}: they were never stored")
         case Snapshot():
-            return Said("snapshot of the state, to open faster")
+            return Said("snapshot of the state, for faster opening")
         case _:
             return Said(safe(content.kind), _json(msgspec.to_builtins(content)))
 
 
 def _lease(content: LeaseChange) -> Said:
-    what = f"lease {content.epoch} is {content.kind.removeprefix('lease.')}"
+    heading = f"lease {content.epoch} is {content.kind.removeprefix('lease.')}"
     if not isinstance(content, LeaseTaken):
-        return Said(what)
+        return Said(heading)
     force = ", by force" if content.forced else ""
-    return Said(f"{what} by {safe(content.who)} for {content.ttl:g} s{force}")
+    return Said(f"{heading} by {safe(content.who)} for {content.ttl:g} s{force}")
 
 
 def turn_name(turn: str, correlation_id: str = "") -> str:
-    """Return what people call a turn: by the caller's own id, and its correlation id."""
+    """Return the display name of a turn: the caller's own id, and the correlation id."""
     own = "" if turn.startswith(GENERATED) else f" {safe(turn)}"
     return f"turn{own}" + (f" ({safe(correlation_id)})" if correlation_id else "")
 
 
 def speaker(content: Message) -> str:
-    """Return who says something to whom."""
+    """Return the heading of a message: role, author, recipient, and its marks."""
     message = content.message
     words = [message.get("role") or "message", content.author or message.get("name") or ""]
     if content.recipient:
@@ -229,7 +230,7 @@ def speaker(content: Message) -> str:
 
 
 def message_parts(message: dict[str, Any]) -> Iterator[str]:
-    """Yield what a provider's message says, part by part, as it was stored."""
+    """Yield the text of a provider's message, part by part, as stored."""
     content = message.get("content")
     if isinstance(content, str):
         yield content
@@ -248,7 +249,7 @@ def message_parts(message: dict[str, Any]) -> Iterator[str]:
 
 
 def _part(part: Any) -> str:
-    """Return one part of a message whose content is a list, in OpenAI's or Anthropic's manner."""
+    """Return the text of one content part, in OpenAI's or Anthropic's format."""
     if isinstance(part, str):
         return part
     if isinstance(part, dict):
@@ -261,8 +262,11 @@ def _part(part: Any) -> str:
 
 def _calls(message: dict[str, Any]) -> list[Any]:
     calls = message.get("tool_calls") or []
-    old = message.get("function_call")
-    return [*(calls if isinstance(calls, list) else [calls]), *([{"function": old}] if old else [])]
+    legacy_call = message.get("function_call")
+    return [
+        *(calls if isinstance(calls, list) else [calls]),
+        *([{"function": legacy_call}] if legacy_call else []),
+    ]
 
 
 def _call(call: Any) -> str:
@@ -273,13 +277,13 @@ def _call(call: Any) -> str:
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments) if arguments else {}
-        except ValueError:  # As the model wrote it, then.
+        except ValueError:  # Not JSON: show it as the model wrote it.
             return f"→ {function.get('name')}({arguments}){_call_id(call)}"
     if isinstance(arguments, dict):
-        shown = ", ".join(f"{key}={_json(value)}" for key, value in arguments.items())
+        argument_list = ", ".join(f"{key}={_json(value)}" for key, value in arguments.items())
     else:
-        shown = _json(arguments)
-    return f"→ {function.get('name')}({shown}){_call_id(call)}"
+        argument_list = _json(arguments)
+    return f"→ {function.get('name')}({argument_list}){_call_id(call)}"
 
 
 def _call_id(call: dict[str, Any]) -> str:
@@ -296,15 +300,17 @@ def _value(content: Value) -> tuple[str, str]:
 
 
 def _edit(edit: Any) -> str:
-    """Return one edit of a delta in words; see `perdure.deltas`."""
+    """Render one edit of a delta; see `perdure.deltas`."""
     path, operation, *arguments = edit
-    place = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path) or "."
+    path_text = (
+        "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path) or "."
+    )
     if operation == "=":
-        return f"{place} = {_json(arguments[0])}"
+        return f"{path_text} = {_json(arguments[0])}"
     if operation == "-":
-        return f"{place} is removed"
+        return f"{path_text} is removed"
     start, removed, added = arguments
-    return f"{place}: from {start} on, {removed} replaced by {_json(added)}"
+    return f"{path_text}: from {start} on, {removed} replaced by {_json(added)}"
 
 
 def _json(value: Any) -> str:
@@ -312,16 +318,16 @@ def _json(value: Any) -> str:
 
 
 def one_line(record: Record) -> str:
-    """Return a record in words on one line, not yet safe."""
+    """Render a record on one line, not yet safe to print."""
     heading, text = said(record.content, record.id)
     return f"{heading}: {text}" if text else heading
 
 
 def labels_text(labels: frozenset[str]) -> str:
-    """Return labels in a stable order, safe."""
+    """Return labels sorted, comma-separated and safe to print."""
     return safe(", ".join(sorted(labels)))
 
 
 def raw(record: Record) -> str:
-    """Return everything a record holds in one safe line."""
+    """Return the whole content of a record as JSON on one safe line."""
     return compact(msgspec.to_builtins(record.content))

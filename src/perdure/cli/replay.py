@@ -1,4 +1,4 @@
-"""`perdure replay`: an agent's code runs again on the record of a session, and is compared."""
+"""`perdure replay`: run an agent's code against a recorded session and compare."""
 
 import contextlib
 import sys
@@ -35,30 +35,34 @@ Examples:
   perdure replay claim-4711 agent:run --json
 
 \b
-MODULE:FUNCTION is imported with the current directory first. The function
-takes a session, and may be async. What it prints goes to standard error with
---json. Exits with 1 if it did something else than what is recorded.
+MODULE:FUNCTION is imported with the current directory first on the path. The
+function takes a session, and may be async. With --json, its own output goes
+to standard error. Exits with 1 if the agent diverges from the record.
 
 \b
 With --json, the object has session, start, end, identical, ended (why the
-record stopped before the agent), divergence (position, what, path, recorded,
-given, or null), served (how often what was called), compared, messages,
-refused (what was reached for) and error (what the agent raised, or null).
+record ended before the agent), divergence (position, what, path, recorded,
+given, or null), served (number of calls by name), compared, messages,
+refused (blocked accesses) and error (raised by the agent, or null).
 """
 
 
 @click.command(cls=Reading, epilog=EXAMPLES)
 @click.argument("session")
 @click.argument("agent", metavar="MODULE:FUNCTION")
-@click.option("--start", metavar="PLACE", help="A position, or the id of a turn, to begin before.")
-@click.option("--end", metavar="PLACE", help="A position, or the id of a turn, to end with.")
-@click.option("--ignore", multiple=True, metavar="KIND", help="Records that are not compared.")
+@click.option("--start", metavar="PLACE", help="Position or turn id to start before.")
+@click.option("--end", metavar="PLACE", help="Position or turn id to end with.")
+@click.option("--ignore", multiple=True, metavar="KIND", help="Kind of record to skip. Repeatable.")
 @click.option(
-    "--error", "errors", multiple=True, metavar="MODULE:CLASS", help="An error that tools raise."
+    "--error",
+    "errors",
+    multiple=True,
+    metavar="MODULE:CLASS",
+    help="Error class that tools raise. Repeatable.",
 )
-@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @store_option
-def replay(  # noqa: PLR0913 - what the command takes
+def replay(  # noqa: PLR0913 - the options of the command
     address: str | None,
     session: str,
     agent: str,
@@ -69,10 +73,10 @@ def replay(  # noqa: PLR0913 - what the command takes
     *,
     as_json: bool,
 ) -> None:
-    """Run an agent's code again, with its model and tools served from the record of a session.
+    """Replay an agent against a recorded session, which serves its model and tool calls.
 
-    Nothing is called and nothing is written; the network and other programs are refused. What the
-    agent does is the same to the byte, or the first difference is shown.
+    Nothing is called and nothing is written; network access and subprocesses are blocked. The agent
+    must do the same to the byte; otherwise the first difference is shown.
     """
     url = existing(address)
     function = _named(agent, "function")
@@ -83,12 +87,12 @@ def replay(  # noqa: PLR0913 - what the command takes
         "errors": [_named(error, "class") for error in errors],
     }
     with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
-        found = _replayed(url, session, function, options)
+        result = _replayed(url, session, function, options)
     if as_json:
-        say_json(_json(found))
+        say_json(_json(result))
     else:
-        _print(found)
-    if not found.identical:
+        _print(result)
+    if not result.identical:
         raise SystemExit(BAD_NEWS)
 
 
@@ -96,13 +100,13 @@ def _replayed(url: str, session: str, function: Any, options: dict[str, Any]) ->
     import asyncio
     import inspect
 
-    async def awaiting() -> Replay:
+    async def replay_async() -> Replay:
         async with open_async(url) as store:
             return await replayed(await store.resume(session), function, **options)
 
     try:
         if inspect.iscoroutinefunction(function):
-            return asyncio.run(awaiting())
+            return asyncio.run(replay_async())
         with open_store(url) as store:
             return replayed(store.resume(session), function, **options)
     except NotFoundError as error:
@@ -110,7 +114,7 @@ def _replayed(url: str, session: str, function: Any, options: dict[str, Any]) ->
 
 
 def _named(text: str, what: str) -> Any:
-    """Import what the caller of the command named; nothing that is stored names anything."""
+    """Import an object named on the command line. Names never come from stored data."""
     module, colon, name = text.partition(":")
     if not (module and colon and name):
         raise WrongCallError(f"{text!r} does not name a {what}: write module:{what}")
@@ -118,68 +122,73 @@ def _named(text: str, what: str) -> Any:
     if here not in sys.path:
         sys.path.insert(0, here)
     try:
-        found: Any = import_module(module)
+        target: Any = import_module(module)
     except (Exception, SystemExit) as error:
-        raise WrongCallError(f"{text!r} can not be imported: {_why(error)}") from error
+        raise WrongCallError(f"{text!r} cannot be imported: {_why(error)}") from error
     for part in name.split("."):
-        if not hasattr(found, part):
+        if not hasattr(target, part):
             raise WrongCallError(f"there is no {name} in {module}")
-        found = getattr(found, part)
-    return found
+        target = getattr(target, part)
+    return target
 
 
 def _why(error: BaseException) -> str:
-    """Return what is wrong with a module, and where in it."""
+    """Describe the error of a failed import, with its file and line."""
     if isinstance(error, ModuleNotFoundError):
         return str(error)
-    told = f"{type(error).__name__}: {error}"
+    description = f"{type(error).__name__}: {error}"
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if Path(frame.filename).is_file()]
-    if isinstance(error, SyntaxError) or not own:
-        return told
-    return f"{told} ({own[-1].filename}, line {own[-1].lineno})"
+    on_disk = [frame for frame in frames if Path(frame.filename).is_file()]
+    if isinstance(error, SyntaxError) or not on_disk:
+        return description
+    return f"{description} ({on_disk[-1].filename}, line {on_disk[-1].lineno})"
 
 
 def _place(text: str | None) -> int | str | None:
     return int(text) if text is not None and text.isascii() and text.isdecimal() else text
 
 
-def _print(found: Replay) -> None:
-    served = ", ".join(f"{safe(name)} {count}" for name, count in Counter(found.served).items())
-    say(f"{safe(found.session)}, positions {found.start} to {found.end}")
-    say(f"  {len(found.served)} calls served from the record" + (f": {served}" if served else ""))
-    say(f"  {found.compared} records compared, {len(found.outputs)} messages")
-    for event in dict.fromkeys(found.refused):
-        say(f"  refused: {safe(event)}", fg="red")
-    if found.error is not None:
-        say(f"  the agent raised {type(found.error).__name__}: {safe(str(found.error))}")
-    if found.divergence is not None:
+def _print(result: Replay) -> None:
+    served = ", ".join(f"{safe(name)} {count}" for name, count in Counter(result.served).items())
+    say(f"{safe(result.session)}, positions {result.start} to {result.end}")
+    say(f"  {len(result.served)} calls served from the record" + (f": {served}" if served else ""))
+    say(f"  {result.compared} records compared, {len(result.outputs)} messages")
+    for event in dict.fromkeys(result.refused):
+        say(f"  blocked: {safe(event)}", fg="red")
+    if result.error is not None:
+        say(f"  the agent raised {type(result.error).__name__}: {safe(str(result.error))}")
+    if result.divergence is not None:
         say("different", fg="red", bold=True)
-        for line in str(found.divergence).splitlines():
+        for line in str(result.divergence).splitlines():
             say(f"  {safe(line)}")
-    elif found.identical:
-        say("identical" + (f", as far as it goes: {safe(found.ended)}" if found.ended else ""))
+    elif result.identical:
+        say(
+            "identical"
+            + (f", up to the end of the record: {safe(result.ended)}" if result.ended else "")
+        )
     else:
-        say("different: the agent reached for what is not in the record", fg="red", bold=True)
+        say(
+            "different: the agent tried to access something outside the record", fg="red", bold=True
+        )
 
 
-def _json(found: Replay) -> dict[str, Any]:
-    divergence = found.divergence
-    told = None
+def _json(result: Replay) -> dict[str, Any]:
+    divergence = result.divergence
+    difference = None
     if divergence is not None:
-        told = {**divergence._asdict(), "recorded": shown(divergence.recorded)}
-        told["given"] = shown(divergence.given)
-    error = found.error
+        difference = {**divergence._asdict(), "recorded": shown(divergence.recorded)}
+        difference["given"] = shown(divergence.given)
+    error = result.error
     return {
-        "session": found.session,
-        "start": found.start,
-        "end": found.end,
-        "identical": found.identical,
-        "ended": found.ended,
-        "divergence": told,
-        "served": dict(Counter(found.served)),
-        "compared": found.compared,
-        "messages": len(found.outputs),
-        "refused": [*found.refused],
+        "session": result.session,
+        "start": result.start,
+        "end": result.end,
+        "identical": result.identical,
+        "ended": result.ended,
+        "divergence": difference,
+        "served": dict(Counter(result.served)),
+        "compared": result.compared,
+        "messages": len(result.outputs),
+        "refused": [*result.refused],
         "error": None if error is None else {"type": type(error).__name__, "text": str(error)},
     }

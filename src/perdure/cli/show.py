@@ -1,4 +1,4 @@
-"""`perdure show`: a conversation, as people read it, or every record of it."""
+"""`perdure show`: show a conversation, or every record of it."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -15,35 +15,37 @@ from perdure.records import Message, Record
 from perdure.session import Session
 from perdure.store import Store
 
-LOOK_BACK = 64  # Records; read back in steps that grow until enough messages are found.
+LOOK_BACK = 64  # Records; the first step back, which grows until enough messages are found.
 
 EXAMPLES = """\b
 Examples:
   perdure show claim-4711             the whole conversation
   perdure show claim-4711 --last 4    its last four messages
-  perdure show claim-4711 --at 12     as it was when record 12 was the newest
-  perdure show claim-4711 --records   every record with all that it holds
+  perdure show claim-4711 --at 12     its state when record 12 was the newest
+  perdure show claim-4711 --records   every record with all its content
   perdure show claim-4711 --json      the same for a program
 
 \b
 With --json, each line is an object: session, position, id, kind, time,
-digest, content; or session, position, unreadable for a record that can not
+digest, content; or session, position, unreadable for a record that cannot
 be read.
 """
 
 
 @click.command(cls=Reading, epilog=EXAMPLES)
 @click.argument("session")
-@click.option("--at", type=click.IntRange(min=1), metavar="POSITION", help="As it was then.")
+@click.option(
+    "--at", type=click.IntRange(min=1), metavar="POSITION", help="Show the state at this position."
+)
 @click.option(
     "--last",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Only the last N messages, and the records among them.",
+    help="Only the last N messages, and the records between them.",
 )
-@click.option("--records", is_flag=True, help="Every record, with its id, digest and content.")
-@click.option("--full", is_flag=True, help="Cut nothing, however long it is.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object a line, for each record.")
+@click.option("--records", is_flag=True, help="Show every record with id, digest and content.")
+@click.option("--full", is_flag=True, help="Do not cut long texts.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per record.")
 @store_option
 def show(
     address: str | None,
@@ -55,10 +57,10 @@ def show(
     full: bool,
     as_json: bool,
 ) -> None:
-    """Show a conversation: who said what, how turns ended, which values changed.
+    """Show a conversation: its messages, how turns ended, and which values changed.
 
-    A damaged session is shown as far as it can be read, with a line for what can not. Exits with
-    1 then, and if there is no such session.
+    The readable part of a damaged session is shown, with a line for each unreadable record. Exits
+    with 1 then, and if there is no such session.
     """
     with opened(address) as source:
         head = require_head(source, session)
@@ -76,7 +78,7 @@ def show(
 
 
 class Span(NamedTuple):
-    """What is shown: positions after one and up to another, and how many messages are before."""
+    """The positions to show: after `after`, up to `upto`. `hidden` if earlier ones are left out."""
 
     after: int
     upto: int
@@ -87,24 +89,24 @@ def _span(store: Store, head: Head, at: int | None, last: int | None) -> Span:
     upto = head.position if at is None else at
     if last is None:
         return Span(0, upto, hidden=False)
-    back = LOOK_BACK
+    step = LOOK_BACK
     while True:
-        after = max(upto - back, 0)
-        found = [
+        after = max(upto - step, 0)
+        messages = [
             item.position
             for item in read(store, head.stream, Span(after, upto, hidden=False))
             if isinstance(item, Record) and isinstance(item.content, Message)
         ]
-        if len(found) >= last or after == 0:
-            first = found[-last] if len(found) >= last else 1
-            return Span(first - 1, upto, hidden=first > 1)
-        back *= 4
+        if len(messages) >= last or after == 0:
+            start = messages[-last] if len(messages) >= last else 1
+            return Span(start - 1, upto, hidden=start > 1)
+        step *= 4
 
 
 def read(store: Store, session: str, span: Span) -> Iterator[Record | DamagedError]:
-    """Yield the records of a span, and in their places the errors of those that can not be read.
+    """Yield the records of a span; an unreadable record yields its error in its place.
 
-    A batch that a crash cut off was never stored: it is no damage, and not shown.
+    A batch that a crash cut off was never stored: it is not damage, and is not shown.
     """
     damage: list[DamagedError] = []
 
@@ -158,7 +160,7 @@ def _print(source: Opened, head: Head, span: Span, view: View, *, at: int | None
 
 
 def _opened(store: Store, session: str) -> Session | DamagedError | None:
-    """Open a session; damage may prevent it, and a deleted one can not be opened."""
+    """Open a session; return the error if it is damaged, None if it is deleted."""
     try:
         return store.resume(session)
     except NotFoundError:
@@ -168,19 +170,19 @@ def _opened(store: Store, session: str) -> Session | DamagedError | None:
 
 
 def _partial(state: Session | DamagedError | None) -> dict[str, str]:
-    """Return what the cut answers of open turns had said, as far as it can be read."""
-    found = {}
+    """Return the readable text of the partial answers of open turns, by turn id."""
+    texts = {}
     for turn in state.interrupted if isinstance(state, Session) else ():
         if turn.partial:
             try:
-                found[turn.id] = said_by(turn.said())
+                texts[turn.id] = said_by(turn.said())
             except DamagedError as error:
-                found[turn.id] = f"UNREADABLE: {error.reason}"
-    return found
+                texts[turn.id] = f"UNREADABLE: {error.reason}"
+    return texts
 
 
 def _values(session: Session, upto: int) -> Iterator[tuple[str, int, object]]:
-    """Yield the values that a session had at a position: key, version, value."""
+    """Yield the values of a session at a position: key, version, value."""
     for key in _keys(session, upto):
         try:
             version, value = _value(session, key, upto)
@@ -194,14 +196,14 @@ def _values(session: Session, upto: int) -> Iterator[tuple[str, int, object]]:
 def _keys(session: Session, upto: int) -> list[str]:
     if upto >= session.position:
         return session.values.keys()
-    # A key that is deleted by now may have had a value then.
+    # A key deleted since may have had a value then.
     changes = session.records(on_damage=lambda _: None)
-    found = dict.fromkeys(
+    keys = dict.fromkeys(
         record.content.subject
         for record in changes
         if record.kind == "value" and record.position <= upto
     )
-    return list(found)
+    return list(keys)
 
 
 def _value(session: Session, key: str, upto: int) -> tuple[int, object]:

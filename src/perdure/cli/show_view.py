@@ -1,4 +1,4 @@
-"""What `perdure show` prints: a title, the records in order, what is open, what is known."""
+"""The output of `perdure show`: title, records in order, open turns, values."""
 
 from collections.abc import Iterable, Mapping
 
@@ -23,12 +23,12 @@ from perdure.leases.records import LeaseRenewed
 from perdure.records import Kept, Message, Piece, Record, Snapshot, TurnBegun
 from perdure.session import Session
 
-CUT = 2000  # Characters; what is longer fills more than a screen, and is cut unless asked for.
+CUT = 2000  # Characters; a longer text fills more than a screen, and is cut without --full.
 COLOURS = {"user": "cyan", "assistant": "green", "tool": "magenta", "system": "yellow"}
 
 
 class View:
-    """Prints a session from its title to its end. Remembers which turns are open."""
+    """Prints a session from its title to its end, and tracks which turns are open."""
 
     def __init__(self, *, full: bool, raw: bool) -> None:
         self._full = full
@@ -36,7 +36,7 @@ class View:
         self._width = terminal_width() - 1
         self._indent = 6
         self._turns: dict[str, tuple[int, str]] = {}
-        self._apart = False  # Whether the next record stands apart from the one before.
+        self._needs_gap = False  # Whether to print a blank line before the next record.
         self._hidden = 0
         self._cut = 0
 
@@ -52,24 +52,24 @@ class View:
             if state.interrupted:
                 facts.append(click.style(counted(len(state.interrupted), "open turn"), fg="red"))
             if state.holder:
-                held = f"held by {safe(state.holder.who)} (epoch {state.holder.epoch})"
-                facts.append(click.style(held, fg="yellow"))
+                holder = f"held by {safe(state.holder.who)} (epoch {state.holder.epoch})"
+                facts.append(click.style(holder, fg="yellow"))
         else:
             facts = [f"position {head.position}", click.style("DAMAGED", fg="red", bold=True)]
         if head.labels:
             facts.append(f"labels {labels_text(head.labels)}")
         say(", ".join(facts))
         if at is not None and at < head.position:
-            say(f"As it was at position {at}; the counts above are of now.", bold=True)
+            say(f"State at position {at}; the counts above are current.", bold=True)
 
     def earlier(self, upto: int, state: Session | DamagedError | None) -> None:
-        """Tell of what is before the first record that is shown."""
+        """Report the records before the first one shown."""
         for turn in state.interrupted if isinstance(state, Session) else ():
             if turn.start < upto:
                 self._turns[turn.id] = (turn.start + 1, turn.correlation_id)
         say()
         what, them = ("Record 1 is", "it") if upto == 1 else (f"Records 1 to {upto} are", "them")
-        say(f"{what} not shown: leave --last out to see {them}.", dim=True)
+        say(f"{what} not shown: omit --last to see {them}.", dim=True)
 
     def record(self, record: Record) -> None:
         """Print one record."""
@@ -101,20 +101,20 @@ class View:
         self._text(raw(record))
 
     def _rule(self, record: Record) -> None:
-        """Print where a turn begins or ends, as a line across."""
+        """Print the beginning or end of a turn as a horizontal rule."""
         heading, text = self._named(record)
-        colour = {"turn.failed": "red", "turn.abandoned": "yellow", "deleted": "red"}
+        colors = {"turn.failed": "red", "turn.abandoned": "yellow", "deleted": "red"}
         line = f"── {heading} ── {moment(record.time)} "
         line += "─" * max(self._width - self._indent - columns(line), 0)
         say()
         bold = record.kind != "turn.completed"
-        say(self._place(record) + click.style(line, fg=colour.get(record.kind), bold=bold))
+        say(self._place(record) + click.style(line, fg=colors.get(record.kind), bold=bold))
         if text:
             self._text(text)
-        self._apart = True
+        self._needs_gap = True
 
     def _named(self, record: Record) -> Said:
-        """Return a record in words; of a turn, with the correlation id that it began with."""
+        """Render a record; a turn's heading gets the correlation id that the turn began with."""
         heading, text = said(record.content, record.id)
         _, correlation_id = self._turns.get(record.content.subject, (0, ""))
         if correlation_id and record.kind.startswith("turn."):
@@ -124,19 +124,19 @@ class View:
 
     def _print(self, record: Record) -> None:
         heading, text = said(record.content, record.id)
-        colour = None
-        if self._apart or isinstance(record.content, Message):
+        color = None
+        if self._needs_gap or isinstance(record.content, Message):
             say()
-        self._apart = False
+        self._needs_gap = False
         if isinstance(record.content, Message):
-            colour = COLOURS.get(str(record.content.message.get("role")))
+            color = COLOURS.get(str(record.content.message.get("role")))
             heading += self._within(record.content.turn)
-        say(self._place(record) + click.style(heading, fg=colour, bold=colour is not None))
+        say(self._place(record) + click.style(heading, fg=color, bold=color is not None))
         if text:
             self._text(text)
 
     def _within(self, turn: str) -> str:
-        """Name a message's turn where what is above does not tell which it is."""
+        """Name a message's turn if it is not the only open one."""
         if turn in self._turns and len(self._turns) == 1:
             return ""
         _, correlation_id = self._turns.get(turn, (0, ""))
@@ -157,13 +157,13 @@ class View:
             say(f"{pad}… {counted(missing, 'character')} more: --full shows them", fg="yellow")
 
     def unreadable(self, error: DamagedError) -> None:
-        """Print what can not be read, in its place."""
+        """Print the error of an unreadable record in its place."""
         say()
         where = f"{error.position:>{self._indent - 2}}" if error.position else " " * 4
         say(f"{where}  UNREADABLE: {safe(error.reason)}", fg="red", bold=True)
 
     def open_turns(self, partial: Mapping[str, str], *, past: bool) -> None:
-        """Tell of the turns that have no end, and what their cut answers had said."""
+        """Print the open turns and their partial answers."""
         for turn, (position, correlation_id) in self._turns.items():
             name = turn_name(turn, correlation_id)
             say()
@@ -171,14 +171,14 @@ class View:
                 say(f"── {name}, begun at {position}, was open then", fg="yellow", bold=True)
                 continue
             say(f"── {name}, begun at {position}: INTERRUPTED", fg="red", bold=True)
-            self._text("It has no end: its process died, or is still at work.")
+            self._text("It has no end: its process died, or is still running.")
             if turn in partial:
-                self._text("Its answer had come so far:")
+                self._text("Its partial answer:")
                 self._text(partial[turn])
 
-    def values(self, known: Iterable[tuple[str, int, object]]) -> None:
-        """Print the values as they stand in the end."""
-        for number, (key, version, value) in enumerate(known):
+    def values(self, items: Iterable[tuple[str, int, object]]) -> None:
+        """Print the final values."""
+        for number, (key, version, value) in enumerate(items):
             if not number:
                 say()
                 say("Values", bold=True)
@@ -189,7 +189,7 @@ class View:
             self._text(compact(value))
 
     def end(self) -> None:
-        """Say what was left out."""
+        """Report what was left out."""
         if self._hidden:
             say()
             hidden = counted(self._hidden, "record")
@@ -201,6 +201,6 @@ class View:
 
 
 def _is_echo(record: Record) -> bool:
-    """Whether a record only says that a branch, which was told of before, is complete."""
+    """Return whether a record only completes a branch whose beginning was shown before."""
     content = record.content
     return isinstance(content, Kept) and bool(content.branch) and content.complete

@@ -1,4 +1,4 @@
-"""`perdure stats`: what a store holds, counted exactly, by reading all of it."""
+"""`perdure stats`: count the contents of a store exactly, by reading all of it."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ from perdure.fold import DELETED, TURN_OPEN
 from perdure.journal import Batches
 from perdure.records import Recovered
 
-LARGEST = 5
+LARGEST = 5  # Sessions.
 
 EXAMPLES = """\b
 Examples:
@@ -33,20 +33,20 @@ atomic, engine, version, capabilities, checks, accepted).
 
 COUNTED = """\
 Every record in the store is counted, in the session where it was written: a
-branch adds its own records, not those of the past that it shares. Of a deleted
-session one record stays. Bytes are those of headers and bodies as stored,
-without what the store itself needs for them. An interrupted turn has no end:
-its process died, or is still at work."""
+branch adds its own records, not those it shares with its parent. A deleted
+session keeps one record. Bytes are stored headers and bodies, without the
+overhead of the store. An interrupted turn has no end: its process died, or is
+still running."""
 
 
 @click.command(cls=Reading, epilog=EXAMPLES)
-@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @store_option
 def stats(address: str | None, *, as_json: bool) -> None:
-    """Count sessions, messages, records and bytes, and name what is large or interrupted.
+    """Count sessions, messages, records and bytes; list large sessions and interrupted turns.
 
-    Everything is read, so the numbers are exact; what is written meanwhile is counted or not.
-    Exits with 1 if something can not be counted because it is damaged.
+    The whole store is read, so the numbers are exact; records written meanwhile may or may not be
+    counted. Exits with 1 if damage prevents an exact count.
     """
     with opened(address) as source:
         tally = Tally()
@@ -58,14 +58,14 @@ def stats(address: str | None, *, as_json: bool) -> None:
                 progress.at = head.stream
                 for _ in tally.count(source, head):
                     progress.done += 1
-        found = tally.result(source)
+        result = tally.result(source)
     if as_json:
-        say_json(found)
+        say_json(result)
     else:
-        _print(found)
+        _print(result)
     if tally.damaged:
         say(
-            "Some sessions can not be read whole, nor counted: run `perdure verify`.",
+            "Some sessions are damaged and not fully counted: run `perdure verify`.",
             err=True,
             fg="red",
         )
@@ -73,13 +73,13 @@ def stats(address: str | None, *, as_json: bool) -> None:
 
 
 def _total(source: Opened) -> int:
-    """Return about how many records there are; positions of branches count on from their past."""
+    """Estimate the number of records; the positions of a branch include its parent's records."""
     heads = every_head(source.backend)
     return sum(head.position for head in heads if isinstance(head, Head))
 
 
 class Tally:
-    """What was counted so far."""
+    """The counts so far."""
 
     def __init__(self) -> None:
         self.sessions: Counter[str] = Counter()
@@ -91,7 +91,7 @@ class Tally:
         self.damaged: set[str] = set()
 
     def count(self, source: Opened, head: Head) -> Iterator[None]:
-        """Count one session; yields at each entry, so that progress can be told of."""
+        """Count one session; yields at each entry, so that the caller can update its progress."""
         self.sessions["deleted" if DELETED in head.labels else "live"] += 1
         batches = Batches(head.stream)
         kinds: Counter[str] = Counter()
@@ -108,12 +108,12 @@ class Tally:
         self.records += kinds
         self.bytes += size
         self.largest.append((size, kinds.total(), head.stream))
-        self.largest = sorted(self.largest, key=lambda one: (-one[0], one[2]))[:LARGEST]
+        self.largest = sorted(self.largest, key=lambda item: (-item[0], item[2]))[:LARGEST]
         if TURN_OPEN in head.labels:
             self._interrupted(source, head.stream)
 
     def _kinds(self, batches: Batches, name: str, entry: Entry) -> list[str]:
-        """Return the kinds of the records that became whole with this entry."""
+        """Return the kinds of the records that this entry completed."""
         try:
             linked = journal.inspect(name, entry)
             if linked.header.kind == Recovered.kind:
@@ -141,7 +141,7 @@ class Tally:
                     for turn in session.interrupted
                 ]
         except NotFoundError:
-            pass  # Deleted meanwhile.
+            pass  # Deleted since it was listed.
         except (DamagedError, VersionError):
             self.damaged.add(name)
 
@@ -165,33 +165,33 @@ class Tally:
         }
 
 
-def _print(found: dict[str, Any]) -> None:
-    say(safe(found["store"]), bold=True)
-    sessions = found["sessions"]
+def _print(result: dict[str, Any]) -> None:
+    say(safe(result["store"]), bold=True)
+    sessions = result["sessions"]
     branches = f" ({counted(sessions['branches'], 'branch')})" if sessions["branches"] else ""
     parts = [f"{sessions['live']:,}{branches}"]
     parts += [f"{sessions[key]:,} {key}" for key in ("deleted", "damaged") if sessions[key]]
     _fact("sessions", ", ".join(parts))
-    _fact("messages", f"{found['messages']:,}")
-    _fact("records", f"{sum(found['records'].values()):,}")
-    for kind, count in sorted(found["records"].items(), key=lambda item: (-item[1], item[0])):
+    _fact("messages", f"{result['messages']:,}")
+    _fact("records", f"{sum(result['records'].values()):,}")
+    for kind, count in sorted(result["records"].items(), key=lambda item: (-item[1], item[0])):
         _fact("", f"{count:>10,}  {safe(kind)}")
-    if found["torn"]:
-        _fact("torn", f"{found['torn']:,} entries that a crash cut off, not counted above")
-    exactly = "" if found["bytes"] < 1000 else f" ({found['bytes']:,})"  # noqa: PLR2004 - sized()
-    _fact("bytes", f"{sized(found['bytes'])}{exactly}")
-    for number, one in enumerate(found["largest"]):
+    if result["torn"]:
+        _fact("torn", f"{result['torn']:,} entries that a crash cut off, not counted above")
+    exact_bytes = "" if result["bytes"] < 1000 else f" ({result['bytes']:,})"  # noqa: PLR2004 - as in human_bytes
+    _fact("bytes", f"{sized(result['bytes'])}{exact_bytes}")
+    for number, session in enumerate(result["largest"]):
         label = "" if number else "largest"
-        records = counted(one["records"], "record")
-        _fact(label, f"{sized(one['bytes']):>10}  {safe(one['session'])}, {records}")
-    _fact("interrupted", counted(len(found["interrupted"]), "turn"))
-    for turn in found["interrupted"]:
-        named = f" ({safe(turn['correlation_id'])})" if turn["correlation_id"] else ""
-        _fact("", f"{safe(turn['session'])}, begun at {turn['position']}{named}")
-    promised = found["guarantees"]
-    _fact("guarantees", f"what was stored survives {promised['survives']}")
-    _fact("", f"shared by {promised['shared_by']}")
-    _fact("", promised["detail"])
+        records = counted(session["records"], "record")
+        _fact(label, f"{sized(session['bytes']):>10}  {safe(session['session'])}, {records}")
+    _fact("interrupted", counted(len(result["interrupted"]), "turn"))
+    for turn in result["interrupted"]:
+        correlation = f" ({safe(turn['correlation_id'])})" if turn["correlation_id"] else ""
+        _fact("", f"{safe(turn['session'])}, begun at {turn['position']}{correlation}")
+    guarantees = result["guarantees"]
+    _fact("guarantees", f"stored records survive {guarantees['survives']}")
+    _fact("", f"shared by {guarantees['shared_by']}")
+    _fact("", guarantees["detail"])
     say()
     say(COUNTED, dim=True)
 

@@ -1,7 +1,8 @@
-"""Which store a command reads, and how it ends: every command but `demo` goes through here.
+"""Open the store of a command, and map errors to exit codes. Every command but `demo` uses it.
 
-Reading never makes a store: what is not there is an error. Exit codes are for scripts: 0 all is
-well, 1 damage was found or nothing matched, 2 the call is wrong, 3 the store can not be read.
+Reading never creates a store: a missing store is an error. Exit codes are for scripts: 0 success,
+1 damage was found or nothing matched, 2 invalid arguments, 3 the store cannot be read. Addresses
+can hold passwords: never print one except through `named` or `without_password`.
 """
 
 import errno
@@ -34,62 +35,62 @@ from perdure.opening import (
 from perdure.store import Store
 
 BAD_NEWS, WRONG_CALL, UNAVAILABLE = 1, 2, 3
-NOBODY_READS = 128 + 13  # What a shell reports of a program that SIGPIPE ended.
+NOBODY_READS = 128 + 13  # The exit code that a shell reports for a program ended by SIGPIPE.
 DEFAULT = "agents.db"
-SUGGESTED = 5  # Ids; more are no help.
+SUGGESTED = 5  # Ids; more are not helpful.
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-# Words of a Postgres address that may be repeated beside its name. Who knows what else is secret?
+# Options of a Postgres address that may be printed. Any other option may be a secret.
 HARMLESS = ("accept=", "migrate=", "patience=", "sslmode=", "sslrootcert=", "target_session_attrs=")
 
 
 class Trouble(click.ClickException):
-    """What was asked for can not be done; the message says why, the exit code which way."""
+    """The command cannot be carried out; the message says why, the exit code of which kind."""
 
     def __init__(self, message: str) -> None:
         super().__init__(safe(message))
 
 
 class NotThereError(Trouble):
-    """Nothing matches, or what does is damaged."""
+    """Nothing matches, or the match is damaged."""
 
     exit_code = BAD_NEWS
 
 
 class WrongCallError(Trouble):
-    """The call can not work as it is."""
+    """The arguments are invalid."""
 
     exit_code = WRONG_CALL
 
 
 class NoStoreError(WrongCallError):
-    """No store was named, and there is none where one would be looked for."""
+    """No store was named, and there is none at the default path."""
 
 
 class UnreadableError(Trouble):
-    """The store can not be read."""
+    """The store cannot be read."""
 
     exit_code = UNAVAILABLE
 
 
 class Reading(click.Command):
-    """A command that reads a store. What goes wrong is one line, and an exit code for scripts."""
+    """A command that reads a store. Errors become one line and an exit code for scripts."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         try:
             return super().parse_args(ctx, [*args])
         except click.UsageError:
-            ctx.allow_extra_args = True  # Only to learn which words were too many.
-            if meant := _meant_store(ctx, super().parse_args(ctx, args)):
-                raise WrongCallError(meant) from None
+            ctx.allow_extra_args = True  # Only to find the surplus arguments.
+            if hint := _meant_store(ctx, super().parse_args(ctx, args)):
+                raise WrongCallError(hint) from None
             raise
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return self._invoke(ctx)
         except (NotThereError, WrongCallError) as error:
-            if any(map(holds_address, _words(ctx))):  # It may be repeated, with its password.
+            if any(map(holds_address, _words(ctx))):  # The message may quote it, with its password.
                 raise type(error)(misplaced(ctx)) from None
             raise
 
@@ -99,8 +100,8 @@ class Reading(click.Command):
         except NoStoreError as error:
             raise WrongCallError(_meant_store(ctx, _words(ctx)) or error.message) from error
         except NotThereError as error:
-            if meant := _meant_store(ctx, _words(ctx)):
-                raise NotThereError(f"{error.message} {meant}") from error
+            if hint := _meant_store(ctx, _words(ctx)):
+                raise NotThereError(f"{error.message} {hint}") from error
             raise
         except (DamagedError, NotFoundError) as error:
             raise NotThereError(str(error)) from error
@@ -111,32 +112,32 @@ class Reading(click.Command):
         except OSError as error:
             if error.errno != errno.EPIPE:
                 raise UnreadableError(str(error)) from error
-            # Whoever read the output has gone. Python would complain when it flushes at exit.
+            # The reader of the output is gone. Python would report that when it flushes at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             ctx.exit(NOBODY_READS)
 
 
 def _words(ctx: click.Context) -> Iterator[str]:
-    """Yield what stands where a session, or the beginning of one, is expected."""
+    """Yield the arguments given where a session id, or a prefix of one, is expected."""
     for param in ctx.command.params:
         if isinstance(param, click.Argument) and not isinstance(param.type, click.Path):
-            given = ctx.params.get(param.name)
-            yield from (given,) if isinstance(given, str) else given or ()
+            value = ctx.params.get(param.name)
+            yield from (value,) if isinstance(value, str) else value or ()
 
 
 def misplaced(ctx: click.Context | None) -> str:
-    """Say that an address stands where none is expected, without repeating it."""
+    """Return the error text for a misplaced store address, without quoting the address."""
     is_option = ctx is not None and any("--store" in param.opts for param in ctx.command.params)
     hint = ": did you mean --store?" if is_option else "."
-    return f"The address of a store stands where something else is expected{hint}"
+    return f"A store address was given where something else is expected{hint}"
 
 
 def _meant_store(ctx: click.Context, words: Iterable[str]) -> str | None:
-    """Say what was meant, if a word is a file and no store was named."""
+    """Return a hint if an argument is a file and no store was named."""
     if ctx.get_parameter_source("address") is ParameterSource.COMMANDLINE:
         return None
     for word in words:
-        if os.path.isfile(word):  # noqa: PTH113 - that of a Path raises where a name is too long.
+        if os.path.isfile(word):  # noqa: PTH113 - Path.is_file raises if a name is too long
             return f"{word!r} is a file: did you mean --store {shlex.quote(word)}?"
     return None
 
@@ -148,34 +149,34 @@ def store_option(command: F) -> F:
         "address",
         envvar="PERDURE_URL",
         metavar="URL",
-        help=f"The store: a path, or an address such as sqlite:path. [default: PERDURE_URL, else "
-        f"{DEFAULT} if it is here]",
+        help=f"Path or address of the store, such as sqlite:path. [default: PERDURE_URL, else "
+        f"{DEFAULT} if it exists]",
     )(command)
 
 
 class AsStored(Codec):
-    """Leaves values as the JSON trees that are stored: nobody's classes are needed to show them."""
+    """Leaves values as stored JSON trees: no application class is needed to show them."""
 
     def unpack(self, tree: Any, **_: object) -> Any:
-        """Return the tree."""
+        """Return the tree unchanged."""
         return tree
 
 
 class Opened(NamedTuple):
-    """A store for reading: as sessions, and as streams of entries."""
+    """A store opened for reading: its sessions, and its streams of entries."""
 
     store: Store
     backend: Backend
 
     @property
     def name(self) -> str:
-        """Which store it is, safe to print."""
+        """The name of the store, safe to print."""
         return safe(self.backend.name)
 
 
 @contextmanager
 def opened(address: str | None) -> Iterator[Opened]:
-    """Open a store that exists, and close it in the end."""
+    """Open an existing store; close it when the block ends."""
     backend = backend_of(existing(address))
     settings = settings_of(None, time.time, verify_writes=False)._replace(codec=AsStored())
     with Store(backend, settings) as store:
@@ -188,76 +189,78 @@ def existing(address: str | None) -> str:
             raise NoStoreError(_which())
         address = DEFAULT
     if scheme_of(address)[0] == "memory":
-        raise WrongCallError("A memory store is empty when it is opened: name one on disk.")
+        raise WrongCallError("A memory store is empty when it is opened: use one on disk.")
     if path := path_of(address):
         _require_there(path, address)
-    return not_making(address)  # Tables are not made either.
+    return not_making(address)  # Postgres tables are not created either.
 
 
 def _which() -> str:
     reason, url = f"Which store? There is no {DEFAULT} here", "URL"
-    found = [path.name for path in Path().glob("*.db") if path.is_file()]
-    if len(found) == 1:
-        reason, url = f"{reason}, but there is {found[0]}", shlex.quote(found[0])
+    files = [path.name for path in Path().glob("*.db") if path.is_file()]
+    if len(files) == 1:
+        reason, url = f"{reason}, but there is {files[0]}", shlex.quote(files[0])
     return f"{reason}: give --store {url}, or set PERDURE_URL."
 
 
 def _require_there(path: Path, address: str) -> None:
     if not path.exists():
-        raise UnreadableError(f"There is no store {address}: nothing was made.")
+        raise UnreadableError(f"There is no store {address}: nothing was created.")
     if path.is_file() and path.stat().st_size == 0 and not Path(f"{path}-wal").exists():
         raise UnreadableError(f"{address} is an empty file, not a store: nothing was changed.")
 
 
 def _is_postgres(address: str) -> bool:
-    """Whether an address names a Postgres store, and may hold a password."""
+    """Return whether an address names a Postgres store, and so may hold a password."""
     return scheme_of(address)[0] == "postgresql"
 
 
 def named(address: str) -> str:
-    """Return an address without a password, wherever it stands."""
+    """Return an address without its password, wherever in the address that is."""
     return postgres_of(address).name if _is_postgres(address) else address
 
 
 def without_password(address: str) -> str:
-    """Return an address to be typed again, with all that matters but a password."""
+    """Return an address for the user to type again: complete except for the password."""
     if not _is_postgres(address):
         return address
-    words = [word for word in address.partition("?")[2].split("&") if word.startswith(HARMLESS)]
+    options = [
+        option for option in address.partition("?")[2].split("&") if option.startswith(HARMLESS)
+    ]
     name = named(address)
-    return name + (("&" if "?" in name else "?") + "&".join(words) if words else "")
+    return name + (("&" if "?" in name else "?") + "&".join(options) if options else "")
 
 
 def head_of(backend: Backend, session: str) -> Head | None:
     """Return the head of a session, deleted or not, or None."""
-    found = next(backend.streams(prefix=session, limit=1), None) if session else None
-    return found if found is not None and found.stream == session else None
+    head = next(backend.streams(prefix=session, limit=1), None) if session else None
+    return head if head is not None and head.stream == session else None
 
 
 def require_head(source: Opened, session: str) -> Head:
-    """Return the head of a session, deleted or not; for an unknown one say which are close.
+    """Return the head of a session, deleted or not; raise with close matches if there is none.
 
-    One that has entries and no head is damaged, and not unknown.
+    A session with entries but no head is damaged, not unknown: DamagedError.
     """
     head = head_of(source.backend, session)
     if head is not None:
         return head
     if session and next(source.backend.read(session, limit=1), None) is not None:
-        # It may have been begun since.
+        # The session may have been created between the two reads.
         if (head := head_of(source.backend, session)) is not None:
             return head
         raise DamagedError(session, 0, "it has entries and no head")
     close = _close(source.backend, session)
-    hint = f" Close to it: {', '.join(map(repr, close))}." if close else ""
+    hint = f" Close matches: {', '.join(map(repr, close))}." if close else ""
     raise NotThereError(f"There is no session {session!r}.{hint} `perdure ls` lists them.")
 
 
 def _close(backend: Backend, session: str) -> list[str]:
-    """Return the ids that share the longest beginning with a session's."""
+    """Return the ids that share the longest prefix with a session id."""
     for length in range(len(session), 0, -1):
         heads = backend.streams(prefix=session[:length], without=[DELETED], limit=SUGGESTED)
-        if found := [head.stream for head in heads]:
-            return found
+        if ids := [head.stream for head in heads]:
+            return ids
     return []
 
 
@@ -269,9 +272,9 @@ def every_head(
     labels: Collection[str] = (),
     without: Collection[str] = (),
 ) -> Iterator[Head | DamagedError]:
-    """Yield the heads of sessions, deleted ones too; in place of a damaged one, what is wrong.
+    """Yield the heads of all sessions, deleted ones too; a damaged head yields its error instead.
 
-    A damaged head is stepped over. Where the store can not read its list, it ends there.
+    Listing continues after a damaged head. If the store cannot read its list at all, it ends there.
     """
     while True:
         try:

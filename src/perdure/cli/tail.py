@@ -1,4 +1,4 @@
-"""`perdure tail`: the last records of a session, and new ones as other processes write them."""
+"""`perdure tail`: show the last records of a session, and follow new ones."""
 
 import sys
 import time
@@ -31,25 +31,25 @@ from perdure.errors import DamagedError, NotFoundError, TornError, UnavailableEr
 from perdure.fold import DELETED
 from perdure.records import Record
 
-FIRST_PAUSE = 0.05  # Seconds; a person takes what comes within a blink for immediate.
-LONGEST_PAUSE = 1.0
+FIRST_PAUSE = 0.05  # Seconds between polls; shorter than people notice.
+LONGEST_PAUSE = 1.0  # Seconds; the limit while no record arrives.
 
 EXAMPLES = """\b
 Examples:
   perdure tail claim-4711             the last 10 records
-  perdure tail claim-4711 -f -n 0     what comes from now on, until Ctrl-C
+  perdure tail claim-4711 -f -n 0     new records only, until Ctrl-C
   perdure tail claim-4711 --json      for a program
 
 \b
 With --json, each line is an object: session, position, id, kind, time,
-digest, content; or session, position, unreadable for a record that can not
+digest, content; or session, position, unreadable for a record that cannot
 be read.
 """
 
 
 @click.command(cls=Reading, epilog=EXAMPLES)
 @click.argument("session")
-@click.option("-f", "--follow", is_flag=True, help="Go on with new records until Ctrl-C.")
+@click.option("-f", "--follow", is_flag=True, help="Follow new records until Ctrl-C.")
 @click.option(
     "-n",
     "--lines",
@@ -57,32 +57,32 @@ be read.
     default=10,
     show_default=True,
     metavar="N",
-    help="How many of the last records to begin with.",
+    help="Number of last records to show.",
 )
-@click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
 @store_option
 def tail(address: str | None, session: str, *, follow: bool, lines: int, as_json: bool) -> None:
-    """Show the last records of a session, one a line.
+    """Show the last records of a session, one per line.
 
-    On a terminal a long record is cut to its line, and says by how many characters; in a pipe and
-    with --json it is whole. With -f the session may also be created later, or deleted.
+    On a terminal, a long record is cut to one line that ends with the number of missing characters;
+    in a pipe and with --json it is complete. With -f, the session may be created later, or deleted.
     """
     with opened(address) as source:
         if not follow:
             require_head(source, session)
-        lines_of = _Lines(source, session, as_json=as_json)
+        printer = _Lines(source, session, as_json=as_json)
         try:
-            lines_of.last(lines)
+            printer.last(lines)
             if follow:
-                lines_of.follow(time.sleep)
+                printer.follow(time.sleep)
         except KeyboardInterrupt:
             return
-    if lines_of.damaged:
+    if printer.damaged:
         raise SystemExit(BAD_NEWS)
 
 
 class _Lines:
-    """Prints the records of one session, each once."""
+    """Prints the records of one session, each exactly once."""
 
     def __init__(self, source: Opened, session: str, *, as_json: bool) -> None:
         self._store, self._backend = source
@@ -90,62 +90,64 @@ class _Lines:
         self._as_json = as_json
         self._position = 0
         self._width = terminal_width() - 1 if at_terminal(sys.stdout) else None
-        self._trouble = ""
+        self._last_error = ""
         self.damaged = False
 
     def last(self, count: int) -> None:
-        """Print the last few records."""
+        """Print the last `count` records."""
         head = head_of(self._backend, self._session)
         if head is None:
-            self._tell(f"There is no session {self._session!r} yet: waiting for it.")
+            self._notify(f"There is no session {self._session!r} yet: waiting for it.")
             return
         self._position = max(head.position - count, 0)
         if count:
-            self._new()
+            self._print_new()
         self._position = max(self._position, head.position)
 
     def follow(self, sleep: Callable[[float], None]) -> None:
-        """Print new records for ever, looking again after pauses that grow while nothing comes."""
+        """Print new records forever; pauses between polls grow while no record arrives."""
         pause = FIRST_PAUSE
         while True:
             sleep(pause)
-            pause = FIRST_PAUSE if self._look() else min(pause * 1.5, LONGEST_PAUSE)
+            pause = FIRST_PAUSE if self._poll() else min(pause * 1.5, LONGEST_PAUSE)
 
-    def _look(self) -> bool:
-        """Print what is new; False if there was nothing, or if the store does not answer now."""
+    def _poll(self) -> bool:
+        """Print new records; return False if there are none, or the store is unavailable."""
         try:
             head = head_of(self._backend, self._session)
             if head is None or head.position <= self._position:
                 return False
-            self._new()
+            self._print_new()
             if DELETED in head.labels:
-                self._tell(f"Session {self._session!r} was deleted. It may be created again.")
-        except NotFoundError:  # Deleted while it was read: the next look shows that.
+                self._notify(f"Session {self._session!r} was deleted. It may be created again.")
+        except NotFoundError:  # Deleted while it was read: the next poll shows that.
             return False
         except (UnavailableError, DamagedError) as error:
-            if str(error) != self._trouble:  # Said once, not twice a second.
-                self._tell(str(error))
-            self._trouble = str(error)
+            if str(error) != self._last_error:  # Reported once, not at every poll.
+                self._notify(str(error))
+            self._last_error = str(error)
             return False
-        self._trouble = ""
+        self._last_error = ""
         return True
 
-    def _new(self) -> None:
+    def _print_new(self) -> None:
         damage: list[DamagedError] = []
         session, after = self._session, self._position
         for record in self._store.records(session, after=after, on_damage=damage.append):
             self._unreadable(damage, before=record.position)
             if record.position > self._position + 1 and record.kind == "deleted":
                 missed = record.position - self._position - 1
-                self._tell(f"{counted(missed, 'record')} before it: dropped before being seen.")
+                self._notify(
+                    f"{counted(missed, 'record')} before it: dropped before they were shown."
+                )
             self._position = record.position
             say_json(record_json(session, record)) if self._as_json else self._print(record)
         self._unreadable(damage, before=None)
 
     def _print(self, record: Record) -> None:
-        place = f"{record.position:>6}  {moment(record.time)}  "
-        room = None if self._width is None else self._width - columns(place)
-        say(click.style(place, dim=True) + first_line(one_line(record), room))
+        prefix = f"{record.position:>6}  {moment(record.time)}  "
+        room = None if self._width is None else self._width - columns(prefix)
+        say(click.style(prefix, dim=True) + first_line(one_line(record), room))
 
     def _unreadable(self, damage: list[DamagedError], *, before: int | None) -> None:
         while damage and (before is None or damage[0].position < before):
@@ -159,5 +161,5 @@ class _Lines:
             else:
                 say(f"{error.position:>6}  UNREADABLE: {safe(error.reason)}", fg="red")
 
-    def _tell(self, text: str) -> None:
+    def _notify(self, text: str) -> None:
         say(safe(text), err=True, dim=True)

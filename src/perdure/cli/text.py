@@ -1,8 +1,8 @@
-"""Text for a terminal, or for a pipe. What comes out of a store is never trusted here.
+"""Text output for a terminal or a pipe. Stored text is untrusted and is never printed raw.
 
-Stored text can hold escape sequences that rewrite the screen and invisible characters that turn
-the direction of reading. `safe` shows such characters as escapes; nothing reaches a terminal
-without it. Colours are `click.style`s around safe text, which `click.echo` takes off for a pipe.
+Stored text can hold escape sequences that rewrite the screen and invisible characters that reverse
+the reading direction. `safe` shows such characters as escapes; nothing reaches a terminal without
+it. Colors are `click.style`s around safe text; `click.echo` strips them for a pipe.
 """
 
 import json
@@ -16,11 +16,11 @@ from typing import Any, TextIO
 
 import click
 
-WIDTH_MIN, WIDTH_MAX = 40, 120  # Narrower, words fall apart; wider, the eye gets lost.
-TAB = 4
+WIDTH_MIN, WIDTH_MAX = 40, 120  # Columns; narrower breaks words apart, wider is hard to read.
+TAB = 4  # Columns.
 
-# Controls, directions of reading, line separators, invisible marks, surrogates, non-characters.
-# The joiners U+200C and U+200D stay: words of some languages, and emoji, need them.
+# Controls, reading directions, line separators, invisible marks, surrogates, non-characters.
+# The joiners U+200C and U+200D stay: some languages, and emoji, need them.
 UNSAFE = re.compile(
     "[\x00-\x1f\x7f-\x9f\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180e\u200b\u200e\u200f"
     "\u2028-\u202e\u2060-\u206f\u3164\ufeff\uffa0\ufff0-\ufffb\ufffe\uffff"
@@ -29,7 +29,7 @@ UNSAFE = re.compile(
 
 
 def safe(text: str) -> str:
-    """Return a text in one line in which every character is one that can be seen."""
+    """Return the text on one line, with every invisible or control character escaped."""
     return UNSAFE.sub(_escape, text)
 
 
@@ -38,12 +38,12 @@ def _escape(match: re.Match[str]) -> str:
 
 
 def compact(value: Any) -> str:
-    """Return JSON for people, in one safe line."""
+    """Return a value as JSON for people, on one safe line."""
     return safe(json.dumps(value, ensure_ascii=False))
 
 
 def say(text: str = "", *, err: bool = False, nl: bool = True, **style: Any) -> None:
-    """Print a line of safe text; what the output can not encode is shown as an escape."""
+    """Print a line of safe text; characters that the output cannot encode become escapes."""
     stream = sys.stderr if err else sys.stdout
     encoding = getattr(stream, "encoding", None) or "utf-8"
     text = text.encode(encoding, "backslashreplace").decode(encoding)
@@ -51,22 +51,22 @@ def say(text: str = "", *, err: bool = False, nl: bool = True, **style: Any) -> 
 
 
 def say_json(value: Any) -> None:
-    """Print a JSON document in one line of ASCII, so that no reader of it can be misled."""
+    """Print a JSON document on one line of ASCII, so that it cannot hide or forge characters."""
     click.echo(json.dumps(value, ensure_ascii=True))
 
 
 def at_terminal(stream: TextIO | None) -> bool:
-    """Whether a person is at the other end; a stream that was closed is None."""
+    """Return whether the stream is a terminal. A closed standard stream is None."""
     return stream is not None and stream.isatty()
 
 
 def terminal_width() -> int:
-    """Return how many columns to use."""
+    """Return the number of columns to use."""
     return min(max(shutil.get_terminal_size((80, 24)).columns, WIDTH_MIN), WIDTH_MAX)
 
 
 def columns(text: str) -> int:
-    """Return how many columns a safe text takes."""
+    """Return the display width of a safe text, in columns."""
     return len(text) if text.isascii() else sum(map(_columns, text))
 
 
@@ -77,12 +77,12 @@ def _columns(character: str) -> int:
 
 
 def pad(text: str, width: int) -> str:
-    """Return a text that takes at least so many columns."""
+    """Pad a text with spaces to at least `width` columns."""
     return text + " " * max(width - columns(text), 0)
 
 
 def wrapped(text: str, width: int) -> Iterator[str]:
-    """Yield the lines of a stored text, made safe, none wider than `width`."""
+    """Yield a stored text as safe lines, none wider than `width` columns."""
     for line in re.split(r"\r?\n", text):
         yield from _fill(safe(line.expandtabs(TAB)), width)
 
@@ -99,7 +99,7 @@ def _fill(line: str, width: int) -> Iterator[str]:
         while size > width:
             cut = _fitting(token, width)
             yield token[:cut]
-            token = token[cut:]  # noqa: PLW2901 - what is left of it.
+            token = token[cut:]  # noqa: PLW2901 - the rest of the token
             size = columns(token)
         filled, used = filled + token, used + size
     yield filled.rstrip(" ")
@@ -117,7 +117,7 @@ def _fitting(token: str, width: int) -> int:
 
 
 def first_line(text: str, width: int | None) -> str:
-    """Return a stored text in one safe line; where it is cut, it says how much is missing."""
+    """Return a stored text on one safe line; a cut line ends with the number of cut characters."""
     line = safe(re.sub(r"\r?\n", " ⏎ ", text.strip()).expandtabs(TAB))
     if width is None or columns(line) <= width:
         return line
@@ -127,17 +127,17 @@ def first_line(text: str, width: int | None) -> str:
 
 
 def moment(time: datetime) -> str:
-    """Return a time for people, in UTC, to the second."""
+    """Format a time for people: UTC, to the second."""
     return time.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
 def exact(time: datetime) -> str:
-    """Return a time for programs."""
+    """Format a time for programs: ISO 8601, UTC, microseconds."""
     return time.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
 def ago(time: datetime, now: datetime | None = None) -> str:
-    """Return how long ago something was, in the unit that fits."""
+    """Format a time relative to `now`, in the largest unit that fits."""
     seconds = ((now or datetime.now(UTC)) - time).total_seconds()
     size = abs(seconds)
     for unit, name in ((86_400, "day"), (3600, "hour"), (60, "minute"), (1, "second")):
@@ -149,20 +149,20 @@ def ago(time: datetime, now: datetime | None = None) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """Return a number and its noun."""
+    """Return a number with its noun, in the plural unless it is 1."""
     if number == 1:
         return f"1 {noun}"
-    plural = (
+    nouns = (
         f"{noun[:-1]}ies" if noun.endswith("ry") else noun + ("es" if noun[-2:] == "ch" else "s")
     )
-    return f"{number:,} {plural}"
+    return f"{number:,} {nouns}"
 
 
 def sized(number: int) -> str:
-    """Return a number of bytes for people."""
+    """Format a number of bytes for people, in powers of 1000."""
     size = float(number)
     for unit in ("B", "kB", "MB", "GB"):
-        if size < 1000:  # noqa: PLR2004 - what a kilo is.
+        if size < 1000:  # noqa: PLR2004 - a kilobyte
             return f"{number:,} B" if unit == "B" else f"{size:.1f} {unit}"
         size /= 1000
     return f"{size:,.1f} TB"

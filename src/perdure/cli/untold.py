@@ -1,4 +1,4 @@
-"""Events that a command tells in words of its own are kept out of the log meanwhile."""
+"""Mute log events that a command reports itself."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,8 +9,8 @@ from perdure.events import LOGGER
 
 @contextmanager
 def untold(event: str) -> Iterator[None]:
-    """Keep one kind of event from being logged."""
-    import logging  # Here, because most commands have no use for it.
+    """Suppress log records of one event while the block runs."""
+    import logging  # Imported late: most commands do not need it.
 
     def is_other(record: Any) -> bool:
         return getattr(record, "event", "") != event

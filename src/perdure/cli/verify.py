@@ -1,4 +1,4 @@
-"""`perdure verify`: what is whole, what is damaged and where, and what can be saved of it."""
+"""`perdure verify`: check sessions for damage, and salvage readable records."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,24 +31,26 @@ Examples:
   perdure verify                      every session of the store
   perdure verify claim-4711           one, or several, by their ids
   perdure verify --salvage saved.jsonl
-                                      and save what damaged ones still hold
+                                      save readable records of damaged ones
 
 \b
-With --json, each line is an object: session, state (ok, damaged, or newer
-for what a newer perdure wrote), entries, position, digest, torn, half_copied
-(a copy that lacks its end), first_bad (a position, or null where the damage
-is not in one entry) and problems, each with position and reason. A saved
-line is a record as `perdure show --json` prints it, or session, position and
+With --json, each line is an object: session, state (ok, damaged, or newer if
+a newer perdure wrote it), entries, position, digest, torn, half_copied (an
+incomplete copy), first_bad (a position, or null if the damage is not in one
+entry) and problems, each with position and reason. A salvaged line is a
+record as `perdure show --json` prints it, or session, position and
 unreadable.
 """
 
 
 @click.command(cls=Reading, epilog=EXAMPLES)
 @click.argument("sessions", nargs=-1, metavar="[SESSION]...")
-@click.option("--prefix", default="", help="Only sessions whose ids begin so.")
-@click.option("--salvage", "target", metavar="FILE", help="Save what damaged sessions still hold.")
-@click.option("-q", "--quiet", is_flag=True, help="Only damaged sessions, and the summary.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object a line, for each session.")
+@click.option("--prefix", default="", help="Only sessions whose id has this prefix.")
+@click.option(
+    "--salvage", "target", metavar="FILE", help="Save the readable records of damaged sessions."
+)
+@click.option("-q", "--quiet", is_flag=True, help="Print only damaged sessions and the summary.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per session.")
 @store_option
 def verify(
     address: str | None,
@@ -59,13 +61,13 @@ def verify(
     quiet: bool,
     as_json: bool,
 ) -> None:
-    """Read sessions whole and check them: chain, bodies, snapshots, labels.
+    """Check sessions for damage: chain, bodies, snapshots, labels.
 
-    Exits with 1 if anything is damaged. Salvaging writes every record that can be read to a new
-    file, as JSON lines; the store itself is never changed.
+    Sessions are read in full. Exits with 1 if anything is damaged. Salvaging writes every readable
+    record to a new file, as JSON lines; the store itself is never changed.
     """
     if sessions and prefix:
-        raise WrongCallError("Give ids, or --prefix, not both.")
+        raise WrongCallError("Give ids or --prefix, not both.")
     if target is not None and Path(target).exists():
         raise click.BadParameter(f"{target} exists: name a new file.", param_hint="'--salvage'")
     results: list[Result] = []
@@ -87,7 +89,7 @@ def verify(
                     print_result(result)
     if not as_json:
         print_summary(checked, results, target)
-    _end(checked, results, asked=bool(prefix))
+    _end(checked, results, filtered=bool(prefix))
 
 
 def _wanted(
@@ -119,11 +121,11 @@ def _verify(source: Opened, head: Head | DamagedError, salvage: Salvage) -> Resu
             return Result(head.stream, "ok", session.verify())
     except NotFoundError as error:
         now = head_of(source.backend, head.stream)
-        if now is None or DELETED in now.labels:  # Deleted meanwhile.
+        if now is None or DELETED in now.labels:  # Deleted since it was listed.
             return Result(head.stream, "ok")
-        if now != head:  # And begun anew.
+        if now != head:  # Deleted and created again.
             return _verify(source, now, salvage)
-        lost = DamagedError(head.stream, 0, f"what it is a branch of is gone: {error}")
+        lost = DamagedError(head.stream, 0, f"the parent of this branch is gone: {error}")
         return _examined(store, head.stream, lost, salvage)
     except VersionError as error:
         return Result(head.stream, "newer", reason=str(error))
@@ -131,8 +133,8 @@ def _verify(source: Opened, head: Head | DamagedError, salvage: Salvage) -> Resu
         return _examined(store, head.stream, error, salvage)
 
 
-def _examined(store: Store, session: str, found: DamagedError, salvage: Salvage) -> Result:
-    """Read as much of a damaged session as there is."""
+def _examined(store: Store, session: str, first_error: DamagedError, salvage: Salvage) -> Result:
+    """Read as much of a damaged session as possible."""
     damage: list[DamagedError] = []
     saved = 0
     try:
@@ -143,19 +145,19 @@ def _examined(store: Store, session: str, found: DamagedError, salvage: Salvage)
         damage.append(error)
     except (NotFoundError, VersionError) as error:
         damage.append(DamagedError(session, 0, str(error)))
-    # Several ways to the same damage tell of it several times.
-    damage = [problem for problem in damage if not isinstance(problem, TornError)] or [found]
+    # The same damage can be reported more than once.
+    damage = [problem for problem in damage if not isinstance(problem, TornError)] or [first_error]
     problems = list({(problem.position, problem.reason): problem for problem in damage}.values())
     for problem in problems:
         salvage.write(damage_json(session, problem))
     return Result(session, "damaged", None, tuple(problems), saved)
 
 
-def _end(checked: int, results: list[Result], *, asked: bool) -> None:
+def _end(checked: int, results: list[Result], *, filtered: bool) -> None:
     if any(result.state == "damaged" for result in results):
         raise SystemExit(BAD_NEWS)
     if results:
         raise SystemExit(UNAVAILABLE)
-    if asked and not checked:
+    if filtered and not checked:
         say("No session matches.", err=True)
         raise SystemExit(BAD_NEWS)

@@ -1,4 +1,4 @@
-"""What `perdure verify` prints and saves: a line for each session, a summary, a file of records."""
+"""The output of `perdure verify`: a line per session, a summary, and the salvage file."""
 
 import json
 import os
@@ -12,11 +12,11 @@ from perdure.cli.text import counted, safe, say
 from perdure.errors import DamagedError
 from perdure.views import Verified
 
-TOLD = 10  # Stretches of unreadable entries that are told of one by one.
+TOLD = 10  # Ranges of unreadable entries listed one by one; --json lists all.
 
 
 class Result(NamedTuple):
-    """What became of one session."""
+    """The result for one session."""
 
     session: str
     state: str
@@ -52,7 +52,7 @@ def print_result(result: Result) -> None:
     if result.state == "ok":
         entries = counted(result.verified.entries, "entry") if result.verified else "deleted"
         half = result.verified is not None and result.verified.half_copied
-        missing = "; a copy that lacks its end: copy it again" if half else ""
+        missing = "; an incomplete copy: copy it again" if half else ""
         say(f"{click.style('OK', fg='green')}       {name}  {entries}{missing}")
         return
     if result.state == "newer":
@@ -61,17 +61,17 @@ def print_result(result: Result) -> None:
     first = result.first_bad
     where = f"first bad position {first}" if first else "not in one entry"
     say(f"{click.style('DAMAGED', fg='red', bold=True)}  {name}  {where}")
-    stretches = list(_stretches(result.problems))
-    for stretch in stretches[:TOLD]:
-        say(f"         {safe(stretch)}")
-    if len(stretches) > TOLD:
-        more = counted(len(stretches) - TOLD, "more stretch")
+    ranges = list(_ranges(result.problems))
+    for damaged_range in ranges[:TOLD]:
+        say(f"         {safe(damaged_range)}")
+    if len(ranges) > TOLD:
+        more = counted(len(ranges) - TOLD, "more range")
         say(f"         and {more} like these: --json lists all of them")
     say(f"         {counted(result.saved, 'record')} can be read")
 
 
-def _stretches(problems: tuple[DamagedError, ...]) -> Iterator[str]:
-    """Yield positions and reasons, neighbours with the same reason together."""
+def _ranges(problems: tuple[DamagedError, ...]) -> Iterator[str]:
+    """Yield positions with reasons; adjacent positions with the same reason are merged."""
     first = last = 0
     reason = ""
     for error in sorted(problems, key=lambda error: error.position):
@@ -103,11 +103,11 @@ def print_summary(checked: int, results: list[Result], target: str | None) -> No
         lost = sum(len(result.problems) for result in damaged)
         say(f"{counted(saved, 'record')} saved to {safe(target)}, {lost} could not be read.")
     elif damaged:
-        say("Keep a copy of the store. --salvage FILE saves what can be read.")
+        say("Keep a copy of the store. --salvage FILE saves the readable records.")
 
 
 class Salvage:
-    """Saves records to a file that is made when there is something to save."""
+    """Saves records to a file, which is created with the first record."""
 
     def __init__(self, target: str | None) -> None:
         self._target = target

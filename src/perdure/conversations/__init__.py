@@ -1,1 +1,1 @@
-"""What was said, beyond single messages: taken in, streamed, cut to a window, summed up."""
+"""Conversations beyond single messages: intake, streaming, windows, summaries."""

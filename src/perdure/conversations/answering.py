@@ -1,4 +1,8 @@
-"""A streamed answer on its way into the journal. Pure: whoever reads the stream has the clock."""
+"""Plans that store a streamed answer: chunks come in, plans go out.
+
+Pure: never reads the stream, waits or looks at a clock. The stream object does, and decides when
+to call `piece`.
+"""
 
 from perdure import saying
 from perdure.conversations import talking
@@ -12,46 +16,50 @@ from perdure.saying import Ownership, Voice
 
 
 class Answering:
-    """Takes the chunks of one answer, and says what is to be stored of it, and when it is whole."""
+    """Collects the chunks of one answer and plans the records that store it."""
 
     def __init__(
-        self, replica: Replica, turn: Ownership, voice: Voice, asked: Asked | None = None
+        self, replica: Replica, turn: Ownership, voice: Voice, model_call: Asked | None = None
     ) -> None:
         self._replica = replica
-        self._asked = asked
+        self._model_call = model_call
         self._turn = turn
         self._voice = voice
         self._id = replica.settings.new_id()
         self._collector: Collector | None = None
 
     def take(self, chunk: object) -> None:
-        """Take the next chunk; what is none is UsageError."""
+        """Add the next chunk; UsageError if it is not a chunk."""
         if self._collector is None:
             self._collector = collector_for(chunk)
         try:
             self._collector.take(chunk)
         except (TypeError, AttributeError, LookupError, RecursionError) as error:
-            raise UsageError(f"a {type(chunk).__qualname__} that is no chunk: {error}") from error
+            raise UsageError(f"a {type(chunk).__qualname__} is not a chunk: {error}") from error
 
     @property
     def said(self) -> list[Taken]:
-        """What was said so far."""
+        """The messages of the answer so far."""
         return self._collector.messages() if self._collector else []
 
     def piece(self) -> Plan | None:
-        """Return a plan that makes what came since the last one durable, if anything did."""
+        """Return a plan that stores the chunks since the last piece; None if there are none."""
         data = self._collector.piece() if self._collector else None
         if data is None:
             return None
         return talking.add_piece(self._replica, self._turn.turn, self._id, data)
 
     def end(self, duration: float = 0.0) -> Plan | None:
-        """Return the plan for the end of the stream: the whole message, or what there is of it."""
-        taken = self.said
-        if self._collector is None or not self._collector.finished() or not taken:
+        """Return the plan for the end of the stream, or None if nothing is left to store.
+
+        A finished answer is stored as messages, an unfinished one as its last piece.
+        `duration` is in seconds.
+        """
+        messages = self.said
+        if self._collector is None or not self._collector.finished() or not messages:
             return self.piece()
         plan = saying.say_taken(
-            self._replica, taken, voice=self._voice, turn=self._turn, answer=self._id
+            self._replica, messages, voice=self._voice, turn=self._turn, answer=self._id
         )
-        asked = self._asked
-        return plan if asked is None else asked.answering(plan, self._turn, duration)
+        model_call = self._model_call
+        return plan if model_call is None else model_call.answering(plan, self._turn, duration)

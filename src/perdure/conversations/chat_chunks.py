@@ -1,7 +1,10 @@
-"""Chunks of a streamed chat completion → what was said so far. Pure.
+"""Collect the chunks of a streamed chat completion into storable pieces and messages.
 
-A piece is a chunk of its own: the chunks since the piece before, merged. What depends on the whole
-stream, such as which deltas make one tool call, is decided only when the answer is put together.
+Chunks come in; pieces and messages go out. Pure, and a chunk is never changed.
+
+A piece has the form of a chunk: the chunks since the previous piece, merged. Decisions that depend
+on the whole stream, such as which deltas form one tool call, are made only when the answer is
+assembled, so that a stream can be cut into pieces anywhere.
 """
 
 from collections.abc import Iterable
@@ -21,11 +24,11 @@ class ChatCollector:
     def __init__(self) -> None:
         self._pieces: list[dict[str, Any]] = []
         self._recent = Merged()
-        self._told = Merged()
+        self._stored = Merged()
         self._ended: dict[int, bool] = {}
 
     def take(self, chunk: object) -> None:
-        """Take a chunk, as an object or a dict, or an event of the SDK's own stream helper."""
+        """Add a chunk, as an object or a dict, or an event of the SDK's own stream helper."""
         data = _data_of(chunk)
         if data is None:
             return
@@ -41,11 +44,11 @@ class ChatCollector:
             self._ended[index] = ended or self._ended.get(index, False)
 
     def piece(self) -> dict[str, Any] | None:
-        chunk = self._recent.chunk(self._told)
+        chunk = self._recent.chunk(self._stored)
         self._recent = Merged()
         if not chunk:
             return None
-        self._told.note(chunk)
+        self._stored.note(chunk)
         piece = {"format": FORMAT, "chunk": chunk}
         self._pieces.append(piece)
         return piece
@@ -54,12 +57,12 @@ class ChatCollector:
         return bool(self._ended) and all(self._ended.values())
 
     def messages(self) -> list[Taken]:
-        recent = {"format": FORMAT, "chunk": self._recent.chunk(self._told)}
+        recent = {"format": FORMAT, "chunk": self._recent.chunk(self._stored)}
         return rebuilt([*self._pieces, recent])
 
 
 def rebuilt(pieces: Iterable[dict[str, Any]]) -> list[Taken]:
-    """Return the answer that some pieces make; nothing if no choice is in them."""
+    """Return the answer that the pieces add up to; empty if they contain no choice."""
     merged = Merged()
     for piece in pieces:
         merged.add(piece["chunk"])
@@ -67,7 +70,7 @@ def rebuilt(pieces: Iterable[dict[str, Any]]) -> list[Taken]:
 
 
 def _data_of(chunk: object) -> Any:
-    """Return a chunk as data, or None for an event of the helper that only retells a chunk."""
+    """Return a chunk as data; None for a helper event that repeats an earlier chunk."""
     if type(chunk) is dict:
         return chunk
     if hasattr(chunk, "choices"):
@@ -76,8 +79,8 @@ def _data_of(chunk: object) -> Any:
     if inner is not None:
         return dump(inner)
     kind = getattr(chunk, "type", None)
-    retold = ("content.", "refusal.", "tool_calls.", "logprobs.")
-    return None if isinstance(kind, str) and kind.startswith(retold) else dump(chunk) or {}
+    repeats = ("content.", "refusal.", "tool_calls.", "logprobs.")
+    return None if isinstance(kind, str) and kind.startswith(repeats) else dump(chunk) or {}
 
 
 def _is_chunk(data: Any) -> bool:
@@ -90,7 +93,7 @@ def _is_chunk(data: Any) -> bool:
 
 
 class Merged:
-    """Several chunks as one. Fields around the deltas are sent whole: the last one counts."""
+    """Several chunks merged into one. Fields outside the deltas are sent whole: the last wins."""
 
     def __init__(self) -> None:
         self.fields: dict[str, Any] = {}
@@ -101,32 +104,32 @@ class Merged:
             if name == "choices":
                 for choice in value or ():
                     self.choice(choice.get("index") or 0).add(choice)
-            elif name != "obfuscation":  # Random padding against eavesdroppers.
+            elif name != "obfuscation":  # Random padding against traffic analysis.
                 fields = self.fields
                 if name not in fields or fields[name] != value:
                     _replace(fields, name, value)
 
     def choice(self, index: int) -> "Choice":
-        found = self.choices.get(index)
-        if found is None:
-            found = self.choices[index] = Choice()
-        return found
+        choice = self.choices.get(index)
+        if choice is None:
+            choice = self.choices[index] = Choice()
+        return choice
 
-    def chunk(self, told: "Merged") -> dict[str, Any]:
-        """Return the chunk that says what all of them said, without what was told already."""
-        chunk = _news(self.fields, told.fields)
+    def chunk(self, stored: "Merged") -> dict[str, Any]:
+        """Return the merged chunk, without the fields that earlier pieces already stored."""
+        chunk = _news(self.fields, stored.fields)
         choices = []
         for index, choice in self.choices.items():
-            before = told.choices.get(index)
-            said = choice.chunk(before.fields if before is not None else {})
-            if said or before is None:
-                choices.append({"index": index, **said})
+            earlier = stored.choices.get(index)
+            data = choice.chunk(earlier.fields if earlier is not None else {})
+            if data or earlier is None:
+                choices.append({"index": index, **data})
         if choices:
             chunk["choices"] = choices
         return chunk
 
     def note(self, chunk: dict[str, Any]) -> None:
-        """Keep what a chunk told apart from deltas, which are never told twice."""
+        """Remember the fields that a stored chunk had, except deltas, which never repeat."""
         for name, value in chunk.items():
             if name != "choices":
                 self.fields[name] = value
@@ -135,7 +138,7 @@ class Merged:
             fields.update((name, choice[name]) for name in choice.keys() - {"delta"})
 
     def completion(self) -> dict[str, Any]:
-        """Return the completion as it would have come without streaming."""
+        """Return the completion as it would have arrived without streaming."""
         choices = [
             {"index": index, **choice.completed()} for index, choice in sorted(self.choices.items())
         ]
@@ -143,7 +146,7 @@ class Merged:
 
 
 class Choice:
-    """What one choice said: merged deltas, tool calls as they came, and the fields around them."""
+    """One choice: merged deltas, tool-call deltas in arrival order, and the fields around them."""
 
     def __init__(self) -> None:
         self.fields: dict[str, Any] = {}
@@ -171,15 +174,15 @@ class Choice:
 
     def _add_logprobs(self, logprobs: dict[str, Any]) -> None:
         for name, value in logprobs.items():
-            found = self._logprobs.get(name)
-            if type(value) is list and found is not None:
-                found.extend(value)
+            values = self._logprobs.get(name)
+            if type(value) is list and values is not None:
+                values.extend(value)
             elif value is not None or name not in self._logprobs:
                 self._logprobs[name] = list(value) if type(value) is list else value
 
-    def chunk(self, told: dict[str, Any]) -> dict[str, Any]:
-        """Return the fields that are news, and what was said."""
-        chunk = _news(self.fields, told)
+    def chunk(self, stored: dict[str, Any]) -> dict[str, Any]:
+        """Return the fields that differ from those stored before, and the merged delta."""
+        chunk = _news(self.fields, stored)
         if self._logprobs:
             chunk["logprobs"] = rendered(self._logprobs)
         delta = rendered(self._delta)
@@ -188,7 +191,7 @@ class Choice:
         return {**chunk, "delta": delta} if delta else chunk
 
     def completed(self) -> dict[str, Any]:
-        """Return the fields with the message, as they would have come without streaming."""
+        """Return the choice with its message, as it would have arrived without streaming."""
         message = {"role": "assistant", "content": None, **rendered(self._delta)}
         if self._calls is not None:
             message["tool_calls"] = _calls(self._calls)
@@ -196,11 +199,11 @@ class Choice:
         return {**self.fields, **logprobs, "message": message}
 
 
-def _news(fields: dict[str, Any], told: dict[str, Any]) -> dict[str, Any]:
+def _news(fields: dict[str, Any], stored: dict[str, Any]) -> dict[str, Any]:
     return {
         name: value
         for name, value in fields.items()
-        if name not in told or (value is not None and told[name] != value)
+        if name not in stored or (value is not None and stored[name] != value)
     }
 
 
@@ -210,24 +213,28 @@ def _replace(fields: dict[str, Any], name: str, value: Any) -> None:
 
 
 def _add_call(calls: list[dict[str, Any]], call: dict[str, Any]) -> None:
-    """Add a delta of a tool call: to the call that it continues, or as one more for `_calls`."""
+    """Add a tool-call delta: merge it into the delta that it continues, or append it.
+
+    Only a delta with neither id nor name certainly continues another; `_calls` decides the rest.
+    """
     index = call.get("index")
     if not call.get("id") and not _name(call):
-        for found in reversed(calls):
-            if found.get("index") == index:
-                merge_all(found, call)
+        for earlier in reversed(calls):
+            if earlier.get("index") == index:
+                merge_all(earlier, call)
                 return
-    added: dict[str, Any] = {}
-    merge_all(added, call)
-    calls.append(added)
+    new_call: dict[str, Any] = {}
+    merge_all(new_call, call)
+    calls.append(new_call)
 
 
 def _calls(deltas: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Put tool calls together, in the order of their indexes.
+    """Assemble tool calls from their deltas, in the order of their indexes.
 
     Providers differ: some repeat the id or the name in every delta, some send the name in parts or
     late, some give each delta a new id, some send parallel calls under one index or under none. A
-    delta begins another call if it has a name and an id that differs from its call's.
+    delta begins another call if it has a name, and either no index or an id that differs from that
+    of its index's current call.
     """
     calls: list[tuple[int, dict[str, Any]]] = []
     current: dict[object, dict[str, Any]] = {}
@@ -251,13 +258,13 @@ def _begins(delta: dict[str, Any], call: dict[str, Any]) -> bool:
 
 
 def _join_call(call: dict[str, Any], delta: dict[str, Any]) -> None:
-    known, name = call.get("id"), _name(call)
+    call_id, name = call.get("id"), _name(call)
     merge_all(call, rendered(delta))
-    if known:
-        call["id"] = known
-    more = _name(delta)
-    if name and more and name != more:
-        call["function" if "function" in call else "custom"]["name"] = name + more
+    if call_id:
+        call["id"] = call_id
+    delta_name = _name(delta)
+    if name and delta_name and name != delta_name:
+        call["function" if "function" in call else "custom"]["name"] = name + delta_name
 
 
 def _name(call: dict[str, Any]) -> str:

@@ -1,7 +1,9 @@
-"""Chunks of a stream → what was said so far, in pieces that can be stored on the way. Pure.
+"""Collect a streamed answer into storable pieces, and rebuild the answer from them.
 
-A piece holds what came since the one before. Pieces are cut wherever it suits: those of one answer
-make it again, up to where the last was cut.
+Chunks of any known provider come in; pieces (plain data) and messages go out. Pure.
+
+A piece holds everything since the previous one. Pieces may be cut anywhere: all pieces of an answer
+rebuild it up to the point where the last one was cut.
 """
 
 from collections.abc import Sequence
@@ -14,27 +16,27 @@ from perdure.plain import field_of
 
 
 class Collector(Protocol):
-    """Collects one streamed answer, whatever colour the code has that reads the stream."""
+    """Collects one streamed answer, for sync and async readers alike."""
 
     def take(self, chunk: object) -> None:
-        """Take the next chunk. What is none is UsageError, and changes nothing."""
+        """Add the next chunk. Anything else raises UsageError and changes nothing."""
         ...
 
     def piece(self) -> dict[str, Any] | None:
-        """Return what came since the last piece, as plain data for `rebuild`; None if nothing."""
+        """Return the data since the last piece, for `rebuild`; None if there is none."""
         ...
 
     def finished(self) -> bool:
-        """Whether the provider said that the answer is over, complete or failed.
+        """Whether the provider has declared the answer over, complete or failed.
 
-        More may follow, such as the usage: read the stream to its end all the same.
+        More may follow, such as the usage: keep reading to the end of the stream.
         """
         ...
 
     def messages(self) -> list[Taken]:
-        """Return what was said so far, as `intake.take` gives an answer that was not streamed.
+        """Return the messages so far, in the form `intake.take` gives an unstreamed answer.
 
-        Until something was said it is empty.
+        Empty until the answer has content.
         """
         ...
 
@@ -46,7 +48,7 @@ _REBUILT = {
 
 
 def collector_for(chunk: object) -> Collector:
-    """Return a collector for the stream that a chunk begins; the chunk is not yet taken."""
+    """Return a collector for the stream that begins with a chunk; the chunk is not added yet."""
     if field_of(chunk, "object") == "chat.completion":
         raise UsageError("a whole chat completion is not a chunk of a stream: append it as it is")
     if isinstance(field_of(chunk, "choices"), list) or field_of(chunk, "chunk") is not None:
@@ -54,18 +56,18 @@ def collector_for(chunk: object) -> Collector:
     kind = field_of(chunk, "type")
     if isinstance(kind, str) and (kind.startswith("response.") or kind == "error"):
         return response_events.ResponseCollector()
-    reason = f"a {type(chunk).__qualname__} is not known as a chunk of a stream"
+    reason = f"a {type(chunk).__qualname__} is not a known chunk of a stream"
     raise UsageError(f"{reason}: give chunks of chat completions or events of responses")
 
 
 def rebuild(pieces: Sequence[dict[str, Any]]) -> list[Taken]:
-    """Return what the collector's `messages` gave when the last of its pieces was cut."""
+    """Return the messages that the collector had when the last of these pieces was cut."""
     try:
         formats = {str(piece["format"]) for piece in pieces}
         if len(formats) > 1:
             raise UsageError(f"pieces of several answers ({', '.join(sorted(formats))})")
-        for found in formats - _REBUILT.keys():
-            raise VersionError("a piece of a streamed answer", found, ", ".join(_REBUILT))
+        for unknown in formats - _REBUILT.keys():
+            raise VersionError("a piece of a streamed answer", unknown, ", ".join(_REBUILT))
         return _REBUILT[formats.pop()](pieces) if formats else []
     except (LookupError, TypeError, AttributeError) as error:
         reason = "these are not the pieces of a streamed answer"

@@ -1,4 +1,7 @@
-"""Where a conversation may be cut, so that nothing is torn that belongs together. Pure."""
+"""Find the indexes where a conversation may be cut without separating calls from results.
+
+Stored messages come in, booleans per index go out. Pure; nothing is changed.
+"""
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -8,44 +11,44 @@ from perdure.formats.parts import Native, Said
 from perdure.formats.responses_items import CALLS, HOSTED, needs_id
 
 
-def safe_cut(said: Sequence[Said], index: int) -> bool:
-    """Whether a window may begin at this index; for several, ask `safe_cuts` once."""
-    return safe_cuts(said)[index]
+def safe_cut(messages: Sequence[Said], index: int) -> bool:
+    """Whether a window may begin at this index; for several, call `safe_cuts` once."""
+    return safe_cuts(messages)[index]
 
 
-def safe_cuts(said: Sequence[Said]) -> list[bool]:
+def safe_cuts(messages: Sequence[Said]) -> list[bool]:
     """Return, for each index and the end, whether a window may begin there.
 
-    It may not between a call and its result, at a result without a call, nor inside an answer of
-    the Responses API, whose items hold on to their reasoning. Calls that were never answered do not
-    count: they are closed by a notice wherever they stand.
+    A window may not begin between a call and its result, at a result without a call, or inside an
+    answer of the Responses API, whose items depend on their reasoning. Calls that were never
+    answered do not count: a notice closes them wherever they are.
     """
-    whole = [*_pairs(said), *_answers(said)]
-    change = [0] * (len(said) + 2)
-    for first, last in whole:
+    spans = [*_pairs(messages), *_answers(messages)]
+    change = [0] * (len(messages) + 2)
+    for first, last in spans:
         change[first] += 1
         change[last + 1] -= 1
-    safe, inside = [], 0
-    for step in change[: len(said) + 1]:
-        inside += step
-        safe.append(inside == 0)
+    safe, open_spans = [], 0
+    for step in change[: len(messages) + 1]:
+        open_spans += step
+        safe.append(open_spans == 0)
     safe[0] = True
     return safe
 
 
-_Span = tuple[int, int]  # The first and the last index at which no window may begin.
+_Span = tuple[int, int]  # First and last index at which no window may begin.
 
 
-def _pairs(said: Sequence[Said]) -> Iterator[_Span]:
-    waiting: dict[str, list[int]] = {}
+def _pairs(messages: Sequence[Said]) -> Iterator[_Span]:
+    calls: dict[str, list[int]] = {}
     answered: dict[str, int] = {}
-    for index, each in enumerate(said):
-        for id in answers(each.message):
-            if waiting.get(id):
-                answered[id] = waiting[id].pop()
+    for index, stored in enumerate(messages):
+        for id in answers(stored.message):
+            if calls.get(id):
+                answered[id] = calls[id].pop()
             yield answered.get(id, index - 1) + 1, index
-        for call in () if each.interrupted else open_calls(each.message):
-            waiting.setdefault(call.id, []).append(index)
+        for call in () if stored.interrupted else open_calls(stored.message):
+            calls.setdefault(call.id, []).append(index)
 
 
 class _Run(NamedTuple):
@@ -53,14 +56,18 @@ class _Run(NamedTuple):
 
     first: int
     last: int
-    led: bool  # Whether reasoning came before.
+    led: bool  # Whether reasoning came before them.
 
 
-def _answers(said: Sequence[Said]) -> Iterator[_Span]:
-    """Yield the insides of answers; where no reasoning leads, what needs one's id also binds."""
+def _answers(messages: Sequence[Said]) -> Iterator[_Span]:
+    """Yield the spans inside answers.
+
+    Without leading reasoning, an item that must keep its id also protects the answer's first index:
+    the reasoning it depends on may have been cut away.
+    """
     runs: dict[str, _Run] = {}  # By turn: two workers may write at the same time.
-    for index, each in enumerate(said):
-        type_, turn = _item_type(each.message), each.turn
+    for index, stored in enumerate(messages):
+        type_, turn = _item_type(stored.message), stored.turn
         run = runs.pop(turn, None)
         if not type_:
             continue
@@ -74,7 +81,7 @@ def _answers(said: Sequence[Said]) -> Iterator[_Span]:
 
 
 def _item_type(message: Native) -> str:
-    """Return the type of an item of an answer, if the message is one."""
+    """Return the type of a message that is an item of a response; "" for any other."""
     type_ = message.get("type")
     if type(type_) is not str:
         return ""

@@ -1,25 +1,27 @@
-"""Merge the deltas of a stream: text is joined, lists grow or are matched by index. Pure.
+"""Merge the deltas of a stream: text is joined, list items are appended or matched by index.
+
+Deltas come in, a merged tree goes out. Pure; a delta is never kept or changed.
 
 Merging is associative, so that a stream can be cut into pieces anywhere: merging the merged pieces
-gives what merging every delta gives. That holds while a field keeps its kind; a number where there
-was text replaces it.
+gives the same as merging every delta. That holds while a field keeps its type; a number replaces
+text.
 """
 
 from typing import Any
 
-# Words that are sent whole, by some providers in every delta.
+# Fields that are sent whole, by some providers in every delta: replaced, never joined.
 _WHOLE = frozenset({"format", "id", "index", "name", "object", "role", "status", "type"})
 
-# Parts of a message's content that some providers send in pieces without an index.
+# Content parts that some providers stream without an index: joined with the part before.
 _FLOWING = frozenset({"text", "thinking"})
 
 
 class Text(list[str]):
-    """The pieces of a text, joined only when it is rendered: joining each time is quadratic."""
+    """The pieces of a text, joined only by `rendered`: joining each time would be quadratic."""
 
 
 def merge_all(tree: dict[str, Any], delta: dict[str, Any]) -> None:
-    """Merge each field of a delta into a tree. The delta is not kept and not changed."""
+    """Merge each field of a delta into a tree. The delta is neither kept nor changed."""
     for name, value in delta.items():
         merge(tree, name, value)
 
@@ -35,26 +37,26 @@ def merge(tree: dict[str, Any], name: str, value: Any) -> None:
     elif value is None:
         tree.setdefault(name, None)
     elif kind is dict:
-        found = tree.get(name)
-        if type(found) is not dict:
-            found = tree[name] = {}
-        merge_all(found, value)
+        current = tree.get(name)
+        if type(current) is not dict:
+            current = tree[name] = {}
+        merge_all(current, value)
     elif kind is list:
-        found = tree.get(name)
-        if type(found) is not list:
-            found = tree[name] = [] if type(found) is not Text else [_text_part(found)]
+        current = tree.get(name)
+        if type(current) is not list:
+            current = tree[name] = [] if type(current) is not Text else [_text_part(current)]
         for item in value:
-            _merge_item(found, item)
+            _merge_item(current, item)
     else:
         tree[name] = value
 
 
 def _merge_text(tree: dict[str, Any], name: str, text: str) -> None:
-    found = tree.get(name)
-    if type(found) is Text:
-        found.append(text)
-    elif type(found) is list:
-        _merge_item(found, {"type": "text", "text": text})
+    current = tree.get(name)
+    if type(current) is Text:
+        current.append(text)
+    elif type(current) is list:
+        _merge_item(current, {"type": "text", "text": text})
     else:
         tree[name] = Text((text,))
 
@@ -67,27 +69,27 @@ def _merge_item(items: list[Any], item: Any) -> None:
     if type(item) is not dict:
         items.append(rendered(item))
         return
-    found = _continued(items, item)
-    if found is None:
-        found = {}
-        items.append(found)
-    merge_all(found, item)
+    target = _continued(items, item)
+    if target is None:
+        target = {}
+        items.append(target)
+    merge_all(target, item)
 
 
 def _continued(items: list[Any], item: dict[str, Any]) -> dict[str, Any] | None:
-    """Return the item in a list that another one continues."""
+    """Return the list item that a new item continues; None if it begins another."""
     kind, index = item.get("type"), item.get("index")
     if index is None:
         last = items[-1] if items and kind in _FLOWING else None
         return last if type(last) is dict and last.get("type") == kind else None
-    for found in reversed(items):
-        if type(found) is dict and found.get("index") == index:
-            return found if kind is None or found.get("type") == kind else None
+    for earlier in reversed(items):
+        if type(earlier) is dict and earlier.get("index") == index:
+            return earlier if kind is None or earlier.get("type") == kind else None
     return None
 
 
 def rendered(tree: Any) -> Any:
-    """Return a merged tree, or plain data, as plain data that shares nothing with it."""
+    """Return a merged tree, or plain data, as a plain copy that shares nothing with it."""
     kind = type(tree)
     if kind is Text:
         return "".join(tree)

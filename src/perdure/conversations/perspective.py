@@ -1,72 +1,76 @@
-"""One agent's side of a conversation of several. Pure."""
+"""Render a conversation of several agents from one agent's perspective.
+
+Normalized messages come in, those that the agent sees go out. Pure, but it changes the messages it
+is given.
+"""
 
 from perdure.formats.names import legal_person
 from perdure.formats.parts import CHAT, Loss, Losses, Media, Part, Refusal, Speech, Text, ToolCall
 
 
-def seen_by(name: str, speeches: list[Speech], format: str, losses: Losses) -> list[Speech]:
-    """Return a conversation as one of its speakers sees it.
+def seen_by(name: str, messages: list[Speech], format: str, losses: Losses) -> list[Speech]:
+    """Return a conversation as the agent `name` sees it.
 
-    What `name` said is the assistant's; what others said is the user's. Without an author, a role
-    stays what it is. The system's words are for everybody, unless they have a recipient. What was
-    said to somebody else alone is not there at all: it was not said to `name`, so it is no loss.
+    Messages by `name` get the role assistant, messages by other authors the role user. A message
+    without an author keeps its role. System messages are for all agents, unless they have a
+    recipient. A message addressed to another agent only is omitted, which is not a loss.
 
-    The calls and the reasoning of others are theirs: they and their results are left out, and that
-    is told. Where several others speak, each is named: in the field that chat completions have for
-    it, or else before the words.
+    The calls and the reasoning of other agents, with their results, are left out and reported as
+    losses. Other authors are named: in chat completions always, in the `name` field; in the other
+    formats only where there are several, by a prefix of the text.
     """
-    kept = [
-        speech for speech in speeches if speech.author == name or speech.recipient in ("", name)
+    visible = [
+        message for message in messages if message.author == name or message.recipient in ("", name)
     ]
     speakers = set()
-    for speech in kept:
-        if speech.role in ("system", "context"):
+    for message in visible:
+        if message.role in ("system", "context"):
             continue
-        if speech.author == name or (not speech.author and speech.role == "assistant"):
-            speech.role, speech.word = "assistant", ""
+        if message.author == name or (not message.author and message.role == "assistant"):
+            message.role, message.stored_role = "assistant", ""
             continue
-        speakers.add(speech.author)
-        if speech.author:
-            speech.parts = _as_others_see(speech, losses)
-            speech.role, speech.word = "user", ""
-    kept = [speech for speech in kept if speech.parts]
-    told: set[str] = set()
-    for speech in kept:
-        if speech.role == "user" and speech.author:
+        speakers.add(message.author)
+        if message.author:
+            message.parts = _as_others_see(message, losses)
+            message.role, message.stored_role = "user", ""
+    visible = [message for message in visible if message.parts]
+    reported: set[str] = set()
+    for message in visible:
+        if message.role == "user" and message.author:
             if format == CHAT:
-                _name(speech, told, losses)
+                _name(message, reported, losses)
             elif len(speakers) > 1:
-                _prefix(speech)
-    return kept
+                _prefix(message)
+    return visible
 
 
-def _as_others_see(speech: Speech, losses: Losses) -> list[Part]:
+def _as_others_see(message: Speech, losses: Losses) -> list[Part]:
     parts: list[Part] = []
-    for part in speech.parts:
+    for part in message.parts:
         if type(part) is Text or type(part) is Refusal:
             parts.append(Text(part.at, part.text))
         elif type(part) is Media:
             parts.append(part)
         else:
-            what = "a call" if type(part) is ToolCall else "something only its own model can use"
-            why = f"it is that of {speech.author!r}"
-            losses.append(Loss(part.at, f"{what} was left out: {why}"))
+            what = "a call" if type(part) is ToolCall else "a part that only its own model can use"
+            reason = f"it belongs to {message.author!r}"
+            losses.append(Loss(part.at, f"{what} was left out: {reason}"))
             if type(part) is ToolCall and part.result is not None:
-                losses.append(Loss(part.result.at, f"a result was left out: {why}"))
+                losses.append(Loss(part.result.at, f"a result was left out: {reason}"))
     return parts
 
 
-def _name(speech: Speech, told: set[str], losses: Losses) -> None:
-    speech.name = legal_person(speech.author)
-    if speech.name != speech.author and speech.author not in told:
-        told.add(speech.author)
-        what = f"the name {speech.author!r} is given as {speech.name!r}"
-        losses.append(Loss(speech.at, f"{what}: {CHAT} takes no other"))
+def _name(message: Speech, reported: set[str], losses: Losses) -> None:
+    message.name = legal_person(message.author)
+    if message.name != message.author and message.author not in reported:
+        reported.add(message.author)
+        what = f"the name {message.author!r} is sent as {message.name!r}"
+        losses.append(Loss(message.at, f"{what}: {CHAT} does not allow it"))
 
 
-def _prefix(speech: Speech) -> None:
-    first = speech.parts[0]
+def _prefix(message: Speech) -> None:
+    first = message.parts[0]
     if type(first) is Text:
-        speech.parts[0] = Text(first.at, f"{speech.author}: {first.text}")
+        message.parts[0] = Text(first.at, f"{message.author}: {first.text}")
     else:
-        speech.parts.insert(0, Text(speech.at, f"{speech.author}:"))
+        message.parts.insert(0, Text(message.at, f"{message.author}:"))

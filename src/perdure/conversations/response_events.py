@@ -1,8 +1,10 @@
-"""Events of a streamed response → what was said so far. Pure.
+"""Collect the events of a streamed response into storable pieces and messages.
 
-A piece is the list of events since the piece before, with the deltas of one text joined and those
-of an item that is done left out. Done items and the final response have the last word.
-Events without a lasting part in the answer are kept out, such as the progress of a search.
+Events come in; pieces and messages go out. Pure, and an event is never changed.
+
+A piece is the list of events since the previous piece. The deltas of one text are joined, and those
+of an item that is done are dropped. Done items and the final response override deltas. Events that
+leave nothing in the answer, such as the progress of a search, are ignored.
 """
 
 from collections.abc import Iterable
@@ -29,7 +31,7 @@ _PARTS = {
 
 
 class Place(NamedTuple):
-    """Where a text that comes in deltas belongs: a field of an item, or of one of its parts."""
+    """Target of a text delta: a field of an item, or of one of the item's parts."""
 
     field: str
     item: str
@@ -53,7 +55,7 @@ _PLACES = {
     "response.code_interpreter_call_code": Place("code", "code_interpreter_call"),
 }
 
-# Fields of events that say nothing about the answer, or what the SDK's stream helper adds to them.
+# Fields of events that are not part of the answer, or that the SDK's stream helper adds.
 _LEFT_OUT = frozenset({"sequence_number", "obfuscation", "parsed", "snapshot"})
 
 
@@ -66,7 +68,7 @@ class ResponseCollector:
         self._finished = False
 
     def take(self, event: object) -> None:
-        """Take an event, as an object or a dict."""
+        """Add an event, as an object or a dict."""
         kind = field_of(event, "type")
         if not isinstance(kind, str):
             raise UsageError(f"a {type(event).__qualname__} is not an event of a response")
@@ -104,7 +106,7 @@ class ResponseCollector:
 
 
 def rebuilt(pieces: Iterable[dict[str, Any]]) -> list[Taken]:
-    """Return the answer that some pieces make; nothing if no item has begun."""
+    """Return the answer that the pieces add up to; empty if no item has begun."""
     answer = Answer()
     for piece in pieces:
         for event in piece["events"]:
@@ -113,7 +115,7 @@ def rebuilt(pieces: Iterable[dict[str, Any]]) -> list[Taken]:
 
 
 class Log:
-    """The events since the last piece, without those that make no difference to the answer."""
+    """The events since the last piece, without those that no longer affect the answer."""
 
     def __init__(self) -> None:
         self._events: list[dict[str, Any]] = []
@@ -123,20 +125,24 @@ class Log:
         return [rendered(event) for event in self._events]
 
     def add_delta(self, event: object, kind: str, place: Place) -> None:
-        number = field_of(event, "output_index") or 0
-        inner = (field_of(event, place.at) or 0) if place.at else 0
-        found = self._open.get((kind, number, inner))
-        if found is None:
-            found = {"type": kind, "output_index": number, "item_id": field_of(event, "item_id")}
+        item_index = field_of(event, "output_index") or 0
+        part_index = (field_of(event, place.at) or 0) if place.at else 0
+        joined = self._open.get((kind, item_index, part_index))
+        if joined is None:
+            joined = {
+                "type": kind,
+                "output_index": item_index,
+                "item_id": field_of(event, "item_id"),
+            }
             if place.at:
-                found[place.at] = inner
-            found["delta"] = Text()
-            self._events.append(found)
-            self._open[kind, number, inner] = found
-        found["delta"].append(field_of(event, "delta") or "")
+                joined[place.at] = part_index
+            joined["delta"] = Text()
+            self._events.append(joined)
+            self._open[kind, item_index, part_index] = joined
+        joined["delta"].append(field_of(event, "delta") or "")
         logprobs = field_of(event, "logprobs") if place.part == "output_text" else None
         if logprobs:
-            found.setdefault("logprobs", []).extend(map(_data, logprobs))
+            joined.setdefault("logprobs", []).extend(map(_data, logprobs))
 
     def add(self, event: dict[str, Any]) -> None:
         self._open.clear()
@@ -149,7 +155,7 @@ def _data(value: object) -> Any:
 
 
 def _supersedes(event: dict[str, Any], earlier: dict[str, Any]) -> bool:
-    """Say whether an earlier event makes no difference any more after another."""
+    """Whether an event makes an earlier one irrelevant to the answer."""
     if event["type"] in _LIFE:
         is_empty = not (earlier.get("response") or {}).get("output")
         return is_empty and earlier["type"] in _LIFE and earlier["type"] not in FINAL
@@ -159,11 +165,11 @@ def _supersedes(event: dict[str, Any], earlier: dict[str, Any]) -> bool:
 
 
 class Parts(dict[int, Any]):
-    """The parts of an item by their index, which may come with gaps."""
+    """The parts of an item by index, which may have gaps."""
 
 
 class Answer:
-    """What events add up to: a response and its items."""
+    """Builds a response and its items from events."""
 
     def __init__(self) -> None:
         self._response: dict[str, Any] = {}
@@ -222,8 +228,8 @@ class Answer:
                 holder[place.field] = Text((holder.get(place.field) or "",))
             holder[place.field].append(event["delta"])
         if event.get("logprobs"):
-            before = () if is_done else holder.get("logprobs") or ()
-            holder["logprobs"] = [*before, *event["logprobs"]]
+            earlier = () if is_done else holder.get("logprobs") or ()
+            holder["logprobs"] = [*earlier, *event["logprobs"]]
 
     def _item(self, event: dict[str, Any], kind: str) -> dict[str, Any]:
         number = event.get("output_index", 0)
@@ -234,8 +240,8 @@ class Answer:
 
     def _part(self, event: dict[str, Any], place: Place) -> dict[str, Any]:
         parts = _parts(self._item(event, place.item), place.parts)
-        found: dict[str, Any] = parts.setdefault(event.get(place.at, 0), {"type": place.part})
-        return found
+        part: dict[str, Any] = parts.setdefault(event.get(place.at, 0), {"type": place.part})
+        return part
 
     def messages(self) -> list[Taken]:
         if not self._items and not self._is_final:
@@ -245,24 +251,24 @@ class Answer:
 
 
 def _completed(done: dict[str, Any], final: dict[str, Any]) -> dict[str, Any]:
-    """Return an item as the final response has it, with what only its own event had."""
+    """Return an item of the final response, plus the fields that only its own event had."""
     if done.get("id") != final.get("id"):
         return final
     return {**done, **{k: v for k, v in final.items() if v is not None or k not in done}}
 
 
 def _parts(item: dict[str, Any], name: str) -> Parts:
-    found = item.get(name)
-    if type(found) is not Parts:
-        found = item[name] = Parts(enumerate(found or ()))
-    return found
+    parts = item.get(name)
+    if type(parts) is not Parts:
+        parts = item[name] = Parts(enumerate(parts or ()))
+    return parts
 
 
 def _listed(item: dict[str, Any]) -> dict[str, Any]:
-    found = dict(item)
+    plain = dict(item)
     for name in ("content", "summary"):
-        parts = found.get(name)
+        parts = plain.get(name)
         if type(parts) is Parts:
-            found[name] = [part for _, part in sorted(parts.items())]
-    listed: dict[str, Any] = rendered(found)
-    return listed
+            plain[name] = [part for _, part in sorted(parts.items())]
+    finished: dict[str, Any] = rendered(plain)
+    return finished

@@ -1,4 +1,8 @@
-"""Stored messages in, speeches in the neutral form out: each read by its own format. Pure."""
+"""Normalize stored messages: each is parsed by the reader of its own format.
+
+Stored messages come in, `Speech` objects in the neutral form go out. Pure; stored messages are
+never changed.
+"""
 
 from collections.abc import Callable, Sequence
 
@@ -29,72 +33,74 @@ _READERS: dict[str, Callable[[Native, int], Speech]] = {
 }
 
 
-def heard(said: Sequence[Said], losses: Losses) -> list[Speech]:
-    """Read what was said; items of one answer of the Responses API become one speech."""
-    speeches: list[Speech] = []
+def heard(stored: Sequence[Said], losses: Losses) -> list[Speech]:
+    """Normalize messages; the items of one answer of the Responses API become one message."""
+    normalized: list[Speech] = []
     latest: dict[str, Speech] = {}  # By turn: two workers may write at the same time.
-    for position, message, author, recipient, _, turn, interrupted in said:
-        speech = _READERS[shape(message)](message, position)
-        speech.author, speech.recipient, speech.turn = author, recipient, turn
+    for position, native, author, recipient, _, turn, interrupted in stored:
+        message = _READERS[shape(native)](native, position)
+        message.author, message.recipient, message.turn = author, recipient, turn
         if interrupted:
-            _cut_off(speech, losses)
-        before = latest.get(turn) if turn else speeches[-1] if speeches else None
-        if not speech.parts:
-            if before is not None:
-                before.ended = True
+            _cut_off(message, losses)
+        previous = latest.get(turn) if turn else normalized[-1] if normalized else None
+        if not message.parts:
+            if previous is not None:
+                previous.ended = True
             if not interrupted:
                 losses.append(Loss(position, "the message was left out: it is empty"))
             continue
-        if speech.role not in ("assistant", "context"):
-            _set_role(speech, losses)
-        if speech.home == RESPONSES and before is not None and _goes_on(before, speech):
-            before.parts += speech.parts
+        if message.role not in ("assistant", "context"):
+            _set_role(message, losses)
+        if message.home == RESPONSES and previous is not None and _goes_on(previous, message):
+            previous.parts += message.parts
         else:
-            speeches.append(speech)
-            latest[turn] = speech
-    return speeches
+            normalized.append(message)
+            latest[turn] = message
+    return normalized
 
 
-def _set_role(speech: Speech, losses: Losses) -> None:
-    """Give a role to what has none, or has one that can not be: only the assistant makes calls."""
-    calls = any(type(part) is ToolCall for part in speech.parts)
-    if speech.role and not calls:
+def _set_role(message: Speech, losses: Losses) -> None:
+    """Set the role of a message with an unknown role, or with calls: only assistants make calls."""
+    calls = any(type(part) is ToolCall for part in message.parts)
+    if message.role and not calls:
         return
     role = "assistant" if calls else "user"
-    losses.append(Loss(speech.at, f"the role {speech.word!r} is given as {role!r}"))
-    speech.role, speech.word = role, ""
+    losses.append(Loss(message.at, f"the role {message.stored_role!r} is sent as {role!r}"))
+    message.role, message.stored_role = role, ""
 
 
-def _goes_on(before: Speech, speech: Speech) -> bool:
+def _goes_on(previous: Speech, message: Speech) -> bool:
     """Whether an item belongs to the same answer as the one before it.
 
-    After calls, only further calls do: what else comes was said after their results.
+    After calls, only further calls do: any other item was written after their results.
     """
     return (
-        speech.role == before.role == "assistant"
-        and not (before.ended or speech.ended)
-        and before.turn == speech.turn
-        and before.author == speech.author
-        and before.recipient == speech.recipient
-        and before.home in (RESPONSES, CHAT)
-        and (type(before.parts[-1]) is not ToolCall or type(speech.parts[0]) is ToolCall)
+        message.role == previous.role == "assistant"
+        and not (previous.ended or message.ended)
+        and previous.turn == message.turn
+        and previous.author == message.author
+        and previous.recipient == message.recipient
+        and previous.home in (RESPONSES, CHAT)
+        and (type(previous.parts[-1]) is not ToolCall or type(message.parts[0]) is ToolCall)
     )
 
 
-def _cut_off(speech: Speech, losses: Losses) -> None:
-    """Keep the words of an answer that was cut off; what else there is of it is not whole."""
-    words: list[Part] = []
-    for part in speech.parts:
+def _cut_off(message: Speech, losses: Losses) -> None:
+    """Keep only texts and results of an interrupted answer: its other parts may be incomplete."""
+    kept: list[Part] = []
+    for part in message.parts:
         if type(part) is Text:
-            words.append(Text(part.at, part.text))
+            kept.append(Text(part.at, part.text))
         elif type(part) is Refusal:
-            words.append(Refusal(part.at, part.text))
+            kept.append(Refusal(part.at, part.text))
         elif type(part) is Result:
-            words.append(part)
+            kept.append(part)
         else:
             what = f"a call of {part.name!r}" if type(part) is ToolCall else "a part"
-            losses.append(Loss(part.at, f"{what} was left out: the answer was cut off"))
-    if not words:
-        losses.append(Loss(speech.at, "an answer was left out: it was cut off before its words"))
-    speech.parts = words
-    speech.ended = True
+            losses.append(Loss(part.at, f"{what} was left out: the answer was interrupted"))
+    if not kept:
+        losses.append(
+            Loss(message.at, "an answer was left out: it was interrupted before any text")
+        )
+    message.parts = kept
+    message.ended = True

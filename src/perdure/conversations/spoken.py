@@ -1,6 +1,9 @@
-"""Messages of a session as windows and summaries want them: counted, newest first. Pure.
+"""Read a session's messages for windows and summaries: counted, newest first.
 
-What is read is read by the page from the end, so it costs what is wanted of it.
+A replica comes in, counted messages go out. Pure: reads are yielded as steps.
+
+Messages are read in pages from the end, so the cost depends on how many are needed, not on the
+length of the session.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +20,7 @@ from perdure.steps import Steps
 from perdure.tokens import Counter, counted
 from perdure.transcript import Said, safe_cuts
 
-PAGE = 32  # Entries read at once: windows are short, and most of a larger page would be wasted.
+PAGE = 32  # entries; windows are short, so most of a larger page would be wasted
 
 SUMMARY_ROLE = "system"
 SUMMARY_HEADING = "Summary of the conversation so far:\n"
@@ -25,36 +28,36 @@ SUMMARY_AUTHOR = "perdure:summary"
 
 
 class Counted(NamedTuple):
-    """A message, and how many tokens it takes; 0 where nobody counts."""
+    """A stored message and its number of tokens; 0 without a counter."""
 
-    said: Said
+    stored: Said
     tokens: int
 
 
 class Counting(NamedTuple):
-    """Counts messages: from their records where the same counter counted them before."""
+    """Counts the tokens of messages, reusing the counts in records made by the same counter."""
 
     counter: Counter | None
     notices: Mapping[int, int] = {}
-    """By position, the tokens of the results that calls without one will get."""
+    """By position: the tokens of the interruption notices that unanswered calls will get."""
 
     @classmethod
     def of(cls, replica: Replica, counter: Counter | None) -> "Counting":
-        """Return how the messages of a session are counted."""
+        """Return the counter of a session's messages; None as `counter` counts every one as 0."""
         notices: dict[int, int] = {}
         if counter is not None:
-            for call_id, call in replica.fold.talk.calls.items():
+            for call_id, call in replica.state.talk.calls.items():
                 notice = closing({"role": "assistant"}, Call(call_id, call.name))
                 notices[call.position] = notices.get(call.position, 0) + counter.count(notice)
         return cls(counter, notices)
 
     def message(self, message: dict[str, Any]) -> int:
-        """Return how many tokens a message takes that has no record."""
+        """Return the number of tokens of a message that has no record."""
         return 0 if self.counter is None else counted(self.counter, message)
 
     def record(self, position: int, content: Message) -> Counted:
-        """Return a message's record, counted."""
-        said = Said(
+        """Return the message of a record, counted."""
+        stored = Said(
             position,
             content.message,
             content.author,
@@ -64,45 +67,45 @@ class Counting(NamedTuple):
             content.interrupted,
         )
         if self.counter is None:
-            return Counted(said, 0)
-        known = content.counter == self.counter.name
-        tokens = content.tokens if known else counted(self.counter, content.message)
-        return Counted(said, tokens + self.notices.get(position, 0))
+            return Counted(stored, 0)
+        same_counter = content.counter == self.counter.name
+        tokens = content.tokens if same_counter else counted(self.counter, content.message)
+        return Counted(stored, tokens + self.notices.get(position, 0))
 
     def summary(self, last: int, content: Summary) -> Counted:
-        """Return a summary as the message that stands for everything up to `last`."""
+        """Return a summary as a counted message that replaces everything up to `last`."""
         message = summary_message(content.text)
-        said = Said(last, message, SUMMARY_AUTHOR)
+        stored = Said(last, message, SUMMARY_AUTHOR)
         if self.counter is not None and content.counter == self.counter.name:
-            return Counted(said, content.tokens)
-        return Counted(said, self.message(message))
+            return Counted(stored, content.tokens)
+        return Counted(stored, self.message(message))
 
 
 def still(replica: Replica) -> Replica:
-    """Return a replica that stays as it is now while others write, so that all of it agrees."""
-    twin = Replica(replica.name, replica.settings)
-    twin.view = replica.view
-    return twin
+    """Return a copy of a replica that later writes do not change: a consistent view."""
+    copy = Replica(replica.name, replica.settings)
+    copy.view = replica.view
+    return copy
 
 
 def summary_message(text: str) -> dict[str, Any]:
-    """Return a summary as the message that stands for what it sums up."""
+    """Return a summary's text as the message that replaces the summarized ones."""
     return {"role": SUMMARY_ROLE, "content": SUMMARY_HEADING + text}
 
 
 def unknown_effects(replica: Replica, counting: Counting) -> list[Counted]:
-    """Return a line for each call that may have happened and whose notice was summed up."""
-    summary, found = replica.fold.talk.summary, []
-    for deed in replica.fold.deeds.by_identity.values():
+    """Return a notice for each call of unknown outcome whose own notice was summarized away."""
+    summary, notices = replica.state.talk.summary, []
+    for deed in replica.state.deeds.by_identity.values():
         if deed.state == UNKNOWN and summary is not None and deed.outcome <= summary.last:
             text = f"A call of {deed.tool!r} may have happened; its outcome is still unknown."
             message = {"role": "system", "content": text}
-            found.append(Counted(Said(deed.outcome, message), counting.message(message)))
-    return found
+            notices.append(Counted(Said(deed.outcome, message), counting.message(message)))
+    return notices
 
 
 class Reader:
-    """Messages after a position, newest first, by the page; torn batches are left out."""
+    """Reads the messages after a position in pages, newest first, without torn batches."""
 
     def __init__(self, replica: Replica, *, after: int, counting: Counting) -> None:
         past = replica.past
@@ -112,13 +115,13 @@ class Reader:
         self._backward = Backward(replica.name, past.cipher, past, tenant=past.stream.tenant)
         self._torn = past.torn or (0, 0)
         self._ids: set[str] = set()
-        """Of messages; what a whole answer supersedes bears the same id."""
+        """Record ids so far: a whole answer has the id of the interrupted one it supersedes."""
 
     def page(self) -> Steps[list[Counted] | None]:
-        """Return some messages, perhaps none, or None at the end."""
+        """Return the next messages, newest first and perhaps none; None at the end."""
         if self._backward.ended:
             return None
-        found: list[Counted] = []
+        messages: list[Counted] = []
         name, cipher = self._replica.name, self._replica.past.cipher
         for linked in (yield from self._backward.page(PAGE)):
             position, kind = linked.entry.position, linked.header.kind
@@ -131,59 +134,61 @@ class Reader:
                     self._torn = (content.first, content.last)
             if kind == Message.kind and not self._torn[0] <= position <= self._torn[1]:
                 payload = journal.open_body(name, linked, cipher)
-                said = views.said_of(self._replica, payload, position)
-                if not (said.interrupted and linked.header.id in self._ids):
-                    found.append(self._counting.record(position, said))
+                message = views.said_of(self._replica, payload, position)
+                if not (message.interrupted and linked.header.id in self._ids):
+                    messages.append(self._counting.record(position, message))
                 self._ids.add(linked.header.id)
-        return found
+        return messages
 
 
 def instructions(replica: Replica, counting: Counting) -> Steps[list[Counted]]:
-    """Return the instructions and pinned messages, which every window has."""
-    talk = replica.fold.talk
-    found: list[Counted] = []
+    """Read the instructions and pinned messages, which are part of every window."""
+    talk = replica.state.talk
+    messages: list[Counted] = []
     for position in sorted({*talk.systems, *talk.pins}):
         linked = yield from reading.entry_at(replica.past, position)
         payload = journal.open_body(replica.name, linked, replica.past.cipher)
-        found.append(counting.record(position, views.said_of(replica, payload, position)))
-    return found
+        messages.append(counting.record(position, views.said_of(replica, payload, position)))
+    return messages
 
 
 def summary_in_force(replica: Replica, counting: Counting) -> Steps[list[Counted]]:
-    """Return the summary in force as a message, or nothing."""
-    found = replica.fold.talk.summary
-    if found is None:
+    """Read the summary in force: a list of one message, or of none."""
+    summary = replica.state.talk.summary
+    if summary is None:
         return []
-    content = yield from reading.content_at(replica.past, found.position)
+    content = yield from reading.content_at(replica.past, summary.position)
     if not isinstance(content, Summary):
-        raise ChainError(replica.name, found.position, "a summary is expected here")
-    return [counting.summary(found.last, content)]
+        raise ChainError(replica.name, summary.position, "a summary is expected here")
+    return [counting.summary(summary.last, content)]
 
 
-def begins_turn(one: Counted, before: Counted | None) -> bool:
-    """Whether a message is the first of its turn; without turns, every user's message is."""
-    turn = one.said.turn
+def begins_turn(message: Counted, previous: Counted | None) -> bool:
+    """Whether a message is the first of its turn; without a turn, every user message is."""
+    turn = message.stored.turn
     if turn:
-        return before is None or before.said.turn != turn
-    return one.said.message.get("role") == "user"
+        return previous is None or previous.stored.turn != turn
+    return message.stored.message.get("role") == "user"
 
 
 def starts(ordered: Sequence[Counted], *, whole: bool) -> list[int]:
-    """Return the indexes at which a window may begin: turns, where nothing is torn.
+    """Return the indexes at which a window may begin: starts of turns that are safe cuts.
 
-    Where nobody has turns and no user speaks, it is every message that nothing is torn at. Unless
-    they are the `whole` conversation, the first message may be anywhere in its turn.
+    Without any turn or user message, every safe cut is one. Unless the messages are the `whole`
+    conversation, the turn of the first message is skipped: it may have begun earlier.
     """
-    safe = safe_cuts([one.said for one in ordered])
-    found, turns = [], set() if whole or not ordered else {ordered[0].said.turn}
-    for index, one in enumerate(ordered):
-        turn = one.said.turn
-        begins = turn not in turns if turn else begins_turn(one, None)
-        turns.add(turn)
+    safe = safe_cuts([message.stored for message in ordered])
+    indexes, seen_turns = [], set() if whole or not ordered else {ordered[0].stored.turn}
+    for index, message in enumerate(ordered):
+        turn = message.stored.turn
+        begins = turn not in seen_turns if turn else begins_turn(message, None)
+        seen_turns.add(turn)
         if begins and safe[index]:
-            found.append(index)
-    if whole and ordered and 0 not in found:
-        found.insert(0, 0)
-    if any(one.said.turn or one.said.message.get("role") == "user" for one in ordered):
-        return found
+            indexes.append(index)
+    if whole and ordered and 0 not in indexes:
+        indexes.insert(0, 0)
+    if any(
+        message.stored.turn or message.stored.message.get("role") == "user" for message in ordered
+    ):
+        return indexes
     return [index for index in range(len(ordered)) if safe[index]]

@@ -1,4 +1,4 @@
-"""AsyncStream: hands chunks of an answer on and makes them durable. Its twin is in `stream`."""
+"""AsyncStream: pass on the chunks of a streamed answer and make them durable."""
 
 import inspect
 import time
@@ -14,18 +14,19 @@ from perdure.plans import Plan
 
 
 class AsyncStream:
-    """The chunks of an answer, as they come. Made by `turn.stream`.
+    """Iterates over the chunks of an answer as they arrive. Created by `turn.stream`.
 
-    At most every `every` seconds what came is made durable. When the provider has said that the
-    answer is over, the whole message is; where the stream ends or breaks before, what there is of
-    it stays, and is marked as interrupted when the turn ends.
+    The chunks so far are made durable at most once every `every` seconds. Once the provider has
+    declared the answer over, the whole message is stored at the end of the stream. If the stream
+    ends or fails before that, the partial answer stays stored, and is marked as interrupted when
+    the turn ends.
     """
 
     def __init__(
         self, handle: AsyncHandle, answering: Answering, source: AsyncIterable[Any], every: float
     ) -> None:
         self.source = source
-        """What the chunks come from, as it was given."""
+        """The source of the chunks, as passed to `turn.stream`."""
         self._handle = handle
         self._answering = answering
         self._chunks = aiter(source)
@@ -35,14 +36,14 @@ class AsyncStream:
         self._is_read = False
 
     def require_read(self) -> None:
-        """Raise UsageError if nobody has begun to read it: nothing of it could be stored."""
+        """Raise UsageError if the stream was never read: nothing of it could be stored."""
         if not self._is_read and not self._ended:
             reason = "nothing was read from turn.stream(...), so nothing of it is stored"
             raise UsageError(f"{reason}: write `async for chunk in turn.stream(...)`")
 
     @property
     def said(self) -> list[Taken]:
-        """What was said so far: messages, and what came with them."""
+        """The messages of the answer so far, with their meta."""
         return self._answering.said
 
     def __aiter__(self) -> AsyncIterator[Any]:
@@ -66,7 +67,7 @@ class AsyncStream:
         return chunk
 
     async def close(self) -> None:
-        """Stop reading. What was said so far is durable on return. Twice is harmless."""
+        """Stop reading and close the source. The answer so far is durable on return. Idempotent."""
         if not self._ended:
             await self._end(self._answering.end(time.monotonic() - self._begun_at))
             close = getattr(self.source, "close", None) or getattr(self.source, "aclose", None)

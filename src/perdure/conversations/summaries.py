@@ -23,19 +23,19 @@ class Summaries:
     def __init__(self, handle: Handle) -> None:
         self._handle = handle
 
-    def make(self, asked: Summariser, room: Asked = EVERYTHING) -> Summary:
+    def make(self, summarizer: Summariser, room: Asked = EVERYTHING) -> Summary:
         """Have a summary made and put it in force; SummaryError if it is refused."""
         handle, replica = self._handle, self._handle.replica
         with handle.observed("summary") as seen:
-            steps = summarising.chosen(replica, asked, live=handle.own_turns, room=room)
+            steps = summarising.chosen(replica, summarizer, live=handle.own_turns, room=room)
             work = handle.run(steps)
             seen.fields.update(first=work.first, last=work.last)
-            content = summarising.checked(asked, work, self._ask(asked, work))
+            content = summarising.checked(summarizer, work, self._ask(summarizer, work))
             handle.write(talking.summary(replica, content))
             seen.fields["tokens"] = content.tokens
         return content
 
-    def start(self, asked: Summariser) -> "Future[Summary]":
+    def start(self, summarizer: Summariser) -> "Future[Summary]":
         """Make a summary in the background; closing the handle waits for it."""
         from concurrent.futures import Future
 
@@ -45,20 +45,20 @@ class Summaries:
 
         def work() -> None:
             try:
-                future.set_result(self.make(asked))
+                future.set_result(self.make(summarizer))
             except BaseException as error:  # noqa: BLE001 - whoever waits for it gets it
-                self._tell(error)
+                self._report_failure(error)
                 future.set_exception(error)
 
         self._handle.background(work)
         return future
 
-    def make_room(self, asked: Summariser, room: Asked) -> bool:
+    def make_room(self, summarizer: Summariser, room: Asked) -> bool:
         """Sum up what a window has no room for; False if that was refused, which is told of."""
         try:
-            self.make(asked, room)
+            self.make(summarizer, room)
         except SummaryError as error:
-            self._tell(error)
+            self._report_failure(error)
             return False
         except ConflictError:  # Another summary came first.
             return True
@@ -68,20 +68,20 @@ class Summaries:
         """Go back to the summary before the one in force, or to the messages themselves."""
         self._handle.write(talking.undo_summary(self._handle.replica))
 
-    def _tell(self, error: BaseException) -> None:
+    def _report_failure(self, error: BaseException) -> None:
         name, reason = self._handle.replica.name, getattr(error, "reason", type(error).__name__)
         where = {"store": self._handle.driver.name, "session": name}
         events.tell("unsummarised", {**where, "reason": reason})
 
-    def _ask(self, asked: Summariser, work: Work) -> Any:
-        call = _Call(summarising.request(asked, work))
+    def _ask(self, summarizer: Summariser, work: Work) -> Any:
+        call = _Call(summarising.request(summarizer, work))
         # A thread that nobody waits for: a function that hangs must not hold up the caller.
         run = contextvars.copy_context().run
         thread = threading.Thread(target=run, args=(call,), name="perdure-summary", daemon=True)
         thread.start()
-        thread.join(asked.timeout)
+        thread.join(summarizer.timeout)
         if thread.is_alive():
-            raise summarising.too_slow(work, asked)
+            raise summarising.too_slow(work, summarizer)
         if call.error is not None:
             raise summarising.raised(work, call.error) from call.error
         from inspect import isawaitable  # It would be a fifth of the time that opening takes.

@@ -1,4 +1,4 @@
-"""AsyncSummaries: has a text made, and puts it in force. Its twin is in `summaries`."""
+"""AsyncSummaries: have a summary written and put it in force, now or in the background."""
 
 import asyncio
 import contextvars
@@ -18,83 +18,83 @@ from perdure.records import Summary
 
 
 class AsyncSummaries:
-    """What a session does about summaries. Nothing waits while a text is made but its caller."""
+    """The summaries of a session. While a text is being written, only its caller waits."""
 
     def __init__(self, handle: AsyncHandle) -> None:
         self._handle = handle
 
-    async def make(self, asked: Summariser, room: Asked = EVERYTHING) -> Summary:
-        """Have a summary made and put it in force; SummaryError if it is refused."""
+    async def make(self, summarizer: Summariser, room: Asked = EVERYTHING) -> Summary:
+        """Have a summary written and put it in force; SummaryError if it is rejected."""
         handle, replica = self._handle, self._handle.replica
         with handle.observed("summary") as seen:
-            steps = summarising.chosen(replica, asked, live=handle.own_turns, room=room)
+            steps = summarising.chosen(replica, summarizer, live=handle.own_turns, room=room)
             work = await handle.run(steps)
             seen.fields.update(first=work.first, last=work.last)
-            content = summarising.checked(asked, work, await self._ask(asked, work))
+            content = summarising.checked(summarizer, work, await self._ask(summarizer, work))
             await handle.write(talking.summary(replica, content))
             seen.fields["tokens"] = content.tokens
         return content
 
-    def start(self, asked: Summariser) -> "asyncio.Task[Summary]":
+    def start(self, summarizer: Summariser) -> "asyncio.Task[Summary]":
         """Make a summary in the background; closing the handle waits for it."""
         self._handle.require_open()
 
         async def work() -> Summary:
             try:
-                return await self.make(asked)
+                return await self.make(summarizer)
             except BaseException as error:
-                self._tell(error)
+                self._report_failure(error)
                 raise
 
         return self._handle.background(work())
 
-    async def make_room(self, asked: Summariser, room: Asked) -> bool:
-        """Sum up what a window has no room for; False if that was refused, which is told of."""
+    async def make_room(self, summarizer: Summariser, room: Asked) -> bool:
+        """Summarize messages that a window has no room for; log a failure and return False."""
         try:
-            await self.make(asked, room)
+            await self.make(summarizer, room)
         except SummaryError as error:
-            self._tell(error)
+            self._report_failure(error)
             return False
         except ConflictError:  # Another summary came first.
             return True
         return True
 
     async def undo(self) -> None:
-        """Go back to the summary before the one in force, or to the messages themselves."""
+        """Restore the previous summary, or the messages themselves if there is none."""
         await self._handle.write(talking.undo_summary(self._handle.replica))
 
-    def _tell(self, error: BaseException) -> None:
+    def _report_failure(self, error: BaseException) -> None:
         name, reason = self._handle.replica.name, getattr(error, "reason", type(error).__name__)
         where = {"store": self._handle.driver.name, "session": name}
         events.tell("unsummarised", {**where, "reason": reason})
 
-    async def _ask(self, asked: Summariser, work: Work) -> Any:
-        call = summarising.request(asked, work)
-        limit = asyncio.timeout(asked.timeout)
+    async def _ask(self, summarizer: Summariser, work: Work) -> Any:
+        call = summarising.request(summarizer, work)
+        limit = asyncio.timeout(summarizer.timeout)
         try:
             async with limit:
-                if iscoroutinefunction(asked.with_):
+                if iscoroutinefunction(summarizer.with_):
                     return await call()
                 answer, error = await _in_thread(call)
                 if error is None:
                     return await answer if isawaitable(answer) else answer
         except Exception as failure:
             if limit.expired():
-                raise summarising.too_slow(work, asked) from None
+                raise summarising.too_slow(work, summarizer) from None
             raise summarising.raised(work, failure) from failure
         raise summarising.raised(work, error) from error
 
 
 async def _in_thread(call: Callable[[], Any]) -> tuple[Any, BaseException | None]:
-    """Call a plain function in a thread that nobody waits for at the end of the program.
+    """Call a plain function in a daemon thread, which does not delay the end of the program.
 
-    Return what it returned, or raised: what ends a program must not end the event loop.
+    Return its result or its exception: a SystemExit raised there must not end the event loop.
     """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[tuple[Any, BaseException | None]] = loop.create_future()
 
     def settle(answer: Any, error: BaseException | None) -> None:
-        if not future.done():  # Else nobody waits any more.
+        if not future.done():  # Otherwise the caller no longer waits.
             future.set_result((answer, error))
 
     def run() -> None:
@@ -103,7 +103,7 @@ async def _in_thread(call: Callable[[], Any]) -> tuple[Any, BaseException | None
             answer = call()
         except BaseException as error:  # noqa: BLE001 - raised where the answer is waited for
             failure = error
-        with suppress(RuntimeError):  # The loop has ended meanwhile.
+        with suppress(RuntimeError):  # The loop has ended in the meantime.
             loop.call_soon_threadsafe(settle, answer, failure)
 
     context = contextvars.copy_context()

@@ -1,8 +1,10 @@
-"""Which messages a summary stands for, what makes its text, and which texts are refused. Pure.
+"""Select the messages to summarize, request the text, and validate it.
 
-The newest turns stay as they are, and so do turns that are going on; what is older, up to a place
-where nothing is torn, is summed up together with the summary in force. Instructions are not: every
-window has them.
+A replica and a summarizer come in; a `Summary` record goes out. Pure: reads are yielded as steps,
+and the caller makes the call that writes the text.
+
+The newest turns and the active turns are kept as they are. Older messages, up to a safe cut, are
+summarized together with the summary in force. Instructions are not: every window has them.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -23,9 +25,9 @@ from perdure.tokens import ESTIMATE, REPLY_TOKENS, Counter, counted
 from perdure.transcript import Transcript, render
 
 KEEP_TURNS = 4
-TIMEOUT = 60.0  # Seconds; a summary is worth waiting for, and a model that hangs is not.
+TIMEOUT = 60.0  # seconds; models need that long for a summary, a hanging one must not block
 
-# What a client is asked, before and after the messages.
+# Prompts for a client, before and after the messages.
 INSTRUCTION = (
     "You keep the memory of a conversation between a user and an assistant. You are shown its "
     "older part, which may begin with an earlier summary. Write a summary that can stand for it: "
@@ -39,12 +41,12 @@ _META = ("id", "model", "usage", "finish_reason")
 
 
 class Summariser(NamedTuple):
-    """What sums a conversation up, and how.
+    """How a conversation is summarized.
 
-    `with_` is a function that gets messages and returns a text, or a client in OpenAI's manner,
-    which needs a `model`. The newest `keep_turns` turns stay as they are. A text of more than
-    `max_tokens`, by the `counter` or the store's, is refused, and a function that takes longer than
-    `timeout` seconds is not waited for.
+    `with_` is a function that takes messages and returns a text, or an OpenAI-compatible client,
+    which needs a `model`. The newest `keep_turns` turns are kept as they are. A text of more than
+    `max_tokens`, by `counter` or else the store's counter, is rejected. A call that takes longer
+    than `timeout` seconds fails; None waits without limit.
     """
 
     with_: Any
@@ -56,7 +58,7 @@ class Summariser(NamedTuple):
 
 
 class Work(NamedTuple):
-    """What is to be summed up: the messages, what they stand for, and what they take."""
+    """The messages to summarize, the positions they cover, and the tokens they take."""
 
     session: str
     messages: Transcript
@@ -69,77 +71,80 @@ class Work(NamedTuple):
     counting: Counting
 
 
-def summariser(given: object) -> Summariser:
-    """Return what was given as a summariser, or say what is wrong with it."""
-    asked = given if isinstance(given, Summariser) else Summariser(given)
-    require_str(asked.model, "model")
-    if require_int(asked.keep_turns, "keep_turns") < 1:
-        raise UsageError(f"keep_turns must be 1 or more, not {asked.keep_turns}")
-    if asked.max_tokens is not None and require_int(asked.max_tokens, "max_tokens") < 1:
-        raise UsageError(f"max_tokens must be 1 or more, not {asked.max_tokens}")
-    if asked.timeout is not None and not asked.timeout > 0:
-        raise UsageError(f"timeout must be more than 0 seconds, not {asked.timeout}")
-    if is_client(asked.with_):
-        if not asked.model:
-            raise UsageError("a client needs to know which model: give model='gpt-4o-mini', say")
-    elif not callable(asked.with_):
-        kind = type(asked.with_).__name__
-        raise UsageError(f"a summary is made by a function or an OpenAI client, not a {kind}")
-    elif asked.model:
-        raise UsageError("a function knows its own model: `model` is for clients")
-    return asked
+def summariser(source: object) -> Summariser:
+    """Return a summarizer, from one or from its `with_`; UsageError if it is invalid."""
+    summarizer = source if isinstance(source, Summariser) else Summariser(source)
+    require_str(summarizer.model, "model")
+    if require_int(summarizer.keep_turns, "keep_turns") < 1:
+        raise UsageError(f"keep_turns must be 1 or more, not {summarizer.keep_turns}")
+    if summarizer.max_tokens is not None and require_int(summarizer.max_tokens, "max_tokens") < 1:
+        raise UsageError(f"max_tokens must be 1 or more, not {summarizer.max_tokens}")
+    if summarizer.timeout is not None and not summarizer.timeout > 0:
+        raise UsageError(f"timeout must be more than 0 seconds, not {summarizer.timeout}")
+    if is_client(summarizer.with_):
+        if not summarizer.model:
+            raise UsageError("a client needs a model: pass model='gpt-4o-mini', for example")
+    elif not callable(summarizer.with_):
+        kind = type(summarizer.with_).__name__
+        raise UsageError(f"a summary is written by a function or an OpenAI client, not a {kind}")
+    elif summarizer.model:
+        raise UsageError("`model` is for clients: a function chooses its own model")
+    return summarizer
 
 
-def for_window(given: object, asked: Asked, last: int | None) -> Summariser | None:
-    """Return what sums up if a window overflows, where that was asked for."""
-    if given is None:
+def for_window(source: object, request: Asked, last: int | None) -> Summariser | None:
+    """Return the summarizer to use if a window overflows; None if none was requested."""
+    if source is None:
         return None
-    if last is not None or (asked.max_tokens is None and asked.max_messages is None):
-        raise UsageError("`summarise` is for windows: give max_tokens or max_messages, not `last`")
-    return summariser(given)
+    if last is not None or (request.max_tokens is None and request.max_messages is None):
+        raise UsageError("`summarise` is for windows: pass max_tokens or max_messages, not `last`")
+    return summariser(source)
 
 
 def is_client(with_: object) -> bool:
-    """Whether this is a client in OpenAI's manner."""
+    """Whether this is an OpenAI-compatible client."""
     completions = getattr(getattr(with_, "chat", None), "completions", None)
     return callable(getattr(completions, "create", None))
 
 
-# Choosing.
+# Selection.
 
 
 def chosen(
-    replica: Replica, asked: Summariser, *, live: Collection[str], room: Asked = EVERYTHING
+    replica: Replica, summarizer: Summariser, *, live: Collection[str], room: Asked = EVERYTHING
 ) -> Steps[Work]:
-    """Return what is to be summed up; SummaryError if there is nothing.
+    """Select the messages to summarize; SummaryError if there are none.
 
     `live` are the turns that this handle holds. If the summary is to make `room` in a window, the
-    turns that stay take at most half of it.
+    turns that are kept take at most half of it, if possible.
     """
     replica = spoken.still(replica)
-    counter = asked.counter or room.counter or replica.settings.counter or ESTIMATE
+    counter = summarizer.counter or room.counter or replica.settings.counter or ESTIMATE
     counting = Counting.of(replica, counter)
-    talk, past = replica.fold.talk, replica.past
-    before = yield from spoken.summary_in_force(replica, counting)
+    talk, past = replica.state.talk, replica.past
+    previous = yield from spoken.summary_in_force(replica, counting)
     ordered = yield from _since(replica, talk.summary.last if talk.summary else 0, counting)
-    # Nor are calls parted from results that others may still give.
-    waiting = {call.turn for call in talk.calls.values()} & replica.fold.turns.keys()
-    index = _index(ordered, asked, room, {*live, *waiting})
-    kept = {*talk.systems}
-    old = [one for one in ordered[:index] if one.said.position not in kept]
+    # Calls are not separated from results that another process may still deliver.
+    waiting = {call.turn for call in talk.calls.values()} & replica.state.turns.keys()
+    index = _index(ordered, summarizer, room, {*live, *waiting})
+    instructions = {*talk.systems}
+    old = [message for message in ordered[:index] if message.stored.position not in instructions]
     if not old:
-        raise SummaryError(replica.name, "there is nothing to sum up yet")
-    last = yield from reading.entry_at(past, ordered[index - 1].said.position)
-    replaced = [*before, *(one for one in old if one.said.position not in talk.pins)]
-    limit = asked.max_tokens
+        raise SummaryError(replica.name, "there is nothing to summarize yet")
+    last = yield from reading.entry_at(past, ordered[index - 1].stored.position)
+    replaced = [
+        *previous,
+        *(message for message in old if message.stored.position not in talk.pins),
+    ]
+    limit = summarizer.max_tokens
     if room.max_tokens is not None:
         fixed = yield from spoken.instructions(replica, counting)
-        left = room.max_tokens - _total(fixed) - _total(ordered[index:]) - REPLY_TOKENS
-        limit = left if limit is None else min(left, limit)
+        available = room.max_tokens - _total(fixed) - _total(ordered[index:]) - REPLY_TOKENS
+        limit = available if limit is None else min(available, limit)
     return Work(
         session=replica.name,
-        messages=render([one.said for one in (*before, *old)], "openai.chat"),
-        first=ordered[0].said.position,
+        messages=render([message.stored for message in (*previous, *old)], "openai.chat"),
+        first=ordered[0].stored.position,
         last=last.entry.position,
         digest=last.digest,
         previous=talk.summary.position if talk.summary else 0,
@@ -150,85 +155,89 @@ def chosen(
 
 
 def _total(messages: Sequence[Counted]) -> int:
-    return sum(one.tokens for one in messages)
+    return sum(message.tokens for message in messages)
 
 
 def _since(replica: Replica, after: int, counting: Counting) -> Steps[list[Counted]]:
     reader = spoken.Reader(replica, after=after, counting=counting)
-    found: list[Counted] = []
+    messages: list[Counted] = []
     while (page := (yield from reader.page())) is not None:
-        found += page
-    return found[::-1]
+        messages += page
+    return messages[::-1]
 
 
 def _index(
-    ordered: Sequence[Counted], asked: Summariser, room: Asked, live: Collection[str]
+    ordered: Sequence[Counted], summarizer: Summariser, room: Asked, live: Collection[str]
 ) -> int:
-    """Return where the part begins that stays as it is; 0 if all of it does."""
-    begin = spoken.starts(ordered, whole=True)
-    going_on = next((i for i, one in enumerate(ordered) if one.said.turn in live), len(ordered))
-    begin = [index for index in begin if index <= going_on]
-    stays = begin[-asked.keep_turns :]
-    if not stays:
+    """Return the index from which messages are kept as they are; 0 keeps all of them."""
+    starts = spoken.starts(ordered, whole=True)
+    first_live = next(
+        (i for i, message in enumerate(ordered) if message.stored.turn in live), len(ordered)
+    )
+    starts = [index for index in starts if index <= first_live]
+    candidates = starts[-summarizer.keep_turns :]
+    if not candidates:
         return 0
-    for index in stays:
+    for index in candidates:
         tail = ordered[index:]
         if room.max_tokens is not None and 2 * _total(tail) > room.max_tokens:
             continue
         if room.max_messages is not None and 2 * len(tail) > room.max_messages:
             continue
         return index
-    return stays[-1]
+    return candidates[-1]
 
 
-# Asking.
+# Request.
 
 
-def request(asked: Summariser, work: Work) -> Callable[[], Any]:
-    """Return the call that makes the text."""
-    if not is_client(asked.with_):
-        return partial(asked.with_, work.messages)
-    return partial(_complete, asked, work)
+def request(summarizer: Summariser, work: Work) -> Callable[[], Any]:
+    """Return the call that writes the text."""
+    if not is_client(summarizer.with_):
+        return partial(summarizer.with_, work.messages)
+    return partial(_complete, summarizer, work)
 
 
-def _complete(asked: Summariser, work: Work) -> Any:
-    client = asked.with_
-    if asked.timeout is not None and hasattr(client, "with_options"):
-        client = client.with_options(timeout=asked.timeout)
-    wanted = REQUEST + (LENGTH.format(work.limit) if work.limit is not None else "")
+def _complete(summarizer: Summariser, work: Work) -> Any:
+    client = summarizer.with_
+    if summarizer.timeout is not None and hasattr(client, "with_options"):
+        client = client.with_options(timeout=summarizer.timeout)
+    prompt = REQUEST + (LENGTH.format(work.limit) if work.limit is not None else "")
     messages = [
         {"role": "system", "content": INSTRUCTION},
         *work.messages,
-        {"role": "user", "content": wanted},
+        {"role": "user", "content": prompt},
     ]
-    return client.chat.completions.create(model=asked.model, messages=messages)
+    return client.chat.completions.create(model=summarizer.model, messages=messages)
 
 
 def raised(work: Work, error: BaseException) -> SummaryError:
-    """Return what to say if making the text raised; the caller chains the cause."""
-    return SummaryError(work.session, f"what was to make it raised {type(error).__qualname__}")
+    """Return the error for a call that raised; the caller chains the cause."""
+    return SummaryError(work.session, f"the summarizer raised {type(error).__qualname__}")
 
 
-def too_slow(work: Work, asked: Summariser) -> SummaryError:
-    """Return what to say if making the text took too long."""
-    return SummaryError(work.session, f"it took longer than {asked.timeout:g} seconds")
+def too_slow(work: Work, summarizer: Summariser) -> SummaryError:
+    """Return the error for a call that timed out."""
+    return SummaryError(
+        work.session, f"the summarizer took longer than {summarizer.timeout:g} seconds"
+    )
 
 
-# Judging.
+# Validation.
 
 
-def checked(asked: Summariser, work: Work, given: object) -> Summary:
-    """Return the summary to store; SummaryError if what was given can not stand for the rest."""
-    text, meta = _read(work, given) if is_client(asked.with_) else (given, {})
+def checked(summarizer: Summariser, work: Work, reply: object) -> Summary:
+    """Return the summary to store; SummaryError if the reply cannot replace the messages."""
+    text, meta = _read(work, reply) if is_client(summarizer.with_) else (reply, {})
     if not isinstance(text, str):
-        raise SummaryError(work.session, f"a text is wanted, and a {type(text).__name__} was given")
+        raise SummaryError(work.session, f"the summary must be a str, not {type(text).__name__}")
     if not text.strip():
         raise SummaryError(work.session, "the text is empty")
     counter = work.counting.counter or ESTIMATE
     tokens = counted(counter, spoken.summary_message(text))
-    for most, what in ((work.limit, "were allowed"), (work.tokens, "is what it would replace")):
-        if most is not None and tokens > most:
-            raise SummaryError(work.session, f"it takes {tokens} tokens, and {most} {what}")
+    for maximum, what in ((work.limit, "are allowed"), (work.tokens, "is what it would replace")):
+        if maximum is not None and tokens > maximum:
+            raise SummaryError(work.session, f"it takes {tokens} tokens, and {maximum} {what}")
     content = Summary(
         text=text,
         first=work.first,
@@ -241,20 +250,20 @@ def checked(asked: Summariser, work: Work, given: object) -> Summary:
     )
     try:
         codec.encode(content)
-    except (TypeError, ValueError) as error:  # A lone surrogate, or more than a record holds.
-        raise SummaryError(work.session, "it can not be stored") from error
+    except (TypeError, ValueError) as error:  # A lone surrogate, or more than a record can hold.
+        raise SummaryError(work.session, "it cannot be stored") from error
     return content
 
 
 def _read(work: Work, reply: object) -> tuple[object, dict[str, Any]]:
-    """Return the text of a client's answer, and what came with it."""
+    """Return the text of a client's reply, and its meta."""
     try:
-        message, found = take(reply)[0]
+        message, details = take(reply)[0]
     except PerdureError as error:
-        raise SummaryError(work.session, "the client did not give a chat completion") from error
-    if found.get("finish_reason") == "length":
+        raise SummaryError(work.session, "the client did not return a chat completion") from error
+    if details.get("finish_reason") == "length":
         raise SummaryError(work.session, "the model's answer was cut off at its limit")
     if message.get("refusal"):
         raise SummaryError(work.session, "the model refused")
-    meta = {name: found[name] for name in _META if found.get(name) is not None}
+    meta = {name: details[name] for name in _META if details.get(name) is not None}
     return message.get("content"), meta

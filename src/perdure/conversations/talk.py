@@ -1,8 +1,10 @@
-"""What a session knows of its conversation beyond the messages themselves. Pure.
+"""The conversation part of a session's state: computed from records, without their content.
 
-Positions and small facts only: calls without a result, answers whose stream is not over, messages
-that windows keep, the summary in force, the tools on offer. A state is never changed: what changes
-it returns another, and most messages return the same.
+Records come in, a new state goes out. Pure. It holds positions and small facts only: unanswered
+calls, unfinished answers, messages kept in every window, the summary in force, the tools on offer.
+
+A state is immutable: each method returns a new one, or the same one if nothing changed, as for
+most messages. Snapshots store these tuples.
 """
 
 from typing import NamedTuple
@@ -10,14 +12,14 @@ from typing import NamedTuple
 from perdure.effects.calls import answers, open_calls
 from perdure.records import Message, Piece, Pinned, Summary, SummaryUndone, Tools
 
-CALLS_MAX = 256  # Calls that nobody answered; those before are closed in every transcript anyway.
-SYSTEMS_MAX = 64  # Half of them the first ones, half the latest.
-SUMMARIES_MAX = 64  # How many can be undone one after the other.
-PINS_MAX = 256  # What is pinned is in every window: more would leave no room for anything else.
+CALLS_MAX = 256  # unanswered calls; transcripts close older ones with a notice anyway
+SYSTEMS_MAX = 64  # system messages: the first half and the latest half are kept
+SUMMARIES_MAX = 64  # summaries that can be undone in a row
+PINS_MAX = 256  # messages; every window has them all, so more would leave room for nothing else
 
 
 class OpenCall(NamedTuple):
-    """A tool call without a result: where its message stands, and in which turn."""
+    """A tool call without a result: the position of its message, and its turn."""
 
     position: int
     turn: str
@@ -25,14 +27,14 @@ class OpenCall(NamedTuple):
 
 
 class Partial(NamedTuple):
-    """An answer whose stream is not over, or was cut: its turn, and the last of its pieces."""
+    """An unfinished or interrupted answer: its turn, and the position of its last piece."""
 
     turn: str
     position: int
 
 
 class Summarised(NamedTuple):
-    """A summary: where it stands, and which positions it stands for."""
+    """A summary: the position of its record, and the positions it replaces."""
 
     position: int
     first: int
@@ -43,12 +45,12 @@ class Summarised(NamedTuple):
 class Talk(NamedTuple):
     """The state of a conversation after the records so far."""
 
-    calls: dict[str, OpenCall] = {}  # noqa: RUF012 - nobody changes it
+    calls: dict[str, OpenCall] = {}  # noqa: RUF012 - never mutated
     partials: dict[str, Partial] = {}  # noqa: RUF012
     systems: tuple[int, ...] = ()
     pins: tuple[int, ...] = ()
     summaries: tuple[Summarised, ...] = ()
-    """The one in force is the last; before it, those that undoing brings back."""
+    """The last is in force; undo restores the one before it."""
     tools: tuple[str, int] = ("", 0)
     """The digest of the catalogue on offer, and the position of its record."""
 
@@ -59,7 +61,7 @@ class Talk(NamedTuple):
 
     @property
     def cut(self) -> dict[str, Partial]:
-        """The answers that were cut: of each turn the newest, which was to replace the others."""
+        """The unfinished answers: of each turn only the newest, which was to replace the others."""
         newest: dict[str, int] = {}
         for partial in self.partials.values():
             newest[partial.turn] = max(partial.position, newest.get(partial.turn, 0))
@@ -70,7 +72,7 @@ class Talk(NamedTuple):
         }
 
     def message(self, position: int, record_id: str, content: Message) -> "Talk":
-        """Take in a message. Most change nothing, and this is part of every write."""
+        """Apply a message. Part of every write, and most messages change nothing."""
         message, calls, systems = content.message, self.calls, self.systems
         role = message.get("role")
         quiet = not calls and not self.partials
@@ -93,53 +95,55 @@ class Talk(NamedTuple):
                 calls[call.id] = OpenCall(position, content.turn, call.name)
             while len(calls) > CALLS_MAX:
                 del calls[next(iter(calls))]
-        talk = Talk(calls, self.partials, systems, self.pins, self.summaries, self.tools)
-        return talk.superseded(record_id, content) if self.partials else talk
+        state = Talk(calls, self.partials, systems, self.pins, self.summaries, self.tools)
+        return state.superseded(record_id, content) if self.partials else state
 
     def _instructed(self, position: int) -> "Talk":
         systems = _kept(self.systems, position)
-        talk = (self.calls, self.partials, systems, self.pins, self.summaries, self.tools)
-        return tuple.__new__(Talk, talk)  # As calling the class does, in half the time.
+        fields = (self.calls, self.partials, systems, self.pins, self.summaries, self.tools)
+        return tuple.__new__(Talk, fields)  # Same as calling the class, in half the time.
 
     def superseded(self, record_id: str, content: Message) -> "Talk":
-        """Drop what an answer supersedes: its own pieces, and those of its turn."""
+        """Drop the partial answers that an answer supersedes: its own, and those of its turn."""
         role = content.message.get("role")
-        own = content.turn if role in ("assistant", "model", None) else ""
-        left = {
+        own_turn = content.turn if role in ("assistant", "model", None) else ""
+        remaining = {
             answer: partial
             for answer, partial in self.partials.items()
-            if answer != record_id and not (own and partial.turn == own)
+            if answer != record_id and not (own_turn and partial.turn == own_turn)
         }
-        return self if len(left) == len(self.partials) else self._replace(partials=left)
+        return self if len(remaining) == len(self.partials) else self._replace(partials=remaining)
 
     def piece(self, position: int, content: Piece) -> "Talk":
-        """Take in a part of an answer."""
+        """Apply a piece of an answer."""
         partial = Partial(content.turn, position)
         return self._replace(partials={**self.partials, content.answer: partial})
 
     def ended(self, turn: str) -> "Talk":
-        """Take in that a turn is over: what is left of its answers stands in messages."""
-        left = {answer: one for answer, one in self.partials.items() if one.turn != turn}
-        return self if len(left) == len(self.partials) else self._replace(partials=left)
+        """Apply the end of a turn: its partial answers have been stored as messages."""
+        remaining = {
+            answer: partial for answer, partial in self.partials.items() if partial.turn != turn
+        }
+        return self if len(remaining) == len(self.partials) else self._replace(partials=remaining)
 
     def pinned(self, content: Pinned) -> "Talk":
-        """Take in that a message is to be kept, or not any more."""
+        """Apply a pin or an unpin."""
         pins = {*self.pins, content.message} if content.on else {*self.pins} - {content.message}
         return self._replace(pins=tuple(sorted(pins)))
 
     def summarised(self, position: int, content: Summary) -> "Talk":
-        """Take in a summary."""
-        found = Summarised(position, content.first, content.last, content.previous)
-        before = tuple(each for each in self.summaries if each.position <= content.previous)
-        return self._replace(summaries=(*before, found)[-SUMMARIES_MAX:])
+        """Apply a summary."""
+        summary = Summarised(position, content.first, content.last, content.previous)
+        earlier = tuple(ref for ref in self.summaries if ref.position <= content.previous)
+        return self._replace(summaries=(*earlier, summary)[-SUMMARIES_MAX:])
 
     def undone(self, content: SummaryUndone) -> "Talk":
-        """Take in that a summary, and those that took it in, count no more."""
-        left = tuple(each for each in self.summaries if each.position < content.summary)
-        return self._replace(summaries=left)
+        """Apply the undo of a summary, which also removes summaries built on it."""
+        remaining = tuple(ref for ref in self.summaries if ref.position < content.summary)
+        return self._replace(summaries=remaining)
 
     def offered(self, position: int, content: Tools) -> "Talk":
-        """Take in which tools are on offer."""
+        """Apply a catalogue of tools."""
         return self._replace(tools=(content.digest, position))
 
 

@@ -1,8 +1,10 @@
-"""Plans about a conversation: pieces of answers, open calls, pins, summaries, tools. Pure.
+"""Plan conversation writes: pieces of answers, open calls, pins, summaries, tools.
 
-An answer whose stream was cut becomes a message, marked as interrupted, when its turn ends or the
-next one begins, unless the turn got another answer. Calls that nobody answered are closed by a
-notice when the next turn begins. So what the model is told stands in the record.
+A replica and arguments come in, plans go out. Pure: reads are yielded as steps, nothing is written.
+
+An interrupted answer becomes a message, marked as interrupted, when its turn ends or the next one
+begins, unless the turn got another answer. Unanswered calls are closed by a notice when the next
+turn begins. So the journal contains everything that the model is shown.
 """
 
 from collections.abc import Collection, Sequence
@@ -28,17 +30,17 @@ from perdure.records import Message, Piece, Pinned, Summary, SummaryUndone, Tool
 from perdure.replica import Replica
 from perdure.steps import Steps
 
-INTERRUPTED = "perdure:interrupted"  # The origin of results that nobody gave.
+INTERRUPTED = "perdure:interrupted"  # Origin of the notices that stand in for missing results.
 
 
 def settle_answers(replica: Replica, batch: Batch, *, turns: Collection[str] | None) -> Steps[None]:
-    """Add what is left of cut answers as messages: of some turns, or of all but the live ones."""
-    for answer, partial in batch.fold.talk.cut.items():
+    """Add interrupted answers to the batch as messages: those of `turns`, or all if it is None."""
+    for answer, partial in batch.state.talk.cut.items():
         if turns is not None and partial.turn not in turns:
             continue
-        taken = yield from said_so_far(replica, partial, batch)
-        ids = [answer, *(replica.settings.new_id() for _ in taken[1:])]
-        for record_id, (message, meta) in zip(ids, taken, strict=False):
+        messages = yield from said_so_far(replica, partial, batch)
+        ids = [answer, *(replica.settings.new_id() for _ in messages[1:])]
+        for record_id, (message, meta) in zip(ids, messages, strict=False):
             content = Message(
                 message=replica.settings.codec.pack(message),
                 meta=replica.settings.codec.pack(meta),
@@ -51,7 +53,7 @@ def settle_answers(replica: Replica, batch: Batch, *, turns: Collection[str] | N
 def said_so_far(
     replica: Replica, partial: Partial, batch: Batch | None = None
 ) -> Steps[list[Taken]]:
-    """Return what an answer had said when its last piece was stored."""
+    """Return the messages of an answer as of its last stored piece."""
     pieces: list[dict[str, Any]] = []
     position = partial.position
     while position:
@@ -63,8 +65,8 @@ def said_so_far(
     try:
         return rebuild(pieces[::-1])
     except (UsageError, VersionError) as error:
-        # What was said must not keep anybody from going on; the pieces stay in the record.
-        text = "(An answer that was cut, and can not be put together again.)"
+        # An unreadable answer must not block the session; its pieces stay in the journal.
+        text = "(An interrupted answer that cannot be reconstructed.)"
         return [Taken({"role": "assistant", "content": text}, {"unreadable": str(error)})]
 
 
@@ -75,33 +77,35 @@ def _content_at(replica: Replica, batch: Batch | None, position: int) -> Steps[o
 
 
 def close_calls(replica: Replica, batch: Batch, *, live: Collection[str]) -> Steps[None]:
-    """Answer calls that stayed open with a notice, but for those of turns that are going on."""
-    for call_id, call in [*batch.fold.talk.calls.items()]:
+    """Close unanswered calls with a notice, except those of `live` turns."""
+    for call_id, call in [*batch.state.talk.calls.items()]:
         if call.turn and call.turn in live:
             continue
         content = yield from _content_at(replica, batch, call.position)
         if not isinstance(content, Message):
             raise ChainError(replica.name, call.position, "a message with a call is expected here")
-        made = next(
-            (one for one in open_calls(content.message) if one.id == call_id),
+        issued = next(
+            (candidate for candidate in open_calls(content.message) if candidate.id == call_id),
             Call(call_id, call.name),
         )
-        notice = Message(message=closing(content.message, made), turn=call.turn, origin=INTERRUPTED)
+        notice = Message(
+            message=closing(content.message, issued), turn=call.turn, origin=INTERRUPTED
+        )
         batch.add_content(replica.settings.new_id(), notice)
 
 
 def add_piece(replica: Replica, turn: str, answer: str, data: dict[str, Any]) -> Plan:
-    """Plan to store a part of an answer."""
+    """Plan to store a piece of an answer."""
     record_id = replica.settings.new_id()
     packed = replica.settings.codec.pack(data)
 
     def make(batch: Batch) -> Made:
         yield from ()
-        if turn not in batch.fold.turns:
+        if turn not in batch.state.turns:
             raise ConflictError(batch.name, batch.position, batch.position, "the turn has ended")
-        before = batch.fold.talk.partials.get(answer)
+        partial = batch.state.talk.partials.get(answer)
         content = Piece(
-            answer=answer, data=packed, turn=turn, previous=before.position if before else 0
+            answer=answer, data=packed, turn=turn, previous=partial.position if partial else 0
         )
         return batch.add_content(record_id, content)
 
@@ -109,16 +113,16 @@ def add_piece(replica: Replica, turn: str, answer: str, data: dict[str, Any]) ->
 
 
 def pin(replica: Replica, position: int, *, on: bool) -> Plan:
-    """Plan to have every window keep a message, or not any more."""
+    """Plan to pin a message, so that every window has it, or to unpin it."""
     require_int(position, "position")
     record_id = replica.settings.new_id()
 
     def make(batch: Batch) -> Made:
-        if not on and position not in batch.fold.talk.pins:
+        if not on and position not in batch.state.talk.pins:
             raise NotFoundError(f"a pin on the message at {position}")
         if on:
             yield from _require_message(replica, position)
-            if len({*batch.fold.talk.pins, position}) > PINS_MAX:
+            if len({*batch.state.talk.pins, position}) > PINS_MAX:
                 raise UsageError(f"at most {PINS_MAX} messages can be pinned: unpin one first")
         return batch.add_content(record_id, Pinned(message=position, on=on))
 
@@ -132,19 +136,17 @@ def _require_message(replica: Replica, position: int) -> Steps[None]:
     if not isinstance(content, Message):
         raise UsageError(f"the record at {position} is a {content.kind}: only messages are pinned")
     if open_calls(content.message) or answers(content.message):
-        raise UsageError(
-            f"the message at {position} is part of a tool call: pin what was said of it"
-        )
+        raise UsageError(f"the message at {position} is part of a tool call: pin another message")
 
 
 def summary(replica: Replica, content: Summary) -> Plan:
-    """Plan to put a summary in force; one that was made in view of another state is a conflict."""
+    """Plan to put a summary in force; ConflictError if another summary came first."""
     record_id = replica.settings.new_id()
 
     def make(batch: Batch) -> Made:
         yield from ()
-        found = batch.fold.talk.summary
-        if (found.position if found else 0) != content.previous:
+        current = batch.state.talk.summary
+        if (current.position if current else 0) != content.previous:
             reason = "another summary came first"
             raise ConflictError(batch.name, batch.position, batch.position, reason)
         return batch.add_content(record_id, content)
@@ -153,45 +155,45 @@ def summary(replica: Replica, content: Summary) -> Plan:
 
 
 def undo_summary(replica: Replica) -> Plan:
-    """Plan to go back to the summary before the one in force, or to the messages themselves."""
+    """Plan to restore the previous summary, or the messages themselves if there is none."""
     record_id = replica.settings.new_id()
 
     def make(batch: Batch) -> Made:
         yield from ()
-        found = batch.fold.talk.summary
-        if found is None:
+        current = batch.state.talk.summary
+        if current is None:
             raise NotFoundError("a summary to undo")
-        if found.previous and len(batch.fold.talk.summaries) == 1:
-            hint = f"at most {SUMMARIES_MAX} are undone one after the other"
-            raise NotFoundError(f"the summary before that at {found.position}", hint)
-        return batch.add_content(record_id, SummaryUndone(summary=found.position))
+        if current.previous and len(batch.state.talk.summaries) == 1:
+            hint = f"at most {SUMMARIES_MAX} summaries can be undone in a row"
+            raise NotFoundError(f"the summary before the one at {current.position}", hint)
+        return batch.add_content(record_id, SummaryUndone(summary=current.position))
 
     return Plan("summary", "", make)
 
 
 def offer_tools(replica: Replica, tools: Sequence[Any], turn: str) -> Plan:
-    """Plan to record which tools the model is offered, unless it was offered the same before."""
+    """Plan to record the tools offered to the model, unless they are the same as before."""
     record_id = replica.settings.new_id()
-    found = catalogue.normal(tools)
+    normalized = catalogue.normal(tools)
     content = Tools(
-        digest=catalogue.digest(found),
-        catalogue=found,
+        digest=catalogue.digest(normalized),
+        catalogue=normalized,
         tools=replica.settings.codec.pack([exported(tool) for tool in tools]),
         turn=turn,
     )
 
     def make(batch: Batch) -> Made:
         yield from ()
-        if batch.fold.talk.tools[0] == content.digest:
-            return batch.fold.talk.tools[1]
+        if batch.state.talk.tools[0] == content.digest:
+            return batch.state.talk.tools[1]
         return batch.add_content(record_id, content)
 
     return Plan("tools", turn, make)
 
 
 def tools_before(replica: Replica) -> Steps[dict[str, str]]:
-    """Return the catalogue that the model was offered last, as names and digests."""
-    _, position = replica.fold.talk.tools
+    """Return the latest catalogue offered to the model: names and digests."""
+    _, position = replica.state.talk.tools
     if not position:
         return {}
     content = yield from reading.content_at(replica.past, position)

@@ -1,8 +1,9 @@
-"""What a model gets of a message, whatever provider phrased it: texts to count, and allowances.
+"""Count the tokens of messages of any provider: the texts a model is shown, plus allowances.
 
-A message comes in, a number goes out; how a text is counted is a subclass's business. Known shapes
-are OpenAI's chat messages and Responses items, Anthropic's blocks and Gemini's parts; of an item or
-a part of another type everything counts. Ids, usage and whatever else no model is shown do not.
+A message comes in, a number goes out. Pure; a subclass decides how a text is counted. Known shapes
+are OpenAI's chat messages and Responses items, Anthropic's blocks and Gemini's parts. Every field
+of an item or part of another type is counted. Ids, usage and other data that no model is shown are
+not.
 """
 
 from collections.abc import Mapping
@@ -13,21 +14,24 @@ import msgspec
 from perdure.conversations.intake import ROLES
 from perdure.errors import UsageError
 
-MESSAGE_TOKENS = 3  # OpenAI: "every message follows <|start|>{role}<|message|>{content}<|end|>".
-NAME_TOKENS = 1  # OpenAI, for a message with a name.
-REPLY_TOKENS = 3  # OpenAI: the beginning of the reply, once in a prompt.
+MESSAGE_TOKENS = (
+    3  # tokens; OpenAI: "every message follows <|start|>{role}<|message|>{content}<|end|>".
+)
+NAME_TOKENS = 1  # tokens; OpenAI, for a message with a name
+REPLY_TOKENS = 3  # tokens; OpenAI: the start of the reply, once per prompt
 
-# OpenAI gives no figure for calls and results. These are what its published format of open-weight
-# models takes around a name and its arguments, and around a result and a name of six tokens.
+# Tokens. OpenAI publishes no figure for calls and results. These are the overhead of its published
+# format for open-weight models, around a name and arguments, and around a result and a name of six
+# tokens.
 CALL_TOKENS = 13
 RESULT_TOKENS = 12
 
-# What providers make of an image depends on its size and on the model. Of default detail, most
+# Tokens. The cost of an image depends on its size and on the model. At default detail, most models
 # take up to 1,900; some small models take more (gpt-4.1-nano 3,779, gpt-4o-mini 48,169).
 IMAGE_TOKENS = 2_000
-AUDIO_LETTERS = 100  # Letters of base64 a token: speech at 16 kbit/s and 25 tokens a second.
-FILE_LETTERS = 5  # Letters of base64 a token: pages that are given as text and as images.
-SEALED_LETTERS = 4  # Letters of base64 a token: reasoning that only the provider can read.
+AUDIO_LETTERS = 100  # base64 characters per token; speech at 16 kbit/s and 25 tokens a second.
+FILE_LETTERS = 5  # base64 characters per token; pages are sent as text and as images
+SEALED_LETTERS = 4  # base64 characters per token; encrypted reasoning
 
 _SAID = ("content", "parts", "refusal", "reasoning", "reasoning_content", "audio")
 _CALLS = frozenset({"function_call", "custom_tool_call", "tool_use", "server_tool_use", "mcp_call"})
@@ -47,7 +51,7 @@ _DATA = ("data", "file_data")
 _MEDIA = ("media_type", "mime_type", "mimeType", "format")
 _REFERENCES = frozenset({"file_id", "file_url", "fileUri"})
 _SOUNDS = frozenset({"wav", "mp3", "flac", "opus", "pcm16"})
-# Whatever has one of these is a part, and not a tree of the caller's that is sent as JSON.
+# A dict with one of these fields is a part; any other is the caller's data, sent as JSON.
 _MARKS = frozenset(
     {"type", "text", "functionCall", "functionResponse", "inlineData", "fileData", *_DATA}
     | _REFERENCES
@@ -57,31 +61,31 @@ _to_json = msgspec.json.Encoder(enc_hook=str).encode
 
 
 class TextCounter:
-    """Counts messages of any known shape by their texts: a subclass gives `name` and `text`.
+    """Counts messages of any known shape by their texts; a subclass defines `name` and `text`.
 
-    `name` is stored beside counts, so another way of counting needs another name.
+    `name` is stored with the counts, so a different way of counting needs a different name.
     """
 
     name = ""
     image = IMAGE_TOKENS
 
     def text(self, text: str) -> int:
-        """Return how many tokens a text takes."""
+        """Return the number of tokens of a text."""
         raise NotImplementedError
 
     def count(self, message: Mapping[str, Any]) -> int:
-        """Return how many tokens a message takes in a prompt, what surrounds it included.
+        """Return the number of tokens of a message in a prompt, including its overhead.
 
-        What a prompt takes besides, once, is `REPLY_TOKENS`, and the catalogue of tools.
+        A prompt takes `REPLY_TOKENS` in addition, once, and the tokens of its tools.
         """
         if not isinstance(message, Mapping):
             raise UsageError(f"a message must be a dict, not {type(message).__name__}")
         if "role" not in message and "type" in message:
-            own = 0 if _kind(message) in _CALLS else MESSAGE_TOKENS
-            return own + self._part(message)
+            overhead = 0 if _kind(message) in _CALLS else MESSAGE_TOKENS
+            return overhead + self._part(message)
         role = message.get("role", "user")
-        known = isinstance(role, str) and role in ROLES
-        total = MESSAGE_TOKENS + (1 if known else self._any(role))
+        is_role = isinstance(role, str) and role in ROLES
+        total = MESSAGE_TOKENS + (1 if is_role else self._any(role))
         if name := message.get("name"):
             total += NAME_TOKENS + self._any(name)
         total += sum(self._any(message[key]) for key in _SAID if key in message)
@@ -89,12 +93,12 @@ class TextCounter:
             total += RESULT_TOKENS
         calls = message.get("tool_calls")
         total += sum(map(self._call, calls if isinstance(calls, list) else ()))
-        if old := message.get("function_call"):
-            total += self._call(old)
+        if deprecated := message.get("function_call"):
+            total += self._call(deprecated)
         return total
 
     def _any(self, content: object) -> int:
-        """Whatever stands where a text is expected."""
+        """Count any value found where a text is expected."""
         if isinstance(content, str):
             return self.text(content)
         if isinstance(content, list):
@@ -107,15 +111,15 @@ class TextCounter:
         return self.text(_to_json(value).decode())
 
     def _call(self, call: object) -> int:
-        """A call in OpenAI's manner, nested or not, or in Anthropic's: its name and arguments."""
+        """Count the name and arguments of a call of any provider, nested or not."""
         if not isinstance(call, Mapping):
             return CALL_TOKENS + self._any(call)
         inner = call.get("function", call.get("custom", call))
         inner = inner if isinstance(inner, Mapping) else call
         total = CALL_TOKENS
         for key in ("name", "arguments", "input", "args", "output"):
-            if (given := inner.get(key)) is not None:
-                total += self.text(given) if isinstance(given, str) else self._json(given)
+            if (value := inner.get(key)) is not None:
+                total += self.text(value) if isinstance(value, str) else self._json(value)
         return total
 
     def _part(self, part: Mapping[str, Any]) -> int:
@@ -125,20 +129,20 @@ class TextCounter:
         if kind in _CALLS:
             return self._call(part)
         total = RESULT_TOKENS if kind in _RESULTS else 0
-        known = not kind or kind in _TEXTS or kind in _RESULTS
+        is_known_type = not kind or kind in _TEXTS or kind in _RESULTS
         has_data = any(key in part for key in _DATA)
         for key, value in part.items():
             if key in _NOT_SHOWN or (has_data and key in _MEDIA):
                 continue
             total += self._field(key, value, part)
-            if not known:
+            if not is_known_type:
                 total += self.text(key)
         return total
 
     def _field(self, key: str, value: object, part: Mapping[str, Any]) -> int:
         kind = _kind(part)
         if key in _IMAGES or key in _REFERENCES or key == kind == "url":
-            return self.image  # How much there is behind an address can not be known here.
+            return self.image  # The size behind a URL is unknown here.
         if key == "functionCall":
             return self._call(value)
         if key == "encrypted_content" or kind == "redacted_thinking":
@@ -148,7 +152,7 @@ class TextCounter:
         return self._any(value)
 
     def _data(self, value: object, part: Mapping[str, Any]) -> int:
-        """What is given as base64: sound, an image, or pages."""
+        """Count base64 data: audio, an image, or pages."""
         media = next((part[key] for key in _MEDIA if isinstance(part.get(key), str)), "")
         if media.startswith("audio/") or media in _SOUNDS or "transcript" in part:
             return _length(value) // AUDIO_LETTERS

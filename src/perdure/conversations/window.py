@@ -1,9 +1,11 @@
-"""The newest part of a conversation that fits a budget, as a provider takes it. Pure.
+"""Build a context window: the newest part of a conversation that fits a budget.
 
-A window is read from the end backwards, a page at a time, so it costs what it returns, however long
-the session is. Instructions (system and developer messages), pinned messages and the summary in
-force are in every window; of the rest it holds the newest, cut where nothing is torn that belongs
-together, at the beginning of a turn where that is possible.
+A replica and a request come in, a transcript goes out. Pure: reads are yielded as steps.
+
+A window is read backwards from the end, page by page, so its cost depends on its size and not on
+the length of the session. Instructions (system and developer messages), pinned messages and the
+summary in force are in every window. Of the rest it has the newest messages, from a safe cut on,
+at the start of a turn where possible.
 """
 
 from collections.abc import Collection, Sequence
@@ -19,12 +21,12 @@ from perdure.steps import Steps
 from perdure.tokens import ESTIMATE, REPLY_TOKENS, Counter
 from perdure.transcript import FORMATS, Said, Transcript, render
 
-EXACT = "openai.chat"  # The format whose tokens are counted as it is given out.
-PAGES_FOR_A_START = 16  # Where nobody has turns and no user speaks, this many pages tell so.
+EXACT = "openai.chat"  # The format whose tokens are counted after rendering.
+PAGES_FOR_A_START = 16  # pages; give up looking for a turn boundary after this many
 
 
 class Asked(NamedTuple):
-    """What a caller wants of a window."""
+    """The window that a caller requests."""
 
     format: str | None = None
     max_tokens: int | None = None
@@ -36,186 +38,196 @@ class Asked(NamedTuple):
 EVERYTHING = Asked()
 
 
-def require_asked(asked: Asked) -> None:
-    """Refuse what no window can be."""
-    if asked.format is not None and asked.format not in FORMATS:
-        raise UsageError(f"no format {asked.format!r}: choose one of {', '.join(FORMATS)}")
-    for name, limit in (("max_tokens", asked.max_tokens), ("max_messages", asked.max_messages)):
+def require_asked(request: Asked) -> None:
+    """Raise UsageError for a request that no window can meet."""
+    if request.format is not None and request.format not in FORMATS:
+        raise UsageError(f"no format {request.format!r}: choose one of {', '.join(FORMATS)}")
+    for name, limit in (("max_tokens", request.max_tokens), ("max_messages", request.max_messages)):
         if limit is not None and require_int(limit, name) < 1:
             raise UsageError(f"{name} must be 1 or more, not {limit}")
-    if asked.perspective and asked.format is None:
-        raise UsageError("a perspective needs a format: give format='openai.chat', for one")
+    if request.perspective and request.format is None:
+        raise UsageError("a perspective needs a format: pass format='openai.chat', for example")
 
 
-def require_alone(asked: Asked, last: int | None) -> None:
-    """Refuse the last few messages as they are together with a window of them."""
-    if last is not None and asked != EVERYTHING:
-        raise UsageError("`last` gives messages as they are: with a window use max_messages")
+def require_alone(request: Asked, last: int | None) -> None:
+    """Raise UsageError if `last` is combined with a window."""
+    if last is not None and request != EVERYTHING:
+        raise UsageError("`last` returns messages as they are: use max_messages for a window")
 
 
-def window(replica: Replica, asked: Asked, *, live: Collection[str]) -> Steps[Transcript]:
-    """Return the window. `live` are the turns that this handle holds: their answers are coming."""
-    require_asked(asked)
+def window(replica: Replica, request: Asked, *, live: Collection[str]) -> Steps[Transcript]:
+    """Return the window. `live` turns are held by this handle: their answers still stream."""
+    require_asked(request)
     replica = spoken.still(replica)
-    counter = asked.counter or replica.settings.counter or ESTIMATE
-    counting = Counting.of(replica, None if asked.max_tokens is None else counter)
-    kept = yield from spoken.instructions(replica, counting)
-    kept += yield from spoken.summary_in_force(replica, counting)
-    kept += spoken.unknown_effects(replica, counting)
-    kept.sort(key=lambda one: one.said.position)
+    counter = request.counter or replica.settings.counter or ESTIMATE
+    counting = Counting.of(replica, None if request.max_tokens is None else counter)
+    fixed = yield from spoken.instructions(replica, counting)
+    fixed += yield from spoken.summary_in_force(replica, counting)
+    fixed += spoken.unknown_effects(replica, counting)
+    fixed.sort(key=lambda message: message.stored.position)
     partials = yield from _partials(replica, counting, live)
-    budget = _Budget(replica.name, asked, kept, partials)
-    found, whole = yield from _newest(replica, budget, counting)
+    budget = _Budget(replica.name, request, fixed, partials)
+    newest, whole = yield from _newest(replica, budget, counting)
     error = budget.error([])
-    for index in budget.beginnings(found, whole=whole):
-        shown = budget.shown(found[index:])
-        transcript = _rendered(shown, asked)
-        transcript.tokens = _tokens(shown, transcript, asked, counting)
-        # Giving it out may have made it longer: then as little as is needed is left out.
+    for index in budget.fitting_starts(newest, whole=whole):
+        shown = budget.with_fixed(newest[index:])
+        transcript = _rendered(shown, request)
+        transcript.tokens = _tokens(shown, transcript, request, counting)
+        # Rendering may add tokens or messages: then try the next shorter window.
         too_long = budget.exceeded_by(transcript)
         if too_long is None:
-            transcript.cut = found[index].said.position if index or not whole else 0
+            transcript.cut = newest[index].stored.position if index or not whole else 0
             return transcript
         error = too_long
     raise error
 
 
-def _rendered(shown: Sequence[Counted], asked: Asked) -> Transcript:
-    said = [one.said for one in shown]
-    if asked.format is None:
-        return Transcript([one.message for one in said])
-    return render(said, asked.format, perspective=asked.perspective)
+def _rendered(shown: Sequence[Counted], request: Asked) -> Transcript:
+    messages = [message.stored for message in shown]
+    if request.format is None:
+        return Transcript([message.message for message in messages])
+    return render(messages, request.format, perspective=request.perspective)
 
 
 def _tokens(
-    shown: Sequence[Counted], transcript: Transcript, asked: Asked, counting: Counting
+    shown: Sequence[Counted], transcript: Transcript, request: Asked, counting: Counting
 ) -> int | None:
-    """Return how many tokens a window takes: those of its records, unless it says them otherwise.
+    """Return the number of tokens of a window; None if they are not counted.
 
-    The estimate of what is given out in another format than OpenAI's is that of its records.
+    In the `EXACT` format, rendered messages that differ from their records are counted again. Other
+    formats use the counts of the records as an estimate.
     """
     if counting.counter is None:
         return None
-    if asked.format != EXACT:
-        return REPLY_TOKENS + sum(one.tokens for one in shown)
-    known: dict[tuple[str, str], list[Counted]] = {}
-    for one in shown:
-        known.setdefault(_mark(one.said.message), []).append(one)
+    if request.format != EXACT:
+        return REPLY_TOKENS + sum(candidate.tokens for candidate in shown)
+    by_key: dict[tuple[str, str], list[Counted]] = {}
+    for candidate in shown:
+        by_key.setdefault(_mark(candidate.stored.message), []).append(candidate)
     total = REPLY_TOKENS
     for message in transcript:
-        same = next((one for one in known.get(_mark(message), ()) if _is_of(message, one)), None)
-        if same is None:
+        match = next(
+            (
+                candidate
+                for candidate in by_key.get(_mark(message), ())
+                if _is_of(message, candidate)
+            ),
+            None,
+        )
+        if match is None:
             total += counting.message(message)
         else:
-            total += same.tokens - counting.notices.get(same.said.position, 0)
+            total += match.tokens - counting.notices.get(match.stored.position, 0)
     return total
 
 
 def _mark(message: dict[str, Any]) -> tuple[str, str]:
-    """Return what messages that say the same have in common, cheaply."""
+    """Return a cheap lookup key that is equal for equal messages."""
     content = message.get("content")
     return str(message.get("role")), content if isinstance(content, str) else ""
 
 
-def _is_of(message: dict[str, Any], one: Counted) -> bool:
-    """Whether a message says nothing that the one it was made from does not."""
-    stored = one.said.message
+def _is_of(message: dict[str, Any], counted: Counted) -> bool:
+    """Whether every field of a rendered message equals that of the stored one."""
+    stored = counted.stored.message
     return all(name in stored and stored[name] == value for name, value in message.items())
 
 
 class _Budget:
-    """Says how far back a window reaches."""
+    """Decides how far back a window reaches."""
 
     def __init__(
-        self, session: str, asked: Asked, kept: list[Counted], partials: list[Counted]
+        self, session: str, request: Asked, fixed: list[Counted], partials: list[Counted]
     ) -> None:
         self.session = session
-        self.asked = asked
-        self._kept = kept
+        self.request = request
+        self._fixed_messages = fixed
         self._partials = partials
-        self._fixed = {one.said.position for one in kept}
-        self._fixed_tokens = sum(one.tokens for one in (*kept, *partials)) + REPLY_TOKENS
-        self._fixed_count = len(kept) + len(partials)
+        self._fixed = {message.stored.position for message in fixed}
+        self._fixed_tokens = sum(message.tokens for message in (*fixed, *partials)) + REPLY_TOKENS
+        self._fixed_count = len(fixed) + len(partials)
 
-    def shown(self, newest: Sequence[Counted]) -> list[Counted]:
-        """Return everything that a window has with these messages, in order."""
-        held = {one.said.position for one in newest}
-        kept = [one for one in self._kept if one.said.position not in held]
-        return [*kept, *newest, *self._partials]
+    def with_fixed(self, newest: Sequence[Counted]) -> list[Counted]:
+        """Return these messages and those of every window, in order."""
+        positions = {message.stored.position for message in newest}
+        fixed = [
+            message for message in self._fixed_messages if message.stored.position not in positions
+        ]
+        return [*fixed, *newest, *self._partials]
 
-    def own(self, one: Counted) -> tuple[int, int]:
-        """Return the tokens and the messages that one adds to what every window has."""
-        return (0, 0) if one.said.position in self._fixed else (one.tokens, 1)
+    def cost(self, message: Counted) -> tuple[int, int]:
+        """Return the tokens and messages that one adds; (0, 0) if every window has it."""
+        return (0, 0) if message.stored.position in self._fixed else (message.tokens, 1)
 
-    def exceeded(self, tokens: int, count: int) -> bool:
-        """Whether so much, besides what every window has, is more than fits."""
-        asked = self.asked
-        if asked.max_messages is not None and count + self._fixed_count > asked.max_messages:
+    def exceeds(self, tokens: int, count: int) -> bool:
+        """Whether this much, added to the fixed messages, is over the limit."""
+        request = self.request
+        if request.max_messages is not None and count + self._fixed_count > request.max_messages:
             return True
-        return asked.max_tokens is not None and tokens + self._fixed_tokens > asked.max_tokens
+        return request.max_tokens is not None and tokens + self._fixed_tokens > request.max_tokens
 
     def error(self, newest: Sequence[Counted]) -> BudgetError:
-        """Return what to say if not even these fit."""
-        asked, own = self.asked, [self.own(one) for one in newest]
+        """Return the error if even these messages do not fit."""
+        request, own = self.request, [self.cost(message) for message in newest]
         tokens = self._fixed_tokens + sum(tokens for tokens, _ in own)
-        if asked.max_tokens is not None and tokens > asked.max_tokens:
-            return BudgetError(self.session, tokens, asked.max_tokens, "tokens")
+        if request.max_tokens is not None and tokens > request.max_tokens:
+            return BudgetError(self.session, tokens, request.max_tokens, "tokens")
         count = self._fixed_count + sum(count for _, count in own)
-        return BudgetError(self.session, count, asked.max_messages or 0, "messages")
+        return BudgetError(self.session, count, request.max_messages or 0, "messages")
 
     def exceeded_by(self, transcript: Transcript) -> BudgetError | None:
-        """Return what to say if a transcript does not fit, else None."""
-        allowed, most = self.asked.max_tokens, self.asked.max_messages
-        if allowed is not None and (transcript.tokens or 0) > allowed:
-            return BudgetError(self.session, transcript.tokens or 0, allowed, "tokens")
-        if most is not None and len(transcript) > most:
-            return BudgetError(self.session, len(transcript), most, "messages")
+        """Return the error if a transcript does not fit, else None."""
+        max_tokens, max_messages = self.request.max_tokens, self.request.max_messages
+        if max_tokens is not None and (transcript.tokens or 0) > max_tokens:
+            return BudgetError(self.session, transcript.tokens or 0, max_tokens, "tokens")
+        if max_messages is not None and len(transcript) > max_messages:
+            return BudgetError(self.session, len(transcript), max_messages, "messages")
         return None
 
-    def beginnings(self, found: Sequence[Counted], *, whole: bool) -> list[int]:
-        """Return the indexes that a window may begin at and fits, the longest one first."""
-        sums = accumulate(map(self.own, reversed(found)), _plus, initial=(0, 0))
-        exceeded = [self.exceeded(*one) for one in sums][::-1]
-        begin = spoken.starts(found, whole=whole)
-        if whole and not begin:
-            begin = [0]
-        fitting = [index for index in begin if not exceeded[index]]
+    def fitting_starts(self, newest: Sequence[Counted], *, whole: bool) -> list[int]:
+        """Return the starts of windows that fit, longest first; BudgetError if there is none."""
+        sums = accumulate(map(self.cost, reversed(newest)), _plus, initial=(0, 0))
+        exceeded = [self.exceeds(*size) for size in sums][::-1]
+        starts = spoken.starts(newest, whole=whole)
+        if whole and not starts:
+            starts = [0]
+        fitting = [index for index in starts if not exceeded[index]]
         if not fitting:
-            raise self.error(found[begin[-1] if begin else 0 :])
+            raise self.error(newest[starts[-1] if starts else 0 :])
         return fitting
 
 
-def _plus(one: tuple[int, int], other: tuple[int, int]) -> tuple[int, int]:
-    return one[0] + other[0], one[1] + other[1]
+def _plus(first: tuple[int, int], second: tuple[int, int]) -> tuple[int, int]:
+    return first[0] + second[0], first[1] + second[1]
 
 
 def _newest(
     replica: Replica, budget: _Budget, counting: Counting
 ) -> Steps[tuple[list[Counted], bool]]:
-    """Return the newest messages in order, as many as a window may need; and if these are all."""
-    summary = replica.fold.talk.summary
+    """Read the newest messages that a window may need, in order; and whether these are all."""
+    summary = replica.state.talk.summary
     reader = spoken.Reader(replica, after=summary.last if summary else 0, counting=counting)
-    found: list[Counted] = []  # Newest first.
-    size, beyond = (0, 0), 0
+    messages: list[Counted] = []  # Newest first.
+    size, pages_over = (0, 0), 0
     while (page := (yield from reader.page())) is not None:
-        found += page
-        for one in page:
-            size = _plus(size, budget.own(one))
-        if budget.exceeded(*size):
-            beyond += 1
-            begins = any(map(spoken.begins_turn, found, found[1:]))
-            if begins or beyond > PAGES_FOR_A_START:
-                return found[::-1], False
-    return found[::-1], True
+        messages += page
+        for message in page:
+            size = _plus(size, budget.cost(message))
+        if budget.exceeds(*size):
+            pages_over += 1
+            begins = any(map(spoken.begins_turn, messages, messages[1:]))
+            if begins or pages_over > PAGES_FOR_A_START:
+                return messages[::-1], False
+    return messages[::-1], True
 
 
 def _partials(replica: Replica, counting: Counting, live: Collection[str]) -> Steps[list[Counted]]:
-    """Return answers whose stream was cut and whose turn nobody here goes on with."""
-    found: list[Counted] = []
-    for partial in replica.fold.talk.cut.values():
+    """Read the interrupted answers, except those of `live` turns."""
+    messages: list[Counted] = []
+    for partial in replica.state.talk.cut.values():
         if partial.turn in live:
             continue
         for message, _ in (yield from talking.said_so_far(replica, partial)):
-            said = Said(partial.position, message, turn=partial.turn, interrupted=True)
-            found.append(Counted(said, counting.message(message)))
-    return found
+            stored = Said(partial.position, message, turn=partial.turn, interrupted=True)
+            messages.append(Counted(stored, counting.message(message)))
+    return messages

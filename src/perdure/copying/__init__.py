@@ -1,1 +1,1 @@
-"""Sessions copied from one store to another, checked entry by entry, while writers go on."""
+"""Copy sessions between stores, verified entry by entry, while writers keep writing."""

@@ -1,7 +1,7 @@
-"""What copying asks of two stores, as requests that a driver of either colour carries out. Pure.
+"""The I/O of a copy between two stores, as requests that a sync or async driver performs. Pure.
 
-Steps yield an `Ask` and get the answer back; now and then they yield a `Progress`.
-Code calls the typed functions below with `yield from`.
+Steps yield a `StoreRequest` and receive its result; now and then they yield a `CopyProgress`.
+Call the typed functions below with `yield from`.
 """
 
 from collections.abc import Collection, Generator, Sequence
@@ -31,16 +31,16 @@ class Ask(NamedTuple):
 
 
 class Listed(NamedTuple):
-    """A page of heads, and what kept the store from listing more of them."""
+    """A page of heads, and the damage that kept the store from listing more."""
 
     heads: Sequence[Head]
     damage: DamagedError | None
 
 
 class Progress(NamedTuple):
-    """How far a copy is. Totals are those of the first look: writers may have gone on since.
+    """The progress of a copy. Totals are from the initial count; writers may have added since.
 
-    While that one is counting, they are 0.
+    During that count (phase `counting`) the totals are 0.
     """
 
     phase: Phase
@@ -58,7 +58,7 @@ CopySteps = Generator[Ask | Progress, Any, T]
 def read(
     side: Side, stream: str, *, after: int, limit: int, reverse: bool = False
 ) -> CopySteps[Sequence[Entry]]:
-    """Return entries in order, fewer than the limit where they are long, but at least one."""
+    """Return entries in order: fewer than the limit if they are long, but at least one if any."""
     answer: Sequence[Entry] = yield Ask(side, Read(stream, after, limit, reverse))
     return answer
 
@@ -71,12 +71,12 @@ def heads(
 
 
 def head(side: Side, stream: str) -> CopySteps[Head | None]:
-    """Return the head of one stream, None if there is none; DamagedError if it can not be read."""
-    listed = yield from heads(side, prefix=stream, after="", limit=1)
-    if listed.damage is not None:
-        raise listed.damage
-    found = listed.heads
-    return found[0] if found and found[0].stream == stream else None
+    """Return the head of one stream, or None; raise DamagedError if it cannot be read."""
+    page = yield from heads(side, prefix=stream, after="", limit=1)
+    if page.damage is not None:
+        raise page.damage
+    first = page.heads[0] if page.heads else None
+    return first if first is not None and first.stream == stream else None
 
 
 def send(appends: Sequence[Append]) -> CopySteps[Sequence[Outcome]]:

@@ -1,7 +1,7 @@
-"""Read a stream's own entries for a copy, each checked before it is handed on. Pure.
+"""Read the entries of one stream for a copy, each verified before it is returned. Pure.
 
-Unlike `reading`, which follows a session's past into its ancestors, this stays in one stream, takes
-no snapshot's word, and needs no key.
+Unlike `reading`, which follows a session's history into its ancestors, this stays in one stream,
+trusts no snapshot, and needs no key.
 """
 
 from perdure import journal
@@ -11,13 +11,13 @@ from perdure.copying.asking import CopySteps, Side
 from perdure.errors import ChainError
 from perdure.journal import Batches, Linked, Stream, Tip
 
-PAGE = 256  # Entries read at a time; a driver gives fewer where they are long.
+PAGE = 256  # entries per read; a driver returns fewer if they are long
 
 
 class Chain:
-    """Checks entries in order: against themselves, their stream and the one before.
+    """Verifies entries in order: against their headers, their stream and their predecessor.
 
-    Without a tip, the first one must be one that a stream can begin with.
+    Without a tip, the first entry must be one that can begin a stream.
     """
 
     def __init__(self, name: str, tip: Tip | None = None) -> None:
@@ -28,11 +28,11 @@ class Chain:
 
     @property
     def position(self) -> int:
-        """The position of the last entry that was accepted."""
+        """The position of the last accepted entry."""
         return self._tip.position if self._tip else 0
 
     def accept(self, entry: Entry) -> Linked:
-        """Return an entry with its header, or raise ChainError or VersionError."""
+        """Return the verified entry, or raise ChainError or VersionError."""
         linked = journal.inspect(self._name, entry)
         if entry.body is None:
             raise ChainError(self._name, entry.position, "its body is missing")
@@ -50,19 +50,21 @@ class Chain:
 
     def _begin(self, first: Linked) -> None:
         position, header = first.entry.position, first.header
-        if header.session is None:  # Only those name it that a stream can begin with.
+        if header.session is None:  # Only an entry that can begin a stream names its session.
             raise ChainError(self._name, position - 1, "it is missing")
         if position == 1 and header.previous:
-            raise ChainError(self._name, 1, "it is the first, and links to another one")
+            raise ChainError(self._name, 1, "it is the first entry, but links to an earlier one")
 
     def end(self, head: Head) -> None:
-        """Raise ChainError unless the last entry is the one that the head names."""
+        """Raise ChainError unless the head points to the last accepted entry."""
         if self._tip != Tip(head.position, head.digest):
-            raise ChainError(self._name, head.position, "it is not the entry that the head names")
+            raise ChainError(
+                self._name, head.position, "it is not the entry that the head points to"
+            )
 
 
 class Walk:
-    """Reads a stream up to its head, a page of checked entries at a time."""
+    """Reads a stream up to its head, one page of verified entries at a time."""
 
     def __init__(self, side: Side, head: Head, *, after: int, tip: Tip | None) -> None:
         self._side = side
@@ -76,13 +78,14 @@ class Walk:
         return self._after >= self._head.position
 
     def page(self) -> CopySteps[list[Linked]]:
-        """Return the next entries; the last page is one whose end is the head."""
-        name, left = self._head.stream, self._head.position - self._after
-        found = yield from ask.read(self._side, name, after=self._after, limit=min(left, PAGE))
-        within = [entry for entry in found if entry.position <= self._head.position]
-        if not within:
+        """Return the next entries; the last page ends at the head."""
+        name, limit = self._head.stream, min(self._head.position - self._after, PAGE)
+        entries = yield from ask.read(self._side, name, after=self._after, limit=limit)
+        # Writers may have appended since the head was read.
+        entries = [entry for entry in entries if entry.position <= self._head.position]
+        if not entries:
             raise ChainError(name, self._after + 1, "it is missing")
-        linked = [self._chain.accept(entry) for entry in within]
+        linked = [self._chain.accept(entry) for entry in entries]
         self._after = self._chain.position
         if self.ended:
             self._chain.end(self._head)

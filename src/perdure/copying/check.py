@@ -1,6 +1,6 @@
-"""Read a stream on both sides, from the beginning to the end, and compare. Pure.
+"""Read a stream from both stores, from beginning to end, and compare. Pure.
 
-What is equal byte for byte to a chain that was checked is a chain that was checked.
+Only the source's chain is verified: the target's is valid if it is equal byte for byte.
 """
 
 from collections import deque
@@ -16,48 +16,48 @@ from perdure.journal import Linked
 
 
 class Equal(NamedTuple):
-    """How much was found to be equal."""
+    """The number of entries and bytes found equal."""
 
     entries: int
     bytes: int
 
 
-def compared(head: Head, tell: Callable[[int], Progress]) -> CopySteps[Equal]:
-    """Return how much of a stream is the same on both sides, which is all of it.
+def compared(head: Head, progress: Callable[[int], Progress]) -> CopySteps[Equal]:
+    """Compare a stream in both stores and return its size; on return it is equal in both.
 
-    `tell` makes a report, after each page, of how many entries that are.
-    Raises Refused where they differ, and DamagedError where the source is not what was written.
-    What the source has dropped meanwhile is dropped in the target.
+    `progress` builds a report from the number of entries compared, after each page.
+    Raises CopyRefused if they differ, and DamagedError if the source is damaged.
+    Entries that the source has dropped meanwhile are dropped in the target.
     """
-    walk = Walk("source", head, after=0, tip=None)
+    reader = Walk("source", head, after=0, tip=None)
     entries = size = 0
-    while not walk.ended:
-        page = yield from walk.page()
+    while not reader.ended:
+        page = yield from reader.page()
         if not entries:
             yield from _begin_alike(head.stream, page[0].entry.position)
         yield from _equal(head.stream, page)
         entries += len(page)
-        size += sum(len(one.entry.header) + len(one.entry.body or b"") for one in page)
-        yield tell(entries)
+        size += sum(len(linked.entry.header) + len(linked.entry.body or b"") for linked in page)
+        yield progress(entries)
     return Equal(entries, size)
 
 
 def _begin_alike(name: str, first: int) -> CopySteps[None]:
-    (there, *_) = yield from some("target", name)
-    if there.position < first:
+    (target_first, *_) = yield from some("target", name)
+    if target_first.position < first:
         yield from ask.drop(name, before=first)
 
 
 def _equal(name: str, page: list[Linked]) -> CopySteps[None]:
-    waiting = deque(linked.entry for linked in page)
+    expected = deque(linked.entry for linked in page)
     at = page[0].entry.position - 1
-    while waiting:
-        found = yield from ask.read("target", name, after=at, limit=len(waiting))
-        if not found:
+    while expected:
+        entries = yield from ask.read("target", name, after=at, limit=len(expected))
+        if not entries:
             raise Refused("damaged", "it is missing in the target", at + 1)
-        for entry in found:
-            wanted = waiting.popleft()
-            if entry != wanted:
-                reason = "what the target has is not what the source has"
-                raise Refused("damaged", reason, wanted.position)
-        at = found[-1].position
+        for entry in entries:
+            source_entry = expected.popleft()
+            if entry != source_entry:
+                reason = "the target's entry differs from the source's"
+                raise Refused("damaged", reason, source_entry.position)
+        at = entries[-1].position

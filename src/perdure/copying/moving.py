@@ -1,4 +1,4 @@
-"""Copy sessions between two stores: the steps of `copying`, carried out in either colour."""
+"""Copy sessions between two stores: validates the call, opens both, and drives the copy's steps."""
 
 import os
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -23,7 +23,7 @@ from perdure.plans import require_str
 from perdure.steps import Drop, Heads, Read
 from perdure.writing import require_labels, require_session_id
 
-PAGE_BYTES = 4 * 2**20  # A page of long bodies is cut short, so that memory stays bounded.
+PAGE_BYTES = 4 * 2**20  # bytes; a page of long bodies is shortened, so that memory stays bounded
 
 SAME = "the source and the target are the same store"
 
@@ -42,27 +42,27 @@ def copy(  # noqa: PLR0913 - each is a choice of its own
     dry_run: bool = False,
     on_progress: OnProgress | None = None,
 ) -> Copied:
-    """Copy sessions to another store, entry by entry as they are, and return what was done.
+    """Copy sessions to another store, byte for byte, and return the result.
 
-    All of them, those whose id has the prefix and that bear all labels, or those of the given ids;
-    and the sessions that they are branches of. What is there already is not copied again, so a copy
-    that was cut short goes on where it stopped. Writers may go on meanwhile: it ends when little
-    is left, and says how much (`Copied.left`). With `final`, to be made when nobody writes any
-    more, it also reads everything on both sides and compares.
+    Copies all sessions, those whose id has the prefix and that have all labels, or those with the
+    given ids; and the sessions that they are branches of. Entries that the target already has are
+    not copied again, so an interrupted copy resumes where it stopped. Writers may keep writing: the
+    copy ends when little is left, and reports how much (`left` of the result). With `final`, for
+    use after all writers have stopped, it also reads both stores in full and compares them.
 
-    What can not be copied, because it is damaged or the target has something else under that name,
-    is left alone and listed in `Copied.problems`. With `dry_run` nothing is written.
+    A session that cannot be copied, because it is damaged or the target has a different session of
+    that name, is left unchanged and listed in `problems`. With `dry_run` nothing is written.
     """
     copying = Copying(selection_of(prefix, labels, sessions), final=final, dry_run=dry_run)
     require_two(source, target)
     with (
-        _opened(_existing(source)) as one,
-        _opened(unmade(target) if dry_run else target) as two,
+        _opened(_existing(source)) as source_backend,
+        _opened(unmade(target) if dry_run else target) as target_backend,
     ):
-        return carried_out(copying, one, two, on_progress)
+        return carried_out(copying, source_backend, target_backend, on_progress)
 
 
-async def copy_async(  # noqa: PLR0913 - as its twin
+async def copy_async(  # noqa: PLR0913 - as `copy`
     source: "Address | AsyncBackend",
     target: "Address | AsyncBackend",
     *,
@@ -73,22 +73,22 @@ async def copy_async(  # noqa: PLR0913 - as its twin
     dry_run: bool = False,
     on_progress: OnProgress | None = None,
 ) -> Copied:
-    """As `copy`, for code in an event loop."""
+    """Like `copy`, for async code."""
     copying = Copying(selection_of(prefix, labels, sessions), final=final, dry_run=dry_run)
     require_two(source, target)
     async with (
-        _opened_async(_existing(source)) as one,
-        _opened_async(unmade(target) if dry_run else target) as two,
+        _opened_async(_existing(source)) as source_backend,
+        _opened_async(unmade(target) if dry_run else target) as target_backend,
     ):
-        _require_two_opened(one, two)
-        sides = {"source": one, "target": two}
+        _require_two_opened(source_backend, target_backend)
+        sides = {"source": source_backend, "target": target_backend}
         return await _run_async(copying.steps(), sides, on_progress or _ignore)
 
 
 def carried_out(
     copying: Copying, source: Backend, target: Backend, on_progress: OnProgress | None
 ) -> Copied:
-    """Return what became of a copy between two stores that are open."""
+    """Run a copy between two open stores, which stay open, and return its result."""
     _require_two_opened(source, target)
     sides = {"source": source, "target": target}
     return _run(copying.steps(), sides, on_progress or _ignore)
@@ -99,46 +99,48 @@ def _ignore(progress: Progress) -> None:
 
 
 def selection_of(prefix: str, labels: Sequence[str], sessions: Sequence[str]) -> Selection:
-    """Return which sessions are meant, or raise UsageError."""
+    """Validate the arguments that select sessions; raise UsageError if they are wrong."""
     require_str(prefix, "prefix")
     require_labels(labels)
     if isinstance(sessions, str):
-        raise UsageError("sessions must be a list of ids, not one text")
+        raise UsageError("sessions must be a list of ids, not a string")
     if sessions and (prefix or labels):
-        raise UsageError("name sessions, or choose them by prefix and labels, not both")
+        raise UsageError("select sessions by id, or by prefix and labels, not both")
     return Selection(prefix, tuple(labels), tuple(map(require_session_id, sessions)))
 
 
 def require_two(source: object, target: object) -> None:
-    """Refuse a store as its own target, as far as that can be seen; it would copy nothing."""
+    """Raise UsageError if both addresses are visibly the same store; nothing would be copied."""
     same = source is target
     if isinstance(source, str | os.PathLike) and isinstance(target, str | os.PathLike):
-        one, two = path_of(source), path_of(target)
+        source_path, target_path = path_of(source), path_of(target)
         same = str(source) == str(target)
-        if one is not None and two is not None and one.exists() and two.exists():
-            same = same or one.samefile(two)
+        if source_path is not None and target_path is not None:
+            both_exist = source_path.exists() and target_path.exists()
+            same = same or (both_exist and source_path.samefile(target_path))
     if same:
         raise UsageError(SAME)
 
 
 def _require_two_opened(source: Backend | AsyncBackend, target: Backend | AsyncBackend) -> None:
-    """The same for stores whose addresses differ, by their names. Others share theirs in memory."""
-    lasts = guarantees_of(source).survives in {"process death", "power loss"}
-    if source is target or (lasts and source.name == target.name):
+    """Raise UsageError if two backends are the same store under different addresses."""
+    # Names identify durable stores only: all in-memory stores have the same name.
+    is_durable = guarantees_of(source).survives in {"process death", "power loss"}
+    if source is target or (is_durable and source.name == target.name):
         raise UsageError(SAME)
 
 
 def _existing(source: Any) -> Any:
-    """Refuse a source that opening would make."""
+    """Return the source; raise NotFoundError if opening it would create it."""
     if isinstance(source, str | os.PathLike):
         path = path_of(source)
         if path is not None and not path.exists():
-            raise NotFoundError(f"the store {os.fspath(source)!r}", "nothing was made")
+            raise NotFoundError(f"the store {os.fspath(source)!r}", "it was not created")
     return not_making(source) if isinstance(source, str) else source
 
 
 def unmade(target: Any) -> Any:
-    """Return an empty store in the place of one that a dry run must not make."""
+    """Return the target of a dry run: an empty store in memory if it does not exist yet."""
     if isinstance(target, str | os.PathLike):
         path = path_of(target)
         if path is not None and not path.exists():
@@ -155,7 +157,7 @@ def unmade(target: Any) -> Any:
 
 @contextmanager
 def _opened(store: "Address | Backend") -> Iterator[Backend]:
-    """Lend a backend; one that was opened here is closed here."""
+    """Yield a backend; close it afterwards only if it was opened here."""
     if not isinstance(store, str | os.PathLike):
         require_backend(store)
         yield store
@@ -181,35 +183,35 @@ async def _opened_async(store: "Address | AsyncBackend") -> AsyncIterator[AsyncB
 
 
 def _run(steps: CopySteps[T], sides: dict[str, Backend], on_progress: OnProgress) -> T:
-    """Return what the steps return; errors of a store reach the step that asked."""
+    """Drive the steps to their result; a store's error is thrown into the requesting step."""
     try:
-        asked = next(steps)
+        request = next(steps)
         while True:
-            if isinstance(asked, Progress):
-                on_progress(asked)
-                asked = next(steps)
+            if isinstance(request, Progress):
+                on_progress(request)
+                request = next(steps)
                 continue
             try:
-                answer = _answer(sides[asked.side], asked)
-            except BaseException as error:  # noqa: BLE001 - the steps decide, and raise it
-                asked = steps.throw(error)
+                answer = _answer(sides[request.side], request)
+            except BaseException as error:  # noqa: BLE001 - rethrown inside the steps, which decide
+                request = steps.throw(error)
             else:
-                asked = steps.send(answer)
+                request = steps.send(answer)
     except StopIteration as end:
         return end.value  # type: ignore[no-any-return]
 
 
-def _answer(backend: Backend, asked: Ask) -> Any:
-    match asked.request:
+def _answer(backend: Backend, request: Ask) -> Any:
+    match request.request:
         case Read(stream, after, limit, reverse):
-            found = backend.read(stream, after=after, limit=limit, reverse=reverse)
-            return list(_bounded(found))
+            entries = backend.read(stream, after=after, limit=limit, reverse=reverse)
+            return list(_bounded(entries))
         case Heads():
-            return _listed(backend, asked.request)
+            return _listed(backend, request.request)
         case Send(appends):
             try:
                 return backend.append(appends)
-            except UnavailableError:  # Appends are idempotent, so once more can do no harm.
+            except UnavailableError:  # An append is idempotent, so one retry is safe.
                 return backend.append(appends)
         case Drop(stream, before):
             return backend.drop(stream, before=before)
@@ -217,15 +219,15 @@ def _answer(backend: Backend, asked: Ask) -> Any:
             return able_to_remove(backend).remove(stream, digest=digest)
 
 
-def _listed(backend: Backend, asked: Heads) -> Listed:
-    found = []
-    prefix, after, labels, limit, _ = asked
+def _listed(backend: Backend, request: Heads) -> Listed:
+    heads = []
+    prefix, after, labels, limit, _ = request
     try:
         for head in backend.streams(prefix=prefix, after=after, labels=labels, limit=limit):
-            found.append(head)  # noqa: PERF402 - what came before damage is kept
+            heads.append(head)  # noqa: PERF402 - keep the heads listed before damage
     except DamagedError as error:
-        return Listed(found, error)
-    return Listed(found, None)
+        return Listed(heads, error)
+    return Listed(heads, None)
 
 
 def _bounded(entries: Iterator[Entry]) -> Iterator[Entry]:
@@ -240,34 +242,34 @@ def _bounded(entries: Iterator[Entry]) -> Iterator[Entry]:
 async def _run_async(
     steps: CopySteps[T], sides: dict[str, AsyncBackend], on_progress: OnProgress
 ) -> T:
-    """As `_run`."""
+    """Like `_run`."""
     try:
-        asked = next(steps)
+        request = next(steps)
         while True:
-            if isinstance(asked, Progress):
-                on_progress(asked)
-                asked = next(steps)
+            if isinstance(request, Progress):
+                on_progress(request)
+                request = next(steps)
                 continue
             try:
-                answer = await _answer_async(sides[asked.side], asked)
-            except BaseException as error:  # noqa: BLE001 - the steps decide, and raise it
-                asked = steps.throw(error)
+                answer = await _answer_async(sides[request.side], request)
+            except BaseException as error:  # noqa: BLE001 - rethrown inside the steps, which decide
+                request = steps.throw(error)
             else:
-                asked = steps.send(answer)
+                request = steps.send(answer)
     except StopIteration as end:
         return end.value  # type: ignore[no-any-return]
 
 
-async def _answer_async(backend: AsyncBackend, asked: Ask) -> Any:
-    match asked.request:
+async def _answer_async(backend: AsyncBackend, request: Ask) -> Any:
+    match request.request:
         case Read():
-            return await _entries(backend, asked.request)
+            return await _entries(backend, request.request)
         case Heads():
-            return await _heads(backend, asked.request)
+            return await _heads(backend, request.request)
         case Send(appends):
             try:
                 return await backend.append(appends)
-            except UnavailableError:  # Appends are idempotent, so once more can do no harm.
+            except UnavailableError:  # An append is idempotent, so one retry is safe.
                 return await backend.append(appends)
         case Drop(stream, before):
             return await backend.drop(stream, before=before)
@@ -275,23 +277,23 @@ async def _answer_async(backend: AsyncBackend, asked: Ask) -> Any:
             return await able_to_remove(backend).remove(stream, digest=digest)
 
 
-async def _entries(backend: AsyncBackend, asked: Read) -> list[Entry]:
-    found, size = [], 0
-    stream, after, limit, reverse = asked
+async def _entries(backend: AsyncBackend, request: Read) -> list[Entry]:
+    entries, size = [], 0
+    stream, after, limit, reverse = request
     async for entry in backend.read(stream, after=after, limit=limit, reverse=reverse):
-        found.append(entry)
+        entries.append(entry)
         size += len(entry.header) + len(entry.body or b"")
         if size >= PAGE_BYTES:
             break
-    return found
+    return entries
 
 
-async def _heads(backend: AsyncBackend, asked: Heads) -> Listed:
-    found = []
-    prefix, after, labels, limit, _ = asked
+async def _heads(backend: AsyncBackend, request: Heads) -> Listed:
+    heads = []
+    prefix, after, labels, limit, _ = request
     try:
         async for head in backend.streams(prefix=prefix, after=after, labels=labels, limit=limit):
-            found.append(head)  # noqa: PERF401 - what came before damage is kept
+            heads.append(head)  # noqa: PERF401 - keep the heads listed before damage
     except DamagedError as error:
-        return Listed(found, error)
-    return Listed(found, None)
+        return Listed(heads, error)
+    return Listed(heads, None)

@@ -1,7 +1,7 @@
-"""Find the branches in the target whose past a deletion would take with it. Pure.
+"""Find the branches in the target that share the history a deletion would remove. Pure.
 
-Their keeps stand in the stream itself. What was copied from the source and has ended there ends in
-the target as well, in its turn; what lives on there needs its past.
+The stream itself records a keep for each of its branches. A branch that the source has deleted is
+deleted in the target too, when its stream is copied; a branch that still exists needs its history.
 """
 
 from perdure import journal
@@ -16,10 +16,10 @@ from perdure.journal import Batches, Linked
 from perdure.records import Branched, Kept, Released
 
 
-def living_branches(there: Head) -> CopySteps[list[Head]]:
-    """Return the heads of the branches that a stream of the target has and that are not deleted."""
+def living_branches(target: Head) -> CopySteps[list[Head]]:
+    """Return the heads of the branches of a target stream that are not deleted."""
     living = []
-    for kept in (yield from _keeps(there)).values():
+    for kept in (yield from _keeps(target)).values():
         head = (yield from ask.head("target", kept.branch)) if kept.branch else None
         if head is None or DELETED in head.labels:
             continue
@@ -30,13 +30,13 @@ def living_branches(there: Head) -> CopySteps[list[Head]]:
     return living
 
 
-def _keeps(there: Head) -> CopySteps[dict[str, Kept]]:
+def _keeps(target: Head) -> CopySteps[dict[str, Kept]]:
     keeps: dict[str, Kept] = {}
-    walk, batches = Walk("target", there, after=0, tip=None), Batches(there.stream)
-    while not walk.ended:
-        for linked in (yield from walk.page()):
-            for whole in batches.add(linked):
-                _note(keeps, there.stream, whole)
+    reader, batches = Walk("target", target, after=0, tip=None), Batches(target.stream)
+    while not reader.ended:
+        for linked in (yield from reader.page()):
+            for complete in batches.add(linked):
+                _note(keeps, target.stream, complete)
     return keeps
 
 

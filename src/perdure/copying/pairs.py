@@ -1,7 +1,7 @@
-"""Which sessions are to be copied, each with what the target has under its name. Pure.
+"""Pair each session to copy with the target's session of the same name. Pure.
 
-Both stores list by name in the same order, so two listings side by side make the pairs, and nothing
-is held in memory but a page of each.
+Both stores list by name in the same order, so the two listings are merged, and only one page of
+each is held in memory.
 """
 
 from collections import deque
@@ -13,11 +13,11 @@ from perdure.copying import asking as ask
 from perdure.copying.asking import CopySteps, Side
 from perdure.errors import DamagedError
 
-PAGE = 256
+PAGE = 256  # heads per request
 
 
 class Selection(NamedTuple):
-    """Which sessions are meant: those of these ids, or all that have the prefix and the labels."""
+    """The sessions to copy: those with these ids, or all that have the prefix and the labels."""
 
     prefix: str = ""
     labels: tuple[str, ...] = ()
@@ -25,14 +25,14 @@ class Selection(NamedTuple):
 
 
 class Pair(NamedTuple):
-    """A stream of the source, and what the target has of it."""
+    """The head of a source stream, and of the target's stream of the same name, if any."""
 
     head: Head
-    there: Head | None
+    target: Head | None
 
 
 class Listing:
-    """The heads of one store, one by one, and in its place whatever could not be read."""
+    """The heads of one store, one by one; an unreadable head is returned as its error."""
 
     def __init__(self, side: Side, prefix: str, labels: Collection[str] = ()) -> None:
         self._side = side
@@ -43,50 +43,50 @@ class Listing:
         self._waiting: deque[Head | DamagedError] = deque()
 
     def next(self) -> CopySteps[Head | DamagedError | None]:
-        """Return the next one, None at the end."""
+        """Return the next head or its error, or None at the end."""
         while not self._waiting and not self._ended:
             yield from self._page()
         return self._waiting.popleft() if self._waiting else None
 
     def _page(self) -> CopySteps[None]:
-        listed = yield from ask.heads(
+        page = yield from ask.heads(
             self._side, prefix=self._prefix, after=self._after, labels=self._labels, limit=PAGE
         )
-        self._waiting.extend(listed.heads)
-        if listed.heads:
-            self._after = listed.heads[-1].stream
-        if listed.damage is None:
-            self._ended = len(listed.heads) < PAGE
+        self._waiting.extend(page.heads)
+        if page.heads:
+            self._after = page.heads[-1].stream
+        if page.damage is None:
+            self._ended = len(page.heads) < PAGE
             return
-        self._waiting.append(listed.damage)
-        # A damaged head is stepped over. Where the list itself can not be read, it ends here.
-        if listed.damage.stream <= self._after or not listed.damage.stream.startswith(self._prefix):
+        self._waiting.append(page.damage)
+        # A damaged head is skipped. If the list itself cannot be read, it ends here.
+        if page.damage.stream <= self._after or not page.damage.stream.startswith(self._prefix):
             self._ended = True
         else:
-            self._after = listed.damage.stream
+            self._after = page.damage.stream
 
 
 class Pairs:
-    """The sessions that are meant, in order."""
+    """The selected sessions, in order."""
 
     def __init__(self, selection: Selection) -> None:
         self._named = deque(dict.fromkeys(selection.sessions)) if selection.sessions else None
         self._source = Listing("source", selection.prefix, selection.labels)
         self._target = Listing("target", selection.prefix)
-        self._beside: Head | DamagedError | None = None
-        self._begun = False
+        self._target_head: Head | DamagedError | None = None
+        self._started = False
         self.missing: list[str] = []
-        """Ids that were named, and that the source does not have."""
+        """Selected ids that the source does not have."""
 
     def next(self) -> CopySteps[Pair | DamagedError | None]:
-        """Return the next pair, what could not be read in its place, or None at the end."""
+        """Return the next pair, the error of an unreadable one, or None at the end."""
         if self._named is not None:
             return (yield from self._next_named(self._named))
         head = yield from self._source.next()
         if head is None or isinstance(head, DamagedError):
             return head
-        there = yield from self._at(head.stream)
-        return there if isinstance(there, DamagedError) else Pair(head, there)
+        target = yield from self._find_target(head.stream)
+        return target if isinstance(target, DamagedError) else Pair(head, target)
 
     def _next_named(self, names: deque[str]) -> CopySteps[Pair | DamagedError | None]:
         while names:
@@ -94,7 +94,7 @@ class Pairs:
             try:
                 head = yield from ask.head("source", name)
                 if head is None and (yield from ask.read("source", name, after=0, limit=1)):
-                    head = yield from ask.head("source", name)  # It may have been begun since.
+                    head = yield from ask.head("source", name)  # It may have been created since.
                     if head is None:
                         return DamagedError(name, 0, "it has entries and no head")
                 if head is not None:
@@ -104,10 +104,12 @@ class Pairs:
             self.missing.append(name)
         return None
 
-    def _at(self, name: str) -> CopySteps[Head | DamagedError | None]:
-        """Return what the target lists under a name."""
-        while not self._begun or (self._beside is not None and self._beside.stream < name):
-            self._begun = True
-            self._beside = yield from self._target.next()
-        found = self._beside
-        return found if found is not None and found.stream == name else None
+    def _find_target(self, name: str) -> CopySteps[Head | DamagedError | None]:
+        """Advance the target's listing to a name; return its head or error, or None."""
+        while not self._started or (
+            self._target_head is not None and self._target_head.stream < name
+        ):
+            self._started = True
+            self._target_head = yield from self._target.next()
+        head = self._target_head
+        return head if head is not None and head.stream == name else None

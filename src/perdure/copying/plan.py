@@ -1,4 +1,4 @@
-"""Compare the two ends of a stream, and say what a copy has to do, or why it can not. Pure."""
+"""Compare the heads of a stream in both stores; plan its copy, or refuse it. Pure."""
 
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
@@ -15,13 +15,13 @@ from perdure.records import Deleted
 Kind = Literal["conflict", "damaged", "past", "unsupported"]
 
 UNKNOWN_REST = (
-    "the source has deleted it, and what the target holds can not be compared any more: if nothing"
-    " of it is to be kept, {delete}, then copy again"
+    "the source has deleted it, so the target's entries can no longer be compared: if they are not"
+    " needed, run {delete}, then copy again"
 )
 
 
 class Problem(NamedTuple):
-    """Why a session was not copied. `position` is 0 where it is not about one entry."""
+    """Why a session was not copied. `position` is 0 if the problem is not in one entry."""
 
     session: str
     kind: Kind
@@ -29,8 +29,8 @@ class Problem(NamedTuple):
     position: int = 0
 
 
-class Refused(Exception):  # noqa: N818 - not an error: a way out of nested steps
-    """A stream can not be copied as things are."""
+class Refused(Exception):  # noqa: N818 - control flow out of nested steps, not an error
+    """A stream cannot be copied in its present state."""
 
     def __init__(self, kind: Kind, reason: str, position: int = 0) -> None:
         super().__init__(kind, reason, position)
@@ -40,7 +40,7 @@ class Refused(Exception):  # noqa: N818 - not an error: a way out of nested step
 
 
 def problem_of(session: str, error: Refused | PerdureError) -> Problem:
-    """Return what to say of a session that could not be copied."""
+    """Convert an error to the problem reported for a session."""
     if isinstance(error, Refused):
         return Problem(session, error.kind, error.reason, error.position)
     if isinstance(error, DamagedError):
@@ -49,81 +49,82 @@ def problem_of(session: str, error: Refused | PerdureError) -> Problem:
 
 
 class Work(NamedTuple):
-    """What a stream needs: the source's entries after a position, linked to a tip."""
+    """The copy that a stream needs: the source's entries after a position, chained to a tip."""
 
     after: int
     tip: Tip | None
-    """None where the target's stream begins with them."""
+    """None if the target's stream begins with these entries."""
     removed: Head | None = None
-    """What the target has to forget first: the source no longer has what would follow it."""
+    """The target stream to remove first, as the source no longer has the entries to continue it."""
 
 
-def planned(head: Head, there: Head | None, copied: str | None = None) -> CopySteps[Work | None]:
-    """Return what is to be done for a stream, None if nothing; raise Refused for a conflict.
+def planned(head: Head, target: Head | None, copied: str | None = None) -> CopySteps[Work | None]:
+    """Return the copy that a stream needs, or None; raise CopyRefused for a conflict.
 
     `copied` is the digest of the last entry of this stream that the same run has copied.
     """
     name, end = head.stream, head.position
-    if there is None:
-        # What is left before the record of a deletion is about to be dropped.
+    if target is None:
+        # Entries that remain before a `deleted` record are about to be dropped.
         return Work(end - 1 if (yield from ends_deleted(head)) else 0, None)
-    if there.position >= end:
-        if (yield from _is_same(head, there)):
+    if target.position >= end:
+        if (yield from _is_same(head, target)):
             return None
-        return (yield from _instead(head, there, copied))
-    (first, *_) = yield from some("source", name, after=there.position - 1)
+        return (yield from _instead(head, target, copied))
+    (first, *_) = yield from some("source", name, after=target.position - 1)
     linked = journal.inspect(name, first)
-    if linked.tip == Tip(there.position, there.digest) or (
-        first.position == there.position + 1 and linked.header.previous == there.digest
+    if linked.tip == Tip(target.position, target.digest) or (
+        first.position == target.position + 1 and linked.header.previous == target.digest
     ):
-        return Work(there.position, Tip(there.position, there.digest))
-    return (yield from _instead(head, there, copied))
+        return Work(target.position, Tip(target.position, target.digest))
+    return (yield from _instead(head, target, copied))
 
 
-def _is_same(head: Head, there: Head) -> CopySteps[bool]:
-    if there.position > head.position:
+def _is_same(head: Head, target: Head) -> CopySteps[bool]:
+    if target.position > head.position:
         (entry, *_) = yield from some("target", head.stream, after=head.position - 1)
         if journal.digest(entry) == head.digest:
-            reason = f"the target has gone on to {there.position}, and the source is at"
-            raise Refused("conflict", f"{reason} {head.position}", there.position)
-    if there.digest != head.digest:
+            reason = f"the target is ahead, at {target.position}; the source is at {head.position}"
+            raise Refused("conflict", reason, target.position)
+    if target.digest != head.digest:
         return False
-    if there.labels != head.labels:
-        raise Refused("conflict", "it bears other labels in the target", there.position)
+    if target.labels != head.labels:
+        raise Refused("conflict", "its labels differ in the target", target.position)
     return True
 
 
-def _instead(head: Head, there: Head, copied: str | None) -> CopySteps[Work]:
-    """Put what the source has in the place of a stream that can not be continued, if that may be.
+def _instead(head: Head, target: Head, copied: str | None) -> CopySteps[Work]:
+    """Plan to replace a target stream that cannot be continued, if that loses nothing.
 
-    It may if the source has deleted what the target has of it, and nothing is lost with that: it
-    was deleted there as well, or is known to be a copy. The label of half a copy says so, because
-    whoever writes to one takes it off. A stream's id says nothing of its entries.
+    That is so if the source has deleted the entries that the target has, and the target has deleted
+    them too, or they are known to be a copy. The half-copied label marks a copy, because a writer
+    removes it. The same stream id proves nothing about the entries.
     """
     name = head.stream
-    ends = yield from ends_deleted(head)
-    (first, *_) = yield from some("source", name, after=head.position - 1 if ends else 0)
+    is_deleted = yield from ends_deleted(head)
+    (first, *_) = yield from some("source", name, after=head.position - 1 if is_deleted else 0)
     (last, *_) = yield from some("target", name, reverse=True)
-    mine, theirs = journal.inspect(name, first).header, journal.inspect(name, last).header
-    was_deleted = theirs.kind == Deleted.kind
-    is_older = there.position - was_deleted < first.position
-    is_gone = ends or (is_older and mine.kind == Deleted.kind)
-    if mine.stream != theirs.stream or not is_gone:
-        at = min(head.position, there.position)
+    source_header = journal.inspect(name, first).header
+    target_header = journal.inspect(name, last).header
+    was_deleted = target_header.kind == Deleted.kind
+    is_older = target.position - was_deleted < first.position
+    is_gone = is_deleted or (is_older and source_header.kind == Deleted.kind)
+    if source_header.stream != target_header.stream or not is_gone:
+        at = min(head.position, target.position)
         raise Refused("conflict", f"the target has another session of that name ({at})", at)
-    is_copy = is_older and (HALF_COPIED in there.labels or there.digest == copied)
+    is_copy = is_older and (HALF_COPIED in target.labels or target.digest == copied)
     if is_copy or was_deleted:
-        return Work(first.position - 1, None, removed=there)
-    raise Refused("conflict", UNKNOWN_REST.format(delete=delete_of(name)), there.position)
+        return Work(first.position - 1, None, removed=target)
+    raise Refused("conflict", UNKNOWN_REST.format(delete=delete_of(name)), target.position)
 
 
 def delete_of(name: str) -> str:
-    """Return the call that deletes a session of the target."""
+    """Return the Python call that deletes a session of the target."""
     return f"perdure.open(TARGET).delete({name!r})"
 
 
 def ends_deleted(head: Head) -> CopySteps[bool]:
-    """Say whether a stream of the source ends with the record of its deletion."""
+    """Whether a source stream ends with its `deleted` record."""
     if DELETED not in head.labels:
         return False
     (last, *_) = yield from some("source", head.stream, after=head.position - 1)
@@ -133,8 +134,8 @@ def ends_deleted(head: Head) -> CopySteps[bool]:
 def some(
     side: Side, name: str, *, after: int = 0, reverse: bool = False
 ) -> CopySteps[Sequence[Entry]]:
-    """Return the entry after a position, at either end of a stream, or what comes next to it."""
-    found = yield from ask.read(side, name, after=after, limit=1, reverse=reverse)
-    if not found:
+    """Read one entry: the first after a position, or with `reverse` the last; never none."""
+    entries = yield from ask.read(side, name, after=after, limit=1, reverse=reverse)
+    if not entries:
         raise ChainError(name, after + 1, "it is missing")
-    return found
+    return entries

@@ -1,9 +1,9 @@
-"""Copy sessions from one store to another while writers go on: rounds, until little is left. Pure.
+"""Copy sessions between stores while writers keep writing: in rounds, until little is left. Pure.
 
-A round compares all heads and copies what the target lacks. The first one takes long, the next ones
-find what was written meanwhile, and so less and less. The last word has a final copy, made when
-nobody writes any more: it goes on until a round finds nothing, reads everything on both sides, and
-looks once more.
+A round compares all heads and copies the entries that the target lacks. The first round takes
+longest; each later one copies what was written during the previous one. A final copy, run after all
+writers have stopped, repeats until a round finds nothing, compares both stores in full, and counts
+once more.
 """
 
 from collections.abc import Callable
@@ -17,44 +17,44 @@ from perdure.copying.plan import Problem, Refused, Work, planned, problem_of, so
 from perdure.copying.stream import Mover
 from perdure.errors import DamagedError, NotFoundError, PerdureError, VersionError
 
-ROUNDS_MAX = 16  # Who writes as fast as a copy goes would keep it going for ever.
-TOLD_EVERY = 64  # Sessions between two reports of progress.
+ROUNDS_MAX = 16  # rounds; a writer as fast as the copy would otherwise keep it running forever
+TOLD_EVERY = 64  # sessions between two progress reports; a report per session would cost time
 
 
 class Copied(NamedTuple):
-    """What became of a copy."""
+    """The result of a copy."""
 
     sessions: int
-    """Sessions of which something was copied in this run, or would be in a dry one."""
+    """Sessions with entries copied in this run; in a dry run, those that would be copied."""
     entries: int
     bytes: int
     of_sessions: int
-    """Sessions of the source that were meant, deleted ones as well."""
+    """Selected sessions of the source, including deleted ones."""
     rounds: int
     left: int
-    """Entries that the last look still found to copy: 0 means that the target had caught up."""
+    """Entries that the last round still found to copy: 0 means that the target had caught up."""
     problems: tuple[Problem, ...]
     ancestors: tuple[str, ...]
-    """Sessions that were not meant, and were copied because branches of them were."""
+    """Sessions that were not selected, but copied because selected branches need them."""
     verified: int
-    """Entries that a final copy read on both sides and found equal."""
+    """Entries that a final copy read from both stores and found equal."""
 
     @property
     def complete(self) -> bool:
-        """Whether everything that was meant is in the target."""
+        """Whether every selected session is in the target."""
         return not self.left and not self.problems
 
     def as_data(self) -> dict[str, Any]:
-        """Return the same as dictionaries and lists, for JSON."""
+        """Return the result as dictionaries and lists, for JSON."""
         problems = [problem._asdict() for problem in self.problems]
         return {**self._asdict(), "problems": problems, "complete": self.complete}
 
 
 class Copying:
-    """One run. `steps` returns what became of it.
+    """One run of a copy. `steps` returns its result.
 
-    `copied` is for who runs it again and again: it has the digest of what was last copied of each
-    session, so that what was deleted in between is known to be a copy.
+    `copied` is for callers that run it repeatedly: it maps each session to the digest of the last
+    copied entry, so that a session deleted between runs is known to be a copy in the target.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Copying:
         self._selection = selection
         self._final = final
         self._dry_run = dry_run
-        self._mover = Mover(self._progress, copied)
+        self._copier = Mover(self._progress, copied)
         self._unreadable: dict[str, Problem] = {}
         self._phase: Phase = "counting"
         self._seen, self._total, self._expected = 0, 0, 0
@@ -76,26 +76,26 @@ class Copying:
         self._verified = 0
 
     def steps(self) -> CopySteps[Copied]:
-        """Copy, and return what was done. NotFoundError names sessions that are not there."""
+        """Copy and return the result; raise NotFoundError for ids that the source does not have."""
         pending = yield from self._survey()
         if self._dry_run:
             return self._result(left=self._expected, sessions=len(pending))
-        before = None
+        previous = None
         while True:
-            moved = yield from self._one_round()
-            shrinks = before is None or moved < before
-            if not moved or self._round >= ROUNDS_MAX or not (shrinks or self._final):
+            copied = yield from self._copy_round()
+            shrinks = previous is None or copied < previous
+            if not copied or self._round >= ROUNDS_MAX or not (shrinks or self._final):
                 break
-            before = moved
-        if self._final and not moved:
+            previous = copied
+        if self._final and not copied:
             yield from self._verify()
             yield from self._survey()
-            moved = self._expected
-        return self._result(left=moved)
+            copied = self._expected
+        return self._result(left=copied)
 
     def _result(self, *, left: int, sessions: int | None = None) -> Copied:
-        tally = self._mover.tally
-        problems = {**self._unreadable, **self._mover.problems, **self._mover.spoiled}
+        tally = self._copier.tally
+        problems = {**self._unreadable, **self._copier.problems, **self._copier.corrupted}
         return Copied(
             sessions=len(tally.sessions) if sessions is None else sessions,
             entries=self._expected if sessions is not None else tally.entries,
@@ -104,92 +104,96 @@ class Copying:
             rounds=self._round,
             left=left,
             problems=tuple(problems[name] for name in sorted(problems)),
-            ancestors=tuple(sorted(self._mover.ancestors)),
+            ancestors=tuple(sorted(self._copier.ancestors)),
             verified=self._verified,
         )
 
     def _survey(self) -> CopySteps[set[str]]:
-        """Count what there is to do, without doing it; return who needs something."""
+        """Count the entries to copy, without copying; return the sessions that need it."""
         self._total, self._expected = 0, 0
         needing: set[str] = set()
 
-        def look(pair: Pair) -> CopySteps[None]:
+        def count(pair: Pair) -> CopySteps[None]:
             try:
-                work = yield from planned(*pair, self._mover.copied.get(pair.head.stream))
-                if work is not None and pair.head.stream not in self._mover.problems:
-                    self._expected += yield from self._size(pair.head, work)
+                plan = yield from planned(*pair, self._copier.copied.get(pair.head.stream))
+                if plan is not None and pair.head.stream not in self._copier.problems:
+                    self._expected += yield from self._size(pair.head, plan)
                     needing.add(pair.head.stream)
             except (Refused, DamagedError, VersionError) as error:
-                if not (yield from self._note(pair, error)):
+                if not (yield from self._record_problem(pair, error)):
                     self._expected += 1
 
-        missing = yield from self._each(look, "counting")
+        missing = yield from self._each(count, "counting")
         if missing:
             names = ", ".join(map(repr, missing))
             raise NotFoundError(f"session {names}", "it is not in the source")
         return needing
 
-    def _size(self, head: Head, work: Work) -> CopySteps[int]:
-        """Return how many entries there are to copy: exactly, where nothing else is done."""
-        begins = work.after
-        if self._dry_run and not begins:
+    def _size(self, head: Head, plan: Work) -> CopySteps[int]:
+        """Return the number of entries to copy: exact in a dry run, else an upper bound."""
+        after = plan.after
+        if self._dry_run and not after:  # The source may have dropped its first entries.
             (first, *_) = yield from some("source", head.stream)
-            begins = first.position - 1
-        return head.position - begins
+            after = first.position - 1
+        return head.position - after
 
-    def _note(self, pair: Pair, error: Refused | PerdureError) -> CopySteps[bool]:
-        """Keep what is wrong with a session, unless it has changed while it was looked at.
+    def _record_problem(self, pair: Pair, error: Refused | PerdureError) -> CopySteps[bool]:
+        """Record a session's problem; return False if the session has changed meanwhile.
 
-        A round that succeeds forgets it. Of one that was removed meanwhile nothing is wrong.
+        A later round that succeeds clears it. A session that was removed has no problem.
         """
-        if (yield from self._mover.is_removed(pair.head.stream)):
+        if (yield from self._copier.is_removed(pair.head.stream)):
             return True
-        if tuple(pair) != (yield from self._mover.look(*pair)):
+        if tuple(pair) != (yield from self._copier.refresh(*pair)):
             return False
-        self._mover.problems.setdefault(pair.head.stream, problem_of(pair.head.stream, error))
+        self._copier.problems.setdefault(pair.head.stream, problem_of(pair.head.stream, error))
         return True
 
-    def _one_round(self) -> CopySteps[int]:
-        """Copy what the target lacks now, and return how many entries that were."""
+    def _copy_round(self) -> CopySteps[int]:
+        """Copy the entries that the target lacks now; return how many were copied."""
         self._round += 1
-        before = self._mover.tally.entries
+        start = self._copier.tally.entries
 
-        def move(pair: Pair) -> CopySteps[None]:
-            if pair.head.stream in self._mover.ancestors:  # It went ahead, and is meant anyway.
-                self._mover.ancestors.discard(pair.head.stream)
-                pair = Pair(*(yield from self._mover.look(*pair)))
-            yield from self._mover.stream(*pair)
+        def copy(pair: Pair) -> CopySteps[None]:
+            # A branch already brought it along, but it is selected itself.
+            if pair.head.stream in self._copier.ancestors:
+                self._copier.ancestors.discard(pair.head.stream)
+                pair = Pair(*(yield from self._copier.refresh(*pair)))
+            yield from self._copier.copy_stream(*pair)
 
         self._unreadable.clear()
-        yield from self._each(move, "copying")
-        yield from self._mover.flush()
+        yield from self._each(copy, "copying")
+        yield from self._copier.flush()
         yield self._progress()
-        return self._mover.tally.entries - before
+        return self._copier.tally.entries - start
 
     def _verify(self) -> CopySteps[None]:
-        """Read everything on both sides."""
+        """Read every session from both stores and compare."""
 
         def verify(pair: Pair) -> CopySteps[None]:
             name = pair.head.stream
-            if name in self._mover.problems or pair.there is None:
+            if name in self._copier.problems or pair.target is None:
                 return
-            for again in (True, False):
+            for can_retry in (True, False):
                 try:
-                    equal = yield from compared(_shorter(pair), self._progress)
-                    self._verified += equal.entries
+                    result = yield from compared(_shorter(pair), self._progress)
+                    self._verified += result.entries
                 except (Refused, DamagedError, VersionError) as error:
-                    if again:  # A deletion drops entries and leaves the head where it is.
+                    # A deletion drops entries without moving the head, so compare once more.
+                    if can_retry:
                         continue
-                    yield from self._note(pair, error)
+                    yield from self._record_problem(pair, error)
                 return
 
         yield from self._each(verify, "verifying")
         yield self._progress()
 
-    def _each(self, work: Callable[[Pair], CopySteps[None]], phase: Phase) -> CopySteps[list[str]]:
-        """Do something for every session; return the ids that were named and are not there."""
+    def _each(
+        self, process: Callable[[Pair], CopySteps[None]], phase: Phase
+    ) -> CopySteps[list[str]]:
+        """Process every selected session; return the selected ids that do not exist."""
         pairs, self._phase, self._seen = Pairs(self._selection), phase, 0
-        yield self._progress()  # What follows may take long, even of a few sessions.
+        yield self._progress()  # The phase may take long even with few sessions.
         while (pair := (yield from pairs.next())) is not None:
             self._seen += 1
             if phase == "counting":
@@ -198,7 +202,7 @@ class Copying:
                 reason = pair.reason
                 self._unreadable[pair.stream] = Problem(pair.stream, "damaged", reason)
                 continue
-            yield from work(pair)
+            yield from process(pair)
             if self._seen % TOLD_EVERY == 0:
                 yield self._progress()
         return pairs.missing
@@ -209,14 +213,14 @@ class Copying:
             phase=self._phase,
             sessions=self._seen,
             of_sessions=0 if is_counting else self._total,
-            entries=self._verified + verified if is_verifying else self._mover.tally.entries,
+            entries=self._verified + verified if is_verifying else self._copier.tally.entries,
             of_entries=0 if is_counting else self._expected,
-            bytes=self._mover.tally.bytes,
+            bytes=self._copier.tally.bytes,
             round=self._round,
         )
 
 
 def _shorter(pair: Pair) -> Head:
-    """Return the head up to which both sides are to be compared: a writer may have gone on."""
-    there = pair.there
-    return there if there is not None and there.position < pair.head.position else pair.head
+    """Return the shorter head, up to which both can be compared: a writer may have appended."""
+    target = pair.target
+    return target if target is not None and target.position < pair.head.position else pair.head

@@ -1,12 +1,12 @@
-"""Copy streams, entry by entry as they are: checked when read, and read back when written. Pure.
+"""Copy streams, byte for byte: verified when read, and read back after writing. Pure.
 
-A stream that is there already is continued where it stops, if its last entry is the source's; else
-it is left alone, and said so. What the source has deleted goes from the target where it is known to
-be a copy, and no branch there needs it. Whole batches leave together, so that wherever a copy is
-cut short the target has a state that the source once had. Of a stream with damage nothing is
-copied: a long one is read through first.
+A stream that the target already has is continued from its end, if its last entry is the source's;
+otherwise it is left unchanged, and a problem is reported. Entries that the source has deleted are
+removed from the target if they are known to be a copy and no branch there needs them. Batches are
+written whole, so an interrupted copy leaves the target in a state that the source once had. Nothing
+is copied of a damaged stream: a long one is read to its end first.
 
-A branch needs its past, which lies in another stream: that one goes first.
+A branch needs its history, which is in another stream: that one is copied first.
 """
 
 from collections.abc import Callable
@@ -32,13 +32,13 @@ from perdure.fold import DELETED, HALF_COPIED
 from perdure.journal import Linked
 from perdure.records import Branched
 
-STREAMS_AT_ONCE = 256  # One commit for many short sessions is what makes a copy fast.
-BYTES_AT_ONCE = 2**20
-ATTEMPTS = 5  # Writers and deletions in the source may change a stream while it is read.
+STREAMS_AT_ONCE = 256  # streams per commit; sharing commits makes many short sessions fast
+BYTES_AT_ONCE = 2**20  # bytes per commit; bounds memory
+ATTEMPTS = 5  # attempts; writers and deletions may change a stream while it is being read
 
 
 class Tally:
-    """What was copied so far."""
+    """The sessions, entries and bytes copied so far."""
 
     def __init__(self) -> None:
         self.sessions: set[str] = set()
@@ -47,126 +47,132 @@ class Tally:
 
 
 class Mover:
-    """Copies streams one after the other; short ones leave together, with `flush`."""
+    """Copies streams one after the other; short ones share a commit, made by `flush`."""
 
-    def __init__(self, tell: Callable[[], Progress], copied: dict[str, str] | None = None) -> None:
-        self._tell = tell
-        """Makes the report that follows each commit."""
+    def __init__(
+        self, progress: Callable[[], Progress], copied: dict[str, str] | None = None
+    ) -> None:
+        self._progress = progress
+        """Builds the report that follows each commit."""
         self.tally = Tally()
         self.copied = {} if copied is None else copied
-        """The digest of the last entry that was copied of each stream."""
+        """The digest of the last copied entry of each stream."""
         self.problems: dict[str, Problem] = {}
-        self.spoiled: dict[str, Problem] = {}
-        """Streams that the target did not store as they were: nothing that comes later mends it."""
+        self.corrupted: dict[str, Problem] = {}
+        """Streams that the target stored wrongly: no later round can repair that."""
         self.ancestors: set[str] = set()
-        """Streams that were copied for the sake of their branches."""
-        self._stuck: dict[str, tuple[Head, Head | None]] = {}
-        """What the two sides of a problem looked like: as long as they do, it stays one."""
+        """Streams copied only because branches need their history."""
+        self._unresolved: dict[str, tuple[Head, Head | None]] = {}
+        """Both heads at the time of a problem: while they are unchanged, it is not retried."""
         self._waiting: dict[str, Append] = {}
         self._size = 0
         self._visiting: set[str] = set()
 
-    def stream(self, head: Head, there: Head | None) -> CopySteps[None]:
-        """Copy what the target lacks of a stream, or note why that can not be."""
+    def copy_stream(self, head: Head, target: Head | None) -> CopySteps[None]:
+        """Copy the entries of a stream that the target lacks, or record the problem."""
         name = head.stream
-        if self._stuck.get(name) == (head, there) or name in {*self._visiting, *self.spoiled}:
+        if self._unresolved.get(name) == (head, target) or name in {
+            *self._visiting,
+            *self.corrupted,
+        }:
             return
         self._visiting.add(name)
         try:
-            same = False
-            for left in reversed(range(ATTEMPTS)):
-                problem = yield from self._attempt(head, there)
+            was_unchanged = False
+            for remaining in reversed(range(ATTEMPTS)):
+                problem = yield from self._attempt(head, target)
                 if problem is None or (yield from self.is_removed(name)):
-                    self._stuck.pop(name, None)
+                    self._unresolved.pop(name, None)
                     return
-                before, (head, there) = (head, there), (yield from self.look(head, there))
-                # Twice the same: a deletion drops entries and leaves the head where it is.
-                if not left or (same and before == (head, there)):
-                    self.problems[name], self._stuck[name] = problem, (head, there)
+                previous, (head, target) = (head, target), (yield from self.refresh(head, target))
+                unchanged = previous == (head, target)
+                # One unchanged head proves nothing: a deletion drops entries without moving it.
+                if not remaining or (was_unchanged and unchanged):
+                    self.problems[name], self._unresolved[name] = problem, (head, target)
                     return
-                same = before == (head, there)
+                was_unchanged = unchanged
         finally:
             self._visiting.discard(name)
 
-    def _attempt(self, head: Head, there: Head | None) -> CopySteps[Problem | None]:
+    def _attempt(self, head: Head, target: Head | None) -> CopySteps[Problem | None]:
         self.problems.pop(head.stream, None)
         try:
-            yield from self._move(head, there)
+            yield from self._move(head, target)
         except (Refused, DamagedError, VersionError, UnsupportedError) as error:
             return problem_of(head.stream, error)
         return None
 
     def is_removed(self, name: str) -> CopySteps[bool]:
-        """Whether the source lists a stream no more, as happens to what `perdure doctor` tried."""
+        """Whether the source no longer lists a stream, such as a trial one of `perdure doctor`."""
         try:
             return (yield from ask.head("source", name)) is None
         except PerdureError:
             return False
 
-    def look(self, head: Head, there: Head | None) -> CopySteps[tuple[Head, Head | None]]:
-        """Look at both sides again; where one can not be read, it is as it was."""
+    def refresh(self, head: Head, target: Head | None) -> CopySteps[tuple[Head, Head | None]]:
+        """Re-read both heads; return the old ones if either cannot be read."""
         yield from self.flush()
         try:
-            found = yield from ask.head("source", head.stream)
-            return found or head, (yield from ask.head("target", head.stream))
+            source = yield from ask.head("source", head.stream)
+            return source or head, (yield from ask.head("target", head.stream))
         except PerdureError:
-            return head, there
+            return head, target
 
-    def _move(self, head: Head, there: Head | None) -> CopySteps[None]:
-        work = yield from planned(head, there, self.copied.get(head.stream))
-        if work is None:
+    def _move(self, head: Head, target: Head | None) -> CopySteps[None]:
+        plan = yield from planned(head, target, self.copied.get(head.stream))
+        if plan is None:
             return
-        walk = Walk("source", head, after=work.after, tip=work.tip)
-        page = yield from walk.page()
-        if work.tip is None and page[0].header.kind == Branched.kind:
-            yield from self._past_first(head.stream, page[0])
-        if not walk.ended:  # It is long: read through, then read again.
-            while not walk.ended:
-                yield from walk.page()
-            walk = Walk("source", head, after=work.after, tip=work.tip)
-            page = yield from walk.page()
-        floor = (yield from self._floor(head)) if there is not None else 0
-        if there is not None and floor:
-            yield from self._branches_first(there)
-        if work.removed is not None:
-            yield from self._remove(work.removed)
-        yield from self._pages(head, walk, page, begins=work.tip is None)
+        reader = Walk("source", head, after=plan.after, tip=plan.tip)
+        page = yield from reader.page()
+        if plan.tip is None and page[0].header.kind == Branched.kind:
+            yield from self._copy_history(head.stream, page[0])
+        if not reader.ended:  # A long stream is verified to its end before any of it is written.
+            while not reader.ended:
+                yield from reader.page()
+            reader = Walk("source", head, after=plan.after, tip=plan.tip)
+            page = yield from reader.page()
+        floor = (yield from self._floor(head)) if target is not None else 0
+        if target is not None and floor:
+            yield from self._delete_branches(target)
+        if plan.removed is not None:
+            yield from self._remove(plan.removed)
+        yield from self._write(head, reader, page, begins=plan.tip is None)
         if floor:
             yield from self.flush()
             yield from ask.drop(head.stream, before=floor)
 
-    def _pages(
-        self, head: Head, walk: Walk, page: list[Linked], *, begins: bool
+    def _write(
+        self, head: Head, reader: Walk, page: list[Linked], *, begins: bool
     ) -> CopySteps[None]:
-        open_: list[Linked] = []  # Of a batch that has not ended yet.
+        pending: list[Linked] = []  # Entries whose batch is not complete yet.
         while True:
-            open_ += page
-            # A batch that a crash cut short ends with the stream.
-            whole = len(open_) if walk.ended else _whole(open_)
-            if whole:
-                entries = [linked.entry for linked in open_[:whole]]
-                # Which labels it bore in between, only its records know.
-                labels = head.labels if walk.ended else frozenset({HALF_COPIED})
+            pending += page
+            # At the end everything is written: a batch truncated by a crash never completes.
+            complete = len(pending) if reader.ended else _whole(pending)
+            if complete:
+                entries = [linked.entry for linked in pending[:complete]]
+                # The labels at this point are unknown: a head holds only the current ones.
+                labels = head.labels if reader.ended else frozenset({HALF_COPIED})
                 append = Append(head.stream, entries, labels, begins=begins)
                 yield from self._add(append)
-                begins, open_ = False, open_[whole:]
-            if walk.ended:
+                begins, pending = False, pending[complete:]
+            if reader.ended:
                 return
-            page = yield from walk.page()
+            page = yield from reader.page()
 
     def _add(self, append: Append) -> CopySteps[None]:
         if append.stream in self._waiting:
             yield from self.flush()
-            failed = self.problems.get(append.stream) or self.spoiled.get(append.stream)
-            if failed is not None:
-                raise Refused(failed.kind, failed.reason, failed.position)
+            problem = self.problems.get(append.stream) or self.corrupted.get(append.stream)
+            if problem is not None:
+                raise Refused(problem.kind, problem.reason, problem.position)
         self._waiting[append.stream] = append
         self._size += sum(len(entry.header) + len(entry.body or b"") for entry in append.entries)
         if self._size >= BYTES_AT_ONCE or len(self._waiting) >= STREAMS_AT_ONCE:
             yield from self.flush()
 
     def flush(self) -> CopySteps[None]:
-        """Write what waits, and read it back."""
+        """Write the waiting appends in one commit, and read them back."""
         appends, self._waiting, self._size = list(self._waiting.values()), {}, 0
         if not appends:
             return
@@ -175,58 +181,58 @@ class Mover:
             if outcome.status == "stored":
                 yield from self._read_back(append)
                 continue
-            reason = outcome.reason or "somebody else wrote to it in the target meanwhile"
+            reason = outcome.reason or "another process wrote to it in the target meanwhile"
             at = append.entries[0].position
             self.problems[append.stream] = Problem(append.stream, "conflict", reason, at)
-        yield self._tell()
+        yield self._progress()
 
     def _read_back(self, append: Append) -> CopySteps[None]:
         name, entries = append.stream, append.entries
         at, last = entries[0].position - 1, entries[-1].position
         expected = {entry.position: entry for entry in entries}
         while at < last:
-            found = yield from ask.read("target", name, after=at, limit=last - at)
-            if not found or any(expected.get(entry.position) != entry for entry in found):
-                reason = "what was read back from the target is not what was written"
-                self.spoiled[name] = Problem(name, "damaged", reason, at + 1)
+            stored = yield from ask.read("target", name, after=at, limit=last - at)
+            if not stored or any(expected.get(entry.position) != entry for entry in stored):
+                reason = "the entries read back from the target differ from those written"
+                self.corrupted[name] = Problem(name, "damaged", reason, at + 1)
                 return
-            at = found[-1].position
+            at = stored[-1].position
         self.copied[name] = journal.digest(entries[-1])
         self.tally.sessions.add(name)
         self.tally.entries += len(entries)
-        self.tally.bytes += sum(len(e.header) + len(e.body or b"") for e in entries)
+        self.tally.bytes += sum(len(entry.header) + len(entry.body or b"") for entry in entries)
 
-    def _remove(self, there: Head) -> CopySteps[None]:
-        if not (yield from ask.remove(there.stream, digest=there.digest)):
-            raise Refused("conflict", "somebody else wrote to it in the target meanwhile")
+    def _remove(self, target: Head) -> CopySteps[None]:
+        if not (yield from ask.remove(target.stream, digest=target.digest)):
+            raise Refused("conflict", "another process wrote to it in the target meanwhile")
 
     def _floor(self, head: Head) -> CopySteps[int]:
-        """Return before which position the target has what the source has dropped, or 0."""
+        """Return the position before which the source has dropped entries the target has, or 0."""
         (first, *_) = yield from some("source", head.stream)
         floor = head.position if (yield from ends_deleted(head)) else first.position
-        (there, *_) = yield from some("target", head.stream)
-        return floor if there.position < floor else 0
+        (target_first, *_) = yield from some("target", head.stream)
+        return floor if target_first.position < floor else 0
 
-    def _branches_first(self, there: Head) -> CopySteps[None]:
-        """Copy the deletions of a stream's branches; refuse where one lives on in the target."""
-        branches = yield from living_branches(there)
+    def _delete_branches(self, target: Head) -> CopySteps[None]:
+        """Copy the deletions of a stream's branches; refuse if one still exists in the target."""
+        branches = yield from living_branches(target)
         for branch in branches:
             head = yield from ask.head("source", branch.stream)
             if head is not None and DELETED in head.labels:
-                yield from self.stream(head, branch)
+                yield from self.copy_stream(head, branch)
                 yield from self.flush()
-        left = (yield from living_branches(there)) if branches else []
-        if left:
-            name = left[0].stream
-            reason = f"the source has deleted it, and its branch {name!r} lives on in the target: "
-            reason += f"{delete_of(name)} if it is not to be kept, then copy again"
-            raise Refused("conflict", reason, there.position)
+        living = (yield from living_branches(target)) if branches else []
+        if living:
+            name = living[0].stream
+            reason = f"the source has deleted it, but its branch {name!r} exists in the target: "
+            reason += f"run {delete_of(name)} if it is not needed, then copy again"
+            raise Refused("conflict", reason, target.position)
 
-    def _past_first(self, name: str, first: Linked) -> CopySteps[None]:
-        """Copy the stream that a branch's past lies in, where its name can be read."""
+    def _copy_history(self, name: str, first: Linked) -> CopySteps[None]:
+        """Copy the stream that holds a branch's history, if its name can be read."""
         try:
             content = journal.decode(name, first, Plain())
-        except VersionError:  # Sealed: whoever opens it will find its past, or be told.
+        except VersionError:  # Sealed: opening the branch will report a missing history.
             return
         if not isinstance(content, Branched):
             return
@@ -235,26 +241,26 @@ class Mover:
             yield from self.flush()
         if (yield from _digest("target", parent, at)) == digest:
             return
-        found = yield from _digest("source", parent, at)
-        if found is None:  # It was deleted before the branch was complete; opening it will tell.
+        source_digest = yield from _digest("source", parent, at)
+        if source_digest is None:  # Deleted before the branch was complete; opening it reports it.
             return
-        if found != digest:
-            raise ChainError(name, first.entry.position, "its past is not the one it links to")
+        if source_digest != digest:
+            raise ChainError(name, first.entry.position, "it links to a different history")
         head = yield from ask.head("source", parent)
         if head is not None:
             self.ancestors.add(parent)
-            yield from self.stream(head, (yield from ask.head("target", parent)))
+            yield from self.copy_stream(head, (yield from ask.head("target", parent)))
             yield from self.flush()
         if (yield from _digest("target", parent, at)) != digest:
-            raise Refused("past", f"its past lies in {parent!r}, which was not copied")
+            raise Refused("past", f"its history is in {parent!r}, which was not copied")
 
 
 def _digest(side: Side, name: str, position: int) -> CopySteps[str | None]:
-    found = yield from ask.read(side, name, after=position - 1, limit=1)
-    return journal.digest(found[0]) if found and found[0].position == position else None
+    entries = yield from ask.read(side, name, after=position - 1, limit=1)
+    return journal.digest(entries[0]) if entries and entries[0].position == position else None
 
 
-def _whole(open_: list[Linked]) -> int:
-    """Return how many of these entries make whole batches."""
-    ends = [number for number, linked in enumerate(open_, 1) if linked.header.left == 0]
+def _whole(pending: list[Linked]) -> int:
+    """Return how many of these entries form complete batches."""
+    ends = [number for number, linked in enumerate(pending, 1) if linked.header.remaining == 0]
     return ends[-1] if ends else 0

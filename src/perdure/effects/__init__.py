@@ -1,1 +1,1 @@
-"""What an agent did: tools and models, each call recorded before and after."""
+"""Effects: tool and model calls, each recorded before it runs and after."""

@@ -1,7 +1,8 @@
-"""A model that an adapter asks: recorded with the appends that are made anyway. Pure.
+"""Model calls made by an adapter, recorded in appends that the turn makes anyway.
 
-The intent leaves with the next append of the turn, the outcome with the reply itself, of which it
-only says that it stands in the messages before it. So asking costs no append of its own.
+The intent is stored with the turn's next append. The outcome is stored with the reply and only says
+how many of the messages before it are the answer. So a model call costs no append of its own. Pure:
+this module adds records to batches and does no I/O.
 """
 
 from collections.abc import Sequence
@@ -17,7 +18,7 @@ from perdure.saying import Ownership
 
 
 class Recorded(NamedTuple):
-    """What the record has of an answer, where it is replayed: messages, or how it failed."""
+    """A recorded model answer, for replay: its messages, or its error and reason."""
 
     messages: list[dict[str, Any]]
     meta: dict[str, Any]
@@ -26,17 +27,17 @@ class Recorded(NamedTuple):
 
 
 class Replaying(Protocol):
-    """What serves calls from the record, where a session is replayed."""
+    """Serves calls from the record while a session is replayed."""
 
-    def serve(self, spec: Spec, call: Called, tell: Telling | None) -> Any:
-        """Return what a call returned, or raise what it raised."""
+    def serve(self, spec: Spec, call: Called, reply: Telling | None) -> Any:
+        """Return the recorded result of a call, or raise its recorded error."""
 
-    def asked(self, call: Called) -> Recorded:
-        """Return what a model had answered."""
+    def serve_model(self, call: Called) -> Recorded:
+        """Return the recorded answer to a model call."""
 
 
 class Asked:
-    """A call of a model, from before it is made until its reply is stored. Made by `turn.ask`."""
+    """A model call, from before it is sent until its reply is stored. Created by `turn.ask`."""
 
     def __init__(
         self,
@@ -48,7 +49,7 @@ class Asked:
     ) -> None:
         self.call = call
         self.since = since
-        """When it was asked, by the clock of whoever asked."""
+        """When the call started, by the caller's clock."""
         self.effect = replica.settings.new_id()
         self._replay = replay
         self.failure: Outcome | None = None
@@ -57,61 +58,61 @@ class Asked:
         self._replica = replica
 
     def recorded(self) -> Recorded | None:
-        """Return the answer where the session is replayed: nobody is to be asked then."""
-        return None if self._replay is None else self._replay.asked(self.call)
+        """Return the recorded answer if the session is replayed: the model must not be called."""
+        return None if self._replay is None else self._replay.serve_model(self.call)
 
     def failed(self, error: BaseException, duration: float = 0.0) -> None:
-        """Have the turn's next append say that there was no answer, and why."""
+        """Record with the turn's next append that the model did not answer, and why."""
         self.failure = tools.failure(error, duration, "model")
         self.withdraw()
         self._waiting.append(self)
 
     def withdraw(self) -> None:
-        """Have nothing recorded: the answer was at hand. The call counts as made all the same."""
+        """Record nothing: the answer was already available. The call still counts as made."""
         if self in self._waiting:
             self._waiting.remove(self)
 
-    def intend(self, batch: Batch, turn: Ownership) -> None:
-        """Add the intent, unless it stands there."""
-        deed = batch.fold.deeds.by_identity.get(self.call.identity)
-        if deed is None or deed.effect != self.effect:
-            intent = effecting.intent(self.call, turn, "", retries=deed.intent if deed else 0)
+    def add_intent(self, batch: Batch, turn: Ownership) -> None:
+        """Add the intent to a batch, unless it is already stored."""
+        prior = batch.state.deeds.by_identity.get(self.call.identity)
+        if prior is None or prior.effect != self.effect:
+            intent = effecting.intent(self.call, turn, "", retries=prior.intent if prior else 0)
             batch.add_content(self.effect, intent)
 
-    def settle(self, batch: Batch, turn: Ownership, outcome: Outcome) -> None:
-        """Add the outcome, after the intent where that has not left yet."""
-        self.intend(batch, turn)
-        if batch.fold.deeds.by_identity[self.call.identity].state == INTENDED:
+    def add_outcome(self, batch: Batch, turn: Ownership, outcome: Outcome) -> None:
+        """Add the outcome to a batch, after the intent if that is not stored yet."""
+        self.add_intent(batch, turn)
+        if batch.state.deeds.by_identity[self.call.identity].state == INTENDED:
             effecting.settle_in(self._replica, batch, self.call.identity, outcome)
 
     def answering(self, plan: Plan, turn: Ownership, duration: float) -> Plan:
-        """Return a plan that also says that its messages are the answer."""
+        """Return a plan that also records that the plan's messages are the answer."""
 
         def make(batch: Batch) -> Made:
-            before = len(batch.drafts)
-            answer = yield from plan.made(batch)
-            said = len(batch.drafts) - before
+            start = len(batch.drafts)
+            position = yield from plan.execute(batch)
+            said = len(batch.drafts) - start
             if said:
-                self.settle(batch, turn, Outcome("succeeded", duration=duration, said=said))
-            return answer
+                self.add_outcome(batch, turn, Outcome("succeeded", duration=duration, said=said))
+            return position
 
         return Plan(plan.kind, plan.subject, make)
 
 
-def riding(plan: Plan, turn: Ownership, asked: Sequence[Asked]) -> Plan:
-    """Return a plan that also says what a model is about to be asked, or that it failed to answer.
+def riding(plan: Plan, turn: Ownership, calls: Sequence[Asked]) -> Plan:
+    """Return a plan that also records pending model calls: new intents, and failures.
 
-    A failure is told before, because the plan may end the turn.
+    Failures are added before the plan's own records, because the plan may end the turn.
     """
 
     def make(batch: Batch) -> Made:
-        for one in asked:
-            if one.failure is not None and turn.turn in batch.fold.turns:
-                one.settle(batch, turn, one.failure)
-        answer = yield from plan.made(batch)
-        for one in asked:
-            if one.failure is None and turn.turn in batch.fold.turns:
-                one.intend(batch, turn)
-        return answer
+        for call in calls:
+            if call.failure is not None and turn.turn in batch.state.turns:
+                call.add_outcome(batch, turn, call.failure)
+        position = yield from plan.execute(batch)
+        for call in calls:
+            if call.failure is None and turn.turn in batch.state.turns:
+                call.add_intent(batch, turn)
+        return position
 
     return Plan(plan.kind, plan.subject, make)

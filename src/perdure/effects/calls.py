@@ -1,8 +1,8 @@
-"""Which tool calls a stored message makes, and which it answers. Pure, and cheap.
+"""Find the tool calls that a stored message makes, and those that it answers. Pure.
 
-Every append asks, so an ordinary message costs a few lookups. Messages are read by what they hold:
-the fields of the four formats do not collide. Where a format has no ids (Gemini, and the deprecated
-functions of OpenAI), the tool's name stands for the id.
+Every append uses this, so an ordinary message costs only a few lookups: keep it cheap. The format
+is detected from the fields, which do not collide between the four formats. If a format has no ids
+(Gemini, and OpenAI's deprecated functions), the tool's name is used as the id.
 """
 
 from collections.abc import Container
@@ -17,13 +17,13 @@ INTERRUPTED_NOTICE = (
 
 
 class Call(NamedTuple):
-    """A tool call that wants an answer from the application."""
+    """A tool call that the application has to answer."""
 
     id: str
     name: str
 
 
-# Items of the Responses API that want an output from the application, and the type of that output.
+# Items of the Responses API that the application has to answer, and the type of their output.
 OUTPUTS = {
     "function_call": "function_call_output",
     "custom_tool_call": "custom_tool_call_output",
@@ -35,11 +35,11 @@ OUTPUTS = {
 }
 _OUTPUT_TYPES = frozenset(OUTPUTS.values())
 _SPEAKERS = ("user", "assistant", "system", "developer")
-_PLAIN = 2  # Fields: a role, and the words as content. Most messages have no more.
+_PLAIN = 2  # fields; most messages have only a role and a text as content
 
 
 def open_calls(message: Message) -> list[Call]:
-    """Return the calls that a stored message makes, in order, whatever its format."""
+    """Return the calls that a stored message makes, in order, in any known format."""
     content = message.get("content")
     if type(content) is str and "tool_calls" not in message and "function_call" not in message:
         return []
@@ -56,8 +56,8 @@ def open_calls(message: Message) -> list[Call]:
         calls += _chat_calls(message)
     if "parts" in message:
         calls += [
-            Call(_text(found.get("id")) or _text(found.get("name")), _text(found.get("name")))
-            for found in _gemini(message, "function_call", "functionCall")
+            Call(_text(call.get("id")) or _text(call.get("name")), _text(call.get("name")))
+            for call in _gemini(message, "function_call", "functionCall")
         ]
     return calls
 
@@ -69,10 +69,10 @@ def answers(message: Message) -> list[str]:
         return []
     if "tool_call_id" in message:
         return [_text(message["tool_call_id"])]
-    if "tool_responses" in message:  # AutoGen's way to answer several calls at once.
-        several = message["tool_responses"]
-        found = several if type(several) is list else []
-        return [_text(each.get("tool_call_id")) for each in found if type(each) is dict]
+    if "tool_responses" in message:  # AutoGen: several answers in one message.
+        responses = message["tool_responses"]
+        responses = responses if type(responses) is list else []
+        return [_text(each.get("tool_call_id")) for each in responses if type(each) is dict]
     if type(content) is list:
         return [
             _text(block.get("tool_use_id"))
@@ -80,11 +80,11 @@ def answers(message: Message) -> list[str]:
             if type(block) is dict and block.get("type") == "tool_result"
         ]
     if _is_one_of(message, _OUTPUT_TYPES):
-        answered = output_id(message)
-        return [answered] if answered else []
+        id = output_id(message)
+        return [id] if id else []
     if "parts" in message:
-        found = _gemini(message, "function_response", "functionResponse")
-        return [_text(each.get("id")) or _text(each.get("name")) for each in found]
+        responses = _gemini(message, "function_response", "functionResponse")
+        return [_text(each.get("id")) or _text(each.get("name")) for each in responses]
     if message.get("role") == "function":
         return [_text(message.get("name"))]
     return []
@@ -97,8 +97,8 @@ def closing(
     if _is_one_of(message, OUTPUTS):
         return item_output(message["type"], call.id, notice)
     if "parts" in message:
-        told = {"error" if failed else "result": notice}
-        response: dict[str, Any] = {"name": call.name, "response": told}
+        body = {"error" if failed else "result": notice}
+        response: dict[str, Any] = {"name": call.name, "response": body}
         if call.id != call.name:
             response["id"] = call.id
         return {"role": "user", "parts": [{"function_response": response}]}
@@ -114,12 +114,12 @@ def closing(
 def item_output(type_: str, id: str, text: str) -> Message:
     """Return the item that answers a call of the Responses API with a text.
 
-    A computer's answer is a screenshot and a tool search's is a list of tools: neither can carry a
-    text, so the plain output stands for them, and a transcript leaves the two out together.
+    The output of a computer call is a screenshot and that of a tool search a list of tools: neither
+    can hold a text. They get a plain function output, and a transcript omits the call and it.
     """
     if type_ == "shell_call":
-        said = {"stdout": "", "stderr": text, "outcome": {"type": "timeout"}}
-        return {"type": OUTPUTS[type_], "call_id": id, "output": [said]}
+        output = {"stdout": "", "stderr": text, "outcome": {"type": "timeout"}}
+        return {"type": OUTPUTS[type_], "call_id": id, "output": [output]}
     if type_ == "apply_patch_call":
         return {"type": OUTPUTS[type_], "call_id": id, "status": "failed", "output": text}
     if type_ == "local_shell_call":
@@ -129,7 +129,7 @@ def item_output(type_: str, id: str, text: str) -> Message:
 
 
 def call_id(item: Message) -> str:
-    """Return the id under which an item of the Responses API wants its output, if it wants one."""
+    """Return the id for the output of a Responses API item, or "" if it needs no output."""
     if item["type"] == "tool_search_call" and item.get("execution") == "server":
         return ""
     return _text(item.get("call_id")) or _text(item.get("name"))
@@ -139,7 +139,7 @@ def output_id(item: Message) -> str:
     """Return the id of the call that an output item of the Responses API answers."""
     id = _text(item.get("call_id"))
     if not id and item["type"] == "local_shell_call_output":
-        id = _text(item.get("id"))  # The call's, whichever of the two names it goes by.
+        id = _text(item.get("id"))  # The id of the call: this item may use either field.
     return id or _text(item.get("name"))
 
 
@@ -169,12 +169,12 @@ def _chat_calls(message: Message) -> list[Call]:
 
 def _gemini(message: Message, snake: str, camel: str) -> list[Message]:
     parts = message["parts"]
-    found = [
+    values = [
         part.get(snake) or part.get(camel)
         for part in (parts if type(parts) is list else ())
         if type(part) is dict
     ]
-    return [each for each in found if type(each) is dict]
+    return [value for value in values if type(value) is dict]
 
 
 def _text(value: object) -> str:

@@ -1,7 +1,7 @@
-"""The tools offered to a model, each as a name and a digest, and what changed between two turns.
+"""Catalogs of the tools offered to a model: a name and a digest for each tool, and their changes.
 
-Pure. A tool has the same digest however its provider phrases it, so that another client or API
-does not look like other tools.
+Pure. A tool has the same digest in every provider's format, so that another client or API does not
+look like other tools.
 """
 
 from collections.abc import Iterable, Mapping
@@ -15,13 +15,13 @@ from perdure.plain import exported
 
 _encode = msgspec.json.Encoder(order="deterministic").encode
 
-# Where providers put a function's schema; and what they attach that does not change the tool.
+# The fields for a function's schema, by provider; and fields that do not change the tool.
 _SCHEMAS = ("parameters", "input_schema")
 _ATTACHED = frozenset({"cache_control"})
 
 
 class Changes(NamedTuple):
-    """The names of tools that differ between two catalogues, sorted. False if none do."""
+    """The sorted names of tools that differ between two catalogs. False if none do."""
 
     added: tuple[str, ...]
     removed: tuple[str, ...]
@@ -32,9 +32,9 @@ class Changes(NamedTuple):
 
 
 def normal(tools: Iterable[object] | None) -> dict[str, str]:
-    """Return the digest of each tool by its name, for tools as any known API takes them.
+    """Return the digest of each tool by its name, for tools in the format of any known API.
 
-    A hosted tool without a name goes by its type. Tools that share a name share a digest.
+    A hosted tool without a name is listed under its type. Tools with the same name share a digest.
     """
     if isinstance(tools, str | Mapping):
         raise UsageError("tools must be a list of tools", "$.tools")
@@ -43,18 +43,18 @@ def normal(tools: Iterable[object] | None) -> dict[str, str]:
         name, form = _form(tool, f"$.tools[{number}]")
         digests.setdefault(name, []).append(_digest(form, name))
     return {
-        name: found[0] if len(found) == 1 else _digest(sorted(found), name)
-        for name, found in digests.items()
+        name: same_name[0] if len(same_name) == 1 else _digest(sorted(same_name), name)
+        for name, same_name in digests.items()
     }
 
 
 def digest(catalogue: Mapping[str, str]) -> str:
-    """Return one digest for a whole catalogue, in whatever order its tools were given."""
+    """Return one digest for a whole catalog, independent of the order of its tools."""
     return sha256(_encode(dict(catalogue))).hexdigest()
 
 
 def changes(before: Mapping[str, str], after: Mapping[str, str]) -> Changes:
-    """Return what is different in a later catalogue."""
+    """Return the differences between two catalogs."""
     both = before.keys() & after.keys()
     return Changes(
         added=tuple(sorted(after.keys() - before.keys())),
@@ -64,7 +64,7 @@ def changes(before: Mapping[str, str], after: Mapping[str, str]) -> Changes:
 
 
 def _form(tool: object, path: str) -> tuple[str, dict[str, Any]]:
-    """Return a tool's name and what its digest is made of."""
+    """Return a tool's name, and the normalized form that is digested."""
     data = exported(tool)
     if data is None:
         raise UsageError(f"a {type(tool).__qualname__} is not a tool: give its schema", path)

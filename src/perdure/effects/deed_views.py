@@ -1,4 +1,8 @@
-"""Effects as a person or a program looks at them: what was called, and what became of it. Pure."""
+"""Effects as users see them: list them, find the unknown ones, reconcile one. Pure.
+
+In: the records of a session. Out: `Found` values with unpacked arguments and results, and a plan
+for a reconciliation.
+"""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -22,14 +26,14 @@ from perdure.steps import Steps
 
 REPEATED = "repeated"
 _KINDS = (EffectIntended.kind, EffectSettled.kind, ApprovalAsked.kind)
-RECONCILED = "perdure:reconciled"  # The origin of messages that tell of an outcome found later.
+RECONCILED = "perdure:reconciled"  # origin of the message that reports a reconciled outcome
 
 
 class Found(NamedTuple):
     """An effect. `state` is intended, succeeded, failed, unknown or reconciled.
 
-    It is `repeated` where the call was made again with the same key, because its policy allows it.
-    A call that nobody approved has failed, and its id is that of the approval.
+    It is `repeated` if the call was made again with the same key, because its policy allows it.
+    A call that was not approved is listed as failed, and its id is that of the approval.
     """
 
     id: str
@@ -49,13 +53,13 @@ class Found(NamedTuple):
     duration: float
     identity: str
     before: str
-    """The version that was tried before, where this is another attempt with another one."""
+    """The version of the previous attempt, if this attempt has another version."""
     usage: dict[str, Any]
-    """What a model's answer says that it took."""
+    """The usage that a model's answer reports."""
 
 
 class Wanted(NamedTuple):
-    """Which effects are to be listed; None is for any."""
+    """A filter for listing effects; None matches any."""
 
     tool: str | None
     turn: str | None
@@ -64,80 +68,81 @@ class Wanted(NamedTuple):
     until: datetime | None
 
     def check(self) -> None:
-        """Raise unless it can be answered."""
+        """Raise UsageError if the filter is invalid."""
         if self.kind not in (None, "tool", "model"):
-            raise UsageError(f'no kind {self.kind!r} of effect: choose "tool" or "model"')
+            raise UsageError(f'no effects of kind {self.kind!r}: choose "tool" or "model"')
         times: tuple[object, ...] = (self.since, self.until)
         for time in times:
             if time is not None and not (isinstance(time, datetime) and time.tzinfo):
-                raise UsageError(f"since and until are datetimes with a zone, not {time!r}")
+                raise UsageError(f"since and until must be datetimes with a zone, not {time!r}")
 
-    def has(self, one: Found) -> bool:
-        """Whether an effect is one of them."""
+    def matches(self, effect: Found) -> bool:
+        """Whether an effect passes the filter."""
         return (
-            self.tool in (None, one.tool)
-            and self.turn in (None, one.turn)
-            and self.kind in (None, one.kind)
-            and (self.since is None or one.time >= self.since)
-            and (self.until is None or one.time < self.until)
+            self.tool in (None, effect.tool)
+            and self.turn in (None, effect.turn)
+            and self.kind in (None, effect.kind)
+            and (self.since is None or effect.time >= self.since)
+            and (self.until is None or effect.time < self.until)
         )
 
 
 def listed(replica: Replica, wanted: Wanted) -> Steps[list[Found]]:
-    """Return the effects of a session in order, those that are wanted."""
+    """Return the effects of a session that match a filter, in order. Reads the whole session."""
     wanted.check()
     listing = _Listing(replica)
     forward = Forward(replica.past)
-    while (whole := (yield from forward.page())) is not None:
-        for linked in whole:
-            listing.take(linked)
-    return [one for one in listing.found.values() if wanted.has(one)]
+    while (page := (yield from forward.page())) is not None:
+        for linked in page:
+            listing.add(linked)
+    return [effect for effect in listing.effects.values() if wanted.matches(effect)]
 
 
 class _Listing:
-    """Puts effects together from records in order."""
+    """Builds effects from records, which are added in order."""
 
     def __init__(self, replica: Replica) -> None:
-        self.found: dict[str, Found] = {}
+        self.effects: dict[str, Found] = {}
         self._replica = replica
-        self._at: dict[int, str] = {}
-        self._asked: dict[str, Found] = {}
-        self._said: list[Linked] = []
+        self._id_at: dict[int, str] = {}
+        self._requests: dict[str, Found] = {}
+        self._messages: list[Linked] = []
+        """The messages right before the next record: an outcome may refer to the last of them."""
 
-    def take(self, linked: Linked) -> None:
+    def add(self, linked: Linked) -> None:
         if linked.header.kind == Message.kind:
-            self._said.append(linked)
+            self._messages.append(linked)
         elif linked.header.kind not in _KINDS:
-            self._said = []
+            self._messages = []
         else:
             content = journal.decode(self._replica.name, linked, self._replica.past.cipher)
-            self._effect(linked, content)
+            self._add_effect(linked, content)
 
-    def _effect(self, linked: Linked, content: Content) -> None:
-        replica, found = self._replica, self.found
+    def _add_effect(self, linked: Linked, content: Content) -> None:
+        replica, effects = self._replica, self.effects
         if isinstance(content, EffectIntended):
             time = journal.record(replica.name, linked, content).time
-            effect = linked.header.id
-            found[effect] = _found(replica, effect, content, linked.entry.position, time)
-            self._at[linked.entry.position] = effect
-            before = found.get(self._at.get(content.retries, ""))
-            if before is not None and before.version != content.version:
-                found[effect] = found[effect]._replace(before=before.version)
-            if before is not None and before.state == INTENDED:
-                found[before.id] = before._replace(state=REPEATED)
+            id = linked.header.id
+            effects[id] = _found(replica, id, content, linked.entry.position, time)
+            self._id_at[linked.entry.position] = id
+            previous = effects.get(self._id_at.get(content.retries, ""))
+            if previous is not None and previous.version != content.version:
+                effects[id] = effects[id]._replace(before=previous.version)
+            if previous is not None and previous.state == INTENDED:
+                effects[previous.id] = previous._replace(state=REPEATED)
         elif isinstance(content, ApprovalAsked):
-            self._asked[linked.header.id] = _asked(replica, linked, content)
+            self._requests[linked.header.id] = _asked(replica, linked, content)
         elif isinstance(content, EffectSettled):
-            begun = found.get(content.effect) or self._asked.get(content.effect)
+            begun = effects.get(content.effect) or self._requests.get(content.effect)
             if begun is not None:
-                found[content.effect] = _settled(replica, begun, content, self._said)
+                effects[content.effect] = _settled(replica, begun, content, self._messages)
 
 
 def _found(
-    replica: Replica, effect: str, content: EffectIntended, position: int, time: datetime
+    replica: Replica, id: str, content: EffectIntended, position: int, time: datetime
 ) -> Found:
     return Found(
-        id=effect,
+        id=id,
         kind=content.called,
         tool=content.tool,
         state=INTENDED,
@@ -159,7 +164,7 @@ def _found(
 
 
 def _asked(replica: Replica, linked: Linked, content: ApprovalAsked) -> Found:
-    """Return a call that is not made unless somebody approves it: it has no intent yet."""
+    """Return a call that waits for an approval: it has no intent yet."""
     time = journal.record(replica.name, linked, content).time
     intent = EffectIntended(
         identity=content.identity,
@@ -172,53 +177,54 @@ def _asked(replica: Replica, linked: Linked, content: ApprovalAsked) -> Found:
         owner="",
         version=content.version,
     )
-    found = _found(replica, linked.header.id, intent, linked.entry.position, time)
-    return found._replace(policy="")
+    effect = _found(replica, linked.header.id, intent, linked.entry.position, time)
+    return effect._replace(policy="")
 
 
 def _settled(
-    replica: Replica, one: Found, content: EffectSettled, said: Sequence[Linked] = ()
+    replica: Replica, effect: Found, content: EffectSettled, messages: Sequence[Linked] = ()
 ) -> Found:
-    if content.told and said:
-        message = journal.decode(replica.name, said[-1], replica.past.cipher)
-        found = isinstance(message, Message) and retelling.restored(content, message.message)
-        if not found:
-            position = said[-1].entry.position
+    if content.told and messages:
+        message = journal.decode(replica.name, messages[-1], replica.past.cipher)
+        restored = isinstance(message, Message) and retelling.restored(content, message.message)
+        if not restored:
+            position = messages[-1].entry.position
             raise ChainError(replica.name, position, "the result of a call is expected here")
-        content = found
+        content = restored
     result = replica.settings.codec.unpack(content.result, stream=replica.name)
-    usage = result.get("usage") if one.kind == "model" and isinstance(result, dict) else None
+    usage = result.get("usage") if effect.kind == "model" and isinstance(result, dict) else None
     if content.said:
-        answer = [_message(replica, linked) for linked in said[-content.said :]]
-        result = [one.message for one in answer] if content.said > 1 else answer[0].message
-        usage = answer[-1].meta.get("usage")
-    return one._replace(
+        answers = [_message(replica, linked) for linked in messages[-content.said :]]
+        result = [answer.message for answer in answers]
+        result = result if content.said > 1 else answers[0].message
+        usage = answers[-1].meta.get("usage")
+    return effect._replace(
         state=content.state,
         result=result,
         usage=usage if isinstance(usage, dict) else {},
         error=content.error,
         reason=content.reason,
-        duration=content.duration or one.duration,
+        duration=content.duration or effect.duration,
     )
 
 
 def before(replica: Replica, effect: str) -> Steps[int]:
-    """Return the last position before an effect at which no call was under way."""
-    open_: dict[str, str] = {}
+    """Return the last position before an effect at which no call was in flight."""
+    in_flight: dict[str, str] = {}
     quiet = 0
     forward = Forward(replica.past)
     name, cipher = replica.name, replica.past.cipher
-    while (whole := (yield from forward.page())) is not None:
-        for linked in whole:
+    while (page := (yield from forward.page())) is not None:
+        for linked in page:
             if linked.header.id == effect and linked.header.kind in _KINDS:
                 return quiet
             if linked.header.kind == EffectIntended.kind:
                 content = journal.decode(name, linked, cipher)
-                open_[content.subject] = linked.header.id
+                in_flight[content.subject] = linked.header.id
             elif linked.header.kind == EffectSettled.kind:
                 content = journal.decode(name, linked, cipher)
-                open_.pop(content.subject, None)
-            if not open_:
+                in_flight.pop(content.subject, None)
+            if not in_flight:
                 quiet = linked.entry.position
     raise NotFoundError(f"effect {effect!r}", "see session.effects.list()")
 
@@ -229,38 +235,38 @@ def _message(replica: Replica, linked: Linked) -> Message:
 
 
 def unknown(replica: Replica) -> Steps[list[Found]]:
-    """Return the effects whose outcome nobody knows; it costs a read each."""
-    found = []
-    for deed in replica.fold.deeds.by_identity.values():
-        if deed.state == UNKNOWN:
-            linked = yield from reading.entry_at(replica.past, deed.intent)
-            content = journal.decode(replica.name, linked, replica.past.cipher)
-            settled = yield from reading.content_at(replica.past, deed.outcome)
-            if not isinstance(content, EffectIntended) or not isinstance(settled, EffectSettled):
-                raise ChainError(replica.name, deed.intent, "an effect is expected here")
-            time = journal.record(replica.name, linked, content).time
-            one = _found(replica, deed.effect, content, deed.intent, time)
-            found.append(_settled(replica, one, settled))
-    return found
+    """Return the effects whose outcome is unknown; costs two reads per effect."""
+    effects = []
+    for state in replica.state.deeds.by_identity.values():
+        if state.state == UNKNOWN:
+            linked = yield from reading.entry_at(replica.past, state.intent)
+            intent = journal.decode(replica.name, linked, replica.past.cipher)
+            outcome = yield from reading.content_at(replica.past, state.outcome)
+            if not isinstance(intent, EffectIntended) or not isinstance(outcome, EffectSettled):
+                raise ChainError(replica.name, state.intent, "an effect is expected here")
+            time = journal.record(replica.name, linked, intent).time
+            effect = _found(replica, state.effect, intent, state.intent, time)
+            effects.append(_settled(replica, effect, outcome))
+    return effects
 
 
-def reconcile(replica: Replica, given: str | Found, outcome: object) -> Plan:
-    """Plan to record what an unknown effect turned out to be, and to tell the model of it."""
-    effect = given.id if isinstance(given, Found) else given
-    deeds = replica.fold.deeds.by_identity
-    found = [(identity, deed) for identity, deed in deeds.items() if deed.effect == effect]
-    if not found or found[0][1].state != UNKNOWN:
-        raise NotFoundError(f"an unknown effect {effect!r}", "see session.effects.unknown()")
-    identity, deed = found[0]
+def reconcile(replica: Replica, effect: str | Found, outcome: object) -> Plan:
+    """Plan to record the real outcome of an unknown effect, and a message for the model."""
+    id = effect.id if isinstance(effect, Found) else effect
+    states = replica.state.deeds.by_identity
+    matches = [(identity, state) for identity, state in states.items() if state.effect == id]
+    if not matches or matches[0][1].state != UNKNOWN:
+        raise NotFoundError(f"an unknown effect {id!r}", "see session.effects.unknown()")
+    identity, state = matches[0]
     if isinstance(outcome, Done):
         packed = replica.settings.codec.pack(outcome.result, root="$.result")
         settled = Outcome("reconciled", packed)
-        told = f"It took effect, with this result: {text_of(outcome.result)}"
+        verdict = f"It took effect, with this result: {text_of(outcome.result)}"
     elif isinstance(outcome, NotDone):
         settled = Outcome("reconciled", error="NotDone", reason="It did not happen.")
-        told = "It did not take effect."
+        verdict = "It did not take effect."
     else:
         raise UsageError(f"give Done(result) or NotDone(), not {type(outcome).__name__}")
-    text = f"The outcome of an earlier call of {deed.tool!r}, unknown until now: {told}"
-    said = Taken({"role": "user", "content": text}, {})
-    return effecting.settle(replica, identity, effect, settled, said=said, origin=RECONCILED)
+    text = f"The outcome of an earlier call of {state.tool!r}, unknown until now: {verdict}"
+    message = Taken({"role": "user", "content": text}, {})
+    return effecting.settle(replica, identity, id, settled, message=message, origin=RECONCILED)

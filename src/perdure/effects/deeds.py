@@ -1,8 +1,8 @@
-"""What a session knows of its effects: which were intended, and what became of them. Pure.
+"""The state of a session's effects: intents and outcomes, by the identity of the call. Pure.
 
-Kept are those of turns that have not ended, those whose outcome is unknown, and the newest of those
-that a caller gave a key of its own. The others are in the journal, and nobody will ask for them by
-their identity again. A state is never changed: what changes it returns another.
+It keeps the effects of open turns, the effects whose outcome is unknown, and the newest effects
+with a caller's own key. All others are only in the journal: no call can have their identity again.
+States are immutable: every method that changes one returns a new one.
 """
 
 from collections.abc import Mapping
@@ -15,14 +15,17 @@ from perdure.records import EffectIntended, EffectSettled
 
 INTENDED = "intended"
 UNKNOWN = "unknown"
-KEYED = "key:"  # Identities that a caller chose begin with this.
-MODEL = "model:"  # And those of calls of a model with this.
-KEYED_MAX = 1_024  # How far back a caller's own key is recognised.
-_SLACK = 256  # So many more are kept before the oldest are let go, all at once.
+KEYED = "key:"  # prefix of the identity of a call with a caller's own key
+MODEL = "model:"  # prefix of the identity of a model call
+KEYED_MAX = 1_024  # effects; how far back a caller's own key is recognized
+_SLACK = 256  # effects beyond KEYED_MAX before eviction, so that the scan is rare
 
 
 class Deed(NamedTuple):
-    """An effect: where its intent and its outcome stand, and whose it is."""
+    """One effect: the positions of its intent and outcome (0: none yet), its turn and owner.
+
+    Snapshots store it as an array: the order of the fields is part of the format.
+    """
 
     effect: str
     tool: str
@@ -41,24 +44,24 @@ class Deeds(NamedTuple):
 
     by_identity: Layered[Deed] = Layered()
     unknown: int = 0
-    """Of how many the outcome is unknown: every write asks, so it is not counted each time."""
+    """Number of unknown outcomes. Every write needs it, so it is kept up to date, not counted."""
     keyed: int = 0
-    """How many a caller gave a key of its own."""
+    """Number of effects with a caller's own key."""
     consents: Consents = Consents()
-    """Who may do what: the approvals of turns that have not ended."""
+    """The approvals of open turns."""
 
     @classmethod
     def of(
         cls, by_identity: Mapping[str, Deed], consents: dict[str, Consent] | None = None
     ) -> "Deeds":
-        """Return the state that a snapshot holds."""
-        unknown = sum(deed.state == UNKNOWN for deed in by_identity.values())
+        """Return the state stored in a snapshot."""
+        unknown = sum(effect.state == UNKNOWN for effect in by_identity.values())
         keyed = sum(identity.startswith(KEYED) for identity in by_identity)
         return cls(Layered({**by_identity}), unknown, keyed, Consents.of(consents or {}))
 
     def intended(self, position: int, record_id: str, content: EffectIntended) -> "Deeds":
-        """Take in an intent."""
-        deed = Deed(
+        """Apply an intent."""
+        effect = Deed(
             effect=record_id,
             tool=content.tool,
             state=INTENDED,
@@ -70,60 +73,63 @@ class Deeds(NamedTuple):
             key=content.key,
             policy=content.policy,
         )
-        deeds = self._with(content.identity, deed)
+        state = self._with(content.identity, effect)
         if not content.approval:
-            return deeds
-        return deeds._replace(consents=self.consents.used(content.identity, content.approval))
+            return state
+        approvals = self.consents.with_intent(content.identity, content.approval)
+        return state._replace(consents=approvals)
 
     def asked(self, position: int, record_id: str, content: ApprovalAsked) -> "Deeds":
-        """Take in that a call waits for an approval."""
-        return self._replace(consents=self.consents.asked(position, record_id, content))
+        """Apply a request for an approval."""
+        return self._replace(consents=self.consents.with_request(position, record_id, content))
 
     def decided(self, position: int, content: ApprovalDecided) -> "Deeds":
-        """Take in what was decided about an approval."""
-        return self._replace(consents=self.consents.decided(position, content))
+        """Apply a decision about an approval."""
+        return self._replace(consents=self.consents.with_decision(position, content))
 
     def settled(self, position: int, content: EffectSettled, *, over: bool) -> "Deeds":
-        """Take in an outcome. `over` says that its turn has ended."""
-        deed = self.by_identity.get(content.identity)
-        if deed is None or deed.effect != content.effect:
-            # Its turn has ended, it was tried again since, or nobody let it happen.
-            refused = self.consents.refused(content.identity, content.effect, position)
-            return self if refused is self.consents else self._replace(consents=refused)
-        deed = deed._replace(state=content.state, outcome=position)
-        deeds = self._with(content.identity, deed)
-        return deeds.ended(content.turn) if over else deeds
+        """Apply an outcome. `over` says that its turn has ended."""
+        effect = self.by_identity.get(content.identity)
+        if effect is None or effect.effect != content.effect:
+            # Its turn has ended, a later attempt replaced it, or its approval was refused.
+            approvals = self.consents.with_refusal(content.identity, content.effect, position)
+            return self if approvals is self.consents else self._replace(consents=approvals)
+        effect = effect._replace(state=content.state, outcome=position)
+        state = self._with(content.identity, effect)
+        return state.ended(content.turn) if over else state
 
     def ended(self, turn: str) -> "Deeds":
-        """Take in that a turn is over: what is known of its effects is not asked for any more."""
-        left = {
-            identity: deed
-            for identity, deed in self.by_identity.items()
-            if deed.turn != turn or deed.state in (INTENDED, UNKNOWN) or identity.startswith(KEYED)
+        """Apply the end of a turn: drop its effects, except unsettled, unknown and keyed ones."""
+        kept = {
+            identity: effect
+            for identity, effect in self.by_identity.items()
+            if effect.turn != turn
+            or effect.state in (INTENDED, UNKNOWN)
+            or identity.startswith(KEYED)
         }
-        consents = self.consents.ended(turn)
-        if len(left) == len(self.by_identity) and consents is self.consents:
+        approvals = self.consents.without_turn(turn)
+        if len(kept) == len(self.by_identity) and approvals is self.consents:
             return self
-        return self._replace(by_identity=Layered(left), consents=consents)
+        return self._replace(by_identity=Layered(kept), consents=approvals)
 
-    def _with(self, identity: str, deed: Deed) -> "Deeds":
-        before = self.by_identity.get(identity)
-        was = before is not None and before.state == UNKNOWN
-        unknown = self.unknown + (deed.state == UNKNOWN) - was
-        keyed = self.keyed + (before is None and identity.startswith(KEYED))
-        deeds = Deeds(self.by_identity.put(identity, deed), unknown, keyed, self.consents)
-        return deeds if keyed == self.keyed else deeds._pruned()
+    def _with(self, identity: str, effect: Deed) -> "Deeds":
+        previous = self.by_identity.get(identity)
+        was_unknown = previous is not None and previous.state == UNKNOWN
+        unknown = self.unknown + (effect.state == UNKNOWN) - was_unknown
+        keyed = self.keyed + (previous is None and identity.startswith(KEYED))
+        state = Deeds(self.by_identity.put(identity, effect), unknown, keyed, self.consents)
+        return state if keyed == self.keyed else state._pruned()
 
     def _pruned(self) -> "Deeds":
-        """Let the oldest go that a caller gave a key of its own, if they have become too many."""
+        """Evict the oldest caller-keyed effects beyond `KEYED_MAX`."""
         if self.keyed <= KEYED_MAX + _SLACK:
             return self
-        keyed = [one for one in self.by_identity if one.startswith(KEYED)]
-        old = {*keyed[:-KEYED_MAX]}
-        left = {
-            identity: deed
-            for identity, deed in self.by_identity.items()
-            if identity not in old or deed.state in (INTENDED, UNKNOWN)
+        keyed = [identity for identity in self.by_identity if identity.startswith(KEYED)]
+        oldest = {*keyed[:-KEYED_MAX]}
+        kept = {
+            identity: effect
+            for identity, effect in self.by_identity.items()
+            if identity not in oldest or effect.state in (INTENDED, UNKNOWN)
         }
-        gone = len(self.by_identity) - len(left)
-        return Deeds(Layered(left), self.unknown, self.keyed - gone, self.consents)
+        evicted = len(self.by_identity) - len(kept)
+        return Deeds(Layered(kept), self.unknown, self.keyed - evicted, self.consents)

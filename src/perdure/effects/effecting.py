@@ -1,7 +1,9 @@
-"""Effects as plans: an intent before the call, an outcome after it; what resuming makes of both.
+"""Effects as plans: an intent before the call, an outcome after it, and the decision on resuming.
 
-Pure. A plan decides in view of the newest state each time it is made, and leaves its decision in a
-`Verdict`: run the tool, serve what was recorded, ask the user's function, or say that nobody knows.
+Pure. A plan decides on the newest state each time it is executed, and writes its decision to a
+`Verdict`: run the tool, return the recorded result, call the reconcile function, or report that the
+outcome is unknown. A plan may be executed several times, so it must not keep anything from an
+earlier execution.
 """
 
 from collections.abc import Mapping
@@ -31,14 +33,15 @@ from perdure.steps import Steps
 C = TypeVar("C", EffectIntended, EffectSettled, Message)
 Kind = Literal["tool", "model"]
 Policy = Literal["read_only", "idempotent", "reconcile", "unsafe"]
-POLICIES: tuple[Policy, ...] = ("read_only", "idempotent", "reconcile", "unsafe")  # By strictness.
+# From the most lenient to the strictest: the index decides which of two policies applies.
+POLICIES: tuple[Policy, ...] = ("read_only", "idempotent", "reconcile", "unsafe")
 _RUN_AGAIN = ("read_only", "idempotent")
 
 State = Literal["succeeded", "failed", "unknown", "reconciled"]
 
 
 class Called(NamedTuple):
-    """A call as it is about to be made. `arguments` are packed, and `digest` is theirs."""
+    """A call before it is made. `arguments` are packed; `digest` is the digest of the arguments."""
 
     identity: str
     tool: str
@@ -48,14 +51,14 @@ class Called(NamedTuple):
     version: str = ""
     actor: str = ""
     parent: str = ""
-    called: Kind = "tool"
+    kind: Kind = "tool"
     approval: bool = False
-    """Whether somebody has to let it happen, until `approval_ttl` seconds after it was asked."""
+    """Whether the call needs an approval, given within `approval_ttl` seconds of the request."""
     approval_ttl: float | None = None
 
 
 class Outcome(NamedTuple):
-    """What became of a call. `result` is packed; `reason` says what went wrong, for people."""
+    """The outcome of a call. `result` is packed; `reason` says what went wrong, for people."""
 
     state: State
     result: Any = None
@@ -67,33 +70,35 @@ class Outcome(NamedTuple):
 
 
 class Verdict:
-    """What is to be done about a call: `run`, `serve`, `reconcile` or `unknown`.
+    """The decision about a call: `run`, `serve`, `reconcile`, `unknown`, `wait` or `refused`.
 
-    Or to `wait` for its approval; one that was `refused` has its outcome already.
+    `serve` returns the recorded outcome, `wait` waits for an approval, and a `refused` call has its
+    outcome already.
     """
 
-    def __init__(self, turn: str, ended: Mapping[str, bool]) -> None:
+    def __init__(self, turn: str, ended_attempts: Mapping[str, bool]) -> None:
         self.turn = turn
-        self.ended = ended
-        """Attempts of this process that are over, and whether they ran."""
+        self.ended_attempts = ended_attempts
+        """Attempts of this process that are over: whether the tool ran."""
         self.action: Literal["run", "serve", "reconcile", "unknown", "wait", "refused"] = "run"
         self.effect = ""
         self.attempt = ""
-        """The id of the intent that is to be recorded, if one is."""
+        """The id of the intent, if the plan records one."""
         self.key = ""
         self.outcome: EffectSettled | None = None
-        """What was recorded, where it is served."""
-        self.before: str | None = None
-        """The version that began the call, where it is another one than now."""
+        """The recorded outcome, for `serve` and `refused`."""
+        self.begun_version: str | None = None
+        """The tool's version that began the call, if it differs from the current one."""
         self.approval = ""
         self.overdue = False
-        """Whether whoever waits knows that the approval's time is over, whatever clocks say."""
-        self.seen = 0
-        """The position up to which there is no decision."""
+        """Whether the waiting caller measured that the approval expired, whatever the clock says.
+        """
+        self.wait_after = 0
+        """The position up to which there is no decision, for `wait`."""
 
 
 def encoded(replica: Replica, arguments: Any) -> tuple[Any, str]:
-    """Return arguments packed, and their digest; what a tool does to them changes neither."""
+    """Return packed arguments and their digest: copies, which the tool cannot change."""
     packed = replica.settings.codec.pack(arguments, root="$.arguments")
     return packed, digest_of(codec.encode_tree(packed))
 
@@ -102,43 +107,47 @@ def intend(
     replica: Replica,
     turn: Ownership,
     call: Called,
-    verdict: Verdict,
+    decision: Verdict,
     *,
     again: bool = False,
     notice: Taken | None = None,
-    say: Say | None = None,
+    build: Say | None = None,
 ) -> Plan:
-    """Plan to record an intent, or to find out why that is not to be done.
+    """Plan to record an intent, or to decide why the call must not run.
 
-    `again` says that a call without an outcome is known not to have happened. `notice` tells the
-    model of a call that may have happened, in the same append; `say` makes what tells it of one
-    that nobody approved.
+    `again` says that a call without an outcome is known not to have happened. `notice` is the
+    message for the model about a call that may have happened, stored in the same append. `build`
+    builds the message about a call that was not approved.
     """
-    told = message_drafts(replica, [notice], NOBODY, turn.turn, None) if notice else []
-    record_id = verdict.attempt = replica.settings.new_id()
+    notices = message_drafts(replica, [notice], NOBODY, turn.turn, None) if notice else []
+    record_id = decision.attempt = replica.settings.new_id()
     request = replica.settings.new_id() if call.approval else ""
     key = replica.settings.token()
 
     def make(batch: Batch) -> Made:
         require_turn(batch, turn)
-        verdict.approval = ""
-        deed = batch.fold.deeds.by_identity.get(call.identity)
-        if deed is not None:
-            yield from _require_same(replica, batch, call, deed)
-            found = yield from _judge(replica, batch, turn, call, deed, verdict)
-            if found is not None and not (again and verdict.action == "reconcile"):
-                for draft in told if verdict.action == "unknown" else ():
+        decision.approval = ""
+        prior = batch.state.deeds.by_identity.get(call.identity)
+        if prior is not None:
+            yield from _require_same(replica, batch, call, prior)
+            position = yield from _judge(replica, batch, turn, call, prior, decision)
+            if position is not None and not (again and decision.action == "reconcile"):
+                for draft in notices if decision.action == "unknown" else ():
                     batch.add(draft)
-                return found
-        held = batch.fold.deeds.consents.by_identity
-        if call.approval or (held and call.identity in held):
-            found = yield from approving.seek(replica, batch, turn, call, verdict, request, say)
-            if found is not None:
-                return found
-        verdict.action, verdict.effect = "run", record_id
-        verdict.key = deed.key if deed is not None else key
-        retries = deed.intent if deed is not None else 0
-        content = intent(call, turn, verdict.key, retries=retries, approval=verdict.approval)
+                return position
+        approvals = batch.state.deeds.consents.by_identity
+        # A recorded request counts even if the tool no longer needs an approval.
+        if call.approval or (approvals and call.identity in approvals):
+            position = yield from approving.seek(
+                replica, batch, turn, call, decision, request, build
+            )
+            if position is not None:
+                return position
+        decision.action, decision.effect = "run", record_id
+        # Every attempt has the key of the first one: services use it to detect duplicates.
+        decision.key = prior.key if prior is not None else key
+        retries = prior.intent if prior is not None else 0
+        content = intent(call, turn, decision.key, retries=retries, approval=decision.approval)
         return batch.add_content(record_id, content)
 
     return Plan("effect.intend", call.identity, make)
@@ -147,7 +156,7 @@ def intend(
 def intent(
     call: Called, turn: Ownership, key: str, *, retries: int, approval: str = ""
 ) -> EffectIntended:
-    """Return a call as it is recorded before it is made."""
+    """Return the record of a call that is about to be made."""
     return EffectIntended(
         identity=call.identity,
         tool=call.tool,
@@ -162,37 +171,38 @@ def intent(
         parent=call.parent,
         retries=retries,
         approval=approval,
-        called=call.called,
+        called=call.kind,
     )
 
 
 def _judge(
-    replica: Replica, batch: Batch, turn: Ownership, call: Called, deed: Deed, verdict: Verdict
+    replica: Replica, batch: Batch, turn: Ownership, call: Called, prior: Deed, decision: Verdict
 ) -> Steps[int | None]:
     """Decide about a call that was begun before; None means that it may run again."""
-    verdict.effect, verdict.key = deed.effect, deed.key
-    begun = yield from _content_at(replica, batch, deed.intent, EffectIntended)
-    verdict.before = begun.version if begun.version != call.version else None
-    if deed.outcome and not (call.called == "model" and deed.state == "failed"):
-        verdict.action = "serve"
-        verdict.outcome = yield from _outcome_at(replica, batch, deed.outcome)
-        return deed.outcome
-    ran = verdict.ended.get(deed.effect)
-    if ran is False and deed.outcome == 0:
-        return None  # Its intent was in doubt when it was given up here, and it was not made.
-    own = deed.owner == turn.owner and ran is None
-    going_on = deed.turn != turn.turn and deed.turn in batch.fold.turns
-    if deed.outcome == 0 and (own or going_on):
-        # Of another turn, only who takes that over may judge.
-        raise InFlightError(batch.name, deed.tool, call.identity)
-    policy = max(call.policy, deed.policy, key=POLICIES.index)
+    decision.effect, decision.key = prior.effect, prior.key
+    begun = yield from _content_at(replica, batch, prior.intent, EffectIntended)
+    decision.begun_version = begun.version if begun.version != call.version else None
+    if prior.outcome and not (call.kind == "model" and prior.state == "failed"):
+        decision.action = "serve"
+        decision.outcome = yield from _outcome_at(replica, batch, prior.outcome)
+        return prior.outcome
+    ran = decision.ended_attempts.get(prior.effect)
+    if ran is False and prior.outcome == 0:
+        return None  # This process abandoned it while its intent was in doubt; it never ran.
+    own = prior.owner == turn.owner and ran is None
+    in_open_turn = prior.turn != turn.turn and prior.turn in batch.state.turns
+    if prior.outcome == 0 and (own or in_open_turn):
+        # A call of another open turn may only be decided after taking over that turn.
+        raise InFlightError(batch.name, prior.tool, call.identity)
+    # The stricter of the recorded and the declared policy applies.
+    policy = max(call.policy, prior.policy, key=POLICIES.index)
     if policy in _RUN_AGAIN:
         return None
     if policy == "reconcile" and call.policy == "reconcile":
-        verdict.action = "reconcile"
-        return deed.intent
-    verdict.action = "unknown"
-    return _settle(replica, batch, call.identity, deed, Outcome("unknown", reason=NOTICE))
+        decision.action = "reconcile"
+        return prior.intent
+    decision.action = "unknown"
+    return _settle(replica, batch, call.identity, prior, Outcome("unknown", reason=NOTICE))
 
 
 NOTICE = (
@@ -204,25 +214,25 @@ NOTICE = (
 FORSAKEN = "The turn ended before the outcome was recorded: it may have happened."
 
 
-def _require_same(replica: Replica, batch: Batch, call: Called, deed: Deed) -> Steps[None]:
-    if (call.tool, call.digest) == (deed.tool, deed.digest):
+def _require_same(replica: Replica, batch: Batch, call: Called, prior: Deed) -> Steps[None]:
+    if (call.tool, call.digest) == (prior.tool, prior.digest):
         return
-    begun = yield from _content_at(replica, batch, deed.intent, EffectIntended)
-    was = approving.named(deed.tool, begun.arguments, deed.digest)
+    begun = yield from _content_at(replica, batch, prior.intent, EffectIntended)
+    was = approving.named(prior.tool, begun.arguments, prior.digest)
     now = approving.named(call.tool, call.arguments, call.digest)
     raise DivergenceError(batch.name, call.identity, was, now, approving.SAME_CALL)
 
 
 def _outcome_at(replica: Replica, batch: Batch, position: int) -> Steps[EffectSettled]:
-    """Return an outcome with its result, wherever that stands."""
+    """Return an outcome with its result, which may be stored in the message before it."""
     settled = yield from _content_at(replica, batch, position, EffectSettled)
     if not settled.told:
         return settled
     message = yield from _content_at(replica, batch, position - 1, Message)
-    found = retelling.restored(settled, message.message)
-    if found is None:
+    restored = retelling.restored(settled, message.message)
+    if restored is None:
         raise ChainError(batch.name, position - 1, "the result of a call is expected here")
-    return found
+    return restored
 
 
 def _content_at(replica: Replica, batch: Batch, position: int, kind: type[C]) -> Steps[C]:
@@ -241,73 +251,73 @@ def settle(
     effect: str,
     outcome: Outcome,
     *,
-    said: Taken | None = None,
+    message: Taken | None = None,
     turn: str = "",
     origin: str = "",
 ) -> Plan:
-    """Plan to record an outcome, in one append with the message that tells the model of it.
+    """Plan to record an outcome, in one append with the message that reports it to the model.
 
-    The first outcome counts. One that comes after somebody else judged the effect to be unknown is
-    its reconciliation.
+    The first outcome counts. An outcome that arrives after another process marked the effect as
+    unknown is recorded as its reconciliation.
     """
     drafts: list[Draft] = []
-    if said is not None:
-        drafts = message_drafts(replica, [said], Voice(origin=origin), turn, None)
-        form = retelling.form_of(outcome.result, said.message)
+    if message is not None:
+        drafts = message_drafts(replica, [message], Voice(origin=origin), turn, None)
+        form = retelling.form_of(outcome.result, message.message)
         outcome = outcome._replace(result=None, told=form) if form else outcome
 
     def make(batch: Batch) -> int:
-        deed = batch.fold.deeds.by_identity.get(identity)
-        if deed is None:
+        state = batch.state.deeds.by_identity.get(identity)
+        if state is None:
             reason = "another process has ended the turn of the effect, or settled it"
             raise ConflictError(batch.name, batch.position, batch.position, reason)
-        if deed.effect != effect:
-            reason = "the effect was tried again by another process"
+        if state.effect != effect:
+            reason = "another process has retried the effect"
             raise ConflictError(batch.name, batch.position, batch.position, reason)
-        if deed.state not in (INTENDED, UNKNOWN):
-            reason = f"the effect is settled already: {deed.state}"
+        if state.state not in (INTENDED, UNKNOWN):
+            reason = f"the effect is already settled: {state.state}"
             raise ConflictError(batch.name, batch.position, batch.position, reason)
         if not outcome.told:
-            _settle(replica, batch, identity, deed, outcome)
+            _settle(replica, batch, identity, state, outcome)
         for draft in drafts:
             batch.add(draft)
-        if outcome.told:  # It refers to the message before it.
-            _settle(replica, batch, identity, deed, outcome)
+        if outcome.told:  # The outcome refers to the message right before it.
+            _settle(replica, batch, identity, state, outcome)
         return batch.position
 
     return Plan("effect.settle", identity, make)
 
 
 def settle_in(replica: Replica, batch: Batch, identity: str, outcome: Outcome) -> None:
-    """Add an outcome to an append that is made for something else."""
-    _settle(replica, batch, identity, batch.fold.deeds.by_identity[identity], outcome)
+    """Add an outcome to a batch of another plan."""
+    _settle(replica, batch, identity, batch.state.deeds.by_identity[identity], outcome)
 
 
 def forsake(replica: Replica, batch: Batch, turn: str, error: str = "", reason: str = "") -> None:
-    """Add that nobody knows about calls that have no outcome when their turn ends.
+    """Mark calls that have no outcome when their turn ends as `unknown`.
 
-    Asking a model changed nothing: that it did not answer is a failure, with the turn's own error.
+    A model call has no side effects, so one without an answer has failed, with the turn's error.
     """
-    for identity, deed in [*batch.fold.deeds.by_identity.items()]:
-        if deed.turn == turn and deed.state == INTENDED:
+    for identity, state in [*batch.state.deeds.by_identity.items()]:
+        if state.turn == turn and state.state == INTENDED:
             outcome = Outcome("unknown", reason=FORSAKEN)
             if identity.startswith(MODEL):
                 reason = reason or "The turn ended before an answer was recorded."
                 outcome = Outcome("failed", error=error or "Unanswered", reason=reason)
-            _settle(replica, batch, identity, deed, outcome)
+            _settle(replica, batch, identity, state, outcome)
 
 
-def _settle(replica: Replica, batch: Batch, identity: str, deed: Deed, outcome: Outcome) -> int:
-    late = deed.state == UNKNOWN
+def _settle(replica: Replica, batch: Batch, identity: str, state: Deed, outcome: Outcome) -> int:
+    late = state.state == UNKNOWN
     content = EffectSettled(
-        effect=deed.effect,
+        effect=state.effect,
         identity=identity,
         state="reconciled" if late else outcome.state,
         result=outcome.result,
         error=outcome.error,
         reason=outcome.reason,
         duration=round(outcome.duration, 6),
-        turn=deed.turn,
+        turn=state.turn,
         said=outcome.said,
         told=outcome.told,
     )

@@ -1,4 +1,4 @@
-"""AsyncEffects: what a session did, reached as `session.effects`. Its twin is in `effects`."""
+"""AsyncEffects: list and reconcile the effects of a session, reached as `session.effects`."""
 
 from datetime import datetime
 
@@ -13,7 +13,7 @@ Changes = list[Changed]
 
 
 class AsyncEffects:
-    """The tool and model calls of a session, and what became of them."""
+    """The tool and model calls of a session, and their outcomes."""
 
     def __init__(self, handle: AsyncHandle) -> None:
         self._handle = handle
@@ -29,18 +29,18 @@ class AsyncEffects:
     ) -> Listing:
         """Return the effects in order, or those of a tool, a turn or a kind ("tool", "model").
 
-        `since` and `until` are times with a zone: of calls begun then or later, and before then.
-        It reads the whole session.
+        `since` and `until` are datetimes with a zone: calls begun at or after `since`, and before
+        `until`. Reads the whole session.
         """
         replica, wanted = self._handle.replica, Wanted(tool, turn, kind, since, until)
         return await self._handle.run(deed_views.listed(replica, wanted))
 
     @property
     def changed(self) -> Changes:
-        """The calls that another version of their tool had begun, as this handle met them.
+        """Calls resumed by this handle that another version of their tool had begun.
 
-        What was recorded was returned all the same; what had no outcome was made again, or not,
-        as the tool's policy has it.
+        A recorded outcome was returned all the same; a call without an outcome was made again, or
+        not, according to the tool's policy.
         """
         return [*self._handle.changed]
 
@@ -49,5 +49,5 @@ class AsyncEffects:
         return await self._handle.run(deed_views.unknown(self._handle.replica))
 
     async def reconcile(self, effect: str | Found, outcome: Done | NotDone) -> None:
-        """Record what an unknown effect turned out to be; the model is told of it in a message."""
+        """Record the real outcome of an unknown effect, and a message about it for the model."""
         await self._handle.write(deed_views.reconcile(self._handle.replica, effect, outcome))

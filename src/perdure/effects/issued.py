@@ -1,4 +1,4 @@
-"""The tool calls that a model's message makes, with their arguments, whatever its format. Pure."""
+"""Parse the tool calls of a model's message, with their arguments, in any known format. Pure."""
 
 from typing import Any, NamedTuple
 
@@ -10,7 +10,7 @@ Message = dict[str, Any]
 
 
 class Issued(NamedTuple):
-    """A call that a message makes: which of them it is, and its arguments, or what is wrong."""
+    """A call in a message: its number there, and its arguments, or the problem with them."""
 
     call: Call
     number: int
@@ -20,56 +20,59 @@ class Issued(NamedTuple):
 
 def issued_calls(message: Message) -> list[Issued]:
     """Return the calls of a stored message, in order."""
-    given = _arguments(message)
+    arguments = _arguments(message)
     return [
-        _issued(call, index, given[index] if index < len(given) else None)
+        _issued(call, index, arguments[index] if index < len(arguments) else None)
         for index, call in enumerate(open_calls(message))
     ]
 
 
-def _issued(call: Call, index: int, given: object) -> Issued:
-    if isinstance(given, dict):
-        return Issued(call, index, given)
-    if given is None or given == "":
+def _issued(call: Call, index: int, arguments: object) -> Issued:
+    if isinstance(arguments, dict):
+        return Issued(call, index, arguments)
+    if arguments is None or arguments == "":
         return Issued(call, index, {})
-    if not isinstance(given, str):
+    if not isinstance(arguments, str):
         return Issued(call, index, {}, "its arguments are not an object")
     try:
-        found = msgspec.json.decode(given.encode())
+        decoded = msgspec.json.decode(arguments.encode())
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         return Issued(call, index, {}, f"its arguments are not JSON: {error}")
-    if not isinstance(found, dict):
+    if not isinstance(decoded, dict):
         return Issued(call, index, {}, "its arguments are not a JSON object")
-    return Issued(call, index, found)
+    return Issued(call, index, decoded)
 
 
 def _arguments(message: Message) -> list[object]:
-    """Return what each call was given, in the order of `open_calls`."""
+    """Return the arguments of each call, in the order of `open_calls`."""
     if "call_id" in message:
         return [_of(message)]
-    found: list[object] = []
+    arguments: list[object] = []
     content = message.get("content")
     if isinstance(content, list):
-        found += [one.get("input") for one in _dicts(content) if one.get("type") == "tool_use"]
-    found += [
+        blocks = _dicts(content)
+        arguments += [block.get("input") for block in blocks if block.get("type") == "tool_use"]
+    arguments += [
         _of(call.get(call.get("type") or "function") or call.get("function"))
         for call in _dicts(message.get("tool_calls"))
     ]
     if isinstance(message.get("function_call"), dict):
-        found.append(_of(message["function_call"]))
+        arguments.append(_of(message["function_call"]))
     for part in _dicts(message.get("parts")):
-        made = part.get("function_call") or part.get("functionCall")
-        found += [made.get("args")] if isinstance(made, dict) else []
-    return found
+        call = part.get("function_call") or part.get("functionCall")
+        arguments += [call.get("args")] if isinstance(call, dict) else []
+    return arguments
 
 
 def _dicts(values: object) -> list[dict[str, Any]]:
-    return [one for one in values if isinstance(one, dict)] if isinstance(values, list) else []
+    return (
+        [value for value in values if isinstance(value, dict)] if isinstance(values, list) else []
+    )
 
 
 def _of(call: object) -> object:
     if not isinstance(call, dict):
         return None
     if "input" in call and "arguments" not in call:
-        return {"input": call["input"]}  # A custom tool takes one text.
+        return {"input": call["input"]}  # A custom tool takes a single text.
     return call.get("arguments")

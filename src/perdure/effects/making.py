@@ -68,7 +68,7 @@ class Making:
         request itself; `digest_of` says what of the arguments, by name, is digested.
         """
         how = Spec(function, name, "read_only", version, actor, timeout=timeout)
-        spec = how._replace(called="model", digest_of=digest_of)
+        spec = how._replace(kind="model", digest_of=digest_of)
         return Model(self._handle, require_spec(spec))
 
     def run_tool_calls(

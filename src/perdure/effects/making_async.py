@@ -1,4 +1,4 @@
-"""Tools and models that a session makes durable. Its twin is in `making`."""
+"""The methods of a session that make functions durable: tools and models."""
 
 from collections.abc import Callable
 from typing import Any, Literal
@@ -13,11 +13,11 @@ from perdure.handle_async import AsyncHandle
 
 
 class AsyncMaking:
-    """What a session can do about functions: the part of it that makes tools and models."""
+    """The part of a session that creates tools and models."""
 
     _handle: AsyncHandle
 
-    def tool(  # noqa: PLR0913 - what a tool can be declared to be, by name
+    def tool(  # noqa: PLR0913 - every option of a tool, by name
         self,
         function: Callable[..., Any],
         *,
@@ -32,20 +32,20 @@ class AsyncMaking:
         approval_ttl: float | None = None,
         approval_wait: float | None = None,
     ) -> AsyncTool:
-        """Return a tool that runs once for each call, or says that nobody knows whether it ran.
+        """Return a tool that runs once for each call, or reports that its outcome is unknown.
 
-        Call it in a turn, like the function. `effect` says what is to be done about a call whose
-        process died before its outcome was recorded: an "unsafe" one is not made again and is
-        UnknownOutcomeError, "read_only" and "idempotent" ones are made again (the latter find the
-        same `perdure.current_effect().key`), for "reconcile" the function `reconcile` finds out,
-        and returns Done(result) or NotDone().
+        Call it in a turn, like the function. `effect` is the policy for a call whose process died
+        before its outcome was recorded. "unsafe": it is not made again and raises
+        UnknownOutcomeError. "read_only" and "idempotent": it is made again; an idempotent tool gets
+        the same `perdure.current_effect().key`. "reconcile": the function `reconcile` finds out
+        whether it happened, and returns Done(result) or NotDone().
 
-        With `approval`, True or a function of the arguments, a call waits until somebody lets it
-        happen (`session.approvals`, `perdure approve`), within `approval_ttl` seconds. Its caller
-        waits for `approval_wait` seconds, None for ever; then it is ApprovalPendingError.
+        With `approval` (True, or a function of the arguments), a call runs only after it was
+        approved (`session.approvals`, `perdure approve`) within `approval_ttl` seconds. The caller
+        waits up to `approval_wait` seconds (None: no limit), then gets ApprovalPendingError.
         """
-        how = Spec(function, name, effect, version, actor, reconcile, timeout, unstorable)
-        spec = how._replace(
+        options = Spec(function, name, effect, version, actor, reconcile, timeout, unstorable)
+        spec = options._replace(
             approval=approval, approval_ttl=approval_ttl, approval_wait=approval_wait
         )
         return AsyncTool(self._handle, require_spec(spec))
@@ -60,15 +60,15 @@ class AsyncMaking:
         timeout: float | None = None,
         digest_of: Callable[[dict[str, Any]], Any] | None = None,
     ) -> AsyncModel:
-        """Return a model whose answers are recorded, so that none is paid for twice.
+        """Return a model whose answers are recorded, so that no answer is paid for twice.
 
-        Call it in a turn, with a request; the function returns the answer as data that can be
-        stored. A request that was answered in this turn, before its process died, gets the recorded
-        answer; one that was not is made again. The record has a digest of the request and not the
-        request itself; `digest_of` says what of the arguments, by name, is digested.
+        Call it in a turn, with a request; the function returns the answer as storable data. A
+        request that was answered in this turn, before its process died, gets the recorded answer;
+        a request without an answer is sent again. The record has a digest of the request, not the
+        request itself; `digest_of` maps the arguments, by name, to the data that is digested.
         """
-        how = Spec(function, name, "read_only", version, actor, timeout=timeout)
-        spec = how._replace(called="model", digest_of=digest_of)
+        options = Spec(function, name, "read_only", version, actor, timeout=timeout)
+        spec = options._replace(kind="model", digest_of=digest_of)
         return AsyncModel(self._handle, require_spec(spec))
 
     async def run_tool_calls(
@@ -76,7 +76,7 @@ class AsyncMaking:
     ) -> list[dict[str, Any]]:
         """Make the tool calls of a message that was appended to the turn, each once, in parallel.
 
-        Without a message, all that are open in the turn: those that a killed process left. Returns
-        the messages that tell the model; they are stored with the outcomes.
+        Without a message: all open calls of the turn, such as those left by a killed process.
+        Returns the result messages for the model; they are stored with the outcomes.
         """
         return await toolbox_async.run_tool_calls(self._handle, message, tools, parallel=parallel)

@@ -1,4 +1,4 @@
-"""AsyncModel: a function that asks a model, recorded before and after. Its twin is in `model`."""
+"""AsyncModel: a function that calls a model, recorded before and after each call."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from perdure.handle_async import AsyncHandle
 
 
 class AsyncModel:
-    """A durable model. Made by `session.model`; called with a request, in a turn."""
+    """A durable model. Created by `session.model`; call it with a request, in a turn."""
 
     def __init__(self, handle: AsyncHandle, spec: Spec) -> None:
         self._handle = handle
@@ -17,11 +17,11 @@ class AsyncModel:
 
     @property
     def name(self) -> str:
-        """The name that it is recorded under."""
+        """The name under which its calls are recorded."""
         return self._tool.name
 
     async def __call__(self, *args: Any, **request: Any) -> Any:
-        """Ask the model, or return what it answered when this very request was made before."""
+        """Call the model, or return the recorded answer if this request was made before."""
         spec = self._tool.spec
         running = tools.running_turn(self._handle, spec.name)
         arguments = tools.bound(spec, args, request)

@@ -1,6 +1,6 @@
-"""Large results are stored once: where a message tells one word for word, its outcome refers to it.
+"""Store a large result once: if a message contains it verbatim, its outcome refers to the message.
 
-Pure. The outcome stands right after the message, in the same append, so finding the result again
+Pure. The outcome is stored right after the message, in the same append, so restoring the result
 costs one read.
 """
 
@@ -11,13 +11,13 @@ import msgspec
 from perdure import codec
 from perdure.records import EffectSettled
 
-LARGE = 1024  # Letters; a shorter result stays in its outcome, where people look for it.
+LARGE = 1024  # characters; a shorter result stays in its outcome, where people look for it
 
 Form = Literal["", "text", "json"]
 
 
 def form_of(result: Any, message: dict[str, Any]) -> Form:
-    """Say how a message tells a packed result: as text, as JSON, or not so that it comes back."""
+    """Return how a message contains a packed result: as "text", as "json", or "" if not exactly."""
     text = text_in(message)
     if text is None or len(text) < LARGE:
         return ""
@@ -27,7 +27,7 @@ def form_of(result: Any, message: dict[str, Any]) -> Form:
 
 
 def restored(settled: EffectSettled, message: dict[str, Any]) -> EffectSettled | None:
-    """Return an outcome with its result, or None if the message does not tell one."""
+    """Return an outcome with its result, or None if the message does not contain one."""
     text = text_in(message)
     if text is None:
         return None
@@ -39,15 +39,15 @@ def restored(settled: EffectSettled, message: dict[str, Any]) -> EffectSettled |
 
 
 def text_in(message: dict[str, Any]) -> str | None:
-    """Return the text of a message that answers one call, in whichever format it does."""
-    found: Any = message.get("content")
-    if type(found) is list and len(found) == 1 and type(found[0]) is dict:
-        found = found[0].get("content")  # Anthropic's
+    """Return the text of a message that answers a single call, in any known format."""
+    text: Any = message.get("content")
+    if type(text) is list and len(text) == 1 and type(text[0]) is dict:
+        text = text[0].get("content")  # Anthropic
     elif "output" in message:
-        found = message["output"]  # The Responses API's
+        text = message["output"]  # Responses API
     elif "parts" in message:
-        found = _told_to_gemini(message["parts"])
-    return found if type(found) is str else None
+        text = _told_to_gemini(message["parts"])
+    return text if type(text) is str else None
 
 
 def _told_to_gemini(parts: Any) -> Any:

@@ -1,4 +1,7 @@
-"""What a call returned or raised when it was recorded, for an agent that is replayed."""
+"""Serve calls from the record during a replay: return recorded results, raise recorded errors.
+
+Nothing is called. A call that is not in the record, or is not the next one, ends the replay.
+"""
 
 import builtins
 import threading
@@ -17,62 +20,65 @@ from perdure.replays.recorded import Call
 from perdure.replays.walking import Walk
 from perdure.replica import Replica
 
-_UNSTORABLE = "It returned, and its result can not be stored: "
+# Must match the reasons that `tools.unstorable` and `tools.failure` record.
+_UNSTORABLE = "It returned, and its result cannot be stored: "
 _CUT = ("It was interrupted by ", " while it ran.")
 
 
 class Serving:
-    """Serves calls from the record. `errors` are the application's own, which come back as such."""
+    """Serves calls from the record. `errors` are application types to raise recorded errors as."""
 
     def __init__(
-        self, replica: Replica, walk: Walk, errors: Iterable[type[BaseException]] = ()
+        self, replica: Replica, cursor: Walk, errors: Iterable[type[BaseException]] = ()
     ) -> None:
         self._replica = replica
-        self._walk = walk
+        self._cursor = cursor
         self._errors = {error.__qualname__: error for error in errors}
-        self.moving = threading.RLock()
-        """Held by who moves along the record: tools are called in threads."""
+        self.lock = threading.RLock()
+        """Held while the cursor moves: tools are called in threads."""
 
-    def serve(self, spec: Spec, call: Called, tell: Telling | None) -> Any:
-        """Return what a call returned, or raise what it raised."""
-        with self.moving:
-            found = self._walk.call(call, lane())
-        outcome = found.outcome
-        assert outcome is not None  # noqa: S101 - `Walk.call` saw to it
+    def serve(self, spec: Spec, call: Called, reply: Telling | None) -> Any:
+        """Return the recorded result of a call, or raise its recorded error."""
+        with self.lock:
+            recorded = self._cursor.take_call(call, lane())
+        outcome = recorded.outcome
+        assert outcome is not None  # noqa: S101 - checked by `Walk.take_call`
         codec, name = self._replica.settings.codec, self._replica.name
         result = codec.unpack(outcome.result, stream=name)
-        if tell is not None and found.told and not self._walk.before(found):
-            self._told(found, outcome, result, tell)
-        if found.refused or self._walk.before(found):
+        if reply is not None and recorded.messages and not self._cursor.precedes_start(recorded):
+            self._serve_message(recorded, outcome, result, reply)
+        if recorded.refused or self._cursor.precedes_start(recorded):
             return codec.unpack(tools.served(name, call.tool, "", outcome), stream=name)
         if outcome.state == "unknown" or outcome.error:
             self._raise(spec, call, outcome)
         return result
 
-    def asked(self, call: Called) -> Recorded:
-        """Return what a model had answered."""
-        with self.moving:
-            found, said = self._walk.asked(call)
-        outcome = found.outcome
-        assert outcome is not None  # noqa: S101 - `Walk.asked` saw to it
+    def serve_model(self, call: Called) -> Recorded:
+        """Return the recorded answer to a model call."""
+        with self.lock:
+            recorded, answers = self._cursor.take_model_call(call)
+        outcome = recorded.outcome
+        assert outcome is not None  # noqa: S101 - checked by `Walk.take_model_call`
         codec, name = self._replica.settings.codec, self._replica.name
-        messages = [codec.unpack(one.message, stream=name) for one in said]
-        meta = codec.unpack(said[-1].meta, stream=name) if said else {}
+        messages = [codec.unpack(answer.message, stream=name) for answer in answers]
+        meta = codec.unpack(answers[-1].meta, stream=name) if answers else {}
         return Recorded(messages, meta, outcome.error, outcome.reason)
 
-    def _told(self, call: Call, outcome: EffectSettled, result: Any, tell: Telling) -> None:
-        """Take what the model was told, which must follow from the recorded outcome."""
-        position, message = self._walk.message(call.told[0])
+    def _serve_message(
+        self, call: Call, outcome: EffectSettled, result: Any, reply: Telling
+    ) -> None:
+        """Set the recorded result message, which must follow from the recorded outcome."""
+        position, message = self._cursor.message(call.messages[0])
         recorded = Outcome(outcome.state, error=outcome.error, reason=outcome.reason)
         texts = [tools.text_of(result)]
         failed = bool(outcome.error) or outcome.state == "unknown"
         if failed:
             texts = [tools.error_text(recorded), outcome.reason, INTERRUPTED_NOTICE]
-        said = [tell.say(text, failed=failed).message for text in texts]
-        if message not in said:
-            what = f"the model was told something else of {call.intent.tool!r} than its outcome"
-            self._walk.depart_from(position, what, message, said[0])
-        tell.told = message
+        expected = [reply.build(text, failed=failed).message for text in texts]
+        if message not in expected:
+            what = f"the message with the result of {call.intent.tool!r} differs from its outcome"
+            self._cursor.diverge_at(position, what, message, expected[0])
+        reply.stored = message
 
     def _raise(self, spec: Spec, call: Called, outcome: EffectSettled) -> NoReturn:
         name, reason = self._replica.name, outcome.reason
@@ -84,22 +90,25 @@ class Serving:
             raise UnknownOutcomeError(name, call.tool, outcome.effect, "", reason)
         if reason.startswith(_UNSTORABLE):
             if spec.unstorable == "return":
-                self._walk.end(f"what {call.tool!r} returned could not be stored")
+                self._cursor.stop(f"the result of {call.tool!r} could not be stored")
             raise UsageError(reason.removeprefix(_UNSTORABLE))
         raise self._again(outcome.error, reason)
 
     def _again(self, name: str, reason: str) -> BaseException:
-        """Return an error of the recorded type: one of Python's own, or one that was given."""
-        found = self._errors.get(name) or getattr(builtins, name, None)
-        if not (isinstance(found, type) and issubclass(found, BaseException)):
-            found = Exception
-        return _recreated(found, name, reason)
+        """Return an error of the recorded type: a builtin, one of `errors`, or Exception."""
+        kind = self._errors.get(name) or getattr(builtins, name, None)
+        if not (isinstance(kind, type) and issubclass(kind, BaseException)):
+            kind = Exception
+        return _recreated(kind, name, reason)
 
 
 def _recreated(kind: type[BaseException], name: str, reason: str) -> BaseException:
-    """Return an error that is caught and reads as the one that was raised."""
+    """Return an error that is caught like the one that was raised, and has its name and text.
+
+    It is created without `__init__`, because the recorded constructor arguments are not known.
+    """
     body = {"__str__": lambda _self: reason, "recorded": True, "__module__": kind.__module__}
-    made: Any = type(name, (kind,), {**body, "__qualname__": name})
-    error: BaseException = made.__new__(made)
+    subclass: Any = type(name, (kind,), {**body, "__qualname__": name})
+    error: BaseException = subclass.__new__(subclass)
     BaseException.__init__(error, reason)
     return error

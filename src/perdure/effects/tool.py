@@ -64,7 +64,7 @@ class Tool:
         identity = (
             tools.keyed(spec.name, self._key, turn if self._in_turn else "")
             if self._key
-            else running.ordinals.identity(turn, parent, spec.name, digest)
+            else running.sequence.identity(turn, parent, spec.name, digest)
         )
         call = Called(
             identity, spec.name, packed, digest, spec.policy, spec.version, spec.actor, parent
@@ -72,7 +72,7 @@ class Tool:
         try:
             return self.make(call, Given(arguments, args, kwargs))
         except ApprovalPendingError:
-            running.ordinals.give_back(call, turn)
+            running.sequence.reuse(call, turn)
             raise
 
     def make(
@@ -92,7 +92,7 @@ class Tool:
         guard.require_free(f"a live call of {call.tool!r}")
         replica, arguments = self._handle.replica, given.arguments
         running = tools.running_turn(self._handle, call.tool)
-        verdict = Verdict(running.ownership.turn, running.ordinals.ended)
+        verdict = Verdict(running.ownership.turn, running.sequence.ended_attempts)
         if self.spec.approval is not False:
             call = self._with_need(call)
         self._intend(call, given, verdict, tell, slots)
@@ -105,19 +105,19 @@ class Tool:
             tools.report(self._handle, call, verdict)
         if verdict.action == "unknown":
             if tell is not None:
-                tell.told = tell.last
+                tell.stored = tell.latest
             raise UnknownOutcomeError(
                 replica.name, call.tool, verdict.effect, verdict.key, effecting.NOTICE
             )
         if verdict.action == "refused" and tell is not None:
-            tell.told = tell.last
+            tell.stored = tell.latest
         if verdict.action in ("serve", "refused") and verdict.outcome is not None:
             result = tools.served(replica.name, call.tool, verdict.key, verdict.outcome)
             return replica.settings.codec.unpack(result, stream=replica.name)
         try:
             return self._run(call, given, verdict, tell)
         except BaseException:
-            running.ordinals.ended[verdict.effect] = True
+            running.sequence.ended_attempts[verdict.effect] = True
             raise
 
     def _with_need(self, call: Called) -> Called:
@@ -138,16 +138,16 @@ class Tool:
         handle, replica = self._handle, self._handle.replica
         ownership, ordinals = tools.running_turn(handle, call.tool)
         patience: Patience | None = None
-        notice = tell.say(INTERRUPTED_NOTICE, failed=True) if tell and not again else None
-        say = tell.say if tell else None
+        notice = tell.build(INTERRUPTED_NOTICE, failed=True) if tell and not again else None
+        say = tell.build if tell else None
         while True:
             plan = effecting.intend(
-                replica, ownership, call, verdict, again=again, notice=notice, say=say
+                replica, ownership, call, verdict, again=again, notice=notice, build=say
             )
             try:
                 handle.write(plan)
             except BaseException as error:
-                ordinals.unmade(call, ownership.turn, verdict.attempt, error)
+                ordinals.intent_failed(call, ownership.turn, verdict.attempt, error)
                 raise
             if verdict.action != "wait":
                 return
@@ -162,7 +162,7 @@ class Tool:
         if slots is not None:
             slots.release()
         try:
-            if not self._handle.wait(verdict.seen, seconds):
+            if not self._handle.wait(verdict.wait_after, seconds):
                 self._handle.require_open()
         finally:
             if slots is not None:
@@ -176,7 +176,7 @@ class Tool:
             with tools.during(effect, call.identity):
                 result = self._within_time(given.args, given.kwargs)
         except BaseException as error:
-            outcome = tools.failure(error, time.perf_counter() - start, call.called)
+            outcome = tools.failure(error, time.perf_counter() - start, call.kind)
             self._record_failure(call, verdict, outcome, error, tell)
             raise
         duration = time.perf_counter() - start
@@ -243,23 +243,23 @@ class Tool:
         tell: Telling | None,
     ) -> None:
         failed = outcome.state not in ("succeeded", "reconciled")
-        said = tell.say(text, failed=failed) if tell else None
+        said = tell.build(text, failed=failed) if tell else None
         plan = effecting.settle(
             self._handle.replica,
             call.identity,
             verdict.effect,
             outcome,
-            said=said,
+            message=said,
             turn=verdict.turn,
         )
         try:
             self._handle.write(plan)
         except UnavailableError:
             if not failed:  # Made again, it is the same call, and not another one.
-                tools.running_turn(self._handle, call.tool).ordinals.give_back(call, verdict.turn)
+                tools.running_turn(self._handle, call.tool).sequence.reuse(call, verdict.turn)
             raise
         if tell is not None and said is not None:
-            tell.told = said.message
+            tell.stored = said.message
 
     def _record_failure(
         self,

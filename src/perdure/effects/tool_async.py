@@ -1,7 +1,8 @@
-"""AsyncTool: a function whose calls are recorded before and after. Its twin is in `tool`.
+"""AsyncTool: a function whose calls are recorded before and after they run.
 
-If the intent can not be made durable, the function does not run. What was recorded is returned and
-never run again; what may have happened is told, and follows the tool's policy.
+If the intent cannot be made durable, the function does not run. A recorded result is returned and
+the function never runs again for it. A call that may have happened is reported, and the tool's
+policy decides whether it runs again.
 """
 
 import asyncio
@@ -35,7 +36,7 @@ from perdure.writing import CATCH_UP
 
 
 class AsyncTool:
-    """A durable tool. Made by `session.tool`; called like the function that it wraps, in a turn."""
+    """A durable tool. Created by `session.tool`; called like the wrapped function, in a turn."""
 
     def __init__(
         self, handle: AsyncHandle, spec: Spec, key: str = "", *, in_turn: bool = False
@@ -47,19 +48,19 @@ class AsyncTool:
 
     @property
     def name(self) -> str:
-        """The name that the model calls it by."""
+        """The name by which the model calls it."""
         return self.spec.name
 
     def keyed(self, key: str, *, in_turn: bool = False) -> "AsyncTool":
-        """Return the tool for one call under a key of the caller's own.
+        """Return the tool for one call with a caller's own key.
 
-        The key tells the call from all others of the session, or from those of its turn.
+        The key identifies the call in the session, or with `in_turn` only in its turn.
         """
         require_text(key, "a key", longest=tools.NAME_BYTES_MAX)
         return AsyncTool(self._handle, self.spec, key, in_turn=in_turn)
 
     async def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the tool, or return what it returned when this very call was made before."""
+        """Call the tool, or return the recorded result if this call was made before."""
         spec, replica = self.spec, self._handle.replica
         running = tools.running_turn(self._handle, spec.name)
         arguments = tools.bound(spec, args, kwargs)
@@ -69,7 +70,7 @@ class AsyncTool:
         identity = (
             tools.keyed(spec.name, self._key, turn if self._in_turn else "")
             if self._key
-            else running.ordinals.identity(turn, parent, spec.name, digest)
+            else running.sequence.identity(turn, parent, spec.name, digest)
         )
         call = Called(
             identity, spec.name, packed, digest, spec.policy, spec.version, spec.actor, parent
@@ -77,125 +78,130 @@ class AsyncTool:
         try:
             return await self.make(call, Given(arguments, args, kwargs))
         except ApprovalPendingError:
-            running.ordinals.give_back(call, turn)
+            running.sequence.reuse(call, turn)
             raise
 
     async def make(
         self,
         call: Called,
         given: Given,
-        tell: Telling | None = None,
+        reply: Telling | None = None,
         slots: Semaphore | None = None,
     ) -> Any:
-        """Make a call once: see to its intent, run it if it is to be run, record its outcome.
+        """Make a call once: record its intent, run it if it has to run, record its outcome.
 
-        `tell` makes the message that tells the model of the outcome, stored together with it, and
-        knows when it was. Of `slots`, one is held, and let go while the call waits for an approval.
+        `reply` builds the message with the outcome for the model, which is stored together with the
+        outcome. The caller holds one of the `slots`; it is released while the call waits for an
+        approval.
         """
         if self._handle.replay is not None:
-            return self._handle.replay.serve(self.spec, call, tell)
+            return self._handle.replay.serve(self.spec, call, reply)
         guard.require_free(f"a live call of {call.tool!r}")
         replica, arguments = self._handle.replica, given.arguments
         running = tools.running_turn(self._handle, call.tool)
-        verdict = Verdict(running.ownership.turn, running.ordinals.ended)
+        decision = Verdict(running.ownership.turn, running.sequence.ended_attempts)
         if self.spec.approval is not False:
-            call = await self._with_need(call)
-        await self._intend(call, given, verdict, tell, slots)
-        tools.report(self._handle, call, verdict)
-        if verdict.action == "reconcile":
-            found = await self._reconcile(call, arguments, verdict, tell)
-            if isinstance(found, Done):
-                return found.result
-            await self._intend(call, given, verdict, tell, slots, again=True)
-            tools.report(self._handle, call, verdict)
-        if verdict.action == "unknown":
-            if tell is not None:
-                tell.told = tell.last
+            call = await self._with_approval(call)
+        await self._intend(call, given, decision, reply, slots)
+        tools.report(self._handle, call, decision)
+        if decision.action == "reconcile":
+            reconciled = await self._reconcile(call, arguments, decision, reply)
+            if isinstance(reconciled, Done):
+                return reconciled.result
+            await self._intend(call, given, decision, reply, slots, again=True)
+            tools.report(self._handle, call, decision)
+        if decision.action == "unknown":
+            if reply is not None:
+                reply.stored = reply.latest
             raise UnknownOutcomeError(
-                replica.name, call.tool, verdict.effect, verdict.key, effecting.NOTICE
+                replica.name, call.tool, decision.effect, decision.key, effecting.NOTICE
             )
-        if verdict.action == "refused" and tell is not None:
-            tell.told = tell.last
-        if verdict.action in ("serve", "refused") and verdict.outcome is not None:
-            result = tools.served(replica.name, call.tool, verdict.key, verdict.outcome)
+        if decision.action == "refused" and reply is not None:
+            reply.stored = reply.latest
+        if decision.action in ("serve", "refused") and decision.outcome is not None:
+            result = tools.served(replica.name, call.tool, decision.key, decision.outcome)
             return replica.settings.codec.unpack(result, stream=replica.name)
         try:
-            return await self._run(call, given, verdict, tell)
+            return await self._run(call, given, decision, reply)
         except BaseException:
-            running.ordinals.ended[verdict.effect] = True
+            # Its outcome may not be stored: a repeated call must follow the policy, and not be
+            # taken for one that is still in flight.
+            running.sequence.ended_attempts[decision.effect] = True
             raise
 
-    async def _with_need(self, call: Called) -> Called:
-        need = consenting.asked_of(self._handle.replica, self.spec, call)
+    async def _with_approval(self, call: Called) -> Called:
+        needed = consenting.asked_of(self._handle.replica, self.spec, call)
         try:
-            need = await need if inspect.isawaitable(need) else need
+            needed = await needed if inspect.isawaitable(needed) else needed
         except Exception as error:
             raise consenting.undecided(self.spec, error) from error
-        return consenting.with_need(call, self.spec, need)
+        return consenting.with_need(call, self.spec, needed)
 
     async def _intend(
         self,
         call: Called,
         given: Given,
-        verdict: Verdict,
-        tell: Telling | None,
+        decision: Verdict,
+        reply: Telling | None,
         slots: Semaphore | None,
         *,
         again: bool = False,
     ) -> None:
-        """See to the intent of a call, waiting for its approval where it needs one."""
+        """Record the intent of a call, after waiting for its approval if it needs one."""
         handle, replica = self._handle, self._handle.replica
-        ownership, ordinals = tools.running_turn(handle, call.tool)
-        patience: Patience | None = None
-        notice = tell.say(INTERRUPTED_NOTICE, failed=True) if tell and not again else None
-        say = tell.say if tell else None
+        ownership, sequence = tools.running_turn(handle, call.tool)
+        waiting: Patience | None = None
+        notice = reply.build(INTERRUPTED_NOTICE, failed=True) if reply and not again else None
+        build = reply.build if reply else None
         while True:
             plan = effecting.intend(
-                replica, ownership, call, verdict, again=again, notice=notice, say=say
+                replica, ownership, call, decision, again=again, notice=notice, build=build
             )
             try:
                 await handle.write(plan)
             except BaseException as error:
-                ordinals.unmade(call, ownership.turn, verdict.attempt, error)
+                sequence.intent_failed(call, ownership.turn, decision.attempt, error)
                 raise
-            if verdict.action != "wait":
+            if decision.action != "wait":
                 return
             now = time.monotonic()
-            patience = patience or Patience(handle.driver.name, self.spec.approval_wait, now)
-            seconds = patience.seconds(replica, call, verdict, now)
-            await self._wait(verdict, seconds, slots)
+            waiting = waiting or Patience(handle.driver.name, self.spec.approval_wait, now)
+            seconds = waiting.seconds(replica, call, decision, now)
+            await self._wait(decision, seconds, slots)
             consenting.require_unchanged(replica, call, given)
 
-    async def _wait(self, verdict: Verdict, seconds: float, slots: Semaphore | None) -> None:
-        """Wait for whatever is written next, and take it in."""
+    async def _wait(self, decision: Verdict, seconds: float, slots: Semaphore | None) -> None:
+        """Wait for the next write to the session, and load it."""
         if slots is not None:
             slots.release()
         try:
-            if not await self._handle.wait(verdict.seen, seconds):
+            if not await self._handle.wait(decision.wait_after, seconds):
                 self._handle.require_open()
         finally:
             if slots is not None:
                 await slots.acquire()
         await self._handle.write(CATCH_UP)
 
-    async def _run(self, call: Called, given: Given, verdict: Verdict, tell: Telling | None) -> Any:
-        effect = Effect(verdict.effect, call.tool, verdict.key, given.arguments)
+    async def _run(
+        self, call: Called, given: Given, decision: Verdict, reply: Telling | None
+    ) -> Any:
+        effect = Effect(decision.effect, call.tool, decision.key, given.arguments)
         start = time.perf_counter()
         try:
             with tools.during(effect, call.identity):
                 result = await self._within_time(given.args, given.kwargs)
         except BaseException as error:
-            outcome = tools.failure(error, time.perf_counter() - start, call.called)
-            await self._record_failure(call, verdict, outcome, error, tell)
+            outcome = tools.failure(error, time.perf_counter() - start, call.kind)
+            await self._record_failure(call, decision, outcome, error, reply)
             raise
         duration = time.perf_counter() - start
         try:
             packed = self._handle.replica.settings.codec.pack(result, root="$.result")
             outcome = Outcome("succeeded", packed, duration=duration)
-            await self._settle(call, verdict, outcome, tools.text_of(result), tell)
-        except UsageError as error:  # Of another type than can be stored, or too large.
+            await self._settle(call, decision, outcome, tools.text_of(result), reply)
+        except UsageError as error:  # The result has a type that cannot be stored, or is too large.
             outcome = tools.unstorable(error, duration)
-            await self._settle(call, verdict, outcome, outcome.reason, tell)
+            await self._settle(call, decision, outcome, outcome.reason, reply)
             if self.spec.unstorable == "return":
                 return result
             raise
@@ -205,7 +211,7 @@ class AsyncTool:
         timeout = self.spec.timeout
         if timeout is None:
             return await self._awaited(args, kwargs)
-        # Not `wait_for`, which can not tell its own timeout from one that the tool raised.
+        # Not `wait_for`: it cannot tell its own timeout from a TimeoutError that the tool raised.
         task = asyncio.ensure_future(self._awaited(args, kwargs))
         try:
             done, _ = await asyncio.wait([task], timeout=timeout)
@@ -230,46 +236,46 @@ class AsyncTool:
         return await result if inspect.isawaitable(result) else result
 
     async def _reconcile(
-        self, call: Called, arguments: dict[str, Any], verdict: Verdict, tell: Telling | None
+        self, call: Called, arguments: dict[str, Any], decision: Verdict, reply: Telling | None
     ) -> Any:
-        effect = Effect(verdict.effect, call.tool, verdict.key, arguments)
-        assert self.spec.reconcile is not None  # noqa: S101 - `require_spec` saw to it
+        effect = Effect(decision.effect, call.tool, decision.key, arguments)
+        assert self.spec.reconcile is not None  # noqa: S101 - checked by `require_spec`
         try:
-            found = self.spec.reconcile(effect)
-            if inspect.isawaitable(found):
-                found = await found
-            packed = tools.packed_found(self._handle.replica, found)
+            reconciled = self.spec.reconcile(effect)
+            if inspect.isawaitable(reconciled):
+                reconciled = await reconciled
+            packed = tools.packed_found(self._handle.replica, reconciled)
         except Exception as error:
             outcome = tools.not_reconciled(error)
-            await self._settle(call, verdict, outcome, INTERRUPTED_NOTICE, tell)
+            await self._settle(call, decision, outcome, INTERRUPTED_NOTICE, reply)
             name = self._handle.replica.name
             raise UnknownOutcomeError(
-                name, call.tool, verdict.effect, verdict.key, outcome.reason
+                name, call.tool, decision.effect, decision.key, outcome.reason
             ) from error
-        if isinstance(found, Done):
+        if isinstance(reconciled, Done):
             outcome = Outcome("reconciled", packed)
-            await self._settle(call, verdict, outcome, tools.text_of(found.result), tell)
-        return found
+            await self._settle(call, decision, outcome, tools.text_of(reconciled.result), reply)
+        return reconciled
 
     async def _settle(
         self,
         call: Called,
-        verdict: Verdict,
+        decision: Verdict,
         outcome: Outcome,
         text: str,
-        tell: Telling | None,
+        reply: Telling | None,
     ) -> None:
         failed = outcome.state not in ("succeeded", "reconciled")
-        said = tell.say(text, failed=failed) if tell else None
+        message = reply.build(text, failed=failed) if reply else None
         plan = effecting.settle(
             self._handle.replica,
             call.identity,
-            verdict.effect,
+            decision.effect,
             outcome,
-            said=said,
-            turn=verdict.turn,
+            message=message,
+            turn=decision.turn,
         )
-        # A caller that is cancelled does not undo what the tool did: its outcome is recorded.
+        # Cancelling the caller does not undo what the tool did: its outcome is recorded.
         writing = asyncio.ensure_future(self._handle.write(plan))
         try:
             await asyncio.shield(writing)
@@ -277,24 +283,26 @@ class AsyncTool:
             await writing
             raise
         except UnavailableError:
-            if not failed:  # Made again, it is the same call, and not another one.
-                tools.running_turn(self._handle, call.tool).ordinals.give_back(call, verdict.turn)
+            if (
+                not failed
+            ):  # If the caller repeats the call, it must be the same call, not a new one.
+                tools.running_turn(self._handle, call.tool).sequence.reuse(call, decision.turn)
             raise
-        if tell is not None and said is not None:
-            tell.told = said.message
+        if reply is not None and message is not None:
+            reply.stored = message.message
 
     async def _record_failure(
         self,
         call: Called,
-        verdict: Verdict,
+        decision: Verdict,
         outcome: Outcome,
         error: BaseException,
-        tell: Telling | None,
+        reply: Telling | None,
     ) -> None:
         try:
-            await self._settle(call, verdict, outcome, tools.error_text(outcome), tell)
+            await self._settle(call, decision, outcome, tools.error_text(outcome), reply)
         except PerdureError as failed:
-            # The tool's own error goes on; that it could not be recorded must not hide it.
+            # The caller gets the tool's own error; the failure to record it must not hide it.
             error.add_note(f"perdure could not record that the call failed: {failed}")
 
 
@@ -302,7 +310,7 @@ Returned = tuple[Any, BaseException | None]
 
 
 def _done(function: Callable[[], Any]) -> Returned:
-    """Return what a function returned and raised: a future does not take every error."""
+    """Return a function's result and error: a future does not accept every error."""
     try:
         return function(), None
     except BaseException as error:  # noqa: BLE001 - raised where the caller waits
@@ -310,19 +318,19 @@ def _done(function: Callable[[], Any]) -> Returned:
 
 
 async def _beside(work: Callable[[], Returned], name: str) -> Returned:
-    """Await what runs in a thread that nobody waits for at the end: the loop's own are joined."""
+    """Run work in a daemon thread: the loop's own threads are joined when the process ends."""
     loop, context = asyncio.get_running_loop(), copy_context()
     future: asyncio.Future[Returned] = loop.create_future()
 
-    def tell(found: Returned) -> None:
+    def deliver(returned: Returned) -> None:
         if not future.done():
-            future.set_result(found)
+            future.set_result(returned)
 
     def run() -> None:
-        found = context.run(work)
-        with suppress(RuntimeError):  # The loop is closed: it was too late.
-            loop.call_soon_threadsafe(tell, found)
+        returned = context.run(work)
+        with suppress(RuntimeError):  # The loop is closed: it is too late to deliver.
+            loop.call_soon_threadsafe(deliver, returned)
 
-    # A daemon: a tool that hangs must not keep the process from ending.
+    # A tool that hangs must not keep the process from ending.
     Thread(target=run, name=name, daemon=True).start()
     return await future

@@ -1,4 +1,4 @@
-"""Which calls of a model are to be made, and in whose words it is told of them. Pure."""
+"""The model's tool calls that still have to run, and how their results are formatted. Pure."""
 
 from collections.abc import Collection
 from typing import Any, NamedTuple
@@ -23,15 +23,15 @@ class Job(NamedTuple):
 
     @property
     def identity(self) -> str:
-        """Which call it is, for ever: providers' ids can repeat, positions can not."""
+        """The identity of the call, by position: providers' ids can repeat, positions cannot."""
         return issued(self.position, self.issued.number)
 
     def answer(self, text: str, *, failed: bool) -> dict[str, Any]:
-        """Return the message that answers the call, in the format of the one that made it."""
+        """Return the message that answers the call, in the format of the message that made it."""
         return closing(self.message, self.issued.call, text, failed=failed)
 
     def problem(self, known: Collection[str]) -> str:
-        """Return what keeps the call from being made, as the model is told of it, or nothing."""
+        """Return why the call cannot be made, as an error text for the model, or ""."""
         name = self.issued.call.name
         if name not in known:
             return f"Error: there is no tool {name!r}. There are: {', '.join(sorted(known))}."
@@ -40,24 +40,24 @@ class Job(NamedTuple):
         return ""
 
 
-def jobs(replica: Replica, turn: str, given: object | None) -> Steps[list[Job]]:
-    """Return the open calls of the turn, or those of one message of it."""
-    opened = replica.fold.talk.calls
-    if given is None:
-        wanted = {call_id for call_id, call in opened.items() if call.turn == turn}
+def jobs(replica: Replica, turn: str, message: object | None) -> Steps[list[Job]]:
+    """Return the open calls of the turn, or only those of one message."""
+    open_by_id = replica.state.talk.calls
+    if message is None:
+        wanted = {call_id for call_id, call in open_by_id.items() if call.turn == turn}
     else:
-        wanted = {call.id for one in take(given) for call in open_calls(one.message)}
-        if wanted - opened.keys() == wanted != set():
+        wanted = {call.id for taken in take(message) for call in open_calls(taken.message)}
+        if wanted - open_by_id.keys() == wanted != set():
             raise UsageError("none of its calls is open: append the message to the turn first")
-    found: list[Job] = []
-    for position in sorted({call.position for id, call in opened.items() if id in wanted}):
+    pending: list[Job] = []
+    for position in sorted({call.position for id, call in open_by_id.items() if id in wanted}):
         content = yield from reading.content_at(replica.past, position)
         if not isinstance(content, Message):
             raise ChainError(replica.name, position, "a message with a call is expected here")
-        message = replica.settings.codec.unpack(content.message, stream=replica.name)
-        found += [
-            Job(position, message, one)
-            for one in issued_calls(message)
-            if one.call.id in wanted and opened[one.call.id].position == position
+        stored = replica.settings.codec.unpack(content.message, stream=replica.name)
+        pending += [
+            Job(position, stored, request)
+            for request in issued_calls(stored)
+            if request.call.id in wanted and open_by_id[request.call.id].position == position
         ]
-    return found
+    return pending

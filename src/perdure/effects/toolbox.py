@@ -89,16 +89,16 @@ def _make(
         result = tool.make(call, Given(arguments, (), arguments), tell, slots)
     except Exception as error:
         # What was recorded of the call, the model was told with it, and goes on.
-        if tell.told is None and not isinstance(error, UnknownOutcomeError | EffectError):
+        if tell.stored is None and not isinstance(error, UnknownOutcomeError | EffectError):
             raise
         result, failed = str(error), True
-    if tell.told is None:  # It was served from the record, where nobody had told the model.
+    if tell.stored is None:  # It was served from the record, where nobody had told the model.
         return _say(handle, tell, tools.text_of(result), failed=failed)
-    return tell.told
+    return tell.stored
 
 
 def _say(handle: Handle, tell: Telling, text: str, *, failed: bool) -> dict[str, Any]:
     running = tools.running_turn(handle, "run_tool_calls")
-    said = tell.say(text, failed=failed)
+    said = tell.build(text, failed=failed)
     handle.write(saying.say_taken(handle.replica, [said], turn=running.ownership))
     return said.message

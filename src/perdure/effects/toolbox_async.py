@@ -1,4 +1,4 @@
-"""The loop that makes a model's tool calls, each once. Its twin is in `toolbox`."""
+"""Run the tool calls of a model's message, each once, and store the results for the model."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
@@ -21,63 +21,64 @@ Tools = Mapping[str, "AsyncTool | Callable[..., Any]"] | Sequence["AsyncTool | C
 async def run_tool_calls(
     handle: AsyncHandle, message: object | None, offered: Tools, *, parallel: int
 ) -> list[dict[str, Any]]:
-    """Make the calls of a message, or all that are open, and return what the model is told."""
+    """Make the calls of a message, or all open calls, and return the result messages."""
     require_int(parallel, "parallel")
     running = tools.running_turn(handle, "run_tool_calls")
     jobs = await handle.run(tool_jobs.jobs(handle.replica, running.ownership.turn, message))
-    box = _by_name(handle, offered)
+    by_name = _by_name(handle, offered)
     limit = asyncio.Semaphore(max(parallel, 1))
 
     async def run(job: Job) -> dict[str, Any]:
         async with limit:
-            # With one at a time they are made in order, and each waits for the one before it.
-            return await _run(handle, job, box, limit if parallel > 1 else None)
+            # With parallel=1 the slot is kept while a call waits for its approval, so that the
+            # calls are made strictly in order.
+            return await _run(handle, job, by_name, limit if parallel > 1 else None)
 
-    found = await asyncio.gather(*map(run, jobs), return_exceptions=True)
-    return answers(found)
+    results = await asyncio.gather(*map(run, jobs), return_exceptions=True)
+    return answers(results)
 
 
 def _by_name(handle: AsyncHandle, offered: Tools) -> dict[str, AsyncTool]:
-    named = offered.items() if isinstance(offered, Mapping) else [("", one) for one in offered]
-    found: dict[str, AsyncTool] = {}
-    for name, one in named:
+    items = offered.items() if isinstance(offered, Mapping) else [("", tool) for tool in offered]
+    by_name: dict[str, AsyncTool] = {}
+    for name, tool in items:
         spec = (
-            one.spec
-            if isinstance(one, AsyncTool)
-            else tools.require_spec(Spec(one, name, "unsafe"))
+            tool.spec
+            if isinstance(tool, AsyncTool)
+            else tools.require_spec(Spec(tool, name, "unsafe"))
         )
-        # Whichever session a tool was made in, the call is one of this session.
-        found[name or spec.name] = AsyncTool(handle, spec)
-    return found
+        # The call belongs to this session, even if the tool was created by another one.
+        by_name[name or spec.name] = AsyncTool(handle, spec)
+    return by_name
 
 
 async def _run(
-    handle: AsyncHandle, job: Job, box: Mapping[str, AsyncTool], slots: asyncio.Semaphore | None
+    handle: AsyncHandle, job: Job, by_name: Mapping[str, AsyncTool], slots: asyncio.Semaphore | None
 ) -> dict[str, Any]:
-    """Make one call. Whatever becomes of it, the model is told."""
-    tell = Telling(job.answer)
-    tool = box.get(job.issued.call.name)
-    problem = job.problem(box)
+    """Make one call and return its result message, which is stored whatever the outcome is."""
+    reply = Telling(job.answer)
+    tool = by_name.get(job.issued.call.name)
+    problem = job.problem(by_name)
     if tool is None or problem:
-        return await _say(handle, tell, problem, failed=True)
+        return await _say(handle, reply, problem, failed=True)
     spec, arguments = tool.spec, job.issued.arguments
     packed, digest = effecting.encoded(handle.replica, arguments)
     failed = False
     call = Called(job.identity, spec.name, packed, digest, spec.policy, spec.version, spec.actor)
     try:
-        result = await tool.make(call, Given(arguments, (), arguments), tell, slots)
+        result = await tool.make(call, Given(arguments, (), arguments), reply, slots)
     except Exception as error:
-        # What was recorded of the call, the model was told with it, and goes on.
-        if tell.told is None and not isinstance(error, UnknownOutcomeError | EffectError):
+        # An error that was stored with a message for the model does not stop the agent.
+        if reply.stored is None and not isinstance(error, UnknownOutcomeError | EffectError):
             raise
         result, failed = str(error), True
-    if tell.told is None:  # It was served from the record, where nobody had told the model.
-        return await _say(handle, tell, tools.text_of(result), failed=failed)
-    return tell.told
+    if reply.stored is None:  # The outcome was recorded earlier, without a message for the model.
+        return await _say(handle, reply, tools.text_of(result), failed=failed)
+    return reply.stored
 
 
-async def _say(handle: AsyncHandle, tell: Telling, text: str, *, failed: bool) -> dict[str, Any]:
+async def _say(handle: AsyncHandle, reply: Telling, text: str, *, failed: bool) -> dict[str, Any]:
     running = tools.running_turn(handle, "run_tool_calls")
-    said = tell.say(text, failed=failed)
-    await handle.write(saying.say_taken(handle.replica, [said], turn=running.ownership))
-    return said.message
+    message = reply.build(text, failed=failed)
+    await handle.write(saying.say_taken(handle.replica, [message], turn=running.ownership))
+    return message.message

@@ -1,4 +1,9 @@
-"""What a durable tool is, apart from being called: its name, its policy, its arguments. Pure."""
+"""Durable tools, apart from running them: declaration, arguments, identity, results. Pure.
+
+A call's identity decides whether it was made before. It is one of four: `issued:` (a call in a
+model's message, by its position), `direct:` and `model:` (by turn, tool, arguments and ordinal),
+`key:` or `within:` (a caller's own key). Identities are stored: their form must not change.
+"""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -32,9 +37,9 @@ from perdure.saying import Ownership
 
 
 class Effect(NamedTuple):
-    """A call while it is made, or when it is to be reconciled.
+    """A call while it runs, or while it is reconciled.
 
-    `key` is the same for every attempt: hand it to services that take an idempotency key.
+    `key` is the same for every attempt: pass it to services that accept an idempotency key.
     """
 
     id: str
@@ -45,43 +50,43 @@ class Effect(NamedTuple):
 
 
 class Done(NamedTuple):
-    """What a reconcile function returns for a call that had taken effect: its result."""
+    """Returned by a reconcile function for a call that took effect: its result."""
 
     result: Any = None
 
 
 class NotDone(NamedTuple):
-    """What a reconcile function returns for a call that had not happened: it is made now."""
+    """Returned by a reconcile function for a call that did not happen: it is made now."""
 
 
 class ToolTimeoutError(TimeoutError):
-    """A tool did not return in its time. It may still be at work, so its outcome is unknown."""
+    """A tool did not return in time. It may still be running, so its outcome is unknown."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__(seconds)
         self.seconds = seconds
 
     def __str__(self) -> str:
-        return f"the tool did not return within {self.seconds} s, and may still be at work"
+        return f"the tool did not return within {self.seconds} s, and may still be running"
 
 
-NAME_BYTES_MAX = 512  # As of values: it is kept in fold snapshots.
+NAME_BYTES_MAX = 512  # bytes, as for the keys of values; names are stored in state snapshots
 
 _current: ContextVar[tuple[Effect, str] | None] = ContextVar("perdure_effect", default=None)
 
 
 def current_effect() -> Effect:
-    """Return the effect that the running tool belongs to; UsageError outside of one."""
-    found = _current.get()
-    if found is None:
+    """Return the effect of the running tool; UsageError outside of a durable tool."""
+    current = _current.get()
+    if current is None:
         raise UsageError("there is no current effect: this runs outside of a durable tool")
-    return found[0]
+    return current[0]
 
 
 def current_identity() -> str:
-    """Return the identity of the effect in which a call is made, or nothing."""
-    found = _current.get()
-    return found[1] if found is not None else ""
+    """Return the identity of the running effect, the parent of calls made now, or ""."""
+    current = _current.get()
+    return current[1] if current is not None else ""
 
 
 @contextmanager
@@ -95,7 +100,7 @@ def during(effect: Effect, identity: str) -> Iterator[None]:
 
 
 class Spec(NamedTuple):
-    """A tool as it was declared."""
+    """The declaration of a tool or a model."""
 
     function: Callable[..., Any]
     name: str
@@ -105,7 +110,7 @@ class Spec(NamedTuple):
     reconcile: Callable[[Effect], Any] | None = None
     timeout: float | None = None
     unstorable: str = "raise"
-    called: Kind = "tool"
+    kind: Kind = "tool"
     digest_of: Callable[[dict[str, Any]], Any] | None = None
     approval: bool | Callable[[dict[str, Any]], Any] = False
     approval_ttl: float | None = None
@@ -113,15 +118,15 @@ class Spec(NamedTuple):
 
     @property
     def is_async(self) -> bool:
-        import inspect  # Here, because it takes as long as the rest of perdure.
+        import inspect  # Imported here: it takes as long to load as the rest of perdure.
 
         return inspect.iscoroutinefunction(self.function)
 
 
 def require_spec(spec: Spec) -> Spec:
-    """Return a tool's declaration, with its name, or say what is wrong with it."""
+    """Return a tool's declaration with its name filled in, or raise UsageError."""
     if not callable(spec.function):
-        raise UsageError(f"a {spec.called} must be a function, not {type(spec.function).__name__}")
+        raise UsageError(f"a {spec.kind} must be a function, not {type(spec.function).__name__}")
     if spec.policy not in POLICIES:
         raise UsageError(f"no effect {spec.policy!r}: choose one of {', '.join(POLICIES)}")
     if (spec.policy == "reconcile") != (spec.reconcile is not None):
@@ -130,8 +135,8 @@ def require_spec(spec: Spec) -> Spec:
         raise UsageError('unstorable must be "raise" or "return"')
     name = spec.name or getattr(spec.function, "__name__", "")
     if not name:
-        raise UsageError(f"a {spec.called} needs a name: give name=")
-    require_text(name, f"a {spec.called}'s name", longest=NAME_BYTES_MAX)
+        raise UsageError(f"a {spec.kind} needs a name: give name=")
+    require_text(name, f"a {spec.kind}'s name", longest=NAME_BYTES_MAX)
     require_str(spec.version, "version")
     require_str(spec.actor, "actor")
     seconds: object = spec.timeout
@@ -150,14 +155,16 @@ def bound(spec: Spec, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[st
     except (TypeError, ValueError):
         return {"args": [*args], "kwargs": dict(kwargs)}
     try:
-        found = signature.bind(*args, **kwargs).arguments
+        arguments = signature.bind(*args, **kwargs).arguments
     except TypeError as error:
         raise UsageError(f"{spec.name}: {error}", "$.arguments") from error
-    return {name: [*value] if isinstance(value, tuple) else value for name, value in found.items()}
+    return {
+        name: [*value] if isinstance(value, tuple) else value for name, value in arguments.items()
+    }
 
 
 class Given(NamedTuple):
-    """What a call was given: by name, as it is recorded, and as the function takes it."""
+    """The arguments of a call: by name, as recorded, and as they are passed to the function."""
 
     arguments: dict[str, Any]
     args: tuple[Any, ...]
@@ -165,59 +172,62 @@ class Given(NamedTuple):
 
 
 class Answer(Protocol):
-    """Makes the message that answers a call with a text."""
+    """Formats a text as the message that answers a call."""
 
     def __call__(self, text: str, *, failed: bool) -> dict[str, Any]: ...
 
 
 class Telling:
-    """Makes the message that tells the model of an outcome. `told` is the one that was stored."""
+    """Builds the result message of one call for the model.
+
+    `latest` is the last one built; `stored` is the one that was stored.
+    """
 
     def __init__(self, answer: Answer) -> None:
         self._answer = answer
-        self.last: dict[str, Any] | None = None
-        self.told: dict[str, Any] | None = None
+        self.latest: dict[str, Any] | None = None
+        self.stored: dict[str, Any] | None = None
 
-    def say(self, text: str, *, failed: bool = True) -> Taken:
-        """Return the message; it is not told before it is stored."""
-        self.last = self._answer(text, failed=failed)
-        return Taken(self.last, {})
+    def build(self, text: str, *, failed: bool = True) -> Taken:
+        """Return the message. The caller stores it, and then sets `stored`."""
+        self.latest = self._answer(text, failed=failed)
+        return Taken(self.latest, {})
 
 
 class Ordinals:
-    """Tells apart the calls of one run of a turn that are otherwise the same."""
+    """Numbers the otherwise identical calls of one run of a turn, to give each its own identity."""
 
     def __init__(self) -> None:
-        self._seen: dict[str, int] = {}
-        self._back: dict[str, list[int]] = {}
-        self.ended: dict[str, bool] = {}
-        """Attempts that are over here and may have no outcome: whether they ran."""
+        self._count: dict[str, int] = {}
+        self._reusable: dict[str, list[int]] = {}
+        self.ended_attempts: dict[str, bool] = {}
+        """Attempts that are over in this process and may have no outcome: whether the tool ran."""
 
     def identity(
         self, turn: str, parent: str, tool: str, digest: str, *, prefix: str = "direct:"
     ) -> str:
         """Return the identity of the next direct call of a tool with these arguments."""
         call = f"{turn}\t{parent}\t{tool}\t{digest}"
-        if self._back.get(prefix + call):
-            number = self._back[prefix + call].pop(0)
+        if self._reusable.get(prefix + call):
+            number = self._reusable[prefix + call].pop(0)
         else:
-            number = self._seen[prefix + call] = self._seen.get(prefix + call, 0) + 1
+            number = self._count[prefix + call] = self._count.get(prefix + call, 0) + 1
         return prefix + sha256(f"{call}\t{number}".encode()).hexdigest()[:32]
 
-    def give_back(self, call: Called, turn: str) -> None:
-        """Let the next such call be this one, which was not made."""
-        told = f"{turn}\t{call.parent}\t{call.tool}\t{call.digest}"
-        prefix = MODEL if call.called == "model" else "direct:"
-        key = prefix + told
-        for number in range(1, self._seen.get(key, 0) + 1):
-            if call.identity == prefix + sha256(f"{told}\t{number}".encode()).hexdigest()[:32]:
-                self._back[key] = sorted({*self._back.get(key, ()), number})
+    def reuse(self, call: Called, turn: str) -> None:
+        """Give the next identical call this call's identity, because this one was not made."""
+        described = f"{turn}\t{call.parent}\t{call.tool}\t{call.digest}"
+        prefix = MODEL if call.kind == "model" else "direct:"
+        key = prefix + described
+        for number in range(1, self._count.get(key, 0) + 1):
+            if call.identity == prefix + sha256(f"{described}\t{number}".encode()).hexdigest()[:32]:
+                self._reusable[key] = sorted({*self._reusable.get(key, ()), number})
 
-    def unmade(self, call: Called, turn: str, attempt: str, error: BaseException) -> None:
-        """Take in that a call was not made, and that its intent may be stored all the same."""
+    def intent_failed(self, call: Called, turn: str, attempt: str, error: BaseException) -> None:
+        """Note that a call was not made because its intent failed, which may yet be stored."""
         if isinstance(error, UnavailableError) or not isinstance(error, PerdureError):
-            self.ended[attempt] = False
-            self.give_back(call, turn)
+            self.ended_attempts[attempt] = False
+            self.reuse(call, turn)
 
 
 class Changed(NamedTuple):
@@ -231,14 +241,14 @@ class Changed(NamedTuple):
 
 
 class Running(NamedTuple):
-    """A turn that this handle goes on with, and the direct calls it has made so far."""
+    """A turn that this handle runs, and the sequence of its direct calls so far."""
 
     ownership: Ownership
-    ordinals: Ordinals
+    sequence: Ordinals
 
 
 class Holder(Protocol):
-    """A handle of either colour."""
+    """A sync or async handle."""
 
     @property
     def own_turns(self) -> Mapping[str, Running]: ...
@@ -248,126 +258,128 @@ class Holder(Protocol):
     def changed(self) -> list[Changed]: ...
 
 
-def report(handle: Holder, call: Called, verdict: Verdict) -> None:
-    """Tell that a call was begun by another version: it counts before a call runs, not after."""
-    if verdict.before is None:
+def report(handle: Holder, call: Called, decision: Verdict) -> None:
+    """Report a call that another version began. Call it before the tool runs, not after."""
+    if decision.begun_version is None:
         return
-    ran = verdict.action == "run"
-    found = Changed(verdict.effect, call.tool, verdict.before, call.version, ran=ran)
-    handle.changed.append(found)
-    where = {"session": handle.replica.name, **found._asdict()}
-    events.tell("version", {**where, "outcome": "run again" if ran else verdict.action})
+    ran = decision.action == "run"
+    mismatch = Changed(decision.effect, call.tool, decision.begun_version, call.version, ran=ran)
+    handle.changed.append(mismatch)
+    where = {"session": handle.replica.name, **mismatch._asdict()}
+    events.tell("version", {**where, "outcome": "run again" if ran else decision.action})
 
 
 def running_turn(handle: Holder, tool: str) -> Running:
-    """Return the turn that a call belongs to, or say that there is not one."""
+    """Return the turn that a call belongs to, or raise UsageError if there is none."""
     turns = handle.own_turns
     entered = entering.innermost(handle)
     if entered is not None:
         if entered.id not in turns:
             raise UsageError(f"{tool!r} is called in a turn that has ended: begin another")
         return turns[entered.id]
-    if len(turns) == 1:  # A thread that the turn's own code has started.
+    if len(turns) == 1:  # Called from a thread that the turn's code has started.
         return next(iter(turns.values()))
     if not turns:
         raise UsageError(f"{tool!r} is called outside of a turn: use `with session.turn(...)`")
     raise UsageError(f"{tool!r} is called while several turns are open: keep one open at a time")
 
 
-def asked_in(replica: Replica, turn: str, ordinals: Ordinals, name: str, request: object) -> Called:
-    """Return a call of a model that an adapter makes in a turn."""
+def asked_in(replica: Replica, turn: str, sequence: Ordinals, name: str, request: object) -> Called:
+    """Return a model call that an adapter makes in a turn."""
     require_text(name, "a model's name", longest=NAME_BYTES_MAX)
     _, digest = effecting.encoded(replica, exported({"request": request}))
     parent = current_identity()
-    identity = ordinals.identity(turn, parent, name, digest, prefix=MODEL)
-    return Called(identity, name, None, digest, "read_only", parent=parent, called="model")
+    identity = sequence.identity(turn, parent, name, digest, prefix=MODEL)
+    return Called(identity, name, None, digest, "read_only", parent=parent, kind="model")
 
 
 def asked(replica: Replica, running: Running, spec: Spec, arguments: dict[str, Any]) -> Called:
-    """Return a call of a model as it is about to be made: its digest, and not what it says."""
+    """Return a model call that is about to be made, with the request's digest, not the request."""
     request = arguments if spec.digest_of is None else spec.digest_of(arguments)
     _, digest = effecting.encoded(replica, exported({"request": request}))
     parent, turn = current_identity(), running.ownership.turn
-    identity = running.ordinals.identity(turn, parent, spec.name, digest, prefix=MODEL)
+    identity = running.sequence.identity(turn, parent, spec.name, digest, prefix=MODEL)
     return Called(
         identity, spec.name, None, digest, spec.policy, spec.version, spec.actor, parent, "model"
     )
 
 
 def issued(position: int, index: int) -> str:
-    """Return the identity of a call that a model's message makes."""
+    """Return the identity of a call in a model's message."""
     return f"issued:{position}:{index}"
 
 
 def keyed(tool: str, key: str, turn: str = "") -> str:
-    """Return the identity of a call under a key of the caller's own, in a turn or in any."""
-    if turn:  # Forgotten with its turn, so that many of them cost the session nothing.
+    """Return the identity of a call with a caller's own key, unique in a turn or in the session."""
+    if turn:  # Dropped from the state when the turn ends, so that many keys cost nothing.
         return "within:" + sha256(f"{turn}\t{tool}\t{key}".encode()).hexdigest()[:32]
     return f"{KEYED}{tool}\t{key}"
 
 
-def served(stream: str, tool: str, key: str, found: EffectSettled) -> Any:
-    """Return what was recorded of a call, packed, or raise what it was."""
-    if found.state == "unknown":
-        raise UnknownOutcomeError(stream, tool, found.effect, key, found.reason)
-    if found.error in (DENIED_ERROR, EXPIRED_ERROR):
-        raise ApprovalDeniedError(stream, tool, found.error, found.reason)
-    if found.error:
-        raise EffectError(stream, tool, found.error, found.reason)
-    return found.result
+def served(stream: str, tool: str, key: str, outcome: EffectSettled) -> Any:
+    """Return the packed result of a recorded outcome, or raise its error."""
+    if outcome.state == "unknown":
+        raise UnknownOutcomeError(stream, tool, outcome.effect, key, outcome.reason)
+    if outcome.error in (DENIED_ERROR, EXPIRED_ERROR):
+        raise ApprovalDeniedError(stream, tool, outcome.error, outcome.reason)
+    if outcome.error:
+        raise EffectError(stream, tool, outcome.error, outcome.reason)
+    return outcome.result
 
 
-def failure(error: BaseException, duration: float, called: Kind = "tool") -> Outcome:
-    """Return an outcome for a call that raised; a tool that was cut off may have run."""
+def failure(error: BaseException, duration: float, kind: Kind = "tool") -> Outcome:
+    """Return the outcome of a call that raised; an interrupted tool may have taken effect."""
     name, reason = type(error).__qualname__, _text_of(error)
-    if called == "model":
+    if kind == "model":
         return Outcome("failed", error=name, reason=reason, duration=duration)
     if isinstance(error, ToolTimeoutError):
         return Outcome("unknown", reason=reason, duration=duration)
     if isinstance(error, Exception):
         return Outcome("failed", error=name, reason=reason, duration=duration)
+    # A replay recognizes this text (`serving._CUT`).
     text = f"It was interrupted by {name} while it ran."
     return Outcome("unknown", reason=text, duration=duration)
 
 
 def unstorable(error: UsageError, duration: float) -> Outcome:
-    """Return an outcome for a call whose result can not be stored."""
-    reason = f"It returned, and its result can not be stored: {error}"
+    """Return the outcome of a call whose result cannot be stored."""
+    # A replay recognizes this text (`serving._UNSTORABLE`).
+    reason = f"It returned, and its result cannot be stored: {error}"
     return Outcome("failed", error="UsageError", reason=reason, duration=duration)
 
 
-def packed_found(replica: Replica, found: object) -> Any:
-    """Return the packed result that a reconcile function found out, if it did."""
-    if isinstance(found, Done):
-        return replica.settings.codec.pack(found.result, root="$.result")
-    if not isinstance(found, NotDone):
-        given = type(found).__name__
-        raise UsageError(f"a reconcile function must return Done(…) or NotDone(), not {given}")
+def packed_found(replica: Replica, returned: object) -> Any:
+    """Return the packed result of a reconcile function's Done, or None for NotDone."""
+    if isinstance(returned, Done):
+        return replica.settings.codec.pack(returned.result, root="$.result")
+    if not isinstance(returned, NotDone):
+        kind = type(returned).__name__
+        raise UsageError(f"a reconcile function must return Done(…) or NotDone(), not {kind}")
     return None
 
 
 def not_reconciled(error: BaseException) -> Outcome:
-    """Return an outcome for a call that the user's function could not find out about."""
-    reason = f"The reconcile function could not tell: {type(error).__qualname__}: {_text_of(error)}"
+    """Return the outcome of a call whose reconcile function failed."""
+    reason = f"The reconcile function failed: {type(error).__qualname__}: {_text_of(error)}"
     return Outcome("unknown", reason=reason)
 
 
 def _text_of(error: BaseException) -> str:
     try:
         return str(error)[:2_000].encode("utf-8", "replace").decode()
-    except Exception:  # noqa: BLE001 - an error that can not tell itself must still be recorded
+    except Exception:  # noqa: BLE001 - an error whose __str__ fails must still be recorded
         return "(it has no text)"
 
 
 def error_text(outcome: Outcome) -> str:
-    """Return a failure as the model is told of it."""
+    """Return a failure as text for the model."""
     if outcome.state == "unknown":
         return f"{INTERRUPTED_NOTICE} ({outcome.reason})"
     return f"Error: {outcome.error}: {outcome.reason}"
 
 
 def text_of(result: Any) -> str:
-    """Return a result as the model is told of it."""
+    """Return a result as text for the model."""
     if isinstance(result, str):
         return result
     try:

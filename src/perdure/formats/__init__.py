@@ -1,5 +1,5 @@
-"""The formats of conversations: one module for each provider's messages, and what they share. Pure.
+"""Message formats: one module per provider, and their shared code. Pure; knows no journal.
 
-Each reads stored messages into the neutral form (`parts`) and writes the neutral form as messages
-that its provider accepts. What a format can not say becomes a `Loss`.
+Each format parses stored messages into the neutral form (`parts`) and writes the neutral form as
+messages that its provider accepts. Content that a format cannot express is reported as a `Loss`.
 """

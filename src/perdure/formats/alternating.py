@@ -1,18 +1,18 @@
-"""Turns of two sides that alternate, as Anthropic and Gemini want them. Pure."""
+"""Merge blocks into alternating turns of two roles, as Anthropic and Gemini require. Pure."""
 
 from collections.abc import Callable
 from typing import TypeAlias
 
 from perdure.formats.parts import Native
 
-# Where nobody spoke before the model, this is put in the user's mouth: both sides must have begun.
+# Placeholder for a missing first user message: both providers require the user to begin.
 OPENING = "(The conversation continues.)"
 
-Placed: TypeAlias = tuple[Native, int]  # A block, and the position it comes from.
+Placed: TypeAlias = tuple[Native, int]  # A block, and the position of its stored message.
 
 
 class Turns:
-    """Blocks by turns; what one side says in a row is one turn."""
+    """Blocks in turns; consecutive blocks of one role are one turn."""
 
     def __init__(self) -> None:
         self.turns: list[tuple[str, list[Placed]]] = []
@@ -25,13 +25,13 @@ class Turns:
         else:
             self.turns.append((role, blocks))
 
-    def revise(self, role: str, revised: Callable[[list[Placed]], list[Placed]]) -> None:
-        """Pass each turn of a side through a function; one that is left empty goes."""
-        before, self.turns = self.turns, []
-        for side, blocks in before:
-            self.add(side, revised(blocks) if side == role else blocks)
+    def revise(self, role: str, revise_blocks: Callable[[list[Placed]], list[Placed]]) -> None:
+        """Pass each turn of a role through a function; a turn left empty is removed."""
+        turns, self.turns = self.turns, []
+        for turn_role, blocks in turns:
+            self.add(turn_role, revise_blocks(blocks) if turn_role == role else blocks)
 
     def open(self, user: str, opening: Native) -> None:
-        """Let the user begin."""
+        """Insert an opening user turn if another role begins."""
         if self.turns and self.turns[0][0] != user:
             self.turns.insert(0, (user, [(opening, 0)]))

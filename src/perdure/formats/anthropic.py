@@ -1,4 +1,7 @@
-"""Anthropic's messages, reading: turns of blocks, calls and results among them. Pure."""
+"""Parse Anthropic messages: lists of blocks, including calls and results.
+
+A stored message comes in, a `Speech` in the neutral form goes out. Pure; never changes a message.
+"""
 
 from typing import Any
 
@@ -49,17 +52,19 @@ _HOSTED = {"server_tool_use", "container_upload"} | {
 
 
 def read(message: Native, at: int) -> Speech:
-    """Read one message. What an answer says of itself (its model, its usage) is not content."""
-    word = text(message.get("role"))
+    """Parse one message. Metadata of an answer (its model, its usage) is not content."""
+    stored_role = text(message.get("role"))
     content = message.get("content")
-    given = content if type(content) is list else [content]
-    parts = [made for block in given if (made := _block(block, at)) is not None]
+    blocks = content if type(content) is list else [content]
+    parts = [part for block in blocks if (part := _block(block, at)) is not None]
     parts += unknown_fields(message, _READ, at)
-    return Speech(at, ROLES.get(word, ""), parts, ANTHROPIC, word, text(message.get("name")))
+    return Speech(
+        at, ROLES.get(stored_role, ""), parts, ANTHROPIC, stored_role, text(message.get("name"))
+    )
 
 
 def _block(block: Any, at: int) -> Part | None:
-    """Read one block; an empty text is nothing."""
+    """Parse one block; None if it is an empty text. An unknown block becomes `Opaque`."""
     if type(block) is str:
         return Text(at, block) if block else None
     if type(block) is not dict:
@@ -67,10 +72,10 @@ def _block(block: Any, at: int) -> Part | None:
     kind = text(block.get("type"))
     if kind == "text" and type(block.get("text")) is str:
         return Text(at, block["text"], block, ANTHROPIC) if block["text"] else None
-    made = _known(block, kind, at)
-    if made is None or (type(made) is Text and not made.text):
+    part = _known(block, kind, at)
+    if part is None or (type(part) is Text and not part.text):
         return Opaque(at, f"a block of type {kind!r}" if kind else "a block", {}, "")
-    return made
+    return part
 
 
 def _known(block: Native, kind: str, at: int) -> Part | None:
@@ -84,29 +89,31 @@ def _known(block: Native, kind: str, at: int) -> Part | None:
         case "image" | "document" if type(source := block.get("source")) is dict:
             return _sourced(block, kind, source, at)
         case "search_result":
-            words = [text(part.get("text")) for part in dicts(block.get("content"))]
-            head = [text(block.get("title")), text(block.get("source"))]
-            return Text(at, "\n".join(word for word in [*head, *words] if word), block, ANTHROPIC)
+            texts = [text(part.get("text")) for part in dicts(block.get("content"))]
+            heading = [text(block.get("title")), text(block.get("source"))]
+            return Text(
+                at, "\n".join(line for line in [*heading, *texts] if line), block, ANTHROPIC
+            )
     return Opaque(at, f"a block of type {kind!r}", block, ANTHROPIC) if kind in _HOSTED else None
 
 
 def _call(block: Native, at: int) -> ToolCall:
-    given = block.get("input")
-    if type(given) is not dict and type(given) is not str:
-        given = {} if given is None else json_text(given)
+    arguments = block.get("input")
+    if type(arguments) is not dict and type(arguments) is not str:
+        arguments = {} if arguments is None else json_text(arguments)
     id, name = text(block.get("id")), text(block.get("name"))
-    return ToolCall(at, id, name, given, native=block, home=ANTHROPIC)
+    return ToolCall(at, id, name, arguments, native=block, home=ANTHROPIC)
 
 
 def _result(block: Native, at: int) -> Result:
     content = block.get("content")
-    given = content if type(content) is list else [content]
+    blocks = content if type(content) is list else [content]
     parts: list[Any] = []
-    for each in given:
-        made = _block(each, at)
-        if type(made) in (Text, Media, Opaque):
-            parts.append(made)
-        elif made is not None:
+    for nested in blocks:
+        part = _block(nested, at)
+        if type(part) in (Text, Media, Opaque):
+            parts.append(part)
+        elif part is not None:
             parts.append(Opaque(at, "a block", {}, ""))
     id = text(block.get("tool_use_id"))
     return Result(at, id, "", parts, block.get("is_error") is True, block, ANTHROPIC)
@@ -121,14 +128,14 @@ def _sourced(block: Native, kind: str, source: Native, at: int) -> Text | Media 
             mime = text(source.get("media_type"))
             return Media(at, kind, mime, data, name=name, native=block, home=ANTHROPIC)
         case "url" if url:
-            made = media.from_url(at, kind, url, name=name)
-            return made._replace(native=block, home=ANTHROPIC)
+            media_part = media.from_url(at, kind, url, name=name)
+            return media_part._replace(native=block, home=ANTHROPIC)
         case "file" if id:
             return Media(at, kind, file_id=id, name=name, native=block, home=ANTHROPIC)
         case "text" if data:
             return Text(at, data, block, ANTHROPIC)
         case "content":
             content = source.get("content")
-            words = [text(part.get("text")) for part in dicts(content)] or [text(content)]
-            return Text(at, "\n".join(words), block, ANTHROPIC)
+            texts = [text(part.get("text")) for part in dicts(content)] or [text(content)]
+            return Text(at, "\n".join(texts), block, ANTHROPIC)
     return None

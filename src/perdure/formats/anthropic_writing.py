@@ -1,6 +1,8 @@
-"""Anthropic's messages, writing: both sides alternate, and results open the turn after their calls.
+"""Write Anthropic messages: roles alternate, and results begin the turn after their calls.
 
-Pure. The system's words go apart from the messages, whatever their place was.
+Messages in the neutral form come in; messages and the separate system prompt go out. Pure. System
+messages leave the conversation, whatever their position. Content that cannot be written is reported
+as a loss.
 """
 
 import base64
@@ -32,33 +34,33 @@ from perdure.formats.parts import (
 _PICTURES = frozenset({"image/jpeg", "image/png", "image/gif", "image/webp"})
 _THINKING = ("thinking", "redacted_thinking")
 _USERS = frozenset({"text", "image", "document", "search_result", "container_upload"})
-_SERVED = "_tool_result"  # How the types of blocks end that hold what a server's tool gave.
+_SERVED = "_tool_result"  # Suffix of the types of blocks with results of server tools.
 _WORD = re.compile(r"[a-zA-Z0-9_-]{1,200}")
 
 
-def write(speeches: list[Speech], losses: Losses) -> tuple[list[Native], str | list[Native] | None]:
-    """Write speeches as messages, and what the system says."""
+def write(messages: list[Speech], losses: Losses) -> tuple[list[Native], str | list[Native] | None]:
+    """Write messages, and the system prompt."""
     turns = Turns()
     system: list[Native] = []
-    for speech in speeches:
-        blocks = list(_blocks(speech, losses))
-        if speech.role == "system":
+    for message in messages:
+        blocks = list(_blocks(message, losses))
+        if message.role == "system":
             system += [block for block, _ in blocks]
-        elif speech.role == "assistant":
+        elif message.role == "assistant":
             turns.add("assistant", _not_last(blocks, losses))
-            turns.add("user", _results(speech.parts, losses))
+            turns.add("user", _results(message.parts, losses))
         else:
             turns.add("user", blocks)
     _without_unpaired(turns, losses)
     turns.revise("assistant", lambda blocks: _think_first(blocks, losses))
     turns.open("user", {"type": "text", "text": OPENING})
-    messages = [
+    written = [
         {"role": role, "content": _shortest([block for block, _ in blocks])}
         for role, blocks in turns.turns
     ]
-    if messages and messages[-1]["role"] == "assistant":
-        _trim_end(messages[-1])
-    return messages, _system(system)
+    if written and written[-1]["role"] == "assistant":
+        _trim_end(written[-1])
+    return written, _system(system)
 
 
 def _system(blocks: list[Native]) -> str | list[Native] | None:
@@ -75,7 +77,7 @@ def _shortest(blocks: list[Native]) -> str | list[Native]:
 
 
 def _trim_end(message: Native) -> None:
-    """Take away white space at the very end, which the API refuses; it says nothing."""
+    """Strip trailing whitespace of the last message: the API rejects it."""
     content = message["content"]
     if type(content) is str:
         message["content"] = content.rstrip()
@@ -83,9 +85,9 @@ def _trim_end(message: Native) -> None:
         content[-1] = {**content[-1], "text": content[-1]["text"].rstrip()}
 
 
-def _blocks(speech: Speech, losses: Losses) -> Iterator[Placed]:
-    role = speech.role
-    for part in speech.parts:
+def _blocks(message: Speech, losses: Losses) -> Iterator[Placed]:
+    role = message.role
+    for part in message.parts:
         block: Native | None = None
         if type(part) is Text or type(part) is Refusal:
             block = _text(part, role, losses)
@@ -108,7 +110,7 @@ def _blocks(speech: Speech, losses: Losses) -> Iterator[Placed]:
 
 def _text(part: Text | Refusal, role: str, losses: Losses) -> Native | None:
     if not part.text.strip():
-        what = f"a text of white space was left out: {ANTHROPIC} can not take it"
+        what = f"a whitespace-only text was left out: {ANTHROPIC} does not accept it"
         losses.append(Loss(part.at, what))
         return None
     native = part.native
@@ -121,17 +123,17 @@ def _text(part: Text | Refusal, role: str, losses: Losses) -> Native | None:
 
 def _call(call: ToolCall, losses: Losses) -> Native | None:
     native = call.native if call.home == ANTHROPIC and call.native is not None else {}
-    given = input_object(call, ANTHROPIC, losses)
-    block = {**native, "type": "tool_use", "id": call.out_id, "name": call.name, "input": given}
+    arguments = input_object(call, ANTHROPIC, losses)
+    block = {**native, "type": "tool_use", "id": call.out_id, "name": call.name, "input": arguments}
     return fit(block, BLOCKS["tool_use"], "a call", call.at, losses)
 
 
 def _thinking(part: Reasoning, losses: Losses) -> Native | None:
     native = part.native
     kind = native["type"]
-    wanted = ("data",) if kind == "redacted_thinking" else ("thinking", "signature")
-    whole = all(type(native.get(name)) is str for name in wanted) and native[wanted[-1]]
-    return fit(native, BLOCKS[kind], "thinking", part.at, losses) if whole else None
+    required = ("data",) if kind == "redacted_thinking" else ("thinking", "signature")
+    is_complete = all(type(native.get(name)) is str for name in required) and native[required[-1]]
+    return fit(native, BLOCKS[kind], "thinking", part.at, losses) if is_complete else None
 
 
 def _opaque(part: Opaque, role: str, losses: Losses) -> Native | None:
@@ -139,10 +141,10 @@ def _opaque(part: Opaque, role: str, losses: Losses) -> Native | None:
     kind = native["type"]
     if (kind in _USERS) != (role == "user"):
         return None
-    asks = kind == "server_tool_use"
-    if asks and type(native.get("input")) is not dict:
+    is_call = kind == "server_tool_use"
+    if is_call and type(native.get("input")) is not dict:
         return None
-    for name in ("id", "name") if asks else ("tool_use_id",) if kind.endswith(_SERVED) else ():
+    for name in ("id", "name") if is_call else ("tool_use_id",) if kind.endswith(_SERVED) else ():
         if type(native.get(name)) is not str or not _WORD.fullmatch(native[name]):
             return None
     return fit(native, BLOCKS[kind], f"a block of type {kind!r}", part.at, losses)
@@ -167,8 +169,8 @@ def _result(id: str, result: Result, losses: Losses) -> Native:
     if type(first) is Text and (first.native is None or first.home != ANTHROPIC):
         block["content"] = first.text
     elif parts:
-        said = Speech(result.at, "user", [*parts], result.home)
-        content = [each for each, _ in _blocks(said, losses)]
+        message = Speech(result.at, "user", [*parts], result.home)
+        content = [nested for nested, _ in _blocks(message, losses)]
         if content:
             block["content"] = content
     if result.error:
@@ -178,7 +180,7 @@ def _result(id: str, result: Result, losses: Losses) -> Native:
 
 def _media(part: Media, losses: Losses) -> Native | None:
     if part.native is not None and part.home == ANTHROPIC:
-        return fit(part.native, BLOCKS[part.native["type"]], "a medium", part.at, losses)
+        return fit(part.native, BLOCKS[part.native["type"]], "a media block", part.at, losses)
     source: Native | None = None
     if part.kind == "image" and part.data and part.mime in _PICTURES:
         source = {"type": "base64", "media_type": part.mime, "data": part.data}
@@ -198,29 +200,29 @@ def _media(part: Media, losses: Losses) -> Native | None:
 
 def _plain(data: str) -> Native | None:
     try:
-        words = base64.b64decode(data, validate=True).decode()
+        text = base64.b64decode(data, validate=True).decode()
     except ValueError:
         return None
-    return {"type": "text", "media_type": "text/plain", "data": words} if words.strip() else None
+    return {"type": "text", "media_type": "text/plain", "data": text} if text.strip() else None
 
 
 def _without_unpaired(turns: Turns, losses: Losses) -> None:
-    """Leave out what servers were asked and did not answer, and answers to nothing.
+    """Drop server tool calls without a result, and server results without a call.
 
-    What was asked last may stand: the server goes on with it.
+    Open calls of the last turn stay: the server continues them.
     """
-    asked: dict[str, list[Native]] = {}
+    open_calls: dict[str, list[Native]] = {}
     unpaired: list[Native] = []
     for role, blocks in turns.turns:
         for block, _ in blocks if role == "assistant" else ():
             if block["type"] == "server_tool_use":
-                asked.setdefault(block["id"], []).append(block)
+                open_calls.setdefault(block["id"], []).append(block)
             elif block["type"].endswith(_SERVED):
-                waiting = asked.get(block["tool_use_id"])
-                unpaired += [] if waiting and waiting.pop() else [block]
+                calls = open_calls.get(block["tool_use_id"])
+                unpaired += [] if calls and calls.pop() else [block]
     last = [block for block, _ in turns.turns[-1][1]] if turns.turns else []
-    waiting_still = [block for waiting in asked.values() for block in waiting]
-    unpaired += [block for block in waiting_still if not _among(block, last)]
+    unanswered = [block for calls in open_calls.values() for block in calls]
+    unpaired += [block for block in unanswered if not _among(block, last)]
     if unpaired:
         turns.revise("assistant", lambda blocks: _without(blocks, unpaired, losses))
 
@@ -229,7 +231,7 @@ def _without(blocks: list[Placed], unpaired: list[Native], losses: Losses) -> li
     kept = []
     for block, at in blocks:
         if _among(block, unpaired):
-            what = f"a block of type {block['type']!r} was left out: its other half is not there"
+            what = f"a block of type {block['type']!r} was left out: its counterpart is missing"
             losses.append(Loss(at, what))
         else:
             kept.append((block, at))
@@ -241,9 +243,9 @@ def _among(block: Native, others: list[Native]) -> bool:
 
 
 def _think_first(blocks: list[Placed], losses: Losses) -> list[Placed]:
-    """Leave out thinking after other words; it may stand at the start, or after a server's result.
+    """Drop thinking that is neither at the start of a turn nor after a server result.
 
-    Two answers in a row become one turn, and the API takes no thinking in the middle of a turn.
+    Two answers in a row become one turn, and the API rejects thinking in the middle of a turn.
     """
     kept: list[Placed] = []
     may_think = True
@@ -258,7 +260,7 @@ def _think_first(blocks: list[Placed], losses: Losses) -> list[Placed]:
 
 
 def _not_last(blocks: list[Placed], losses: Losses) -> list[Placed]:
-    """Leave out thinking at the end: what it led to is not there."""
+    """Drop thinking at the end: the content it led to is missing."""
     while blocks and blocks[-1][0]["type"] in _THINKING:
         block, at = blocks.pop()
         losses.append(inexpressible(Reasoning(at, block, ANTHROPIC), ANTHROPIC))

@@ -1,4 +1,8 @@
-"""OpenAI's chat completions: messages with a role, calls in a field, results as messages. Pure."""
+"""Parse and write chat completions: calls are a field of a message, results are messages.
+
+`read` turns a stored message into the neutral form, `write` the neutral form into messages. Pure;
+never changes a stored message. Content that cannot be written is reported as a loss.
+"""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -33,16 +37,16 @@ PARTS: dict[str, Fields] = {
     "input_audio": fields("type input_audio", "prompt_cache_breakpoint"),
     "file": fields("type file", "prompt_cache_breakpoint"),
 }
-SPOKEN = "spoken"  # The home of the words of a sound, which need not be said twice.
+SPOKEN = "spoken"  # The home of a transcript of audio: left out where the audio itself is sent.
 _SOUNDS = {"audio/wav": "wav", "audio/x-wav": "wav", "audio/mpeg": "mp3", "audio/mp3": "mp3"}
 
 
 def read(message: Native, at: int) -> Speech:
-    """Read one message; a role that is not known stays in `word`, and the speech has none."""
-    word = text(message.get("role"))
+    """Parse one message; an unknown role is kept in `stored_role`, and `role` is empty."""
+    stored_role = text(message.get("role"))
     content = message.get("content")
-    if word in ("tool", "function") or not message.keys().isdisjoint(_RESULTS):
-        return Speech(at, "user", _results(message, at), CHAT, word)
+    if stored_role in ("tool", "function") or not message.keys().isdisjoint(_RESULTS):
+        return Speech(at, "user", _results(message, at), CHAT, stored_role)
     parts: list[Part] = []
     if type(content) is str:
         if content:
@@ -51,7 +55,9 @@ def read(message: Native, at: int) -> Speech:
         parts += read_content(content, at)
     if len(message) > 2 or "content" not in message:  # noqa: PLR2004 - most have just these two
         _read_rest(message, at, parts)
-    return Speech(at, ROLES.get(word, ""), parts, CHAT, word, text(message.get("name")))
+    return Speech(
+        at, ROLES.get(stored_role, ""), parts, CHAT, stored_role, text(message.get("name"))
+    )
 
 
 def _read_rest(message: Native, at: int, parts: list[Part]) -> None:
@@ -62,8 +68,8 @@ def _read_rest(message: Native, at: int, parts: list[Part]) -> None:
     if type(audio) is dict:
         sound = {"id": audio["id"]} if text(audio.get("id")) else {}
         parts.append(Opaque(at, "a spoken answer", sound, CHAT if sound else ""))
-        if words := text(audio.get("transcript")):
-            parts.append(Text(at, words, audio, SPOKEN))
+        if transcript := text(audio.get("transcript")):
+            parts.append(Text(at, transcript, audio, SPOKEN))
     calls = message.get("tool_calls")
     for call in calls if type(calls) is list else ():
         parts.append(_call(call, at) if type(call) is dict else Opaque(at, "a call", {}, ""))
@@ -71,33 +77,35 @@ def _read_rest(message: Native, at: int, parts: list[Part]) -> None:
     if type(function) is dict:
         name, arguments = text(function.get("name")), _argument(function.get("arguments"))
         parts.append(ToolCall(at, "", name, arguments, kind="deprecated", home=CHAT))
-    for field, wanted in zip(_ANSWERS, (str, dict, list, dict), strict=True):
-        if message.get(field) and type(message[field]) is not wanted:
+    for field, expected in zip(_ANSWERS, (str, dict, list, dict), strict=True):
+        if message.get(field) and type(message[field]) is not expected:
             parts.append(Opaque(at, f"the field {field!r} of the message", {}, ""))
     parts += unknown_fields(message, _READ, at)
 
 
 def _call(call: Native, at: int) -> ToolCall:
     custom = call.get("type") == "custom"
-    asked = call.get("custom" if custom else "function")
-    asked = asked if type(asked) is dict else {}
-    given = _argument(asked.get("input" if custom else "arguments"))
+    function = call.get("custom" if custom else "function")
+    function = function if type(function) is dict else {}
+    arguments = _argument(function.get("input" if custom else "arguments"))
     kind = "custom" if custom else "function"
-    return ToolCall(at, text(call.get("id")), text(asked.get("name")), given, kind=kind, home=CHAT)
+    return ToolCall(
+        at, text(call.get("id")), text(function.get("name")), arguments, kind=kind, home=CHAT
+    )
 
 
-def _argument(given: Any) -> str | Native:
-    """Return arguments as they are; a value that is no text was decoded by somebody."""
-    if type(given) is str or type(given) is dict:
-        return given
-    return "" if given is None else json_text(given)
+def _argument(arguments: Any) -> str | Native:
+    """Return arguments as text or dict; any other value, already decoded, becomes JSON again."""
+    if type(arguments) is str or type(arguments) is dict:
+        return arguments
+    return "" if arguments is None else json_text(arguments)
 
 
 def _results(message: Native, at: int) -> list[Part]:
-    """Read a tool's message; AutoGen puts the results of several calls into one."""
+    """Parse a tool's message; AutoGen puts the results of several calls into one."""
     several = dicts(message.get("tool_responses"))
     if several and not message.get("tool_call_id"):
-        return [_result(each, at) for each in several]
+        return [_result(response, at) for response in several]
     return [_result(message, at)]
 
 
@@ -114,58 +122,58 @@ def _result(message: Native, at: int) -> Result:
 
 
 def read_content(content: Any, at: int) -> list[Part]:
-    """Read a list of parts; what is none of them is kept for nobody."""
-    given = content if type(content) is list else [content]
-    return [made for part in given if (made := _read_part(part, at)) is not None]
+    """Parse content parts; an unknown part becomes `Opaque` and is sent to no provider."""
+    content_parts = content if type(content) is list else [content]
+    return [parsed for part in content_parts if (parsed := _read_part(part, at)) is not None]
 
 
 def _read_part(part: Any, at: int) -> Part | None:
     if type(part) is str:
         return Text(at, part) if part else None
     kind = part.get("type") if type(part) is dict else ""
-    made: Media | None = None
+    media_part: Media | None = None
     if kind == "text" and type(part.get("text")) is str:
         return Text(at, part["text"], part, CHAT) if part["text"] else None
     if kind == "refusal" and type(part.get("refusal")) is str:
         return Refusal(at, part["refusal"])
     if kind == "image_url":
         url = part.get("image_url")
-        found = held(url, "url") if type(url) is dict else text(url)
-        if found and type(url) is dict:
+        address = held(url, "url") if type(url) is dict else text(url)
+        if address and type(url) is dict:
             detail = text(url.get("detail"))
-            made = media.from_url(at, "image", found)._replace(detail=detail)
+            media_part = media.from_url(at, "image", address)._replace(detail=detail)
     elif kind == "input_audio" and type(sound := part.get("input_audio")) is dict:
         mime = "audio/" + text(sound.get("format"))
-        made = Media(at, "audio", mime=mime, data=text(sound.get("data")))
+        media_part = Media(at, "audio", mime=mime, data=text(sound.get("data")))
     elif kind == "file" and type(file := part.get("file")) is dict:
-        made = media.openai_file(at, file)
-    if made is None:
+        media_part = media.openai_file(at, file)
+    if media_part is None:
         return Opaque(at, f"a part of type {kind!r}" if kind else "a part", {}, "")
-    return made._replace(native=part, home=CHAT)
+    return media_part._replace(native=part, home=CHAT)
 
 
-def write(speeches: list[Speech], losses: Losses) -> tuple[list[Native], None]:
-    """Write speeches as messages; results follow the message that made their calls."""
-    messages: list[Native] = []
-    for speech in speeches:
-        parts, role = speech.parts, speech.role
-        word = speech.word if speech.word == "developer" else role
+def write(messages: list[Speech], losses: Losses) -> tuple[list[Native], None]:
+    """Write messages; results follow the message that made their calls."""
+    written: list[Native] = []
+    for message in messages:
+        parts, role = message.parts, message.role
+        native_role = message.stored_role if message.stored_role == "developer" else role
         first = parts[0]
         if len(parts) == 1 and type(first) is Text and first.native is None:
-            message: Native | None = {"role": word, "content": first.text}
+            native: Native | None = {"role": native_role, "content": first.text}
         elif role == "assistant":
-            message = _assistant(parts, losses)
+            native = _assistant(parts, losses)
         else:
             content = _content(parts, role, losses)
-            message = {"role": word, "content": content} if content else None
-        if message is None:
+            native = {"role": native_role, "content": content} if content else None
+        if native is None:
             continue
-        if speech.name:
-            message["name"] = speech.name
-        messages.append(message)
-        if len(message) > 2:  # noqa: PLR2004 - as above
-            messages += _answers(parts, losses, deprecated="function_call" in message)
-    return messages, None
+        if message.name:
+            native["name"] = message.name
+        written.append(native)
+        if len(native) > 2:  # noqa: PLR2004 - as above
+            written += _answers(parts, losses, deprecated="function_call" in native)
+    return written, None
 
 
 def _content(parts: list[Part], role: str, losses: Losses) -> str | list[Native]:
@@ -173,15 +181,15 @@ def _content(parts: list[Part], role: str, losses: Losses) -> str | list[Native]
     for part in parts:
         if type(part) is Text or type(part) is Refusal:
             written.append(_text_part(part, losses))
-        elif type(part) is Media and role == "user" and (made := _media_part(part, losses)):
-            written.append(made)
+        elif type(part) is Media and role == "user" and (native := _media_part(part, losses)):
+            written.append(native)
         else:
             losses.append(inexpressible(part, CHAT, f"from the {role}"))
     return _shortest(written, parts)
 
 
 def _shortest(written: list[Native], parts: Sequence[Part]) -> str | list[Native]:
-    """Return a lone text as a text, unless its own message had it in a list."""
+    """Return a single text as a str, unless its stored message had it in a list."""
     if len(written) == 1 and written[0].keys() == {"type", "text"}:
         in_list = any(type(part) is Text and part.home == CHAT for part in parts)
         if not in_list:
@@ -191,10 +199,10 @@ def _shortest(written: list[Native], parts: Sequence[Part]) -> str | list[Native
 
 
 def _text_part(part: Text | Refusal, losses: Losses) -> Native:
-    made = None
+    native = None
     if part.home == CHAT and part.native is not None:
-        made = fit(part.native, PARTS["text"], "a text", part.at, losses)
-    return made or {"type": "text", "text": part.text}
+        native = fit(part.native, PARTS["text"], "a text", part.at, losses)
+    return native or {"type": "text", "text": part.text}
 
 
 def _media_part(part: Media, losses: Losses) -> Native | None:
@@ -221,9 +229,9 @@ def _assistant(parts: list[Part], losses: Losses) -> Native | None:
             message["audio"] = part.native
         elif type(part) not in (Text, Refusal, ToolCall):
             losses.append(inexpressible(part, CHAT, "from the assistant"))
-    said_in_sound = "audio" in message
+    has_audio = "audio" in message
     texts = [
-        part for part in parts if type(part) is Text and not (said_in_sound and part.home == SPOKEN)
+        part for part in parts if type(part) is Text and not (has_audio and part.home == SPOKEN)
     ]
     if texts:
         message["content"] = _shortest([_text_part(part, losses) for part in texts], texts)
@@ -234,15 +242,15 @@ def _assistant(parts: list[Part], losses: Losses) -> Native | None:
         message["function_call"] = {"name": calls[0].name, "arguments": input_text(calls[0])}
     elif calls:
         message["tool_calls"] = [_write_call(call) for call in calls]
-    said = texts or len(message) > 2  # noqa: PLR2004 - more than a role and no content
-    return message if said else None
+    has_content = texts or len(message) > 2  # noqa: PLR2004 - more than a role and no content
+    return message if has_content else None
 
 
 def _write_call(call: ToolCall) -> Native:
     kind = "custom" if call.kind == "custom" else "function"
-    name_of_input = "input" if kind == "custom" else "arguments"
-    asked = {"name": call.name, name_of_input: input_text(call)}
-    return {"id": call.out_id, "type": kind, kind: asked}
+    input_field = "input" if kind == "custom" else "arguments"
+    function = {"name": call.name, input_field: input_text(call)}
+    return {"id": call.out_id, "type": kind, kind: function}
 
 
 def _answers(parts: list[Part], losses: Losses, *, deprecated: bool) -> Iterator[Native]:
@@ -251,8 +259,8 @@ def _answers(parts: list[Part], losses: Losses, *, deprecated: bool) -> Iterator
             continue
         tell_error(part.result, CHAT, losses)
         if deprecated:
-            words = result_text(part.result, CHAT, losses)
-            yield {"role": "function", "name": part.name, "content": words}
+            text = result_text(part.result, CHAT, losses)
+            yield {"role": "function", "name": part.name, "content": text}
         else:
             content = _result_content(part.result, losses)
             yield {"role": "tool", "tool_call_id": part.out_id, "content": content}
@@ -260,11 +268,11 @@ def _answers(parts: list[Part], losses: Losses, *, deprecated: bool) -> Iterator
 
 def _result_content(result: Result, losses: Losses) -> str | list[Native]:
     if any(type(part) is Text and part.home == CHAT for part in result.parts):
-        listed = []
+        written = []
         for part in result.parts:
             if type(part) is Text:
-                listed.append(_text_part(part, losses))
+                written.append(_text_part(part, losses))
             else:
                 losses.append(inexpressible(part, CHAT, "in a result"))
-        return listed
+        return written
     return result_text(result, CHAT, losses)

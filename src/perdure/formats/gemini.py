@@ -1,6 +1,9 @@
-"""Gemini's contents: turns of parts, each part one kind of data. Pure.
+"""Parse and write Gemini contents: turns of parts, each part one kind of data.
 
-Names of fields go out as the REST API has them; the Python SDK's own spelling is read as well.
+`read` turns a stored content into the neutral form, `write` the neutral form into contents. Pure;
+never changes a stored message. Content that cannot be written is reported as a loss.
+
+Field names are written as in the REST API; the Python SDK's snake_case spelling is read as well.
 """
 
 from typing import Any
@@ -38,30 +41,32 @@ _FILE = fields("fileUri", "mimeType displayName")
 
 
 def read(content: Native, at: int) -> Speech:
-    """Read one content; without a role it is the user's."""
-    word = text(content.get("role"))
-    given = content.get("parts")
-    given = given if type(given) is list else [given]
-    parts = [made for part in given if (made := _read_part(part, at)) is not None]
+    """Parse one content; without a role it is the user's."""
+    stored_role = text(content.get("role"))
+    native_parts = content.get("parts")
+    native_parts = native_parts if type(native_parts) is list else [native_parts]
+    parts = [parsed for part in native_parts if (parsed := _read_part(part, at)) is not None]
     parts += unknown_fields(content, _READ, at)
-    return Speech(at, ROLES.get(word, ""), parts, GEMINI, word, text(content.get("name")))
+    return Speech(
+        at, ROLES.get(stored_role, ""), parts, GEMINI, stored_role, text(content.get("name"))
+    )
 
 
 def _camel(value: Native) -> Native:
-    """Spell the names of fields as the API does; bytes become base64, and nulls go."""
-    made = {}
-    for name, each in value.items():
+    """Convert field names to camelCase, as in the API; bytes become base64, nulls are dropped."""
+    converted = {}
+    for name, item in value.items():
         head, *tail = name.split("_")
-        if each is not None:
+        if item is not None:
             key = head + "".join(word.capitalize() for word in tail)
-            made[key] = media.base64_text(each) if isinstance(each, bytes) else each
-    return made
+            converted[key] = media.base64_text(item) if isinstance(item, bytes) else item
+    return converted
 
 
-def _read_part(given: Any, at: int) -> Part | None:
-    if type(given) is str:
-        return Text(at, given) if given else None
-    part = _camel(given) if type(given) is dict else {}
+def _read_part(native: Any, at: int) -> Part | None:
+    if type(native) is str:
+        return Text(at, native) if native else None
+    part = _camel(native) if type(native) is dict else {}
     kinds = [name for name in part if name in _HELD]
     kind = kinds[0] if len(kinds) == 1 else ""
     value = part.get(kind)
@@ -75,62 +80,62 @@ def _read_part(given: Any, at: int) -> Part | None:
         return Text(at, value, part, GEMINI) if len(part) > 1 else Text(at, value)
     if type(value) is dict:
         part = {**part, kind: _camel(value)}
-        if (made := _read_data(part, kind, at)) is not None:
-            return made
-    return Opaque(at, f"a part of {', '.join(kinds) or 'unknown kind'}", {}, "") if given else None
+        if (parsed := _read_data(part, kind, at)) is not None:
+            return parsed
+    return Opaque(at, f"a part of {', '.join(kinds) or 'unknown kind'}", {}, "") if native else None
 
 
 def _read_data(part: Native, kind: str, at: int) -> Part | None:
     value: Native = part[kind]
     mime, name = text(value.get("mimeType")), text(value.get("displayName"))
     if kind == "functionCall":
-        id, called = text(value.get("id")), text(value.get("name"))
-        given = value.get("args")
-        args: str | Native = given if type(given) is dict else {}
-        if type(given) is not dict and given is not None:
-            args = json_text(given)
-        return ToolCall(at, id, called, args, native=part, home=GEMINI)
+        id, tool = text(value.get("id")), text(value.get("name"))
+        arguments = value.get("args")
+        args: str | Native = arguments if type(arguments) is dict else {}
+        if type(arguments) is not dict and arguments is not None:
+            args = json_text(arguments)
+        return ToolCall(at, id, tool, args, native=part, home=GEMINI)
     if kind == "functionResponse":
         return _read_response(value, at)
     if kind == "inlineData" and held(value, "data"):
-        made = Media(at, media.kind_of(mime), mime, value["data"], name=name)
-        return made._replace(native=part, home=GEMINI)
+        media_part = Media(at, media.kind_of(mime), mime, value["data"], name=name)
+        return media_part._replace(native=part, home=GEMINI)
     if kind == "fileData" and held(value, "fileUri"):
-        made = Media(at, media.kind_of(mime), mime, url=value["fileUri"], name=name)
-        return made._replace(native=part, home=GEMINI)
+        media_part = Media(at, media.kind_of(mime), mime, url=value["fileUri"], name=name)
+        return media_part._replace(native=part, home=GEMINI)
     return Opaque(at, f"a part of {kind}", part, GEMINI) if kind in _HOSTED else None
 
 
 def _read_response(value: Native, at: int) -> Result:
-    """Read a result: one text if there is no more in it, else the JSON of what there is."""
+    """Parse a result: a lone text as it is, anything else as JSON."""
     response = value.get("response")
     parts: list[Any] = []
     error = type(response) is dict and "error" in response
     if type(response) is dict and len(response) == 1:
         (only,) = response.values()
         plain = type(only) is str and response.keys() <= {"output", "error", "result"}
-        words = only if plain else json_text(response)
-        parts += [Text(at, words)] if words else []
+        text_value = only if plain else json_text(response)
+        parts += [Text(at, text_value)] if text_value else []
     elif response is not None:
         parts.append(Text(at, response if type(response) is str else json_text(response)))
     for part in dicts(value.get("parts")):
-        made = _read_part(part, at)
-        known = type(made) in (Text, Media, Opaque)
-        parts.append(made if known else Opaque(at, "a part of a result", {}, ""))
+        parsed = _read_part(part, at)
+        is_result_part = type(parsed) in (Text, Media, Opaque)
+        parts.append(parsed if is_result_part else Opaque(at, "a part of a result", {}, ""))
     return Result(at, text(value.get("id")), text(value.get("name")), parts, error, value, GEMINI)
 
 
-def write(speeches: list[Speech], losses: Losses) -> tuple[list[Native], Native | None]:
-    """Write speeches as contents, and what the system says."""
+def write(messages: list[Speech], losses: Losses) -> tuple[list[Native], Native | None]:
+    """Write contents, and the system instruction."""
     turns = Turns()
     system: list[Native] = []
-    for speech in speeches:
-        parts = _parts(speech, losses)
-        if speech.role == "system":
+    for message in messages:
+        parts = _parts(message, losses)
+        if message.role == "system":
             system += [part for part, _ in parts]
-        elif speech.role == "assistant":
+        elif message.role == "assistant":
             turns.add("model", _not_last(parts, losses))
-            turns.add("user", _responses(speech.parts, losses))
+            turns.add("user", _responses(message.parts, losses))
         else:
             turns.add("user", parts)
     turns.open("user", {"text": OPENING})
@@ -145,46 +150,46 @@ def _not_last(parts: list[Placed], losses: Losses) -> list[Placed]:
     return parts
 
 
-def _parts(speech: Speech, losses: Losses) -> list[Placed]:
+def _parts(message: Speech, losses: Losses) -> list[Placed]:
     placed = []
-    model = speech.role == "assistant"
-    for part in speech.parts:
-        made: Native | None = None
+    model = message.role == "assistant"
+    for part in message.parts:
+        native: Native | None = None
         if type(part) is Text or type(part) is Refusal:
-            made = {"text": part.text}
+            native = {"text": part.text}
             tell_refusal(part, GEMINI, losses)
             if part.native is not None and part.home == GEMINI and model:
-                made = _besides(part.native, {"text": part.text}, part.at, losses)
+                native = _besides(part.native, {"text": part.text}, part.at, losses)
         elif type(part) is ToolCall:
-            made = _call(part, losses)
-        elif type(part) is Media and speech.role != "system":
-            made = _media(part, losses)
+            native = _call(part, losses)
+        elif type(part) is Media and message.role != "system":
+            native = _media(part, losses)
         elif isinstance(part, Reasoning | Opaque) and part.home == GEMINI and model:
             (kind,) = (name for name in part.native if name in _HELD)
-            made = _besides(part.native, {kind: part.native[kind]}, part.at, losses)
-        if made is not None:
-            placed.append((made, part.at))
+            native = _besides(part.native, {kind: part.native[kind]}, part.at, losses)
+        if native is not None:
+            placed.append((native, part.at))
         else:
-            losses.append(inexpressible(part, GEMINI, f"from the {speech.role}"))
+            losses.append(inexpressible(part, GEMINI, f"from the {message.role}"))
     return placed
 
 
-def _besides(native: Native, made: Native, at: int, losses: Losses) -> Native:
-    """Add what may stand beside the data of a part, and tell what may not."""
-    more = {name: value for name, value in native.items() if name in _BESIDES}
-    if len(made) + len(more) < len(native):
+def _besides(native: Native, data: Native, at: int, losses: Losses) -> Native:
+    """Add the fields allowed beside the data of a part, and report the others as losses."""
+    companions = {name: value for name, value in native.items() if name in _BESIDES}
+    if len(data) + len(companions) < len(native):
         tell_unknown(native, _HELD | _BESIDES, "a part", at, losses)
-    return {**made, **more}
+    return {**data, **companions}
 
 
 def _call(call: ToolCall, losses: Losses) -> Native | None:
-    asked: Native = {"name": call.name, "args": input_object(call, GEMINI, losses)}
+    function: Native = {"name": call.name, "args": input_object(call, GEMINI, losses)}
     if call.out_id:
-        asked["id"] = call.out_id
-    made = {"functionCall": asked}
+        function["id"] = call.out_id
+    native = {"functionCall": function}
     if call.home == GEMINI and call.native is not None:
-        return _besides(call.native, made, call.at, losses)
-    return made
+        return _besides(call.native, native, call.at, losses)
+    return native
 
 
 def _responses(parts: list[Part], losses: Losses) -> list[Placed]:
@@ -196,25 +201,25 @@ def _responses(parts: list[Part], losses: Losses) -> list[Placed]:
 
 
 def _response(call: ToolCall, result: Result, losses: Losses) -> Native:
-    named: Native = {"name": call.name, **({"id": call.out_id} if call.out_id else {})}
+    response: Native = {"name": call.name, **({"id": call.out_id} if call.out_id else {})}
     native = result.native if result.home == GEMINI else None
     if native is not None and type(native.get("response")) is dict:
-        given = {**native, **named}
+        merged = {**native, **response}
         if not call.out_id:
-            given.pop("id", None)
-        made = fit(given, _RESPONSE, "a result", result.at, losses)
-        if made is not None:
-            return made
-    pictures = [part for part in result.parts if type(part) is Media and part.data]
-    rest = [part for part in result.parts if part not in pictures]
-    words = result_text(result._replace(parts=rest), GEMINI, losses)
-    named["response"] = {"error" if result.error else "output": words}
-    if pictures:
-        named["parts"] = [
+            merged.pop("id", None)
+        trimmed = fit(merged, _RESPONSE, "a result", result.at, losses)
+        if trimmed is not None:
+            return trimmed
+    inline = [part for part in result.parts if type(part) is Media and part.data]
+    rest = [part for part in result.parts if part not in inline]
+    output = result_text(result._replace(parts=rest), GEMINI, losses)
+    response["response"] = {"error" if result.error else "output": output}
+    if inline:
+        response["parts"] = [
             {"inlineData": {"mimeType": part.mime or media.UNKNOWN_TYPE, "data": part.data}}
-            for part in pictures
+            for part in inline
         ]
-    return named
+    return response
 
 
 def _media(part: Media, losses: Losses) -> Native | None:

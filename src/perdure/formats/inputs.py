@@ -1,4 +1,4 @@
-"""What goes into calls and comes out of them, between JSON texts and objects. Pure."""
+"""Convert call arguments between JSON text and objects, and results to text. Pure."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ import msgspec
 from perdure.effects.calls import INTERRUPTED_NOTICE
 from perdure.formats.parts import Loss, Losses, Native, Result, Text, ToolCall, inexpressible
 
-WRAPPED = "input"  # The key under which a text stands where a format wants an object.
+WRAPPED = "input"  # The key that wraps a text where a format requires an object.
 _encode = msgspec.json.Encoder(enc_hook=str).encode
 _decode = msgspec.json.Decoder().decode
 
@@ -17,47 +17,49 @@ def json_text(value: Any) -> str:
 
 
 def input_text(call: ToolCall) -> str:
-    """Return the input of a call as the text that OpenAI wants."""
+    """Return the input of a call as text, as OpenAI requires."""
     return call.input if isinstance(call.input, str) else json_text(call.input)
 
 
 def input_object(call: ToolCall, format: str, losses: Losses) -> Native:
-    """Return the input of a call as an object; a text that is none is wrapped, and that told."""
-    given = call.input
-    if not isinstance(given, str):
-        return given
-    if not given:
+    """Return the input of a call as an object; wrap any other text and report that as a loss."""
+    arguments = call.input
+    if not isinstance(arguments, str):
+        return arguments
+    if not arguments:
         return {}
-    decoded = None if call.kind == "custom" else _object(given)
+    decoded = None if call.kind == "custom" else _object(arguments)
     if decoded is not None:
         return decoded
-    what = f"the input of the call of {call.name!r} is no JSON object: {format} gets it as a text"
+    what = (
+        f"the input of the call of {call.name!r} is not a JSON object: {format} gets it as a text"
+    )
     losses.append(Loss(call.at, what))
-    return {WRAPPED: given}
+    return {WRAPPED: arguments}
 
 
-def _object(given: str) -> Native | None:
+def _object(arguments: str) -> Native | None:
     try:
-        decoded = _decode(given)
+        decoded = _decode(arguments)
     except (msgspec.MsgspecError, ValueError, RecursionError):
-        return None  # A model writes what it likes.
+        return None  # Models do not always write valid JSON.
     return decoded if type(decoded) is dict else None
 
 
 def result_text(result: Result, format: str, losses: Losses) -> str:
-    """Return a result as one text; what in it is none is told."""
-    words = []
+    """Flatten a result to text; report non-text parts as losses."""
+    texts = []
     for part in result.parts:
         if type(part) is Text:
-            words.append(part.text)
+            texts.append(part.text)
         else:
             losses.append(inexpressible(part, format, "in a result"))
-    return "\n".join(words)
+    return "\n".join(texts)
 
 
 def tell_error(result: Result, format: str, losses: Losses) -> None:
-    """Report that a format has no mark for a result that is an error."""
-    told = [part.text for part in result.parts if type(part) is Text] == [INTERRUPTED_NOTICE]
-    if result.error and not told:
-        what = f"the mark of an error on the result of {result.name or result.id!r} was left out"
+    """Report as a loss that a format cannot flag a result as an error."""
+    is_notice = [part.text for part in result.parts if type(part) is Text] == [INTERRUPTED_NOTICE]
+    if result.error and not is_notice:
+        what = f"the error flag of the result of {result.name or result.id!r} was left out"
         losses.append(Loss(result.at, f"{what}: {format} has none"))

@@ -1,4 +1,4 @@
-"""Images, sounds and files between the formats: addresses, data and types. Pure."""
+"""Convert images, audio and files between formats: URLs, base64 data and MIME types. Pure."""
 
 import base64
 
@@ -13,7 +13,7 @@ def data_url(media: Media) -> str:
 
 
 def from_url(at: int, kind: str, url: str, name: str = "") -> Media:
-    """Make a medium of an address, which may hold the data itself."""
+    """Return media from a URL, which may be a data URL."""
     head, comma, data = url.partition(",")
     if comma and head.startswith("data:") and head.endswith(";base64"):
         mime = head.removeprefix("data:").removesuffix(";base64").partition(";")[0]
@@ -22,7 +22,7 @@ def from_url(at: int, kind: str, url: str, name: str = "") -> Media:
 
 
 def base64_text(data: object) -> str:
-    """Return data as base64; bytes are what Gemini's SDK has, and base64 what its API has."""
+    """Return data as base64: Gemini's SDK has bytes, its API has base64."""
     return base64.b64encode(data).decode() if isinstance(data, bytes) else text(data)
 
 
@@ -31,18 +31,18 @@ def kind_of(mime: str) -> str:
     return first if first in ("image", "audio") else "file"
 
 
-def openai_file(at: int, held_in: Native) -> Media | None:
-    """Make a medium of OpenAI's three ways to hold a file, if it is one of them."""
-    name = text(held_in.get("filename"))
-    url = held(held_in, "file_url")
-    data = held(held_in, "file_data")
+def openai_file(at: int, file: Native) -> Media | None:
+    """Return media from any of OpenAI's three file forms (URL, data, id); None if it has none."""
+    name = text(file.get("filename"))
+    url = held(file, "file_url")
+    data = held(file, "file_data")
     if url:
         return Media(at, "file", url=url, name=name)
     if data:
-        made = from_url(at, "file", data, name)
-        # Data without the head of an address is base64 all the same.
-        return made if made.data else Media(at, "file", data=data, name=name)
-    id = held(held_in, "file_id")
+        media = from_url(at, "file", data, name)
+        # Data without a data-URL prefix is plain base64.
+        return media if media.data else Media(at, "file", data=data, name=name)
+    id = held(file, "file_id")
     return Media(at, "file", file_id=id, name=name) if id else None
 
 
@@ -51,5 +51,5 @@ def detail(media: Media) -> Native:
 
 
 def same_maker(home: str, format: str) -> bool:
-    """Whether the ids of files in one format mean the same in the other."""
+    """Whether file ids of one format are valid in the other: both are from one provider."""
     return bool(home) and home.partition(".")[0] == format.partition(".")[0]

@@ -1,4 +1,4 @@
-"""Names and ids that a provider takes, made of any. Pure."""
+"""Convert any names and ids to ones that a provider accepts. Pure."""
 
 import re
 from typing import NamedTuple
@@ -27,7 +27,7 @@ _LIMITS = {
 
 
 def legal_name(name: str, format: str) -> str:
-    """Return a tool's name as near to the given one as the format allows."""
+    """Return a tool's name, changed as little as the format requires."""
     limits = _LIMITS[format]
     if (
         format == GEMINI
@@ -39,27 +39,27 @@ def legal_name(name: str, format: str) -> str:
 
 
 def legal_person(name: str) -> str:
-    """Return a speaker's name as near to the given one as chat completions allow."""
+    """Return a speaker's name, changed as little as chat completions require."""
     return _NOT_A_PERSON.sub("_", name)[:_PERSON_MAX]
 
 
 class Ids:
-    """Gives each call an id of its own; one that is legal and not taken stays."""
+    """Assigns unique ids to calls; a legal id that is still free is kept."""
 
     def __init__(self, format: str) -> None:
         self._limits = _LIMITS[format]
         self._taken: set[str] = set()
         self._next: dict[str, int] = {}
 
-    def take(self, wanted: str) -> str:
+    def take(self, preferred: str) -> str:
         limits = self._limits
         if limits.not_in_ids is not None:
-            wanted = limits.not_in_ids.sub("_", wanted)
-        given = wanted = wanted[: limits.id_max]
-        while given in self._taken:
-            number = self._next.get(wanted, 2)
-            self._next[wanted] = number + 1
+            preferred = limits.not_in_ids.sub("_", preferred)
+        id = preferred = preferred[: limits.id_max]
+        while id in self._taken:
+            number = self._next.get(preferred, 2)
+            self._next[preferred] = number + 1
             suffix = f"_{number}"
-            given = wanted[: limits.id_max - len(suffix)] + suffix
-        self._taken.add(given)
-        return given
+            id = preferred[: limits.id_max - len(suffix)] + suffix
+        self._taken.add(id)
+        return id

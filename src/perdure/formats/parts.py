@@ -1,8 +1,8 @@
-"""The neutral form between the formats: speeches, made of parts. Pure.
+"""The neutral form between the formats: normalized messages, made of parts. Pure.
 
-A part keeps what it was made of (`native`) and in which format (`home`), so that it goes back to
-its own provider as it came. `at` is the position of the stored message. What is stored is never
-changed; what is given out may share values with it.
+A part keeps its original data (`native`) and format (`home`), so that it returns to its own
+provider unchanged. `at` is the position of the stored message. Stored data is never changed;
+rendered messages may share values with it.
 """
 
 from typing import Any, NamedTuple, TypeAlias
@@ -16,7 +16,7 @@ GEMINI = "gemini"
 
 
 class Said(NamedTuple):
-    """One stored message as the reader found it; `interrupted` if its stream was cut off."""
+    """One stored message, as read; `interrupted` if its stream did not finish."""
 
     position: int
     message: Native
@@ -28,7 +28,7 @@ class Said(NamedTuple):
 
 
 class Loss(NamedTuple):
-    """What of a stored message is not in the transcript, and why: a sentence for people."""
+    """Content of a stored message that the transcript lacks, and why, as a readable sentence."""
 
     position: int
     what: str
@@ -38,7 +38,7 @@ Losses: TypeAlias = list[Loss]
 
 
 class Text(NamedTuple):
-    """Words. `native` is their part or, in an answer of the Responses API, their whole item."""
+    """A text. `native` is its part or, in an answer of the Responses API, its whole item."""
 
     at: int
     text: str
@@ -47,7 +47,7 @@ class Text(NamedTuple):
 
 
 class Refusal(NamedTuple):
-    """The words with which a model declined."""
+    """The text of a model's refusal."""
 
     at: int
     text: str
@@ -56,7 +56,7 @@ class Refusal(NamedTuple):
 
 
 class Media(NamedTuple):
-    """An image, a sound or a file: by address, as base64, or by the id it has at its provider."""
+    """An image, audio or a file: by URL, as base64, or by its provider's file id."""
 
     at: int
     kind: str
@@ -65,13 +65,13 @@ class Media(NamedTuple):
     url: str = ""
     file_id: str = ""
     name: str = ""
-    detail: str = ""  # How closely OpenAI's models are to look at an image.
+    detail: str = ""  # The image resolution requested from OpenAI.
     native: Native | None = None
     home: str = ""
 
 
 class Reasoning(NamedTuple):
-    """What a model thought, opaque: for its own provider only, and only with what it led to."""
+    """Opaque reasoning: sent to its own provider only, and only with the content it led to."""
 
     at: int
     native: Native
@@ -79,7 +79,7 @@ class Reasoning(NamedTuple):
 
 
 class Opaque(NamedTuple):
-    """Something that only its own provider understands; with no home, nobody."""
+    """A part that only its own provider understands; without a home it is sent to none."""
 
     at: int
     what: str
@@ -88,7 +88,7 @@ class Opaque(NamedTuple):
 
 
 class Result(NamedTuple):
-    """What a tool gave. Without an id it answers by name."""
+    """The result of a tool. Without an id it belongs to a call of the same name."""
 
     at: int
     id: str
@@ -100,7 +100,7 @@ class Result(NamedTuple):
 
 
 class ToolCall:
-    """A call that wants a result; pairing finds it, and gives the id that goes out."""
+    """A call that needs a result. Rendering sets `result` and `out_id`, the id that is sent."""
 
     __slots__ = ("at", "home", "id", "input", "kind", "name", "native", "out_id", "result")
 
@@ -130,7 +130,7 @@ Part: TypeAlias = Text | Refusal | Media | Reasoning | Opaque | Result | ToolCal
 
 
 class Speech:
-    """What one side said at once. `role` is system, user, assistant, or none of them ("")."""
+    """A normalized message. `role` is system, user, assistant, context, or "" if unknown."""
 
     __slots__ = (
         "at",
@@ -141,46 +141,55 @@ class Speech:
         "parts",
         "recipient",
         "role",
+        "stored_role",
         "turn",
-        "word",
     )
 
     def __init__(
-        self, at: int, role: str, parts: list[Part], home: str, word: str = "", name: str = ""
+        self,
+        at: int,
+        role: str,
+        parts: list[Part],
+        home: str,
+        stored_role: str = "",
+        name: str = "",
     ) -> None:
         self.at = at
         self.role = role
         self.parts = parts
         self.home = home
-        self.word = word  # The role's own word, where a format has two for one (`developer`).
+        self.stored_role = (
+            stored_role  # The role as stored, such as `developer` for system, or an unknown one.
+        )
         self.name = name
         self.author = ""
         self.recipient = ""
         self.turn = ""
-        self.ended = False  # Whether nothing that comes later can be part of it.
+        self.ended = False  # Whether later items can no longer be part of it.
 
 
-_NAMES = {"image": "an image", "audio": "a sound", "file": "a file"}
+_NAMES = {"image": "an image", "audio": "audio", "file": "a file"}
 
 
 def inexpressible(part: Part, format: str, where: str = "") -> Loss:
-    """Say that a part has no form in a format (in some place)."""
+    """Return the loss for a part that a format does not support (`where`)."""
     place = f" {where}" if where else ""
     match part:
         case Media():
-            what = f"{_NAMES[part.kind]} was left out: {format} can not take it{place}"
+            what = f"{_NAMES[part.kind]} was left out: {format} does not accept it{place}"
         case Reasoning() if part.home == format:
-            what = "reasoning was left out: what it led to is not there"
+            what = "reasoning was left out: the content it led to is missing"
         case Reasoning():
-            what = f"reasoning was left out: {format} can not take that of {part.home or 'others'}"
+            origin = part.home or "another format"
+            what = f"reasoning was left out: {format} does not accept it from {origin}"
         case Opaque(what=name):
-            what = f"{name} was left out: {format} can not take it{place}"
+            what = f"{name} was left out: {format} does not accept it{place}"
         case _:
-            what = f"a part of the message was left out: {format} can not take it{place}"
+            what = f"a part of the message was left out: {format} does not accept it{place}"
     return Loss(part.at, what)
 
 
 def tell_refusal(part: Text | Refusal, format: str, losses: Losses) -> None:
-    """Report that a format has no mark for a refusal."""
+    """Report as a loss that a format cannot flag a refusal."""
     if type(part) is Refusal:
-        losses.append(Loss(part.at, f"the mark of a refusal was left out: {format} has none"))
+        losses.append(Loss(part.at, f"the refusal flag was left out: {format} has none"))

@@ -1,4 +1,7 @@
-"""OpenAI's Responses API, reading: items of many types, of which messages are one. Pure."""
+"""Parse items of OpenAI's Responses API: messages are one type among many.
+
+A stored item comes in, a `Speech` in the neutral form goes out. Pure; never changes an item.
+"""
 
 from typing import Any
 
@@ -28,7 +31,7 @@ _OUTSIDE_INPUT = frozenset({"type", "id", "call_id", "status", "caller", "pendin
 
 
 def read(item: Native, at: int) -> Speech:
-    """Read one item; what neither side says has the role `context`."""
+    """Parse one item; an item that is neither input nor answer has the role `context`."""
     type_ = text(item.get("type")) or ("message" if "role" in item else "")
     if item.keys() == {"id"}:
         type_ = "item_reference"
@@ -40,35 +43,37 @@ def read(item: Native, at: int) -> Speech:
         return Speech(at, "user", [_result(item, type_, at)], RESPONSES)
     if type_ == "reasoning":
         return Speech(at, "assistant", [Reasoning(at, item, RESPONSES)], RESPONSES)
-    known = type_ in HOSTED or type_ in CONTEXT
-    part = Opaque(at, f"an item of type {type_!r}", item, RESPONSES if known else "")
+    is_known_type = type_ in HOSTED or type_ in CONTEXT
+    part = Opaque(at, f"an item of type {type_!r}", item, RESPONSES if is_known_type else "")
     return Speech(at, "assistant" if type_ in HOSTED else "context", [part], RESPONSES)
 
 
 def _message(item: Native, at: int) -> Speech:
-    word = text(item.get("role"))
+    stored_role = text(item.get("role"))
     content = item.get("content")
-    given = content if type(content) is list else [content]
-    if word == "assistant":
-        parts = _answer_parts(item, given, at)
+    content_parts = content if type(content) is list else [content]
+    if stored_role == "assistant":
+        parts = _answer_parts(item, content_parts, at)
     else:
-        parts = [made for part in given if (made := read_part(part, at)) is not None]
+        parts = [parsed for part in content_parts if (parsed := read_part(part, at)) is not None]
         parts += unknown_fields(item, MESSAGE.allowed | {"name"}, at)
-    return Speech(at, ROLES.get(word, ""), parts, RESPONSES, word, text(item.get("name")))
+    return Speech(
+        at, ROLES.get(stored_role, ""), parts, RESPONSES, stored_role, text(item.get("name"))
+    )
 
 
-def _answer_parts(item: Native, given: list[Any], at: int) -> list[Part]:
-    """Read an answer; its item goes back whole, unless something in it is not an answer's."""
-    whole = all(type(part) is dict and _is_answers(part) for part in given)
+def _answer_parts(item: Native, content_parts: list[Any], at: int) -> list[Part]:
+    """Parse an answer; its item is sent back whole, unless a part of it is not an answer part."""
+    is_whole = all(type(part) is dict and _is_answers(part) for part in content_parts)
     parts: list[Part] = []
-    for part in given:
-        made = read_part(part, at)
-        if type(made) is Text:
-            made = Text(at, made.text, item, RESPONSES) if whole else Text(at, made.text)
-        elif type(made) is Refusal and whole:
-            made = Refusal(at, made.text, item, RESPONSES)
-        if made is not None:
-            parts.append(made)
+    for part in content_parts:
+        parsed = read_part(part, at)
+        if type(parsed) is Text:
+            parsed = Text(at, parsed.text, item, RESPONSES) if is_whole else Text(at, parsed.text)
+        elif type(parsed) is Refusal and is_whole:
+            parsed = Refusal(at, parsed.text, item, RESPONSES)
+        if parsed is not None:
+            parts.append(parsed)
     return parts
 
 
@@ -79,31 +84,31 @@ def _is_answers(part: Native) -> bool:
 
 
 def _call(item: Native, type_: str, at: int) -> ToolCall:
-    given: Any = item.get("input" if type_ == "custom_tool_call" else "arguments")
+    arguments: Any = item.get("input" if type_ == "custom_tool_call" else "arguments")
     if type_ not in _KINDS:
-        given = {name: value for name, value in item.items() if name not in _OUTSIDE_INPUT}
-    elif type(given) is not str and type(given) is not dict:
-        given = "" if given is None else json_text(given)
+        arguments = {name: value for name, value in item.items() if name not in _OUTSIDE_INPUT}
+    elif type(arguments) is not str and type(arguments) is not dict:
+        arguments = "" if arguments is None else json_text(arguments)
     (call,) = calls.open_calls(item)
     id = text(item.get("call_id"))
     kind = _KINDS.get(type_, type_)
-    return ToolCall(at, id, call.name, given, kind=kind, native=item, home=RESPONSES)
+    return ToolCall(at, id, call.name, arguments, kind=kind, native=item, home=RESPONSES)
 
 
 def _result(item: Native, type_: str, at: int) -> Result:
     output = item.get("output")
     parts: list[Any] = []
     if type_ == "shell_call_output":
-        for said in dicts(output):
-            words = [text(said.get("stdout")), text(said.get("stderr"))]
-            parts.append(Text(at, "\n".join(word for word in words if word)))
+        for command in dicts(output):
+            streams = [text(command.get("stdout")), text(command.get("stderr"))]
+            parts.append(Text(at, "\n".join(stream for stream in streams if stream)))
         parts = [part for part in parts if part.text]
     elif type_ == "computer_call_output" and type(output) is dict:
         parts.append(_screenshot(output, at))
     elif type_ == "tool_search_output":
         parts.append(Opaque(at, "a list of found tools", item, RESPONSES))
     elif type(output) is list:
-        parts += [made for part in output if (made := read_part(part, at)) is not None]
+        parts += [parsed for part in output if (parsed := read_part(part, at)) is not None]
     elif output is not None and output != "":
         parts.append(Text(at, output if type(output) is str else json_text(output)))
     id = text(item.get("call_id")) or (calls.output_id(item) if "id" in item else "")

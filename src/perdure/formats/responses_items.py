@@ -1,7 +1,7 @@
-"""The items of OpenAI's Responses API: their fields, and what each is to a conversation. Pure.
+"""Item types of OpenAI's Responses API: their fields, and their role in a conversation. Pure.
 
-Fields are those that a request may have; the API refuses any other. A type that is not here is not
-given out: an item that the API refuses would end the conversation.
+The fields are those that a request may have; the API rejects any other. An item of a type that is
+not listed here is never sent: an item that the API rejects would block the conversation.
 """
 
 import re
@@ -38,7 +38,7 @@ RESULTS: dict[str, Fields] = {
     "shell_call_output": fields("type call_id output", "id caller max_output_length status"),
     "tool_search_output": fields("type tools", "id call_id execution status"),
 }
-# What the model did with tools that the provider runs.
+# Calls of tools that the provider runs.
 HOSTED: dict[str, Fields] = {
     "code_interpreter_call": fields("type id code? container_id outputs? status"),
     "file_search_call": fields("type id queries status", "results"),
@@ -55,7 +55,7 @@ HOSTED: dict[str, Fields] = {
     "tool_search_call": CALLS["tool_search_call"],
     "web_search_call": fields("type id action status"),
 }
-# What stands between what is said; neither side says it.
+# Items that are neither input nor answer.
 CONTEXT: dict[str, Fields] = {
     "additional_tools": fields("type role tools", "id"),
     "compaction": fields("type encrypted_content", "id"),
@@ -83,7 +83,7 @@ _STATUSES = {
 _PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc", "custom_tool_call": "ctc"}
 _ID = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
-# A screenshot, a list of tools: what a text can not stand for.
+# Calls whose output (a screenshot, a list of tools) cannot be replaced by a text.
 SPECIAL_OUTPUTS = frozenset({"computer_call", "tool_search_call"})
 
 
@@ -101,20 +101,20 @@ def legal_status(status: object, type_: str) -> bool:
 
 def needs_id(type_: str) -> bool:
     tables = (HOSTED, CALLS, CONTEXT, RESULTS)
-    known = next((table[type_] for table in tables if type_ in table), None)
-    return type_ == "reasoning" or (known is not None and "id" in known.required)
+    spec = next((table[type_] for table in tables if type_ in table), None)
+    return type_ == "reasoning" or (spec is not None and "id" in spec.required)
 
 
 def reasoning_is_whole(item: Native) -> bool:
-    """Whether the parts of reasoning are texts of their kinds, and nothing else."""
-    given = [(part, "summary_text") for part in _listed(item["summary"])]
-    given += [(part, "reasoning_text") for part in _listed(item.get("content", []))]
+    """Whether all parts of reasoning are texts of the expected types."""
+    parts = [(part, "summary_text") for part in _listed(item["summary"])]
+    parts += [(part, "reasoning_text") for part in _listed(item.get("content", []))]
     return all(
         type(part) is dict
         and part.keys() == {"type", "text"}
         and part["type"] == type_
         and type(part["text"]) is str
-        for part, type_ in given
+        for part, type_ in parts
     )
 
 

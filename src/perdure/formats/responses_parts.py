@@ -1,4 +1,4 @@
-"""OpenAI's Responses API: the parts of messages and results, read and written. Pure."""
+"""Parse and write the content parts of OpenAI's Responses API. Pure."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -20,7 +20,7 @@ from perdure.formats.responses_items import PARTS
 
 
 def read_part(part: Any, at: int) -> Part | None:
-    """Read a part of a message or a result; an empty text is nothing."""
+    """Parse a part of a message or a result; None if it is an empty text."""
     if type(part) is str:
         return Text(at, part) if part else None
     if part is None:
@@ -31,38 +31,38 @@ def read_part(part: Any, at: int) -> Part | None:
         return Text(at, part["text"], native, RESPONSES if native else "") if part["text"] else None
     if kind == "refusal" and type(part.get("refusal")) is str:
         return Refusal(at, part["refusal"]) if part["refusal"] else None
-    made: Media | None = None
+    media_part: Media | None = None
     if kind == "input_image":
         if url := held(part, "image_url"):
-            made = media.from_url(at, "image", url)
+            media_part = media.from_url(at, "image", url)
         elif id := held(part, "file_id"):
-            made = Media(at, "image", file_id=id)
-        made = made and made._replace(detail=held(part, "detail"))
+            media_part = Media(at, "image", file_id=id)
+        media_part = media_part and media_part._replace(detail=held(part, "detail"))
     elif kind == "input_file":
-        made = media.openai_file(at, part)
-    if made is None:
+        media_part = media.openai_file(at, part)
+    if media_part is None:
         return Opaque(at, f"a part of type {kind!r}" if kind else "a part", {}, "")
-    return made._replace(native=part, home=RESPONSES)
+    return media_part._replace(native=part, home=RESPONSES)
 
 
 def write_parts(parts: Sequence[Part], role: str, losses: Losses) -> str | list[Native]:
-    """Write parts as a list; a lone text alone, unless its own message had it in a list."""
+    """Write parts as a list; a single text as a str, unless its stored message had a list."""
     if len(parts) == 1 and type(parts[0]) is Text and parts[0].native is None:
         only: str = parts[0].text
         return only
     written = []
     plain = True
     for part in parts:
-        made: Native | None = None
+        native: Native | None = None
         if type(part) is Text or type(part) is Refusal:
-            made = {"type": "input_text", "text": part.text}
+            native = {"type": "input_text", "text": part.text}
             if part.native is not None and part.home == RESPONSES and type(part) is Text:
-                made = fit(part.native, PARTS["input_text"], "a text", part.at, losses)
+                native = fit(part.native, PARTS["input_text"], "a text", part.at, losses)
                 plain = False
         elif type(part) is Media and role == "user":
-            made = _write_media(part, losses)
-        if made is not None:
-            written.append(made)
+            native = _write_media(part, losses)
+        if native is not None:
+            written.append(native)
         else:
             losses.append(inexpressible(part, RESPONSES, f"from the {role}"))
     if plain and len(written) == 1 and written[0]["type"] == "input_text":

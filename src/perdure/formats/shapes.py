@@ -1,4 +1,4 @@
-"""Which format a stored message has, told from the message alone. Pure."""
+"""Detect the format of a stored message from the message alone. Pure."""
 
 from perdure.formats.anthropic import BLOCKS
 from perdure.formats.fields import dicts, text
@@ -17,7 +17,7 @@ def shape(message: Native) -> str:
 
     - `parts`, or the role `model`: gemini.
     - A `type`: responses, unless it is a `message` with blocks that only Anthropic has, or with
-      what only Anthropic's answers say of themselves.
+      metadata that only Anthropic's answers have.
     - Content in parts that only one format has: that format.
     - Everything else, such as a role and a text, means the same in all: openai.chat.
     """
@@ -33,15 +33,15 @@ def shape(message: Native) -> str:
         return CHAT
     if type_ == "message" and message.keys() & _ANSWER_OF_ANTHROPIC:
         return ANTHROPIC
-    found = _shape_of_parts(dicts(content))
+    parts_format = _shape_of_parts(dicts(content))
     if type_ == "message":
-        return RESPONSES if found == CHAT else found or RESPONSES
-    # A reference to an item of a response may leave its type out.
-    return found or (RESPONSES if message.keys() == {"id"} else CHAT)
+        return RESPONSES if parts_format == CHAT else parts_format or RESPONSES
+    # A reference to an item of a response may omit its type.
+    return parts_format or (RESPONSES if message.keys() == {"id"} else CHAT)
 
 
 def _shape_of_parts(parts: list[Native]) -> str:
-    """Return the format that the first telling part has, if one tells."""
+    """Return the format of the first part that only one format has; "" if there is none."""
     for part in parts:
         kind = text(part.get("type"))
         if kind in _RESPONSES_PARTS:

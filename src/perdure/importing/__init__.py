@@ -1,1 +1,1 @@
-"""Files that other programs left, read as messages."""
+"""Read messages from files that other programs wrote."""

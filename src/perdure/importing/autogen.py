@@ -1,8 +1,9 @@
-"""A list that an AutoGen agent kept of a chat → the same messages, and who said each to whom. Pure.
+"""An AutoGen agent's list of chat messages → the same messages, with author and recipient. Pure.
 
-Such a list is one agent's side: what it said itself is the assistant's, what it was told the
-user's. Copied into both agents, as tutorials do it, it is wrong for one of them, and grows with
-roles of both kinds. Names tell who spoke; where there is none, who spoke before.
+Such a list is one agent's perspective: its own messages have the role assistant, received ones the
+role user. Copied into both agents, as tutorials do, the roles are wrong for one of them, and later
+messages are added with roles of both perspectives. The author is found by the message's name; if it
+has none, by the previous author.
 """
 
 from collections.abc import Iterator
@@ -14,12 +15,12 @@ from perdure.importing.messages import Imported, Leftover
 from perdure.importing.text import IN_NOTE, Repair
 
 CHANNEL = "autogen"
-USER, ASSISTANT = "user_proxy", "assistant"  # As they are called where nobody calls them otherwise.
+USER, ASSISTANT = "user_proxy", "assistant"  # AutoGen's conventional agent names.
 _CALLED = ("tool", "function")
 
 
 class Pair(NamedTuple):
-    """The two agents of a chat: who began it, and whose model answers."""
+    """The two agents of a chat: the one that started it, and the one whose model answers."""
 
     user: str = USER
     assistant: str = ASSISTANT
@@ -29,7 +30,7 @@ class Pair(NamedTuple):
 
 
 class Said(NamedTuple):
-    """A message, and who said it to whom."""
+    """A message, its author and its recipient."""
 
     message: dict[str, Any]
     author: str
@@ -37,62 +38,63 @@ class Said(NamedTuple):
 
 
 class Chat(NamedTuple):
-    """A file's messages with their speakers; `imported` has the repairs of both."""
+    """A file's messages with their authors; `imported` holds the repairs of both passes."""
 
-    said: list[Said]
+    messages: list[Said]
     imported: Imported
 
 
 def chat_of(imported: Imported, agents: Pair | None = None) -> Chat:
-    """Return who said what in a file; UsageError if it is not a chat of these two, or of two."""
+    """Assign authors to a file's messages; UsageError unless it is a chat of (these) two agents."""
     pair = _pair(imported.messages, agents)
     reader = _Reader(pair)
-    said = [*reader.read(imported.messages)]
-    messages = [one.message for one in said]
+    chat_messages = [*reader.read(imported.messages)]
+    messages = [chat_message.message for chat_message in chat_messages]
     repairs = [*imported.repairs, *reader.repairs]
     leftovers = [*imported.leftovers, *reader.leftovers]
-    return Chat(said, Imported(messages, repairs, leftovers, imported.about))
+    return Chat(chat_messages, Imported(messages, repairs, leftovers, imported.about))
 
 
 def _pair(messages: list[dict[str, Any]], agents: Pair | None) -> Pair:
     names = {name: message for message in messages if (name := _name(message))}
     if agents is not None:
-        strange = sorted(names.keys() - {*agents})
-        if strange:
-            reason = f"{strange[0]!r} speaks in it, and not only {agents.user} and"
-            raise UsageError(f"{reason} {agents.assistant}: give the names that it has")
+        others = sorted(names.keys() - {*agents})
+        if others:
+            reason = f"it has messages of {others[0]!r}, not only of {agents.user} and"
+            raise UsageError(f"{reason} {agents.assistant}: pass the names used in the file")
         return agents
     if len(names) > len(Pair._fields):
-        reason = f"{len(names)} agents speak in it: {', '.join([*names][:5])}"
-        raise UsageError(f"{reason}: a list of a group does not tell who heard what")
+        reason = f"it has messages of {len(names)} agents: {', '.join([*names][:5])}"
+        raise UsageError(f"{reason}: a group chat's list does not say who received each message")
     first = next(iter(names), USER)
-    if len(names) == 1:  # Whoever spoke alone began it, unless it is the one whose model answers.
+    if len(names) == 1:  # A single name is the starter, unless it is the default assistant.
         return Pair(USER, first) if first == ASSISTANT else Pair(first)
     return Pair(*names) if names else Pair()
 
 
 def _calls(message: dict[str, Any]) -> set[str]:
-    """Return the calls that a message makes: their ids, of an old kind their names."""
+    """Return the ids of a message's tool calls; for a legacy function call, its name."""
     calls = message.get("tool_calls")
-    found = {str(one.get("id")) for one in calls or () if isinstance(one, dict)}
-    old = message.get("function_call")
-    return found | {f"function {old.get('name')}"} if isinstance(old, dict) else found
+    ids = {str(call.get("id")) for call in calls or () if isinstance(call, dict)}
+    legacy = message.get("function_call")
+    return ids | {f"function {legacy.get('name')}"} if isinstance(legacy, dict) else ids
 
 
 def _answered(message: dict[str, Any]) -> set[str]:
-    """Return the calls that a message answers."""
+    """Return the ids of the calls that a message answers."""
     if message.get("role") == "function":
         return {f"function {message.get('name')}"}
     results = message.get("tool_responses")
-    found = [one for one in results or () if isinstance(one, dict)]
-    found += [message] if message.get("role") == "tool" and not found else []
-    return {str(one.get("tool_call_id")) for one in found}
+    responses = [result for result in results or () if isinstance(result, dict)]
+    responses += [message] if message.get("role") == "tool" and not responses else []
+    return {str(response.get("tool_call_id")) for response in responses}
 
 
 def _name(message: dict[str, Any]) -> str:
     name = message.get("name")
-    named = isinstance(name, str) and message.get("role") != "function"
-    return str(name) if named and name else ""
+    # In a legacy function result, `name` is the function's.
+    has_name = isinstance(name, str) and message.get("role") != "function"
+    return str(name) if has_name and name else ""
 
 
 class _Reader:
@@ -103,48 +105,50 @@ class _Reader:
         self.leftovers: list[Leftover] = []
 
     def read(self, messages: list[dict[str, Any]]) -> Iterator[Said]:
-        before = ""
+        previous = ""
         for number, message in enumerate(messages, start=1):
             if message.get("role") in ("system", "developer"):
                 text = str(message.get("content"))
-                hint = "its text {}: give it to the agent that it is for"
-                self._put_aside(number, "instructions among what was said", hint, text)
+                hint = "its text {}: pass it to the agent as its system message"
+                self._put_aside(number, "instructions among the messages", hint, text)
                 continue
-            if strange := self._strange(message):
-                self._put_aside(number, strange, "it {}", encode_tree(message).decode())
+            if reason := self._refusal(message):
+                self._put_aside(number, reason, "it {}", encode_tree(message).decode())
                 continue
             self._called |= _calls(message)
-            author = self._author(message, before)
-            yield Said(self._seen(number, message, author), author, self._pair.other(author))
-            before = author
+            author = self._author(message, previous)
+            corrected = self._with_role(number, message, author)
+            yield Said(corrected, author, self._pair.other(author))
+            previous = author
 
-    def _put_aside(self, number: int, what: str, hint: str, text: str) -> None:
-        self.repairs.append(Repair(what, hint.format(IN_NOTE), None, number))
-        self.leftovers.append(Leftover(number, 0, what, text))
+    def _put_aside(self, number: int, reason: str, hint: str, text: str) -> None:
+        self.repairs.append(Repair(reason, hint.format(IN_NOTE), None, number))
+        self.leftovers.append(Leftover(number, 0, reason, text))
 
-    def _strange(self, message: dict[str, Any]) -> str:
-        """Return why no agent could be given a message, or nothing."""
+    def _refusal(self, message: dict[str, Any]) -> str:
+        """Return why agents or models would reject a message; empty if they would not."""
         answered = _answered(message)
         if answered and not answered <= self._called:
-            return "a tool's result without its call, which models refuse"
-        says = message.get("content") is not None or answered or _calls(message)
-        return "" if says else "a message that says nothing, which agents refuse"
+            return "a tool result without its call, which models reject"
+        has_content = message.get("content") is not None or answered or _calls(message)
+        return "" if has_content else "a message without content, which agents reject"
 
-    def _author(self, message: dict[str, Any], before: str) -> str:
+    def _author(self, message: dict[str, Any], previous: str) -> str:
         if _name(message):
             return _name(message)
         calls = message.get("tool_calls") or message.get("function_call")
-        if before and (calls or message.get("role") in _CALLED):
-            return self._pair.other(before)
+        if previous and (calls or message.get("role") in _CALLED):
+            return self._pair.other(previous)
         return self._pair.assistant if message.get("role") == "assistant" else self._pair.user
 
-    def _seen(self, number: int, message: dict[str, Any], author: str) -> dict[str, Any]:
-        """Return a message with its role as the assistant sees it; report one that is another."""
+    def _with_role(self, number: int, message: dict[str, Any], author: str) -> dict[str, Any]:
+        """Return a message with its role from the assistant's perspective; report a change."""
         role = message.get("role")
         calls = message.get("tool_calls") or message.get("function_call")
-        wanted = "assistant" if author == self._pair.assistant or calls else "user"
-        if role in _CALLED or role == wanted:
+        expected = "assistant" if author == self._pair.assistant or calls else "user"
+        if role in _CALLED or role == expected:
             return message
-        found = f"the role {role!r} of what {author[:40]} said"
-        self.repairs.append(Repair(found, f"taken as {wanted!r}: the other side's", None, number))
-        return {**message, "role": wanted}
+        found = f"the role {role!r} in a message of {author[:40]}"
+        done = f"read as {expected!r}: it is from the other agent's perspective"
+        self.repairs.append(Repair(found, done, None, number))
+        return {**message, "role": expected}

@@ -1,7 +1,7 @@
-"""A file that should be JSON → the elements that can be read, and the text of those that can not.
+"""A possibly damaged JSON file → its readable elements, and the text of unreadable ones. Pure.
 
-Pure. Read are a list, JSON lines, and an object that holds a list. Elements are decoded one by one,
-so that damage costs only the element that it is in, wherever the next one can be told.
+Accepts a list, JSON lines, and an object that contains a list. Elements are decoded one by one, so
+damage costs only the element it is in, if the start of the next one can be found.
 """
 
 import json
@@ -13,20 +13,20 @@ from typing import Any, NamedTuple
 from perdure.importing.text import IN_NOTE, Repair, Source
 
 LISTS = ("messages", "history", "chat_history", "conversation", "memory")
-"""The keys under which an object holds its messages."""
+"""The keys of an object that may contain its messages."""
 
-_DIGITS_MAX = 4_000  # Python refuses to parse much longer integers, and `codec` to store them.
-_KEYS_TOLD = 20
+_DIGITS_MAX = 4_000  # digits; Python refuses to parse much longer integers, `codec` to store them
+_KEYS_TOLD = 20  # keys listed in a report
 _TOO_DEEP = "Nested too deeply"
 _SPACE = re.compile(r"\s*")
 _LIST = re.compile(rf'"(?:{"|".join(LISTS)})"\s*:\s*\[')
-_STRING_OR_COMMA = re.compile(  # A string may be cut: it is gone through once even so.
+_STRING_OR_COMMA = re.compile(  # Possessive, so that a truncated string does not backtrack.
     r'("[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z))|,(?=\s*[\]}])', re.DOTALL
 )
 
 
 class Element(NamedTuple):
-    """A value that was read; or, where `damage` says why not, the text that stands in its place."""
+    """A decoded value; or, if `damage` says why it is unreadable, only its text in `raw`."""
 
     value: Any
     raw: str
@@ -35,7 +35,7 @@ class Element(NamedTuple):
 
 
 class Found(NamedTuple):
-    """Everything in a file: its elements, what stands beside them in an object, the repairs."""
+    """The content of a file: its elements, the other keys of its object, and the repairs."""
 
     elements: list[Element]
     about: dict[str, Element]
@@ -43,14 +43,14 @@ class Found(NamedTuple):
 
 
 def read(data: bytes) -> Found:
-    """Read as much of a file as there is. Never raises: what is wrong stands in the repairs."""
+    """Read as much of a file as possible. Never raises: problems are listed in the repairs."""
     reader = _Reader(Source(data))
     reader.read()
     return Found(reader.elements, reader.about, reader.repairs)
 
 
 class _Reader:
-    """Goes through the text once; methods that read take an index and return the next one."""
+    """Reads the text in one pass; methods that read take an index and return the next one."""
 
     def __init__(self, source: Source) -> None:
         self.elements: list[Element] = []
@@ -63,15 +63,15 @@ class _Reader:
     def read(self) -> None:
         at = self._skip(0)
         if at == len(self._text):
-            self.repairs.append(Repair("nothing: the file is empty", "no message was found", 0))
+            self.repairs.append(Repair("an empty file", "no message was found", 0))
         elif self._text[at] == "[":
             self._rest(self._array(at + 1))
             self._require_elements("an empty list")
         elif self._text[at] == "{" and self._holds_list(at):
             self._rest(self._object(at + 1))
             keys = ", ".join(repr(key[:40]) for key in [*self.about][:_KEYS_TOLD])
-            looked_for = f"no message under {', '.join(map(repr, LISTS))}"
-            self._require_elements(f"{looked_for}; other keys are {keys or 'none'}")
+            expected = f"no message under {', '.join(map(repr, LISTS))}"
+            self._require_elements(f"{expected}; other keys: {keys or 'none'}")
         else:
             self._stream(at)
 
@@ -80,7 +80,7 @@ class _Reader:
             self.repairs.append(Repair(found, "no message was found", 0))
 
     def _holds_list(self, at: int) -> bool:
-        """Say whether one object fills the file, or did before it was cut, and holds a list."""
+        """Whether the file is one object, possibly truncated, that contains a list of messages."""
         if _LIST.search(self._text) is None:
             return False
         try:
@@ -91,7 +91,7 @@ class _Reader:
         return self._skip(end) == len(self._text) and "role" not in value
 
     def _object(self, at: int) -> int:
-        """Read the list that an object holds, and its other keys."""
+        """Read the list in an object, and its other keys."""
         while (at := self._skip(at)) < len(self._text) and self._text[at] != "}":
             start = at
             try:
@@ -106,8 +106,8 @@ class _Reader:
                     self.repairs += repairs
                     at = end
             except ValueError as error:
-                held = _LIST.search(self._text, start + 1)
-                at = self._damaged(start, error, held.start() if held else len(self._text))
+                match = _LIST.search(self._text, start + 1)
+                at = self._damaged(start, error, match.start() if match else len(self._text))
             at = self._skip(at, ",")
         if at == len(self._text):
             self._cut("object")
@@ -119,25 +119,25 @@ class _Reader:
             if self._text[at] == ",":
                 after = self._skip(at + 1)
                 if not needs_comma or self._text[after : after + 1] == "]":
-                    self._repair("a comma too many", "left out", at)
+                    self._repair("an extra comma", "ignored", at)
                 at, needs_comma = at + 1, False
                 continue
             if needs_comma:
-                self._repair("no comma between two elements", "read as if there were one", at)
+                self._repair("a missing comma between two elements", "read as if it were there", at)
             at, needs_comma = self._element(at), not self.elements[-1].damage
         if at == len(self._text):
             self._cut("list")
         return at + 1
 
     def _stream(self, at: int) -> None:
-        """Read values one after the other, each on its own line or not."""
+        """Read consecutive values, whether on separate lines or not."""
         while (at := self._skip(at, ",")) < len(self._text):
             at = self._element(at)
 
     def _rest(self, at: int) -> None:
         at = self._skip(at)
         if at < len(self._text):
-            self._repair("more after the end", "read as well", at)
+            self._repair("text after the end", "read too", at)
             self._stream(at)
 
     def _element(self, at: int) -> int:
@@ -153,14 +153,14 @@ class _Reader:
         return end
 
     def _damaged(self, at: int, error: ValueError, end: int) -> int:
-        """Keep the text of what can not be read, up to `end`."""
+        """Keep the text of an unreadable element, up to `end`."""
         reason, where = "not JSON", at
         if isinstance(error, json.JSONDecodeError):
             reason, where = _in_words(error.msg), error.pos
         byte = self._source.byte_at(at)
         self.elements.append(Element(None, self._text[at:end].rstrip(), byte, reason))
-        cut = end == len(self._text)
-        found = "cut off, or damaged from here on" if cut else "damaged here"
+        is_last = end == len(self._text)
+        found = "truncated, or damaged from here on" if is_last else "damaged here"
         byte, number = self._source.byte_at(where), len(self.elements)
         self.repairs.append(Repair(f"{found}: {reason}", f"its text {IN_NOTE}", byte, number))
         return end
@@ -170,7 +170,7 @@ class _Reader:
         return None if line.strip() else line
 
     def _next(self, at: int) -> int:
-        """Return where the next element begins: a line that is indented as the first one is."""
+        """Return where the next element begins: at a line indented like the first element."""
         if self._indent is not None:
             match = re.compile(rf"\n{re.escape(self._indent)}\{{").search(self._text, at + 1)
             if match is not None:
@@ -178,7 +178,7 @@ class _Reader:
         return len(self._text)
 
     def _skip(self, at: int, separator: str = "") -> int:
-        """Go past white space, and past a separator with the white space around it."""
+        """Skip white space, and one separator with the white space around it."""
         match = _SPACE.match(self._text, at)
         at = match.end() if match else at
         if separator and self._text[at : at + 1] == separator:
@@ -186,9 +186,9 @@ class _Reader:
         return at
 
     def _cut(self, what: str) -> None:
-        if not (self.elements and self.elements[-1].damage):  # Else that it ends is told already.
+        if not (self.elements and self.elements[-1].damage):  # Else the end is reported already.
             end = len(self._text.rstrip())
-            self._repair(f"the file ends before its {what} does", "taken up to here", end)
+            self._repair(f"the file ends before its {what} does", "read up to here", end)
 
     def _repair(self, found: str, done: str, at: int) -> None:
         self.repairs.append(Repair(found, done, self._source.byte_at(at)))
@@ -200,7 +200,7 @@ def _in_words(message: str) -> str:
 
 
 class _Text(str):
-    """A text whose lines `json` does not count: it does so from the start for each error."""
+    """A string whose lines `json` cannot count: it would count from the start for each error."""
 
     __slots__ = ()
 
@@ -212,12 +212,12 @@ class _Text(str):
 
 
 class _Values:
-    """Decodes single values, and remembers what was met on the way that JSON does not have."""
+    """Decodes single values, and collects the repairs of what is not valid JSON in them."""
 
     def __init__(self, text: str) -> None:
         self._text = _Text(text)
         self._clean: _Text | None = None
-        self._met: list[Repair] = []
+        self._repairs: list[Repair] = []
         hooks: dict[str, Any] = {
             "object_pairs_hook": self._pairs,
             "parse_constant": self._constant,
@@ -228,25 +228,25 @@ class _Values:
         self._lenient = json.JSONDecoder(strict=False, **hooks)
 
     def decode(self, at: int) -> tuple[Any, int, list[Repair]]:
-        """Return a value, where it ends, and its repairs; ValueError if it can not be read."""
+        """Return a value, its end and its repairs; raise ValueError if it cannot be read."""
         try:
             return self._decode(self._strict, self._text, at, [])
         except ValueError as error:
-            first = error
-        for text, found in self._attempts(str(first)):
+            strict_error = error
+        for text, found in self._attempts(str(strict_error)):
             try:
-                repair = Repair(found, "read as it was meant")
+                repair = Repair(found, "read leniently")
                 return self._decode(self._lenient, text, at, [repair])
             except ValueError:
                 continue
-        raise first
+        raise strict_error
 
     def _attempts(self, error: str) -> Iterator[tuple[str, str]]:
         if error.startswith(_TOO_DEEP):
             return
         if error.startswith("Invalid control character"):
-            yield self._text, "a control character that is not escaped"
-        if self._clean is None:  # A space takes the place of a comma, so that indexes stay.
+            yield self._text, "an unescaped control character"
+        if self._clean is None:  # A space replaces a comma, so that indexes stay valid.
             clean = _STRING_OR_COMMA.sub(lambda match: match[1] or " ", self._text)
             self._clean = _Text(clean)
         yield self._clean, "a comma before a closing bracket"
@@ -254,25 +254,25 @@ class _Values:
     def _decode(
         self, decoder: json.JSONDecoder, text: str, at: int, repairs: list[Repair]
     ) -> tuple[Any, int, list[Repair]]:
-        self._met = repairs
+        self._repairs = repairs
         try:
             value, end = decoder.raw_decode(text, at)
         except RecursionError:
             raise json.JSONDecodeError(_TOO_DEEP, text, at) from None
-        return value, end, self._met
+        return value, end, self._repairs
 
     def _pairs(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        made = dict(pairs)
-        if len(made) < len(pairs):
+        decoded = dict(pairs)
+        if len(decoded) < len(pairs):
             for key, times in Counter(key for key, _ in pairs).items():
                 if times > 1:
                     found = f"the key {key[:40]!r} {times} times in one object"
-                    done = f"the last one holds; the text of all {IN_NOTE}"
-                    self._met.append(Repair(found, done, keep_raw=True))
-        return made
+                    done = f"the last value is used; the text of all {IN_NOTE}"
+                    self._repairs.append(Repair(found, done, keep_raw=True))
+        return decoded
 
     def _constant(self, text: str) -> str:
-        self._met.append(Repair(f"{text}, which JSON does not have", "kept as a string"))
+        self._repairs.append(Repair(f"{text}, which is not valid JSON", "kept as a string"))
         return text
 
     def _float(self, text: str) -> float | str:
@@ -282,5 +282,5 @@ class _Values:
     def _int(self, text: str) -> int | str:
         if len(text) <= _DIGITS_MAX:
             return int(text)
-        self._met.append(Repair(f"an integer of {len(text):,} digits", "kept as a string"))
+        self._repairs.append(Repair(f"an integer of {len(text):,} digits", "kept as a string"))
         return text

@@ -1,6 +1,6 @@
-"""The bytes of a file that should be UTF-8 → its text, where each letter stood, and what was wrong.
+"""The bytes of a file that should be UTF-8 → its text, byte offsets, and repairs. Pure.
 
-Pure. Offsets are those of bytes in the file, from 0.
+Offsets count the bytes of the file, from 0.
 """
 
 from typing import NamedTuple
@@ -12,28 +12,28 @@ _MARKS = (
 )
 
 IN_NOTE = "is kept in a note"
-"""How a repair ends whose text goes into a note, if anything is written at all."""
+"""The end of a repair's text if the original is stored in a note (not in a dry run)."""
 
 
 class Repair(NamedTuple):
-    """Something that is not as it should be, and what was made of it. `element` counts from 1."""
+    """A problem in the file (`found`), and how it was handled (`done`). `element` counts from 1."""
 
     found: str
     done: str
     byte: int | None = None
     element: int | None = None
     keep_raw: bool = False
-    """Whether the element says something that what was made of it does not say."""
+    """Whether the repaired element lost information, so that its text has to be kept."""
 
     def as_dict(self) -> dict[str, object]:
-        """Return the repair for a report."""
-        found = self._asdict()
-        del found["keep_raw"]
-        return found
+        """Return the repair as a dict, for a report."""
+        fields = self._asdict()
+        del fields["keep_raw"]
+        return fields
 
 
 class Source:
-    """The text of a file. What was wrong on the way is in `repairs`."""
+    """The decoded text of a file; `repairs` lists the problems found while decoding."""
 
     def __init__(self, data: bytes) -> None:
         self.repairs: list[Repair] = []
@@ -43,40 +43,43 @@ class Source:
                 self._encoding, self._start = encoding, len(mark)
                 self.repairs.append(Repair("a byte order mark", f"read as {name}", 0))
                 break
-        self.text = self._decoded(data[self._start :])
-        self._measured = (0, self._start)
+        self.text = self._decode(data[self._start :])
+        self._last_offset = (0, self._start)  # A character index, and its byte offset.
 
     def byte_at(self, index: int) -> int:
-        """Return where in the file a character stands; cheap near the last one asked for."""
-        at, byte = self._measured
+        """Return the byte offset of a character; cheap near the previously requested one."""
+        at, byte = self._last_offset
         if index < at:
             byte -= self._size(index, at)
         else:
             byte += self._size(at, index)
-        self._measured = (index, byte)
+        self._last_offset = (index, byte)
         return byte
 
     def _size(self, start: int, end: int) -> int:
         return len(self.text[start:end].encode(self._encoding, "replace"))
 
-    def _decoded(self, data: bytes) -> str:
-        kept = data.rstrip(b"\0") if self._encoding == "utf-8" else data
-        if len(kept) < len(data):
-            found = f"{len(data) - len(kept):,} zero bytes at the end, as a crash leaves them"
-            self.repairs.append(Repair(found, "left out", self._start + len(kept)))
+    def _decode(self, data: bytes) -> str:
+        trimmed = data.rstrip(b"\0") if self._encoding == "utf-8" else data
+        if len(trimmed) < len(data):
+            found = f"{len(data) - len(trimmed):,} zero bytes at the end, as a crash leaves them"
+            self.repairs.append(Repair(found, "ignored", self._start + len(trimmed)))
         try:
-            return kept.decode(self._encoding)
+            return trimmed.decode(self._encoding)
         except UnicodeDecodeError as error:
-            return self._misdecoded(kept, error)
+            return self._decode_invalid(trimmed, error)
 
-    def _misdecoded(self, data: bytes, error: UnicodeDecodeError) -> str:
-        """Decode what a program on Windows wrote in its own encoding, or what was damaged."""
+    def _decode_invalid(self, data: bytes, error: UnicodeDecodeError) -> str:
+        """Decode a file in Windows-1252, or a damaged one."""
         first = self._start + error.start
         text = data.decode(self._encoding, "replace")
         if error.end == len(data):
-            self.repairs.append(Repair("cut in the middle of a letter", "it became U+FFFD", first))
+            self.repairs.append(
+                Repair("cut in the middle of a character", "it became U+FFFD", first)
+            )
             return text
-        if all(letter <= "\x7f" or letter == "\ufffd" for letter in text):
+        # Only ASCII besides the errors: valid UTF-8 sequences would speak against Windows-1252.
+        if all(character <= "\x7f" or character == "\ufffd" for character in text):
             try:
                 text = data.decode("cp1252")
             except UnicodeDecodeError:
@@ -86,5 +89,5 @@ class Source:
                 self.repairs.append(Repair("not UTF-8 from here on", "read as Windows-1252", first))
                 return text
         found = f"not UTF-8, here and in {text.count(chr(0xFFFD)) - 1:,} more places"
-        self.repairs.append(Repair(found, "what can not be read became U+FFFD", first))
+        self.repairs.append(Repair(found, "unreadable bytes became U+FFFD", first))
         return text

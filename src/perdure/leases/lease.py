@@ -36,11 +36,11 @@ class Lease:
     It belongs to the handle: threads and tasks that share the session share its lease.
     """
 
-    def __init__(self, handle: Handle, asked: Asked) -> None:
+    def __init__(self, handle: Handle, request: Asked) -> None:
         self.lost = threading.Event()
         """Set when it turns out that the lease was lost; `held` asks the clock as well."""
         self._handle = handle
-        self._asked = asked
+        self._request = request
         self._holding: Holding | None = None
         self._stop = threading.Event()
         self._renewing: threading.Thread | None = None
@@ -60,7 +60,7 @@ class Lease:
         holding, replica = self._holding, self._handle.replica
         if holding is None or not holding.active:
             return False
-        return holding.fenced(replica.name, replica.fold.lease) is None
+        return holding.fenced(replica.name, replica.state.lease) is None
 
     def __enter__(self) -> Self:
         pid = os.getpid()
@@ -68,7 +68,7 @@ class Lease:
         with _beginning:
             holding = leasing.begin(
                 self._handle.replica,
-                self._asked.ttl,
+                self._request.ttl,
                 now=now,
                 here=lambda: os.getpid() == pid,
                 lost=self.lost.set,
@@ -78,31 +78,31 @@ class Lease:
         self._stop.clear()
         try:
             self._take(holding)
-            self._handle.leaving.add(self.release)
+            self._handle.on_close.add(self.release)
             self._start()
         except BaseException as error:
-            self._give_up(holding, error)
+            self._abandon(holding, error)
             raise
         return self
 
     def _take(self, holding: Holding) -> None:
-        handle, until = self._handle, now() + self._asked.wait
-        claim = Claim(handle.replica, self._asked, holding, self._asked.who or this_process())
+        handle, until = self._handle, now() + self._request.wait
+        attempt = Claim(handle.replica, self._request, holding, self._request.who or this_process())
         pause = FIRST_PAUSE
-        with handle.observed("lease", ttl=self._asked.ttl) as seen:
+        with handle.observed("lease", ttl=self._request.ttl) as span:
             while True:
                 handle.write(REFRESH)
-                left = claim.look(now())
-                if not left:
+                delay = attempt.seconds_until_free(now())
+                if not delay:
                     sent = now()
                     with suppress(LeaseHeldError):  # It was renewed or taken after the look.
-                        holding.take(handle.write(claim.plan()), sent)
-                        seen.fields["epoch"] = holding.epoch
+                        holding.take(handle.write(attempt.plan()), sent)
+                        span.fields["epoch"] = holding.epoch
                         return
-                elif (patience := until - now()) <= 0:
-                    raise claim.refusal()
+                elif (remaining := until - now()) <= 0:
+                    raise attempt.refusal()
                 else:
-                    self._wait(min(left, patience), pause)
+                    self._wait(min(delay, remaining), pause)
                     pause = min(pause * 2, LAST_PAUSE)
 
     def _wait(self, seconds: float, pause: float) -> None:
@@ -113,25 +113,25 @@ class Lease:
     def _start(self) -> None:
         run = contextvars.copy_context().run
         self._renewing = threading.Thread(
-            target=run, args=(self._renew_often,), name="perdure-lease", daemon=True
+            target=run, args=(self._renew_periodically,), name="perdure-lease", daemon=True
         )
         self._renewing.start()
 
-    def _give_up(self, holding: Holding, error: BaseException) -> None:
+    def _abandon(self, holding: Holding, error: BaseException) -> None:
         """Leave nothing behind that was taken while the caller was interrupted."""
-        self._handle.leaving.discard(self.release)
+        self._handle.on_close.discard(self.release)
         holding.end()
         if not isinstance(error, PerdureError):
             with suppress(PerdureError):
                 self._handle.write(leasing.release(self._handle.replica, holding))
 
-    def _renew_often(self) -> None:
-        pause: float | None = self._asked.ttl * RENEW_AFTER
+    def _renew_periodically(self) -> None:
+        pause: float | None = self._request.ttl * RENEW_AFTER
         while pause is not None and not self._stop.wait(pause):
-            pause = self._renew_in_time()
-        self._handle.tell_notices()
+            pause = self._renew_with_timeout()
+        self._handle.emit_notices()
 
-    def _renew_in_time(self) -> float | None:
+    def _renew_with_timeout(self) -> float | None:
         """Renew the lease, but wait no longer than it lasts: a store may hang."""
         holding, answers = self._holding, list[float | None]()
         if holding is None:
@@ -141,7 +141,7 @@ class Lease:
             target=lambda: answers.append(run(self._renew)), name="perdure-renewal", daemon=True
         )
         thread.start()
-        thread.join(holding.left())
+        thread.join(holding.seconds_left())
         if answers:
             return answers[0]
         return leasing.pause_after(self._handle.replica, holding, TimeoutError())
@@ -157,7 +157,7 @@ class Lease:
         except Exception as error:  # noqa: BLE001 - whatever it was, the lease runs out by itself
             return leasing.pause_after(replica, holding, error)
         holding.renew(sent)
-        return self._asked.ttl * RENEW_AFTER
+        return self._request.ttl * RENEW_AFTER
 
     def release(self) -> None:
         """Let the session go. Leaving `with` does this; doing it twice is harmless.
@@ -165,25 +165,25 @@ class Lease:
         If the store can not be reached, others have to wait until the lease has run out.
         """
         holding = self._holding
-        self._handle.leaving.discard(self.release)
+        self._handle.on_close.discard(self.release)
         if holding is None or not holding.end():
             return
         self._stop.set()
         if holding.here():
-            self._give_back(holding)
+            self._release(holding)
             if self._renewing is not None:
                 self._renewing.join()
 
-    def _give_back(self, holding: Holding) -> None:
+    def _release(self, holding: Holding) -> None:
         replica = self._handle.replica
-        with self._handle.observed("release", epoch=holding.epoch) as seen:
+        with self._handle.observed("release", epoch=holding.epoch) as span:
             try:
                 answer = self._handle.write(leasing.release(replica, holding))
                 leasing.given_back(replica, holding, answer)
             except (ConflictError, NotFoundError) as error:
                 leasing.pause_after(replica, holding, error)
             except PerdureError as error:
-                seen.fields["outcome"] = type(error).__name__
+                span.fields["outcome"] = type(error).__name__
 
     def __exit__(
         self,

@@ -1,4 +1,4 @@
-"""AsyncLease: one worker at a time writes to a session. Its twin is in `lease`."""
+"""AsyncLease: the exclusive right to write to a session, renewed in the background."""
 
 import asyncio
 import os
@@ -22,16 +22,16 @@ from perdure.writing import REFRESH
 
 
 class AsyncLease:
-    """The right to write to a session alone, for as long as it is renewed. Made by `session.lease`.
+    """The exclusive right to write to a session while it is renewed. Created by `session.lease`.
 
     It belongs to the handle: threads and tasks that share the session share its lease.
     """
 
-    def __init__(self, handle: AsyncHandle, asked: Asked) -> None:
+    def __init__(self, handle: AsyncHandle, request: Asked) -> None:
         self.lost = asyncio.Event()
-        """Set when it turns out that the lease was lost; `held` asks the clock as well."""
+        """Set when the loss of the lease is detected; `held` also checks the clock."""
         self._handle = handle
-        self._asked = asked
+        self._request = request
         self._holding: Holding | None = None
         self._renewing: asyncio.Task[None] | None = None
 
@@ -46,18 +46,18 @@ class AsyncLease:
 
     @property
     def held(self) -> bool:
-        """Whether this handle may write: nobody took over as far as it saw, and time is left."""
+        """Whether this handle may write: no takeover was seen, and the lease has not expired."""
         holding, replica = self._holding, self._handle.replica
         if holding is None or not holding.active:
             return False
-        return holding.fenced(replica.name, replica.fold.lease) is None
+        return holding.fenced(replica.name, replica.state.lease) is None
 
     async def __aenter__(self) -> Self:
         pid = os.getpid()
         self._handle.require_open()
         holding = leasing.begin(
             self._handle.replica,
-            self._asked.ttl,
+            self._request.ttl,
             now=lease.now,
             here=lambda: os.getpid() == pid,
             lost=self.lost.set,
@@ -66,106 +66,106 @@ class AsyncLease:
         self.lost.clear()
         try:
             await self._take(holding)
-            self._handle.leaving.add(self.release)
+            self._handle.on_close.add(self.release)
             self._start()
         except BaseException as error:
-            self._give_up(holding, error)
+            self._abandon(holding, error)
             raise
         return self
 
     async def _take(self, holding: Holding) -> None:
-        handle, until = self._handle, lease.now() + self._asked.wait
-        claim = Claim(handle.replica, self._asked, holding, self._asked.who or this_process())
+        handle, until = self._handle, lease.now() + self._request.wait
+        attempt = Claim(handle.replica, self._request, holding, self._request.who or this_process())
         pause = FIRST_PAUSE
-        with handle.observed("lease", ttl=self._asked.ttl) as seen:
+        with handle.observed("lease", ttl=self._request.ttl) as span:
             while True:
                 await handle.write(REFRESH)
-                left = claim.look(lease.now())
-                if not left:
+                delay = attempt.seconds_until_free(lease.now())
+                if not delay:
                     sent = lease.now()
-                    with suppress(LeaseHeldError):  # It was renewed or taken after the look.
-                        holding.take(await handle.write(claim.plan()), sent)
-                        seen.fields["epoch"] = holding.epoch
+                    with suppress(LeaseHeldError):  # It was renewed or taken meanwhile.
+                        holding.take(await handle.write(attempt.plan()), sent)
+                        span.fields["epoch"] = holding.epoch
                         return
-                elif (patience := until - lease.now()) <= 0:
-                    raise claim.refusal()
+                elif (remaining := until - lease.now()) <= 0:
+                    raise attempt.refusal()
                 else:
-                    await self._wait(min(left, patience), pause)
+                    await self._wait(min(delay, remaining), pause)
                     pause = min(pause * 2, LAST_PAUSE)
 
     async def _wait(self, seconds: float, pause: float) -> None:
-        """Wait until something was written to the session, or so long."""
+        """Wait until the session is written to, or until the seconds have passed."""
         if await self._handle.wait(self._handle.replica.tip.position, seconds):
             await asyncio.sleep(min(pause, seconds))
 
     def _start(self) -> None:
-        self._renewing = asyncio.create_task(self._renew_often(), name="perdure-lease")
+        self._renewing = asyncio.create_task(self._renew_periodically(), name="perdure-lease")
 
-    def _give_up(self, holding: Holding, error: BaseException) -> None:
-        """Leave nothing behind that was taken while the caller was interrupted."""
-        self._handle.leaving.discard(self.release)
+    def _abandon(self, holding: Holding, error: BaseException) -> None:
+        """Release a lease that may have been taken while the caller was interrupted."""
+        self._handle.on_close.discard(self.release)
         holding.end()
         if not isinstance(error, PerdureError):
-            # Whoever is cancelled must not wait, and the write goes on without its caller.
-            self._handle.background(self._give_back(holding))
+            # A cancelled caller must not wait; the write continues in the background.
+            self._handle.background(self._release(holding))
 
-    async def _renew_often(self) -> None:
-        pause: float | None = self._asked.ttl * RENEW_AFTER
+    async def _renew_periodically(self) -> None:
+        pause: float | None = self._request.ttl * RENEW_AFTER
         while pause is not None:
             await asyncio.sleep(pause)
-            pause = await self._renew_in_time()
-        self._handle.tell_notices()
+            pause = await self._renew_with_timeout()
+        self._handle.emit_notices()
 
-    async def _renew_in_time(self) -> float | None:
-        """Renew the lease, but wait no longer than it lasts: a store may hang."""
+    async def _renew_with_timeout(self) -> float | None:
+        """Renew the lease, but time out when it expires: a store may hang."""
         holding = self._holding
         if holding is None:
             return None
         try:
-            async with asyncio.timeout(holding.left()):
+            async with asyncio.timeout(holding.seconds_left()):
                 return await self._renew()
         except TimeoutError as error:
             return leasing.pause_after(self._handle.replica, holding, error)
 
     async def _renew(self) -> float | None:
-        """Renew the lease; return in how many seconds to do it again, None if it is over."""
+        """Renew the lease; return the seconds until the next renewal, or None if it ended."""
         holding, replica = self._holding, self._handle.replica
         if holding is None or not holding.active:
             return None
         sent = lease.now()
         try:
             await self._handle.write(leasing.renew(replica, holding))
-        except Exception as error:  # noqa: BLE001 - whatever it was, the lease runs out by itself
+        except Exception as error:  # noqa: BLE001 - on any error, the lease expires by itself
             return leasing.pause_after(replica, holding, error)
         holding.renew(sent)
-        return self._asked.ttl * RENEW_AFTER
+        return self._request.ttl * RENEW_AFTER
 
     async def release(self) -> None:
-        """Let the session go. Leaving `with` does this; doing it twice is harmless.
+        """Release the lease. Leaving `with` does this; calling it twice is harmless.
 
-        If the store can not be reached, others have to wait until the lease has run out.
+        If the store cannot be reached, other workers have to wait until the lease expires.
         """
         holding = self._holding
-        self._handle.leaving.discard(self.release)
+        self._handle.on_close.discard(self.release)
         if holding is None or not holding.end():
             return
         if self._renewing is not None:
-            with suppress(RuntimeError):  # Its loop may have been closed since.
+            with suppress(RuntimeError):  # Its event loop may be closed.
                 self._renewing.cancel()
         if holding.here():
-            # It goes on when the caller is cancelled, so that nobody waits for the rest of the ttl.
-            await asyncio.shield(self._handle.background(self._give_back(holding)))
+            # Shielded: otherwise a cancelled caller would make others wait for the whole ttl.
+            await asyncio.shield(self._handle.background(self._release(holding)))
 
-    async def _give_back(self, holding: Holding) -> None:
+    async def _release(self, holding: Holding) -> None:
         replica = self._handle.replica
-        with self._handle.observed("release", epoch=holding.epoch) as seen:
+        with self._handle.observed("release", epoch=holding.epoch) as span:
             try:
                 answer = await self._handle.write(leasing.release(replica, holding))
                 leasing.given_back(replica, holding, answer)
             except (ConflictError, NotFoundError) as error:
                 leasing.pause_after(replica, holding, error)
             except PerdureError as error:
-                seen.fields["outcome"] = type(error).__name__
+                span.fields["outcome"] = type(error).__name__
 
     async def __aexit__(
         self,
@@ -173,7 +173,7 @@ class AsyncLease:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        _ = self.held  # Asking finds out whether its time has passed.
+        _ = self.held  # Reading it detects an expired lease.
         await self.release()
         if error is None and self._holding is not None and self._holding.loss is not None:
             raise FencedError(*self._holding.loss.args)

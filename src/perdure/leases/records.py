@@ -1,7 +1,7 @@
-"""The kinds of record by which a session is held by one worker: leases.
+"""The record kinds of leases: one worker at a time holds a session.
 
-`epoch` counts the leases of a session, and `owner` is drawn for each of them. How old a renewal is
-no record says: whoever wants to take a lease over counts on its own clock.
+`epoch` numbers the leases of a session, and `owner` is a random token of each lease. No record
+says how old a renewal is: a contender measures the expiry on its own clock.
 """
 
 from typing import ClassVar
@@ -10,17 +10,17 @@ from perdure.content import Content
 
 
 class LeaseChange(Content, frozen=True, kw_only=True):
-    """What the records about a lease have in common."""
+    """The common base of the records about a lease."""
 
     epoch: int
     owner: str
 
 
 class LeaseTaken(LeaseChange, frozen=True, kw_only=True):
-    """Somebody holds the session from here on; whoever held it before is fenced off.
+    """A worker holds the session from here on; the previous holder is fenced.
 
-    `ttl` is for how many seconds after this record or its newest renewal it is held, `who` says to
-    people who that is. `forced` means that somebody decided not to wait for the former holder.
+    The lease lasts `ttl` seconds from this record or its newest renewal. `who` names the holder for
+    people. `forced` means that the holder did not wait for the previous lease to expire.
     """
 
     kind: ClassVar[str] = "lease.taken"
@@ -31,12 +31,12 @@ class LeaseTaken(LeaseChange, frozen=True, kw_only=True):
 
 
 class LeaseRenewed(LeaseChange, frozen=True, kw_only=True):
-    """The holder is still there."""
+    """The holder extended its lease."""
 
     kind: ClassVar[str] = "lease.renewed"
 
 
 class LeaseReleased(LeaseChange, frozen=True, kw_only=True):
-    """The holder let the session go: anybody may take it at once."""
+    """The holder released the lease: another worker may take it at once."""
 
     kind: ClassVar[str] = "lease.released"

@@ -1,9 +1,9 @@
-"""Who holds a session: what the record says, and what the holder believes. Pure.
+"""The state of a lease: as the records say, and as its holder sees it. Pure.
 
-A record says which epoch stands and where it was renewed last. A holder believes in its epoch for
-`ttl` seconds, counted from when it sent the newest renewal that was stored; others count from when
-they read that renewal, which was later. So a holder stops before anybody takes over, and if it does
-not, because its process slept, its write comes second and is refused by position.
+The records say which epoch is current and where it was last renewed. A holder relies on its lease
+for `ttl` seconds from when it *sent* the newest stored renewal; contenders count from when they
+*read* that renewal, which is later. So a holder stops before another takes over. If it does not,
+because its process was suspended, its write comes second and is rejected by position.
 """
 
 from collections.abc import Callable
@@ -16,18 +16,18 @@ DELETED = "the session was deleted"
 
 
 class Tenure(NamedTuple):
-    """The newest lease of a session. `owner` is empty once it was released."""
+    """The newest lease of a session. `owner` is empty after its release."""
 
     epoch: int
     owner: str
     ttl: float
     who: str
     renewed: int
-    """The position of the record by which it was taken or renewed last."""
+    """The position of the record that took or last renewed it."""
 
 
 class Holder(NamedTuple):
-    """Who holds a session, for people and programs. `here` means this very handle."""
+    """The holder of a session's lease. `here` is True if this handle holds it."""
 
     epoch: int
     who: str
@@ -36,29 +36,29 @@ class Holder(NamedTuple):
 
 
 def taken(position: int, content: LeaseTaken) -> Tenure:
-    """Take in that somebody holds the session."""
+    """Return the lease state after a `lease.taken` record."""
     return Tenure(content.epoch, content.owner, content.ttl, content.who, position)
 
 
-def renewed(tenure: Tenure | None, position: int, content: LeaseChange) -> Tenure | None:
-    """Take in a renewal; one that came too late says nothing."""
-    if tenure is None or (tenure.epoch, tenure.owner) != (content.epoch, content.owner):
-        return tenure
-    return tenure._replace(renewed=position)
+def renewed(lease: Tenure | None, position: int, content: LeaseChange) -> Tenure | None:
+    """Apply a renewal; one of another lease is ignored, as it came too late."""
+    if lease is None or (lease.epoch, lease.owner) != (content.epoch, content.owner):
+        return lease
+    return lease._replace(renewed=position)
 
 
-def released(tenure: Tenure | None, content: LeaseChange) -> Tenure | None:
-    """Take in that the holder let go. The epoch stays: the next one counts on from it."""
-    if tenure is None or (tenure.epoch, tenure.owner) != (content.epoch, content.owner):
-        return tenure
-    return tenure._replace(owner="")
+def released(lease: Tenure | None, content: LeaseChange) -> Tenure | None:
+    """Apply a release. The epoch stays, as the next lease increments it."""
+    if lease is None or (lease.epoch, lease.owner) != (content.epoch, content.owner):
+        return lease
+    return lease._replace(owner="")
 
 
 class Holding:
-    """A lease as the handle that takes it sees it. Once it is lost, it stays lost.
+    """A lease as seen by the handle that takes it. Once lost, it stays lost.
 
-    `now` is a monotonic clock, `here` whether this is the process that took it, and `on_loss` is
-    called once, when it turns out that it was lost.
+    `now` is a monotonic clock; `here` returns whether this is the process that took the lease, not
+    a fork of it; `on_loss` is called once, when the loss is detected.
     """
 
     def __init__(
@@ -75,79 +75,79 @@ class Holding:
         self.ttl = ttl
         self.epoch = 0
         self.busy = True
-        """Whether it is being taken, or was taken and not given back yet."""
+        """Whether it is being taken, or was taken and is not released yet."""
         self.active = False
-        """Whether it was taken and not given back yet, lost or not."""
+        """Whether it was taken and is not released yet, lost or not."""
         self.here = here
-        self.own = frozenset({owner})
-        """The owners by which this handle may hold the session without having learnt of it."""
+        self.owners = frozenset({owner})
+        """The owner tokens of this handle; a write in doubt may have stored an earlier one."""
         if earlier is not None and earlier.here():
-            self.own |= earlier.own
+            self.owners |= earlier.owners
         self._now = now
         self._on_loss = on_loss
         self._until = 0.0
         self.loss: FencedError | None = None
-        """Why it is lost, once it is."""
+        """Why the lease was lost, or None."""
 
     def take(self, epoch: int, sent: float) -> None:
-        """Begin to believe. `sent` is when the write began by which it was taken."""
+        """Start holding the lease. `sent` is when the write that took it began."""
         self.epoch, self._until, self.active = epoch, sent + self.ttl, True
 
     def end(self) -> bool:
-        """Stop relying on it; True the first time."""
-        was, self.busy, self.active = self.active, False, False
-        return was
+        """Stop holding the lease; return True the first time."""
+        was_active, self.busy, self.active = self.active, False, False
+        return was_active
 
-    def left(self) -> float:
-        """For how many seconds this handle believes in it."""
+    def seconds_left(self) -> float:
+        """Return for how many seconds this handle may still rely on the lease."""
         return max(self._until - self._now(), 0.0)
 
     def renew(self, sent: float) -> None:
-        """Go on believing: a renewal that was sent then is durable."""
+        """Extend the lease: a renewal sent at that time is durable."""
         self._until = max(self._until, sent + self.ttl)
 
-    def owns(self, tenure: Tenure) -> bool:
-        """Whether it is this handle that the record calls the holder.
+    def owns(self, lease: Tenure) -> bool:
+        """Whether the records name this handle as the holder.
 
-        What it took without learning of it, or could not give back, binds only the others.
+        That includes a lease that it took without receiving the reply, or failed to release.
         """
-        return tenure.owner in self.own and self.here()
+        return lease.owner in self.owners and self.here()
 
     def lose(self, loss: FencedError) -> FencedError:
-        """Stop believing. The first reason stays."""
+        """Mark the lease as lost. The first reason is kept."""
         if self.loss is None:
             self.loss = loss
             self._on_loss(loss)
         return self.loss
 
-    def fenced(self, name: str, tenure: Tenure | None) -> FencedError | None:
-        """Return why the holder must not write any more, or None if it may."""
+    def fenced(self, name: str, lease: Tenure | None) -> FencedError | None:
+        """Return the error that forbids the holder to write, or None if it may write."""
         if self.loss is not None:
             return FencedError(*self.loss.args)
-        if not self.here():  # Nothing is lost: the process that took it holds it.
-            return FencedError(name, self.epoch, 0, "", "this process is a fork of its holder")
-        if tenure is None:
+        if not self.here():  # Not lost: the parent process still holds it.
+            return FencedError(name, self.epoch, 0, "", "this process is a fork of the holder")
+        if lease is None:
             return self.lose(FencedError(name, self.epoch, 0, "", DELETED))
-        if tenure.epoch != self.epoch or tenure.owner != self.owner:
-            return self.lose(FencedError(name, self.epoch, tenure.epoch, tenure.who))
-        if not self.left():
+        if lease.epoch != self.epoch or lease.owner != self.owner:
+            return self.lose(FencedError(name, self.epoch, lease.epoch, lease.who))
+        if not self.seconds_left():
             reason = f"no renewal was stored for {self.ttl:g} s"
             return self.lose(FencedError(name, self.epoch, 0, "", reason))
         return None
 
 
 def barred(
-    name: str, tenure: Tenure | None, holding: Holding | None
+    name: str, lease: Tenure | None, holding: Holding | None
 ) -> FencedError | LeaseHeldError | None:
-    """Return why a handle may write only what is open to all, or None if it may write anything."""
+    """Return the error for a plan that needs the lease, or None if the handle may write."""
     if holding is not None and holding.active:
-        return holding.fenced(name, tenure)
-    if tenure is None or not tenure.owner:
+        return holding.fenced(name, lease)
+    if lease is None or not lease.owner:
         return None
-    if holding is not None and holding.owns(tenure):
+    if holding is not None and holding.owns(lease):
         return None
-    return held_error(name, tenure)
+    return held_error(name, lease)
 
 
-def held_error(name: str, tenure: Tenure) -> LeaseHeldError:
-    return LeaseHeldError(name, tenure.epoch, tenure.who, tenure.ttl, tenure.renewed)
+def held_error(name: str, lease: Tenure) -> LeaseHeldError:
+    return LeaseHeldError(name, lease.epoch, lease.who, lease.ttl, lease.renewed)

@@ -1,1 +1,1 @@
-"""An agent run again, with everything it asked and did served from the record."""
+"""Replay: run an agent again with its model and tool calls served from the record."""

@@ -1,4 +1,4 @@
-"""Where a run departs from its record, put so that a person can read it. Pure."""
+"""Find and describe the first difference between a record and a replay. Pure."""
 
 from typing import Any, NamedTuple
 
@@ -7,9 +7,9 @@ import msgspec
 from perdure.content import Content
 from perdure.records import EffectIntended, EffectSettled, Message, Note, Summary, TurnFailed, Value
 
-SHOWN = 300  # Characters of a value that is shown in a line.
+SHOWN = 300  # characters of a value shown in one line
 
-# What says nothing about what the agent did: how it was counted, and under which id it came.
+# Fields that do not depend on the agent's behavior: token counts, and ids chosen per run.
 _IGNORED = {
     "message": ("tokens", "counter", "call"),
     "summary": ("tokens", "counter"),
@@ -21,8 +21,8 @@ _IGNORED = {
 class Divergence(NamedTuple):
     """The first difference between a record and a run of its agent.
 
-    `position` is where the record has something else, or 0 after its end. `path` says where in it,
-    and `recorded` and `given` are the two values there.
+    `position` is where the record differs, or 0 after its end. `path` is the place inside the
+    record, and `recorded` and `given` are the two values there.
     """
 
     position: int
@@ -40,7 +40,7 @@ class Divergence(NamedTuple):
 
 
 def shown(value: Any) -> str:
-    """Return a value in a line."""
+    """Return a value as one line, shortened."""
     if value is MISSING:
         return "(nothing)"
     text = value if isinstance(value, Told) else msgspec.json.encode(value, enc_hook=str).decode()
@@ -48,7 +48,7 @@ def shown(value: Any) -> str:
 
 
 class Told(str):
-    """Words about something, as opposed to a value that is a text."""
+    """A description, as opposed to a value that is a string: it is shown without quotes."""
 
     __slots__ = ()
 
@@ -57,52 +57,52 @@ MISSING = Told("(nothing)")
 
 
 def tree(content: Content) -> dict[str, Any]:
-    """Return what of a record is compared."""
+    """Return the fields of a record that a replay compares."""
     ignored = _IGNORED.get(content.kind, ())
     names = [name for name in content.__struct_fields__ if name not in ignored]
     return {name: getattr(content, name) for name in names}
 
 
 def same(one: Any, other: Any) -> bool:
-    """Whether two trees are the same to the byte, the order of keys included."""
+    """Whether two trees are byte-identical as JSON, including the order of keys."""
     return msgspec.json.encode(one) == msgspec.json.encode(other)
 
 
 def difference(recorded: Any, given: Any, path: str = "$") -> tuple[str, Any, Any] | None:
-    """Return the first place where two trees differ, and both values there."""
+    """Return the path of the first difference between two trees, and both values there."""
     if isinstance(recorded, dict) and isinstance(given, dict):
         for name in [*recorded, *(name for name in given if name not in recorded)]:
             here = f"{path}.{name}"
             if name not in recorded or name not in given:
                 return here, recorded.get(name, MISSING), given.get(name, MISSING)
-            found = difference(recorded[name], given[name], here)
-            if found is not None:
-                return found
+            inner = difference(recorded[name], given[name], here)
+            if inner is not None:
+                return inner
         if [*recorded] != [*given]:
             return path, Told(f"keys {', '.join(recorded)}"), Told(f"keys {', '.join(given)}")
         return None
     if isinstance(recorded, list | tuple) and isinstance(given, list | tuple):
-        for number, (one, other) in enumerate(zip(recorded, given, strict=False)):
-            found = difference(one, other, f"{path}[{number}]")
-            if found is not None:
-                return found
+        for number, (before, after) in enumerate(zip(recorded, given, strict=False)):
+            inner = difference(before, after, f"{path}[{number}]")
+            if inner is not None:
+                return inner
         if len(recorded) != len(given):
             number = min(len(recorded), len(given))
-            one, other = (
+            before, after = (
                 values[number] if number < len(values) else MISSING for values in (recorded, given)
             )
-            return f"{path}[{number}]", one, other
+            return f"{path}[{number}]", before, after
         return None
     return None if same(recorded, given) else (path, recorded, given)
 
 
 def described(content: Content | None) -> Told:
-    """Return a record in a few words."""
+    """Describe a record in a few words."""
     match content:
         case None:
             return Told("nothing")
         case EffectIntended(called="model"):
-            return Told(f"asks {content.tool}, request {content.digest}")
+            return Told(f"calls the model {content.tool}, request {content.digest}")
         case EffectIntended():
             return Told(f"calls {content.tool} with {shown(content.arguments)}")
         case EffectSettled():
@@ -122,10 +122,10 @@ def described(content: Content | None) -> Told:
 
 _PLAIN = {
     "turn.begun": "a turn begins",
-    "turn.completed": "the turn is complete",
-    "turn.abandoned": "the turn is given up",
+    "turn.completed": "the turn completes",
+    "turn.abandoned": "the turn is abandoned",
     "labelled": "labels change",
-    "pinned": "a message is pinned, or not any more",
+    "pinned": "a message is pinned or unpinned",
     "tools": "tools are offered",
     "summary.undone": "a summary is undone",
 }

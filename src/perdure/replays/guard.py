@@ -1,10 +1,9 @@
-"""Keep code from the network and from other programs while it runs, by Python's audit events.
+"""Block network access and subprocesses of guarded code, by Python's audit events.
 
-An audit hook stays for ever, so there is one, and it does nothing unless the code that raised an
-event is under guard: in the context that was put under guard, in its tasks, and in threads that
-were started there (while there is a guard, `Thread.start` notes that). It does not see what raises
-no event: extensions that open sockets of their own, connections that were open before, and threads
-that were running before.
+An audit hook cannot be removed, so there is only one, and it does nothing unless the code that
+raised an event is guarded: in the guarded context, in its tasks, and in threads started there
+(while a guard is active, `Thread.start` is patched to track them). It does not see code that raises
+no events: extensions that open their own sockets, and connections and threads from before.
 """
 
 import sys
@@ -42,7 +41,7 @@ REFUSED = frozenset(
 
 
 class Guard:
-    """What was refused to the code that it is about."""
+    """One guarded block, and the events that were refused to it."""
 
     def __init__(self) -> None:
         self.on = True
@@ -52,19 +51,19 @@ class Guard:
 _guard: ContextVar[Guard | None] = ContextVar("perdure_guard", default=None)
 _lifted: ContextVar[bool] = ContextVar("perdure_guard_lifted", default=False)
 _threads: WeakKeyDictionary[threading.Thread, Guard] = WeakKeyDictionary()
-_hooked = threading.Lock()  # Taken once, and never given back.
+_hooked = threading.Lock()  # Acquired once, when the hook is installed; never released.
 _changing = forking.lock()
 _active: list[Guard] = []
 
 
 @contextmanager
 def guarded() -> Iterator[Guard]:
-    """Put the code of the block under guard; RefusedError is raised where it reaches out."""
+    """Guard the code of the block: network access and subprocesses raise RefusedError."""
     if _hooked.acquire(blocking=False):
-        import platform  # Here, because it is slow to load.
+        import platform  # Imported here: it is slow to load.
 
-        # It starts a program to ask for the processor, once, and then knows: clients of models put
-        # the answer into their headers, and are not to be refused for it.
+        # `platform` starts a program once to find the processor, and caches the answer. Model
+        # clients send it in their headers, and must not be refused for that.
         platform.platform()
         sys.addaudithook(_hook)
     guard = Guard()
@@ -80,7 +79,7 @@ def guarded() -> Iterator[Guard]:
 
 @contextmanager
 def lifted() -> Iterator[None]:
-    """Let the code of the block reach out: the store's own reading."""
+    """Suspend the guard in the block, for the store's own reads."""
     token = _lifted.set(True)
     try:
         yield
@@ -96,7 +95,7 @@ def _current() -> Guard | None:
 
 
 def require_free(what: str) -> None:
-    """Raise if this is under guard: what is live can not be done then."""
+    """Raise RefusedError in guarded code, where live calls are not allowed."""
     guard = _current()
     if guard is not None:
         guard.refused.append(what)
@@ -122,7 +121,7 @@ def _start_under_guard(self: threading.Thread) -> None:
 
 
 def _watch_threads(guard: Guard, *, on: bool) -> None:
-    """Know the threads that guarded code starts: a new one has no context, and tells of nothing."""
+    """Track the threads that guarded code starts: a new thread does not inherit the context."""
     with _changing:
         if on:
             _active.append(guard)

@@ -1,7 +1,7 @@
-"""What stands in a session's record, laid out so that it can be walked along again. Pure.
+"""The record of a session, structured for replay: steps, and calls with their attempts. Pure.
 
-A step is a record. A call is an effect with all its attempts and outcomes, and the messages that
-told the model of them. Calls that overlapped ran side by side: their order says nothing.
+A step is one record. A call is an effect with all its attempts and outcomes, and its result
+messages for the model. Calls that overlapped ran in parallel: their order carries no meaning.
 """
 
 from collections.abc import Iterable, Sequence
@@ -22,23 +22,26 @@ from perdure.saying import Ownership
 from perdure.steps import Steps
 from perdure.transcript import answers
 
-FAR = 1 << 62
+FAR = 1 << 62  # step index beyond every record, for calls without an outcome
 
-# What perdure writes by itself, or somebody beside the agent.
+# Kinds that perdure writes itself, or that other processes write while the agent runs.
 NOT_THE_AGENTS = frozenset(
     {"branched", "kept", "piece", "recovered", "released", "snapshot", "turn.continued"}
 )
 
 
 class Step(NamedTuple):
-    """A record, by its number among those that are walked along."""
+    """A record with its index in the replay.
+
+    `remaining` is the number of records after it in the same append.
+    """
 
     number: int
     id: str
     content: Content
     payload: bytes
     tip: Tip
-    left: int
+    remaining: int
 
     @property
     def position(self) -> int:
@@ -48,23 +51,24 @@ class Step(NamedTuple):
     def kind(self) -> str:
         return self.content.kind
 
-    def said_in(self, turn: str) -> bool:
+    def is_message_of(self, turn: str) -> bool:
         """Whether it is a message of a turn."""
         return isinstance(self.content, Message) and self.content.turn == turn
 
 
 class Call:
-    """An effect, whoever tried it and however often."""
+    """An effect with all its attempts, by any process."""
 
     def __init__(self, identity: str) -> None:
         self.identity = identity
         self.attempts: list[tuple[int, EffectIntended]] = []
         self.outcomes: list[tuple[int, EffectSettled]] = []
-        self.told: list[int] = []
+        self.messages: list[int] = []
+        """The steps of its result messages."""
         self.refused = False
-        """Whether it was never made, because somebody denied it: then nothing was intended."""
+        """Whether it was never made because its approval was denied: then it has no intent."""
         self.group = 0
-        """The same for calls that ran side by side."""
+        """The same number for calls that ran in parallel."""
 
     @property
     def first(self) -> int:
@@ -72,7 +76,7 @@ class Call:
 
     @property
     def last(self) -> int:
-        """Where the call ended: with its first outcome after its last attempt."""
+        """The step where the call ended: the first outcome after the last attempt."""
         begun = self.attempts[-1][0]
         return next((index for index, _ in self.outcomes if index > begun), FAR)
 
@@ -82,33 +86,33 @@ class Call:
 
     @property
     def outcome(self) -> EffectSettled | None:
-        """What became of it when it was made; what was found out later is not part of that."""
+        """The outcome that the agent saw; a later reconciliation is not part of that."""
         return next((content for index, content in self.outcomes if index == self.last), None)
 
     @property
     def indexes(self) -> list[int]:
         """The steps that belong to it."""
-        return [*(index for index, _ in (*self.attempts, *self.outcomes)), *self.told]
+        return [*(index for index, _ in (*self.attempts, *self.outcomes)), *self.messages]
 
 
 def is_own(content: Content) -> bool:
-    """Whether perdure wrote it as part of something else: what is left of a cut answer, for one."""
+    """Whether perdure wrote a record by itself, such as the rest of an interrupted answer."""
     if isinstance(content, Message):
         return content.interrupted or content.origin in (INTERRUPTED, RECONCILED)
     return content.kind in ("recovered", "snapshot")
 
 
-def as_intent(made: Called) -> EffectIntended:
-    """Return a call as it would be recorded."""
-    return effecting.intent(made, Ownership("", ""), "", retries=0)
+def as_intent(call: Called) -> EffectIntended:
+    """Return the intent that would be recorded for a call."""
+    return effecting.intent(call, Ownership("", ""), "", retries=0)
 
 
 def read(replica: Replica) -> Steps[list[Step]]:
-    """Return all records in the view of a session; it reads the whole past."""
-    found: list[Linked] = []
+    """Return all records in the view of a session; reads the whole history."""
+    entries: list[Linked] = []
     forward = Forward(replica.past)
-    while (whole := (yield from forward.page())) is not None:
-        found += whole
+    while (page := (yield from forward.page())) is not None:
+        entries += page
     name, cipher = replica.name, replica.past.cipher
     return [
         Step(
@@ -117,39 +121,39 @@ def read(replica: Replica) -> Steps[list[Step]]:
             journal.decode(name, linked, cipher),
             journal.open_body(name, linked, cipher),
             linked.tip,
-            linked.header.left,
+            linked.header.remaining,
         )
-        for index, linked in enumerate(found)
+        for index, linked in enumerate(entries)
     ]
 
 
 def calls(steps: Sequence[Step]) -> dict[str, Call]:
     """Return the calls in a record by their identity."""
-    found: dict[str, Call] = {}
-    waiting: dict[str, Step] = {}
+    by_identity: dict[str, Call] = {}
+    requests: dict[str, Step] = {}
     for step in steps:
         content = step.content
         if isinstance(content, EffectIntended):
-            call = found.setdefault(content.identity, Call(content.identity))
+            call = by_identity.setdefault(content.identity, Call(content.identity))
             call.attempts.append((step.number, content))
         elif isinstance(content, ApprovalAsked):
-            waiting[content.identity] = step
+            requests[content.identity] = step
         elif isinstance(content, EffectSettled):
-            if content.identity not in found and content.identity in waiting:
-                found[content.identity] = _refused(waiting[content.identity])
-            if content.identity in found:
-                _settle(found[content.identity], steps, step, content)
-    _group(found.values())
-    return found
+            if content.identity not in by_identity and content.identity in requests:
+                by_identity[content.identity] = _refused(requests[content.identity])
+            if content.identity in by_identity:
+                _settle(by_identity[content.identity], steps, step, content)
+    _group(by_identity.values())
+    return by_identity
 
 
-def _refused(asked: Step) -> Call:
-    """Return a call that waited for an approval and did not get it."""
-    content = asked.content
-    assert isinstance(content, ApprovalAsked)  # noqa: S101 - the caller saw to it
+def _refused(request: Step) -> Call:
+    """Return a call whose approval was requested and not given."""
+    content = request.content
+    assert isinstance(content, ApprovalAsked)  # noqa: S101 - checked by the caller
     call = Call(content.identity)
     call.refused = True
-    made = Called(
+    requested = Called(
         identity=content.identity,
         tool=content.tool,
         arguments=content.arguments,
@@ -158,30 +162,31 @@ def _refused(asked: Step) -> Call:
         version=content.version,
         actor=content.actor,
     )
-    call.attempts.append((asked.number, as_intent(made)))
+    call.attempts.append((request.number, as_intent(requested)))
     return call
 
 
 def _settle(call: Call, steps: Sequence[Step], step: Step, content: EffectSettled) -> None:
-    """Take in an outcome, and the message by which the model was told of it in the same append."""
-    if content.told:  # The message before it has its result.
+    """Add an outcome, and the result message that was stored in the same append."""
+    if content.told:  # Its result is stored in the message before it.
         message = steps[step.number - 1].content
-        told = (
+        restored = (
             retelling.restored(content, message.message) if isinstance(message, Message) else None
         )
-        call.outcomes.append((step.number, told or content))
-        call.told.append(step.number - 1)
+        call.outcomes.append((step.number, restored or content))
+        call.messages.append(step.number - 1)
         return
     call.outcomes.append((step.number, content))
-    if step.left and content.identity.startswith("issued:"):
+    if step.remaining and content.identity.startswith("issued:"):
         after = steps[step.number + 1]
         if isinstance(after.content, Message) and answers(after.content.message):
-            call.told.append(after.number)
+            call.messages.append(after.number)
 
 
-def _group(found: Iterable[Call]) -> None:
+def _group(unordered: Iterable[Call]) -> None:
+    """Number the calls so that overlapping ones have the same group."""
     number, reached = 0, -1
-    for call in sorted(found, key=lambda call: call.first):
+    for call in sorted(unordered, key=lambda call: call.first):
         if call.first > reached:
             number += 1
         reached = max(reached, call.last)

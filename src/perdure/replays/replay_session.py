@@ -48,16 +48,16 @@ class ReplayHandle(Handle):
         super().__init__(driver, replica)
         self.replay = serving
         self._walk = walk
-        self._lock = serving.moving
+        self._lock = serving.lock
 
     def write(self, plan: Plan) -> int:
         """Compare what a plan would write with what is recorded; return the recorded answer."""
         self.require_open()
         with self._lock:
-            self._walk.require_going()
-            batch = Batch(self.replica.name, self.replica.fold, self.replica.tip)
-            answer = self.run(plan.made(batch))
-            return self._walk.take(plan, batch, answer, lane())
+            self._walk.require_running()
+            batch = Batch(self.replica.name, self.replica.state, self.replica.tip)
+            answer = self.run(plan.execute(batch))
+            return self._walk.match(plan, batch, answer, lane())
 
     def run(self, steps: Steps[T]) -> T:
         """Carry out steps that read."""
@@ -107,4 +107,4 @@ class ReplaySession(Session):
 
     def branch(self, id: str, *, at: int | str | Found | None = None) -> "Session":  # noqa: ARG002
         """Refuse: a replay writes nothing."""
-        raise UsageError("a replayed session can not be branched: branch the one that it is of")
+        raise UsageError("a replayed session cannot be branched: branch the recorded session")

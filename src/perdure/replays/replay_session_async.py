@@ -1,6 +1,7 @@
-"""AsyncReplaySession: a session that is replayed. Its twin is in `replay_session`.
+"""AsyncReplaySession: a session that is replayed.
 
-It is the same session to the agent, but that its calls are served and its writes are compared.
+For the agent it behaves like the recorded session, but its calls are served from the record and its
+writes are compared with it. It never writes to the store.
 """
 
 import asyncio
@@ -26,54 +27,56 @@ T = TypeVar("T")
 
 
 class AsyncReplayHandle(AsyncHandle):
-    """A handle that writes nothing: what would be written is compared with the record."""
+    """A handle that compares writes with the record instead of storing them."""
 
-    def __init__(self, driver: AsyncDriver, replica: Replica, walk: Walk, serving: Serving) -> None:
+    def __init__(
+        self, driver: AsyncDriver, replica: Replica, cursor: Walk, serving: Serving
+    ) -> None:
         super().__init__(driver, replica)
         self.replay = serving
-        self._walk = walk
+        self._cursor = cursor
         self._lock = asyncio.Lock()
 
     async def write(self, plan: Plan) -> int:
-        """Compare what a plan would write with what is recorded; return the recorded answer."""
+        """Compare the records of a plan with the recorded ones; return the recorded position."""
         self.require_open()
         async with self._lock:
-            self._walk.require_going()
-            batch = Batch(self.replica.name, self.replica.fold, self.replica.tip)
-            answer = await self.run(plan.made(batch))
-            return self._walk.take(plan, batch, answer, lane())
+            self._cursor.require_running()
+            batch = Batch(self.replica.name, self.replica.state, self.replica.tip)
+            answer = await self.run(plan.execute(batch))
+            return self._cursor.match(plan, batch, answer, lane())
 
     async def run(self, steps: Steps[T]) -> T:
-        """Carry out steps that read."""
+        """Run steps that only read. The guard does not apply to the store's own I/O."""
         with guard.lifted():
             return await super().run(reading_only(steps))
 
     async def wait(self, after: int, timeout: float | None) -> bool:  # noqa: ARG002, ASYNC109
-        """Return False: nobody writes to what is replayed."""
+        """Return False: a replayed session gets no new records."""
         return False
 
     async def drain(self) -> None:
-        """Wait for nothing: nothing is under way."""
+        """Return at once: no write is in flight."""
 
 
 class AsyncReplaySession(AsyncSession):
     """A session that is replayed."""
 
-    _walk: Walk
+    _cursor: Walk
 
     @classmethod
     def over(
         cls,
         driver: AsyncDriver,
         replica: Replica,
-        walk: Walk,
+        cursor: Walk,
         errors: Iterable[type[BaseException]] = (),
     ) -> Self:
-        """Return a session whose handle moves along a record."""
-        handle = AsyncReplayHandle(driver, replica, walk, Serving(replica, walk, errors))
-        made = cls(driver, replica, handle)
-        made._walk = walk
-        return made
+        """Return a session whose handle moves a cursor along the record."""
+        handle = AsyncReplayHandle(driver, replica, cursor, Serving(replica, cursor, errors))
+        session = cls(driver, replica, handle)
+        session._cursor = cursor
+        return session
 
     def turn(
         self,
@@ -83,12 +86,12 @@ class AsyncReplaySession(AsyncSession):
         author: str = "",
         id: str | None = None,
     ) -> AsyncTurn:
-        """Return the next turn, under the id that it had."""
-        made = super().turn(message, correlation_id=correlation_id, author=author, id=id)
+        """Return the next turn, with its recorded id."""
+        turn = super().turn(message, correlation_id=correlation_id, author=author, id=id)
         if id is None:
-            made.id = self._walk.next_turn() or made.id
-        return made
+            turn.id = self._cursor.next_turn() or turn.id
+        return turn
 
     async def branch(self, id: str, *, at: int | str | Found | None = None) -> "AsyncSession":  # noqa: ARG002
-        """Refuse: a replay writes nothing."""
-        raise UsageError("a replayed session can not be branched: branch the one that it is of")
+        """Raise UsageError: a replay writes nothing."""
+        raise UsageError("a replayed session cannot be branched: branch the recorded session")

@@ -1,7 +1,7 @@
 """Replay: run an agent's code again, with its model and its tools served from the record.
 
-Nothing is called and nothing is written. The agent gets a session that is where the recorded one
-was, and moves along the record as the agent does; the first thing that is not as recorded ends it.
+Nothing is called and nothing is written. The agent gets a session in the recorded state, which
+advances along the record as the agent does; the first difference ends the replay.
 """
 
 from collections.abc import Awaitable, Callable, Collection, Iterable
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 
 class Replay(NamedTuple):
-    """What came of a replay. `identical` says that the agent did what is recorded, to the byte.
+    """The result of a replay. `identical` says that the agent did what is recorded, to the byte.
 
-    `outputs` are the messages of the part that was replayed, `returned` is what the agent returned
-    and `error` what it raised. `ended` says why the record stopped before the agent did, where the
-    agent is not to blame: what there was of it was the same. `refused` are the events of the
-    network and of other programs that the agent tried.
+    `outputs` are the messages of the replayed part, `returned` is the agent's return value and
+    `error` the error it raised. `ended` says why the record ended before the agent did, if the
+    agent is not at fault: everything up to there was identical. `refused` lists the network and
+    process events that the agent attempted.
     """
 
     session: str
@@ -47,16 +47,17 @@ class Replay(NamedTuple):
     refused: tuple[str, ...]
 
     def check(self) -> "Replay":
-        """Raise ReplayDivergenceError unless the agent did what is recorded; else return this."""
-        found = self.divergence
-        if found is not None:
-            where = f"position {found.position}" if found.position else "the end of its record"
-            where += f", {found.path}" if found.path else ""
-            values = shown(found.recorded), shown(found.given)
+        """Return this, or raise ReplayDivergenceError if the agent did not do what is recorded."""
+        divergence = self.divergence
+        if divergence is not None:
+            position, path = divergence.position, divergence.path
+            where = f"position {position}" if position else "the end of its record"
+            where += f", {path}" if path else ""
+            values = shown(divergence.recorded), shown(divergence.given)
             raise ReplayDivergenceError(self.session, where, *values)
         if not self.identical:
-            tried = ", ".join(self.refused)
-            raise ReplayDivergenceError(self.session, f"position {self.end}", "", tried)
+            attempted = ", ".join(self.refused)
+            raise ReplayDivergenceError(self.session, f"position {self.end}", "", attempted)
         return self
 
 
@@ -91,31 +92,33 @@ def replay(
 ) -> Replay | Awaitable[Replay]:
     """Run an agent's code again on the record of a session, and compare. Nothing is written.
 
-    `agent` is a function that takes a session: the very code that was run. Its models and tools are
-    served from the record, and the network and other programs are refused. An AsyncSession takes an
-    async function, and gives an awaitable.
+    `agent` is a function of a session: the same code that was recorded. Its models and tools are
+    served from the record; network access and starting programs are refused. For an AsyncSession,
+    pass an async function and await the result.
 
-    `start` and `end` are positions, or ids of turns; the whole session is the default. Kinds of
-    record in `ignore` are not compared. Errors that tools had raised come back as Python's own, or
-    as those types of the application that are given in `errors`.
+    `start` and `end` are positions, or ids of turns; the default is the whole session. Records of
+    the kinds in `ignore` are not compared. Errors that tools raised are raised again as builtin
+    types, or as the application's own types that are passed in `errors`.
     """
     if not callable(agent):
-        raise UsageError(f"an agent is a function of a session, not a {type(agent).__qualname__}")
+        raise UsageError(
+            f"an agent must be a function of a session, not a {type(agent).__qualname__}"
+        )
     unknown = {*ignore} - {*KINDS}
     if isinstance(ignore, str) or unknown:
         raise UsageError(f"no kind of record: {', '.join(sorted(unknown)) or ignore}")
-    asked = Asked(start, end, frozenset(ignore), _error_types(errors))
+    request = Asked(start, end, frozenset(ignore), _error_types(errors))
     if isinstance(session, Session):
-        return _blocking(session, agent, asked)
+        return _blocking(session, agent, request)
     if type(session).__name__ != "AsyncSession":
-        raise UsageError(f"a session is replayed, not a {type(session).__qualname__}")
-    from perdure.replays.replaying_async import awaiting  # It brings asyncio along.
+        raise UsageError(f"only a session can be replayed, not a {type(session).__qualname__}")
+    from perdure.replays.replaying_async import awaiting  # Imported here: it loads asyncio.
 
-    return awaiting(session, agent, asked)
+    return awaiting(session, agent, request)
 
 
 class Asked(NamedTuple):
-    """What is to be replayed, and how."""
+    """The part of a session to replay, and the options."""
 
     start: int | str | None
     end: int | str | None
@@ -123,103 +126,104 @@ class Asked(NamedTuple):
     errors: tuple[type[BaseException], ...]
 
 
-def _error_types(given: Iterable[type[BaseException]]) -> tuple[type[BaseException], ...]:
-    if isinstance(given, type):
-        raise UsageError(f"errors are given in a list: errors=[{given.__name__}]")
-    found = tuple(given)
-    kinds: tuple[object, ...] = found
-    for one in kinds:
-        if not (isinstance(one, type) and issubclass(one, BaseException)):
-            raise UsageError(f"errors are types of errors, and {one!r} is not one")
-    return found
+def _error_types(errors: Iterable[type[BaseException]]) -> tuple[type[BaseException], ...]:
+    if isinstance(errors, type):
+        raise UsageError(f"errors must be a list: errors=[{errors.__name__}]")
+    types = tuple(errors)
+    candidates: tuple[object, ...] = types
+    for candidate in candidates:
+        if not (isinstance(candidate, type) and issubclass(candidate, BaseException)):
+            raise UsageError(f"errors must be exception types, and {candidate!r} is not one")
+    return types
 
 
-def _blocking(session: Session, agent: Callable[[Session], Any], asked: Asked) -> Replay:
+def _blocking(session: Session, agent: Callable[[Session], Any], request: Asked) -> Replay:
     import inspect
 
     if inspect.iscoroutinefunction(agent):
         raise UsageError("an async agent needs a session of perdure.open_async(...)")
-    handle = session._handle  # noqa: SLF001 - the other face of the same session
-    replica, walk = handle.run(prepared(handle.replica, asked))
-    face = ReplaySession.over(handle.driver, replica, walk, asked.errors)
+    handle = session._handle  # noqa: SLF001 - the replay shares the session's driver
+    replica, cursor = handle.run(prepared(handle.replica, request))
+    replayed = ReplaySession.over(handle.driver, replica, cursor, request.errors)
     returned, error = None, None
     with guard.guarded() as guarding:
         try:
-            returned = agent(face)
+            returned = agent(replayed)
         except Stopped:
             pass
-        except BaseException as raised:  # noqa: BLE001 - what is not the agent's is raised again
+        except BaseException as raised:  # noqa: BLE001 - re-raised unless the agent raised it
             error = caught(raised)
-    face.close()
-    return result(walk, guarding, returned, error)
+    replayed.close()
+    return result(cursor, guarding, returned, error)
 
 
-def prepared(source: Replica, asked: Asked) -> Steps[tuple[Replica, Walk]]:
-    """Return a replica that is where the replay begins, and the walk that moves it on."""
+def prepared(source: Replica, request: Asked) -> Steps[tuple[Replica, Walk]]:
+    """Return a replica in the state where the replay begins, and the cursor that advances it."""
     steps = yield from recorded.read(source)
     newest = steps[-1].position if steps else 0
-    start = _place(steps, asked.start, 0, newest, ends=False)
-    end = _place(steps, asked.end, newest, newest, ends=True)
+    start = _place(steps, request.start, 0, newest, ends=False)
+    end = _place(steps, request.end, newest, newest, ends=True)
     if start > end:
-        raise UsageError(f"a replay from {start} to {end} has nothing in it")
+        raise UsageError(f"a replay from {start} to {end} is empty")
     replica = Replica(source.name, source.settings)
     replica.view = source.view
-    walk = Walk(replica, steps, start, end, asked.ignore)
+    cursor = Walk(replica, steps, start, end, request.ignore)
     _require_between(replica, steps, start)
-    return replica, walk
+    return replica, cursor
 
 
-def _place(steps: list[Step], given: object, default: int, newest: int, *, ends: bool) -> int:
-    if given is None:
+def _place(steps: list[Step], bound: object, default: int, newest: int, *, ends: bool) -> int:
+    """Return the position for `start` or `end` (`ends`): given as such, or as the id of a turn."""
+    if bound is None:
         return default
-    if isinstance(given, str):
-        begun = [step for step in steps if step.kind == TurnBegun.kind and step.id == given]
+    if isinstance(bound, str):
+        begun = [step for step in steps if step.kind == TurnBegun.kind and step.id == bound]
         if not begun:
-            raise UsageError(f"no turn {given!r} begins in this session")
+            raise UsageError(f"no turn {bound!r} begins in this session")
         if not ends:
             return begun[0].position - 1
-        of = [step for step in steps if getattr(step.content, "turn", "") == given]
-        return of[-1].position if of else begun[0].position
-    position = require_int(given, "a position")
+        own = [step for step in steps if getattr(step.content, "turn", "") == bound]
+        return own[-1].position if own else begun[0].position
+    position = require_int(bound, "a position")
     if not 0 <= position <= newest:
-        raise UsageError(f"a replay is of positions 0 to {newest}, not {position}")
+        raise UsageError(f"a replay must be within positions 0 to {newest}, not {position}")
     return position
 
 
 def _require_between(replica: Replica, steps: list[Step], start: int) -> None:
-    """Refuse to begin within a turn, but for where somebody took it over."""
+    """Raise UsageError if a replay begins inside a turn, except where the turn was taken over."""
     following = next((step for step in steps if step.position > start), None)
     content = following.content if following else None
-    for turn, facts in replica.fold.turns.items():
+    for turn, facts in replica.state.turns.items():
         later = [s for s in steps if s.position > start and isinstance(s.content, TurnChange)]
         if isinstance(content, TurnContinued) and content.turn == turn:
             continue
         if any(step.content.subject == turn for step in later):
-            hint = f"begin before it, at {facts.position - 1}, or where somebody took it over"
-            raise UsageError(f"the turn {turn} is under way at {start}: {hint}")
+            hint = f"begin before it, at {facts.position - 1}, or where it was taken over"
+            raise UsageError(f"the turn {turn} is open at {start}: {hint}")
 
 
 def caught(error: BaseException) -> BaseException:
-    """Return what an agent raised; what was meant for this process is raised again."""
+    """Return an error of the agent; raise one meant for this process, such as KeyboardInterrupt."""
     if isinstance(error, Exception | SystemExit) or getattr(error, "recorded", False):
         return error
     raise error
 
 
-def result(walk: Walk, guarding: Guard, returned: Any, error: BaseException | None) -> Replay:
-    """Return what came of a replay whose agent has ended."""
-    walk.finish()
+def result(cursor: Walk, guarding: Guard, returned: Any, error: BaseException | None) -> Replay:
+    """Return the result of a replay whose agent has ended."""
+    cursor.finish()
     return Replay(
-        session=walk.name,
-        start=walk.start,
-        end=walk.position,
-        identical=walk.divergence is None and not guarding.refused,
-        divergence=walk.divergence,
-        ended=walk.ended,
-        outputs=walk.outputs,
+        session=cursor.name,
+        start=cursor.start,
+        end=cursor.position,
+        identical=cursor.divergence is None and not guarding.refused,
+        divergence=cursor.divergence,
+        ended=cursor.stop_reason,
+        outputs=cursor.outputs,
         returned=returned,
         error=error,
-        served=walk.served,
-        compared=walk.compared,
+        served=cursor.served,
+        compared=cursor.compared,
         refused=tuple(guarding.refused),
     )

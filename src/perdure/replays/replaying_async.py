@@ -1,4 +1,4 @@
-"""Replay of an async agent. Its twin is in `replaying`, and so is all that both have in common."""
+"""Replay of an async agent."""
 
 import inspect
 from collections.abc import Awaitable, Callable
@@ -12,21 +12,21 @@ from perdure.session_async import AsyncSession
 
 
 async def awaiting(
-    session: AsyncSession, agent: Callable[[AsyncSession], Awaitable[Any] | Any], asked: Asked
+    session: AsyncSession, agent: Callable[[AsyncSession], Awaitable[Any] | Any], request: Asked
 ) -> Replay:
-    """Run an async agent's code again on the record of a session, and compare."""
-    handle = session._handle  # noqa: SLF001 - the other face of the same session
-    replica, walk = await handle.run(prepared(handle.replica, asked))
-    face = AsyncReplaySession.over(handle.driver, replica, walk, asked.errors)
+    """Run an async agent again on the record of a session, and compare."""
+    handle = session._handle  # noqa: SLF001 - the replay shares the session's driver
+    replica, cursor = await handle.run(prepared(handle.replica, request))
+    replayed = AsyncReplaySession.over(handle.driver, replica, cursor, request.errors)
     returned, error = None, None
     with guard.guarded() as guarding:
         try:
-            returned = agent(face)
+            returned = agent(replayed)
             if inspect.isawaitable(returned):
                 returned = await returned
         except Stopped:
             returned = None
-        except BaseException as raised:  # noqa: BLE001 - what is not the agent's is raised again
+        except BaseException as raised:  # noqa: BLE001 - re-raised unless the agent raised it
             error = caught(raised)
-    await face.close()
-    return result(walk, guarding, returned, error)
+    await replayed.close()
+    return result(cursor, guarding, returned, error)

@@ -66,7 +66,7 @@ def test_the_window_is_cut_as_asked_for(
     for number in range(4):
         say(client, f"number {number}")
     assert [len(one) for one in sent(server)] == [1, 3, 3, 3]
-    with pytest.raises(perdure.BudgetError, match=r"take \d+ tokens, and 5 were allowed"):
+    with pytest.raises(perdure.BudgetError, match=r"need \d+ tokens; max_tokens is 5"):
         say(wrap(bare, session, max_tokens=5), "a text of more tokens than are allowed")
     assert session.last == user("a text of more tokens than are allowed")
     assert kinds(session)[-1] == "turn.failed"
@@ -113,7 +113,7 @@ def test_raw_responses_are_refused_where_they_would_not_be_recorded(
     client: openai.OpenAI, bare: openai.OpenAI, name: str
 ) -> None:
     for owner in (client, client.chat, client.chat.completions, client.responses):
-        with pytest.raises(perdure.UsageError, match="call it on the client that was given"):
+        with pytest.raises(perdure.UsageError, match="call it on the original client"):
             getattr(owner, name)
     assert getattr(client.embeddings, name)
     assert getattr(bare.chat.completions, name)
@@ -176,7 +176,7 @@ def test_a_caller_that_gives_the_whole_list_is_told(
     message = reply.choices[0].message
     whole: Any
     for whole in (message, {"role": "assistant", "content": message.content}):
-        with pytest.raises(perdure.UsageError, match="give only what is new"):
+        with pytest.raises(perdure.UsageError, match="pass only new messages"):
             client.chat.completions.create(model="m", messages=[user("one"), whole, user("two")])
     assert session.position == before
     example: ChatCompletionMessageParam = {"role": "assistant", "content": "as in this example"}
@@ -450,7 +450,7 @@ def test_two_calls_at_once_are_refused(session: perdure.Session) -> None:
         thread = threading.Thread(target=say, args=(client, "one"))
         thread.start()
         assert asked.wait(60)
-        with pytest.raises(perdure.UsageError, match="is under way"):
+        with pytest.raises(perdure.UsageError, match="is in progress"):
             say(client, "two")
         go_on.set()
         thread.join()
@@ -553,7 +553,7 @@ def test_bad_input_is_refused_before_anything_is_written(
 ) -> None:
     create: Any = client.chat.completions.create
     for messages, text in (
-        ([], "nothing is new"),
+        ([], "no new message"),
         (5, "a list of messages is expected, not a int"),
         (["hello"], "a str is not a message"),
         ([{"role": "wizard", "content": "x"}], "is not a role"),

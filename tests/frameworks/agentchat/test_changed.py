@@ -89,11 +89,11 @@ def test_a_team_that_went_on_elsewhere_is_not_changed_by_hand(place: Place) -> N
     async def go() -> None:
         async with place.durable(teams.single) as durable:
             await durable.run(task=TASKS[0])
-        with pytest.raises(ConflictError, match="what was changed here is not kept"):
+        with pytest.raises(ConflictError, match="changes made here are not saved"):
             await changing(TASKS[1])
         with pytest.raises(ZeroDivisionError) as found:
             await changing("And now?", ZeroDivisionError())
-        assert "what was changed of the team was not kept" in str(found.value.__notes__)
+        assert "changes to the team were not saved" in str(found.value.__notes__)
         async with place.durable(teams.single) as durable:
             await durable.run(task="And then?")
         assert {TASKS[0], TASKS[1], "And now?", "And then?"} <= {*said(place.prompts[-1])}

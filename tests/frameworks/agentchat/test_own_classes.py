@@ -109,7 +109,7 @@ async def cut_at_the_end(place: Place, build: Build, **options: Any) -> None:
         async def dying(*_: Any) -> None:
             raise RuntimeError("the process died")
 
-        durable._keeping.finish = dying
+        durable._saved_runs.finish = dying
         with pytest.raises(RuntimeError, match="the process died"):
             await durable.run(task=TASKS[0])
 
@@ -147,7 +147,7 @@ def test_an_agent_that_names_no_class_is_heard_and_can_name_it_later(place: Plac
         charged = len(place.ledger.lines)
         async with place.durable(judge(ruling, TextMessage)) as durable:
             assert durable.interrupted == TASKS[0]
-            with pytest.raises(UsageError, match="not known, Ruling: name it in"):
+            with pytest.raises(UsageError, match="of an unknown class, Ruling: name it in"):
                 await durable.run()
         async with place.durable(judge(ruling, Ruling)) as durable:
             assert isinstance((await durable.run()).messages[-1], Ruling)
@@ -178,7 +178,7 @@ def test_a_stored_message_that_does_not_fit_its_class_is_refused(place: Place) -
 
 def test_two_classes_of_one_name_are_refused(place: Place) -> None:
     async def go() -> None:
-        with pytest.raises(UsageError, match="two classes of messages are called 'Ruling'"):
+        with pytest.raises(UsageError, match="two message classes are called 'Ruling'"):
             async with place.durable(judge(ruling, Ruling, Changed.Ruling)):
                 pass
 
@@ -189,12 +189,12 @@ def test_a_task_of_an_own_class_is_gone_on_with(place: Place) -> None:
     async def go() -> None:
         task, build = ruling("user"), judge(plain, TextMessage)
         async with place.durable(build) as durable:
-            durable._keeping.finish = None
+            durable._saved_runs.finish = None
             with pytest.raises(TypeError):
                 await durable.run(task=task)
         async with place.durable(build) as durable:
             assert durable.interrupted == "At most 5000."
-            with pytest.raises(UsageError, match="not known, Ruling"):
+            with pytest.raises(UsageError, match="of an unknown class, Ruling"):
                 await durable.run()
             assert (await durable.run(task=task)).messages[0] is task
 

@@ -97,6 +97,6 @@ def test_who_runs_again_takes_the_run_over_and_the_first_is_told(url: str, tmp_p
     assert Worker("b", tmp_path, url).ended() == "done"
     assert messages(tmp_path) == expected
     assert first.ended().startswith(
-        "ConflictError: 'claim-4711' can not take this (another process"
+        "ConflictError: conflict in session 'claim-4711' (another process"
     )
     assert messages(tmp_path) == expected  # Nothing of the first came after, and nothing twice.

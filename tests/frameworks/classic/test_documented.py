@@ -72,7 +72,7 @@ def test_the_example_remembers_the_checklist_after_a_restart(
     server.fault(status=401)
     assert "AuthenticationError" in example(server, tmp_path, CHECKLIST)
     told = example(server, tmp_path, REFINE)
-    assert "Going on with the chat that user_proxy began with assistant." in told
+    assert "Going on with the chat that user_proxy started with assistant." in told
     assert "Messages persisted: 4" in told
     assert [text for role, text in sent(server) if role == "user"] == [CHECKLIST, REFINE]
 

@@ -387,10 +387,11 @@ def test_what_nobody_sends_is_not_heard_outside_of_a_chat(
 ) -> None:
     user, assistant = cast.pair()
     with persist(store.session("s"), user, assistant):
-        match = r"what 'assistant' hears .* is not recorded: have 'user_proxy' send\(...\) it"
+        reason = "a message that 'assistant' receives .* is not recorded"
+        match = reason + r": call send\(...\) on 'user_proxy'"
         with pytest.raises(perdure.UsageError, match=match):
             assistant.receive(CARD, user, request_reply=request_reply)
-        with pytest.raises(perdure.UsageError, match=r"have 'user_proxy' a_send\(...\) it"):
+        with pytest.raises(perdure.UsageError, match=r"call a_send\(...\) on 'user_proxy'"):
             asyncio.run(assistant.a_receive(CARD, user, request_reply=request_reply))
         assert remembered(user, assistant)["pairs"] == {}
     assert (store.session("s").position, server.requests) == (0, [])

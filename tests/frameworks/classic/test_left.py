@@ -63,7 +63,7 @@ def test_a_run_that_is_not_waited_for_does_no_harm_to_the_next(
             running.append(user.run(assistant, message=CHECKLIST, max_turns=1))
             assert writing.wait(60)
 
-    with pytest.raises(perdure.UsageError, match="a chat is still going on where"):
+    with pytest.raises(perdure.UsageError, match="a chat is still running where"):
         leave()
     left.set()
     running[0].process()
@@ -101,7 +101,7 @@ def test_a_run_that_begins_when_its_block_has_ended_is_refused(
 
     async def wait() -> None:
         if not method.endswith("iter"):  # Which begins when somebody asks for its first event.
-            with pytest.raises(perdure.UsageError, match=r"a chat of run\(\) has not begun, and"):
+            with pytest.raises(perdure.UsageError, match=r"a chat of run\(\) has not started, and"):
                 await leave()
         else:
             await leave()
@@ -155,7 +155,9 @@ def test_a_run_that_is_waited_for_is_kept(
             response = getattr(user, method)(assistant, message=CHECKLIST, max_turns=1)
             await heard(await response if method == "a_run" else response, method)
             assert chat.finished == 1
-            with pytest.raises(perdure.UsageError, match=r"give a recipient, and it to persist"):
+            with pytest.raises(
+                perdure.UsageError, match="pass a recipient, and pass it to persist"
+            ):
                 await getattr(user, method)(message=CHECKLIST)
 
     asyncio.run(run())
@@ -219,7 +221,7 @@ def test_threads_that_begin_at_once_are_one_chat_at_a_time(
             thread.join()
         finished = chat.finished
     assert len(errors) == 3 - finished
-    assert all("one session is for one chat at a time" in error for error in errors)
+    assert all("run one chat at a time per session" in error for error in errors)
     assert [one["role"] for one in session.messages()] == ["user", "assistant"] * finished
 
 
@@ -308,7 +310,7 @@ def test_a_tool_that_has_agents_talk(cast: Cast, server: ModelServer, store: per
         with persist(store.session(name), user, assistant, *others):
             return user.initiate_chat(assistant, message=CHARGE, max_turns=2)
 
-    match = "the tool 'charge' has 'boss' talk, who was given to persist"
+    match = "the tool 'charge' starts a chat of 'boss', who was passed to persist"
     with pytest.raises(perdure.UsageError, match=match):
         begin("s", given=True)
     assert len(server.requests) == 1  # The call of the tool: nobody was asked inside.

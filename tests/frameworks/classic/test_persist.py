@@ -80,7 +80,7 @@ def test_initiate_chat_goes_on_whatever_clear_history_says(
         assert "clear_history" not in caplog.text
         result = user.initiate_chat(assistant, message=REFINE, clear_history=clear_history)
     assert len(result.chat_history) == 4
-    assert ("clear_history=False is taken in place of True" in caplog.text) == clear_history
+    assert ("clear_history=False is used instead of True" in caplog.text) == clear_history
 
 
 @pytest.mark.parametrize("async_code", [False, True])
@@ -135,7 +135,7 @@ def test_usage_replies_and_results_are_those_of_a_run_that_was_not_interrupted(
     asked = len(server.requests)
     user2, assistant2 = cast.pair(**options)
     with persist(store.session("s"), user2, assistant2) as chat:
-        assert chat.interrupted == "the chat that user_proxy began with assistant"
+        assert chat.interrupted == "the chat that user_proxy started with assistant"
         result = user2.initiate_chat(assistant2, message=CHECKLIST)
         assert chat.interrupted is None
     assert len(server.requests) == asked + 1  # The two answers that were there are not paid for.
@@ -189,7 +189,7 @@ def test_a_chat_that_is_given_up_leaves_the_agents_as_they_were(
     with persist(session, user, assistant) as chat:
         chat.abandon("asked for something else")
         assert chat.interrupted is None
-        with pytest.raises(perdure.UsageError, match="nothing to give up"):
+        with pytest.raises(perdure.UsageError, match="nothing to abandon"):
             chat.abandon()
         assert len(user.initiate_chat(assistant, message=REFINE).chat_history) == 2
     user, assistant = cast.pair()
@@ -210,7 +210,7 @@ def test_a_queue_of_chats_goes_on_where_it_was(
         queue[2]["prerequisites"] = [0, 1]
         with persist(store.session(name), *agents) as chat:
             if how == "resume" and chat.interrupted:
-                assert chat.interrupted == "the chats that user_proxy began with " + ", ".join(
+                assert chat.interrupted == "the chats that user_proxy started with " + ", ".join(
                     one.name for one in agents[1:]
                 )
                 results = chat.resume()
@@ -239,7 +239,7 @@ def test_code_that_says_something_else_is_told_so(
     interrupted(cast, server, session)
     user, assistant = cast.pair()
     user.register_hook("process_message_before_send", lambda message, **_: f"{message} Please.")
-    match = "what user_proxy said to assistant"
+    match = "the message of user_proxy to assistant"
     with (
         persist(session, user, assistant),
         pytest.raises(perdure.DivergenceError, match=match),
@@ -390,12 +390,12 @@ def test_what_agents_know_by_name_is_known_after_a_restart(
     assert chat("s") == whole
     chat("s")
     assert sent(server)[0] == ("system", "You have charged 17.")
-    assert "the code's are used" not in caplog.text
+    assert "using the code's" not in caplog.text
     chat("s", given="all")
     assert sent(server)[0] == ("system", "You have charged all.")
-    assert "the variables of assistant were changed in a chat, and now in the code" in caplog.text
+    assert "the variables of assistant were changed both in a chat and in the code" in caplog.text
     chat("other", given=print)
-    assert "the context variables of assistant are not kept" in caplog.text
+    assert "the context variables of assistant are not saved" in caplog.text
 
 
 def test_instructions_that_the_code_changed_are_the_code_s(
@@ -411,7 +411,7 @@ def test_instructions_that_the_code_changed_are_the_code_s(
     user, assistant = cast.user(), cast.assistant(system="You are lenient.")
     with persist(store.session("s"), user, assistant):
         assert assistant.system_message == "You are lenient."
-    assert "the code's are used" in caplog.text
+    assert "using the code's" in caplog.text
 
 
 def test_what_a_human_said_is_not_asked_again(

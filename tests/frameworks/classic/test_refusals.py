@@ -37,7 +37,7 @@ def refused(session: perdure.Session, *agents: Any, match: str, **options: Any) 
 
 def test_an_agent_that_was_renamed(cast: Cast, begun: perdure.Session) -> None:
     agents = cast.user(), cast.assistant("helper")
-    refused(begun, *agents, match="holds a chat of assistant, who are not among the agents")
+    refused(begun, *agents, match="holds a chat of assistant, not among the given agents")
 
 
 def test_another_pair(cast: Cast, begun: perdure.Session) -> None:
@@ -47,7 +47,8 @@ def test_another_pair(cast: Cast, begun: perdure.Session) -> None:
 
 def test_a_pair_whose_names_are_exchanged(cast: Cast, begun: perdure.Session) -> None:
     agents = cast.assistant("user_proxy"), cast.user("assistant")
-    refused(begun, *agents, match="the agent 'user_proxy' is what 'assistant' was in 's'")
+    match = "agents 'user_proxy' and 'assistant' seem to have swapped names since session 's'"
+    refused(begun, *agents, match=match)
     with persist(begun, *cast.pair()) as chat:
         assert chat.finished == 1
 
@@ -60,7 +61,8 @@ def test_members_of_a_group_whose_names_are_exchanged(cast: Cast, store: perdure
     agents = pair("You plan.", "You write.")
     with persist(session, *agents):
         agents[0].initiate_chat(agents[1], message=CHECKLIST, max_turns=1)
-    refused(session, *pair("You write.", "You plan."), match="'planner' is what 'writer' was")
+    match = "agents 'planner' and 'writer' seem to have swapped names"
+    refused(session, *pair("You write.", "You plan."), match=match)
     for others in (("You plan well.", "You write."), ("You write.", "You write.")):
         with persist(session, *pair(*others)) as chat:  # Instructions may be changed.
             assert chat.finished == 1
@@ -126,11 +128,11 @@ def test_a_chat_that_nobody_can_go_on_with_can_be_given_up(
     session = store.session("s")
     interrupted(cast, server, session)
     agents = cast.user(), autogen.AssistantAgent("assistant", "You are a clerk.", llm_config=False)
-    refused(session, *agents, match=r"or give it up with persist\(...\).abandon\(\)")
+    refused(session, *agents, match=r"or abandon it with persist\(...\).abandon\(\)")
     persist(session, *agents).abandon("its model is gone")
     with persist(session, *agents) as chat:
         assert (chat.interrupted, said(*agents)) == (None, [])
-    with pytest.raises(perdure.UsageError, match="nothing to give up"):
+    with pytest.raises(perdure.UsageError, match="nothing to abandon"):
         chat.abandon()
 
 
@@ -161,13 +163,13 @@ def test_agents_with_a_history_of_their_own(cast: Cast, begun: perdure.Session) 
 
 def test_agents_that_are_no_chat(cast: Cast, store: perdure.Store) -> None:
     session = store.session("s")
-    with pytest.raises(perdure.UsageError, match="give all agents of the chat"):
+    with pytest.raises(perdure.UsageError, match="pass all agents of the chat"):
         persist(session, cast.user())
     with pytest.raises(perdure.UsageError, match="two agents are called 'assistant'"):
         persist(session, cast.assistant(), cast.assistant())
     with pytest.raises(perdure.UsageError, match="a str is not an agent"):
         persist(session, cast.user(), "assistant")
-    with pytest.raises(perdure.UsageError, match="give a session of"):
+    with pytest.raises(perdure.UsageError, match="pass a session of"):
         persist("s", *cast.pair())  # type: ignore[arg-type]
 
 
@@ -181,7 +183,7 @@ def test_an_agent_that_was_not_given(cast: Cast, server: ModelServer, begun: Any
     with persist(begun, user, assistant):
         with pytest.raises(perdure.UsageError, match="'reviewer' takes part in the chat"):
             user.initiate_chat(assistant, message=CHECKLIST, max_turns=2)
-        with pytest.raises(perdure.UsageError, match="'reviewer' was not given"):
+        with pytest.raises(perdure.UsageError, match="'reviewer' was not passed"):
             user.initiate_chat(reviewer, message=CHECKLIST)
     assert not any(reviewer.chat_messages.values())
     assert len(server.requests) == asked + 1
@@ -193,14 +195,14 @@ def test_somebody_else_who_talks_to_an_agent(
     user, assistant = cast.pair()
     asked = len(server.requests)
     with persist(begun, user, assistant):
-        with pytest.raises(perdure.UsageError, match="'stranger' was not given to persist"):
+        with pytest.raises(perdure.UsageError, match="'stranger' was not passed to persist"):
             cast.user("stranger").initiate_chat(assistant, message=CHECKLIST)
-        with pytest.raises(perdure.UsageError, match="another agent was given to persist"):
+        with pytest.raises(perdure.UsageError, match="another agent was passed to persist"):
             user.initiate_chat(cast.assistant(), message=CHECKLIST)
         with pytest.raises(perdure.UsageError, match="a str is not an agent"):
             user.initiate_chat("assistant", message=CHECKLIST)
         if hasattr(assistant, "run"):
-            with pytest.raises(perdure.UsageError, match=r"run\(\) makes one of its own"):
+            with pytest.raises(perdure.UsageError, match=r"run\(\) creates its own"):
                 assistant.run(message=CHECKLIST, max_turns=1).process()
     assert len(server.requests) == asked
     cast.user("stranger").initiate_chat(assistant, message=CHECKLIST)
@@ -217,7 +219,7 @@ def test_a_chat_that_is_not_entered_or_left(
         persist(session, *cast.pair())
         gc.collect()
 
-    with pytest.warns(RuntimeWarning, match="never entered, and nothing was kept"):
+    with pytest.warns(RuntimeWarning, match="never entered, and nothing was recorded"):
         forget()
     with persist(session, *cast.pair()) as chat:
         assert chat.interrupted is not None
@@ -241,7 +243,7 @@ def test_a_chat_that_is_not_waited_for_stays_kept(cast: Cast, store: perdure.Sto
         return running
 
     async def wait() -> Any:
-        with pytest.raises(perdure.UsageError, match="a chat is still going on where"):
+        with pytest.raises(perdure.UsageError, match="a chat is still running where"):
             await begin()
         (running,) = asyncio.all_tasks() - {asyncio.current_task()}
         return await running
@@ -261,10 +263,10 @@ def test_a_queue_that_is_none_and_one_that_can_not_be_kept(
     session = store.session("s")
     with persist(session, user, assistant) as chat:
         for queue in ("assistant", [{"message": CHECKLIST}], [assistant]):
-            with pytest.raises(perdure.UsageError, match="give a list of chats"):
+            with pytest.raises(perdure.UsageError, match="pass a list of chats"):
                 user.initiate_chats(queue)
         one = {"recipient": assistant, "message": CHECKLIST, "max_turns": 1}
-        with pytest.raises(perdure.UsageError, match="'reviewer' was not given"):
+        with pytest.raises(perdure.UsageError, match="'reviewer' was not passed"):
             user.initiate_chats([one, {**one, "recipient": cast.assistant("reviewer")}])
         with pytest.raises(perdure.UsageError, match="call an agent's own initiate_chats"):
             autogen.initiate_chats([{**one, "sender": user}])
@@ -272,7 +274,7 @@ def test_a_queue_that_is_none_and_one_that_can_not_be_kept(
         server.fault(status=500)
         with pytest.raises(Exception, match="500"):
             user.initiate_chats([{**one, "summary_method": lambda *_: "Done."}])
-        with pytest.raises(perdure.UsageError, match="had a summary_method that can not be stored"):
+        with pytest.raises(perdure.UsageError, match="had a summary_method that cannot be stored"):
             chat.resume()
 
 
@@ -285,7 +287,7 @@ def test_a_group_pattern(cast: Cast, server: ModelServer, store: perdure.Store) 
     session = store.session("s")
     with (
         persist(session, user, assistant),
-        pytest.raises(perdure.UsageError, match="group patterns make one of their own"),
+        pytest.raises(perdure.UsageError, match="group patterns create their own"),
     ):
         initiate_group_chat(pattern, CHECKLIST, max_rounds=2)
     assert (session.position, server.requests) == (0, [])
@@ -318,7 +320,8 @@ def test_a_version_that_was_never_tried(
     cast: Cast, store: perdure.Store, monkeypatch: pytest.MonkeyPatch, version: str
 ) -> None:
     monkeypatch.setattr(autogen, "__version__", version)
-    with pytest.raises(perdure.UnsupportedError, match=f"`autogen` {version} is not a version"):
+    match = f"`autogen` {version} is not a tested version"
+    with pytest.raises(perdure.UnsupportedError, match=match):
         persist(store.session("s"), *cast.pair())
 
 
@@ -327,7 +330,7 @@ def test_no_framework_and_another_one(store: perdure.Store, monkeypatch: Any) ->
     with pytest.raises(perdure.UnsupportedError, match="pip install"):
         persist(store.session("s"))
     monkeypatch.setitem(sys.modules, "autogen", sys)  # As other packages of that name are.
-    with pytest.raises(perdure.UnsupportedError, match="has not the classic API"):
+    with pytest.raises(perdure.UnsupportedError, match="does not have the classic API"):
         persist(store.session("s"))
 
 
@@ -338,7 +341,7 @@ def test_content_that_can_not_be_stored_is_not_handed_over(
     message = {"content": lambda context: context["word"], "context": {"word": "Hello"}}
     with (
         persist(store.session("s"), user, assistant),
-        pytest.raises(perdure.UsageError, match="can not be stored as the content"),
+        pytest.raises(perdure.UsageError, match="cannot be stored as the content"),
     ):
         user.initiate_chat(assistant, message=message)
     assert server.requests == []
@@ -375,9 +378,7 @@ def test_one_session_is_for_one_chat_at_a_time(cast: Cast, store: perdure.Store)
     assistant.register_reply([autogen.Agent, None], meanwhile, position=0)
     with persist(store.session("s"), user, assistant):
         user.initiate_chat(assistant, message=CHECKLIST)
-    assert errors == [
-        "another chat of this session is going on: one session is for one chat at a time"
-    ]
+    assert errors == ["another chat of this session is running: run one chat at a time per session"]
 
 
 def test_a_store_that_breaks_stops_the_chat(cast: Cast, tmp_path: Path) -> None:
@@ -415,7 +416,7 @@ def test_the_framework_s_own_way_to_resume_a_group(cast: Cast, store: perdure.St
         manager.groupchat.agents[0].initiate_chat(manager, message=CHECKLIST)
         before = session.position, [*manager.groupchat.messages]
         for resume in (manager.resume, manager.a_resume):
-            with pytest.raises(perdure.UsageError, match="would have that be said twice"):
+            with pytest.raises(perdure.UsageError, match="its own resume would duplicate it"):
                 resume(messages=[*manager.groupchat.messages])
         assert (session.position, [*manager.groupchat.messages]) == before
     assert "resume" not in vars(manager)
@@ -424,7 +425,7 @@ def test_the_framework_s_own_way_to_resume_a_group(cast: Cast, store: perdure.St
 def test_agents_that_are_kept_already(cast: Cast, store: perdure.Store) -> None:
     user, assistant = cast.pair()
     with persist(store.session("s"), user, assistant):
-        with pytest.raises(perdure.UsageError, match="'user_proxy' is kept already"):
+        with pytest.raises(perdure.UsageError, match="'user_proxy' is already in use"):
             persist(store.session("other"), user, assistant).__enter__()
         user.initiate_chat(assistant, message=CHECKLIST)
     assert [store.session(name).position > 0 for name in ("s", "other")] == [True, False]

@@ -99,7 +99,8 @@ def test_who_begins_again_takes_the_chat_over_and_the_first_is_told(
     assert messages(tmp_path) == expected
     (tmp_path / "a.go").touch()
     os.waitpid(first, 0)
-    assert "ConflictError: 'claim-4711' can not take this (another process" in ended(tmp_path, "a")
+    expected = "ConflictError: conflict in session 'claim-4711' (another process"
+    assert expected in ended(tmp_path, "a")
     assert messages(tmp_path) == expected  # Nothing of the first came after.
 
 
@@ -162,7 +163,7 @@ def test_a_chat_that_another_process_ended_is_not_begun_again(
             with persist(other, *pairs[1]) as later:
                 assert later.resume() is not None
             assert chat.resume() is None
-            with pytest.raises(perdure.UsageError, match="nothing to give up"):
+            with pytest.raises(perdure.UsageError, match="nothing to abandon"):
                 chat.abandon()
             assert len(pairs[0][0].chat_messages[pairs[0][1]]) == 2
     assert len(server.requests) == 2

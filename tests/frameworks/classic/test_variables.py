@@ -109,7 +109,7 @@ def test_what_json_can_not_say_is_not_kept_and_the_chat_goes_on(
         user.initiate_chat(assistant, message=CHARGE, max_turns=2)
         assert chat.finished == 1
     assert known["value"] is value
-    assert caplog.text.count("the context variables of assistant are not kept") == 1
+    assert caplog.text.count("the context variables of assistant are not saved") == 1
     with persist(store.session("s"), user, assistant):
         user.initiate_chat(assistant, message=REFINE, max_turns=1)
     assert known["value"] is value
@@ -131,7 +131,7 @@ def test_what_the_code_tells_agents_between_chats_is_kept(
     user, assistant, known = knowing(cast, {"charged": 0}, learn)
     with persist(session, user, assistant):
         assert known.to_dict() == {"charged": 18}
-    assert "the code's are used" not in caplog.text
+    assert "using the code's" not in caplog.text
 
 
 def test_what_the_code_tells_agents_does_not_undo_what_another_process_has_done(

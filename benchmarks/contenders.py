@@ -18,10 +18,10 @@ import apsw
 import perdure
 from benchmarks.counting import SyncCounter
 from benchmarks.workload import Turn
-from perdure.backend import Append, Outcome
 from perdure.backends.memory import MemoryBackend
-from perdure.backends.offload import Offload
-from perdure.backends.sqlite import SqliteBackend
+from perdure.backends.offload import ThreadedBackend
+from perdure.backends.protocol import Append, Outcome
+from perdure.backends.sqlite.backend import SqliteBackend
 
 SESSIONS = 64
 
@@ -92,7 +92,7 @@ def encoded(turns: Sequence[Turn]) -> list[Rows]:
 def perdure_tasks(race: Race) -> Result:
     async def run() -> Result:
         backend = SqliteBackend(race.folder / "perdure.db", vfs=race.vfs)
-        async with perdure.open_async(Offload(backend)) as store:
+        async with perdure.open_async(ThreadedBackend(backend)) as store:
             sessions = [await store.session(f"session-{n:05}") for n in range(SESSIONS)]
             await asyncio.gather(*(s.append(*race.turns[0]) for s in sessions))
             watch = _Watch(race)

@@ -10,7 +10,7 @@ from typing import Any
 
 import apsw
 
-from perdure.backend import Append, Backend, Entry, Head, Outcome
+from perdure.backends.protocol import Append, Backend, Entry, Head, Outcome
 
 _number = itertools.count(1)
 

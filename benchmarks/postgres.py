@@ -25,8 +25,8 @@ import perdure
 from benchmarks.contenders import Rows, encoded
 from benchmarks.report import Line, Part, Progress, table
 from benchmarks.workload import SEED, Turn, triples, turns
-from tests.servers.postgres import OTHER
-from tests.servers.postgres_keeper import running
+from tests.backends.postgres.server import OTHER
+from tests.backends.postgres.server_keeper import running
 
 SESSIONS = 64
 CONNECTIONS = 8

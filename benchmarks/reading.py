@@ -11,8 +11,8 @@ import perdure
 from benchmarks.counting import CountingBackend
 from benchmarks.report import Line, Part, Progress, table
 from benchmarks.workload import Message, turns
-from perdure.backends.sqlite import SqliteBackend
-from perdure.fold import SNAPSHOT_EVERY
+from perdure.backends.sqlite.backend import SqliteBackend
+from perdure.core.state.session_state import SNAPSHOT_EVERY
 
 BATCH = 500  # Messages in one append while a long history is made.
 SAID_EVERY = 20 * BATCH

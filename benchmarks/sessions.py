@@ -14,13 +14,13 @@ from pathlib import Path
 
 import perdure
 from benchmarks.report import Line, Part, Progress, table
-from perdure import codec, journal
-from perdure.backend import DELETED, RECENT, Append, Backend
-from perdure.cipher import Plain, random_text
-from perdure.content import Content
-from perdure.journal import EMPTY, Draft, Stream
-from perdure.opening import backend_of
-from perdure.records import Deleted, Labelled, Message
+from perdure.backends.addresses import open_backend
+from perdure.backends.protocol import DELETED, RECENT, Append, Backend
+from perdure.journal import chain, codec
+from perdure.journal.chain import EMPTY_CHAIN, PendingRecord, StreamIdentity
+from perdure.journal.cipher import PlainCipher
+from perdure.journal.ids import random_text
+from perdure.journal.records import Content, Deleted, Labelled, Message
 
 SIZES = (1_000, 10_000, 100_000, 1_000_000)
 AT_ONCE = 2_000  # Sessions in one append while a store is filled.
@@ -73,10 +73,12 @@ def _append(name: str, number: int, *labels: str) -> Append:
         contents = [Deleted(reason="retention")]
     elif labels:
         contents += [Labelled(add=labels)]
-    drafts = [Draft(f".{random_text()}", content, codec.encode(content)) for content in contents]
-    at = journal.timestamp(1.7e9 + number)
-    stream = Stream(name, random_text())
-    entries, _ = journal.link(stream, EMPTY, drafts, time=at, cipher=Plain())
+    drafts = [
+        PendingRecord(f".{random_text()}", content, codec.encode(content)) for content in contents
+    ]
+    at = chain.timestamp(1.7e9 + number)
+    stream = StreamIdentity(name, random_text())
+    entries, _ = chain.link_entries(stream, EMPTY_CHAIN, drafts, time=at, cipher=PlainCipher())
     return Append(name, entries, frozenset(labels))
 
 
@@ -148,7 +150,7 @@ def measure(folder: Path, *, largest: int, repeats: int, url: str | None) -> Par
     progress = Progress("sessions", len(sizes) + repeats)
     subjects = []
     for size in sizes:
-        backend = backend_of(address.format(size=size))
+        backend = open_backend(address.format(size=size))
         seconds = _timed(lambda: fill(backend, size, print))  # noqa: B023 - called at once
         backend.close()
         subjects.append(Subject(address.format(size=size), size))

@@ -71,17 +71,17 @@ class Environment:
     @property
     def command(self) -> list[str]:
         only = ["-k", self.only] if self.only else []
-        return [str(self.python), "-m", "pytest", f"tests/frameworks/{self.tests}", *only]
+        return [str(self.python), "-m", "pytest", f"tests/adapters/{self.tests}", *only]
 
 
 NO_WHEELS = "its numpy has no wheels for later Pythons"
 
 ENVIRONMENTS = [
-    Environment("autogen", "classic"),
-    Environment("ag2", "classic"),
-    Environment("pyautogen", "classic", (3, 13), NO_WHEELS),
+    Environment("autogen", "autogen"),
+    Environment("ag2", "autogen"),
+    Environment("pyautogen", "autogen", (3, 13), NO_WHEELS),
     # It differs from the one before in what async code is hooked to.
-    Environment("autogen-0.2", "classic", (3, 13), NO_WHEELS, "two_agents_async or test_persist"),
+    Environment("autogen-0.2", "autogen", (3, 13), NO_WHEELS, "two_agents_async or test_persist"),
     Environment("agentchat", "agentchat"),
 ]
 

@@ -28,7 +28,7 @@ if find_spec("hypothesis") is not None:
 @pytest.fixture(scope="session")
 def postgres_url(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Iterator[str]:
     """The address of a PostgreSQL server for this test run."""
-    from tests.servers import postgres
+    from tests.backends.postgres import server as postgres
 
     base = tmp_path_factory.getbasetemp()
     shared = postgres.Shared((base if worker_id == "master" else base.parent) / "postgres")
@@ -39,7 +39,7 @@ def postgres_url(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> It
 @pytest.fixture(scope="session")
 def postgres_schema(postgres_url: str) -> Iterator[str]:
     """The name of a schema of this test process, made when a store is opened there."""
-    from tests.servers import postgres
+    from tests.backends.postgres import server as postgres
 
     schema = postgres.new_schema()
     yield schema
@@ -49,7 +49,7 @@ def postgres_schema(postgres_url: str) -> Iterator[str]:
 @pytest.fixture
 def postgres_store(postgres_url: str, postgres_schema: str) -> str:
     """The address of an empty store: a tenant of its own, which costs nothing to make."""
-    from tests.servers import postgres
+    from tests.backends.postgres import server as postgres
 
     return postgres.address(postgres_url, schema=postgres_schema, tenant=postgres.new_schema())
 
@@ -57,7 +57,7 @@ def postgres_store(postgres_url: str, postgres_schema: str) -> str:
 @pytest.fixture
 def postgres_empty(postgres_url: str) -> Iterator[str]:
     """The address of a store without tables, in a schema that does not exist yet."""
-    from tests.servers import postgres
+    from tests.backends.postgres import server as postgres
 
     schema = postgres.new_schema()
     yield postgres.address(postgres_url, schema=schema)
@@ -76,3 +76,12 @@ def on_backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
     there.place(monkeypatch, request.module)
     yield
     there.close()
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "tests." in metafunc.module.__name__ and not metafunc.module.__name__.startswith(
+        "tests.adapters"
+    ):
+        from tests.on_postgres import parametrize
+
+        parametrize(metafunc)

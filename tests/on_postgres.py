@@ -12,17 +12,51 @@ from typing import Any
 
 import pytest
 
-from perdure import opening
-from perdure.backends.postgres import PostgresBackend
-from perdure.backends.postgres_async import AsyncPostgresBackend
+from perdure.backends import addresses
+from perdure.backends.postgres.backend import PostgresBackend
+from perdure.backends.postgres.backend_async import AsyncPostgresBackend
 
 BACKENDS = ("own", "postgres")
 
+# Conversations and effects are tried on Postgres too.
+MODULES = frozenset(
+    (
+        "tests.aio.test_lease",
+        "tests.aio.test_session",
+        "tests.core.effects.test_approvals",
+        "tests.core.effects.test_effects",
+        "tests.core.effects.test_model_calls",
+        "tests.core.test_conflicts",
+        "tests.core.test_streaming",
+        "tests.core.test_summaries",
+        "tests.core.test_turn_context",
+        "tests.core.test_verify",
+        "tests.core.test_window",
+        "tests.formats.test_tool_calls",
+        "tests.sync.test_lease",
+        "tests.sync.test_session",
+        "tests.sync.test_values",
+        "tests.sync.test_watch",
+    )
+)
+# They open the store in another process, or are slow and about something else.
+NOT = frozenset(
+    (
+        "test_a_lease_that_can_not_be_given_back_is_told_of",
+        "test_a_store_that_hangs_is_told_of_when_the_time_has_passed",
+        "test_a_store_that_is_away_lets_the_lease_run_out",
+        "test_any_window_is_valid_and_within_its_budget_and_cut_only_if_need_be",
+        "test_another_process_is_seen_within_a_moment",
+        "test_two_processes_share_them",
+        "test_a_window_of_a_long_session_reads_as_much_as_one_of_a_short_one",
+        "test_an_async_client_and_a_plain_one_both_serve_in_a_loop",
+    )
+)
 
-def parametrize(metafunc: pytest.Metafunc, modules: frozenset[str], not_: frozenset[str]) -> None:
-    """Have a test run on its own store and on Postgres, if it can."""
-    name = metafunc.module.__name__.rpartition(".")[2]
-    if name not in modules or metafunc.function.__name__ in not_:
+
+def parametrize(metafunc: pytest.Metafunc) -> None:
+    """Run a test on its own store and on Postgres, if it can."""
+    if metafunc.module.__name__ not in MODULES or metafunc.function.__name__ in NOT:
         return
     metafunc.fixturenames.insert(0, "on_backend")  # Before fixtures that open a store.
     metafunc.parametrize("on_backend", BACKENDS, indirect=True)
@@ -35,13 +69,13 @@ class Postgres:
         self._url = url
         self._numbers = itertools.count()
         self._opened: list[Any] = []
-        self._real, self._real_async = opening.backend_of, opening.async_backend_of
+        self._real, self._real_async = addresses.open_backend, addresses.open_async_backend
 
     def place(self, monkeypatch: pytest.MonkeyPatch, module: ModuleType) -> None:
         """Take the place of what opens stores in a test's module."""
-        monkeypatch.setattr(opening, "backend_of", self._backend)
-        monkeypatch.setattr(opening, "async_backend_of", self._async_backend)
-        from tests.core import support
+        monkeypatch.setattr(addresses, "open_backend", self._backend)
+        monkeypatch.setattr(addresses, "open_async_backend", self._async_backend)
+        from tests import support
 
         for one in (module, support):
             for name, new in (("MemoryBackend", self._fresh), ("SqliteBackend", self._at)):

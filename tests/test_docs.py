@@ -19,7 +19,7 @@ import perdure
 from perdure import errors
 from perdure.cli.__main__ import main
 from perdure.events import correlation_id
-from tests.frameworks import restored
+from tests.adapters import restored
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -196,7 +196,7 @@ def test_every_error_is_in_the_reference() -> None:
 
 
 def test_every_kind_of_record_is_in_the_format() -> None:
-    from perdure.records import KINDS
+    from perdure.journal.records import KINDS
 
     text = FORMAT.read_text("utf-8")
     for kind, content in KINDS.items():
@@ -375,7 +375,7 @@ def tear(path: Path) -> None:
     """Take the last entry of the only stream away, as a crash in a weaker store would."""
     import apsw
 
-    from perdure.backend import digest_of
+    from perdure.backends.digests import digest_of
 
     db = apsw.Connection(str(path))
     db.execute("delete from entry where position = (select max(position) from entry)")

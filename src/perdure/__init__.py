@@ -10,8 +10,9 @@ The path of a write, one module per step:
 Start with `perdure.open("agents.db").session("claim-4711")`.
 """
 
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 from perdure.errors import (
     ApprovalDeniedError,
@@ -42,27 +43,31 @@ from perdure.errors import (
 )
 
 if TYPE_CHECKING:
-    from perdure.backend import Head
-    from perdure.conversations.summarising import Summariser
-    from perdure.copying.moving import copy, copy_async
-    from perdure.effects.tools import Done, Effect, NotDone, current_effect
-    from perdure.guarantees import Guarantees
-    from perdure.opening import open, open_async  # noqa: A004 - what callers write
-    from perdure.records import Record
-    from perdure.replays.replaying import Replay, replay
-    from perdure.session import Session
-    from perdure.session_async import AsyncSession
-    from perdure.store import Store
-    from perdure.store_async import AsyncStore
-    from perdure.transcript import Transcript
-    from perdure.turn import Turn
-    from perdure.turn_async import AsyncTurn
-    from perdure.typed import TypeCodec
-    from perdure.values import Values
-    from perdure.values_async import AsyncValues
-    from perdure.views import Verified, Version
+    from perdure.aio.copy import copy, copy_async
+    from perdure.aio.session import AsyncSession
+    from perdure.aio.store import AsyncStore, open_async
+    from perdure.aio.turn import AsyncTurn
+    from perdure.aio.values import AsyncValues
+    from perdure.backends.guarantees import Guarantees
+    from perdure.backends.protocol import Head
+    from perdure.core.effects.calls import Done, Effect, NotDone, current_effect
+    from perdure.core.replay.result import Replay
+    from perdure.core.summaries import Summariser
+    from perdure.core.values import Version
+    from perdure.core.verify import Verified
+    from perdure.formats.transcript import Transcript
+    from perdure.journal.records import Record
+    from perdure.journal.user_types import TypeCodec
+    from perdure.sync.session import Session
+    from perdure.sync.store import (
+        Store,
+        open,  # noqa: A004 - what callers write
+    )
+    from perdure.sync.turn import Turn
+    from perdure.sync.values import Values
 
 __version__ = "0.1.0"
+
 
 __all__ = [
     "ApprovalDeniedError",
@@ -118,58 +123,114 @@ __all__ = [
     "replay",
 ]
 
+
 # The modules of the public names that need more than `errors`. They are imported on first use, so
 # that `import perdure` stays fast and only programs that use asyncio import it.
-_WHERE = {
-    "AsyncSession": "session_async",
-    "AsyncStore": "store_async",
-    "AsyncTurn": "turn_async",
-    "AsyncValues": "values_async",
-    "Done": "effects.tools",
-    "Effect": "effects.tools",
-    "Guarantees": "guarantees",
-    "Head": "backend",
-    "NotDone": "effects.tools",
-    "Record": "records",
-    "Replay": "replays.replaying",
-    "Session": "session",
-    "Store": "store",
-    "Summariser": "conversations.summarising",
-    "Transcript": "transcript",
-    "Turn": "turn",
-    "TypeCodec": "typed",
-    "Values": "values",
-    "Verified": "views",
-    "Version": "views",
-    "copy": "copying.moving",
-    "copy_async": "copying.moving",
-    "current_effect": "effects.tools",
-    "open": "opening",
-    "open_async": "opening",
-    "replay": "replays.replaying",
+_PUBLIC_MODULES = {
+    "AsyncSession": "aio.session",
+    "AsyncStore": "aio.store",
+    "AsyncTurn": "aio.turn",
+    "AsyncValues": "aio.values",
+    "Done": "core.effects.calls",
+    "Effect": "core.effects.calls",
+    "Guarantees": "backends.guarantees",
+    "Head": "backends.protocol",
+    "NotDone": "core.effects.calls",
+    "Record": "journal.records",
+    "Replay": "core.replay.result",
+    "Session": "sync.session",
+    "Store": "sync.store",
+    "Summariser": "core.summaries",
+    "Transcript": "formats.transcript",
+    "Turn": "sync.turn",
+    "TypeCodec": "journal.user_types",
+    "Values": "sync.values",
+    "Verified": "core.verify",
+    "Version": "core.values",
+    "copy": "aio.copy",
+    "copy_async": "aio.copy",
+    "current_effect": "core.effects.calls",
+    "open": "sync.store",
+    "open_async": "aio.store",
 }
-_MODULES = frozenset(
-    {
-        "adapters",
-        "backend",
-        "backends",
-        "events",
-        "logging",
-        "records",
-        "testing",
-        "tokens",
-        "transcript",
-    }
+
+_SUBMODULES = frozenset(
+    {"adapters", "backends", "events", "formats", "journal", "logging", "testing"}
 )
+
+
+@overload
+def replay(
+    session: "Session",
+    agent: "Callable[[Session], Any]",
+    *,
+    start: int | str | None = None,
+    end: int | str | None = None,
+    ignore: Collection[str] = (),
+    errors: Iterable[type[BaseException]] = (),
+) -> "Replay": ...
+
+
+@overload
+def replay(
+    session: "AsyncSession",
+    agent: "Callable[[AsyncSession], Awaitable[Any]]",
+    *,
+    start: int | str | None = None,
+    end: int | str | None = None,
+    ignore: Collection[str] = (),
+    errors: Iterable[type[BaseException]] = (),
+) -> "Awaitable[Replay]": ...
+
+
+def replay(
+    session: Any,
+    agent: Callable[[Any], Any],
+    *,
+    start: int | str | None = None,
+    end: int | str | None = None,
+    ignore: Collection[str] = (),
+    errors: Iterable[type[BaseException]] = (),
+) -> "Replay | Awaitable[Replay]":
+    """Run an agent's code again on the record of a session, and compare. Nothing is written.
+
+    `agent` is a function of a session: the same code that was recorded. Its models and tools are
+    served from the record; network access and starting programs are refused. For an AsyncSession,
+    pass an async function and await the result.
+
+    `start` and `end` are positions, or ids of turns; the default is the whole session. Records of
+    the kinds in `ignore` are not compared. Errors that tools raised are raised again as builtin
+    types, or as the application's own types that are passed in `errors`.
+    """
+    from perdure.core.replay.result import ReplayRequest, _error_types
+    from perdure.journal.records import KINDS
+    from perdure.sync.replay import _replay_sync
+    from perdure.sync.session import Session
+
+    if not callable(agent):
+        raise UsageError(
+            f"an agent must be a function of a session, not a {type(agent).__qualname__}"
+        )
+    unknown = {*ignore} - {*KINDS}
+    if isinstance(ignore, str) or unknown:
+        raise UsageError(f"no kind of record: {', '.join(sorted(unknown)) or ignore}")
+    request = ReplayRequest(start, end, frozenset(ignore), _error_types(errors))
+    if isinstance(session, Session):
+        return _replay_sync(session, agent, request)
+    if type(session).__name__ != "AsyncSession":
+        raise UsageError(f"only a session can be replayed, not a {type(session).__qualname__}")
+    from perdure.aio.replay import replay_async  # Imported here: it loads asyncio.
+
+    return replay_async(session, agent, request)
 
 
 def __getattr__(name: str) -> Any:
     """Import a public name or module on first use."""
-    if name in _MODULES:
+    if name in _SUBMODULES:
         return import_module(f"perdure.{name}")
-    if name not in _WHERE:
+    if name not in _PUBLIC_MODULES:
         raise AttributeError(f"module 'perdure' has no attribute {name!r}")
-    found = getattr(import_module(f"perdure.{_WHERE[name]}"), name)
+    found = getattr(import_module(f"perdure.{_PUBLIC_MODULES[name]}"), name)
     globals()[name] = found
     return found
 

@@ -412,3 +412,11 @@ class TornError(DamagedError):
 
 class PayloadError(DamagedError):
     """The entry is intact, but its content is not a valid record of its kind."""
+
+
+class UnstorableError(UsageError):
+    """The store rejected an append that it can never hold, such as an oversized entry."""
+
+
+class UnmadeError(UnavailableError):
+    """The store does not exist yet, and the address says not to create it."""

@@ -40,10 +40,14 @@ from importlib import import_module
 from typing import Any
 
 LOGGER = "perdure"
+
 INFO, WARNING = 20, 30  # the values of `logging`, which is not imported just for them
 
+
 correlation_id: ContextVar[str] = ContextVar("perdure_correlation_id", default="")
+
 """The id on every event, and on turns that are started without an id of their own."""
+
 
 # Events that a person should see by default.
 _WARNINGS = frozenset(
@@ -54,7 +58,7 @@ _WARNINGS = frozenset(
 )
 
 
-class Observed:
+class ActiveEvent:
     """An event in progress. Fields added to `fields` are emitted when it ends."""
 
     __slots__ = ("event", "fields")
@@ -64,35 +68,35 @@ class Observed:
         self.fields = fields
 
 
-def listening() -> bool:
+def enabled() -> bool:
     """Return whether a log handler or a tracer would receive an event."""
-    return _logger(INFO) is not None or _tracing() is not None
+    return _logger(INFO) is not None or _trace_module() is not None
 
 
 @contextmanager
-def observed(event: str, *, store: str, session: str, **fields: Any) -> Iterator[Observed]:
+def span(event: str, *, store: str, session: str, **fields: Any) -> Iterator[ActiveEvent]:
     """Emit an event when the block ends, with its duration in seconds and its outcome."""
-    if not listening():
-        yield Observed(event, {})
+    if not enabled():
+        yield ActiveEvent(event, {})
         return
-    active = Observed(event, {"store": store, "session": session, **fields})
+    active = ActiveEvent(event, {"store": store, "session": session, **fields})
     start = time.perf_counter()
-    with _span(active):
+    with _otel_span(active):
         try:
             yield active
         except BaseException as error:
-            _end(active, start, outcome=type(error).__name__)
+            _finish(active, start, outcome=type(error).__name__)
             raise
-        _end(active, start, outcome="ok")
+        _finish(active, start, outcome="ok")
 
 
-def _end(active: Observed, start: float, *, outcome: str) -> None:
+def _finish(active: ActiveEvent, start: float, *, outcome: str) -> None:
     active.fields.setdefault("outcome", outcome)
     active.fields["duration"] = round(time.perf_counter() - start, 6)
-    tell(active.event, active.fields)
+    emit(active.event, active.fields)
 
 
-def tell(event: str, fields: Mapping[str, Any]) -> None:
+def emit(event: str, fields: Mapping[str, Any]) -> None:
     """Log an event with its fields."""
     level = WARNING if event in _WARNINGS else INFO
     logger = _logger(level)
@@ -123,7 +127,7 @@ def _logger(level: int) -> Any:
 _loggers: list[Any] = []  # Empty until `logging` is imported; cached, as every write checks it.
 
 
-def _tracing() -> Any:
+def _trace_module() -> Any:
     """Return OpenTelemetry's `trace` module if the application has set up a tracer, else None.
 
     The API without a tracer does nothing at 40 µs per event, and other libraries import it.
@@ -133,21 +137,23 @@ def _tracing() -> Any:
         return None
     # get_tracer_provider() reads the environment, which takes as long as a digest. After the first
     # call a tracer can only appear by being set, and that is visible in this private variable.
-    if trace in _asked and getattr(trace, "_TRACER_PROVIDER", trace) is None:
+    if trace in _modules_without_tracer and getattr(trace, "_TRACER_PROVIDER", trace) is None:
         return None
     proxy = getattr(trace, "ProxyTracerProvider", None)
     if proxy is None or isinstance(trace.get_tracer_provider(), proxy):
-        _asked[:] = [trace]
+        _modules_without_tracer[:] = [trace]
         return None
     return trace
 
 
-_asked: list[Any] = []  # OpenTelemetry's module, after a lookup that found no tracer.
+_modules_without_tracer: list[
+    Any
+] = []  # OpenTelemetry's module, after a lookup that found no tracer.
 
 
 @contextmanager
-def _span(active: Observed) -> Iterator[None]:
-    trace = _tracing()
+def _otel_span(active: ActiveEvent) -> Iterator[None]:
+    trace = _trace_module()
     if trace is None:
         yield
         return

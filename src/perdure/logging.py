@@ -26,8 +26,13 @@ from perdure.events import LOGGER, correlation_id
 
 __all__ = ["CorrelationFilter", "JsonFormatter", "correlation", "correlation_id", "json"]
 
+
 # Standard attributes of every log record; all others are fields to show.
-_ORDINARY = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+_STANDARD_ATTRIBUTES = frozenset(vars(logging.makeLogRecord({}))) | {
+    "message",
+    "asctime",
+    "taskName",
+}
 
 
 class JsonFormatter(logging.Formatter):
@@ -40,7 +45,9 @@ class JsonFormatter(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
-        fields = {key: value for key, value in vars(record).items() if key not in _ORDINARY}
+        fields = {
+            key: value for key, value in vars(record).items() if key not in _STANDARD_ATTRIBUTES
+        }
         line.update({key: value for key, value in fields.items() if value not in ("", None)})
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)

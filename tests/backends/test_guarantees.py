@@ -11,13 +11,14 @@ import apsw
 import pytest
 
 import perdure
-from perdure import opening
-from perdure.backends import filesystem, sqlite_guarantees, sqlite_schema
+from perdure.backends import addresses as addresses_module
+from perdure.backends import filesystem
+from perdure.backends.guarantees import Check, Guarantees, guarantees_of
 from perdure.backends.memory import MemoryBackend
-from perdure.backends.sqlite import SqliteBackend
+from perdure.backends.sqlite import schema
+from perdure.backends.sqlite.backend import SqliteBackend
 from perdure.errors import UnsupportedError, UsageError
-from perdure.guarantees import Check, Guarantees, guarantees_of
-from tests.core.support import contents, said
+from tests.support import contents, said
 
 Mounted = Callable[[str], None]
 
@@ -62,8 +63,8 @@ def test_sqlite_names_its_version_and_the_settings_that_were_found(tmp_path: Pat
 def test_a_sqlite_that_does_not_sync_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    weak = sqlite_schema.SETTINGS.replace("synchronous = full", "synchronous = normal")
-    monkeypatch.setattr(sqlite_schema, "SETTINGS", weak)
+    weak = schema.SETTINGS.replace("synchronous = full", "synchronous = normal")
+    monkeypatch.setattr(schema, "SETTINGS", weak)
     with pytest.raises(UnsupportedError, match="synchronous=1"):
         SqliteBackend(tmp_path / "agents.db")
 
@@ -156,7 +157,7 @@ def test_a_path_may_be_called_anything(tmp_path: Path) -> None:
 def test_a_store_that_can_only_be_read_says_so(tmp_path: Path) -> None:
     checks = (Check("synchronous", "full"),)
     accepted: Any = type("None", (), {"taken": ()})
-    found = sqlite_guarantees.promised(checks, Check("file system", "ext4"), accepted, "it is so")
+    found = schema.store_guarantees(checks, Check("file system", "ext4"), accepted, "it is so")
     assert ("writing", "read-only: it is so") in [check[:2] for check in found.checks]
 
 
@@ -209,7 +210,7 @@ def test_the_table_in_the_docs_is_what_stores_say(
         "memory": "memory:",
         "postgresql": postgres_store,
     }
-    assert {scheme for scheme, _ in rows} == {*addresses} == {*opening.SCHEMES}
+    assert {scheme for scheme, _ in rows} == {*addresses} == {*addresses_module.SCHEMES}
     for scheme, cells in rows:
         with perdure.open(addresses[scheme]) as store:
             found = store.guarantees()

@@ -13,13 +13,14 @@ from typing import Any
 import apsw
 import pytest
 
-from perdure.backend import DELETED, RECENT, Append, Backend, knowing_recency
-from perdure.backends import postgres_listing, sqlite_recent
-from perdure.backends.files import FilesBackend
+from perdure.backends.files.backend import FilesBackend
 from perdure.backends.memory import MemoryBackend
-from perdure.backends.postgres import PostgresBackend
-from perdure.backends.sqlite import SqliteBackend
-from perdure.testing.contract_values import appended, status
+from perdure.backends.postgres import listing
+from perdure.backends.postgres.backend import PostgresBackend
+from perdure.backends.protocol import DELETED, RECENT, Append, Backend, require_recent
+from perdure.backends.sqlite import recent as recent_module
+from perdure.backends.sqlite.backend import SqliteBackend
+from perdure.testing.contract.samples import appended, status
 
 LABELS: list[list[str]] = [[], [], ["x"], ["x", "y"], ["y"], [DELETED], [DELETED], [DELETED, "x"]]
 PREFIXES = ["", "a", "b/", "b/1", "c", "é", "\U0010ffff"]
@@ -59,8 +60,8 @@ def compare(store: Backend, model: Backend, draw: random.Random) -> None:
         found = list(store.streams(after=after, **chosen))
         assert found == list(model.streams(after=after, **chosen)), (after, chosen)
         if RECENT in store.capabilities:
-            recent = list(knowing_recency(store).recent(**chosen))
-            assert recent == list(knowing_recency(model).recent(**chosen)), chosen
+            recent = list(require_recent(store).recent(**chosen))
+            assert recent == list(require_recent(model).recent(**chosen)), chosen
 
 
 @pytest.fixture(params=["sqlite", "files", "postgres"])
@@ -79,13 +80,13 @@ def test_every_listing_is_that_of_the_definition(
     store: Backend, few: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where a few are sorted, where all are walked through, and where one becomes the other."""
-    monkeypatch.setattr(sqlite_recent, "FEW", few)
-    monkeypatch.setattr(postgres_listing, "FEW", few)
-    monkeypatch.setattr(postgres_listing, "MANY", 2 * few)
-    for module, size in ((sqlite_recent, 4), (postgres_listing, 4)):
+    monkeypatch.setattr(recent_module, "SORT_MAX", few)
+    monkeypatch.setattr(listing, "SORT_FEW_MAX", few)
+    monkeypatch.setattr(listing, "SORT_MANY_MAX", 2 * few)
+    for module, size in ((recent_module, 4), (listing, 4)):
         monkeypatch.setattr(module, "PAGE_ROWS", size)
         monkeypatch.setattr(module, "FIRST_ROWS", size)
-    monkeypatch.setattr(sqlite_recent, "PAGE_HEADS", 3)
+    monkeypatch.setattr(recent_module, "PAGE_HEADS", 3)
     model = MemoryBackend()
     draw = random.Random(few)
     lengths: dict[str, int] = {}
@@ -165,7 +166,7 @@ def test_a_page_takes_no_longer_however_many_others_there_are(
 def test_those_that_are_many_and_old_are_sorted_in_the_end(
     backend: SqliteBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sqlite_recent, "FEW", 100)
+    monkeypatch.setattr(recent_module, "SORT_MAX", 100)
     backend.append(live("old-", 300, "vip"))
     backend.append(live("user-", 6000))
     few = touched(backend, monkeypatch, labels=["vip"], recent=True)
@@ -178,7 +179,7 @@ def test_those_that_are_many_and_old_are_sorted_in_the_end(
 def test_so_are_live_ones_below_many_that_were_deleted_last(
     backend: SqliteBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sqlite_recent, "FEW", 100)
+    monkeypatch.setattr(recent_module, "SORT_MAX", 100)
     backend.append(live("user-", 300))
     backend.append(deleted("gone-a", 5000))
     few = touched(backend, monkeypatch, without=[DELETED], recent=True)

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from perdure.backend import Backend
 from perdure.backends.memory import MemoryBackend
-from perdure.testing import BackendContract
-from perdure.testing.contract_values import appended, entries, status
+from perdure.backends.protocol import Backend
+from perdure.testing.contract import BackendContract
+from perdure.testing.contract.samples import appended, entries, status
 
 
 class TestMemory(BackendContract):

@@ -11,26 +11,27 @@ from pathlib import Path
 
 import pytest
 
-from perdure.backend import Append, AsyncBackend, Entry, Outcome
 from perdure.backends import offload
 from perdure.backends.memory import MemoryBackend
-from perdure.backends.offload import PAGE_ITEMS, Offload
-from perdure.backends.sqlite import SqliteBackend
+from perdure.backends.offload import PAGE_ITEMS, ThreadedBackend
+from perdure.backends.protocol import Append, AsyncBackend, Entry, Outcome
+from perdure.backends.sqlite.backend import SqliteBackend
 from perdure.errors import DamagedError
-from perdure.testing import AsyncBackendContract, Slow
-from perdure.testing.contract_values import appended, entries
+from perdure.testing.contract.asynchronous import AsyncBackendContract
+from perdure.testing.contract.samples import appended, entries
+from perdure.testing.faults import Slow
 
 
 class TestOffloadedSqlite(AsyncBackendContract):
     @pytest.fixture
     def open_backend(self, tmp_path: Path) -> Callable[[], AsyncBackend]:
-        return lambda: Offload(SqliteBackend(tmp_path / "store.db"))
+        return lambda: ThreadedBackend(SqliteBackend(tmp_path / "store.db"))
 
 
 class TestOffloadedMemory(AsyncBackendContract):
     @pytest.fixture
     def open_backend(self) -> Callable[[], AsyncBackend]:
-        return lambda: Offload(MemoryBackend())
+        return lambda: ThreadedBackend(MemoryBackend())
 
 
 class Gate(MemoryBackend):
@@ -71,7 +72,7 @@ def test_one_thread_does_all_the_work_and_close_ends_it() -> None:
     inner, others = Watched(), workers()  # What other tests forgot may end at any time.
 
     async def scenario() -> None:
-        backend = Offload(inner)
+        backend = ThreadedBackend(inner)
         streams = [str(number) for number in range(50)]
         await asyncio.gather(*(backend.append([appended(name, 1, 1)]) for name in streams))
         assert len(workers() - others) == 1
@@ -85,7 +86,7 @@ def test_one_thread_does_all_the_work_and_close_ends_it() -> None:
 
 def test_it_forwards_what_the_store_declares() -> None:
     inner = MemoryBackend()
-    backend = Offload(inner)
+    backend = ThreadedBackend(inner)
     assert backend.name == inner.name
     assert backend.capabilities == inner.capabilities
     assert backend.guarantees == inner.guarantees
@@ -97,7 +98,7 @@ def test_a_cancelled_append_is_done_before_the_next_call() -> None:
     async def scenario() -> None:
         asyncio.get_running_loop().set_exception_handler(lambda _, what: complaints.append(what))
         gate = Gate()
-        backend = Offload(gate)
+        backend = ThreadedBackend(gate)
         task = asyncio.ensure_future(backend.append([appended("s", 1, 2)]))
         while not gate.entered.is_set():  # noqa: ASYNC110 - it is set in another thread
             await asyncio.sleep(0.001)
@@ -118,7 +119,7 @@ def test_a_cancelled_append_is_done_before_the_next_call() -> None:
 def test_the_event_loop_goes_on_while_the_store_is_busy() -> None:
     async def scenario() -> None:
         gate = Gate()
-        backend = Offload(gate)
+        backend = ThreadedBackend(gate)
         task = asyncio.ensure_future(backend.append([appended("s", 1, 1)]))
         while not gate.entered.is_set():  # noqa: ASYNC110 - it is set in another thread
             await asyncio.sleep(0.001)
@@ -136,15 +137,15 @@ def test_the_thread_has_begun_with_many_appends_before_the_loop_goes_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Or it would have to wait until the loop has nothing to do."""
-    monkeypatch.setattr(offload, "BEGINS_WITHIN", 60.0)
+    monkeypatch.setattr(offload, "START_TIMEOUT", 60.0)
 
     async def scenario() -> None:
         gate = Gate()
         gate.go_on.set()
-        backend = Offload(gate)
+        backend = ThreadedBackend(gate)
         await backend.append([appended("s", 1, 1)])
         gate.go_on.clear()
-        call = backend.append([appended(f"s{n}", 1, 1) for n in range(offload.MANY)])
+        call = backend.append([appended(f"s{n}", 1, 1) for n in range(offload.BUSY_APPENDS)])
         future = call.send(None)  # Up to where it waits; the loop did nothing meanwhile.
         assert backend._worker is not None
         assert backend._worker.busy
@@ -156,11 +157,14 @@ def test_the_thread_has_begun_with_many_appends_before_the_loop_goes_on(
 
 
 def test_a_busy_thread_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(offload, "BEGINS_WITHIN", 30.0)
+    monkeypatch.setattr(offload, "START_TIMEOUT", 30.0)
 
     async def scenario() -> None:
-        backend = Offload(Slow(MemoryBackend(), 0.1))
-        many = [[appended(f"{turn}-{n}", 1, 1) for n in range(offload.MANY)] for turn in range(3)]
+        backend = ThreadedBackend(Slow(MemoryBackend(), 0.1))
+        many = [
+            [appended(f"{turn}-{n}", 1, 1) for n in range(offload.BUSY_APPENDS)]
+            for turn in range(3)
+        ]
         tasks = [asyncio.ensure_future(backend.append(appends)) for appends in many]
         await asyncio.sleep(0)  # The first has begun, the others wait in line; so did nobody here.
         assert not any(task.done() for task in tasks)
@@ -174,7 +178,7 @@ def test_close_waits_for_what_is_under_way() -> None:
     inner = MemoryBackend()
 
     async def scenario() -> None:
-        backend = Offload(Slow(inner, 0.1))
+        backend = ThreadedBackend(Slow(inner, 0.1))
         task = asyncio.ensure_future(backend.append([appended("s", 1, 1)]))
         await asyncio.sleep(0)
         await backend.close()
@@ -201,7 +205,7 @@ class Breaking(MemoryBackend):
 
 def test_entries_before_an_error_are_not_lost_with_it() -> None:
     async def scenario() -> None:
-        backend = Offload(Breaking())
+        backend = ThreadedBackend(Breaking())
         found = []
         with pytest.raises(DamagedError, match="made to break"):  # noqa: PT012 - a loop is one.
             async for one in backend.read("s"):
@@ -213,7 +217,7 @@ def test_entries_before_an_error_are_not_lost_with_it() -> None:
 
 
 def test_one_handle_serves_several_event_loops() -> None:
-    backend = Offload(MemoryBackend())
+    backend = ThreadedBackend(MemoryBackend())
     asyncio.run(_append_only(backend, 1))
     asyncio.run(_append_only(backend, 2))
 
@@ -230,7 +234,7 @@ async def _append_only(backend: AsyncBackend, position: int) -> None:
 
 
 def test_work_that_outlives_its_event_loop_does_not_stop_the_thread() -> None:
-    backend = Offload(Slow(MemoryBackend(), 0.1))
+    backend = ThreadedBackend(Slow(MemoryBackend(), 0.1))
 
     async def abandon() -> None:
         task = asyncio.ensure_future(backend.append([appended("s", 1, 1)]))
@@ -279,7 +283,7 @@ def test_a_forgotten_handle_leaves_no_thread() -> None:
     others = workers()
 
     async def scenario() -> None:
-        await Offload(MemoryBackend()).append([appended("s", 1, 1)])
+        await ThreadedBackend(MemoryBackend()).append([appended("s", 1, 1)])
 
     asyncio.run(scenario())
     deadline = time.monotonic() + 60
@@ -297,7 +301,7 @@ def test_loops_in_several_threads_that_make_the_first_call_share_one_thread(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     inner = Watched()
-    backend = Offload(inner)
+    backend = ThreadedBackend(inner)
     many = 4
     together = threading.Barrier(many)
     begin = offload._Worker.__init__
@@ -336,7 +340,7 @@ def test_work_that_nobody_waits_for_is_told_of_when_it_fails_and_the_thread_goes
     monkeypatch.setattr(threading, "excepthook", told.append)
 
     async def scenario() -> None:
-        backend = Offload(Failing())
+        backend = ThreadedBackend(Failing())
         async for _ in backend.read("s"):
             break
         async with asyncio.timeout(10):

@@ -13,8 +13,16 @@ import pytest
 
 import perdure
 from perdure.cli.__main__ import main
-from perdure.cli.registry import COMMANDS, Later
-from perdure.cli.text import ago, columns, counted, first_line, safe, sized, wrapped
+from perdure.cli.output import (
+    display_width,
+    first_line,
+    human_bytes,
+    plural,
+    relative_time,
+    safe,
+    wrap_lines,
+)
+from perdure.cli.registry import COMMANDS, LazyCommands
 from tests.cli.support import EVIL, SNEAKY, damage, fill, interrupt, invoke, said, start
 
 READING = ["ls", "show", "tail", "verify", "stats"]
@@ -59,7 +67,7 @@ def test_every_command_is_registered_under_its_name() -> None:
 
 
 def test_commands_can_be_added_and_taken_away() -> None:
-    commands = Later()
+    commands = LazyCommands()
     commands["more"] = main
     assert commands["more"] is main
     assert "more" in commands
@@ -372,7 +380,7 @@ def test_nothing_stored_can_reach_the_terminal_unseen(
     path = tmp_path / "evil.db"
     name = "claim-\u202etxt\u2066\u200b"
     # Other programs may have written what this one refuses.
-    with mock.patch("perdure.saying.require_role"), perdure.open(path) as store:
+    with mock.patch("perdure.core.messages.require_role"), perdure.open(path) as store:
         session = store.session(name)
         with session.turn(EVIL, correlation_id=EVIL, author=EVIL) as turn:
             call = {"id": EVIL, "function": {"name": EVIL, "arguments": EVIL}}
@@ -421,11 +429,11 @@ def test_safe_text_is_left_alone() -> None:
 
 def test_lines_are_wrapped_to_their_columns_and_lose_nothing() -> None:
     text = "  indented words that go on\n\n" + "x" * 50 + "\tand 日本語日本語日本語日本語 end"
-    lines = list(wrapped(text, 20))
-    assert max(map(columns, lines)) <= 20
+    lines = list(wrap_lines(text, 20))
+    assert max(map(display_width, lines)) <= 20
     assert lines[:4] == ["  indented words", "that go on", "", "x" * 20]
     assert "".join("".join(lines).split()) == "".join(text.split())
-    assert list(wrapped("", 20)) == [""]
+    assert list(wrap_lines("", 20)) == [""]
 
 
 def test_a_cut_line_says_how_much_is_missing() -> None:
@@ -441,11 +449,11 @@ def test_numbers_are_for_people() -> None:
     spans = {0: "now", 1: "1 second ago", 119: "1 minute ago", 7200: "2 hours ago"}
     spans |= {86_400 * 3: "3 days ago", -90: "in 1 minute"}
     for seconds, text in spans.items():
-        assert ago(now - timedelta(seconds=seconds), now) == text
-    assert [counted(1, "entry"), counted(2, "entry"), counted(0, "branch")] == [
+        assert relative_time(now - timedelta(seconds=seconds), now) == text
+    assert [plural(1, "entry"), plural(2, "entry"), plural(0, "branch")] == [
         "1 entry",
         "2 entries",
         "0 branches",
     ]
-    sizes = [sized(number) for number in (999, 1000, 2_500_000, 3 * 10**12)]
+    sizes = [human_bytes(number) for number in (999, 1000, 2_500_000, 3 * 10**12)]
     assert sizes == ["999 B", "1.0 kB", "2.5 MB", "3.0 TB"]

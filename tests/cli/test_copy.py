@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 import perdure
-from perdure.backends.files import FilesBackend
-from perdure.backends.sqlite import SqliteBackend
-from perdure.cli import progress as bar
-from perdure.cli.copy import _Bars
-from perdure.copying.asking import Progress
+from perdure.backends.files.backend import FilesBackend
+from perdure.backends.sqlite.backend import SqliteBackend
+from perdure.cli import output
+from perdure.cli.copy import _PhaseBars
+from perdure.journal.copying.requests import CopyProgress
 from tests.cli.support import SNEAKY, damage, fill, invoke, objects, said, start
 from tests.cli.test_verify import Terminal
-from tests.moving.stores import shown
+from tests.journal.copying.stores import shown
 
 
 @pytest.fixture
@@ -120,10 +120,10 @@ def test_nothing_stored_can_rewrite_the_screen(tmp_path: Path) -> None:
 
 
 def test_passwords_are_not_repeated() -> None:
-    from perdure.cli.copy import _shown
+    from perdure.cli.copy import _printable_address
 
-    assert _shown("postgresql://me:secret@host/db") == "postgresql://me@host/db"
-    assert _shown("files:a b") == "'files:a b'"
+    assert _printable_address("postgresql://me:secret@host/db") == "postgresql://me@host/db"
+    assert _printable_address("files:a b") == "'files:a b'"
 
 
 def test_watching_copies_what_is_written_until_it_is_stopped(path: Path, tmp_path: Path) -> None:
@@ -149,28 +149,28 @@ def test_watching_copies_what_is_written_until_it_is_stopped(path: Path, tmp_pat
 def test_a_bar_shows_how_far_each_phase_is(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
-    monkeypatch.setattr(bar, "PATIENCE", 0.01)
+    monkeypatch.setattr(output, "BAR_DELAY", 0.01)
 
-    def shows(text: str, reached: Progress) -> bool:
+    def shows(text: str, reached: CopyProgress) -> bool:
         bars.show(reached)
         deadline = time.monotonic() + 60
         while text not in terminal.text and time.monotonic() < deadline:
             time.sleep(0.01)
         return text in terminal.text
 
-    begun = Progress("counting", 0, 0, 0, 0, 0, round=0)
-    with _Bars() as bars:
+    begun = CopyProgress("counting", 0, 0, 0, 0, 0, round=0)
+    with _PhaseBars() as bars:
         assert shows("counting 0 sessions, ", begun)
         assert shows("counting 128 sessions, ", begun._replace(sessions=128))
-        copying = Progress("copying", 0, 200, 5, 10, 2048, round=1)
+        copying = CopyProgress("copying", 0, 200, 5, 10, 2048, round=1)
         assert shows(f"copying [{'#' * 10}{'.' * 10}] 5 of 10 entries", copying)
         assert shows(" s  2.0 kB", copying)
         assert shows("10 of 10 entries", copying._replace(entries=10))
-        verifying = Progress("verifying", 50, 200, 7, 10, 4096, round=2)
+        verifying = CopyProgress("verifying", 50, 200, 7, 10, 4096, round=2)
         assert shows(f"verifying [{'#' * 5}{'.' * 15}] 50 of 200 sessions", verifying)
         assert shows(" s  7 entries", verifying)
-    with _Bars() as bars:  # Nothing is new: what takes long is to look at all of them.
-        nothing = Progress("copying", 64, 128, 0, 0, 0, round=1)
+    with _PhaseBars() as bars:  # Nothing is new: what takes long is to look at all of them.
+        nothing = CopyProgress("copying", 64, 128, 0, 0, 0, round=1)
         assert shows(f"copying [{'#' * 10}{'.' * 10}] 64 of 128 sessions", nothing)
 
 

@@ -15,13 +15,14 @@ import pytest
 from click.testing import CliRunner
 
 import perdure
-from perdure.cli import demo as command
-from perdure.cli import demo_check, demo_run
 from perdure.cli.__main__ import main
-from perdure.cli.demo_check import Verdict, compare
-from perdure.cli.demo_child import SCRIPT
-from perdure.cli.demo_run import Fact, Found, Life
-from perdure.cli.demo_view import ASCII, UNICODE, View, shorten, signs_for
+from perdure.cli.demo import check as check_module
+from perdure.cli.demo import command
+from perdure.cli.demo import run as run_module
+from perdure.cli.demo.assistant import SCRIPT
+from perdure.cli.demo.check import DemoVerdict, compare_records
+from perdure.cli.demo.run import ProcessRun, RecordFact, RecoveredState
+from perdure.cli.demo.view import ASCII_GLYPHS, UNICODE_GLYPHS, DemoView, glyphs_for, shorten
 
 PERDURE = [sys.executable, "-P", "-m", "perdure.cli"]
 posix = pytest.mark.skipif(os.name != "posix", reason="needs signals and terminals of POSIX")
@@ -94,8 +95,8 @@ def test_the_demo_shows_both_sides_and_leaves_a_store_that_verifies(tmp_path: Pa
 
 def test_a_killed_process_died_in_the_middle_of_its_turn(tmp_path: Path) -> None:
     path, lives = str(tmp_path / "store.db"), []
-    for moment in (*demo_run.moments(3, seed=5), None):
-        lives.append(demo_run.live(path, "s", moment, lambda pid, found: None))
+    for moment in (*run_module.choose_kill_points(3, seed=5), None):
+        lives.append(run_module.run_assistant(path, "s", moment, lambda pid, found: None))
         if moment is not None:
             with perdure.open(path) as store, store.resume("s") as session:
                 assert [turn.id for turn in session.interrupted] == [moment.turn]
@@ -105,7 +106,7 @@ def test_a_killed_process_died_in_the_middle_of_its_turn(tmp_path: Path) -> None
     for turn in {life.killed_in for life in lives[:-1]}:
         facts = [fact for life in lives if life.killed_in == turn for fact in life.acknowledged]
         assert any(fact.text.startswith("assistant:") for fact in facts)
-    assert demo_check.judge(path, "s", lives).problems == ()
+    assert check_module.check_store(path, "s", lives).problems == ()
 
 
 @pytest.mark.parametrize("kills", [0, 1, 5])
@@ -154,14 +155,14 @@ def test_what_is_counted_is_what_is_shown(tmp_path: Path) -> None:
     ],
 )
 def test_what_was_stored_without_an_answer_is_told(more: int, shown: str) -> None:
-    assert View("d.db", "s", 1)._acknowledged(Verdict(30, more)) == shown
+    assert DemoView("d.db", "s", 1)._acknowledged(DemoVerdict(30, more)) == shown
 
 
 def test_a_record_that_is_sent_again_is_not_new() -> None:
-    found = Found(0, TOLD[:3], ("draft",), None)
-    life = Life(2, found, (TOLD[2], TOLD[3], TOLD[3]), 1, -9, "draft")
+    found = RecoveredState(0, TOLD[:3], ("draft",), None)
+    life = ProcessRun(2, found, (TOLD[2], TOLD[3], TOLD[3]), 1, -9, "draft")
     assert life.new == (TOLD[3],)
-    assert demo_check.compare(life.new, TOLD).unacknowledged == TOLD[:3]
+    assert check_module.compare_records(life.new, TOLD).unacknowledged == TOLD[:3]
 
 
 @pytest.mark.parametrize("columns", [40, 63, 64])
@@ -228,7 +229,11 @@ def test_an_ascii_output_gets_ascii(tmp_path: Path) -> None:
     assert done.stdout.isascii()
     assert " | " in done.stdout
     assert "\\xe9.db" in done.stdout
-    assert (signs_for("ascii"), signs_for("utf-8"), signs_for("no such")) == (ASCII, UNICODE, ASCII)
+    assert (glyphs_for("ascii"), glyphs_for("utf-8"), glyphs_for("no such")) == (
+        ASCII_GLYPHS,
+        UNICODE_GLYPHS,
+        ASCII_GLYPHS,
+    )
 
 
 @posix
@@ -347,48 +352,48 @@ def test_ctrl_c_leaves_no_process_behind(tmp_path: Path) -> None:
 def test_an_interrupt_before_the_first_record_promises_no_session(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupted(*_: object) -> Life:
+    def interrupted(*_: object) -> ProcessRun:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(command, "live", interrupted)
+    monkeypatch.setattr(command, "run_assistant", interrupted)
     done = CliRunner().invoke(main, ["demo", "--store", str(tmp_path / "d.db")])
     assert done.exit_code == 130
     assert "Interrupted. Nothing was stored in " in done.stderr
 
 
 TOLD = (
-    Fact(1, "turn.begun", "turn 'draft' begun"),
-    Fact(2, "message", "user: Draft"),
-    Fact(3, "message", "assistant: 1."),
-    Fact(4, "value", 'plan: {"step": 1}'),
+    RecordFact(1, "turn.begun", "turn 'draft' begun"),
+    RecordFact(2, "message", "user: Draft"),
+    RecordFact(3, "message", "assistant: 1."),
+    RecordFact(4, "value", 'plan: {"step": 1}'),
 )
 
 
 def test_nothing_is_missing_where_everything_was_recovered() -> None:
-    more = Fact(5, "message", "assistant: 2.")
-    assert compare(TOLD, TOLD) == ((), (), ())
-    assert compare(TOLD, (*TOLD, more)) == ((), (), (more,))
-    assert compare((*TOLD, TOLD[2]), TOLD) == ((), (), ()), "one may be acknowledged twice"
+    more = RecordFact(5, "message", "assistant: 2.")
+    assert compare_records(TOLD, TOLD) == ((), (), ())
+    assert compare_records(TOLD, (*TOLD, more)) == ((), (), (more,))
+    assert compare_records((*TOLD, TOLD[2]), TOLD) == ((), (), ()), "one may be acknowledged twice"
 
 
 def test_a_record_that_is_missing_changed_or_doubled_is_found() -> None:
-    assert compare(TOLD, TOLD[:3]).lost == (TOLD[3],)
+    assert compare_records(TOLD, TOLD[:3]).lost == (TOLD[3],)
     changed = TOLD[1]._replace(text="user: Daft")
-    assert compare(TOLD, (TOLD[0], changed, *TOLD[2:])).lost == (TOLD[1],)
+    assert compare_records(TOLD, (TOLD[0], changed, *TOLD[2:])).lost == (TOLD[1],)
     moved = tuple(fact._replace(position=fact.position + 1) for fact in TOLD)
-    assert compare(TOLD, moved).lost == TOLD
+    assert compare_records(TOLD, moved).lost == TOLD
     doubled = (*TOLD, TOLD[2]._replace(position=5))
-    assert compare(TOLD, doubled).doubled == ("assistant: 1.",)
-    again = [Fact(number, "turn.continued", "turn 'draft' continued") for number in (5, 6)]
-    assert compare(TOLD, (*TOLD, *again)).doubled == ()
+    assert compare_records(TOLD, doubled).doubled == ("assistant: 1.",)
+    again = [RecordFact(number, "turn.continued", "turn 'draft' continued") for number in (5, 6)]
+    assert compare_records(TOLD, (*TOLD, *again)).doubled == ()
 
 
 @pytest.mark.parametrize("is_lost", [False, True])
 def test_a_lost_record_is_shown_and_the_exit_code_is_1(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_lost: bool
 ) -> None:
-    monkeypatch.setattr(command, "live", _doctored(is_lost=is_lost))
-    monkeypatch.setattr(command, "judge", _judged)
+    monkeypatch.setattr(command, "run_assistant", _doctored(is_lost=is_lost))
+    monkeypatch.setattr(command, "check_store", _judged)
     done = CliRunner().invoke(main, ["demo", "--kills", "1", "--store", str(tmp_path / "d.db")])
     assert done.exit_code == (1 if is_lost else 0), done.output
     assert ("MISSING" in done.output) == is_lost
@@ -397,9 +402,9 @@ def test_a_lost_record_is_shown_and_the_exit_code_is_1(
 
 
 def _doctored(*, is_lost: bool):  # type: ignore[no-untyped-def] # noqa: ANN202 - a stand-in for `live`
-    nothing = Found(0.001, (), (), None)
-    found = Found(0.001, TOLD[:3] if is_lost else TOLD, ("draft",), {"step": 1})
-    lives = iter([Life(1, nothing, TOLD, 0, -9, "draft"), Life(2, found, (), 0, 0, "")])
+    nothing = RecoveredState(0.001, (), (), None)
+    found = RecoveredState(0.001, TOLD[:3] if is_lost else TOLD, ("draft",), {"step": 1})
+    lives = iter([ProcessRun(1, nothing, TOLD, 0, -9, "draft"), ProcessRun(2, found, (), 0, 0, "")])
 
     def live(path, session, moment, on_found):  # type: ignore[no-untyped-def] # noqa: ANN001, ANN202
         life = next(lives)
@@ -409,44 +414,55 @@ def _doctored(*, is_lost: bool):  # type: ignore[no-untyped-def] # noqa: ANN202 
     return live
 
 
-def _judged(path: str, session: str, lives: list[Life]) -> Verdict:
-    lost = demo_check.missed(lives)
-    problems = demo_check._misses(compare(TOLD, lives[-1].found.facts))
+def _judged(path: str, session: str, lives: list[ProcessRun]) -> DemoVerdict:
+    lost = check_module.unrecovered(lives)
+    problems = check_module._comparison_problems(compare_records(TOLD, lives[-1].found.facts))
     verified = perdure.Verified(session, 4, 4, "0" * 64, 0, 0)
-    return Verdict(4, 0, len(lost), 0, 2, {"step": 1}, verified, tuple(problems))
+    return DemoVerdict(4, 0, len(lost), 0, 2, {"step": 1}, verified, tuple(problems))
 
 
 def test_what_one_process_missed_stays_lost_whatever_the_next_ones_find() -> None:
-    nothing, less, all_of_it = (Found(0, facts, ("draft",), None) for facts in ((), TOLD[:3], TOLD))
-    first, last = Life(1, nothing, TOLD, 0, -9, "draft"), Life(3, all_of_it, (), 0, 0, "")
-    assert demo_check.missed([first, Life(2, less, (), 0, -9, "draft"), last]) == [TOLD[3]]
-    assert demo_check.missed([first, Life(2, all_of_it, (), 0, -9, "draft"), last]) == []
+    nothing, less, all_of_it = (
+        RecoveredState(0, facts, ("draft",), None) for facts in ((), TOLD[:3], TOLD)
+    )
+    first, last = (
+        ProcessRun(1, nothing, TOLD, 0, -9, "draft"),
+        ProcessRun(3, all_of_it, (), 0, 0, ""),
+    )
+    assert check_module.unrecovered([first, ProcessRun(2, less, (), 0, -9, "draft"), last]) == [
+        TOLD[3]
+    ]
+    assert (
+        check_module.unrecovered([first, ProcessRun(2, all_of_it, (), 0, -9, "draft"), last]) == []
+    )
 
 
 def test_a_process_that_did_not_die_in_its_turn_is_a_failure() -> None:
-    nothing, after = Found(0, (), (), None), Found(0, TOLD, (), None)
-    lives = [Life(1, nothing, TOLD, 0, -9, "draft"), Life(2, after, (), 0, 0, "")]
-    assert list(demo_check._mishaps(lives)) == ["process 1 was not killed in the middle of a turn"]
+    nothing, after = RecoveredState(0, (), (), None), RecoveredState(0, TOLD, (), None)
+    lives = [ProcessRun(1, nothing, TOLD, 0, -9, "draft"), ProcessRun(2, after, (), 0, 0, "")]
+    assert list(check_module._kill_problems(lives)) == [
+        "process 1 was not killed in the middle of a turn"
+    ]
     lives[1] = lives[1]._replace(found=after._replace(interrupted=("draft",)))
-    assert list(demo_check._mishaps(lives)) == []
+    assert list(check_module._kill_problems(lives)) == []
 
 
 def test_a_store_that_is_damaged_afterwards_is_a_failure(tmp_path: Path) -> None:
     import apsw
 
     path = str(tmp_path / "store.db")
-    life = demo_run.live(path, "s", None, lambda pid, found: None)
-    assert demo_check.judge(path, "s", [life]).problems == ()
+    life = run_module.run_assistant(path, "s", None, lambda pid, found: None)
+    assert check_module.check_store(path, "s", [life]).problems == ()
     apsw.Connection(path).execute("update entry set body = replace(body, 'broker', 'breaker')")
-    verdict = demo_check.judge(path, "s", [life])
+    verdict = check_module.check_store(path, "s", [life])
     assert verdict.verified is None
     assert "damaged" in verdict.problems[0]
 
 
 def test_an_assistant_that_can_not_work_says_why(tmp_path: Path) -> None:
     path = str(tmp_path / "gone" / "store.db")
-    with pytest.raises(demo_run.AssistantError, match="there is no directory"):
-        demo_run.live(path, "s", None, lambda pid, found: None)
+    with pytest.raises(run_module.AssistantError, match="there is no directory"):
+        run_module.run_assistant(path, "s", None, lambda pid, found: None)
 
 
 @pytest.mark.skipif(os.name != "posix", reason="a shell closes the output")

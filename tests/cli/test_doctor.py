@@ -12,16 +12,15 @@ import pytest
 from click.testing import Result
 
 import perdure
-from perdure.backend import STORED, WATCH, Append, Backend, Outcome
 from perdure.backends import filesystem
 from perdure.backends.memory import MemoryBackend
-from perdure.backends.sqlite import SqliteBackend
-from perdure.cli import doctor, doctor_machine, doctor_scratch, doctor_trials
+from perdure.backends.protocol import STORED, WATCH, Append, Backend, Outcome
+from perdure.backends.sqlite.backend import SqliteBackend
+from perdure.cli.doctor import command, environment, scratch, trials
 from perdure.errors import UnavailableError
-from perdure.testing import Slow
-from perdure.testing.faults import _Around
+from perdure.testing.faults import Slow, _Around
 from tests.cli.support import fill, invoke, objects, start
-from tests.moving.stores import shown
+from tests.journal.copying.stores import shown
 
 
 @pytest.fixture(autouse=True)
@@ -57,9 +56,9 @@ def named(found: dict[str, Any], name: str) -> dict[str, Any]:
 
 def with_backend(monkeypatch: pytest.MonkeyPatch, backend: Backend) -> Result:
     """Examine a backend that behaves badly, in the place of a SQLite file's."""
-    monkeypatch.setattr(doctor, "backend_of", lambda _: backend)
+    monkeypatch.setattr(command, "open_backend", lambda _: backend)
     monkeypatch.setattr(type(backend), "close", lambda _: None)
-    monkeypatch.setattr(doctor, "path_of", lambda _: None)
+    monkeypatch.setattr(command, "path_of", lambda _: None)
     return invoke(None, "doctor", "--appends", "5", "agents.db")
 
 
@@ -74,7 +73,7 @@ def test_a_good_store_is_sound_and_holds_what_it_held(path: Path, scheme: str) -
     files = {one for one in path.parent.rglob("*") if one.suffix != ""}
     code, found = examined(address)
     assert (code, found["verdict"], found["exists"]) == (0, "sound", True)
-    assert {one["name"] for one in found["trials"]} == {*doctor_trials.TRIALS}
+    assert {one["name"] for one in found["trials"]} == {*trials.TRIALS}
     assert {one["verdict"] for one in found["trials"]} <= {"sound", "note"}
     assert found["guarantees"]["survives"] == "power loss"
     figures = named(found, "durable append")["data"]
@@ -90,7 +89,7 @@ def test_a_store_that_is_not_there_is_not_made(tmp_path: Path, address: str) -> 
     (tmp_path / "data").mkdir()
     code, found = examined(address.format(tmp_path / "data"))
     assert (code, found["exists"]) == (0, False)
-    assert len(found["trials"]) == len(doctor_trials.TRIALS)
+    assert len(found["trials"]) == len(trials.TRIALS)
     assert [*(tmp_path / "data").iterdir()] == []
 
 
@@ -203,13 +202,13 @@ def test_wrong_calls_are_told(tmp_path: Path) -> None:
 
 
 def test_too_little_space_is_weak(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor_machine, "SPACE_MIN", 2**70)
+    monkeypatch.setattr(environment, "SPACE_MIN", 2**70)
     code, found = examined(path)
     assert (code, named(found, "free space")["verdict"]) == (1, "weak")
 
 
 def test_a_slow_store_is_weak(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor_trials, "SLOW", 0.001)
+    monkeypatch.setattr(trials, "SLOW_APPEND", 0.001)
     result = with_backend(monkeypatch, Slow(MemoryBackend(), 0.002))
     assert result.exit_code == 1
     assert "faster disk" in result.stdout
@@ -218,7 +217,7 @@ def test_a_slow_store_is_weak(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_disk_that_is_too_fast_is_remarked_upon(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(doctor_trials, "SUSPECT", 1e9)
+    monkeypatch.setattr(trials, "SUSPICIOUS_APPEND", 1e9)
     code, found = examined(path)
     assert (code, named(found, "durable append")["verdict"]) == (0, "note")
 
@@ -305,7 +304,7 @@ def test_a_store_without_watch_is_no_worse(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_clock_that_was_set_is_remarked_upon(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = doctor_machine.Clock()
+    clock = environment.ClockCheck()
     clock._wall -= 3600
     (found,) = clock.findings(MemoryBackend())
     assert found.verdict == "note"
@@ -321,9 +320,9 @@ def test_a_server_with_another_time_is_weak() -> None:
             return time.time() + self.ahead
 
     server = Server()
-    assert [one.verdict for one in doctor_machine.Clock().findings(server)] == ["sound", "sound"]
+    assert [one.verdict for one in environment.ClockCheck().findings(server)] == ["sound", "sound"]
     server.ahead = 60
-    assert [one.verdict for one in doctor_machine.Clock().findings(server)] == ["sound", "weak"]
+    assert [one.verdict for one in environment.ClockCheck().findings(server)] == ["sound", "weak"]
 
 
 def test_a_doctor_that_was_killed_leaves_a_hidden_session_that_the_next_one_removes(
@@ -333,18 +332,18 @@ def test_a_doctor_that_was_killed_leaves_a_hidden_session_that_the_next_one_remo
     deadline = time.monotonic() + 60
     backend = SqliteBackend(path)
     try:
-        while time.monotonic() < deadline and not [*backend.streams(prefix=doctor_scratch.PREFIX)]:
+        while time.monotonic() < deadline and not [*backend.streams(prefix=scratch.PREFIX)]:
             time.sleep(0.02)
     finally:
         os.kill(running.pid, signal.SIGKILL)
         running.communicate()
-    (left,) = backend.streams(prefix=doctor_scratch.PREFIX)
+    (left,) = backend.streams(prefix=scratch.PREFIX)
     assert left.stream not in invoke(path, "ls").stdout
     assert invoke(path, "verify").exit_code == 0
     _, found = examined(path)
     assert "left behind" not in {one["name"] for one in found["opening"]}, "it may be at work"
-    monkeypatch.setattr(doctor_scratch, "FORGOTTEN", -1.0)
+    monkeypatch.setattr(scratch, "LEFTOVER_AGE", -1.0)
     code, found = examined(path)
     assert (code, named(found, "left behind")["verdict"]) == (0, "note")
-    assert [*backend.streams(prefix=doctor_scratch.PREFIX)] == []
+    assert [*backend.streams(prefix=scratch.PREFIX)] == []
     backend.close()

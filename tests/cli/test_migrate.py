@@ -12,14 +12,14 @@ from click.testing import CliRunner, Result
 from psycopg import sql
 
 import perdure
-from perdure.backends import postgres_schema
-from perdure.backends.postgres import PostgresBackend
-from perdure.backends.postgres_async import AsyncPostgresBackend
-from perdure.backends.postgres_tables import NEWEST
+from perdure.backends.postgres import migrations
+from perdure.backends.postgres.backend import PostgresBackend
+from perdure.backends.postgres.backend_async import AsyncPostgresBackend
+from perdure.backends.postgres.schema import LATEST_VERSION
 from perdure.cli.__main__ import main
 from perdure.errors import UnavailableError
-from perdure.testing.contract_values import appended, entries, status
-from tests.backends.test_postgres_tables import FIRST
+from perdure.testing.contract.samples import appended, entries, status
+from tests.backends.postgres.test_migrations import FIRST
 from tests.cli.support import invoke
 
 MARK = secrets.token_hex(3)  # The server is shared by all test processes, and so are its roles.
@@ -38,8 +38,8 @@ def schema_of(address: str) -> str:
 def test_it_makes_tables_and_says_so_once(postgres_empty: str) -> None:
     first, again = run(postgres_empty), run(postgres_empty)
     assert first.exit_code == again.exit_code == 0
-    assert f"was migrated to version {NEWEST}." in first.stdout
-    assert f"is up to date: version {NEWEST}." in again.stdout
+    assert f"was migrated to version {LATEST_VERSION}." in first.stdout
+    assert f"is up to date: version {LATEST_VERSION}." in again.stdout
     secret = postgres_empty.partition("://")[2].partition("@")[0].partition(":")[2]
     assert secret not in first.output + again.output
     backend = PostgresBackend(f"{postgres_empty}&migrate=no")
@@ -175,7 +175,7 @@ def test_with_row_level_security_a_tenant_sees_and_writes_only_its_own(
     foreign = f"{tenants[TENANTS[0]]}?schema={schema}&tenant={quote(TENANTS[1])}&migrate=no"
     with pytest.raises(UnavailableError, match="row-level security"):
         PostgresBackend(foreign)
-    monkeypatch.setattr(postgres_schema, "_require_own_tenant", lambda *_: None)
+    monkeypatch.setattr(migrations, "_require_own_tenant", lambda *_: None)
     thief = PostgresBackend(foreign)
     assert list(thief.read("s")) == []
     assert list(thief.streams()) == []

@@ -7,7 +7,7 @@ import pytest
 
 import perdure
 from perdure.errors import FencedError
-from perdure.leases.lease import Lease
+from perdure.sync.lease import Lease
 from tests.cli.support import SNEAKY, fill, invoke, objects, said
 
 

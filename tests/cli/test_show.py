@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 import perdure
-from perdure.cli.text import columns, safe
+from perdure.cli.output import display_width, safe
 from tests.cli.support import damage, fill, flip, invoke, objects, said
 
 # What a person sees in 80 columns.
@@ -97,7 +97,7 @@ def test_a_conversation_is_shown_as_people_read_it(path: Path) -> None:
     expected = SCREEN.format(path=path, x72="x" * 72, x73="x" * 73)
     assert done.stdout.splitlines() == expected.splitlines()
     body = done.stdout.splitlines()[1:]  # The path in the first line is pytest's.
-    assert max(map(columns, body)) < 80
+    assert max(map(display_width, body)) < 80
 
 
 def test_json_is_every_record_with_stable_keys(path: Path) -> None:
@@ -265,7 +265,7 @@ def test_messages_of_all_shapes_are_shown_sensibly(
 ) -> None:
     path = tmp_path / "shapes.db"
     # Other programs may have written what this one refuses.
-    with mock.patch("perdure.saying.require_role"), perdure.open(path) as store:
+    with mock.patch("perdure.core.messages.require_role"), perdure.open(path) as store:
         store.session("s").append(message, channel="team", origin="web")
     shown = invoke(path, "show", "s").stdout
     for text in wanted:

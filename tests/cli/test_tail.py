@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 import perdure
-from perdure.backends.sqlite import SqliteBackend
-from perdure.cli import tail as command
-from perdure.cli.stores import Opened
+from perdure.backends.sqlite.backend import SqliteBackend
+from perdure.cli import tail
+from perdure.cli.stores import OpenStore
 from perdure.errors import UnavailableError
 from tests.cli.support import damage, fill, invoke, objects, said, start
 
@@ -135,13 +135,13 @@ class _EnoughError(Exception):
 
 
 @pytest.fixture
-def source(path: Path) -> Iterator[Opened]:
+def source(path: Path) -> Iterator[OpenStore]:
     backend = SqliteBackend(path)
     with perdure.open(backend) as store:
-        yield Opened(store, backend)
+        yield OpenStore(store, backend)
 
 
-def follow(lines: "command._Lines", steps: list[Callable[[], object]]) -> list[float]:
+def follow(lines: "tail._RecordPrinter", steps: list[Callable[[], object]]) -> list[float]:
     """Follow with things that happen during the pauses; return the pauses."""
     pauses: list[float] = []
 
@@ -160,20 +160,20 @@ def nothing() -> None:
     pass
 
 
-def test_pauses_grow_while_nothing_comes_and_are_short_again_after(source: Opened) -> None:
-    lines = command._Lines(source, "claim-4711", as_json=True)
+def test_pauses_grow_while_nothing_comes_and_are_short_again_after(source: OpenStore) -> None:
+    lines = tail._RecordPrinter(source, "claim-4711", as_json=True)
     lines.last(0)
     session = source.store.session("claim-4711")
     pauses = follow(lines, [*[nothing] * 12, lambda: session.note("x"), nothing])
     assert pauses[:12] == sorted(pauses[:12])
-    assert pauses[11] == command.LONGEST_PAUSE
-    assert pauses[13] == command.FIRST_PAUSE
+    assert pauses[11] == tail.LONGEST_PAUSE
+    assert pauses[13] == tail.FIRST_PAUSE
 
 
 def test_a_store_that_does_not_answer_is_told_of_once(
-    source: Opened, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    source: OpenStore, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    lines = command._Lines(source, "claim-4711", as_json=False)
+    lines = tail._RecordPrinter(source, "claim-4711", as_json=False)
     lines.last(0)
     streams = SqliteBackend.streams
 
@@ -194,11 +194,11 @@ def test_a_store_that_does_not_answer_is_told_of_once(
 
 
 def test_records_that_were_dropped_unseen_are_counted(
-    source: Opened, capsys: pytest.CaptureFixture[str]
+    source: OpenStore, capsys: pytest.CaptureFixture[str]
 ) -> None:
     session = source.store.session("short")
     session.note("one")
-    lines = command._Lines(source, "short", as_json=False)
+    lines = tail._RecordPrinter(source, "short", as_json=False)
     lines.last(1)
 
     def write_and_delete() -> None:

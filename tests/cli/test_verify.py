@@ -14,11 +14,10 @@ import pytest
 
 import perdure
 from perdure.backends.memory import MemoryBackend
-from perdure.backends.postgres_address import parse, quoted
-from perdure.backends.sqlite import SqliteBackend
-from perdure.cli import progress as bar
-from perdure.cli.progress import Progress
-from perdure.cli.text import safe
+from perdure.backends.postgres.address import parse_address, quote_identifier
+from perdure.backends.sqlite.backend import SqliteBackend
+from perdure.cli import output
+from perdure.cli.output import ProgressBar, safe
 from perdure.errors import NotFoundError
 from tests.cli.support import damage, fill, flip, invoke, objects, said
 
@@ -160,10 +159,10 @@ def headless(request: pytest.FixtureRequest, path: Path) -> str:
         return str(path)
     address: str = request.getfixturevalue("postgres_store")
     perdure.copy(path, address)
-    schema = parse(address).schema
+    schema = parse_address(address).schema
     with psycopg.connect(address.partition("?")[0], autocommit=True) as db:
         for table in ("head", "label"):
-            sql = f"delete from {quoted(schema)}.{table} where name = 'empty-handed'"  # noqa: S608 - quoted
+            sql = f"delete from {quote_identifier(schema)}.{table} where name = 'empty-handed'"  # noqa: S608 - quoted
             db.execute(sql.encode())
     return address
 
@@ -296,8 +295,8 @@ class Terminal:
 def test_a_bar_is_shown_for_what_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
-    monkeypatch.setattr(bar, "PATIENCE", 0.01)
-    with Progress("verifying", "session", lambda: 4) as progress:
+    monkeypatch.setattr(output, "BAR_DELAY", 0.01)
+    with ProgressBar("verifying", "session", lambda: 4) as progress:
         progress.at, progress.done = "claim\x1b[2J", 1
         deadline = time.monotonic() + 60
         while "1 of 4 sessions" not in terminal.text and time.monotonic() < deadline:
@@ -312,11 +311,11 @@ def test_a_bar_is_shown_for_what_takes_long(monkeypatch: pytest.MonkeyPatch) -> 
 def test_no_bar_is_shown_for_what_is_quick_or_piped(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
-    monkeypatch.setattr(bar, "PATIENCE", 60.0)
-    with Progress("verifying", "session", lambda: 4):
+    monkeypatch.setattr(output, "BAR_DELAY", 60.0)
+    with ProgressBar("verifying", "session", lambda: 4):
         pass
     monkeypatch.setattr(terminal, "isatty", lambda: False)
-    monkeypatch.setattr(bar, "PATIENCE", 0.0)
-    with Progress("verifying", "session", lambda: 4):
+    monkeypatch.setattr(output, "BAR_DELAY", 0.0)
+    with ProgressBar("verifying", "session", lambda: 4):
         time.sleep(0.05)
     assert terminal.text == ""

@@ -9,14 +9,15 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from perdure.backend import Append, Backend
 from perdure.backends.memory import MemoryBackend
-from perdure.cipher import Plain
-from perdure.codec import Codec
-from perdure.commit import Committer, Driver
+from perdure.backends.protocol import Append, Backend
+from perdure.core.settings import Settings
 from perdure.errors import PerdureError
-from perdure.settings import Settings
-from perdure.steps import Commit, Drop, Heads, Read, Request, Steps, Wait
+from perdure.journal.cipher import PlainCipher
+from perdure.journal.codec import Codec
+from perdure.journal.requests import Commit, Drop, Heads, Read, Request, Steps, Wait
+from perdure.sync.driver import Driver
+from perdure.sync.group_commit import GroupCommitter
 
 NEVER = 10_000  # More requests than any actor makes.
 LETTERS = "ABCDEF"
@@ -26,7 +27,10 @@ def settings() -> Settings:
     """Settings with a frozen clock and ids that count, so that a failing order repeats."""
     numbers = iter(range(1, 10**9))
     return Settings(
-        clock=lambda: 0.0, token=lambda: f"t{next(numbers)}", cipher=Plain(), codec=Codec(None)
+        clock=lambda: 0.0,
+        token=lambda: f"t{next(numbers)}",
+        cipher=PlainCipher(),
+        codec=Codec(None),
     )
 
 
@@ -41,14 +45,14 @@ def copied(backend: MemoryBackend) -> MemoryBackend:
 
 def run(backend: Backend, steps: Steps[Any]) -> Any:
     """Carry out steps to their end."""
-    return Driver(backend, Committer(backend)).run(steps)
+    return Driver(backend, GroupCommitter(backend)).run(steps)
 
 
 class Actor:
     """One generator, driven a request at a time, and stopped for good after `lives` of them."""
 
     def __init__(self, backend: Backend, steps: Steps[Any], *, lives: int = NEVER) -> None:
-        self._driver = Driver(backend, Committer(backend))
+        self._driver = Driver(backend, GroupCommitter(backend))
         self._steps = steps
         self.lives = lives
         self.request: Request | None = None

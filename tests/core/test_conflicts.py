@@ -5,10 +5,10 @@ from collections.abc import Callable
 import pytest
 
 import perdure
+from perdure.core.conflicts import CONFLICT_RULES
 from perdure.errors import ConflictError
-from perdure.plans import YIELDS
-from perdure.records import KINDS
-from tests.core.support import contents, said, store_in_memory
+from perdure.journal.records import KINDS
+from tests.support import contents, said, store_in_memory
 
 
 @pytest.fixture
@@ -165,7 +165,11 @@ def test_a_value_set_after_a_conflict_is_a_delta_against_the_right_version() -> 
 
 
 def test_the_table_of_yields_names_kinds_that_exist() -> None:
-    named = {kind for yields in YIELDS.values() for kind in yields.any_subject | yields.same_subject}
+    named = {
+        kind
+        for yields in CONFLICT_RULES.values()
+        for kind in yields.any_subject | yields.same_subject
+    }
     assert named <= set(KINDS)
 
 

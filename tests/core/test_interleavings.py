@@ -10,19 +10,15 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from perdure import journal, lifecycle, saying
 from perdure.backends.memory import MemoryBackend
-from perdure.errors import (
-    ConflictError,
-    DamagedError,
-    InUseError,
-    NotFoundError,
-    UsageError,
-)
-from perdure.replica import Replica
-from perdure.settings import Settings
-from perdure.steps import Commit, Steps
-from perdure.store import Store
+from perdure.core import lifecycle
+from perdure.core import messages as messages_module
+from perdure.core.replica import Replica
+from perdure.core.settings import Settings
+from perdure.errors import ConflictError, DamagedError, InUseError, NotFoundError, UsageError
+from perdure.journal import chain
+from perdure.journal.requests import Commit, Steps
+from perdure.sync.store import Store
 from tests.core.schedules import NEVER, Actor, copied, drawn, run, schedules, settings
 
 SAID = [{"role": "user", "content": text} for text in ("one", "two", "three")]
@@ -44,8 +40,10 @@ class World(NamedTuple):
 
 def say(name: str, settings: Settings, *messages: dict[str, Any]) -> Steps[int]:
     """Open a session and append to it, as a program does that knows nothing of the others."""
-    replica = yield from lifecycle.opened(name, settings, must_exist=False)
-    (answer,) = yield from replica.write([saying.say(replica, messages or SAID[:1])])
+    replica = yield from lifecycle.open_session(name, settings, must_exist=False)
+    (answer,) = yield from replica.write(
+        [messages_module.append_messages(replica, messages or SAID[:1])]
+    )
     if isinstance(answer, int):
         return answer
     raise answer
@@ -55,16 +53,16 @@ def one_parent() -> World:
     """A session `parent` with three messages, open in the hands of the one who will branch it."""
     backend, with_settings = MemoryBackend(), settings()
     run(backend, say("parent", with_settings, *SAID))
-    source = run(backend, lifecycle.opened("parent", with_settings, must_exist=True))
+    source = run(backend, lifecycle.open_session("parent", with_settings, must_exist=True))
     return World(backend, with_settings, source)
 
 
 def grandparent() -> World:
     """The same, but the handle is on a branch, and the past before the branch is the parent's."""
     world = one_parent()
-    run(world.backend, lifecycle.branch(world.source, "middle", at=None))
+    run(world.backend, lifecycle.create_branch(world.source, "middle", at=None))
     run(world.backend, say("middle", world.settings, {"role": "user", "content": "four"}))
-    middle = run(world.backend, lifecycle.opened("middle", world.settings, must_exist=True))
+    middle = run(world.backend, lifecycle.open_session("middle", world.settings, must_exist=True))
     return world._replace(source=middle)
 
 
@@ -72,27 +70,27 @@ Play = Callable[[World], Steps[Any]]
 
 
 def branches(world: World) -> Steps[Any]:
-    return lifecycle.branch(world.source, "child", at=BRANCHED_AT)
+    return lifecycle.create_branch(world.source, "child", at=BRANCHED_AT)
 
 
 def deletes(world: World) -> Steps[None]:
-    return lifecycle.delete("parent", world.settings, reason="")
+    return lifecycle.delete_session("parent", world.settings, reason="")
 
 
 def deletes_both(world: World) -> Steps[None]:
-    yield from lifecycle.delete("middle", world.settings, reason="")
-    yield from lifecycle.delete("parent", world.settings, reason="")
+    yield from lifecycle.delete_session("middle", world.settings, reason="")
+    yield from lifecycle.delete_session("parent", world.settings, reason="")
 
 
 def recreates(world: World) -> Steps[None]:
-    yield from lifecycle.delete("parent", world.settings, reason="")
+    yield from lifecycle.delete_session("parent", world.settings, reason="")
     yield from say("parent", world.settings, {"role": "user", "content": "another life"})
 
 
 def uses_child(world: World) -> Steps[int]:
     """Open the branch if it is there, and say something in it."""
-    replica = yield from lifecycle.opened("child", world.settings, must_exist=True)
-    (answer,) = yield from replica.write([saying.say(replica, SAID[2:])])
+    replica = yield from lifecycle.open_session("child", world.settings, must_exist=True)
+    (answer,) = yield from replica.write([messages_module.append_messages(replica, SAID[2:])])
     if isinstance(answer, int):
         return answer
     raise answer
@@ -100,19 +98,19 @@ def uses_child(world: World) -> Steps[int]:
 
 def creates_child(world: World) -> Steps[None]:
     """Begin a session under the name that the branch is to have."""
-    replica = yield from lifecycle.opened("child", world.settings, must_exist=False)
+    replica = yield from lifecycle.open_session("child", world.settings, must_exist=False)
     for message in SAID[:BRANCHED_AT]:
-        (answer,) = yield from replica.write([saying.say(replica, [message])])
+        (answer,) = yield from replica.write([messages_module.append_messages(replica, [message])])
         if not isinstance(answer, int):
             raise answer
 
 
 def clings_to_child(world: World) -> Steps[int]:
     """Hold a handle on the name from before, and when somebody was first, say it once more."""
-    replica = run(world.backend, lifecycle.opened("child", world.settings, must_exist=False))
+    replica = run(world.backend, lifecycle.open_session("child", world.settings, must_exist=False))
 
     def insist() -> Steps[int]:
-        plan = saying.say(replica, SAID[2:])
+        plan = messages_module.append_messages(replica, SAID[2:])
         (answer,) = yield from replica.write([plan])
         if not isinstance(answer, int):
             (answer,) = yield from replica.write([plan])
@@ -324,7 +322,7 @@ def test_a_branch_and_a_new_session_of_the_same_name_do_not_mix() -> None:
 
 
 def opens(name: str) -> Play:
-    return lambda world: lifecycle.opened(name, world.settings, must_exist=False)
+    return lambda world: lifecycle.open_session(name, world.settings, must_exist=False)
 
 
 @pytest.mark.parametrize(
@@ -341,7 +339,7 @@ def test_opening_while_others_begin_branch_or_delete_is_never_damage(
 
 
 def deletes_middle(world: World) -> Steps[None]:
-    return lifecycle.delete("middle", world.settings, reason="")
+    return lifecycle.delete_session("middle", world.settings, reason="")
 
 
 def test_deleting_a_branch_and_its_parent_in_any_order_leaves_no_keep_behind() -> None:
@@ -389,7 +387,7 @@ def kinds(world: World) -> list[tuple[str, list[str], list[str]]]:
             head.stream,
             sorted(head.labels),
             [
-                journal.inspect(head.stream, entry).header.kind
+                chain.verify_entry(head.stream, entry).header.kind
                 for entry in world.backend.read(head.stream)
             ],
         )

@@ -9,14 +9,14 @@ import pytest
 
 import perdure
 from perdure.backends.memory import MemoryBackend
-from perdure.conversations import stream as stream_module
+from perdure.core.state.session_state import SessionState
 from perdure.errors import ConflictError, UsageError
-from perdure.fold import Fold
-from perdure.records import Message, Piece
-from perdure.testing import violations
-from tests.core.streams import one_choice
-from tests.core.support import said, store_in_memory
-from tests.core.transcripts import chat_call
+from perdure.journal.records import Message, Piece
+from perdure.sync import stream as stream_module
+from perdure.testing.provider_rules import violations
+from tests.formats.streams import one_choice
+from tests.formats.transcripts import chat_call
+from tests.support import said, store_in_memory
 
 CUT = [
     one_choice(0, {"role": "assistant", "content": "one "}),
@@ -347,7 +347,7 @@ def test_what_a_session_knows_of_its_talk_comes_back_from_a_snapshot() -> None:
     assert (fold.talk.pins, fold.talk.systems) == ((2,), (1,))
     assert fold.talk.tools[1]
     (snapshot,) = [record for record in again.records() if record.kind == "snapshot"]
-    restored = Fold.restore(snapshot.content, b"", name="s", position=1)  # type: ignore[arg-type]
+    restored = SessionState.restore(snapshot.content, b"", name="s", position=1)  # type: ignore[arg-type]
     assert restored.talk == fold.talk
     assert again.verify().snapshots == 1
 

@@ -12,22 +12,17 @@ import pytest
 
 import perdure
 from perdure.backends.memory import MemoryBackend
-from perdure.conversations import summarising, talking
-from perdure.conversations.spoken import SUMMARY_HEADING
-from perdure.conversations.talk import SUMMARIES_MAX
-from perdure.errors import (
-    ConflictError,
-    DamagedError,
-    NotFoundError,
-    SummaryError,
-    UsageError,
-)
+from perdure.core import summaries as summaries_module
+from perdure.core.history import SUMMARY_HEADING
+from perdure.core.state.conversation import SUMMARIES_MAX
+from perdure.errors import ConflictError, DamagedError, NotFoundError, SummaryError, UsageError
 from perdure.events import correlation_id
-from perdure.records import Summary
-from perdure.testing import ModelServer, violations
-from perdure.transcript import Transcript
-from tests.core.support import said, store_in_memory
-from tests.core.transcripts import chat_call, chat_result
+from perdure.formats.transcript import Transcript
+from perdure.journal.records import Summary
+from perdure.testing.model_server import ModelServer
+from perdure.testing.provider_rules import violations
+from tests.formats.transcripts import chat_call, chat_result
+from tests.support import said, store_in_memory
 
 LONG = "a question that takes a few words to ask, number "
 
@@ -506,7 +501,7 @@ def test_a_client_makes_summaries(session: perdure.Session) -> None:
     assert made.meta["model"].startswith("gpt-4o-mini")
     assert made.meta["usage"]["total_tokens"] > 0
     body = request.body
-    assert body["messages"][0]["content"] == summarising.INSTRUCTION
+    assert body["messages"][0]["content"] == summaries_module.INSTRUCTION
     assert body["messages"][1:-1] == [
         {"role": role, "content": text}
         for role, text in zip(["user", "assistant"] * 4, numbered(0, 4), strict=True)
@@ -654,7 +649,7 @@ def test_a_summary_of_something_else_is_found_out(
     session.undo_summary()
     fields = {name: getattr(good, name) for name in Summary.__struct_fields__}
     forged = Summary(**{**fields, changed: value})
-    session._handle.write(talking.summary(session._replica, forged))
+    session._handle.write(summaries_module.activate_summary(session._replica, forged))
     with pytest.raises(DamagedError, match="which have changed since"):
         session.verify()
 

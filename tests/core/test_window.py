@@ -10,20 +10,21 @@ from hypothesis import given as drawn
 from hypothesis import strategies as st
 
 import perdure
-from perdure.backend import Entry
+from perdure.backends import digests
 from perdure.backends.memory import MemoryBackend
-from perdure.conversations import window
-from perdure.conversations.intake import require_role, take
-from perdure.conversations.spoken import Counting
-from perdure.conversations.window import Asked
+from perdure.backends.protocol import Entry
+from perdure.core import window
+from perdure.core.history import MessageCounter
+from perdure.core.window import WindowRequest
 from perdure.errors import BudgetError, UsageError
-from perdure.testing import violations
-from perdure.tokens import ESTIMATE, REPLY_TOKENS
-from perdure.transcript import FORMATS, Transcript
-from tests.core.streams import one_choice
-from tests.core.support import contents, said, store_in_memory
-from tests.core.transcripts import chat_call, chat_result
-from tests.durability.p13_histories import Drawing
+from perdure.formats.intake import extract_messages, require_role
+from perdure.formats.tokens import ESTIMATE, REPLY_TOKENS
+from perdure.formats.transcript import FORMATS, Transcript
+from perdure.testing.provider_rules import violations
+from tests.formats.streams import one_choice
+from tests.formats.transcripts import chat_call, chat_result
+from tests.promises.p13_histories import Drawing
+from tests.support import contents, said, store_in_memory
 
 
 class Letters:
@@ -225,7 +226,7 @@ def test_a_torn_batch_is_in_no_window() -> None:
     session.append(said("lost 1"), said("lost 2"), said("lost 3"))
     stream = backend._streams["s"]
     del stream.entries[-1]
-    stream.digest = perdure.backend.digest_of(stream.entries[-1].header)
+    stream.digest = digests.digest_of(stream.entries[-1].header)
     again = perdure.open(backend).session("s")
     kept = ["question0", "answer..0", "question1", "answer..1"]
     assert texts(again.messages(format="openai.chat", max_messages=9)) == kept
@@ -349,7 +350,7 @@ def test_a_window_is_all_of_one_state_while_others_write() -> None:
     session = store.session("s")
     session.append(said("be brief", "system"))
     talked(session, 10)
-    steps = window.window(session._replica, Asked(max_messages=21), live=())
+    steps = window.read_window(session._replica, WindowRequest(max_messages=21), live=())
     request = next(steps)
     session.summarise(lambda _: "sum")
     assert len(finished(session, steps, request)) == 21
@@ -393,7 +394,7 @@ def test_any_window_is_valid_and_within_its_budget_and_cut_only_if_need_be(
     counted = sum(map(ESTIMATE.count, everything)) + REPLY_TOKENS
     stored = sum(map(ESTIMATE.count, session.messages())) + REPLY_TOKENS
     # Room is kept for the results that calls without one will get.
-    stored += sum(Counting.of(session._replica, ESTIMATE).notices.values())
+    stored += sum(MessageCounter.of(session._replica, ESTIMATE).notices.values())
     longest = max(len(everything), len(session))
     too_many = most is not None and longest > most
     assert too_many or (tokens is not None and max(counted, stored) > tokens)
@@ -422,7 +423,7 @@ def fill(session: perdure.Session, source: random.Random) -> None:
 
 def is_accepted(message: dict[str, Any]) -> bool:
     try:
-        for taken in take(message):
+        for taken in extract_messages(message):
             require_role(taken.message)
     except UsageError:
         return False

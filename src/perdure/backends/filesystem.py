@@ -8,17 +8,21 @@ import re
 import sys
 from pathlib import Path
 
+from perdure.backends.guarantees import Acceptance, Check
 from perdure.errors import UnsupportedError, UsageError
-from perdure.guarantees import Acceptance, Check
 
-NETWORK = "network-filesystem"
+NETWORK_FILESYSTEM = "network-filesystem"
+
 ACCEPTABLE = {
-    NETWORK: "other machines must not open the store, and stored data may be lost with the "
+    NETWORK_FILESYSTEM: "other machines must not open the store, and stored data may be lost with the "
     "server that keeps the files"
 }
+
 """The weaknesses that stores in files can accept, and what each costs."""
 
+
 MOUNTINFO = Path("/proc/self/mountinfo")
+
 
 # Their pages are not shared between machines, or not between guest and host: mapped memory that one
 # writes is not visible to the other, which breaks SQLite's -shm and its locks.
@@ -28,11 +32,12 @@ SHARED_BY_MACHINES = frozenset((
     "lustre", "glusterfs", "beegfs", "ncp", "ncpfs", "vboxsf", "vmhgfs", "prl_fs", "coda",
     "gfs", "gfs2", "ocfs2", "gpfs", "pvfs2", "orangefs", "davfs", "sshfs", "fuse",
 ))
+
 # fmt: on
 IN_MEMORY = frozenset(("tmpfs", "ramfs"))
 
 
-def filesystem_of(path: str, mountinfo: str) -> str:
+def mounted_type(path: str, mountinfo: str) -> str:
     """Return the type of the file system that holds an absolute path, "" if none is listed.
 
     `mountinfo` is the text of `/proc/self/mountinfo`. Of two mounts on one directory the later one
@@ -61,12 +66,14 @@ def require_local(path: str, needs: str, acceptance: Acceptance) -> Check:
     Raises UnsupportedError, with the hint `needs`, if other machines share it and `acceptance` does
     not accept that.
     """
-    kind = kind_of(path)
+    kind = filesystem_type(path)
     if not kind:
         advice = "the file system cannot be determined here: make sure it is a local disk"
         return Check("file system", "unknown", "unknown", advice)
     if is_shared(kind):
-        acceptance.require(NETWORK, UnsupportedError(f"{path} is on a {kind} file system", needs))
+        acceptance.require(
+            NETWORK_FILESYSTEM, UnsupportedError(f"{path} is on a {kind} file system", needs)
+        )
         return Check("file system", kind, "weak", needs)
     if kind in IN_MEMORY:
         advice = "its files are lost when the machine restarts: use a directory on a disk"
@@ -77,13 +84,13 @@ def require_local(path: str, needs: str, acceptance: Acceptance) -> Check:
     return Check("file system", kind)
 
 
-def kind_of(path: str) -> str:
+def filesystem_type(path: str) -> str:
     """Return the type of the file system that holds a path, "" if it cannot be determined."""
     if sys.platform == "win32":
         return "smb" if is_unc(path) else ""
     if not MOUNTINFO.exists():
         return ""  # Only Linux has it; elsewhere it would take running another program.
-    return filesystem_of(path, MOUNTINFO.read_text(errors="surrogateescape"))
+    return mounted_type(path, MOUNTINFO.read_text(errors="surrogateescape"))
 
 
 def why_read_only(*paths: str) -> str:
@@ -96,7 +103,7 @@ def why_read_only(*paths: str) -> str:
     return ""
 
 
-def refusal(store: str, reason: str) -> UsageError:
+def read_only_error(store: str, reason: str) -> UsageError:
     """Return the error for a write to a read-only store."""
     return UsageError(
         f"{store} is read-only, because {reason}: nothing was written; "

@@ -8,16 +8,26 @@ import os
 import threading
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
-from perdure.backend import RECENT, REMOVE, WATCH, Append, Entry, Head, Outcome, digest_of
-from perdure.backends.rules import Choice, check, check_name, decide
-from perdure.backends.watching import Watchers
+from perdure.backends.append_rules import check, check_name, decide
+from perdure.backends.digests import digest_of
+from perdure.backends.guarantees import Guarantees
+from perdure.backends.protocol import (
+    RECENT,
+    REMOVE,
+    WATCH,
+    Append,
+    Entry,
+    Head,
+    Outcome,
+    StreamFilter,
+)
+from perdure.backends.watchers import Watchers
 from perdure.errors import UsageError
-from perdure.guarantees import Guarantees
 
-PAGE = 256  # entries copied under the lock at a time; more would keep writers waiting
+PAGE_ENTRIES = 256  # entries copied under the lock at a time; more would keep writers waiting
 
 
-class _Stream:
+class _MemoryStream:
     def __init__(self) -> None:
         self.entries: list[Entry] = []  # Without gaps: index = position - first.
         self.labels: frozenset[str] = frozenset()
@@ -54,7 +64,9 @@ class MemoryBackend:
     )
 
     def __init__(self) -> None:
-        self._streams: dict[str, _Stream] = {}  # In the order of their last appends, for `recent`.
+        self._streams: dict[
+            str, _MemoryStream
+        ] = {}  # In the order of their last appends, for `recent`.
         self._closed = False
         self._lock = threading.Lock()
         self.watchers = Watchers()
@@ -79,7 +91,7 @@ class MemoryBackend:
     ) -> Iterator[Entry]:
         """As `Backend.read`."""
         while limit is None or limit > 0:
-            size = PAGE if limit is None else min(limit, PAGE)
+            size = PAGE_ENTRIES if limit is None else min(limit, PAGE_ENTRIES)
             page = self._page(stream, after, size, reverse=reverse)
             for entry in page:
                 yield _without_long_body(entry, max_body)
@@ -159,7 +171,7 @@ class MemoryBackend:
         return self._lock
 
     def _append(self, append: Append) -> Outcome:
-        state = self._streams.get(append.stream) or _Stream()
+        state = self._streams.get(append.stream) or _MemoryStream()
         outcome, missing = decide(
             append,
             state.last if state.entries else None,
@@ -178,7 +190,7 @@ class MemoryBackend:
     def _heads(
         self, names: Iterable[str], prefix: str, labels: Collection[str], without: Collection[str]
     ) -> list[Head]:
-        choice = Choice(prefix, labels, without)
+        choice = StreamFilter(prefix, labels, without)
         heads = (_head(name, self._streams[name]) for name in names)
         return [head for head in heads if choice.has(head)]
 
@@ -201,5 +213,5 @@ def _without_long_body(entry: Entry, max_body: int | None) -> Entry:
     return entry._replace(body=None)
 
 
-def _head(name: str, stream: _Stream) -> Head:
+def _head(name: str, stream: _MemoryStream) -> Head:
     return Head(name, stream.last, stream.digest, stream.labels)

@@ -13,33 +13,38 @@ from collections.abc import AsyncIterator, Callable, Collection, Iterator, Seque
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from perdure import forking
-from perdure.backend import (
+from perdure.backends import fork_safety
+from perdure.backends.protocol import (
     Append,
     Backend,
     Entry,
     Head,
     Outcome,
-    able_to_remove,
-    knowing_recency,
-    knowing_watch,
+    require_recent,
+    require_remove,
+    require_watch,
 )
-from perdure.backends.watching import PAUSE, Vigil, Watchers
+from perdure.backends.watchers import POLL_INTERVAL, WaitTimer, Watchers
 from perdure.errors import UsageError
 
 if TYPE_CHECKING:
     from asyncio import Future
 
 PAGE_ITEMS = 256  # items per hop between the threads; a hop per item would dominate the cost
+
 PAGE_BYTES = 2**20  # bytes; long bodies make a page shorter, so that memory stays bounded
-MANY = 4  # sessions in one append; with so many, others are likely to keep the loop busy
-BEGINS_WITHIN = 0.001  # seconds; ten times what waking a thread takes
+
+BUSY_APPENDS = 4  # sessions in one append; with so many, others are likely to keep the loop busy
+
+START_TIMEOUT = 0.001  # seconds; ten times what waking a thread takes
+
 
 T = TypeVar("T")
+
 Job = Callable[[], None]
 
 
-class Offload:
+class ThreadedBackend:
     """An AsyncBackend over a blocking one. Cancelling a call does not stop its work."""
 
     def __init__(self, backend: Backend) -> None:
@@ -56,7 +61,11 @@ class Offload:
     async def append(self, appends: Sequence[Append]) -> Sequence[Outcome]:
         """As `Backend.append`. A cancelled append is still carried out, before any later call."""
         worker, work = self._running(), partial(self._backend.append, appends)
-        stored = _begun(worker, work) if len(appends) >= MANY else _posted(worker, work)
+        stored = (
+            _post_and_await_start(worker, work)
+            if len(appends) >= BUSY_APPENDS
+            else _post(worker, work)
+        )
         outcomes = await stored
         if self._must_notify:
             self.watchers.ring(appends)
@@ -105,7 +114,7 @@ class Offload:
         limit: int | None = None,
     ) -> AsyncIterator[Head]:
         """As `Recent.recent`, where the store declares it; otherwise UnsupportedError."""
-        backend = knowing_recency(self._backend)
+        backend = require_recent(self._backend)
         return self._iterate(
             lambda: backend.recent(prefix=prefix, labels=labels, without=without, limit=limit),
             lambda _: 0,
@@ -118,7 +127,7 @@ class Offload:
         """
         import asyncio  # imported here to keep `import perdure` fast
 
-        backend, loop = knowing_watch(self._backend), asyncio.get_running_loop()
+        backend, loop = require_watch(self._backend), asyncio.get_running_loop()
         woken = asyncio.Event()
 
         def wake() -> None:
@@ -126,10 +135,10 @@ class Offload:
                 loop.call_soon_threadsafe(woken.set)
 
         with self.watchers.waking(stream, wake):
-            timer = Vigil(self.watchers, stream, timeout)
+            timer = WaitTimer(self.watchers, stream, timeout)
             while not await self._call(lambda: backend.watch(stream, after=after, timeout=0)):
                 # A store without watchers of its own wakes nothing for other processes: poll it.
-                delay = min(timer.pause(), PAUSE) if self._must_notify else timer.pause()
+                delay = min(timer.pause(), POLL_INTERVAL) if self._must_notify else timer.pause()
                 if delay <= 0:
                     return False
                 with contextlib.suppress(TimeoutError):
@@ -144,7 +153,7 @@ class Offload:
 
     async def remove(self, stream: str, *, digest: str) -> bool:
         """As `Removing.remove`, where the store declares it; otherwise UnsupportedError."""
-        backend = able_to_remove(self._backend)
+        backend = require_remove(self._backend)
         return await self._call(lambda: backend.remove(stream, digest=digest))
 
     async def close(self) -> None:
@@ -154,7 +163,7 @@ class Offload:
         worker = self._running()
         self._closed = True
         self.watchers.ring_all()
-        done = _posted(worker, self._backend.close)
+        done = _post(worker, self._backend.close)
         worker.stop()
         await done
         worker.thread.join()  # It has nothing left to do but return.
@@ -164,7 +173,7 @@ class Offload:
             raise UsageError(f"{self.name} is closed: open the store again")
         worker = self._worker
         if worker is None or worker.pid != os.getpid():
-            with _starting:  # Event loops of several threads may get here at the same time.
+            with _start_lock:  # Event loops of several threads may get here at the same time.
                 worker = self._worker
                 # A child of os.fork inherits no threads: it needs a worker of its own.
                 if worker is None or worker.pid != os.getpid():
@@ -173,12 +182,12 @@ class Offload:
         return worker
 
     def _call(self, work: Callable[[], T]) -> "Future[T]":
-        return _posted(self._running(), work)
+        return _post(self._running(), work)
 
     async def _iterate(
         self, begin: Callable[[], Iterator[T]], size: Callable[[T], int]
     ) -> AsyncIterator[T]:
-        pages = _Pages(begin, size)
+        pages = _PageReader(begin, size)
         try:
             while True:
                 items, error = await self._call(pages.next)
@@ -194,7 +203,7 @@ class Offload:
                 self._running().jobs.put(pages.close)
 
 
-_starting = forking.lock()
+_start_lock = fork_safety.fork_safe_lock()
 
 
 class _Worker:
@@ -206,14 +215,14 @@ class _Worker:
         # A daemon thread: a process that exits without close() must not hang here. Work that is cut
         # off is like a crash, which stores survive.
         self.busy = False
-        self.thread = threading.Thread(target=_work, args=(self,), name=name, daemon=True)
+        self.thread = threading.Thread(target=_run_jobs, args=(self,), name=name, daemon=True)
         self.thread.start()
 
     def stop(self) -> None:
         self.jobs.put(None)
 
 
-def _work(worker: _Worker) -> None:
+def _run_jobs(worker: _Worker) -> None:
     while (job := worker.jobs.get()) is not None:
         worker.busy = True
         try:
@@ -226,14 +235,14 @@ def _work(worker: _Worker) -> None:
         worker.busy = False
 
 
-def _begun(worker: _Worker, work: Callable[[], T]) -> "Future[T]":
+def _post_and_await_start(worker: _Worker, work: Callable[[], T]) -> "Future[T]":
     """Queue the work like `_posted`, but return only once an idle thread has started it.
 
     A thread that wakes up must wait until the event loop is idle for a moment (the GIL). With many
     sessions that is after all of them have prepared their next appends, which then wait for this.
     """
     if worker.busy or not worker.jobs.empty():
-        return _posted(worker, work)
+        return _post(worker, work)
     started = threading.Lock()
     started.acquire()
 
@@ -241,12 +250,12 @@ def _begun(worker: _Worker, work: Callable[[], T]) -> "Future[T]":
         started.release()
         return work()
 
-    future = _posted(worker, start)
-    started.acquire(timeout=BEGINS_WITHIN)
+    future = _post(worker, start)
+    started.acquire(timeout=START_TIMEOUT)
     return future
 
 
-def _posted(worker: _Worker, work: Callable[[], T]) -> "Future[T]":
+def _post(worker: _Worker, work: Callable[[], T]) -> "Future[T]":
     """Queue the work; return a future that wakes the event loop once, on completion."""
     import asyncio  # imported here to keep `import perdure` fast
 
@@ -278,7 +287,7 @@ def _fail(future: "Future[Any]", error: BaseException) -> None:
         future.set_exception(error)
 
 
-class _Pages:
+class _PageReader:
     """Reads an iterator in pages on the worker thread. Items before an error are not lost."""
 
     def __init__(self, begin: Callable[[], Iterator[Any]], size: Callable[[Any], int]) -> None:

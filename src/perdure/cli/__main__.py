@@ -11,45 +11,46 @@ from typing import Any
 
 import click
 
-from perdure import PerdureError, __version__
-from perdure.cli.registry import Later, LazyGroup
+from perdure import __version__
+from perdure.cli.registry import LazyCommands, LazyGroup
+from perdure.errors import PerdureError
 
 
-class Trouble(click.ClickException):
+class CliError(click.ClickException):
     """The command cannot be carried out; the message says why."""
 
     exit_code = 2
 
 
-class Commands(LazyGroup):
+class CommandGroup(LazyGroup):
     """Reports errors of perdure and of the operating system without a traceback."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
         except PerdureError as error:
-            raise Trouble(str(error)) from error
+            raise CliError(str(error)) from error
         except OSError as error:
             if error.errno == errno.EPIPE:  # The reader of the output is gone: click exits quietly.
                 raise
-            raise Trouble(str(error)) from error
+            raise CliError(str(error)) from error
         except click.UsageError as error:
-            from perdure.cli.stores import misplaced
-            from perdure.opening import holds_address
+            from perdure.backends.addresses import looks_like_address
+            from perdure.cli.stores import misplaced_address
 
-            if not holds_address(error.format_message()):
+            if not looks_like_address(error.format_message()):
                 raise
-            raise Trouble(
-                misplaced(error.ctx)
+            raise CliError(
+                misplaced_address(error.ctx)
             ) from None  # click would print it, password included.
         except (click.ClickException, click.exceptions.Exit, click.Abort):
             raise
         except Exception as error:
-            from perdure.cli.demo_run import AssistantError
+            from perdure.cli.demo.run import AssistantError
 
             if not isinstance(error, AssistantError):
                 raise
-            raise Trouble(str(error)) from error
+            raise CliError(str(error)) from error
 
 
 EPILOG = """\b
@@ -73,8 +74,8 @@ Exit codes:
 
 
 @click.group(
-    cls=Commands,
-    commands=Later(),
+    cls=CommandGroup,
+    commands=LazyCommands(),
     epilog=EPILOG,
     context_settings={"help_option_names": ["-h", "--help"]},
 )

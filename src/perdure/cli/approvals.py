@@ -1,25 +1,174 @@
-"""`perdure approvals`: list the calls that wait for approval."""
+"""Print approvals, and decide one at a terminal. The call shown is the call that will run."""
 
+import json
 from collections.abc import Iterator
+from typing import Any, Literal, NamedTuple
 
 import click
 
-from perdure.approvals.views import Approval
-from perdure.cli.approval_view import approval_json, show
+from perdure.backends.protocol import DELETED
+from perdure.cli.output import (
+    echo,
+    echo_json,
+    relative_time,
+    safe,
+    terminal_width,
+    timestamp,
+    timestamp_seconds,
+    wrap_lines,
+)
+from perdure.cli.registry import COMMANDS
+from perdure.cli.release import current_operator
 from perdure.cli.stores import (
     BAD_NEWS,
-    Opened,
-    Reading,
-    every_head,
-    opened,
+    InvalidCallError,
+    NoMatchError,
+    OpenStore,
+    StoreCommand,
+    list_heads,
+    open_store,
     require_head,
     store_option,
 )
-from perdure.cli.text import safe, say, say_json
-from perdure.errors import DamagedError, NotFoundError
-from perdure.fold import APPROVAL_WAITING, DELETED
+from perdure.core.effects.listing import Approval
+from perdure.core.state.labels import APPROVAL_WAITING
+from perdure.errors import ApprovalError, DamagedError, NotFoundError
+from perdure.sync.session import Session
 
-EXAMPLES = """\b
+INDENT = "  "
+
+
+def approval_json(approval: Approval) -> dict[str, Any]:
+    """Return the JSON object of an approval."""
+    return {
+        **approval._asdict(),
+        "time": timestamp(approval.time),
+        "expires": timestamp(approval.expires) if approval.expires else None,
+        "decided": timestamp(approval.decided) if approval.decided else None,
+    }
+
+
+def print_approval(approval: Approval) -> None:
+    """Print an approval in full: the tool, its version, the arguments, and their digest."""
+    color = {"waiting": "yellow", "denied": "red", "used": "green"}.get(approval.state)
+    state = click.style(approval.state, fg=color, bold=approval.state == "waiting")
+    heading = click.style(safe(approval.id), bold=True)
+    echo(f"{heading}  {state}, requested {relative_time(approval.time)}{_expiry_text(approval)}")
+    _print_field("session", safe(approval.session))
+    _print_field("tool", safe(approval.tool))
+    _print_field("version", safe(approval.version) or "-")
+    if approval.actor:
+        _print_field("actor", safe(approval.actor))
+    for name, value in _argument_lines(approval.arguments):
+        _print_field(name, value)
+    _print_field("digest", approval.digest)
+    if approval.by or approval.decided:
+        when = f" at {timestamp_seconds(approval.decided)}" if approval.decided else ""
+        _print_field(
+            "decided", f"{'by ' + safe(approval.by) if approval.by else 'automatically'}{when}"
+        )
+    if approval.reason:
+        _print_field("reason", approval.reason)
+
+
+def _expiry_text(approval: Approval) -> str:
+    return f", until {timestamp_seconds(approval.expires)} UTC" if approval.expires else ""
+
+
+def _argument_lines(arguments: Any) -> list[tuple[str, str]]:
+    """Return the arguments line by line; none is omitted, however long."""
+    if not isinstance(arguments, dict) or not arguments:
+        return [("arguments", json.dumps(arguments, ensure_ascii=False))]
+    return [
+        ("arguments" if not number else "", f"{key} = {json.dumps(value, ensure_ascii=False)}")
+        for number, (key, value) in enumerate(arguments.items())
+    ]
+
+
+def _print_field(name: str, text: str) -> None:
+    label = f"{INDENT}{name:<10}"
+    for number, line in enumerate(wrap_lines(text, terminal_width() - 1 - len(label))):
+        echo(f"{label if not number else ' ' * len(label)}{line}")
+
+
+class ApprovalDecision(NamedTuple):
+    """A decision to record, and how to report it."""
+
+    what: Literal["approve", "deny"]
+    by: str
+    reason: str
+    yes: bool
+    as_json: bool
+
+
+def decide_approval(
+    address: str | None, session_id: str, approval_id: str | None, decision: ApprovalDecision
+) -> None:
+    """Show the call, ask for confirmation, and record the decision about exactly that call.
+
+    The digest of the call that was shown is sent with the decision, so that the decision cannot
+    apply to any other call.
+    """
+    with open_store(address) as source:
+        head = require_head(source, session_id)
+        with source.store.resume(head.stream) as session:
+            pending = _select_pending(session, approval_id, yes=decision.yes)
+            if not decision.as_json:
+                print_approval(pending)
+            if not decision.yes:
+                _confirm(decision.what)
+            approvals = session.approvals
+            record_decision = approvals.approve if decision.what == "approve" else approvals.deny
+            try:
+                record_decision(
+                    pending.id,
+                    by=decision.by or current_operator(),
+                    reason=decision.reason,
+                    digest=pending.digest,
+                )
+            except ApprovalError as error:
+                raise NoMatchError(str(error)) from error
+            (decided,) = [item for item in session.approvals.list() if item.id == pending.id]
+            if decision.as_json:
+                echo_json(approval_json(decided))
+            else:
+                echo(f"{safe(decided.state).capitalize()}, by {safe(decided.by)}.")
+
+
+def _select_pending(session: Session, approval_id: str | None, *, yes: bool) -> Approval:
+    """Return the named approval, or the only pending one. Raise if it is not pending."""
+    if approval_id is not None:
+        approval = next((item for item in session.approvals.list() if item.id == approval_id), None)
+        if approval is None:
+            raise NoMatchError(f"There is no approval {approval_id!r} in {session.id!r}.")
+        if approval.state != "waiting":
+            by = f" by {approval.by}" if approval.by else ""
+            raise NoMatchError(
+                f"Approval {approval_id} is {approval.state}{by}: nothing was changed."
+            )
+        return approval
+    pending = session.approvals.pending()
+    if not pending:
+        raise NoMatchError(f"No call is pending approval in {session.id!r}.")
+    if len(pending) > 1:
+        ids = ", ".join(item.id for item in pending)
+        raise InvalidCallError(f"Several calls are pending in {session.id!r}: give one of {ids}.")
+    if yes:
+        raise InvalidCallError(f"--yes needs the id of the approval: {pending[0].id}.")
+    return pending[0]
+
+
+def _confirm(choice: str) -> None:
+    question = "Approve this call?" if choice == "approve" else "Deny this call?"
+    try:
+        if click.confirm(question, err=True):
+            return
+    except click.Abort:
+        echo(err=True)
+    raise NoMatchError("Nothing was decided. Without a terminal, give --yes.")
+
+
+LIST_EXAMPLES = """\b
 Examples:
   perdure approvals                    pending approvals of all sessions
   perdure approvals claim-4711         pending approvals of one session
@@ -33,7 +182,7 @@ reason, decided. Missing values are null.
 """
 
 
-@click.command(cls=Reading, epilog=EXAMPLES)
+@click.command(cls=StoreCommand, epilog=LIST_EXAMPLES)
 @click.argument("session", required=False)
 @click.option("--all", "everything", is_flag=True, help="Include decided approvals.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
@@ -45,45 +194,122 @@ def approvals(address: str | None, session: str | None, *, everything: bool, as_
     read.
     """
     damaged = False
-    with opened(address) as source:
+    with open_store(address) as source:
         count = 0
-        for item in _found(source, session, everything=everything):
+        for item in _list_approvals(source, session, everything=everything):
             if isinstance(item, DamagedError):
-                say(f"{safe(item.stream)}: DAMAGED: {safe(item.reason)}", err=True, fg="red")
+                echo(f"{safe(item.stream)}: DAMAGED: {safe(item.reason)}", err=True, fg="red")
                 damaged = True
                 continue
             if as_json:
-                say_json(approval_json(item))
+                echo_json(approval_json(item))
             else:
                 if count:
-                    say()
-                show(item)
+                    echo()
+                print_approval(item)
             count += 1
         if not count and not as_json:
-            say("There are no pending approvals." if not everything else "There are no approvals.")
+            echo("There are no pending approvals." if not everything else "There are no approvals.")
     if damaged:
         raise SystemExit(BAD_NEWS)
 
 
-def _found(
-    source: Opened, session: str | None, *, everything: bool
+def _list_approvals(
+    source: OpenStore, session: str | None, *, everything: bool
 ) -> Iterator[Approval | DamagedError]:
     if session is not None:
-        yield from _of(source, require_head(source, session).stream, everything=everything)
+        yield from _session_approvals(
+            source, require_head(source, session).stream, everything=everything
+        )
         return
     labels = () if everything else (APPROVAL_WAITING,)
-    for head in every_head(source.backend, labels=labels, without=[DELETED]):
+    for head in list_heads(source.backend, labels=labels, without=[DELETED]):
         if isinstance(head, DamagedError):
             yield head
         else:
             try:
-                yield from _of(source, head.stream, everything=everything)
+                yield from _session_approvals(source, head.stream, everything=everything)
             except NotFoundError:
                 continue  # Deleted since it was listed.
             except DamagedError as error:
                 yield error
 
 
-def _of(source: Opened, name: str, *, everything: bool) -> list[Approval]:
+def _session_approvals(source: OpenStore, name: str, *, everything: bool) -> list[Approval]:
     with source.store.resume(name) as session:
         return session.approvals.list() if everything else session.approvals.pending()
+
+
+DECIDE_HELP = """{summary}
+
+Shows the tool, its version, its arguments and their digest, and asks for confirmation. The decision
+applies to exactly that call: a call that differs in anything {otherwise}.
+"""
+
+
+BY_HELP = "Name of the person who decides; recorded. [default: user and machine]"
+
+
+DECIDE_EXAMPLES = """\b
+Examples:
+  perdure {command} claim-4711         the only pending call of the session
+  perdure {command} claim-4711 .wJ8lVtS1k2mZq0Yx4hT --by ada
+  perdure {command} claim-4711 .wJ8lVtS1k2mZq0Yx4hT --reason "{example}"
+
+\b
+With --json, the output is the approval as `perdure approvals --json` prints
+it. Exits with 1 if the call is no longer pending: the first decision counts.
+"""
+
+
+def decision_command(
+    choice: Literal["approve", "deny"], *, otherwise: str, why: str, example: str
+) -> click.Command:
+    """Return the command. `why` is the help of --reason, `example` a sample reason."""
+
+    @click.command(
+        choice,
+        cls=StoreCommand,
+        help=DECIDE_HELP.format(summary=COMMANDS[choice], otherwise=otherwise),
+        epilog=DECIDE_EXAMPLES.format(command=choice, example=example),
+    )
+    @click.argument("session")
+    @click.argument("approval", metavar="[ID]", required=False)
+    @click.option("--by", default="", help=BY_HELP)
+    @click.option("--reason", default="", help=why)
+    @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+    @click.option("--json", "as_json", is_flag=True, help="Print one JSON object; needs --yes.")
+    @store_option
+    def command(
+        address: str | None,
+        session: str,
+        approval: str | None,
+        by: str,
+        reason: str,
+        *,
+        yes: bool,
+        as_json: bool,
+    ) -> None:
+        if as_json and not yes:
+            raise click.UsageError("--json cannot ask for confirmation: give --yes.")
+        decide_approval(
+            address, session, approval, ApprovalDecision(choice, by, reason, yes, as_json)
+        )
+
+    return command
+
+
+approve = decision_command(
+    "approve",
+    otherwise="needs another approval",
+    why="Reason for the decision; recorded.",
+    example="invoice seen",
+)
+
+
+deny = decision_command(
+    "deny",
+    otherwise="asks for approval again",
+    why="Reason for the denial; the model receives it.",
+    example="not this year",
+)

@@ -9,25 +9,26 @@ from typing import Any, Self
 
 import click
 
-from perdure.backend import Backend
-from perdure.cli.progress import Progress
+from perdure.aio.copy import missing_store, parse_selection, require_distinct, run_copy
+from perdure.backends.addresses import open_backend, scheme_of
+from perdure.backends.protocol import Backend
+from perdure.cli.output import ProgressBar, echo, echo_json, human_bytes, plural, safe
 from perdure.cli.stores import (
     BAD_NEWS,
-    Reading,
-    UnreadableError,
-    WrongCallError,
-    existing,
+    InvalidCallError,
+    StoreCommand,
+    UnreadableStoreError,
+    require_existing,
     without_password,
 )
-from perdure.cli.text import counted, safe, say, say_json, sized
-from perdure.copying.asking import Progress as Reached
-from perdure.copying.moving import carried_out, require_two, selection_of, unmade
-from perdure.copying.rounds import Copied, Copying
 from perdure.errors import UnavailableError
-from perdure.opening import backend_of, scheme_of
+from perdure.journal.copying.requests import CopyProgress as Reached
+from perdure.journal.copying.rounds import CopyResult, CopyRun
 
-TOLD = 20  # Sessions listed one by one; --json lists all.
+LISTED_MAX = 20  # Sessions listed one by one; --json lists all.
+
 FIRST_PAUSE, LONGEST_PAUSE = 0.2, 5.0  # Seconds between two rounds of --watch.
+
 
 EXAMPLES = """\b
 Examples:
@@ -52,7 +53,7 @@ object per line for each round that copied something.
 """
 
 
-@click.command(cls=Reading, epilog=EXAMPLES)
+@click.command(cls=StoreCommand, epilog=EXAMPLES)
 @click.argument("source", metavar="FROM", type=click.Path())
 @click.argument("target", metavar="TO", type=click.Path())
 @click.option("--prefix", default="", help="Only sessions whose id has this prefix.")
@@ -75,60 +76,67 @@ def copy(source: str, target: str, *, as_json: bool, watch: bool, **options: Any
     that FROM is still being written to.
     """
     if watch and (options["final"] or options["dry_run"]):
-        raise WrongCallError("--watch never ends: give it without --final and --dry-run.")
-    require_two(source, target)
-    with _stores(source, target, dry_run=options["dry_run"]) as (source_backend, target_backend):
+        raise InvalidCallError("--watch never ends: give it without --final and --dry-run.")
+    require_distinct(source, target)
+    with _open_stores(source, target, dry_run=options["dry_run"]) as (
+        source_backend,
+        target_backend,
+    ):
         if watch:
-            _follow(source_backend, target_backend, options, as_json=as_json)
+            _watch(source_backend, target_backend, options, as_json=as_json)
             return
-        with _Bars() as bars:
-            copied = _copied(source_backend, target_backend, options, bars, {})
-        _tell(source_backend, target_backend, copied, as_json=as_json)
+        with _PhaseBars() as bars:
+            copied = _copy_once(source_backend, target_backend, options, bars, {})
+        _print_result(source_backend, target_backend, copied, as_json=as_json)
         if not as_json:
-            _tell_next(source, target, copied, options)
+            _print_next_step(source, target, copied, options)
     if copied.problems or (options["final"] and copied.left):
         raise SystemExit(BAD_NEWS)
 
 
 @contextmanager
-def _stores(source: str, target: str, *, dry_run: bool) -> Iterator[tuple[Backend, Backend]]:
+def _open_stores(source: str, target: str, *, dry_run: bool) -> Iterator[tuple[Backend, Backend]]:
     with ExitStack() as stack:
-        source_backend = stack.enter_context(closing(backend_of(existing(source))))
+        source_backend = stack.enter_context(closing(open_backend(require_existing(source))))
         if scheme_of(target)[0] == "memory":
-            raise WrongCallError("A memory store is gone when the command ends: name one on disk.")
+            raise InvalidCallError(
+                "A memory store is gone when the command ends: name one on disk."
+            )
         yield (
             source_backend,
-            stack.enter_context(closing(backend_of(unmade(target) if dry_run else target))),
+            stack.enter_context(
+                closing(open_backend(missing_store(target) if dry_run else target))
+            ),
         )
 
 
-def _copied(
+def _copy_once(
     source_backend: Backend,
     target_backend: Backend,
     options: dict[str, Any],
-    bars: "_Bars | None",
+    bars: "_PhaseBars | None",
     previous: dict[str, str],
-) -> Copied:
-    selection = selection_of(options["prefix"], options["labels"], options["sessions"])
+) -> CopyResult:
+    selection = parse_selection(options["prefix"], options["labels"], options["sessions"])
     modes = {"final": options["final"], "dry_run": options["dry_run"]}
     try:
-        return carried_out(
-            Copying(selection, copied=previous, **modes),
+        return run_copy(
+            CopyRun(selection, copied=previous, **modes),
             source_backend,
             target_backend,
             bars.show if bars else None,
         )
     except UnavailableError as error:
         hint = "entries copied so far stay: run it again to continue"
-        raise UnreadableError(f"{error}; {hint}") from error
+        raise UnreadableStoreError(f"{error}; {hint}") from error
 
 
-class _Bars:
+class _PhaseBars:
     """One progress bar per phase of a copy."""
 
     def __init__(self) -> None:
         self._phase = ""
-        self._bar: Progress | None = None
+        self._bar: ProgressBar | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -141,12 +149,12 @@ class _Bars:
         if reached.phase != self._phase:
             self.__exit__(None, None, None)
             self._phase = reached.phase
-            self._bar = Progress(reached.phase, noun, lambda: total).__enter__()
+            self._bar = ProgressBar(reached.phase, noun, lambda: total).__enter__()
         if self._bar is not None:
             self._bar.done = done
             if reached.phase != "counting":
                 self._bar.at = (
-                    sized(reached.bytes) if is_copying else counted(reached.entries, "entry")
+                    human_bytes(reached.bytes) if is_copying else plural(reached.entries, "entry")
                 )
 
     def __exit__(
@@ -160,7 +168,7 @@ class _Bars:
             self._bar = None
 
 
-def _follow(
+def _watch(
     source_backend: Backend, target_backend: Backend, options: dict[str, Any], *, as_json: bool
 ) -> None:
     """Copy in rounds until Ctrl-C. The pause is at least as long as the round before it took."""
@@ -169,15 +177,15 @@ def _follow(
     try:
         while True:
             start = time.monotonic()
-            with _Bars() as bars:
-                copied = _copied(
+            with _PhaseBars() as bars:
+                copied = _copy_once(
                     source_backend, target_backend, options, bars if first else None, previous
                 )
             if copied.entries or first:
-                _tell(source_backend, target_backend, copied, as_json=as_json)
+                _print_result(source_backend, target_backend, copied, as_json=as_json)
             has_problems = bool(copied.problems)
             if first and not as_json:
-                say("Watching for new records; Ctrl-C stops.", err=True, dim=True)
+                echo("Watching for new records; Ctrl-C stops.", err=True, dim=True)
             took = time.monotonic() - start
             pause = FIRST_PAUSE if copied.entries else min(pause * 1.5, LONGEST_PAUSE)
             first = False
@@ -187,54 +195,56 @@ def _follow(
             raise SystemExit(BAD_NEWS) from None
 
 
-def _tell(
-    source_backend: Backend, target_backend: Backend, copied: Copied, *, as_json: bool
+def _print_result(
+    source_backend: Backend, target_backend: Backend, copied: CopyResult, *, as_json: bool
 ) -> None:
     if as_json:
-        say_json({"source": source_backend.name, "target": target_backend.name, **copied.as_data()})
+        echo_json(
+            {"source": source_backend.name, "target": target_backend.name, **copied.as_data()}
+        )
         return
-    size = f" ({sized(copied.bytes)})" if copied.rounds else ""
-    amount = f"{counted(copied.sessions, 'session')}, {counted(copied.entries, 'entry')}{size}"
+    size = f" ({human_bytes(copied.bytes)})" if copied.rounds else ""
+    amount = f"{plural(copied.sessions, 'session')}, {plural(copied.entries, 'entry')}{size}"
     amount = amount if copied.entries else "nothing"
     where = (
         "" if target_backend.name == "memory:" else f" to {safe(target_backend.name)}"
     )  # The stand-in target of a dry run.
     verb = "copied" if copied.rounds else "would copy"
-    say(f"{verb} {amount} from {safe(source_backend.name)}{where}")
+    echo(f"{verb} {amount} from {safe(source_backend.name)}{where}")
     existing_count = copied.of_sessions - copied.sessions - len(copied.problems)
     if existing_count > 0:
-        say(f"  {counted(existing_count, 'session')} already copied", dim=True)
+        echo(f"  {plural(existing_count, 'session')} already copied", dim=True)
     if copied.ancestors:
-        names = ", ".join(map(safe, copied.ancestors[:TOLD]))
-        say(f"  also copied, as parents of branches: {names}", dim=True)
+        names = ", ".join(map(safe, copied.ancestors[:LISTED_MAX]))
+        echo(f"  also copied, as parents of branches: {names}", dim=True)
     if copied.problems:
-        say(f"not copied: {counted(len(copied.problems), 'session')}", fg="red", bold=True)
-    for problem in copied.problems[:TOLD]:
+        echo(f"not copied: {plural(len(copied.problems), 'session')}", fg="red", bold=True)
+    for problem in copied.problems[:LISTED_MAX]:
         where = f" (entry {problem.position})" if problem.position else ""
-        say(f"  {safe(problem.session)}: {problem.kind}{where}: {safe(problem.reason)}")
-    if len(copied.problems) > TOLD:
-        say(f"  and {len(copied.problems) - TOLD:,} more: --json lists all of them")
+        echo(f"  {safe(problem.session)}: {problem.kind}{where}: {safe(problem.reason)}")
+    if len(copied.problems) > LISTED_MAX:
+        echo(f"  and {len(copied.problems) - LISTED_MAX:,} more: --json lists all of them")
 
 
-def _tell_next(source: str, target: str, copied: Copied, options: dict[str, Any]) -> None:
+def _print_next_step(source: str, target: str, copied: CopyResult, options: dict[str, Any]) -> None:
     """Print the next step for the user."""
-    final = f"perdure copy --final {_shown(source)} {_shown(target)}"
+    final = f"perdure copy --final {_printable_address(source)} {_printable_address(target)}"
     if options["dry_run"]:
         return
     if options["final"]:
         if copied.left:
-            say(f"Still being written to: {counted(copied.left, 'entry')} arrived meanwhile.")
-            say("Stop the writers, then run it again.")
+            echo(f"Still being written to: {plural(copied.left, 'entry')} arrived meanwhile.")
+            echo("Stop the writers, then run it again.")
         elif not copied.problems:
-            entries = counted(copied.verified, "entry")
-            say(f"Complete: {entries} compared in both stores, all equal.", fg="green")
+            entries = plural(copied.verified, "entry")
+            echo(f"Complete: {entries} compared in both stores, all equal.", fg="green")
         return
     if copied.left:
-        say(f"Writers are active: the last round still found {counted(copied.left, 'entry')}.")
+        echo(f"Writers are active: the last round still found {plural(copied.left, 'entry')}.")
     else:
-        say("Caught up: the last round found nothing new.")
-    say(f"To finish, stop the writers, then: {final}")
+        echo("Caught up: the last round found nothing new.")
+    echo(f"To finish, stop the writers, then: {final}")
 
 
-def _shown(address: str) -> str:
+def _printable_address(address: str) -> str:
     return safe(shlex.quote(without_password(address)))

@@ -5,33 +5,36 @@ from typing import Any
 
 import click
 
+from perdure.backends.protocol import DELETED
+from perdure.cli.output import (
+    compact_json,
+    display_width,
+    echo,
+    echo_json,
+    first_line,
+    pad,
+    safe,
+    terminal_width,
+    timestamp,
+    timestamp_seconds,
+)
 from perdure.cli.stores import (
     BAD_NEWS,
-    Opened,
-    Reading,
-    every_head,
-    opened,
+    OpenStore,
+    StoreCommand,
+    list_heads,
+    open_store,
     require_head,
     store_option,
 )
-from perdure.cli.text import (
-    columns,
-    compact,
-    exact,
-    first_line,
-    moment,
-    pad,
-    safe,
-    say,
-    say_json,
-    terminal_width,
-)
-from perdure.effects.deed_views import Found
+from perdure.core.effects.listing import EffectInfo
+from perdure.core.state.labels import UNKNOWN_EFFECT
 from perdure.errors import DamagedError, NotFoundError
-from perdure.fold import DELETED, UNKNOWN_EFFECT
 
-COLOURS = {"unknown": "red", "failed": "yellow", "intended": "yellow"}
-STATE = 10  # Columns; the longest state.
+STATE_COLORS = {"unknown": "red", "failed": "yellow", "intended": "yellow"}
+
+STATE_WIDTH = 10  # Columns; the longest state.
+
 
 EXAMPLES = """\b
 Examples:
@@ -47,7 +50,7 @@ identity, before, usage.
 """
 
 
-@click.command(cls=Reading, epilog=EXAMPLES)
+@click.command(cls=StoreCommand, epilog=EXAMPLES)
 @click.argument("session", required=False)
 @click.option("--unknown", is_flag=True, help="Only calls whose outcome is unknown.")
 @click.option("--tool", metavar="NAME", help="Only calls of this tool or model.")
@@ -63,47 +66,48 @@ def effects(
     sessions are read.
     """
     damaged, last_session = False, ""
-    with opened(address) as source:
-        for name, effect in _found(source, session, unknown=unknown):
+    with open_store(address) as source:
+        for name, effect in _list_effects(source, session, unknown=unknown):
             if isinstance(effect, DamagedError):
-                say(f"{safe(name)}: DAMAGED: {safe(effect.reason)}", err=True, fg="red")
+                echo(f"{safe(name)}: DAMAGED: {safe(effect.reason)}", err=True, fg="red")
                 damaged = True
                 continue
             if tool is not None and effect.tool != tool:
                 continue
             if as_json:
-                say_json(effect_json(name, effect))
+                echo_json(effect_json(name, effect))
             else:
                 if last_session != name:
-                    say(f"{chr(10) if last_session else ''}{click.style(safe(name), bold=True)}")
-                _line(effect)
+                    echo(f"{chr(10) if last_session else ''}{click.style(safe(name), bold=True)}")
+                _print_effect(effect)
             last_session = name
         if not last_session and not as_json:
-            say("There are no unknown outcomes." if unknown else "There are no effects.")
+            echo("There are no unknown outcomes." if unknown else "There are no effects.")
     if damaged:
         raise SystemExit(BAD_NEWS)
 
 
-def effect_json(session: str, effect: Found) -> dict[str, Any]:
+def effect_json(session: str, effect: EffectInfo) -> dict[str, Any]:
     """Return the JSON object of an effect."""
-    return {"session": session, **effect._asdict(), "time": exact(effect.time)}
+    return {"session": session, **effect._asdict(), "time": timestamp(effect.time)}
 
 
-def _found(
-    source: Opened, session: str | None, *, unknown: bool
-) -> Iterator[tuple[str, Found | DamagedError]]:
+def _list_effects(
+    source: OpenStore, session: str | None, *, unknown: bool
+) -> Iterator[tuple[str, EffectInfo | DamagedError]]:
     if session is not None:
         name = require_head(source, session).stream
-        yield from ((name, effect) for effect in _of(source, name, unknown=unknown))
+        yield from ((name, effect) for effect in _session_effects(source, name, unknown=unknown))
         return
     labels = (UNKNOWN_EFFECT,) if unknown else ()
-    for head in every_head(source.backend, labels=labels, without=[DELETED]):
+    for head in list_heads(source.backend, labels=labels, without=[DELETED]):
         if isinstance(head, DamagedError):
             yield head.stream, head
         else:
             try:
                 yield from (
-                    (head.stream, effect) for effect in _of(source, head.stream, unknown=unknown)
+                    (head.stream, effect)
+                    for effect in _session_effects(source, head.stream, unknown=unknown)
                 )
             except NotFoundError:
                 continue  # Deleted since it was listed.
@@ -111,33 +115,33 @@ def _found(
                 yield head.stream, error
 
 
-def _of(source: Opened, name: str, *, unknown: bool) -> list[Found]:
+def _session_effects(source: OpenStore, name: str, *, unknown: bool) -> list[EffectInfo]:
     with source.store.resume(name) as session:
         return session.effects.unknown() if unknown else session.effects.list()
 
 
-def _line(effect: Found) -> None:
+def _print_effect(effect: EffectInfo) -> None:
     """Print a call on one line; below it, the error, or the ids needed to reconcile it."""
-    prefix = f"{effect.position:>6}  {moment(effect.time)}  "
-    state = click.style(pad(effect.state, STATE), fg=COLOURS.get(effect.state))
-    call = f"{effect.tool}({_arguments(effect)})"
-    room = terminal_width() - 1 - columns(prefix) - STATE - 1
-    say(click.style(prefix, dim=True) + f"{state} {first_line(call, max(room, 20))}")
+    prefix = f"{effect.position:>6}  {timestamp_seconds(effect.time)}  "
+    state = click.style(pad(effect.state, STATE_WIDTH), fg=STATE_COLORS.get(effect.state))
+    call = f"{effect.tool}({_arguments_text(effect)})"
+    room = terminal_width() - 1 - display_width(prefix) - STATE_WIDTH - 1
+    echo(click.style(prefix, dim=True) + f"{state} {first_line(call, max(room, 20))}")
     if effect.error or effect.reason:
         reason = (
             f"{effect.error}: {effect.reason}"
             if effect.error and effect.reason
             else effect.error or effect.reason
         )
-        say(" " * 8 + first_line(reason, terminal_width() - 9))
+        echo(" " * 8 + first_line(reason, terminal_width() - 9))
     if effect.state == "unknown":
-        say(
+        echo(
             f"        effect {safe(effect.id)}, key {safe(effect.key)}, {safe(effect.policy)}",
             dim=True,
         )
 
 
-def _arguments(effect: Found) -> str:
+def _arguments_text(effect: EffectInfo) -> str:
     if effect.kind == "model" or not isinstance(effect.arguments, dict):
-        return "" if effect.arguments is None else compact(effect.arguments)
-    return ", ".join(f"{key}={compact(value)}" for key, value in effect.arguments.items())
+        return "" if effect.arguments is None else compact_json(effect.arguments)
+    return ", ".join(f"{key}={compact_json(value)}" for key, value in effect.arguments.items())

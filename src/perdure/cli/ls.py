@@ -7,40 +7,48 @@ from typing import Any, NamedTuple
 
 import click
 
-from perdure.backend import Head
-from perdure.cli.progress import Progress
+from perdure.backends.protocol import DELETED, Head
+from perdure.cli.output import (
+    ProgressBar,
+    display_width,
+    echo,
+    echo_json,
+    first_line,
+    pad,
+    relative_time,
+    safe,
+    terminal_width,
+    timestamp,
+)
 from perdure.cli.rendering import labels_text
 from perdure.cli.stores import (
     BAD_NEWS,
     UNAVAILABLE,
-    NotThereError,
-    Opened,
-    Reading,
-    every_head,
-    opened,
+    NoMatchError,
+    OpenStore,
+    StoreCommand,
+    list_heads,
+    open_store,
     store_option,
 )
-from perdure.cli.text import (
-    ago,
-    columns,
-    exact,
-    first_line,
-    pad,
-    safe,
-    say,
-    say_json,
-    terminal_width,
-)
+from perdure.core.leases import LeaseHolder
+from perdure.core.state.labels import LEASED
 from perdure.errors import DamagedError, NotFoundError, UnsupportedError, VersionError
-from perdure.fold import DELETED, LEASED
-from perdure.leases.tenure import Holder
-from perdure.store import Store
+from perdure.sync.store import Store
 
-PAGE = 50  # Sessions; two screens, and each session shown costs a few reads.
-CELLS, LABELS, ID_MIN = 48, 6, 12  # Columns: between id and labels; minimum for labels and id.
-WHO = 24  # Columns for the name of the lease holder.
+PAGE_SIZE = 50  # Sessions; two screens, and each session shown costs a few reads.
+
+CELLS_WIDTH, LABELS_MIN, ID_MIN = (
+    48,
+    6,
+    12,
+)  # Columns: between id and labels; minimum for labels and id.
+
+HOLDER_WIDTH = 24  # Columns for the name of the lease holder.
+
 
 _NEVER = datetime.min.replace(tzinfo=UTC)
+
 
 EXAMPLES = """\b
 Examples:
@@ -58,7 +66,7 @@ newer perdure wrote it), damage (null, or why it cannot be read) and holder
 """
 
 
-class Row(NamedTuple):
+class SessionRow(NamedTuple):
     """One line of the list."""
 
     head: Head
@@ -67,17 +75,17 @@ class Row(NamedTuple):
     last_role: str | None
     changed: datetime | None
     damage: str | None = None
-    holder: Holder | None = None
+    holder: LeaseHolder | None = None
 
 
-@click.command(cls=Reading, epilog=EXAMPLES)
+@click.command(cls=StoreCommand, epilog=EXAMPLES)
 @click.argument("prefix", default="")
 @click.option("--label", "labels", multiple=True, help="Only sessions with this label. Repeatable.")
 @click.option("--recent", is_flag=True, help="Sort by last change, newest first.")
 @click.option(
     "--limit",
     type=click.IntRange(min=0),
-    default=PAGE,
+    default=PAGE_SIZE,
     show_default=True,
     help="Maximum number of sessions; 0 for all.",
 )
@@ -91,42 +99,48 @@ def ls(address: str | None, *, as_json: bool, limit: int, **filters: Any) -> Non
     Only listed sessions are opened, so the first page of a large store is fast. Exits with 1 if no
     session matches, or if a listed session is damaged.
     """
-    with opened(address) as source:
+    with open_store(address) as source:
         heads = _heads(source, **filters)
         shown = list(islice(heads, limit)) if limit else heads
-        rows = (row for head in shown if (row := row_of(source.store, head)) is not None)
+        rows = (row for head in shown if (row := read_row(source.store, head)) is not None)
         count = 0
         states: set[str] = set()
         last = ""
-        table = _Table([head for head in shown if isinstance(head, Head)] if limit else [])
+        table = _SessionTable([head for head in shown if isinstance(head, Head)] if limit else [])
         for row in rows:
-            say_json(_json(row)) if as_json else table.line(row, first=not count)
+            echo_json(_row_json(row)) if as_json else table.line(row, first=not count)
             count += 1
             states.add(row.state)
             last = row.head.stream
-        _close(source, filters, count, as_json=as_json)
+        _report_empty(source, filters, count, as_json=as_json)
         if limit and next(heads, None) is not None:
-            _tell_of_more(count, last, recent=filters["recent"])
+            _report_more(count, last, recent=filters["recent"])
     if "damaged" in states:
-        say("Some of these sessions are damaged: run `perdure verify`.", err=True, fg="red")
+        echo("Some of these sessions are damaged: run `perdure verify`.", err=True, fg="red")
         raise SystemExit(BAD_NEWS)
     if "newer" in states:
         raise SystemExit(UNAVAILABLE)
 
 
 def _heads(
-    source: Opened, *, prefix: str, labels: tuple[str, ...], recent: bool, after: str, deleted: bool
+    source: OpenStore,
+    *,
+    prefix: str,
+    labels: tuple[str, ...],
+    recent: bool,
+    after: str,
+    deleted: bool,
 ) -> Iterator[Head | DamagedError]:
     if recent:
         if after:
             raise click.UsageError("--after is an id: with --recent, use a larger --limit.")
         return most_recent(source, prefix, labels, deleted=deleted)
     without = () if deleted else (DELETED,)
-    return every_head(source.backend, prefix=prefix, after=after, labels=labels, without=without)
+    return list_heads(source.backend, prefix=prefix, after=after, labels=labels, without=without)
 
 
 def most_recent(
-    source: Opened, prefix: str, labels: tuple[str, ...], *, deleted: bool
+    source: OpenStore, prefix: str, labels: tuple[str, ...], *, deleted: bool
 ) -> Iterator[Head | DamagedError]:
     try:
         yield from source.store.sessions(prefix=prefix, labels=labels, recent=True, deleted=deleted)
@@ -137,12 +151,12 @@ def most_recent(
 
 
 def _by_last_record(
-    source: Opened, prefix: str, labels: tuple[str, ...], without: tuple[str, ...]
+    source: OpenStore, prefix: str, labels: tuple[str, ...], without: tuple[str, ...]
 ) -> Iterator[Head | DamagedError]:
     """Sort by the last record of every session, for a store that keeps no order of changes."""
     dated_heads: list[tuple[datetime, Head]] = []
-    heads = list(every_head(source.backend, prefix=prefix, labels=labels, without=without))
-    with Progress("sorting", "session", lambda: len(heads)) as progress:
+    heads = list(list_heads(source.backend, prefix=prefix, labels=labels, without=without))
+    with ProgressBar("sorting", "session", lambda: len(heads)) as progress:
         for head in heads:
             progress.done += 1
             if isinstance(head, DamagedError):
@@ -157,50 +171,52 @@ def _ignore(_: DamagedError) -> None:
     """Ignore damage here: the line of the session reports it."""
 
 
-def _close(source: Opened, filters: dict[str, Any], count: int, *, as_json: bool) -> None:
+def _report_empty(source: OpenStore, filters: dict[str, Any], count: int, *, as_json: bool) -> None:
     """Report an empty list; it is an error only if there was a filter."""
     if count:
         return
     if any(filters[key] for key in ("prefix", "labels", "after")):
-        raise NotThereError(f"No session in {source.name} matches.")
+        raise NoMatchError(f"No session in {source.name} matches.")
     if not as_json:
-        say(f"{source.name} has no sessions.")
+        echo(f"{source.name} has no sessions.")
 
 
-def _tell_of_more(count: int, last: str, *, recent: bool) -> None:
+def _report_more(count: int, last: str, *, recent: bool) -> None:
     option = f"--limit {count * 4}" if recent else f"--after {safe(last)!r}"
-    say(f"There are more: use {option}, or --limit 0 for all.", err=True, dim=True)
+    echo(f"There are more: use {option}, or --limit 0 for all.", err=True, dim=True)
 
 
-def row_of(store: Store, head: Head | DamagedError) -> Row | None:
+def read_row(store: Store, head: Head | DamagedError) -> SessionRow | None:
     """Open a session and return its line; None if it was deleted since it was listed."""
     if isinstance(head, DamagedError):
-        return Row(Head(head.stream, 0, "", frozenset()), "damaged", None, None, None, head.reason)
+        return SessionRow(
+            Head(head.stream, 0, "", frozenset()), "damaged", None, None, None, head.reason
+        )
     try:
         if DELETED in head.labels:
             (record, *_) = store.records(head.stream, after=head.position - 1)
-            return Row(head, "deleted", 0, None, record.time)
+            return SessionRow(head, "deleted", 0, None, record.time)
         with store.resume(head.stream) as session:
             role = (session.last or {}).get("role")
             (record,) = islice(session.records(after=session.position - 1), 1)
             current = head._replace(position=session.position, labels=session.labels)
             facts = (len(session), role and str(role), record.time)
-            return Row(current, "live", *facts, holder=session.holder)
+            return SessionRow(current, "live", *facts, holder=session.holder)
     except NotFoundError:
         return None
     except DamagedError as error:
-        return Row(head, "damaged", None, None, None, error.reason)
+        return SessionRow(head, "damaged", None, None, None, error.reason)
     except VersionError as error:
-        return Row(head, "newer", None, None, None, str(error))
+        return SessionRow(head, "newer", None, None, None, str(error))
 
 
-def _json(row: Row) -> dict[str, Any]:
+def _row_json(row: SessionRow) -> dict[str, Any]:
     return {
         "id": row.head.stream,
         "messages": row.messages,
         "position": row.head.position,
         "last_role": row.last_role,
-        "changed": exact(row.changed) if row.changed else None,
+        "changed": timestamp(row.changed) if row.changed else None,
         "labels": sorted(row.head.labels),
         "state": row.state,
         "damage": row.damage,
@@ -208,49 +224,49 @@ def _json(row: Row) -> dict[str, Any]:
     }
 
 
-def _holder_json(holder: Holder) -> dict[str, Any]:
+def _holder_json(holder: LeaseHolder) -> dict[str, Any]:
     return {"epoch": holder.epoch, "who": holder.who, "ttl": holder.ttl}
 
 
-def _labels(row: Row) -> str:
+def _labels_cell(row: SessionRow) -> str:
     """Return the labels of a session; the lease label names the lease holder."""
     text = labels_text(row.head.labels - {LEASED})
     if row.holder is None:
         return text
-    held = f"leased by {first_line(row.holder.who, WHO)}"
+    held = f"leased by {first_line(row.holder.who, HOLDER_WIDTH)}"
     return f"{held}, {text}" if text else held
 
 
-class _Table:
+class _SessionTable:
     """Aligns the columns. An id that is too long for its column gets its own line."""
 
     def __init__(self, heads: list[Head]) -> None:
         width = terminal_width() - 1
-        labels = max((columns(labels_text(head.labels)) for head in heads), default=0)
-        room = max(width - CELLS - max(labels, LABELS), ID_MIN)
-        longest = max((columns(safe(head.stream)) for head in heads), default=room)
+        labels = max((display_width(labels_text(head.labels)) for head in heads), default=0)
+        room = max(width - CELLS_WIDTH - max(labels, LABELS_MIN), ID_MIN)
+        longest = max((display_width(safe(head.stream)) for head in heads), default=room)
         self._id = min(max(longest, len("session")), room)
 
-    def line(self, row: Row, *, first: bool) -> None:
+    def line(self, row: SessionRow, *, first: bool) -> None:
         if first:
             titles = self._cells("messages", "position", "last role", "last change", "labels")
-            say(f"{pad('session', self._id)}  {titles}", dim=True)
+            echo(f"{pad('session', self._id)}  {titles}", dim=True)
         name = safe(row.head.stream)
-        if columns(name) > self._id:
-            say(name)
+        if display_width(name) > self._id:
+            echo(name)
             name = ""
         cells = self._cells(
             "-" if row.messages is None else f"{row.messages:,}",
             f"{row.head.position:,}",
             first_line(row.last_role or "-", 10),
-            ago(row.changed) if row.changed else "-",
-            _labels(row),
+            relative_time(row.changed) if row.changed else "-",
+            _labels_cell(row),
         )
         if row.state in {"damaged", "newer"}:
             cells = click.style(f"{row.state.upper()}: {safe(row.damage or '')}", fg="red")
         elif row.state == "deleted":
             cells = click.style(cells, dim=True)
-        say(f"{pad(name, self._id)}  {cells}".rstrip())
+        echo(f"{pad(name, self._id)}  {cells}".rstrip())
 
     def _cells(self, messages: str, position: str, role: str, changed: str, labels: str) -> str:
         return f"{messages:>8} {position:>8}  {pad(role, 10)} {pad(changed, 14)}  {labels}".rstrip()

@@ -2,11 +2,11 @@
 
 import click
 
-from perdure.cli.stores import Reading, WrongCallError
-from perdure.cli.text import safe
-from perdure.opening import postgres_of, scheme_of
+from perdure.backends.addresses import parse_postgres, scheme_of
+from perdure.cli.output import safe
+from perdure.cli.stores import InvalidCallError, StoreCommand
 
-EPILOG = """\b
+EXAMPLES = """\b
 Examples:
   perdure migrate postgresql://admin@host/database --dry-run
   perdure migrate postgresql://admin@host/database?schema=agents
@@ -17,7 +17,7 @@ Applications without the right to create tables open it with ?migrate=no.
 """
 
 
-@click.command(cls=Reading, epilog=EPILOG)
+@click.command(cls=StoreCommand, epilog=EXAMPLES)
 @click.argument("address", metavar="URL", envvar="PERDURE_URL", type=click.Path())
 @click.option("--dry-run", is_flag=True, help="Print the statements; change nothing.")
 @click.option(
@@ -36,17 +36,17 @@ def migrate(address: str, *, dry_run: bool, print_rls: bool, tenants: tuple[str,
     """
     if scheme_of(address)[0] != "postgresql":
         reason = "Only a Postgres store needs this; other stores upgrade themselves on opening."
-        raise WrongCallError(reason)
+        raise InvalidCallError(reason)
     if tenants and not print_rls:
-        raise WrongCallError("--tenant needs --print-rls.")
-    parsed = postgres_of(address)
-    from perdure.backends.postgres_rls import rls_script
-    from perdure.backends.postgres_schema import bring_up
+        raise InvalidCallError("--tenant needs --print-rls.")
+    parsed = parse_postgres(address)
+    from perdure.backends.postgres.migrations import migrate_if_needed
+    from perdure.backends.postgres.row_security import rls_script
 
     if print_rls:
         click.echo(rls_script(parsed.schema, tenants), nl=False)
         return
-    migration = bring_up(parsed, dry_run=dry_run)
+    migration = migrate_if_needed(parsed, dry_run=dry_run)
     where = f"The schema {parsed.schema!r} of {safe(parsed.name)}"
     if not migration.statements:
         click.echo(f"{where} is up to date: version {migration.after}.")

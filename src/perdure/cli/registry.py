@@ -27,7 +27,18 @@ COMMANDS = {
 }
 
 
-class Later(MutableMapping[str, click.Command]):
+# Commands whose module has another name than the command.
+_MODULES = {
+    "approve": "approvals",
+    "chat": "chat.command",
+    "demo": "demo.command",
+    "deny": "approvals",
+    "doctor": "doctor.command",
+    "import": "import_.command",
+}
+
+
+class LazyCommands(MutableMapping[str, click.Command]):
     """Commands by name, imported one by one when they are looked up."""
 
     def __init__(self) -> None:
@@ -38,8 +49,9 @@ class Later(MutableMapping[str, click.Command]):
         if name not in self._imported:
             if name not in self._names:
                 raise KeyError(name)
-            defined = "import_" if name == "import" else name  # `import` is a Python keyword.
-            self._imported[name] = getattr(import_module(f"perdure.cli.{defined}"), defined)
+            module = _MODULES.get(name, name)
+            attribute = "import_" if name == "import" else name  # `import` is a keyword.
+            self._imported[name] = getattr(import_module(f"perdure.cli.{module}"), attribute)
         return self._imported[name]
 
     def __setitem__(self, name: str, command: click.Command) -> None:

@@ -4,9 +4,9 @@ import getpass
 
 import click
 
-from perdure.cli.stores import BAD_NEWS, Reading, opened, require_head, store_option
-from perdure.cli.text import safe, say
-from perdure.leases.lease import this_process
+from perdure.cli.output import echo, safe
+from perdure.cli.stores import BAD_NEWS, StoreCommand, open_store, require_head, store_option
+from perdure.core.leases import this_process
 
 EXAMPLES = """\b
 Examples:
@@ -21,7 +21,7 @@ also expires by itself: session.lease(wait=True) takes it over.
 """
 
 
-@click.command(cls=Reading, epilog=EXAMPLES)
+@click.command(cls=StoreCommand, epilog=EXAMPLES)
 @click.argument("session")
 @click.option("--force", is_flag=True, help="End the lease, whichever worker holds it.")
 @click.option("--who", default="", help="Name to record. [default: user and machine]")
@@ -32,23 +32,23 @@ def release(address: str | None, session: str, who: str, *, force: bool) -> None
     Without --force it only prints the lease holder and exits with 1. The name of the caller is
     recorded.
     """
-    with opened(address) as source:
+    with open_store(address) as source:
         head = require_head(source, session)
         with source.store.resume(head.stream) as held:
             holder = held.holder
             if holder is None:
-                say(f"No worker holds {safe(session)}.")
+                echo(f"No worker holds {safe(session)}.")
                 return
             name = f"{safe(holder.who)} (epoch {holder.epoch}, {holder.ttl:g} s)"
             if not force:
-                say(f"{safe(session)} is held by {name}: --force ends the lease.", err=True)
+                echo(f"{safe(session)} is held by {name}: --force ends the lease.", err=True)
                 raise SystemExit(BAD_NEWS)
-            with held.lease(force=True, who=who or operator()) as lease:
+            with held.lease(force=True, who=who or current_operator()) as lease:
                 pass
-            say(f"{safe(session)} was held by {name}; taken as epoch {lease.epoch}, and released.")
+            echo(f"{safe(session)} was held by {name}; taken as epoch {lease.epoch}, and released.")
 
 
-def operator() -> str:
+def current_operator() -> str:
     """Return the user and process that run this command, to be recorded."""
     try:
         return f"{getpass.getuser()} at {this_process()}"

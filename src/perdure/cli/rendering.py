@@ -12,21 +12,23 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from perdure.approvals.records import ApprovalAsked, ApprovalDecided
-from perdure.cli.text import compact, exact, safe
-from perdure.content import Content
-from perdure.conversations.collecting import rebuild
-from perdure.conversations.intake import Taken
+from perdure.cli.output import compact_json, safe, timestamp
 from perdure.errors import DamagedError, PerdureError
-from perdure.fold import GENERATED
-from perdure.leases.records import LeaseChange, LeaseTaken
-from perdure.records import (
+from perdure.formats.intake import IncomingMessage
+from perdure.formats.streaming import rebuild
+from perdure.journal.ids import GENERATED_PREFIX
+from perdure.journal.records import (
+    ApprovalAsked,
+    ApprovalDecided,
     Branched,
+    Content,
     Deleted,
     EffectIntended,
     EffectSettled,
     Kept,
     Labelled,
+    LeaseChange,
+    LeaseTaken,
     Message,
     Note,
     Piece,
@@ -46,7 +48,15 @@ from perdure.records import (
 )
 
 # Keys of a provider's message that have their own rendering; other keys are shown by name.
-KNOWN_KEYS = {"role", "content", "tool_calls", "tool_call_id", "name", "function_call", "refusal"}
+RENDERED_KEYS = {
+    "role",
+    "content",
+    "tool_calls",
+    "tool_call_id",
+    "name",
+    "function_call",
+    "refusal",
+}
 
 
 def record_json(session: str, record: Record) -> dict[str, Any]:
@@ -56,7 +66,7 @@ def record_json(session: str, record: Record) -> dict[str, Any]:
         "position": record.position,
         "id": record.id,
         "kind": record.kind,
-        "time": exact(record.time),
+        "time": timestamp(record.time),
         "digest": record.digest,
         "content": msgspec.to_builtins(record.content),
     }
@@ -67,152 +77,158 @@ def damage_json(session: str, error: DamagedError) -> dict[str, Any]:
     return {"session": session, "position": error.position, "unreadable": error.reason}
 
 
-class Said(NamedTuple):
+class RenderedRecord(NamedTuple):
     """A rendered record: a safe heading, and the text below it as stored."""
 
     heading: str
     text: str = ""
 
 
-def said(content: Content, record_id: str) -> Said:
+def render_record(content: Content, record_id: str) -> RenderedRecord:
     """Render the content of a record; the heading is safe, the text is not."""
     match content:
         case Message():
-            return Said(speaker(content), "\n".join(message_parts(content.message)))
+            return RenderedRecord(
+                message_heading(content), "\n".join(message_parts(content.message))
+            )
         case Value():
-            return Said(*_value(content))
+            return RenderedRecord(*_render_value(content))
         case Note(data=data, author=author):
             by = f" by {safe(author)}" if author else ""
-            return Said(f"note{by}", data if isinstance(data, str) else _json(data))
+            return RenderedRecord(f"note{by}", data if isinstance(data, str) else _json(data))
         case TurnBegun():
-            return Said(f"{turn_name(record_id, content.correlation_id)} begins")
+            return RenderedRecord(f"{turn_name(record_id, content.correlation_id)} begins")
         case TurnFailed(turn=turn, error=error, reason=reason):
-            return Said(f"{turn_name(turn)} FAILED: {safe(error)}", reason)
+            return RenderedRecord(f"{turn_name(turn)} FAILED: {safe(error)}", reason)
         case TurnAbandoned(turn=turn, reason=reason):
-            return Said(f"{turn_name(turn)} was abandoned", reason)
+            return RenderedRecord(f"{turn_name(turn)} was abandoned", reason)
         case TurnChange(turn=turn):
             words = {"turn.continued": "is resumed", "turn.completed": "is complete"}
-            return Said(f"{turn_name(turn)} {words.get(content.kind, content.kind)}")
+            return RenderedRecord(f"{turn_name(turn)} {words.get(content.kind, content.kind)}")
         case Piece() | Pinned() | Summary() | SummaryUndone() | Tools():
-            return _talk(content)
+            return _render_conversation(content)
         case EffectIntended() | EffectSettled() | ApprovalAsked() | ApprovalDecided():
-            return _effect(content, record_id)
+            return _render_effect(content, record_id)
         case _:
-            return _other(content)
+            return _render_other(content)
 
 
-def _talk(content: Content) -> Said:
+def _render_conversation(content: Content) -> RenderedRecord:
     """Render a conversation record other than a message."""
     match content:
         case Piece():
-            return Said("a chunk of a streamed answer", _piece(content))
+            return RenderedRecord("a chunk of a streamed answer", _chunk_text(content))
         case Pinned(message=message, on=on):
-            return Said(f"message {message} is {'pinned' if on else 'no longer pinned'}")
+            return RenderedRecord(f"message {message} is {'pinned' if on else 'no longer pinned'}")
         case Summary(first=first, last=last, previous=previous, text=text):
             more = f" and the summary at {previous}" if previous else ""
-            return Said(f"summary of {first} to {last}{more}, replaces them in windows", text)
+            return RenderedRecord(
+                f"summary of {first} to {last}{more}, replaces them in windows", text
+            )
         case SummaryUndone(summary=summary):
-            return Said(f"the summary at {summary} is undone")
+            return RenderedRecord(f"the summary at {summary} is undone")
         case Tools(catalogue=catalogue):
-            return Said(f"tools offered: {safe(', '.join(catalogue)) or 'none'}")
+            return RenderedRecord(f"tools offered: {safe(', '.join(catalogue)) or 'none'}")
         case _:
-            return _other(content)
+            return _render_other(content)
 
 
-def _effect(content: Content, record_id: str) -> Said:
+def _render_effect(content: Content, record_id: str) -> RenderedRecord:
     """Render a call, its approval, or its outcome."""
     if isinstance(content, ApprovalAsked | ApprovalDecided):
-        return _approval(content, record_id)
+        return _render_approval(content, record_id)
     if isinstance(content, EffectIntended):
         suffix = f", again (as at {content.retries})" if content.retries else ""
         suffix += f", under approval {safe(content.approval)}" if content.approval else ""
         if content.called == "model":
-            return Said(f"asks {safe(content.tool)}{suffix}", f"request {content.digest}")
-        return Said(
+            return RenderedRecord(f"asks {safe(content.tool)}{suffix}", f"request {content.digest}")
+        return RenderedRecord(
             f"calls {safe(content.tool)}, {content.policy}{suffix}", _json(content.arguments)
         )
     if not isinstance(content, EffectSettled):
-        return _other(content)
+        return _render_other(content)
     which = f"effect {safe(content.effect or record_id)}"
     if content.state == "unknown":
-        return Said(f"may have happened, outcome unknown: {which}", content.reason)
+        return RenderedRecord(f"may have happened, outcome unknown: {which}", content.reason)
     if content.error:
-        return Said(f"{content.state}: {safe(content.error)}, {which}", content.reason)
+        return RenderedRecord(f"{content.state}: {safe(content.error)}, {which}", content.reason)
     if content.told or content.said:
         result = "the result is in the message above"
     else:
         result = _json(content.result)
-    return Said(f"{content.state} in {content.duration:.3f} s, {which}", result)
+    return RenderedRecord(f"{content.state} in {content.duration:.3f} s, {which}", result)
 
 
-def _approval(content: ApprovalAsked | ApprovalDecided, record_id: str) -> Said:
+def _render_approval(content: ApprovalAsked | ApprovalDecided, record_id: str) -> RenderedRecord:
     """Render an approval request or its decision."""
     if isinstance(content, ApprovalAsked):
         version = f" (version {safe(content.version)})" if content.version else ""
         until = f"until {safe(content.expires)}\n" if content.expires else ""
         heading = f"{safe(content.tool)}{version} waits for approval {safe(record_id)}"
-        return Said(heading, until + _json(content.arguments))
+        return RenderedRecord(heading, until + _json(content.arguments))
     which = f"approval {safe(content.approval)}"
     if content.decision == "expired":
-        return Said(f"{which} has expired")
+        return RenderedRecord(f"{which} has expired")
     by = f" by {safe(content.by)}" if content.by else ""
-    return Said(f"{which} is {content.decision}{by}", content.reason)
+    return RenderedRecord(f"{which} is {content.decision}{by}", content.reason)
 
 
-def _piece(content: Piece) -> str:
+def _chunk_text(content: Piece) -> str:
     """Return the text of a chunk. Chunks are cut anywhere, so some have no readable text."""
     try:
-        return said_by(rebuild([content.data]))
+        return messages_text(rebuild([content.data]))
     except PerdureError:
         return _json(content.data)
 
 
-def said_by(messages: Sequence[Taken]) -> str:
+def messages_text(messages: Sequence[IncomingMessage]) -> str:
     """Return the text of messages, as stored."""
     return "\n".join(part for message, _ in messages for part in message_parts(message))
 
 
-def _other(content: Content) -> Said:
+def _render_other(content: Content) -> RenderedRecord:
     match content:
         case Labelled(add=add, remove=remove):
             marks = [f"+{label}" for label in add] + [f"-{label}" for label in remove]
-            return Said(f"labels {safe(' '.join(marks))}")
+            return RenderedRecord(f"labels {safe(' '.join(marks))}")
         case Branched(parent=parent, at=at):
-            return Said(f"branch of {safe(parent)} at {at}: shared up to here")
+            return RenderedRecord(f"branch of {safe(parent)} at {at}: shared up to here")
         case Kept(branch=branch) if branch:
             state = "begins" if not content.complete else "is complete, and keeps this session"
-            return Said(f"branch {safe(branch)} {state}")
+            return RenderedRecord(f"branch {safe(branch)} {state}")
         case Kept(reason=reason):
-            return Said("kept", reason)
+            return RenderedRecord("kept", reason)
         case Released(keep=keep):
-            return Said(f"keep {safe(keep)} is released")
+            return RenderedRecord(f"keep {safe(keep)} is released")
         case LeaseChange():
-            return _lease(content)
+            return _render_lease(content)
         case Deleted(reason=reason):
-            return Said("DELETED: all earlier records are dropped", reason)
+            return RenderedRecord("DELETED: all earlier records are dropped", reason)
         case Recovered(first=first, last=last):
-            return Said(f"a crash cut off entries {first} to {last}: they were never stored")
+            return RenderedRecord(
+                f"a crash cut off entries {first} to {last}: they were never stored"
+            )
         case Snapshot():
-            return Said("snapshot of the state, for faster opening")
+            return RenderedRecord("snapshot of the state, for faster opening")
         case _:
-            return Said(safe(content.kind), _json(msgspec.to_builtins(content)))
+            return RenderedRecord(safe(content.kind), _json(msgspec.to_builtins(content)))
 
 
-def _lease(content: LeaseChange) -> Said:
+def _render_lease(content: LeaseChange) -> RenderedRecord:
     heading = f"lease {content.epoch} is {content.kind.removeprefix('lease.')}"
     if not isinstance(content, LeaseTaken):
-        return Said(heading)
+        return RenderedRecord(heading)
     force = ", by force" if content.forced else ""
-    return Said(f"{heading} by {safe(content.who)} for {content.ttl:g} s{force}")
+    return RenderedRecord(f"{heading} by {safe(content.who)} for {content.ttl:g} s{force}")
 
 
 def turn_name(turn: str, correlation_id: str = "") -> str:
     """Return the display name of a turn: the caller's own id, and the correlation id."""
-    own = "" if turn.startswith(GENERATED) else f" {safe(turn)}"
+    own = "" if turn.startswith(GENERATED_PREFIX) else f" {safe(turn)}"
     return f"turn{own}" + (f" ({safe(correlation_id)})" if correlation_id else "")
 
 
-def speaker(content: Message) -> str:
+def message_heading(content: Message) -> str:
     """Return the heading of a message: role, author, recipient, and its marks."""
     message = content.message
     words = [message.get("role") or "message", content.author or message.get("name") or ""]
@@ -236,19 +252,19 @@ def message_parts(message: dict[str, Any]) -> Iterator[str]:
         yield content
     elif isinstance(content, list):
         for part in content:
-            yield _part(part)
+            yield _part_text(part)
     elif content is not None:
         yield _json(content)
     if message.get("refusal") is not None:
         yield f"refusal: {message['refusal']}"
-    for call in _calls(message):
-        yield _call(call)
+    for call in _tool_calls(message):
+        yield _call_text(call)
     for key, value in message.items():
-        if key not in KNOWN_KEYS and value is not None:
+        if key not in RENDERED_KEYS and value is not None:
             yield f"{key}: {value if isinstance(value, str) else _json(value)}"
 
 
-def _part(part: Any) -> str:
+def _part_text(part: Any) -> str:
     """Return the text of one content part, in OpenAI's or Anthropic's format."""
     if isinstance(part, str):
         return part
@@ -260,7 +276,7 @@ def _part(part: Any) -> str:
     return _json(part)
 
 
-def _calls(message: dict[str, Any]) -> list[Any]:
+def _tool_calls(message: dict[str, Any]) -> list[Any]:
     calls = message.get("tool_calls") or []
     legacy_call = message.get("function_call")
     return [
@@ -269,7 +285,7 @@ def _calls(message: dict[str, Any]) -> list[Any]:
     ]
 
 
-def _call(call: Any) -> str:
+def _call_text(call: Any) -> str:
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict):
         return f"→ {_json(call)}"
@@ -290,16 +306,16 @@ def _call_id(call: dict[str, Any]) -> str:
     return f" [{call['id']}]" if call.get("id") else ""
 
 
-def _value(content: Value) -> tuple[str, str]:
+def _render_value(content: Value) -> tuple[str, str]:
     heading = f"value {safe(content.key)} (version {content.version})"
     if content.form == "deleted":
         return f"{heading} is deleted", ""
     if content.form == "full":
         return heading, _json(content.data)
-    return f"{heading} changes", "\n".join(_edit(edit) for edit in content.data)
+    return f"{heading} changes", "\n".join(_render_edit(edit) for edit in content.data)
 
 
-def _edit(edit: Any) -> str:
+def _render_edit(edit: Any) -> str:
     """Render one edit of a delta; see `perdure.deltas`."""
     path, operation, *arguments = edit
     path_text = (
@@ -319,7 +335,7 @@ def _json(value: Any) -> str:
 
 def one_line(record: Record) -> str:
     """Render a record on one line, not yet safe to print."""
-    heading, text = said(record.content, record.id)
+    heading, text = render_record(record.content, record.id)
     return f"{heading}: {text}" if text else heading
 
 
@@ -328,6 +344,6 @@ def labels_text(labels: frozenset[str]) -> str:
     return safe(", ".join(sorted(labels)))
 
 
-def raw(record: Record) -> str:
+def raw_json(record: Record) -> str:
     """Return the whole content of a record as JSON on one safe line."""
-    return compact(msgspec.to_builtins(record.content))
+    return compact_json(msgspec.to_builtins(record.content))

@@ -10,21 +10,21 @@ from typing import Any
 
 import click
 
+from perdure import replay as replayed
+from perdure.aio.store import open_async
+from perdure.cli.output import echo, echo_json, safe
 from perdure.cli.stores import (
     BAD_NEWS,
-    NotThereError,
-    Reading,
-    WrongCallError,
-    existing,
+    InvalidCallError,
+    NoMatchError,
+    StoreCommand,
+    require_existing,
     store_option,
 )
-from perdure.cli.text import safe, say, say_json
+from perdure.core.replay.divergence import one_line
+from perdure.core.replay.result import Replay
 from perdure.errors import NotFoundError
-from perdure.opening import open as open_store
-from perdure.opening import open_async
-from perdure.replays.diverging import shown
-from perdure.replays.replaying import Replay
-from perdure.replays.replaying import replay as replayed
+from perdure.sync.store import open as open_store
 
 EXAMPLES = """\b
 Examples:
@@ -47,7 +47,7 @@ refused (blocked accesses) and error (raised by the agent, or null).
 """
 
 
-@click.command(cls=Reading, epilog=EXAMPLES)
+@click.command(cls=StoreCommand, epilog=EXAMPLES)
 @click.argument("session")
 @click.argument("agent", metavar="MODULE:FUNCTION")
 @click.option("--start", metavar="PLACE", help="Position or turn id to start before.")
@@ -78,25 +78,25 @@ def replay(  # noqa: PLR0913 - the options of the command
     Nothing is called and nothing is written; network access and subprocesses are blocked. The agent
     must do the same to the byte; otherwise the first difference is shown.
     """
-    url = existing(address)
-    function = _named(agent, "function")
+    url = require_existing(address)
+    function = _import_named(agent, "function")
     options = {
-        "start": _place(start),
-        "end": _place(end),
+        "start": _parse_position(start),
+        "end": _parse_position(end),
         "ignore": ignore,
-        "errors": [_named(error, "class") for error in errors],
+        "errors": [_import_named(error, "class") for error in errors],
     }
     with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
-        result = _replayed(url, session, function, options)
+        result = _run_replay(url, session, function, options)
     if as_json:
-        say_json(_json(result))
+        echo_json(_replay_json(result))
     else:
-        _print(result)
+        _print_replay(result)
     if not result.identical:
         raise SystemExit(BAD_NEWS)
 
 
-def _replayed(url: str, session: str, function: Any, options: dict[str, Any]) -> Replay:
+def _run_replay(url: str, session: str, function: Any, options: dict[str, Any]) -> Replay:
     import asyncio
     import inspect
 
@@ -110,29 +110,31 @@ def _replayed(url: str, session: str, function: Any, options: dict[str, Any]) ->
         with open_store(url) as store:
             return replayed(store.resume(session), function, **options)
     except NotFoundError as error:
-        raise NotThereError(f"{error}. `perdure ls` lists the sessions.") from error
+        raise NoMatchError(f"{error}. `perdure ls` lists the sessions.") from error
 
 
-def _named(text: str, what: str) -> Any:
+def _import_named(text: str, what: str) -> Any:
     """Import an object named on the command line. Names never come from stored data."""
     module, colon, name = text.partition(":")
     if not (module and colon and name):
-        raise WrongCallError(f"{text!r} does not name a {what}: write module:{what}")
+        raise InvalidCallError(f"{text!r} does not name a {what}: write module:{what}")
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
     try:
         target: Any = import_module(module)
     except (Exception, SystemExit) as error:
-        raise WrongCallError(f"{text!r} cannot be imported: {_why(error)}") from error
+        raise InvalidCallError(
+            f"{text!r} cannot be imported: {_import_error_text(error)}"
+        ) from error
     for part in name.split("."):
         if not hasattr(target, part):
-            raise WrongCallError(f"there is no {name} in {module}")
+            raise InvalidCallError(f"there is no {name} in {module}")
         target = getattr(target, part)
     return target
 
 
-def _why(error: BaseException) -> str:
+def _import_error_text(error: BaseException) -> str:
     """Describe the error of a failed import, with its file and line."""
     if isinstance(error, ModuleNotFoundError):
         return str(error)
@@ -144,40 +146,40 @@ def _why(error: BaseException) -> str:
     return f"{description} ({on_disk[-1].filename}, line {on_disk[-1].lineno})"
 
 
-def _place(text: str | None) -> int | str | None:
+def _parse_position(text: str | None) -> int | str | None:
     return int(text) if text is not None and text.isascii() and text.isdecimal() else text
 
 
-def _print(result: Replay) -> None:
+def _print_replay(result: Replay) -> None:
     served = ", ".join(f"{safe(name)} {count}" for name, count in Counter(result.served).items())
-    say(f"{safe(result.session)}, positions {result.start} to {result.end}")
-    say(f"  {len(result.served)} calls served from the record" + (f": {served}" if served else ""))
-    say(f"  {result.compared} records compared, {len(result.outputs)} messages")
+    echo(f"{safe(result.session)}, positions {result.start} to {result.end}")
+    echo(f"  {len(result.served)} calls served from the record" + (f": {served}" if served else ""))
+    echo(f"  {result.compared} records compared, {len(result.outputs)} messages")
     for event in dict.fromkeys(result.refused):
-        say(f"  blocked: {safe(event)}", fg="red")
+        echo(f"  blocked: {safe(event)}", fg="red")
     if result.error is not None:
-        say(f"  the agent raised {type(result.error).__name__}: {safe(str(result.error))}")
+        echo(f"  the agent raised {type(result.error).__name__}: {safe(str(result.error))}")
     if result.divergence is not None:
-        say("different", fg="red", bold=True)
+        echo("different", fg="red", bold=True)
         for line in str(result.divergence).splitlines():
-            say(f"  {safe(line)}")
+            echo(f"  {safe(line)}")
     elif result.identical:
-        say(
+        echo(
             "identical"
             + (f", up to the end of the record: {safe(result.ended)}" if result.ended else "")
         )
     else:
-        say(
+        echo(
             "different: the agent tried to access something outside the record", fg="red", bold=True
         )
 
 
-def _json(result: Replay) -> dict[str, Any]:
+def _replay_json(result: Replay) -> dict[str, Any]:
     divergence = result.divergence
     difference = None
     if divergence is not None:
-        difference = {**divergence._asdict(), "recorded": shown(divergence.recorded)}
-        difference["given"] = shown(divergence.given)
+        difference = {**divergence._asdict(), "recorded": one_line(divergence.recorded)}
+        difference["given"] = one_line(divergence.given)
     error = result.error
     return {
         "session": result.session,

@@ -1,21 +1,234 @@
-"""`perdure show`: show a conversation, or every record of it."""
+"""The output of `perdure show`: title, records in order, open turns, values."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 import click
 
-from perdure.backend import Head
-from perdure.cli.rendering import damage_json, record_json, said_by
-from perdure.cli.show_view import View
-from perdure.cli.stores import BAD_NEWS, Opened, Reading, opened, require_head, store_option
-from perdure.cli.text import say_json
+from perdure.backends.protocol import DELETED, Head
+from perdure.cli.output import (
+    compact_json,
+    display_width,
+    echo,
+    echo_json,
+    plural,
+    safe,
+    terminal_width,
+    timestamp,
+    timestamp_seconds,
+    wrap_lines,
+)
+from perdure.cli.rendering import (
+    RenderedRecord,
+    damage_json,
+    labels_text,
+    messages_text,
+    raw_json,
+    record_json,
+    render_record,
+    turn_name,
+)
+from perdure.cli.stores import (
+    BAD_NEWS,
+    OpenStore,
+    StoreCommand,
+    open_store,
+    require_head,
+    store_option,
+)
 from perdure.errors import DamagedError, NotFoundError, TornError
-from perdure.records import Message, Record
-from perdure.session import Session
-from perdure.store import Store
+from perdure.journal.records import Kept, LeaseRenewed, Message, Piece, Record, Snapshot, TurnBegun
+from perdure.sync.session import Session
+from perdure.sync.store import Store
+
+TEXT_MAX = 2000  # Characters; a longer text fills more than a screen, and is cut without --full.
+
+ROLE_COLORS = {"user": "cyan", "assistant": "green", "tool": "magenta", "system": "yellow"}
+
+
+class SessionView:
+    """Prints a session from its title to its end, and tracks which turns are open."""
+
+    def __init__(self, *, full: bool, raw: bool) -> None:
+        self._full = full
+        self._raw = raw
+        self._width = terminal_width() - 1
+        self._indent = 6
+        self._turns: dict[str, tuple[int, str]] = {}
+        self._needs_gap = False  # Whether to print a blank line before the next record.
+        self._hidden = 0
+        self._cut = 0
+
+    def title(
+        self, store: str, head: Head, state: Session | DamagedError | None, *, at: int | None
+    ) -> None:
+        self._indent = max(len(str(head.position)) + 2, 6)
+        echo(click.style(safe(head.stream), bold=True) + f"  in {store}")
+        if DELETED in head.labels:
+            facts = [f"deleted at position {head.position}"]
+        elif isinstance(state, Session):
+            facts = [plural(len(state), "message"), f"position {head.position}"]
+            if state.interrupted:
+                facts.append(click.style(plural(len(state.interrupted), "open turn"), fg="red"))
+            if state.holder:
+                holder = f"held by {safe(state.holder.who)} (epoch {state.holder.epoch})"
+                facts.append(click.style(holder, fg="yellow"))
+        else:
+            facts = [f"position {head.position}", click.style("DAMAGED", fg="red", bold=True)]
+        if head.labels:
+            facts.append(f"labels {labels_text(head.labels)}")
+        echo(", ".join(facts))
+        if at is not None and at < head.position:
+            echo(f"State at position {at}; the counts above are current.", bold=True)
+
+    def earlier(self, upto: int, state: Session | DamagedError | None) -> None:
+        """Report the records before the first one shown."""
+        for turn in state.interrupted if isinstance(state, Session) else ():
+            if turn.start < upto:
+                self._turns[turn.id] = (turn.start + 1, turn.correlation_id)
+        echo()
+        what, them = ("Record 1 is", "it") if upto == 1 else (f"Records 1 to {upto} are", "them")
+        echo(f"{what} not shown: omit --last to see {them}.", dim=True)
+
+    def record(self, record: Record) -> None:
+        """Print one record."""
+        if self._raw:
+            self._print_raw(record)
+        elif isinstance(record.content, Snapshot | Piece | LeaseRenewed) or _is_branch_completion(
+            record
+        ):
+            self._hidden += 1
+        elif record.kind.startswith("turn.") or record.kind in {"branched", "deleted"}:
+            self._rule(record)
+        else:
+            self._print(record)
+        self._follow(record)
+
+    def _follow(self, record: Record) -> None:
+        if isinstance(record.content, TurnBegun):
+            self._turns[record.id] = (record.position, record.content.correlation_id)
+        elif record.kind in {"turn.completed", "turn.failed", "turn.abandoned"}:
+            self._turns.pop(record.content.subject, None)
+        elif record.kind == "deleted":
+            self._turns.clear()
+
+    def _print_raw(self, record: Record) -> None:
+        echo()
+        kind = click.style(safe(record.kind), bold=True)
+        echo(f"{self._place(record)}{kind}  {timestamp(record.time)}")
+        pad = " " * self._indent
+        echo(f"{pad}id {safe(record.id)}", dim=True)
+        echo(f"{pad}digest {record.digest}", dim=True)
+        self._text(raw_json(record))
+
+    def _rule(self, record: Record) -> None:
+        """Print the beginning or end of a turn as a horizontal rule."""
+        heading, text = self._named(record)
+        colors = {"turn.failed": "red", "turn.abandoned": "yellow", "deleted": "red"}
+        line = f"── {heading} ── {timestamp_seconds(record.time)} "
+        line += "─" * max(self._width - self._indent - display_width(line), 0)
+        echo()
+        bold = record.kind != "turn.completed"
+        echo(self._place(record) + click.style(line, fg=colors.get(record.kind), bold=bold))
+        if text:
+            self._text(text)
+        self._needs_gap = True
+
+    def _named(self, record: Record) -> RenderedRecord:
+        """Render a record; a turn's heading gets the correlation id that the turn began with."""
+        heading, text = render_record(record.content, record.id)
+        _, correlation_id = self._turns.get(record.content.subject, (0, ""))
+        if correlation_id and record.kind.startswith("turn."):
+            plain = turn_name(record.content.subject)
+            heading = turn_name(record.content.subject, correlation_id) + heading[len(plain) :]
+        return RenderedRecord(heading, text)
+
+    def _print(self, record: Record) -> None:
+        heading, text = render_record(record.content, record.id)
+        color = None
+        if self._needs_gap or isinstance(record.content, Message):
+            echo()
+        self._needs_gap = False
+        if isinstance(record.content, Message):
+            color = ROLE_COLORS.get(str(record.content.message.get("role")))
+            heading += self._within(record.content.turn)
+        echo(self._place(record) + click.style(heading, fg=color, bold=color is not None))
+        if text:
+            self._text(text)
+
+    def _within(self, turn: str) -> str:
+        """Name a message's turn if it is not the only open one."""
+        if turn in self._turns and len(self._turns) == 1:
+            return ""
+        _, correlation_id = self._turns.get(turn, (0, ""))
+        name = turn_name(turn, correlation_id) if turn else "turn"
+        return "" if name == "turn" else f", in {name}"
+
+    def _place(self, record: Record) -> str:
+        return click.style(f"{record.position:>{self._indent - 2}}  ", dim=True)
+
+    def _text(self, text: str) -> None:
+        shown = text if self._full else text[:TEXT_MAX]
+        pad = " " * self._indent
+        for line in wrap_lines(shown, self._width - self._indent):
+            echo(f"{pad}{line}" if line else "")
+        if len(shown) < len(text):
+            missing = len(text) - len(shown)
+            self._cut += missing
+            echo(f"{pad}… {plural(missing, 'character')} more: --full shows them", fg="yellow")
+
+    def unreadable(self, error: DamagedError) -> None:
+        """Print the error of an unreadable record in its place."""
+        echo()
+        where = f"{error.position:>{self._indent - 2}}" if error.position else " " * 4
+        echo(f"{where}  UNREADABLE: {safe(error.reason)}", fg="red", bold=True)
+
+    def open_turns(self, partial: Mapping[str, str], *, past: bool) -> None:
+        """Print the open turns and their partial answers."""
+        for turn, (position, correlation_id) in self._turns.items():
+            name = turn_name(turn, correlation_id)
+            echo()
+            if past:
+                echo(f"── {name}, begun at {position}, was open then", fg="yellow", bold=True)
+                continue
+            echo(f"── {name}, begun at {position}: INTERRUPTED", fg="red", bold=True)
+            self._text("It has no end: its process died, or is still running.")
+            if turn in partial:
+                self._text("Its partial answer:")
+                self._text(partial[turn])
+
+    def values(self, items: Iterable[tuple[str, int, object]]) -> None:
+        """Print the final values."""
+        for number, (key, version, value) in enumerate(items):
+            if not number:
+                echo()
+                echo("Values", bold=True)
+            if isinstance(value, DamagedError):
+                echo(f"  {safe(key)}: UNREADABLE: {safe(value.reason)}", fg="red")
+                continue
+            echo(f"  {safe(key)} (version {version})", fg="blue", bold=True)
+            self._text(compact_json(value))
+
+    def end(self) -> None:
+        """Report what was left out."""
+        if self._hidden:
+            echo()
+            hidden = plural(self._hidden, "record")
+            echo(f"{hidden} of bookkeeping not shown: --records shows every record.", dim=True)
+        if self._cut:
+            echo(
+                f"{plural(self._cut, 'character')} were cut: --full shows everything.", fg="yellow"
+            )
+
+
+def _is_branch_completion(record: Record) -> bool:
+    """Return whether a record only completes a branch whose beginning was shown before."""
+    content = record.content
+    return isinstance(content, Kept) and bool(content.branch) and content.complete
+
 
 LOOK_BACK = 64  # Records; the first step back, which grows until enough messages are found.
+
 
 EXAMPLES = """\b
 Examples:
@@ -32,7 +245,7 @@ be read.
 """
 
 
-@click.command(cls=Reading, epilog=EXAMPLES)
+@click.command(cls=StoreCommand, epilog=EXAMPLES)
 @click.argument("session")
 @click.option(
     "--at", type=click.IntRange(min=1), metavar="POSITION", help="Show the state at this position."
@@ -62,22 +275,22 @@ def show(
     The readable part of a damaged session is shown, with a line for each unreadable record. Exits
     with 1 then, and if there is no such session.
     """
-    with opened(address) as source:
+    with open_store(address) as source:
         head = require_head(source, session)
         if at is not None and at > head.position:
             reason = f"{session!r} has positions up to {head.position}, not {at}."
             raise click.BadParameter(reason, param_hint="'--at'")
-        span = _span(source.store, head, at, last)
+        span = _select_span(source.store, head, at, last)
         if as_json:
             damaged = _print_json(source.store, head, span)
         else:
-            view = View(full=full, raw=records)
-            damaged = _print(source, head, span, view, at=at)
+            view = SessionView(full=full, raw=records)
+            damaged = _print_session(source, head, span, view, at=at)
     if damaged:
         raise SystemExit(BAD_NEWS)
 
 
-class Span(NamedTuple):
+class PositionSpan(NamedTuple):
     """The positions to show: after `after`, up to `upto`. `hidden` if earlier ones are left out."""
 
     after: int
@@ -85,25 +298,25 @@ class Span(NamedTuple):
     hidden: bool
 
 
-def _span(store: Store, head: Head, at: int | None, last: int | None) -> Span:
+def _select_span(store: Store, head: Head, at: int | None, last: int | None) -> PositionSpan:
     upto = head.position if at is None else at
     if last is None:
-        return Span(0, upto, hidden=False)
+        return PositionSpan(0, upto, hidden=False)
     step = LOOK_BACK
     while True:
         after = max(upto - step, 0)
         messages = [
             item.position
-            for item in read(store, head.stream, Span(after, upto, hidden=False))
+            for item in read_span(store, head.stream, PositionSpan(after, upto, hidden=False))
             if isinstance(item, Record) and isinstance(item.content, Message)
         ]
         if len(messages) >= last or after == 0:
             start = messages[-last] if len(messages) >= last else 1
-            return Span(start - 1, upto, hidden=start > 1)
+            return PositionSpan(start - 1, upto, hidden=start > 1)
         step *= 4
 
 
-def read(store: Store, session: str, span: Span) -> Iterator[Record | DamagedError]:
+def read_span(store: Store, session: str, span: PositionSpan) -> Iterator[Record | DamagedError]:
     """Yield the records of a span; an unreadable record yields its error in its place.
 
     A batch that a crash cut off was never stored: it is not damage, and is not shown.
@@ -128,38 +341,40 @@ def read(store: Store, session: str, span: Span) -> Iterator[Record | DamagedErr
     yield from due(span.upto + 1)
 
 
-def _print_json(store: Store, head: Head, span: Span) -> bool:
+def _print_json(store: Store, head: Head, span: PositionSpan) -> bool:
     damaged = False
-    for item in read(store, head.stream, span):
+    for item in read_span(store, head.stream, span):
         if isinstance(item, Record):
-            say_json(record_json(head.stream, item))
+            echo_json(record_json(head.stream, item))
         else:
             damaged = True
-            say_json(damage_json(head.stream, item))
+            echo_json(damage_json(head.stream, item))
     return damaged
 
 
-def _print(source: Opened, head: Head, span: Span, view: View, *, at: int | None) -> bool:
-    state = _opened(source.store, head.stream)
+def _print_session(
+    source: OpenStore, head: Head, span: PositionSpan, view: SessionView, *, at: int | None
+) -> bool:
+    state = _open_session(source.store, head.stream)
     view.title(source.name, head, state, at=at)
     if span.hidden:
         view.earlier(span.after, state)
     damaged = isinstance(state, DamagedError)
-    for item in read(source.store, head.stream, span):
+    for item in read_span(source.store, head.stream, span):
         if isinstance(item, Record):
             view.record(item)
         else:
             damaged = True
             view.unreadable(item)
-    view.open_turns(_partial(state), past=at is not None and at < head.position)
+    view.open_turns(_partial_answers(state), past=at is not None and at < head.position)
     if isinstance(state, Session):
         with state:
-            view.values(_values(state, span.upto))
+            view.values(_values_at(state, span.upto))
     view.end()
     return damaged
 
 
-def _opened(store: Store, session: str) -> Session | DamagedError | None:
+def _open_session(store: Store, session: str) -> Session | DamagedError | None:
     """Open a session; return the error if it is damaged, None if it is deleted."""
     try:
         return store.resume(session)
@@ -169,23 +384,23 @@ def _opened(store: Store, session: str) -> Session | DamagedError | None:
         return error
 
 
-def _partial(state: Session | DamagedError | None) -> dict[str, str]:
+def _partial_answers(state: Session | DamagedError | None) -> dict[str, str]:
     """Return the readable text of the partial answers of open turns, by turn id."""
     texts = {}
     for turn in state.interrupted if isinstance(state, Session) else ():
         if turn.partial:
             try:
-                texts[turn.id] = said_by(turn.said())
+                texts[turn.id] = messages_text(turn.said())
             except DamagedError as error:
                 texts[turn.id] = f"UNREADABLE: {error.reason}"
     return texts
 
 
-def _values(session: Session, upto: int) -> Iterator[tuple[str, int, object]]:
+def _values_at(session: Session, upto: int) -> Iterator[tuple[str, int, object]]:
     """Yield the values of a session at a position: key, version, value."""
-    for key in _keys(session, upto):
+    for key in _keys_at(session, upto):
         try:
-            version, value = _value(session, key, upto)
+            version, value = _value_at(session, key, upto)
         except NotFoundError:
             continue
         except DamagedError as error:
@@ -193,7 +408,7 @@ def _values(session: Session, upto: int) -> Iterator[tuple[str, int, object]]:
         yield key, version, value
 
 
-def _keys(session: Session, upto: int) -> list[str]:
+def _keys_at(session: Session, upto: int) -> list[str]:
     if upto >= session.position:
         return session.values.keys()
     # A key deleted since may have had a value then.
@@ -206,7 +421,7 @@ def _keys(session: Session, upto: int) -> list[str]:
     return list(keys)
 
 
-def _value(session: Session, key: str, upto: int) -> tuple[int, object]:
+def _value_at(session: Session, key: str, upto: int) -> tuple[int, object]:
     if upto >= session.position:
         return session.values.version(key), session.get(key)
     history = [item for item in session.values.history(key) if item.position <= upto]

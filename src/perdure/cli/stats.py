@@ -6,17 +6,24 @@ from typing import Any
 
 import click
 
-from perdure import journal
-from perdure.backend import Entry, Head
-from perdure.cli.progress import Progress
-from perdure.cli.stores import BAD_NEWS, Opened, Reading, every_head, opened, store_option
-from perdure.cli.text import counted, safe, say, say_json, sized
+from perdure.backends.protocol import DELETED, Entry, Head
+from perdure.cli.output import ProgressBar, echo, echo_json, human_bytes, plural, safe
+from perdure.cli.stores import (
+    BAD_NEWS,
+    OpenStore,
+    StoreCommand,
+    list_heads,
+    open_store,
+    store_option,
+)
+from perdure.core.state.labels import TURN_OPEN
 from perdure.errors import DamagedError, NotFoundError, VersionError
-from perdure.fold import DELETED, TURN_OPEN
-from perdure.journal import Batches
-from perdure.records import Recovered
+from perdure.journal import chain
+from perdure.journal.chain import BatchAssembler
+from perdure.journal.records import Recovered
 
-LARGEST = 5  # Sessions.
+LARGEST_LISTED = 5  # Sessions.
+
 
 EXAMPLES = """\b
 Examples:
@@ -31,7 +38,8 @@ turn, position, correlation_id); guarantees (survives, shared_by, detail,
 atomic, engine, version, capabilities, checks, accepted).
 """
 
-COUNTED = """\
+
+FOOTNOTE = """\
 Every record in the store is counted, in the session where it was written: a
 branch adds its own records, not those it shares with its parent. A deleted
 session keeps one record. Bytes are stored headers and bodies, without the
@@ -39,7 +47,7 @@ overhead of the store. An interrupted turn has no end: its process died, or is
 still running."""
 
 
-@click.command(cls=Reading, epilog=EXAMPLES)
+@click.command(cls=StoreCommand, epilog=EXAMPLES)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @store_option
 def stats(address: str | None, *, as_json: bool) -> None:
@@ -48,10 +56,10 @@ def stats(address: str | None, *, as_json: bool) -> None:
     The whole store is read, so the numbers are exact; records written meanwhile may or may not be
     counted. Exits with 1 if damage prevents an exact count.
     """
-    with opened(address) as source:
-        tally = Tally()
-        with Progress("counting", "record", lambda: _total(source)) as progress:
-            for head in every_head(source.backend):
+    with open_store(address) as source:
+        tally = StoreCounts()
+        with ProgressBar("counting", "record", lambda: _estimate_records(source)) as progress:
+            for head in list_heads(source.backend):
                 if isinstance(head, DamagedError):
                     tally.damaged.add(head.stream)
                     continue
@@ -60,11 +68,11 @@ def stats(address: str | None, *, as_json: bool) -> None:
                     progress.done += 1
         result = tally.result(source)
     if as_json:
-        say_json(result)
+        echo_json(result)
     else:
-        _print(result)
+        _print_counts(result)
     if tally.damaged:
-        say(
+        echo(
             "Some sessions are damaged and not fully counted: run `perdure verify`.",
             err=True,
             fg="red",
@@ -72,13 +80,13 @@ def stats(address: str | None, *, as_json: bool) -> None:
         raise SystemExit(BAD_NEWS)
 
 
-def _total(source: Opened) -> int:
+def _estimate_records(source: OpenStore) -> int:
     """Estimate the number of records; the positions of a branch include its parent's records."""
-    heads = every_head(source.backend)
+    heads = list_heads(source.backend)
     return sum(head.position for head in heads if isinstance(head, Head))
 
 
-class Tally:
+class StoreCounts:
     """The counts so far."""
 
     def __init__(self) -> None:
@@ -90,10 +98,10 @@ class Tally:
         self.interrupted: list[dict[str, Any]] = []
         self.damaged: set[str] = set()
 
-    def count(self, source: Opened, head: Head) -> Iterator[None]:
+    def count(self, source: OpenStore, head: Head) -> Iterator[None]:
         """Count one session; yields at each entry, so that the caller can update its progress."""
         self.sessions["deleted" if DELETED in head.labels else "live"] += 1
-        batches = Batches(head.stream)
+        batches = BatchAssembler(head.stream)
         kinds: Counter[str] = Counter()
         size = 0
         try:
@@ -108,14 +116,14 @@ class Tally:
         self.records += kinds
         self.bytes += size
         self.largest.append((size, kinds.total(), head.stream))
-        self.largest = sorted(self.largest, key=lambda item: (-item[0], item[2]))[:LARGEST]
+        self.largest = sorted(self.largest, key=lambda item: (-item[0], item[2]))[:LARGEST_LISTED]
         if TURN_OPEN in head.labels:
             self._interrupted(source, head.stream)
 
-    def _kinds(self, batches: Batches, name: str, entry: Entry) -> list[str]:
+    def _kinds(self, batches: BatchAssembler, name: str, entry: Entry) -> list[str]:
         """Return the kinds of the records that this entry completed."""
         try:
-            linked = journal.inspect(name, entry)
+            linked = chain.verify_entry(name, entry)
             if linked.header.kind == Recovered.kind:
                 self._torn(batches)
             return [whole.header.kind for whole in batches.add(linked)]
@@ -123,12 +131,12 @@ class Tally:
             self.damaged.add(name)
             return [whole.header.kind for whole in batches.flush()]
 
-    def _torn(self, batches: Batches) -> None:
+    def _torn(self, batches: BatchAssembler) -> None:
         if batches.torn is not None:
             first, last = batches.torn
             self.torn += last - first + 1
 
-    def _interrupted(self, source: Opened, name: str) -> None:
+    def _interrupted(self, source: OpenStore, name: str) -> None:
         try:
             with source.store.resume(name) as session:
                 self.interrupted += [
@@ -145,7 +153,7 @@ class Tally:
         except (DamagedError, VersionError):
             self.damaged.add(name)
 
-    def result(self, source: Opened) -> dict[str, Any]:
+    def result(self, source: OpenStore) -> dict[str, Any]:
         return {
             "store": source.backend.name,
             "sessions": {
@@ -165,36 +173,38 @@ class Tally:
         }
 
 
-def _print(result: dict[str, Any]) -> None:
-    say(safe(result["store"]), bold=True)
+def _print_counts(result: dict[str, Any]) -> None:
+    echo(safe(result["store"]), bold=True)
     sessions = result["sessions"]
-    branches = f" ({counted(sessions['branches'], 'branch')})" if sessions["branches"] else ""
+    branches = f" ({plural(sessions['branches'], 'branch')})" if sessions["branches"] else ""
     parts = [f"{sessions['live']:,}{branches}"]
     parts += [f"{sessions[key]:,} {key}" for key in ("deleted", "damaged") if sessions[key]]
-    _fact("sessions", ", ".join(parts))
-    _fact("messages", f"{result['messages']:,}")
-    _fact("records", f"{sum(result['records'].values()):,}")
+    _print_fact("sessions", ", ".join(parts))
+    _print_fact("messages", f"{result['messages']:,}")
+    _print_fact("records", f"{sum(result['records'].values()):,}")
     for kind, count in sorted(result["records"].items(), key=lambda item: (-item[1], item[0])):
-        _fact("", f"{count:>10,}  {safe(kind)}")
+        _print_fact("", f"{count:>10,}  {safe(kind)}")
     if result["torn"]:
-        _fact("torn", f"{result['torn']:,} entries that a crash cut off, not counted above")
+        _print_fact("torn", f"{result['torn']:,} entries that a crash cut off, not counted above")
     exact_bytes = "" if result["bytes"] < 1000 else f" ({result['bytes']:,})"  # noqa: PLR2004 - as in human_bytes
-    _fact("bytes", f"{sized(result['bytes'])}{exact_bytes}")
+    _print_fact("bytes", f"{human_bytes(result['bytes'])}{exact_bytes}")
     for number, session in enumerate(result["largest"]):
         label = "" if number else "largest"
-        records = counted(session["records"], "record")
-        _fact(label, f"{sized(session['bytes']):>10}  {safe(session['session'])}, {records}")
-    _fact("interrupted", counted(len(result["interrupted"]), "turn"))
+        records = plural(session["records"], "record")
+        _print_fact(
+            label, f"{human_bytes(session['bytes']):>10}  {safe(session['session'])}, {records}"
+        )
+    _print_fact("interrupted", plural(len(result["interrupted"]), "turn"))
     for turn in result["interrupted"]:
         correlation = f" ({safe(turn['correlation_id'])})" if turn["correlation_id"] else ""
-        _fact("", f"{safe(turn['session'])}, begun at {turn['position']}{correlation}")
+        _print_fact("", f"{safe(turn['session'])}, begun at {turn['position']}{correlation}")
     guarantees = result["guarantees"]
-    _fact("guarantees", f"stored records survive {guarantees['survives']}")
-    _fact("", f"shared by {guarantees['shared_by']}")
-    _fact("", guarantees["detail"])
-    say()
-    say(COUNTED, dim=True)
+    _print_fact("guarantees", f"stored records survive {guarantees['survives']}")
+    _print_fact("", f"shared by {guarantees['shared_by']}")
+    _print_fact("", guarantees["detail"])
+    echo()
+    echo(FOOTNOTE, dim=True)
 
 
-def _fact(label: str, text: str) -> None:
-    say(f"  {click.style(label.ljust(12), dim=True)}{text}")
+def _print_fact(label: str, text: str) -> None:
+    echo(f"  {click.style(label.ljust(12), dim=True)}{text}")

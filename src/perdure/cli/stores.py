@@ -18,63 +18,74 @@ from typing import Any, NamedTuple, TypeVar
 import click
 from click.core import ParameterSource
 
-from perdure.backend import Backend, Head
-from perdure.cli.text import safe
-from perdure.codec import Codec
-from perdure.errors import DamagedError, NotFoundError, PerdureError, UsageError
-from perdure.fold import DELETED
-from perdure.opening import (
-    backend_of,
-    holds_address,
-    not_making,
+from perdure.backends.addresses import (
+    looks_like_address,
+    open_backend,
+    parse_postgres,
     path_of,
-    postgres_of,
     scheme_of,
-    settings_of,
+    without_migration,
 )
-from perdure.store import Store
+from perdure.backends.protocol import DELETED, Backend, Head
+from perdure.cli.output import safe
+from perdure.core.settings import settings_of
+from perdure.errors import DamagedError, NotFoundError, PerdureError, UsageError
+from perdure.journal.codec import Codec
+from perdure.sync.store import Store
 
-BAD_NEWS, WRONG_CALL, UNAVAILABLE = 1, 2, 3
-NOBODY_READS = 128 + 13  # The exit code that a shell reports for a program ended by SIGPIPE.
-DEFAULT = "agents.db"
-SUGGESTED = 5  # Ids; more are not helpful.
+BAD_NEWS, INVALID_CALL, UNAVAILABLE = 1, 2, 3
+
+BROKEN_PIPE = 128 + 13  # The exit code that a shell reports for a program ended by SIGPIPE.
+
+DEFAULT_STORE = "agents.db"
+
+SUGGESTIONS_MAX = 5  # Ids; more are not helpful.
+
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+
 # Options of a Postgres address that may be printed. Any other option may be a secret.
-HARMLESS = ("accept=", "migrate=", "patience=", "sslmode=", "sslrootcert=", "target_session_attrs=")
+PRINTABLE_OPTIONS = (
+    "accept=",
+    "migrate=",
+    "patience=",
+    "sslmode=",
+    "sslrootcert=",
+    "target_session_attrs=",
+)
 
 
-class Trouble(click.ClickException):
+class CommandError(click.ClickException):
     """The command cannot be carried out; the message says why, the exit code of which kind."""
 
     def __init__(self, message: str) -> None:
         super().__init__(safe(message))
 
 
-class NotThereError(Trouble):
+class NoMatchError(CommandError):
     """Nothing matches, or the match is damaged."""
 
     exit_code = BAD_NEWS
 
 
-class WrongCallError(Trouble):
+class InvalidCallError(CommandError):
     """The arguments are invalid."""
 
-    exit_code = WRONG_CALL
+    exit_code = INVALID_CALL
 
 
-class NoStoreError(WrongCallError):
+class NoStoreNamedError(InvalidCallError):
     """No store was named, and there is none at the default path."""
 
 
-class UnreadableError(Trouble):
+class UnreadableStoreError(CommandError):
     """The store cannot be read."""
 
     exit_code = UNAVAILABLE
 
 
-class Reading(click.Command):
+class StoreCommand(click.Command):
     """A command that reads a store. Errors become one line and an exit code for scripts."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -82,42 +93,46 @@ class Reading(click.Command):
             return super().parse_args(ctx, [*args])
         except click.UsageError:
             ctx.allow_extra_args = True  # Only to find the surplus arguments.
-            if hint := _meant_store(ctx, super().parse_args(ctx, args)):
-                raise WrongCallError(hint) from None
+            if hint := _store_hint(ctx, super().parse_args(ctx, args)):
+                raise InvalidCallError(hint) from None
             raise
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return self._invoke(ctx)
-        except (NotThereError, WrongCallError) as error:
-            if any(map(holds_address, _words(ctx))):  # The message may quote it, with its password.
-                raise type(error)(misplaced(ctx)) from None
+        except (NoMatchError, InvalidCallError) as error:
+            if any(
+                map(looks_like_address, _session_arguments(ctx))
+            ):  # The message may quote it, with its password.
+                raise type(error)(misplaced_address(ctx)) from None
             raise
 
     def _invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
-        except NoStoreError as error:
-            raise WrongCallError(_meant_store(ctx, _words(ctx)) or error.message) from error
-        except NotThereError as error:
-            if hint := _meant_store(ctx, _words(ctx)):
-                raise NotThereError(f"{error.message} {hint}") from error
+        except NoStoreNamedError as error:
+            raise InvalidCallError(
+                _store_hint(ctx, _session_arguments(ctx)) or error.message
+            ) from error
+        except NoMatchError as error:
+            if hint := _store_hint(ctx, _session_arguments(ctx)):
+                raise NoMatchError(f"{error.message} {hint}") from error
             raise
         except (DamagedError, NotFoundError) as error:
-            raise NotThereError(str(error)) from error
+            raise NoMatchError(str(error)) from error
         except UsageError as error:
-            raise WrongCallError(str(error)) from error
+            raise InvalidCallError(str(error)) from error
         except PerdureError as error:
-            raise UnreadableError(str(error)) from error
+            raise UnreadableStoreError(str(error)) from error
         except OSError as error:
             if error.errno != errno.EPIPE:
-                raise UnreadableError(str(error)) from error
+                raise UnreadableStoreError(str(error)) from error
             # The reader of the output is gone. Python would report that when it flushes at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            ctx.exit(NOBODY_READS)
+            ctx.exit(BROKEN_PIPE)
 
 
-def _words(ctx: click.Context) -> Iterator[str]:
+def _session_arguments(ctx: click.Context) -> Iterator[str]:
     """Yield the arguments given where a session id, or a prefix of one, is expected."""
     for param in ctx.command.params:
         if isinstance(param, click.Argument) and not isinstance(param.type, click.Path):
@@ -125,14 +140,14 @@ def _words(ctx: click.Context) -> Iterator[str]:
             yield from (value,) if isinstance(value, str) else value or ()
 
 
-def misplaced(ctx: click.Context | None) -> str:
+def misplaced_address(ctx: click.Context | None) -> str:
     """Return the error text for a misplaced store address, without quoting the address."""
     is_option = ctx is not None and any("--store" in param.opts for param in ctx.command.params)
     hint = ": did you mean --store?" if is_option else "."
     return f"A store address was given where something else is expected{hint}"
 
 
-def _meant_store(ctx: click.Context, words: Iterable[str]) -> str | None:
+def _store_hint(ctx: click.Context, words: Iterable[str]) -> str | None:
     """Return a hint if an argument is a file and no store was named."""
     if ctx.get_parameter_source("address") is ParameterSource.COMMANDLINE:
         return None
@@ -150,11 +165,11 @@ def store_option(command: F) -> F:
         envvar="PERDURE_URL",
         metavar="URL",
         help=f"Path or address of the store, such as sqlite:path. [default: PERDURE_URL, else "
-        f"{DEFAULT} if it exists]",
+        f"{DEFAULT_STORE} if it exists]",
     )(command)
 
 
-class AsStored(Codec):
+class RawCodec(Codec):
     """Leaves values as stored JSON trees: no application class is needed to show them."""
 
     def unpack(self, tree: Any, **_: object) -> Any:
@@ -162,7 +177,7 @@ class AsStored(Codec):
         return tree
 
 
-class Opened(NamedTuple):
+class OpenStore(NamedTuple):
     """A store opened for reading: its sessions, and its streams of entries."""
 
     store: Store
@@ -175,39 +190,39 @@ class Opened(NamedTuple):
 
 
 @contextmanager
-def opened(address: str | None) -> Iterator[Opened]:
+def open_store(address: str | None) -> Iterator[OpenStore]:
     """Open an existing store; close it when the block ends."""
-    backend = backend_of(existing(address))
-    settings = settings_of(None, time.time, verify_writes=False)._replace(codec=AsStored())
+    backend = open_backend(require_existing(address))
+    settings = settings_of(None, time.time, verify_writes=False)._replace(codec=RawCodec())
     with Store(backend, settings) as store:
-        yield Opened(store, backend)
+        yield OpenStore(store, backend)
 
 
-def existing(address: str | None) -> str:
+def require_existing(address: str | None) -> str:
     if not address:
-        if not Path(DEFAULT).exists():
-            raise NoStoreError(_which())
-        address = DEFAULT
+        if not Path(DEFAULT_STORE).exists():
+            raise NoStoreNamedError(_no_store_text())
+        address = DEFAULT_STORE
     if scheme_of(address)[0] == "memory":
-        raise WrongCallError("A memory store is empty when it is opened: use one on disk.")
+        raise InvalidCallError("A memory store is empty when it is opened: use one on disk.")
     if path := path_of(address):
-        _require_there(path, address)
-    return not_making(address)  # Postgres tables are not created either.
+        _require_path(path, address)
+    return without_migration(address)  # Postgres tables are not created either.
 
 
-def _which() -> str:
-    reason, url = f"Which store? There is no {DEFAULT} here", "URL"
+def _no_store_text() -> str:
+    reason, url = f"Which store? There is no {DEFAULT_STORE} here", "URL"
     files = [path.name for path in Path().glob("*.db") if path.is_file()]
     if len(files) == 1:
         reason, url = f"{reason}, but there is {files[0]}", shlex.quote(files[0])
     return f"{reason}: give --store {url}, or set PERDURE_URL."
 
 
-def _require_there(path: Path, address: str) -> None:
+def _require_path(path: Path, address: str) -> None:
     if not path.exists():
-        raise UnreadableError(f"There is no store {address}: nothing was created.")
+        raise UnreadableStoreError(f"There is no store {address}: nothing was created.")
     if path.is_file() and path.stat().st_size == 0 and not Path(f"{path}-wal").exists():
-        raise UnreadableError(f"{address} is an empty file, not a store: nothing was changed.")
+        raise UnreadableStoreError(f"{address} is an empty file, not a store: nothing was changed.")
 
 
 def _is_postgres(address: str) -> bool:
@@ -215,9 +230,9 @@ def _is_postgres(address: str) -> bool:
     return scheme_of(address)[0] == "postgresql"
 
 
-def named(address: str) -> str:
+def printable_name(address: str) -> str:
     """Return an address without its password, wherever in the address that is."""
-    return postgres_of(address).name if _is_postgres(address) else address
+    return parse_postgres(address).name if _is_postgres(address) else address
 
 
 def without_password(address: str) -> str:
@@ -225,46 +240,48 @@ def without_password(address: str) -> str:
     if not _is_postgres(address):
         return address
     options = [
-        option for option in address.partition("?")[2].split("&") if option.startswith(HARMLESS)
+        option
+        for option in address.partition("?")[2].split("&")
+        if option.startswith(PRINTABLE_OPTIONS)
     ]
-    name = named(address)
+    name = printable_name(address)
     return name + (("&" if "?" in name else "?") + "&".join(options) if options else "")
 
 
-def head_of(backend: Backend, session: str) -> Head | None:
+def find_head(backend: Backend, session: str) -> Head | None:
     """Return the head of a session, deleted or not, or None."""
     head = next(backend.streams(prefix=session, limit=1), None) if session else None
     return head if head is not None and head.stream == session else None
 
 
-def require_head(source: Opened, session: str) -> Head:
+def require_head(source: OpenStore, session: str) -> Head:
     """Return the head of a session, deleted or not; raise with close matches if there is none.
 
     A session with entries but no head is damaged, not unknown: DamagedError.
     """
-    head = head_of(source.backend, session)
+    head = find_head(source.backend, session)
     if head is not None:
         return head
     if session and next(source.backend.read(session, limit=1), None) is not None:
         # The session may have been created between the two reads.
-        if (head := head_of(source.backend, session)) is not None:
+        if (head := find_head(source.backend, session)) is not None:
             return head
         raise DamagedError(session, 0, "it has entries and no head")
-    close = _close(source.backend, session)
+    close = _close_matches(source.backend, session)
     hint = f" Close matches: {', '.join(map(repr, close))}." if close else ""
-    raise NotThereError(f"There is no session {session!r}.{hint} `perdure ls` lists them.")
+    raise NoMatchError(f"There is no session {session!r}.{hint} `perdure ls` lists them.")
 
 
-def _close(backend: Backend, session: str) -> list[str]:
+def _close_matches(backend: Backend, session: str) -> list[str]:
     """Return the ids that share the longest prefix with a session id."""
     for length in range(len(session), 0, -1):
-        heads = backend.streams(prefix=session[:length], without=[DELETED], limit=SUGGESTED)
+        heads = backend.streams(prefix=session[:length], without=[DELETED], limit=SUGGESTIONS_MAX)
         if ids := [head.stream for head in heads]:
             return ids
     return []
 
 
-def every_head(
+def list_heads(
     backend: Backend,
     *,
     prefix: str = "",

@@ -6,33 +6,35 @@ from collections.abc import Callable
 
 import click
 
+from perdure.backends.protocol import DELETED
+from perdure.cli.output import (
+    display_width,
+    echo,
+    echo_json,
+    first_line,
+    is_tty,
+    plural,
+    safe,
+    terminal_width,
+    timestamp_seconds,
+)
 from perdure.cli.rendering import damage_json, one_line, record_json
 from perdure.cli.stores import (
     BAD_NEWS,
-    Opened,
-    Reading,
-    head_of,
-    opened,
+    OpenStore,
+    StoreCommand,
+    find_head,
+    open_store,
     require_head,
     store_option,
 )
-from perdure.cli.text import (
-    at_terminal,
-    columns,
-    counted,
-    first_line,
-    moment,
-    safe,
-    say,
-    say_json,
-    terminal_width,
-)
 from perdure.errors import DamagedError, NotFoundError, TornError, UnavailableError
-from perdure.fold import DELETED
-from perdure.records import Record
+from perdure.journal.records import Record
 
 FIRST_PAUSE = 0.05  # Seconds between polls; shorter than people notice.
+
 LONGEST_PAUSE = 1.0  # Seconds; the limit while no record arrives.
+
 
 EXAMPLES = """\b
 Examples:
@@ -47,7 +49,7 @@ be read.
 """
 
 
-@click.command(cls=Reading, epilog=EXAMPLES)
+@click.command(cls=StoreCommand, epilog=EXAMPLES)
 @click.argument("session")
 @click.option("-f", "--follow", is_flag=True, help="Follow new records until Ctrl-C.")
 @click.option(
@@ -67,10 +69,10 @@ def tail(address: str | None, session: str, *, follow: bool, lines: int, as_json
     On a terminal, a long record is cut to one line that ends with the number of missing characters;
     in a pipe and with --json it is complete. With -f, the session may be created later, or deleted.
     """
-    with opened(address) as source:
+    with open_store(address) as source:
         if not follow:
             require_head(source, session)
-        printer = _Lines(source, session, as_json=as_json)
+        printer = _RecordPrinter(source, session, as_json=as_json)
         try:
             printer.last(lines)
             if follow:
@@ -81,21 +83,21 @@ def tail(address: str | None, session: str, *, follow: bool, lines: int, as_json
         raise SystemExit(BAD_NEWS)
 
 
-class _Lines:
+class _RecordPrinter:
     """Prints the records of one session, each exactly once."""
 
-    def __init__(self, source: Opened, session: str, *, as_json: bool) -> None:
+    def __init__(self, source: OpenStore, session: str, *, as_json: bool) -> None:
         self._store, self._backend = source
         self._session = session
         self._as_json = as_json
         self._position = 0
-        self._width = terminal_width() - 1 if at_terminal(sys.stdout) else None
+        self._width = terminal_width() - 1 if is_tty(sys.stdout) else None
         self._last_error = ""
         self.damaged = False
 
     def last(self, count: int) -> None:
         """Print the last `count` records."""
-        head = head_of(self._backend, self._session)
+        head = find_head(self._backend, self._session)
         if head is None:
             self._notify(f"There is no session {self._session!r} yet: waiting for it.")
             return
@@ -114,7 +116,7 @@ class _Lines:
     def _poll(self) -> bool:
         """Print new records; return False if there are none, or the store is unavailable."""
         try:
-            head = head_of(self._backend, self._session)
+            head = find_head(self._backend, self._session)
             if head is None or head.position <= self._position:
                 return False
             self._print_new()
@@ -138,16 +140,16 @@ class _Lines:
             if record.position > self._position + 1 and record.kind == "deleted":
                 missed = record.position - self._position - 1
                 self._notify(
-                    f"{counted(missed, 'record')} before it: dropped before they were shown."
+                    f"{plural(missed, 'record')} before it: dropped before they were shown."
                 )
             self._position = record.position
-            say_json(record_json(session, record)) if self._as_json else self._print(record)
+            echo_json(record_json(session, record)) if self._as_json else self._print(record)
         self._unreadable(damage, before=None)
 
     def _print(self, record: Record) -> None:
-        prefix = f"{record.position:>6}  {moment(record.time)}  "
-        room = None if self._width is None else self._width - columns(prefix)
-        say(click.style(prefix, dim=True) + first_line(one_line(record), room))
+        prefix = f"{record.position:>6}  {timestamp_seconds(record.time)}  "
+        room = None if self._width is None else self._width - display_width(prefix)
+        echo(click.style(prefix, dim=True) + first_line(one_line(record), room))
 
     def _unreadable(self, damage: list[DamagedError], *, before: int | None) -> None:
         while damage and (before is None or damage[0].position < before):
@@ -157,9 +159,9 @@ class _Lines:
                 continue
             self.damaged = True
             if self._as_json:
-                say_json(damage_json(self._session, error))
+                echo_json(damage_json(self._session, error))
             else:
-                say(f"{error.position:>6}  UNREADABLE: {safe(error.reason)}", fg="red")
+                echo(f"{error.position:>6}  UNREADABLE: {safe(error.reason)}", fg="red")
 
     def _notify(self, text: str) -> None:
-        say(safe(text), err=True, dim=True)
+        echo(safe(text), err=True, dim=True)

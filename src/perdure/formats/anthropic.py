@@ -1,29 +1,50 @@
-"""Parse Anthropic messages: lists of blocks, including calls and results.
+"""Write Anthropic messages: roles alternate, and results begin the turn after their calls.
 
-A stored message comes in, a `Speech` in the neutral form goes out. Pure; never changes a message.
+Messages in the neutral form come in; messages and the separate system prompt go out. Pure. System
+messages leave the conversation, whatever their position. Content that cannot be written is reported
+as a loss.
 """
 
+import base64
+import re
+from collections.abc import Iterator
 from typing import Any
 
 from perdure.formats import media
-from perdure.formats.fields import Fields, dicts, fields, held, text, unknown_fields
-from perdure.formats.inputs import json_text
+from perdure.formats.alternation import OPENING, AlternatingTurns, PositionedBlock
+from perdure.formats.arguments import input_object, json_text
+from perdure.formats.fields import (
+    Fields,
+    as_text,
+    dicts_in,
+    fields,
+    first_text,
+    trim,
+    unknown_fields,
+)
 from perdure.formats.parts import (
     ANTHROPIC,
+    Loss,
+    Losses,
     Media,
     Native,
+    NormalizedMessage,
     Opaque,
     Part,
     Reasoning,
-    Result,
-    Speech,
+    Refusal,
     Text,
     ToolCall,
+    ToolResult,
+    report_refusal,
+    unsupported_part,
 )
 
 ROLES = {"user": "user", "assistant": "assistant", "system": "system"}
 
+
 _SERVER_RESULT = fields("type tool_use_id content", "cache_control caller")
+
 BLOCKS: dict[str, Fields] = {
     "text": fields("type text", "cache_control citations"),
     "image": fields("type source", "cache_control transformations"),
@@ -42,90 +63,101 @@ BLOCKS: dict[str, Fields] = {
     "text_editor_code_execution_tool_result": _SERVER_RESULT,
     "tool_search_tool_result": _SERVER_RESULT,
 }
-_ABOUT_ITSELF = (
+
+_ANSWER_META = (
     "id type model stop_reason stop_sequence stop_details usage container context_management"
 )
-_READ = frozenset(f"role content name {_ABOUT_ITSELF}".split())
-_HOSTED = {"server_tool_use", "container_upload"} | {
+
+_READ_FIELDS = frozenset(f"role content name {_ANSWER_META}".split())
+
+_HOSTED_BLOCKS = {"server_tool_use", "container_upload"} | {
     name for name in BLOCKS if name.endswith("_tool_result")
 }
 
 
-def read(message: Native, at: int) -> Speech:
+def read(message: Native, at: int) -> NormalizedMessage:
     """Parse one message. Metadata of an answer (its model, its usage) is not content."""
-    stored_role = text(message.get("role"))
+    stored_role = as_text(message.get("role"))
     content = message.get("content")
     blocks = content if type(content) is list else [content]
-    parts = [part for block in blocks if (part := _block(block, at)) is not None]
-    parts += unknown_fields(message, _READ, at)
-    return Speech(
-        at, ROLES.get(stored_role, ""), parts, ANTHROPIC, stored_role, text(message.get("name"))
+    parts = [part for block in blocks if (part := _read_block(block, at)) is not None]
+    parts += unknown_fields(message, _READ_FIELDS, at)
+    return NormalizedMessage(
+        at, ROLES.get(stored_role, ""), parts, ANTHROPIC, stored_role, as_text(message.get("name"))
     )
 
 
-def _block(block: Any, at: int) -> Part | None:
+def _read_block(block: Any, at: int) -> Part | None:
     """Parse one block; None if it is an empty text. An unknown block becomes `Opaque`."""
     if type(block) is str:
         return Text(at, block) if block else None
     if type(block) is not dict:
         return None if block is None else Opaque(at, "a block", {}, "")
-    kind = text(block.get("type"))
+    kind = as_text(block.get("type"))
     if kind == "text" and type(block.get("text")) is str:
         return Text(at, block["text"], block, ANTHROPIC) if block["text"] else None
-    part = _known(block, kind, at)
+    part = _read_known_block(block, kind, at)
     if part is None or (type(part) is Text and not part.text):
         return Opaque(at, f"a block of type {kind!r}" if kind else "a block", {}, "")
     return part
 
 
-def _known(block: Native, kind: str, at: int) -> Part | None:
+def _read_known_block(block: Native, kind: str, at: int) -> Part | None:
     match kind:
         case "thinking" | "redacted_thinking":
             return Reasoning(at, block, ANTHROPIC)
         case "tool_use":
-            return _call(block, at)
+            return _read_call(block, at)
         case "tool_result":
-            return _result(block, at)
+            return _read_result(block, at)
         case "image" | "document" if type(source := block.get("source")) is dict:
-            return _sourced(block, kind, source, at)
+            return _read_source(block, kind, source, at)
         case "search_result":
-            texts = [text(part.get("text")) for part in dicts(block.get("content"))]
-            heading = [text(block.get("title")), text(block.get("source"))]
+            texts = [as_text(part.get("text")) for part in dicts_in(block.get("content"))]
+            heading = [as_text(block.get("title")), as_text(block.get("source"))]
             return Text(
                 at, "\n".join(line for line in [*heading, *texts] if line), block, ANTHROPIC
             )
-    return Opaque(at, f"a block of type {kind!r}", block, ANTHROPIC) if kind in _HOSTED else None
+    return (
+        Opaque(at, f"a block of type {kind!r}", block, ANTHROPIC)
+        if kind in _HOSTED_BLOCKS
+        else None
+    )
 
 
-def _call(block: Native, at: int) -> ToolCall:
+def _read_call(block: Native, at: int) -> ToolCall:
     arguments = block.get("input")
     if type(arguments) is not dict and type(arguments) is not str:
         arguments = {} if arguments is None else json_text(arguments)
-    id, name = text(block.get("id")), text(block.get("name"))
+    id, name = as_text(block.get("id")), as_text(block.get("name"))
     return ToolCall(at, id, name, arguments, native=block, home=ANTHROPIC)
 
 
-def _result(block: Native, at: int) -> Result:
+def _read_result(block: Native, at: int) -> ToolResult:
     content = block.get("content")
     blocks = content if type(content) is list else [content]
     parts: list[Any] = []
     for nested in blocks:
-        part = _block(nested, at)
+        part = _read_block(nested, at)
         if type(part) in (Text, Media, Opaque):
             parts.append(part)
         elif part is not None:
             parts.append(Opaque(at, "a block", {}, ""))
-    id = text(block.get("tool_use_id"))
-    return Result(at, id, "", parts, block.get("is_error") is True, block, ANTHROPIC)
+    id = as_text(block.get("tool_use_id"))
+    return ToolResult(at, id, "", parts, block.get("is_error") is True, block, ANTHROPIC)
 
 
-def _sourced(block: Native, kind: str, source: Native, at: int) -> Text | Media | None:
+def _read_source(block: Native, kind: str, source: Native, at: int) -> Text | Media | None:
     kind = "image" if kind == "image" else "file"
-    name = text(block.get("title"))
-    data, url, id = held(source, "data"), held(source, "url"), held(source, "file_id")
+    name = as_text(block.get("title"))
+    data, url, id = (
+        first_text(source, "data"),
+        first_text(source, "url"),
+        first_text(source, "file_id"),
+    )
     match source.get("type"):
         case "base64" if data:
-            mime = text(source.get("media_type"))
+            mime = as_text(source.get("media_type"))
             return Media(at, kind, mime, data, name=name, native=block, home=ANTHROPIC)
         case "url" if url:
             media_part = media.from_url(at, kind, url, name=name)
@@ -136,6 +168,258 @@ def _sourced(block: Native, kind: str, source: Native, at: int) -> Text | Media 
             return Text(at, data, block, ANTHROPIC)
         case "content":
             content = source.get("content")
-            texts = [text(part.get("text")) for part in dicts(content)] or [text(content)]
+            texts = [as_text(part.get("text")) for part in dicts_in(content)] or [as_text(content)]
             return Text(at, "\n".join(texts), block, ANTHROPIC)
     return None
+
+
+_IMAGE_TYPES = frozenset({"image/jpeg", "image/png", "image/gif", "image/webp"})
+
+_THINKING = ("thinking", "redacted_thinking")
+
+_USER_BLOCKS = frozenset({"text", "image", "document", "search_result", "container_upload"})
+
+_SERVER_RESULT_SUFFIX = (
+    "_tool_result"  # Suffix of the types of blocks with results of server tools.
+)
+
+_ID_PATTERN = re.compile(r"[a-zA-Z0-9_-]{1,200}")
+
+
+def write(
+    messages: list[NormalizedMessage], losses: Losses
+) -> tuple[list[Native], str | list[Native] | None]:
+    """Write messages, and the system prompt."""
+    turns = AlternatingTurns()
+    system: list[Native] = []
+    for message in messages:
+        blocks = list(_write_blocks(message, losses))
+        if message.role == "system":
+            system += [block for block, _ in blocks]
+        elif message.role == "assistant":
+            turns.add("assistant", _drop_trailing_thinking(blocks, losses))
+            turns.add("user", _write_results(message.parts, losses))
+        else:
+            turns.add("user", blocks)
+    _drop_unpaired(turns, losses)
+    turns.revise("assistant", lambda blocks: _drop_late_thinking(blocks, losses))
+    turns.open("user", {"type": "text", "text": OPENING})
+    written = [
+        {"role": role, "content": _shorten_content([block for block, _ in blocks])}
+        for role, blocks in turns.turns
+    ]
+    if written and written[-1]["role"] == "assistant":
+        _strip_trailing_space(written[-1])
+    return written, _write_system(system)
+
+
+def _write_system(blocks: list[Native]) -> str | list[Native] | None:
+    if all(block.keys() == {"type", "text"} for block in blocks):
+        return "\n\n".join(block["text"] for block in blocks) or None
+    return blocks
+
+
+def _shorten_content(blocks: list[Native]) -> str | list[Native]:
+    if len(blocks) == 1 and blocks[0].keys() == {"type", "text"}:
+        only: str = blocks[0]["text"]
+        return only
+    return blocks
+
+
+def _strip_trailing_space(message: Native) -> None:
+    """Strip trailing whitespace of the last message: the API rejects it."""
+    content = message["content"]
+    if type(content) is str:
+        message["content"] = content.rstrip()
+    elif content[-1]["type"] == "text":
+        content[-1] = {**content[-1], "text": content[-1]["text"].rstrip()}
+
+
+def _write_blocks(message: NormalizedMessage, losses: Losses) -> Iterator[PositionedBlock]:
+    role = message.role
+    for part in message.parts:
+        block: Native | None = None
+        if type(part) is Text or type(part) is Refusal:
+            block = _write_text(part, role, losses)
+            if block is None:
+                continue
+            report_refusal(part, ANTHROPIC, losses)
+        elif type(part) is ToolCall:
+            block = _write_call(part, losses)
+        elif type(part) is Reasoning and part.home == ANTHROPIC and role == "assistant":
+            block = _write_thinking(part, losses)
+        elif type(part) is Media and role == "user":
+            block = _write_media(part, losses)
+        elif type(part) is Opaque and part.home == ANTHROPIC:
+            block = _write_opaque(part, role, losses)
+        if block is not None:
+            yield block, part.at
+        else:
+            losses.append(unsupported_part(part, ANTHROPIC, f"from the {role}"))
+
+
+def _write_text(part: Text | Refusal, role: str, losses: Losses) -> Native | None:
+    if not part.text.strip():
+        what = f"a whitespace-only text was left out: {ANTHROPIC} does not accept it"
+        losses.append(Loss(part.at, what))
+        return None
+    native = part.native
+    if native is not None and part.home == ANTHROPIC:
+        kind = native["type"]
+        if kind == "text" or role == "user":
+            return trim(native, BLOCKS[kind], f"a block of type {kind!r}", part.at, losses)
+    return {"type": "text", "text": part.text}
+
+
+def _write_call(call: ToolCall, losses: Losses) -> Native | None:
+    native = call.native if call.home == ANTHROPIC and call.native is not None else {}
+    arguments = input_object(call, ANTHROPIC, losses)
+    block = {**native, "type": "tool_use", "id": call.out_id, "name": call.name, "input": arguments}
+    return trim(block, BLOCKS["tool_use"], "a call", call.at, losses)
+
+
+def _write_thinking(part: Reasoning, losses: Losses) -> Native | None:
+    native = part.native
+    kind = native["type"]
+    required = ("data",) if kind == "redacted_thinking" else ("thinking", "signature")
+    is_complete = all(type(native.get(name)) is str for name in required) and native[required[-1]]
+    return trim(native, BLOCKS[kind], "thinking", part.at, losses) if is_complete else None
+
+
+def _write_opaque(part: Opaque, role: str, losses: Losses) -> Native | None:
+    native = part.native
+    kind = native["type"]
+    if (kind in _USER_BLOCKS) != (role == "user"):
+        return None
+    is_call = kind == "server_tool_use"
+    if is_call and type(native.get("input")) is not dict:
+        return None
+    for name in (
+        ("id", "name")
+        if is_call
+        else ("tool_use_id",)
+        if kind.endswith(_SERVER_RESULT_SUFFIX)
+        else ()
+    ):
+        if type(native.get(name)) is not str or not _ID_PATTERN.fullmatch(native[name]):
+            return None
+    return trim(native, BLOCKS[kind], f"a block of type {kind!r}", part.at, losses)
+
+
+def _write_results(parts: list[Part], losses: Losses) -> list[PositionedBlock]:
+    return [
+        (_write_result(part.out_id, part.result, losses), part.result.at)
+        for part in parts
+        if type(part) is ToolCall and part.result is not None
+    ]
+
+
+def _write_result(id: str, result: ToolResult, losses: Losses) -> Native:
+    block: Native = {"type": "tool_result", "tool_use_id": id}
+    if result.home == ANTHROPIC and result.native is not None:
+        block = trim(result.native, BLOCKS["tool_result"], "a result", result.at, losses) or block
+        block["tool_use_id"] = id
+        block.pop("content", None)
+    parts = result.parts
+    first = parts[0] if len(parts) == 1 else None
+    if type(first) is Text and (first.native is None or first.home != ANTHROPIC):
+        block["content"] = first.text
+    elif parts:
+        message = NormalizedMessage(result.at, "user", [*parts], result.home)
+        content = [nested for nested, _ in _write_blocks(message, losses)]
+        if content:
+            block["content"] = content
+    if result.error:
+        block["is_error"] = True
+    return block
+
+
+def _write_media(part: Media, losses: Losses) -> Native | None:
+    if part.native is not None and part.home == ANTHROPIC:
+        return trim(part.native, BLOCKS[part.native["type"]], "a media block", part.at, losses)
+    source: Native | None = None
+    if part.kind == "image" and part.data and part.mime in _IMAGE_TYPES:
+        source = {"type": "base64", "media_type": part.mime, "data": part.data}
+    elif part.kind in ("image", "file") and part.url:
+        source = {"type": "url", "url": part.url}
+    elif part.kind == "file" and part.data and part.mime == "application/pdf":
+        source = {"type": "base64", "media_type": part.mime, "data": part.data}
+    elif part.kind == "file" and part.data and part.mime == "text/plain":
+        source = _plain_text_source(part.data)
+    if source is None:
+        return None
+    block: Native = {"type": "image" if part.kind == "image" else "document", "source": source}
+    if part.name and part.kind == "file":
+        block["title"] = part.name
+    return block
+
+
+def _plain_text_source(data: str) -> Native | None:
+    try:
+        text = base64.b64decode(data, validate=True).decode()
+    except ValueError:
+        return None
+    return {"type": "text", "media_type": "text/plain", "data": text} if text.strip() else None
+
+
+def _drop_unpaired(turns: AlternatingTurns, losses: Losses) -> None:
+    """Drop server tool calls without a result, and server results without a call.
+
+    Open calls of the last turn stay: the server continues them.
+    """
+    open_calls: dict[str, list[Native]] = {}
+    unpaired: list[Native] = []
+    for role, blocks in turns.turns:
+        for block, _ in blocks if role == "assistant" else ():
+            if block["type"] == "server_tool_use":
+                open_calls.setdefault(block["id"], []).append(block)
+            elif block["type"].endswith(_SERVER_RESULT_SUFFIX):
+                calls = open_calls.get(block["tool_use_id"])
+                unpaired += [] if calls and calls.pop() else [block]
+    last = [block for block, _ in turns.turns[-1][1]] if turns.turns else []
+    unanswered = [block for calls in open_calls.values() for block in calls]
+    unpaired += [block for block in unanswered if not _is_among(block, last)]
+    if unpaired:
+        turns.revise("assistant", lambda blocks: _drop_blocks(blocks, unpaired, losses))
+
+
+def _drop_blocks(
+    blocks: list[PositionedBlock], unpaired: list[Native], losses: Losses
+) -> list[PositionedBlock]:
+    kept = []
+    for block, at in blocks:
+        if _is_among(block, unpaired):
+            what = f"a block of type {block['type']!r} was left out: its counterpart is missing"
+            losses.append(Loss(at, what))
+        else:
+            kept.append((block, at))
+    return kept
+
+
+def _is_among(block: Native, others: list[Native]) -> bool:
+    return any(block is other for other in others)
+
+
+def _drop_late_thinking(blocks: list[PositionedBlock], losses: Losses) -> list[PositionedBlock]:
+    """Drop thinking that is neither at the start of a turn nor after a server result.
+
+    Two answers in a row become one turn, and the API rejects thinking in the middle of a turn.
+    """
+    kept: list[PositionedBlock] = []
+    may_think = True
+    for block, at in blocks:
+        kind = block["type"]
+        if kind in _THINKING and not may_think:
+            losses.append(unsupported_part(Reasoning(at, block, ANTHROPIC), ANTHROPIC))
+            continue
+        kept.append((block, at))
+        may_think = (may_think and kind in _THINKING) or kind.endswith(_SERVER_RESULT_SUFFIX)
+    return _drop_trailing_thinking(kept, losses)
+
+
+def _drop_trailing_thinking(blocks: list[PositionedBlock], losses: Losses) -> list[PositionedBlock]:
+    """Drop thinking at the end: the content it led to is missing."""
+    while blocks and blocks[-1][0]["type"] in _THINKING:
+        block, at = blocks.pop()
+        losses.append(unsupported_part(Reasoning(at, block, ANTHROPIC), ANTHROPIC))
+    return blocks

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from perdure.formats.parts import Loss, Losses, Native, Opaque
 
 # Fields of answers that requests do not accept, dropped silently: hints, metrics, parsed copies.
-UNMISSED = frozenset(
+IGNORED_FIELDS = frozenset(
     {
         "annotations",
         "cache_control",
@@ -37,7 +37,7 @@ def fields(required: str, optional: str = "") -> Fields:
     return Fields(frozenset(names), allowed, frozenset(nullable))
 
 
-def fit(native: Native, spec: Fields, what: str, at: int, losses: Losses) -> Native | None:
+def trim(native: Native, spec: Fields, what: str, at: int, losses: Losses) -> Native | None:
     """Return an object with the allowed fields only, or None if a required one is missing.
 
     Nulls are dropped, unless the field is nullable. Dropped fields are reported as losses, except
@@ -53,16 +53,16 @@ def fit(native: Native, spec: Fields, what: str, at: int, losses: Losses) -> Nat
         losses.append(Loss(at, f"{what} was left out: it lacks {missing}"))
         return None
     if len(trimmed) < len(native):
-        tell_unknown(native, spec.allowed, what, at, losses)
+        report_unknown(native, spec.allowed, what, at, losses)
     return trimmed
 
 
-def tell_unknown(
+def report_unknown(
     native: Native, allowed: frozenset[str], what: str, at: int, losses: Losses
 ) -> None:
     """Report the non-empty fields of an object that are not allowed as losses."""
     for name, value in native.items():
-        if name not in allowed and name not in UNMISSED and value not in (None, [], {}, ""):
+        if name not in allowed and name not in IGNORED_FIELDS and value not in (None, [], {}, ""):
             losses.append(Loss(at, f"the field {name!r} of {what} was left out"))
 
 
@@ -70,20 +70,20 @@ def unknown_fields(message: Native, read_fields: frozenset[str], at: int) -> lis
     """Return the unknown fields of a message as `Opaque` parts, which no provider gets."""
     losses: Losses = []
     if not message.keys() <= read_fields:
-        tell_unknown(message, read_fields, "the message", at, losses)
+        report_unknown(message, read_fields, "the message", at, losses)
     return [Opaque(at, loss.what.removesuffix(" was left out"), {}, "") for loss in losses]
 
 
-def text(value: Any) -> str:
+def as_text(value: Any) -> str:
     """Return the value if it is a text, else an empty one."""
     return value if type(value) is str else ""
 
 
-def dicts(value: Any) -> list[Native]:
+def dicts_in(value: Any) -> list[Native]:
     return [item for item in value if type(item) is dict] if type(value) is list else []
 
 
-def held(value: Mapping[str, Any], *names: str) -> str:
+def first_text(value: Mapping[str, Any], *names: str) -> str:
     """Return the first non-empty text under one of the names; "" if there is none."""
     for name in names:
         field = value.get(name)

@@ -9,50 +9,66 @@ Field names are written as in the REST API; the Python SDK's snake_case spelling
 from typing import Any
 
 from perdure.formats import media
-from perdure.formats.alternating import OPENING, Placed, Turns
-from perdure.formats.fields import dicts, fields, fit, held, tell_unknown, text, unknown_fields
-from perdure.formats.inputs import input_object, json_text, result_text
+from perdure.formats.alternation import OPENING, AlternatingTurns, PositionedBlock
+from perdure.formats.arguments import input_object, json_text, result_text
+from perdure.formats.fields import (
+    as_text,
+    dicts_in,
+    fields,
+    first_text,
+    report_unknown,
+    trim,
+    unknown_fields,
+)
 from perdure.formats.parts import (
     GEMINI,
     Losses,
     Media,
     Native,
+    NormalizedMessage,
     Opaque,
     Part,
     Reasoning,
     Refusal,
-    Result,
-    Speech,
     Text,
     ToolCall,
-    inexpressible,
-    tell_refusal,
+    ToolResult,
+    report_refusal,
+    unsupported_part,
 )
 
 ROLES = {"user": "user", "model": "assistant", "function": "user", "system": "system", "": "user"}
-_DATA = ("text", "inlineData", "fileData", "functionCall", "functionResponse")
-_HOSTED = ("executableCode", "codeExecutionResult", "toolCall", "toolResponse")
-_HELD = frozenset({*_DATA, *_HOSTED})
-_BESIDES = frozenset({"thought", "thoughtSignature", "videoMetadata", "mediaResolution"})
-_READ = frozenset({"role", "parts", "name"})
+
+_DATA_FIELDS = ("text", "inlineData", "fileData", "functionCall", "functionResponse")
+
+_HOSTED_FIELDS = ("executableCode", "codeExecutionResult", "toolCall", "toolResponse")
+
+_PAYLOAD_FIELDS = frozenset({*_DATA_FIELDS, *_HOSTED_FIELDS})
+
+_COMPANION_FIELDS = frozenset({"thought", "thoughtSignature", "videoMetadata", "mediaResolution"})
+
+_READ_FIELDS = frozenset({"role", "parts", "name"})
+
 _RESPONSE = fields("name response", "id parts scheduling willContinue")
+
 _BLOB = fields("mimeType data", "displayName")
+
 _FILE = fields("fileUri", "mimeType displayName")
 
 
-def read(content: Native, at: int) -> Speech:
+def read(content: Native, at: int) -> NormalizedMessage:
     """Parse one content; without a role it is the user's."""
-    stored_role = text(content.get("role"))
+    stored_role = as_text(content.get("role"))
     native_parts = content.get("parts")
     native_parts = native_parts if type(native_parts) is list else [native_parts]
     parts = [parsed for part in native_parts if (parsed := _read_part(part, at)) is not None]
-    parts += unknown_fields(content, _READ, at)
-    return Speech(
-        at, ROLES.get(stored_role, ""), parts, GEMINI, stored_role, text(content.get("name"))
+    parts += unknown_fields(content, _READ_FIELDS, at)
+    return NormalizedMessage(
+        at, ROLES.get(stored_role, ""), parts, GEMINI, stored_role, as_text(content.get("name"))
     )
 
 
-def _camel(value: Native) -> Native:
+def _to_camel_case(value: Native) -> Native:
     """Convert field names to camelCase, as in the API; bytes become base64, nulls are dropped."""
     converted = {}
     for name, item in value.items():
@@ -66,8 +82,8 @@ def _camel(value: Native) -> Native:
 def _read_part(native: Any, at: int) -> Part | None:
     if type(native) is str:
         return Text(at, native) if native else None
-    part = _camel(native) if type(native) is dict else {}
-    kinds = [name for name in part if name in _HELD]
+    part = _to_camel_case(native) if type(native) is dict else {}
+    kinds = [name for name in part if name in _PAYLOAD_FIELDS]
     kind = kinds[0] if len(kinds) == 1 else ""
     value = part.get(kind)
     if kind == "text" and type(value) is str:
@@ -79,7 +95,7 @@ def _read_part(native: Any, at: int) -> Part | None:
             return Opaque(at, "a thought", part, GEMINI)
         return Text(at, value, part, GEMINI) if len(part) > 1 else Text(at, value)
     if type(value) is dict:
-        part = {**part, kind: _camel(value)}
+        part = {**part, kind: _to_camel_case(value)}
         if (parsed := _read_data(part, kind, at)) is not None:
             return parsed
     return Opaque(at, f"a part of {', '.join(kinds) or 'unknown kind'}", {}, "") if native else None
@@ -87,9 +103,9 @@ def _read_part(native: Any, at: int) -> Part | None:
 
 def _read_data(part: Native, kind: str, at: int) -> Part | None:
     value: Native = part[kind]
-    mime, name = text(value.get("mimeType")), text(value.get("displayName"))
+    mime, name = as_text(value.get("mimeType")), as_text(value.get("displayName"))
     if kind == "functionCall":
-        id, tool = text(value.get("id")), text(value.get("name"))
+        id, tool = as_text(value.get("id")), as_text(value.get("name"))
         arguments = value.get("args")
         args: str | Native = arguments if type(arguments) is dict else {}
         if type(arguments) is not dict and arguments is not None:
@@ -97,16 +113,16 @@ def _read_data(part: Native, kind: str, at: int) -> Part | None:
         return ToolCall(at, id, tool, args, native=part, home=GEMINI)
     if kind == "functionResponse":
         return _read_response(value, at)
-    if kind == "inlineData" and held(value, "data"):
+    if kind == "inlineData" and first_text(value, "data"):
         media_part = Media(at, media.kind_of(mime), mime, value["data"], name=name)
         return media_part._replace(native=part, home=GEMINI)
-    if kind == "fileData" and held(value, "fileUri"):
+    if kind == "fileData" and first_text(value, "fileUri"):
         media_part = Media(at, media.kind_of(mime), mime, url=value["fileUri"], name=name)
         return media_part._replace(native=part, home=GEMINI)
-    return Opaque(at, f"a part of {kind}", part, GEMINI) if kind in _HOSTED else None
+    return Opaque(at, f"a part of {kind}", part, GEMINI) if kind in _HOSTED_FIELDS else None
 
 
-def _read_response(value: Native, at: int) -> Result:
+def _read_response(value: Native, at: int) -> ToolResult:
     """Parse a result: a lone text as it is, anything else as JSON."""
     response = value.get("response")
     parts: list[Any] = []
@@ -118,24 +134,26 @@ def _read_response(value: Native, at: int) -> Result:
         parts += [Text(at, text_value)] if text_value else []
     elif response is not None:
         parts.append(Text(at, response if type(response) is str else json_text(response)))
-    for part in dicts(value.get("parts")):
+    for part in dicts_in(value.get("parts")):
         parsed = _read_part(part, at)
         is_result_part = type(parsed) in (Text, Media, Opaque)
         parts.append(parsed if is_result_part else Opaque(at, "a part of a result", {}, ""))
-    return Result(at, text(value.get("id")), text(value.get("name")), parts, error, value, GEMINI)
+    return ToolResult(
+        at, as_text(value.get("id")), as_text(value.get("name")), parts, error, value, GEMINI
+    )
 
 
-def write(messages: list[Speech], losses: Losses) -> tuple[list[Native], Native | None]:
+def write(messages: list[NormalizedMessage], losses: Losses) -> tuple[list[Native], Native | None]:
     """Write contents, and the system instruction."""
-    turns = Turns()
+    turns = AlternatingTurns()
     system: list[Native] = []
     for message in messages:
-        parts = _parts(message, losses)
+        parts = _write_parts(message, losses)
         if message.role == "system":
             system += [part for part, _ in parts]
         elif message.role == "assistant":
-            turns.add("model", _not_last(parts, losses))
-            turns.add("user", _responses(message.parts, losses))
+            turns.add("model", _drop_trailing_thoughts(parts, losses))
+            turns.add("user", _write_responses(message.parts, losses))
         else:
             turns.add("user", parts)
     turns.open("user", {"text": OPENING})
@@ -143,71 +161,71 @@ def write(messages: list[Speech], losses: Losses) -> tuple[list[Native], Native 
     return contents, {"parts": system} if system else None
 
 
-def _not_last(parts: list[Placed], losses: Losses) -> list[Placed]:
+def _drop_trailing_thoughts(parts: list[PositionedBlock], losses: Losses) -> list[PositionedBlock]:
     while parts and parts[-1][0].get("thought") is True:
         part, at = parts.pop()
-        losses.append(inexpressible(Reasoning(at, part, GEMINI), GEMINI))
+        losses.append(unsupported_part(Reasoning(at, part, GEMINI), GEMINI))
     return parts
 
 
-def _parts(message: Speech, losses: Losses) -> list[Placed]:
+def _write_parts(message: NormalizedMessage, losses: Losses) -> list[PositionedBlock]:
     placed = []
     model = message.role == "assistant"
     for part in message.parts:
         native: Native | None = None
         if type(part) is Text or type(part) is Refusal:
             native = {"text": part.text}
-            tell_refusal(part, GEMINI, losses)
+            report_refusal(part, GEMINI, losses)
             if part.native is not None and part.home == GEMINI and model:
-                native = _besides(part.native, {"text": part.text}, part.at, losses)
+                native = _with_companions(part.native, {"text": part.text}, part.at, losses)
         elif type(part) is ToolCall:
-            native = _call(part, losses)
+            native = _write_call(part, losses)
         elif type(part) is Media and message.role != "system":
-            native = _media(part, losses)
+            native = _write_media(part, losses)
         elif isinstance(part, Reasoning | Opaque) and part.home == GEMINI and model:
-            (kind,) = (name for name in part.native if name in _HELD)
-            native = _besides(part.native, {kind: part.native[kind]}, part.at, losses)
+            (kind,) = (name for name in part.native if name in _PAYLOAD_FIELDS)
+            native = _with_companions(part.native, {kind: part.native[kind]}, part.at, losses)
         if native is not None:
             placed.append((native, part.at))
         else:
-            losses.append(inexpressible(part, GEMINI, f"from the {message.role}"))
+            losses.append(unsupported_part(part, GEMINI, f"from the {message.role}"))
     return placed
 
 
-def _besides(native: Native, data: Native, at: int, losses: Losses) -> Native:
+def _with_companions(native: Native, data: Native, at: int, losses: Losses) -> Native:
     """Add the fields allowed beside the data of a part, and report the others as losses."""
-    companions = {name: value for name, value in native.items() if name in _BESIDES}
+    companions = {name: value for name, value in native.items() if name in _COMPANION_FIELDS}
     if len(data) + len(companions) < len(native):
-        tell_unknown(native, _HELD | _BESIDES, "a part", at, losses)
+        report_unknown(native, _PAYLOAD_FIELDS | _COMPANION_FIELDS, "a part", at, losses)
     return {**data, **companions}
 
 
-def _call(call: ToolCall, losses: Losses) -> Native | None:
+def _write_call(call: ToolCall, losses: Losses) -> Native | None:
     function: Native = {"name": call.name, "args": input_object(call, GEMINI, losses)}
     if call.out_id:
         function["id"] = call.out_id
     native = {"functionCall": function}
     if call.home == GEMINI and call.native is not None:
-        return _besides(call.native, native, call.at, losses)
+        return _with_companions(call.native, native, call.at, losses)
     return native
 
 
-def _responses(parts: list[Part], losses: Losses) -> list[Placed]:
+def _write_responses(parts: list[Part], losses: Losses) -> list[PositionedBlock]:
     return [
-        ({"functionResponse": _response(part, part.result, losses)}, part.result.at)
+        ({"functionResponse": _write_response(part, part.result, losses)}, part.result.at)
         for part in parts
         if type(part) is ToolCall and part.result is not None
     ]
 
 
-def _response(call: ToolCall, result: Result, losses: Losses) -> Native:
+def _write_response(call: ToolCall, result: ToolResult, losses: Losses) -> Native:
     response: Native = {"name": call.name, **({"id": call.out_id} if call.out_id else {})}
     native = result.native if result.home == GEMINI else None
     if native is not None and type(native.get("response")) is dict:
         merged = {**native, **response}
         if not call.out_id:
             merged.pop("id", None)
-        trimmed = fit(merged, _RESPONSE, "a result", result.at, losses)
+        trimmed = trim(merged, _RESPONSE, "a result", result.at, losses)
         if trimmed is not None:
             return trimmed
     inline = [part for part in result.parts if type(part) is Media and part.data]
@@ -222,12 +240,12 @@ def _response(call: ToolCall, result: Result, losses: Losses) -> Native:
     return response
 
 
-def _media(part: Media, losses: Losses) -> Native | None:
+def _write_media(part: Media, losses: Losses) -> Native | None:
     native = part.native
     if native is not None and part.home == GEMINI:
         kind = "inlineData" if "inlineData" in native else "fileData"
-        data = fit(native[kind], _BLOB if kind == "inlineData" else _FILE, "data", part.at, losses)
-        return None if data is None else _besides(native, {kind: data}, part.at, losses)
+        data = trim(native[kind], _BLOB if kind == "inlineData" else _FILE, "data", part.at, losses)
+        return None if data is None else _with_companions(native, {kind: data}, part.at, losses)
     if part.data:
         mime = part.mime or media.UNKNOWN_TYPE
         return {"inlineData": {"mimeType": mime, "data": part.data}}

@@ -5,10 +5,13 @@ from typing import NamedTuple
 
 from perdure.formats.parts import ANTHROPIC, CHAT, GEMINI, RESPONSES
 
-_NOT_A_WORD = re.compile(r"[^a-zA-Z0-9_-]")
-_NOT_GEMINIS = re.compile(r"[^a-zA-Z0-9_.:-]")
-_NOT_A_PERSON = re.compile(r"[\s<|\\/>]")
-_PERSON_MAX = 64
+_NOT_WORD_CHARACTER = re.compile(r"[^a-zA-Z0-9_-]")
+
+_NOT_GEMINI_CHARACTER = re.compile(r"[^a-zA-Z0-9_.:-]")
+
+_NOT_SPEAKER_CHARACTER = re.compile(r"[\s<|\\/>]")
+
+_SPEAKER_NAME_MAX = 64
 
 
 class _Limits(NamedTuple):
@@ -19,14 +22,14 @@ class _Limits(NamedTuple):
 
 
 _LIMITS = {
-    CHAT: _Limits(64, _NOT_A_WORD, 40, None),
-    RESPONSES: _Limits(128, _NOT_A_WORD, 64, None),
-    ANTHROPIC: _Limits(200, _NOT_A_WORD, 64, _NOT_A_WORD),
-    GEMINI: _Limits(128, _NOT_GEMINIS, 128, None),
+    CHAT: _Limits(64, _NOT_WORD_CHARACTER, 40, None),
+    RESPONSES: _Limits(128, _NOT_WORD_CHARACTER, 64, None),
+    ANTHROPIC: _Limits(200, _NOT_WORD_CHARACTER, 64, _NOT_WORD_CHARACTER),
+    GEMINI: _Limits(128, _NOT_GEMINI_CHARACTER, 128, None),
 }
 
 
-def legal_name(name: str, format: str) -> str:
+def legal_tool_name(name: str, format: str) -> str:
     """Return a tool's name, changed as little as the format requires."""
     limits = _LIMITS[format]
     if (
@@ -38,12 +41,12 @@ def legal_name(name: str, format: str) -> str:
     return limits.not_in_names.sub("_", name)[: limits.name_max] or "tool"
 
 
-def legal_person(name: str) -> str:
+def legal_speaker_name(name: str) -> str:
     """Return a speaker's name, changed as little as chat completions require."""
-    return _NOT_A_PERSON.sub("_", name)[:_PERSON_MAX]
+    return _NOT_SPEAKER_CHARACTER.sub("_", name)[:_SPEAKER_NAME_MAX]
 
 
-class Ids:
+class CallIds:
     """Assigns unique ids to calls; a legal id that is still free is kept."""
 
     def __init__(self, format: str) -> None:

@@ -9,13 +9,17 @@ from typing import Any, NamedTuple, TypeAlias
 
 Native: TypeAlias = dict[str, Any]
 
+
 CHAT = "openai.chat"
+
 RESPONSES = "openai.responses"
+
 ANTHROPIC = "anthropic"
+
 GEMINI = "gemini"
 
 
-class Said(NamedTuple):
+class StoredMessage(NamedTuple):
     """One stored message, as read; `interrupted` if its stream did not finish."""
 
     position: int
@@ -87,7 +91,7 @@ class Opaque(NamedTuple):
     home: str
 
 
-class Result(NamedTuple):
+class ToolResult(NamedTuple):
     """The result of a tool. Without an id it belongs to a call of the same name."""
 
     at: int
@@ -123,13 +127,13 @@ class ToolCall:
         self.native = native
         self.home = home
         self.out_id = ""
-        self.result: Result | None = None
+        self.result: ToolResult | None = None
 
 
-Part: TypeAlias = Text | Refusal | Media | Reasoning | Opaque | Result | ToolCall
+Part: TypeAlias = Text | Refusal | Media | Reasoning | Opaque | ToolResult | ToolCall
 
 
-class Speech:
+class NormalizedMessage:
     """A normalized message. `role` is system, user, assistant, context, or "" if unknown."""
 
     __slots__ = (
@@ -168,15 +172,15 @@ class Speech:
         self.ended = False  # Whether later items can no longer be part of it.
 
 
-_NAMES = {"image": "an image", "audio": "audio", "file": "a file"}
+_MEDIA_NAMES = {"image": "an image", "audio": "audio", "file": "a file"}
 
 
-def inexpressible(part: Part, format: str, where: str = "") -> Loss:
+def unsupported_part(part: Part, format: str, where: str = "") -> Loss:
     """Return the loss for a part that a format does not support (`where`)."""
     place = f" {where}" if where else ""
     match part:
         case Media():
-            what = f"{_NAMES[part.kind]} was left out: {format} does not accept it{place}"
+            what = f"{_MEDIA_NAMES[part.kind]} was left out: {format} does not accept it{place}"
         case Reasoning() if part.home == format:
             what = "reasoning was left out: the content it led to is missing"
         case Reasoning():
@@ -189,7 +193,7 @@ def inexpressible(part: Part, format: str, where: str = "") -> Loss:
     return Loss(part.at, what)
 
 
-def tell_refusal(part: Text | Refusal, format: str, losses: Losses) -> None:
+def report_refusal(part: Text | Refusal, format: str, losses: Losses) -> None:
     """Report as a loss that a format cannot flag a refusal."""
     if type(part) is Refusal:
         losses.append(Loss(part.at, f"the refusal flag was left out: {format} has none"))

@@ -12,10 +12,10 @@ from perdure.testing.faults import Crash, CrashAt, Flaky, Slow, Torn
 
 if TYPE_CHECKING:
     from perdure.testing.contract import BackendContract
-    from perdure.testing.contract_async import AsyncBackendContract
+    from perdure.testing.contract.asynchronous import AsyncBackendContract
     from perdure.testing.machine import machine_for
     from perdure.testing.model_server import ModelServer
-    from perdure.testing.rules import violations
+    from perdure.testing.provider_rules import violations
 
 __all__ = [
     "AsyncBackendContract",
@@ -33,20 +33,22 @@ __all__ = [
 
 _CONTRACTS = {
     "BackendContract": "perdure.testing.contract",
-    "AsyncBackendContract": "perdure.testing.contract_async",
+    "AsyncBackendContract": "perdure.testing.contract.asynchronous",
 }
+
 _OTHERS = {
     "ModelServer": "perdure.testing.model_server",
     "machine_for": "perdure.testing.machine",
-    "violations": "perdure.testing.rules",
+    "violations": "perdure.testing.provider_rules",
 }
+
 _PARTS = (
-    "contract_appending",
-    "contract_reading",
-    "contract_recent",
-    "contract_removing",
-    "contract_sharing",
-    "contract_watch",
+    "contract.append",
+    "contract.read",
+    "contract.recent",
+    "contract.remove",
+    "contract.sharing",
+    "contract.watch",
 )
 
 

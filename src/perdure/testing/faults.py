@@ -8,16 +8,16 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Literal
 
-from perdure.backend import (
+from perdure.backends.protocol import (
     Append,
     Backend,
     Entry,
     Head,
     Outcome,
-    able_to_remove,
-    knowing_recency,
-    knowing_time,
-    knowing_watch,
+    require_clock,
+    require_recent,
+    require_remove,
+    require_watch,
 )
 from perdure.errors import UnavailableError
 
@@ -76,13 +76,13 @@ class _Around:
         limit: int | None = None,
     ) -> Iterator[Head]:
         """As the backend's, where it declares it."""
-        return knowing_recency(self.backend).recent(
+        return require_recent(self.backend).recent(
             prefix=prefix, labels=labels, without=without, limit=limit
         )
 
     def watch(self, stream: str, *, after: int, timeout: float | None = None) -> bool:
         """As the backend's, where it declares it."""
-        return knowing_watch(self.backend).watch(stream, after=after, timeout=timeout)
+        return require_watch(self.backend).watch(stream, after=after, timeout=timeout)
 
     def drop(self, stream: str, *, before: int) -> None:
         """As the backend's."""
@@ -90,11 +90,11 @@ class _Around:
 
     def remove(self, stream: str, *, digest: str) -> bool:
         """As the backend's, where it declares it."""
-        return able_to_remove(self.backend).remove(stream, digest=digest)
+        return require_remove(self.backend).remove(stream, digest=digest)
 
     def server_time(self) -> float:
         """As the backend's, where it declares it."""
-        return knowing_time(self.backend).server_time()
+        return require_clock(self.backend).server_time()
 
     def close(self) -> None:
         """As the backend's."""

@@ -7,7 +7,7 @@ import pytest
 
 import perdure
 from perdure.adapters.openai import wrap
-from perdure.testing import ModelServer
+from perdure.testing.model_server import ModelServer
 from tests.on_postgres import parametrize
 
 MODULES = frozenset(("test_effects", "test_wrap", "test_wrap_async"))

@@ -10,8 +10,8 @@ import pytest
 import perdure
 from perdure.adapters.openai import wrap
 from perdure.backends.memory import MemoryBackend
-from perdure.records import EffectIntended
-from perdure.testing import ModelServer
+from perdure.journal.records import EffectIntended
+from perdure.testing.model_server import ModelServer
 
 CALL = '[[tool weather {"city": "Oslo"}]]'
 TOOLS: Any = [{"type": "function", "function": {"name": "weather", "parameters": {}}}]

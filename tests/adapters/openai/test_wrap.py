@@ -12,8 +12,8 @@ from openai.types.chat import ChatCompletionMessageParam
 
 import perdure
 from perdure.adapters.openai import wrap
-from perdure.records import Message, Note, TurnAbandoned, TurnFailed
-from perdure.testing import ModelServer
+from perdure.journal.records import Message, Note, TurnAbandoned, TurnFailed
+from perdure.testing.model_server import ModelServer
 from tests.adapters.openai.scripts import CHAT_TOOL, Steps
 
 

@@ -1,0 +1,56 @@
+"""AsyncApprovals: list and decide the approvals of a session, reached as `session.approvals`."""
+
+from perdure.aio.handle import AsyncHandle
+from perdure.core.effects import approvals, listing
+from perdure.core.effects.calls import Decision
+from perdure.core.effects.listing import Approval
+from perdure.core.plans import REFRESH_SILENTLY
+from perdure.errors import ApprovalError, NotFoundError
+
+ApprovalList = list[Approval]
+
+
+class AsyncApprovals:
+    """The calls of a session that need an approval, and the decisions about them."""
+
+    def __init__(self, handle: AsyncHandle) -> None:
+        self._handle = handle
+
+    async def pending(self) -> ApprovalList:
+        """Return the approvals that wait for a decision, in this view."""
+        return await self._handle.run(listing.pending_approvals(self._handle.replica))
+
+    async def list(self) -> ApprovalList:
+        """Return all approvals in order, with their states. Reads the whole session."""
+        return await self._handle.run(listing.list_approvals(self._handle.replica))
+
+    async def approve(
+        self, id: str, *, by: str, reason: str = "", digest: str | None = None
+    ) -> None:
+        """Approve a pending call, once. On return the decision is durable and its caller is woken.
+
+        Any process may decide; `by` names the person. With the `digest` of the approval that was
+        reviewed, the decision cannot apply to anything else. ApprovalError if the approval is no
+        longer pending: the first decision counts.
+        """
+        await self._decide(id, "approved", by, reason, digest)
+
+    async def deny(self, id: str, *, by: str, reason: str = "", digest: str | None = None) -> None:
+        """Deny a pending call; its caller and the model get the reason."""
+        await self._decide(id, "denied", by, reason, digest)
+
+    async def _decide(
+        self, id: str, decision: Decision, by: str, reason: str, digest: str | None
+    ) -> None:
+        handle, replica = self._handle, self._handle.replica
+        plan, was_late = approvals.plan_decision(
+            replica, id, decision, by=by, reason=reason, digest=digest
+        )
+        await handle.write(REFRESH_SILENTLY)
+        try:
+            await handle.write(plan)
+        except NotFoundError:
+            error = await handle.run(listing.explain_not_pending(replica, id))
+            raise error from None
+        if was_late():
+            raise ApprovalError(replica.name, id, "expired", "and nothing was decided")

@@ -1,0 +1,91 @@
+"""Wait for records: with the store's `watch` capability, or by polling a stream's head.
+
+A backend, a stream and a position come in; whether the head is beyond the position goes out.
+"""
+
+import asyncio
+import time
+from typing import Any
+from weakref import WeakSet
+
+from perdure.aio.group_commit import AsyncGroupCommitter
+from perdure.backends import watchers
+from perdure.backends.protocol import WATCH, AsyncBackend, require_watch
+from perdure.backends.watchers import FIRST_PAUSE, LONGEST_PAUSE
+from perdure.core.batching import T
+from perdure.journal.requests import Commit, Drop, Heads, Read, Request, Steps, Wait
+
+
+class AsyncDriver:
+    """Runs steps: performs their requests on an async backend."""
+
+    def __init__(self, backend: AsyncBackend, committer: AsyncGroupCommitter) -> None:
+        self.name = backend.name
+        self.handles: WeakSet[Any] = WeakSet()
+        """The handles that write through this driver, so that closing can wait for them."""
+        self._backend = backend
+        self.committer = committer
+        self.longest_wait = watchers.longest_wait(backend)
+        self.closed = False
+
+    def end_waits(self, stream: str) -> None:
+        """Cancel this process's waits on a stream: a session is being closed."""
+        watchers.cancel_waiters(self._backend, stream)
+
+    async def run(self, steps: Steps[T]) -> T:
+        """Return the result of steps; errors of the backend are raised in the step that asked."""
+        try:
+            request = next(steps)
+            while True:
+                try:
+                    if type(request) is Commit:  # The most frequent request: one coroutine less.
+                        answer: Any = await self.committer.append(request.append)
+                    else:
+                        answer = await self.answer(request)
+                except BaseException as error:  # noqa: BLE001 - the steps handle or re-raise it
+                    request = steps.throw(error)
+                else:
+                    request = steps.send(answer)
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
+
+    async def answer(self, request: Request) -> Any:
+        """Perform one request and return the reply."""
+        backend = self._backend
+        match request:
+            case Commit(append):
+                return await self.committer.append(append)
+            case Read(stream, after, limit, reverse):
+                entries = backend.read(stream, after=after, limit=limit, reverse=reverse)
+                return [entry async for entry in entries]
+            case Heads(prefix, after_name, labels, limit, without):
+                heads = backend.streams(
+                    prefix=prefix, after=after_name, labels=labels, without=without, limit=limit
+                )
+                return [head async for head in heads]
+            case Drop(stream, before):
+                return await backend.drop(stream, before=before)
+            case Wait(stream, after, timeout):
+                return await wait_for_records(backend, stream, after=after, timeout=timeout)
+
+
+async def wait_for_records(
+    backend: AsyncBackend, stream: str, *, after: int, timeout: float
+) -> bool:  # noqa: ASYNC109 - as in `Watch`
+    """Return True once a stream's head is beyond a position, False after `timeout` seconds."""
+    if WATCH in backend.capabilities:
+        return await require_watch(backend).watch(stream, after=after, timeout=timeout)
+    deadline, pause = time.monotonic() + timeout, FIRST_PAUSE
+    while not await _is_beyond(backend, stream, after):
+        delay = min(pause, deadline - time.monotonic())
+        if delay <= 0:
+            return False
+        await asyncio.sleep(delay)
+        pause = min(pause * 1.5, LONGEST_PAUSE)
+    return True
+
+
+async def _is_beyond(backend: AsyncBackend, stream: str, after: int) -> bool:
+    async for head in backend.streams(prefix=stream, limit=1):
+        return head.stream == stream and head.position > after
+    return False

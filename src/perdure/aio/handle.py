@@ -1,0 +1,173 @@
+"""AsyncHandle: a replica with a queue of writes, shared by a session, its turns and its values.
+
+In: plans and steps. Out: results, or errors raised in the caller. It also emits the replica's
+notices as events. Nothing is decided here.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine
+from contextlib import AbstractContextManager
+from typing import Any, TypeVar
+
+from perdure import events
+from perdure.aio.driver import AsyncDriver
+from perdure.aio.group_commit import AsyncBatcher, start_steps
+from perdure.core.effects.calls import ActiveTurn, VersionMismatch
+from perdure.core.effects.model_calls import CallReplayer
+from perdure.core.plans import NO_OP, REFRESH, Plan
+from perdure.core.replica import PlanResult, Replica
+from perdure.errors import NotFoundError, PerdureError, UsageError
+from perdure.events import ActiveEvent
+from perdure.journal import requests
+from perdure.journal.reader import History
+from perdure.journal.requests import Steps
+
+T = TypeVar("T")
+
+
+class AsyncHandle:
+    """The object that a session, its turns and its values write through.
+
+    At most one append of a handle is in flight. Plans that arrive meanwhile share the next one, so
+    tasks that share a handle never race for a position.
+    """
+
+    def __init__(self, driver: AsyncDriver, replica: Replica) -> None:
+        self.driver = driver
+        self.replica = replica
+        self.own_turns: dict[str, ActiveTurn] = {}
+        """The turns that are running in this handle, by id."""
+        self.replay: CallReplayer | None = None
+        """Serves recorded results in a replay, where no call may run; otherwise None."""
+        self.changed: list[VersionMismatch] = []
+        """Calls that were started by another version of their tool."""
+        self._combiner: AsyncBatcher[Plan, PlanResult] = AsyncBatcher(
+            lambda plans, combiner: start_steps(driver, replica.write(plans), combiner)
+        )
+        self.on_close: set[Callable[[], Coroutine[Any, Any, None]]] = set()
+        """Called before this handle closes, to release what it holds."""
+        self._closed = False
+        self._tasks: set[asyncio.Task[Any]] = set()
+        driver.handles.add(self)
+        self.emit_notices()
+
+    async def write(self, plan: Plan) -> int:
+        """Execute a plan and return its result. On return it is durable."""
+        if self._closed or self.replica.deleted:
+            self.require_open()
+        try:
+            if events.enabled():
+                result = await self._write_observed(plan)
+            else:
+                result = await self._combiner.submit(plan)
+        finally:
+            if self.replica.notices:
+                self.emit_notices()
+        if isinstance(result, PerdureError):
+            raise result
+        return result
+
+    async def _write_observed(self, plan: Plan) -> PlanResult:
+        with self.observed("append", plan=plan.kind, turn=plan.turn) as span:
+            result = await self._combiner.submit(plan)
+            span.fields["position"] = self.replica.tip.position
+            if isinstance(result, PerdureError):
+                span.fields["outcome"] = type(result).__name__
+        return result
+
+    async def run(self, steps: Steps[T]) -> T:
+        """Run steps that read, and return their result."""
+        self.require_open()
+        return await self.driver.run(steps)
+
+    async def wait(self, after: int, timeout: float | None) -> bool:  # noqa: ASYNC109 - the same parameters as in `Handle`
+        """Return True once there are records after a position, here or in the store.
+
+        False after the timeout, or when the session or its store is closed meanwhile.
+        """
+        self.require_open()
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while not self._closed:
+            if self.replica.tip.position > after:
+                return True
+            longest = self.driver.longest_wait
+            pause = longest if deadline is None else min(longest, deadline - time.monotonic())
+            steps = requests.wait(self.replica.name, after=after, timeout=max(pause, 0.0))
+            try:
+                if await self.driver.run(steps):
+                    return True
+            except UsageError:  # The store was closed.
+                return False
+            if deadline is not None and time.monotonic() >= deadline:
+                return False
+        return False
+
+    async def catch_up(self, after: int) -> History:
+        """Apply other writers' records if the view ends at a position; return its history.
+
+        If the session was deleted, the deletion is the newest record in the history.
+        """
+        if self.replica.tip.position <= after:
+            try:
+                await self.write(REFRESH)
+            except NotFoundError:
+                if not self.replica.deleted:
+                    raise
+        return self.replica.past
+
+    def observed(self, event: str, **fields: object) -> AbstractContextManager[ActiveEvent]:
+        """Emit an event of this session, with its duration, when the block ends."""
+        return events.span(event, store=self.driver.name, session=self.replica.name, **fields)
+
+    def emit_notices(self) -> None:
+        """Emit the replica's pending notices as events."""
+        context = {"store": self.driver.name, "session": self.replica.name}
+        while self.replica.notices:
+            try:
+                notice = self.replica.notices.pop(0)
+            except IndexError:  # Another thread emitted it.
+                return
+            events.emit(notice.event, {**context, **notice.fields})
+
+    def background(self, work: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
+        """Run a coroutine in the background; closing waits for it. It reports its own errors."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def drain(self) -> None:
+        """Release what this handle holds, and wait for everything in flight."""
+        for release in [*self.on_close]:
+            await release()
+        loop, own = asyncio.get_running_loop(), asyncio.current_task()
+        # Tasks of another loop (closed, or running in the parent of a fork) would never end here.
+        pending = [task for task in self._tasks if task is not own and task.get_loop() is loop]
+        if pending:
+            await asyncio.wait(pending)
+        if not self._closed and not self.replica.deleted:
+            await self._combiner.submit(NO_OP)
+
+    async def close(self) -> None:
+        """Wait for everything in flight, resolve a write in doubt, and accept no more calls."""
+        if not self._closed:
+            try:
+                with self.observed("close", position=self.replica.tip.position):
+                    await self.drain()
+            finally:
+                self._closed = True
+                self.driver.end_waits(self.replica.name)
+                self.emit_notices()
+
+    @property
+    def closed(self) -> bool:
+        """Whether this handle or its store is closed."""
+        return self._closed or self.driver.closed
+
+    def require_open(self) -> None:
+        """Raise UsageError if this handle is closed, NotFoundError if its session is deleted."""
+        if self._closed:
+            name = self.replica.name
+            raise UsageError(f"session {name!r} is closed: open it again from the store")
+        self.replica.require_present()

@@ -1,0 +1,127 @@
+"""AsyncReplaySession: a session that is replayed.
+
+For the agent it behaves like the recorded session, but its calls are served from the record and its
+writes are compared with it. It never writes to the store.
+"""
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, Self, TypeVar
+
+from perdure.aio.driver import AsyncDriver
+from perdure.aio.handle import AsyncHandle
+from perdure.aio.session import AsyncSession
+from perdure.aio.turn import AsyncTurn
+from perdure.core.effects.listing import EffectInfo
+from perdure.core.plans import Plan, RecordBatch
+from perdure.core.replay import guard
+from perdure.core.replay.cursor import ReplayCursor, ReplayStopped, require_read_only
+from perdure.core.replay.result import (
+    Replay,
+    ReplayRequest,
+    prepare_replay,
+    replay_outcome,
+    require_agent_error,
+)
+from perdure.core.replay.served_calls import RecordedCalls
+from perdure.core.replica import Replica
+from perdure.core.turn_context import execution_lane
+from perdure.errors import UsageError
+from perdure.journal.requests import Steps
+
+T = TypeVar("T")
+
+
+class AsyncReplayHandle(AsyncHandle):
+    """A handle that compares writes with the record instead of storing them."""
+
+    def __init__(
+        self, driver: AsyncDriver, replica: Replica, cursor: ReplayCursor, serving: RecordedCalls
+    ) -> None:
+        super().__init__(driver, replica)
+        self.replay = serving
+        self._cursor = cursor
+        self._lock = asyncio.Lock()
+
+    async def write(self, plan: Plan) -> int:
+        """Compare the records of a plan with the recorded ones; return the recorded position."""
+        self.require_open()
+        async with self._lock:
+            self._cursor.require_running()
+            batch = RecordBatch(self.replica.name, self.replica.state, self.replica.tip)
+            answer = await self.run(plan.execute(batch))
+            return self._cursor.match(plan, batch, answer, execution_lane())
+
+    async def run(self, steps: Steps[T]) -> T:
+        """Run steps that only read. The guard does not apply to the store's own I/O."""
+        with guard.suspended():
+            return await super().run(require_read_only(steps))
+
+    async def wait(self, after: int, timeout: float | None) -> bool:  # noqa: ARG002, ASYNC109
+        """Return False: a replayed session gets no new records."""
+        return False
+
+    async def drain(self) -> None:
+        """Return at once: no write is in flight."""
+
+
+class AsyncReplaySession(AsyncSession):
+    """A session that is replayed."""
+
+    _cursor: ReplayCursor
+
+    @classmethod
+    def over(
+        cls,
+        driver: AsyncDriver,
+        replica: Replica,
+        cursor: ReplayCursor,
+        errors: Iterable[type[BaseException]] = (),
+    ) -> Self:
+        """Return a session whose handle moves a cursor along the record."""
+        handle = AsyncReplayHandle(driver, replica, cursor, RecordedCalls(replica, cursor, errors))
+        session = cls(driver, replica, handle)
+        session._cursor = cursor
+        return session
+
+    def turn(
+        self,
+        message: object | None = None,
+        *,
+        correlation_id: str = "",
+        author: str = "",
+        id: str | None = None,
+    ) -> AsyncTurn:
+        """Return the next turn, with its recorded id."""
+        turn = super().turn(message, correlation_id=correlation_id, author=author, id=id)
+        if id is None:
+            turn.id = self._cursor.next_turn() or turn.id
+        return turn
+
+    async def branch(self, id: str, *, at: int | str | EffectInfo | None = None) -> "AsyncSession":  # noqa: ARG002
+        """Raise UsageError: a replay writes nothing."""
+        raise UsageError("a replayed session cannot be branched: branch the recorded session")
+
+
+async def replay_async(
+    session: AsyncSession,
+    agent: Callable[[AsyncSession], Awaitable[Any] | Any],
+    request: ReplayRequest,
+) -> Replay:
+    """Run an async agent again on the record of a session, and compare."""
+    handle = session._handle  # noqa: SLF001 - the replay shares the session's driver
+    replica, cursor = await handle.run(prepare_replay(handle.replica, request))
+    replayed = AsyncReplaySession.over(handle.driver, replica, cursor, request.errors)
+    returned, error = None, None
+    with guard.guarded() as guarding:
+        try:
+            returned = agent(replayed)
+            if inspect.isawaitable(returned):
+                returned = await returned
+        except ReplayStopped:
+            returned = None
+        except BaseException as raised:  # noqa: BLE001 - re-raised unless the agent raised it
+            error = require_agent_error(raised)
+    await replayed.close()
+    return replay_outcome(cursor, guarding, returned, error)

@@ -1,0 +1,490 @@
+"""AsyncSession: the object that an application works with, for code in an event loop.
+
+Nothing is decided here: each method creates a plan or steps, and runs them through the handle.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from types import TracebackType
+from typing import Any, Literal, Self
+
+from perdure import events
+from perdure.aio.approvals import AsyncApprovals
+from perdure.aio.driver import AsyncDriver
+from perdure.aio.effects import AsyncEffects
+from perdure.aio.handle import AsyncHandle
+from perdure.aio.lease import AsyncLease
+from perdure.aio.summaries import AsyncSummaries
+from perdure.aio.tools import AsyncModel, AsyncTool, ToolSet, run_tool_calls
+from perdure.aio.turn import AsyncTurn
+from perdure.aio.values import AsyncValues
+from perdure.core import (
+    annotations,
+    history,
+    leases,
+    lifecycle,
+    plans,
+    turn_context,
+    validation,
+    verify,
+    window,
+)
+from perdure.core.effects import listing
+from perdure.core.effects.calls import Effect, Policy, ToolSpec, require_spec
+from perdure.core.effects.listing import EffectInfo
+from perdure.core.leases import LeaseHolder
+from perdure.core.messages import Attribution, append_messages, make_attribution
+from perdure.core.replica import Replica
+from perdure.core.summaries import (
+    KEEP_TURNS,
+    TIMEOUT,
+    Summariser,
+    parse_summarizer,
+    window_summarizer,
+)
+from perdure.core.validation import require_int, require_timeout
+from perdure.core.verify import Verified
+from perdure.core.window import EVERYTHING, WindowRequest
+from perdure.errors import UsageError
+from perdure.formats.tokens import Counter
+from perdure.formats.transcript import Transcript
+from perdure.journal.ids import GENERATED_PREFIX
+from perdure.journal.reader import OnDamage
+from perdure.journal.records import Record, Summary
+
+
+class Seen:
+    """Properties of a session's current view."""
+
+    _replica: Replica
+
+    @property
+    def id(self) -> str:
+        """The session's id, as passed to the store."""
+        return self._replica.name
+
+    @property
+    def position(self) -> int:
+        """The position of the newest record in this view, 0 in a new session."""
+        return self._replica.tip.position
+
+    @property
+    def last(self) -> dict[str, Any] | None:
+        """The newest message in this view, or None."""
+        return history.read_last_message(self._replica)
+
+    @property
+    def labels(self) -> frozenset[str]:
+        """The session's labels: the caller's own, and those that perdure sets for its state."""
+        return self._replica.state.head_labels
+
+    @property
+    def holder(self) -> LeaseHolder | None:
+        """The holder of the session's lease in this view, or None; the lease may have expired."""
+        return leases.lease_holder(self._replica)
+
+    def __len__(self) -> int:
+        """The number of messages in this view."""
+        return self._replica.state.messages
+
+    def __bool__(self) -> bool:
+        """A session is true, even without messages."""
+        return True
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.id!r}: {len(self)} messages, at {self.position}>"
+
+
+async def watch_records(
+    handle: AsyncHandle,
+    at: int,
+    timeout: float | None,  # noqa: ASYNC109 - the same parameters as in the sync version
+) -> AsyncIterator[Record]:
+    """Yield the records after a position, until none arrives within the timeout or it is closed.
+
+    A deletion record is the last one. Closing the session or the store ends it without an error.
+    """
+    handle.require_open()
+    try:
+        while await handle.wait(at, timeout):
+            past = await handle.catch_up(at)
+            records = history.RecordReader(past, handle.replica.settings, after=at, on_damage=None)
+            while (page := await handle.driver.run(records.page())) is not None:
+                for record in page:
+                    yield record
+            at = past.tip.position
+            if handle.replica.deleted:
+                return
+    except UsageError:
+        if not handle.closed:
+            raise
+
+
+class AsyncMaking:
+    """The part of a session that creates tools and models."""
+
+    _handle: AsyncHandle
+
+    def tool(  # noqa: PLR0913 - every option of a tool, by name
+        self,
+        function: Callable[..., Any],
+        *,
+        effect: Policy = "unsafe",
+        name: str = "",
+        version: str = "",
+        actor: str = "",
+        reconcile: Callable[[Effect], Any] | None = None,
+        timeout: float | None = None,
+        unstorable: Literal["raise", "return"] = "raise",
+        approval: bool | Callable[[dict[str, Any]], Any] = False,
+        approval_ttl: float | None = None,
+        approval_wait: float | None = None,
+    ) -> AsyncTool:
+        """Return a tool that runs once for each call, or reports that its outcome is unknown.
+
+        Call it in a turn, like the function. `effect` is the policy for a call whose process died
+        before its outcome was recorded. "unsafe": it is not made again and raises
+        UnknownOutcomeError. "read_only" and "idempotent": it is made again; an idempotent tool gets
+        the same `perdure.current_effect().key`. "reconcile": the function `reconcile` finds out
+        whether it happened, and returns Done(result) or NotDone().
+
+        With `approval` (True, or a function of the arguments), a call runs only after it was
+        approved (`session.approvals`, `perdure approve`) within `approval_ttl` seconds. The caller
+        waits up to `approval_wait` seconds (None: no limit), then gets ApprovalPendingError.
+        """
+        options = ToolSpec(function, name, effect, version, actor, reconcile, timeout, unstorable)
+        spec = options._replace(
+            approval=approval, approval_ttl=approval_ttl, approval_wait=approval_wait
+        )
+        return AsyncTool(self._handle, require_spec(spec))
+
+    def model(
+        self,
+        function: Callable[..., Any],
+        *,
+        name: str = "",
+        version: str = "",
+        actor: str = "",
+        timeout: float | None = None,
+        digest_of: Callable[[dict[str, Any]], Any] | None = None,
+    ) -> AsyncModel:
+        """Return a model whose answers are recorded, so that no answer is paid for twice.
+
+        Call it in a turn, with a request; the function returns the answer as storable data. A
+        request that was answered in this turn, before its process died, gets the recorded answer;
+        a request without an answer is sent again. The record has a digest of the request, not the
+        request itself; `digest_of` maps the arguments, by name, to the data that is digested.
+        """
+        options = ToolSpec(function, name, "read_only", version, actor, timeout=timeout)
+        spec = options._replace(kind="model", digest_of=digest_of)
+        return AsyncModel(self._handle, require_spec(spec))
+
+    async def run_tool_calls(
+        self, message: object | None = None, tools: ToolSet = (), *, parallel: int = 8
+    ) -> list[dict[str, Any]]:
+        """Make the tool calls of a message that was appended to the turn, each once, in parallel.
+
+        Without a message: all open calls of the turn, such as those left by a killed process.
+        Returns the result messages for the model; they are stored with the outcomes.
+        """
+        return await run_tool_calls(self._handle, message, tools, parallel=parallel)
+
+
+class AsyncSession(Seen, AsyncMaking):
+    """One agent's conversation and working state.
+
+    An object has one view of its session: the state when it was opened or refreshed, and its own
+    writes. Tasks may share an object; their appends never race. If another handle or process wrote
+    first, a call that depends on the view raises ConflictError and refreshes it.
+    """
+
+    def __init__(
+        self, driver: AsyncDriver, replica: Replica, handle: AsyncHandle | None = None
+    ) -> None:
+        self._handle = handle or AsyncHandle(driver, replica)
+        self.effects = AsyncEffects(self._handle)
+        self.approvals = AsyncApprovals(self._handle)
+        self._replica = replica
+        self.values = AsyncValues(self._handle)
+        self._summaries = AsyncSummaries(self._handle)
+
+    @property
+    def interrupted(self) -> tuple[AsyncTurn, ...]:
+        """The turns that have begun and not ended, except those running in this handle.
+
+        Enter one with `async with` to continue it, or call its `abandon`.
+        """
+        return tuple(
+            AsyncTurn(self._handle, id, begun=turn.position, correlation_id=turn.correlation_id)
+            for id, turn in self._replica.state.turns.items()
+            if id not in self._handle.own_turns
+        )
+
+    @property
+    def current(self) -> AsyncTurn | None:
+        """The turn of this handle that the running code is inside of, or None.
+
+        Each thread and task has its own.
+        """
+        turn: AsyncTurn | None = turn_context.current_turn(self._handle)
+        return turn
+
+    async def append(
+        self,
+        *messages: object,
+        author: str = "",
+        recipient: str = "",
+        channel: str = "",
+        origin: str = "",
+        id: str | None = None,
+    ) -> int:
+        """Append messages, all or none; on return they are durable. Return the last position.
+
+        Messages are dicts, or SDK objects: chat completions, responses, their items.
+
+        With an `id`, repeating the call after a crash or a lost reply appends nothing twice. The
+        same id with other messages is a DivergenceError.
+        """
+        voice = make_attribution(author, recipient, channel, origin)
+        return await self._handle.write(
+            append_messages(self._replica, messages, voice=voice, record_id=id)
+        )
+
+    def turn(
+        self,
+        message: object | None = None,
+        *,
+        correlation_id: str = "",
+        author: str = "",
+        id: str | None = None,
+    ) -> AsyncTurn:
+        """Return a turn for `async with`. When the body runs, the user's message is durable.
+
+        The turn is completed when the body ends, failed when the body raises, and interrupted when
+        the process dies. With an `id`, entering it again after a crash continues the turn.
+        """
+        if id is not None:
+            validation.require_record_id(id)
+        correlation_id = correlation_id or events.correlation_id.get()
+        if isinstance(message, str):
+            message = {"role": "user", "content": message}
+        return AsyncTurn(
+            self._handle,
+            id,
+            message=message,
+            correlation_id=correlation_id,
+            voice=Attribution(author),
+        )
+
+    def lease(
+        self,
+        *,
+        ttl: float = 30.0,
+        wait: float | bool | None = None,
+        who: str = "",
+        force: bool = False,
+    ) -> AsyncLease:
+        """Return a lease for `async with`: while it is held, only this handle writes.
+
+        Other handles get LeaseHeldError for all writes but notes, labels, approval decisions and
+        outcomes of calls. The lease is renewed in the background. After `ttl` seconds without a
+        renewal it expires: any handle may take it over, and writes of this one are FencedError.
+        While another handle holds it, entering waits up to `wait` seconds (True: forever; None: not
+        at all), then raises LeaseHeldError. `force` takes it from a live holder. `who` is recorded
+        and shown to others; the default is the machine and process.
+        """
+        return AsyncLease(self._handle, leases.parse_request(ttl, wait, who, force=force))
+
+    async def messages(
+        self,
+        *,
+        format: str | None = None,
+        max_tokens: int | None = None,
+        max_messages: int | None = None,
+        perspective: str = "",
+        counter: Counter | None = None,
+        last: int | None = None,
+        summarise: Callable[..., Any] | Summariser | None = None,
+    ) -> Transcript:
+        """Return the messages in this view, in order: all of them as appended, or a window.
+
+        With a `format` ("openai.chat", "openai.responses", "anthropic", "gemini") the transcript is
+        always valid for that provider: `losses` lists what could not be expressed, `closed` the
+        calls without a result. `perspective` is the name of the agent to render it for.
+
+        With `max_tokens` or `max_messages`, it has the newest messages that fit, cut at the start
+        of a turn, and always the instructions, pinned messages and the current summary. BudgetError
+        if the newest turn alone is too long. With `summarise`, a function or a Summariser, messages
+        that would be cut are summarized first; a rejected summary is logged and changes nothing.
+        `last` returns the last few messages unchanged.
+        """
+        request = WindowRequest(format, max_tokens, max_messages, perspective, counter)
+        summarizer = window_summarizer(summarise, request, last)
+        if request == EVERYTHING or last is not None:
+            window.require_last_alone(request, last)
+            return Transcript(
+                await self._handle.run(history.read_messages(self._replica, last=last))
+            )
+        transcript = await self._window(request)
+        if (
+            summarizer is None
+            or not transcript.cut
+            or not await self._summaries.make_room(summarizer, request)
+        ):
+            return transcript
+        return await self._window(request)
+
+    async def _window(self, request: WindowRequest) -> Transcript:
+        live = self._handle.own_turns
+        return await self._handle.run(window.read_window(self._replica, request, live=live))
+
+    async def pin(self, position: int) -> None:
+        """Pin the message at a position: every window includes it."""
+        await self._handle.write(annotations.pin_message(self._replica, position, on=True))
+
+    async def unpin(self, position: int) -> None:
+        """Unpin a message, so that windows may cut it again; NotFoundError if it is not pinned."""
+        await self._handle.write(annotations.pin_message(self._replica, position, on=False))
+
+    async def summarise(
+        self,
+        with_: Any,
+        *,
+        model: str = "",
+        keep_turns: int = KEEP_TURNS,
+        max_tokens: int | None = None,
+        timeout: float | None = TIMEOUT,  # noqa: ASYNC109 - the same parameters as in `Session`
+        counter: Counter | None = None,
+    ) -> Summary:
+        """Summarize older turns: windows show the summary in their place. They stay stored.
+
+        `with_` is a function that gets the messages and returns a text, or an OpenAI client, with
+        a `model`. The newest `keep_turns` turns are not summarized. On return the summary is
+        durable. SummaryError, with nothing changed, if the summary is empty, longer than what it
+        replaces or than `max_tokens`, if creating it failed or took longer than `timeout` seconds,
+        or if there is nothing to summarize. Other writers can continue meanwhile; only another
+        summary is a conflict.
+        """
+        summarizer = Summariser(with_, model, keep_turns, max_tokens, timeout, counter)
+        return await self._summaries.make(parse_summarizer(summarizer))
+
+    def summarise_in_background(
+        self,
+        with_: Any,
+        *,
+        model: str = "",
+        keep_turns: int = KEEP_TURNS,
+        max_tokens: int | None = None,
+        timeout: float | None = TIMEOUT,
+        counter: Counter | None = None,
+    ) -> "asyncio.Task[Summary]":
+        """Start `summarise` in the background while the conversation continues; return its task.
+
+        Closing the session waits for it, at most for its `timeout`.
+        """
+        summarizer = Summariser(with_, model, keep_turns, max_tokens, timeout, counter)
+        return self._summaries.start(parse_summarizer(summarizer))
+
+    async def undo_summary(self) -> None:
+        """Return to the summary before the current one, or to the messages themselves.
+
+        NotFoundError if there is no summary.
+        """
+        await self._summaries.undo()
+
+    async def set(self, key: str, value: object) -> int:
+        """Store a value as the newest version of a key; on return it is durable.
+
+        Returns the version. Long documents are stored as deltas, so a small change costs little.
+        """
+        return await self.values.set(key, value)
+
+    async def get(self, key: str, default: Any = None, *, version: int | None = None) -> Any:
+        """Return a value, or the default if the key has none.
+
+        NotFoundError if a version is given and does not exist.
+        """
+        return await self.values.get(key, default, version=version)
+
+    async def delete(self, key: str) -> None:
+        """Delete a value; earlier versions stay readable. NotFoundError if it does not exist."""
+        await self.values.delete(key)
+
+    async def note(self, data: object, *, author: str = "", id: str | None = None) -> int:
+        """Append a note that is not part of the conversation. It never conflicts."""
+        return await self._handle.write(
+            annotations.add_note(self._replica, data, author=author, record_id=id)
+        )
+
+    async def label(self, *add: str, remove: Sequence[str] = ()) -> None:
+        """Add or remove labels, by which `store.sessions` finds the session."""
+        await self._handle.write(annotations.change_labels(self._replica, add, remove))
+
+    async def records(
+        self, *, after: int = 0, on_damage: OnDamage | None = None
+    ) -> AsyncIterator[Record]:
+        """Yield every record in this view, and verify the chain.
+
+        Damage is raised; if `on_damage` is given, it is called with each error instead, and reading
+        continues with the next readable record.
+        """
+        past, settings = self._replica.past, self._replica.settings
+        records = history.RecordReader(past, settings, after=after, on_damage=on_damage)
+        while (page := await self._handle.run(records.page())) is not None:
+            for record in page:
+                yield record
+
+    def watch(
+        self, *, after: int | None = None, timeout: float | None = None
+    ) -> AsyncIterator[Record]:
+        """Yield new records as they are appended, and add them to the view.
+
+        They come from any handle or process, this one included. They start after this view, or
+        after the position `after`, so a caller that resumes watching misses nothing. Watching ends
+        when no record arrives for `timeout` seconds (None waits forever), when the session or the
+        store is closed, and after the record that deletes the session.
+        """
+        at = self._replica.tip.position if after is None else require_int(after, "after")
+        return watch_records(self._handle, at, require_timeout(timeout))
+
+    async def branch(self, id: str, *, at: int | str | EffectInfo | None = None) -> "AsyncSession":
+        """Create a session that shares this one's history, up to and including position `at`.
+
+        If `at` is an effect or its id, the history ends before that call and before the calls that
+        ran in parallel with it: its turn is open in the branch, and can continue differently.
+
+        Nothing is copied. While the branch exists, this session cannot be deleted.
+        """
+        effect = at.id if isinstance(at, EffectInfo) else at
+        if isinstance(effect, str) and effect.startswith(GENERATED_PREFIX):
+            at = await self._handle.run(listing.position_before(self._replica, effect))
+        with self._handle.observed("branch", branch=id):
+            child = await self._handle.run(lifecycle.create_branch(self._replica, id, at=at))
+        await self._handle.write(plans.REFRESH_SILENTLY)
+        return AsyncSession(self._handle.driver, child)
+
+    async def refresh(self) -> int:
+        """Apply the records of other writers; return the position of the newest record."""
+        return await self._handle.write(plans.REFRESH)
+
+    async def verify(self) -> Verified:
+        """Read and check the whole history: chain, bodies, snapshots, labels. Raise if damaged."""
+        with self._handle.observed("verify") as span:
+            result = await self._handle.run(verify.verify_session(self._replica))
+            span.fields.update(entries=result.entries, position=result.position)
+        return result
+
+    async def close(self) -> None:
+        """Finish everything in flight and close the session. Closing twice is harmless."""
+        await self._handle.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()

@@ -1,0 +1,200 @@
+"""AsyncStore: open, list and delete sessions, for code in an event loop."""
+
+import os
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from perdure import events
+from perdure.aio.driver import AsyncDriver
+from perdure.aio.group_commit import AsyncGroupCommitter
+from perdure.aio.handle import AsyncHandle
+from perdure.aio.session import AsyncSession
+from perdure.aio.values import AsyncValues
+from perdure.backends.addresses import (
+    Address,
+    _emit_downgrades,
+    open_async_backend,
+    require_backend,
+)
+from perdure.backends.guarantees import Guarantees, guarantees_of
+from perdure.backends.protocol import AsyncBackend, Head, require_recent
+from perdure.core import history, lifecycle, salvage
+from perdure.core.effects import listing
+from perdure.core.effects.listing import Approval
+from perdure.core.replica import Replica
+from perdure.core.settings import Settings, Types, settings_of
+from perdure.core.state.labels import APPROVAL_WAITING
+from perdure.core.validation import require_session_id
+from perdure.errors import UsageError
+from perdure.journal.reader import OnDamage
+from perdure.journal.records import Record
+
+if TYPE_CHECKING:
+    from perdure.formats.tokens import Counter
+
+
+def open_async(
+    address: "Address | AsyncBackend",
+    *,
+    types: Types | None = None,
+    clock: Callable[[], float] = time.time,
+    verify_writes: bool = False,
+    tokens: "str | Counter | None" = None,
+) -> "AsyncStore":
+    """Open a store for code in an event loop; otherwise the same as `open`.
+
+    The call itself blocks: it opens the file, or connects to the server, at once. Call it when the
+    application starts. The methods of the store are awaited.
+    """
+    pass
+
+    settings = settings_of(types, clock, verify_writes=verify_writes, tokens=tokens)
+    if isinstance(address, str | os.PathLike):
+        return AsyncStore(open_async_backend(address), settings)
+    require_backend(address)
+    _emit_downgrades(address)
+    return AsyncStore(address, settings)
+
+
+class AsyncStore:
+    """A store of sessions, created by `perdure.open_async`. Tasks of one loop may share it."""
+
+    def __init__(self, backend: AsyncBackend, settings: Settings) -> None:
+        self._backend = backend
+        self._settings = settings
+        self._committer = AsyncGroupCommitter(backend)
+        self._driver = AsyncDriver(backend, self._committer)
+        self._closed = False
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._backend.name}>"
+
+    async def session(self, id: str) -> AsyncSession:
+        """Open a session where it stopped, or a new one, which exists from its first record."""
+        return AsyncSession(self._driver, await self._open(id, must_exist=False))
+
+    async def resume(self, id: str) -> AsyncSession:
+        """Open a session where it stopped; NotFoundError if it is unknown or deleted."""
+        return AsyncSession(self._driver, await self._open(id, must_exist=True))
+
+    async def values(self, id: str) -> AsyncValues:
+        """Open the values under an id, for data that belongs to no single conversation.
+
+        Ids are shared with sessions: if a session has this id, these are its values.
+        """
+        return AsyncValues(AsyncHandle(self._driver, await self._open(id, must_exist=False)))
+
+    async def _open(self, id: str, *, must_exist: bool) -> Replica:
+        name = require_session_id(id)
+        steps = lifecycle.open_session(name, self._settings, must_exist=must_exist)
+        with events.span("open", store=self._backend.name, session=name) as span:
+            replica = await self._driver.run(steps)
+            if replica.exists:
+                count, position = replica.state.messages, replica.tip.position
+                span.event = "resume"
+                span.fields.update(
+                    count=count, role=history.read_last_role(replica), position=position
+                )
+        return replica
+
+    async def sessions(
+        self,
+        *,
+        prefix: str = "",
+        labels: Sequence[str] = (),
+        after: str = "",
+        deleted: bool = False,
+        recent: bool = False,
+    ) -> AsyncIterator[Head]:
+        """Yield the heads of sessions in order of their ids, read page by page from the store.
+
+        Only sessions whose id begins with `prefix` and sorts after `after`, and that have all
+        `labels`; deleted ones only with `deleted`. With `recent`, the most recently changed session
+        comes first, and `after` cannot be given; UnsupportedError if the store does not record it.
+        """
+        if recent:
+            if after:
+                raise UsageError("`after` is an id, so it cannot be combined with `recent`")
+            lifecycle.require_filter(prefix, after, labels)
+            without = lifecycle.excluded_labels(deleted=deleted)
+            backend = require_recent(self._backend)
+            heads = backend.recent(prefix=prefix, labels=labels, without=without)
+            async for head in heads:
+                yield head
+            return
+        cursor: str | None = after
+        limit = lifecycle.FIRST_PAGE
+        while cursor is not None:
+            steps = lifecycle.list_page(
+                prefix=prefix, after=cursor, labels=labels, deleted=deleted, limit=limit
+            )
+            page, cursor = await self._driver.run(steps)
+            limit = lifecycle.PAGE
+            for head in page:
+                yield head
+
+    async def records(
+        self, id: str, *, after: int = 0, on_damage: OnDamage | None = None
+    ) -> AsyncIterator[Record]:
+        """Yield the records of a session without opening it, which damage may prevent.
+
+        Damage is raised; if `on_damage` is given, it is called with each error instead, and reading
+        continues with the next readable record.
+        """
+        name = require_session_id(id)
+        past = await self._driver.run(salvage.salvage_history(name, self._settings, on_damage))
+        records = history.RecordReader(past, self._settings, after=after, on_damage=on_damage)
+        while (page := await self._driver.run(records.page())) is not None:
+            for record in page:
+                yield record
+
+    async def approvals(self, *, prefix: str = "") -> AsyncIterator[Approval]:
+        """Yield the pending approvals of all sessions, or of those with a prefix."""
+        async for head in self.sessions(prefix=prefix, labels=[APPROVAL_WAITING]):
+            steps = lifecycle.open_session(head.id, self._settings, must_exist=False)
+            replica = await self._driver.run(steps)
+            for approval in await self._driver.run(listing.pending_approvals(replica)):
+                yield approval
+
+    async def delete(self, id: str, *, reason: str = "") -> None:
+        """Delete a session: one last record stays, with the reason; everything before is dropped.
+
+        InUseError while it has branches, LeaseHeldError while a worker holds its lease,
+        NotFoundError if it does not exist.
+        """
+        name = require_session_id(id)
+        with events.span("delete", store=self._backend.name, session=name):
+            await self._driver.run(lifecycle.delete_session(name, self._settings, reason=reason))
+
+    def guarantees(self) -> Guarantees:
+        """Return the store's guarantees: which crashes appends survive, who may share it, and more.
+
+        The backend determined them when it was opened; nothing is checked again.
+        """
+        return guarantees_of(self._backend)
+
+    async def close(self) -> None:
+        """Finish everything in flight and close the store. Closing twice is harmless."""
+        if not self._closed:
+            self._closed = self._driver.closed = True
+            with events.span("close", store=self._backend.name, session=""):
+                # A stack, so that an error of one does not stop the others. It runs in reverse.
+                async with AsyncExitStack() as stack:
+                    stack.push_async_callback(self._backend.close)
+                    stack.push_async_callback(self._committer.drain)
+                    for handle in [*self._driver.handles]:
+                        stack.push_async_callback(handle.drain)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()

@@ -1,0 +1,101 @@
+"""AsyncStream: pass on the chunks of a streamed answer and make them durable."""
+
+import inspect
+import time
+from collections.abc import AsyncIterable, AsyncIterator
+from types import TracebackType
+from typing import Any, Self
+
+from perdure.aio.handle import AsyncHandle
+from perdure.core.plans import Plan
+from perdure.core.streaming import AnswerRecorder
+from perdure.errors import UsageError
+from perdure.formats.intake import IncomingMessage
+
+
+class AsyncStream:
+    """Iterates over the chunks of an answer as they arrive. Created by `turn.stream`.
+
+    The chunks so far are made durable at most once every `every` seconds. Once the provider has
+    declared the answer over, the whole message is stored at the end of the stream. If the stream
+    ends or fails before that, the partial answer stays stored, and is marked as interrupted when
+    the turn ends.
+    """
+
+    def __init__(
+        self,
+        handle: AsyncHandle,
+        answering: AnswerRecorder,
+        source: AsyncIterable[Any],
+        every: float,
+    ) -> None:
+        self.source = source
+        """The source of the chunks, as passed to `turn.stream`."""
+        self._handle = handle
+        self._answering = answering
+        self._chunks = aiter(source)
+        self._every = every
+        self._begun_at = self._stored_at = time.monotonic()
+        self._ended = False
+        self._is_read = False
+
+    def require_read(self) -> None:
+        """Raise UsageError if the stream was never read: nothing of it could be stored."""
+        if not self._is_read and not self._ended:
+            reason = "nothing was read from turn.stream(...), so nothing of it is stored"
+            raise UsageError(f"{reason}: write `async for chunk in turn.stream(...)`")
+
+    @property
+    def said(self) -> list[IncomingMessage]:
+        """The messages of the answer so far, with their meta."""
+        return self._answering.said
+
+    def __aiter__(self) -> AsyncIterator[Any]:
+        return self
+
+    async def __anext__(self) -> Any:
+        self._is_read = True
+        if self._ended:
+            raise StopAsyncIteration
+        try:
+            chunk = await anext(self._chunks)
+        except StopAsyncIteration:
+            await self._end(self._answering.end(time.monotonic() - self._begun_at))
+            raise
+        except BaseException:
+            await self._end(self._answering.piece())
+            raise
+        self._answering.take(chunk)
+        if time.monotonic() - self._stored_at >= self._every:
+            await self._store(self._answering.piece())
+        return chunk
+
+    async def close(self) -> None:
+        """Stop reading and close the source. The answer so far is durable on return. Idempotent."""
+        if not self._ended:
+            await self._end(self._answering.end(time.monotonic() - self._begun_at))
+            close = getattr(self.source, "close", None) or getattr(self.source, "aclose", None)
+            if close is not None:
+                closing = close()
+                if inspect.isawaitable(closing):
+                    await closing
+
+    async def _end(self, plan: Plan | None) -> None:
+        self._ended = True
+        await self._store(plan)
+
+    async def _store(self, plan: Plan | None) -> None:
+        if plan is not None:
+            await self._handle.write(plan)
+        self._stored_at = time.monotonic()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()

@@ -1,0 +1,465 @@
+"""AsyncTool: a function whose calls are recorded before and after they run.
+
+If the intent cannot be made durable, the function does not run. A recorded result is returned and
+the function never runs again for it. A call that may have happened is reported, and the tool's
+policy decides whether it runs again.
+"""
+
+import asyncio
+import inspect
+import time
+from asyncio import Semaphore
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from contextvars import copy_context
+from functools import partial
+from threading import Thread
+from typing import Any
+
+from perdure.aio.handle import AsyncHandle
+from perdure.core import messages
+from perdure.core.effects import approvals, calls, pending, plans
+from perdure.core.effects.approvals import ApprovalWait
+from perdure.core.effects.calls import (
+    CallArguments,
+    CallDecision,
+    CallOutcome,
+    CallRequest,
+    Done,
+    Effect,
+    ResultMessage,
+    ToolSpec,
+)
+from perdure.core.effects.pending import PendingCall
+from perdure.core.effects.results import (
+    collect_results,
+    encode_reconciliation,
+    failure_outcome,
+    failure_text,
+    replay_result,
+    to_model_text,
+    unreconciled_outcome,
+    unstorable_outcome,
+)
+from perdure.core.plans import REFRESH_SILENTLY
+from perdure.core.replay import guard
+from perdure.core.validation import require_int, require_text
+from perdure.errors import (
+    ApprovalPendingError,
+    EffectError,
+    PerdureError,
+    UnavailableError,
+    UnknownOutcomeError,
+    UsageError,
+)
+from perdure.formats.tool_calls import INTERRUPTED_NOTICE
+
+
+class AsyncTool:
+    """A durable tool. Created by `session.tool`; called like the wrapped function, in a turn."""
+
+    def __init__(
+        self, handle: AsyncHandle, spec: ToolSpec, key: str = "", *, in_turn: bool = False
+    ) -> None:
+        self._handle = handle
+        self.spec = spec
+        self._key = key
+        self._in_turn = in_turn
+
+    @property
+    def name(self) -> str:
+        """The name by which the model calls it."""
+        return self.spec.name
+
+    def keyed(self, key: str, *, in_turn: bool = False) -> "AsyncTool":
+        """Return the tool for one call with a caller's own key.
+
+        The key identifies the call in the session, or with `in_turn` only in its turn.
+        """
+        require_text(key, "a key", longest=calls.NAME_BYTES_MAX)
+        return AsyncTool(self._handle, self.spec, key, in_turn=in_turn)
+
+    async def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the tool, or return the recorded result if this call was made before."""
+        spec, replica = self.spec, self._handle.replica
+        running = calls.active_turn(self._handle, spec.name)
+        arguments = calls.bind_arguments(spec, args, kwargs)
+        packed, digest = calls.encode_arguments(replica, arguments)
+        parent = calls.current_identity()
+        turn = running.ownership.turn
+        identity = (
+            calls.keyed_call_id(spec.name, self._key, turn if self._in_turn else "")
+            if self._key
+            else running.sequence.identity(turn, parent, spec.name, digest)
+        )
+        call = CallRequest(
+            identity, spec.name, packed, digest, spec.policy, spec.version, spec.actor, parent
+        )
+        try:
+            return await self.make(call, CallArguments(arguments, args, kwargs))
+        except ApprovalPendingError:
+            running.sequence.reuse(call, turn)
+            raise
+
+    async def make(
+        self,
+        call: CallRequest,
+        given: CallArguments,
+        reply: ResultMessage | None = None,
+        slots: Semaphore | None = None,
+    ) -> Any:
+        """Make a call once: record its intent, run it if it has to run, record its outcome.
+
+        `reply` builds the message with the outcome for the model, which is stored together with the
+        outcome. The caller holds one of the `slots`; it is released while the call waits for an
+        approval.
+        """
+        if self._handle.replay is not None:
+            return self._handle.replay.serve(self.spec, call, reply)
+        guard.require_live(f"a live call of {call.tool!r}")
+        replica, arguments = self._handle.replica, given.arguments
+        running = calls.active_turn(self._handle, call.tool)
+        decision = CallDecision(running.ownership.turn, running.sequence.ended_attempts)
+        if self.spec.approval is not False:
+            call = await self._with_approval(call)
+        await self._intend(call, given, decision, reply, slots)
+        calls.report_version_mismatch(self._handle, call, decision)
+        if decision.action == "reconcile":
+            reconciled = await self._reconcile(call, arguments, decision, reply)
+            if isinstance(reconciled, Done):
+                return reconciled.result
+            await self._intend(call, given, decision, reply, slots, again=True)
+            calls.report_version_mismatch(self._handle, call, decision)
+        if decision.action == "unknown":
+            if reply is not None:
+                reply.stored = reply.latest
+            raise UnknownOutcomeError(
+                replica.name, call.tool, decision.effect, decision.key, plans.PROCESS_DIED_REASON
+            )
+        if decision.action == "refused" and reply is not None:
+            reply.stored = reply.latest
+        if decision.action in ("serve", "refused") and decision.outcome is not None:
+            result = replay_result(replica.name, call.tool, decision.key, decision.outcome)
+            return replica.settings.codec.unpack(result, stream=replica.name)
+        try:
+            return await self._run(call, given, decision, reply)
+        except BaseException:
+            # Its outcome may not be stored: a repeated call must follow the policy, and not be
+            # taken for one that is still in flight.
+            running.sequence.ended_attempts[decision.effect] = True
+            raise
+
+    async def _with_approval(self, call: CallRequest) -> CallRequest:
+        needed = approvals.needs_approval(self._handle.replica, self.spec, call)
+        try:
+            needed = await needed if inspect.isawaitable(needed) else needed
+        except Exception as error:
+            raise approvals.approval_check_failed(self.spec, error) from error
+        return approvals.with_approval(call, self.spec, needed)
+
+    async def _intend(
+        self,
+        call: CallRequest,
+        given: CallArguments,
+        decision: CallDecision,
+        reply: ResultMessage | None,
+        slots: Semaphore | None,
+        *,
+        again: bool = False,
+    ) -> None:
+        """Record the intent of a call, after waiting for its approval if it needs one."""
+        handle, replica = self._handle, self._handle.replica
+        ownership, sequence = calls.active_turn(handle, call.tool)
+        waiting: ApprovalWait | None = None
+        notice = reply.build(INTERRUPTED_NOTICE, failed=True) if reply and not again else None
+        build = reply.build if reply else None
+        while True:
+            plan = plans.plan_intent(
+                replica, ownership, call, decision, again=again, notice=notice, build=build
+            )
+            try:
+                await handle.write(plan)
+            except BaseException as error:
+                sequence.intent_failed(call, ownership.turn, decision.attempt, error)
+                raise
+            if decision.action != "wait":
+                return
+            now = time.monotonic()
+            waiting = waiting or ApprovalWait(handle.driver.name, self.spec.approval_wait, now)
+            seconds = waiting.seconds(replica, call, decision, now)
+            await self._wait(decision, seconds, slots)
+            approvals.require_same_arguments(replica, call, given)
+
+    async def _wait(self, decision: CallDecision, seconds: float, slots: Semaphore | None) -> None:
+        """Wait for the next write to the session, and load it."""
+        if slots is not None:
+            slots.release()
+        try:
+            if not await self._handle.wait(decision.wait_after, seconds):
+                self._handle.require_open()
+        finally:
+            if slots is not None:
+                await slots.acquire()
+        await self._handle.write(REFRESH_SILENTLY)
+
+    async def _run(
+        self,
+        call: CallRequest,
+        given: CallArguments,
+        decision: CallDecision,
+        reply: ResultMessage | None,
+    ) -> Any:
+        effect = Effect(decision.effect, call.tool, decision.key, given.arguments)
+        start = time.perf_counter()
+        try:
+            with calls.effect_context(effect, call.identity):
+                result = await self._within_time(given.args, given.kwargs)
+        except BaseException as error:
+            outcome = failure_outcome(error, time.perf_counter() - start, call.kind)
+            await self._record_failure(call, decision, outcome, error, reply)
+            raise
+        duration = time.perf_counter() - start
+        try:
+            packed = self._handle.replica.settings.codec.pack(result, root="$.result")
+            outcome = CallOutcome("succeeded", packed, duration=duration)
+            await self._settle(call, decision, outcome, to_model_text(result), reply)
+        except UsageError as error:  # The result has a type that cannot be stored, or is too large.
+            outcome = unstorable_outcome(error, duration)
+            await self._settle(call, decision, outcome, outcome.reason, reply)
+            if self.spec.unstorable == "return":
+                return result
+            raise
+        return result
+
+    async def _within_time(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        timeout = self.spec.timeout
+        if timeout is None:
+            return await self._awaited(args, kwargs)
+        # Not `wait_for`: it cannot tell its own timeout from a TimeoutError that the tool raised.
+        task = asyncio.ensure_future(self._awaited(args, kwargs))
+        try:
+            done, _ = await asyncio.wait([task], timeout=timeout)
+        except asyncio.CancelledError:
+            task.cancel()
+            raise
+        if not done:
+            task.cancel()
+            raise calls.ToolTimeoutError(timeout)
+        return task.result()
+
+    async def _awaited(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self.spec.is_async:
+            return await self.spec.function(*args, **kwargs)
+        work = partial(_capture, partial(self.spec.function, *args, **kwargs))
+        if self.spec.timeout is None:
+            result, error = await asyncio.to_thread(work)
+        else:
+            result, error = await _run_in_daemon(work, f"perdure tool {self.name}")
+        if error is not None:
+            raise error
+        return await result if inspect.isawaitable(result) else result
+
+    async def _reconcile(
+        self,
+        call: CallRequest,
+        arguments: dict[str, Any],
+        decision: CallDecision,
+        reply: ResultMessage | None,
+    ) -> Any:
+        effect = Effect(decision.effect, call.tool, decision.key, arguments)
+        assert self.spec.reconcile is not None  # noqa: S101 - checked by `require_spec`
+        try:
+            reconciled = self.spec.reconcile(effect)
+            if inspect.isawaitable(reconciled):
+                reconciled = await reconciled
+            packed = encode_reconciliation(self._handle.replica, reconciled)
+        except Exception as error:
+            outcome = unreconciled_outcome(error)
+            await self._settle(call, decision, outcome, INTERRUPTED_NOTICE, reply)
+            name = self._handle.replica.name
+            raise UnknownOutcomeError(
+                name, call.tool, decision.effect, decision.key, outcome.reason
+            ) from error
+        if isinstance(reconciled, Done):
+            outcome = CallOutcome("reconciled", packed)
+            await self._settle(call, decision, outcome, to_model_text(reconciled.result), reply)
+        return reconciled
+
+    async def _settle(
+        self,
+        call: CallRequest,
+        decision: CallDecision,
+        outcome: CallOutcome,
+        text: str,
+        reply: ResultMessage | None,
+    ) -> None:
+        failed = outcome.state not in ("succeeded", "reconciled")
+        message = reply.build(text, failed=failed) if reply else None
+        plan = plans.plan_outcome(
+            self._handle.replica,
+            call.identity,
+            decision.effect,
+            outcome,
+            message=message,
+            turn=decision.turn,
+        )
+        # Cancelling the caller does not undo what the tool did: its outcome is recorded.
+        writing = asyncio.ensure_future(self._handle.write(plan))
+        try:
+            await asyncio.shield(writing)
+        except asyncio.CancelledError:
+            await writing
+            raise
+        except UnavailableError:
+            if (
+                not failed
+            ):  # If the caller repeats the call, it must be the same call, not a new one.
+                calls.active_turn(self._handle, call.tool).sequence.reuse(call, decision.turn)
+            raise
+        if reply is not None and message is not None:
+            reply.stored = message.message
+
+    async def _record_failure(
+        self,
+        call: CallRequest,
+        decision: CallDecision,
+        outcome: CallOutcome,
+        error: BaseException,
+        reply: ResultMessage | None,
+    ) -> None:
+        try:
+            await self._settle(call, decision, outcome, failure_text(outcome), reply)
+        except PerdureError as failed:
+            # The caller gets the tool's own error; the failure to record it must not hide it.
+            error.add_note(f"perdure could not record that the call failed: {failed}")
+
+
+ThreadResult = tuple[Any, BaseException | None]
+
+
+def _capture(function: Callable[[], Any]) -> ThreadResult:
+    """Return a function's result and error: a future does not accept every error."""
+    try:
+        return function(), None
+    except BaseException as error:  # noqa: BLE001 - raised where the caller waits
+        return None, error
+
+
+async def _run_in_daemon(work: Callable[[], ThreadResult], name: str) -> ThreadResult:
+    """Run work in a daemon thread: the loop's own threads are joined when the process ends."""
+    loop, context = asyncio.get_running_loop(), copy_context()
+    future: asyncio.Future[ThreadResult] = loop.create_future()
+
+    def deliver(returned: ThreadResult) -> None:
+        if not future.done():
+            future.set_result(returned)
+
+    def run() -> None:
+        returned = context.run(work)
+        with suppress(RuntimeError):  # The loop is closed: it is too late to deliver.
+            loop.call_soon_threadsafe(deliver, returned)
+
+    # A tool that hangs must not keep the process from ending.
+    Thread(target=run, name=name, daemon=True).start()
+    return await future
+
+
+class AsyncModel:
+    """A durable model. Created by `session.model`; call it with a request, in a turn."""
+
+    def __init__(self, handle: AsyncHandle, spec: ToolSpec) -> None:
+        self._handle = handle
+        self._tool = AsyncTool(handle, spec)
+
+    @property
+    def name(self) -> str:
+        """The name under which its calls are recorded."""
+        return self._tool.name
+
+    async def __call__(self, *args: Any, **request: Any) -> Any:
+        """Call the model, or return the recorded answer if this request was made before."""
+        spec = self._tool.spec
+        running = calls.active_turn(self._handle, spec.name)
+        arguments = calls.bind_arguments(spec, args, request)
+        call = calls.model_call(self._handle.replica, running, spec, arguments)
+        return await self._tool.make(call, CallArguments(arguments, args, request))
+
+
+ToolSet = (
+    Mapping[str, "AsyncTool | Callable[..., Any]"] | Sequence["AsyncTool | Callable[..., Any]"]
+)
+
+
+async def run_tool_calls(
+    handle: AsyncHandle, message: object | None, offered: ToolSet, *, parallel: int
+) -> list[dict[str, Any]]:
+    """Make the calls of a message, or all open calls, and return the result messages."""
+    require_int(parallel, "parallel")
+    running = calls.active_turn(handle, "run_tool_calls")
+    jobs = await handle.run(
+        pending.read_pending_calls(handle.replica, running.ownership.turn, message)
+    )
+    by_name = _tools_by_name(handle, offered)
+    limit = asyncio.Semaphore(max(parallel, 1))
+
+    async def run(job: PendingCall) -> dict[str, Any]:
+        async with limit:
+            # With parallel=1 the slot is kept while a call waits for its approval, so that the
+            # calls are made strictly in order.
+            return await _run_call(handle, job, by_name, limit if parallel > 1 else None)
+
+    results = await asyncio.gather(*map(run, jobs), return_exceptions=True)
+    return collect_results(results)
+
+
+def _tools_by_name(handle: AsyncHandle, offered: ToolSet) -> dict[str, AsyncTool]:
+    items = offered.items() if isinstance(offered, Mapping) else [("", tool) for tool in offered]
+    by_name: dict[str, AsyncTool] = {}
+    for name, tool in items:
+        spec = (
+            tool.spec
+            if isinstance(tool, AsyncTool)
+            else calls.require_spec(ToolSpec(tool, name, "unsafe"))
+        )
+        # The call belongs to this session, even if the tool was created by another one.
+        by_name[name or spec.name] = AsyncTool(handle, spec)
+    return by_name
+
+
+async def _run_call(
+    handle: AsyncHandle,
+    job: PendingCall,
+    by_name: Mapping[str, AsyncTool],
+    slots: asyncio.Semaphore | None,
+) -> dict[str, Any]:
+    """Make one call and return its result message, which is stored whatever the outcome is."""
+    reply = ResultMessage(job.answer)
+    tool = by_name.get(job.issued.call.name)
+    problem = job.problem(by_name)
+    if tool is None or problem:
+        return await _store_result(handle, reply, problem, failed=True)
+    spec, arguments = tool.spec, job.issued.arguments
+    packed, digest = calls.encode_arguments(handle.replica, arguments)
+    failed = False
+    call = CallRequest(
+        job.identity, spec.name, packed, digest, spec.policy, spec.version, spec.actor
+    )
+    try:
+        result = await tool.make(call, CallArguments(arguments, (), arguments), reply, slots)
+    except Exception as error:
+        # An error that was stored with a message for the model does not stop the agent.
+        if reply.stored is None and not isinstance(error, UnknownOutcomeError | EffectError):
+            raise
+        result, failed = str(error), True
+    if reply.stored is None:  # The outcome was recorded earlier, without a message for the model.
+        return await _store_result(handle, reply, to_model_text(result), failed=failed)
+    return reply.stored
+
+
+async def _store_result(
+    handle: AsyncHandle, reply: ResultMessage, text: str, *, failed: bool
+) -> dict[str, Any]:
+    running = calls.active_turn(handle, "run_tool_calls")
+    message = reply.build(text, failed=failed)
+    await handle.write(messages.append_parsed(handle.replica, [message], turn=running.ownership))
+    return message.message

@@ -1,0 +1,290 @@
+"""AsyncTurn: from a user's input to the end of the agent's answer."""
+
+import time
+from collections.abc import AsyncIterable, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from perdure.aio.handle import AsyncHandle
+from perdure.aio.stream import AsyncStream
+from perdure.core import streaming, turn_context, turns
+from perdure.core.effects import catalogue, model_calls
+from perdure.core.effects.calls import ActiveTurn, CallSequence, adapter_model_call
+from perdure.core.effects.catalogue import ToolChanges
+from perdure.core.effects.model_calls import PendingModelCall
+from perdure.core.messages import ANONYMOUS, Attribution, append_messages, make_attribution
+from perdure.core.plans import Plan, TurnOwnership
+from perdure.core.replay import guard
+from perdure.core.streaming import AnswerRecorder
+from perdure.core.turn_context import TurnContext
+from perdure.errors import ApprovalPendingError, PerdureError, UsageError
+from perdure.events import correlation_id
+from perdure.formats.intake import IncomingMessage
+
+FLUSH_EVERY = 0.5  # seconds; a crash loses at most this much of an answer, at one commit each
+
+NO_CHANGES = ToolChanges((), (), ())
+
+
+class AsyncTurn:
+    """From a user's input to the end of the agent's answer. Created by `session.turn`."""
+
+    def __init__(
+        self,
+        handle: AsyncHandle,
+        id: str | None,
+        *,
+        message: object | None = None,
+        correlation_id: str = "",
+        voice: Attribution = ANONYMOUS,
+        begun: int = 0,
+    ) -> None:
+        self.id = id if id is not None else handle.replica.settings.new_id()
+        self.correlation_id = correlation_id
+        self._handle = handle
+        self._message = message
+        self._voice = voice
+        self._begun = begun
+        self._ownership: TurnOwnership | None = None
+        self._ended = False
+        self._outer_correlation_id: str | None = None
+        self._entered: TurnContext | None = None
+        self._suspended = False
+        self._ordinals = CallSequence()
+        self._model_calls: list[PendingModelCall] = []
+        self._streams: list[AsyncStream] = []
+
+    def __repr__(self) -> str:
+        state = "ended" if self._ended else f"at {self._begun}" if self._begun else "not begun"
+        return f"<{type(self).__name__} {self.id!r} of {self._handle.replica.name!r}: {state}>"
+
+    @property
+    def start(self) -> int:
+        """The position before the turn: branch there to run the turn again, differently."""
+        if not self._begun:
+            raise UsageError("the turn has not begun: enter it with `async with`")
+        return self._begun - 1
+
+    @property
+    def ended(self) -> bool:
+        """Whether the turn has ended. One entered by an existing `id` may have ended before."""
+        return self._ended
+
+    async def __aenter__(self) -> Self:
+        if self.correlation_id and self._outer_correlation_id is None:
+            self._outer_correlation_id = correlation_id.get()
+            correlation_id.set(self.correlation_id)
+        try:
+            await self._enter()
+        except BaseException:
+            self._restore_correlation_id()
+            raise
+        self._suspended = False
+        if self._ownership is not None:
+            self._handle.own_turns[self.id] = ActiveTurn(self._ownership, self._ordinals)
+        self._entered = turn_context.enter_turn(self._handle, self)
+        return self
+
+    async def _enter(self) -> None:
+        if self._handle.replay is None:
+            guard.require_live("a live turn")
+        is_new = not self._begun
+        if is_new:
+            plan = turns.begin_turn(
+                self._handle.replica,
+                self.id,
+                self._message,
+                correlation_id=self.correlation_id,
+                voice=self._voice,
+                live=self._handle.own_turns,
+            )
+            position = await self._write(plan, TurnOwnership(self.id, self.id))
+            if position > 0:  # Negative: the turn had begun already, under this id.
+                self._ownership = TurnOwnership(self.id, self.id)
+            self._begun = abs(position)
+        if self._ownership is None:
+            await self._resume(may_be_over=is_new)
+
+    def _restore_correlation_id(self) -> None:
+        if self._outer_correlation_id is not None:
+            correlation_id.set(self._outer_correlation_id)
+            self._outer_correlation_id = None
+
+    async def _resume(self, *, may_be_over: bool) -> None:
+        """Take the turn over, unless it was entered by its id and has ended before."""
+        if (may_be_over or self._ended) and self.id not in self._handle.replica.state.turns:
+            self._ended = True
+            return
+        plan, ownership = turns.continue_turn(self._handle.replica, self.id)
+        await self._handle.write(plan)
+        self._ownership = ownership
+
+    async def append(
+        self,
+        *messages: object,
+        author: str = "",
+        recipient: str = "",
+        channel: str = "",
+        origin: str = "",
+        id: str | None = None,
+        answers: PendingModelCall | None = None,
+    ) -> int:
+        """Append messages to the turn, as `session.append` does.
+
+        `answers` is the call begun with `turn.ask` that these messages reply to.
+        """
+        voice, turn = make_attribution(author, recipient, channel, origin), self._owned()
+        replica = self._handle.replica
+        plan = append_messages(replica, messages, voice=voice, turn=turn, record_id=id)
+        if answers is not None:
+            plan = answers.answering(plan, turn, time.monotonic() - answers.since)
+        return await self._write(plan, turn)
+
+    def stream(
+        self,
+        chunks: AsyncIterable[Any],
+        *,
+        every: float = FLUSH_EVERY,
+        author: str = "",
+        answers: PendingModelCall | None = None,
+    ) -> AsyncStream:
+        """Pass on the chunks of a streamed answer, and store them meanwhile.
+
+        New chunks are stored at most every `every` seconds, and the whole message at the end. A
+        stream that breaks, or that is not read to its end, leaves a partial answer.
+        """
+        recorder = AnswerRecorder(self._handle.replica, self._owned(), Attribution(author), answers)
+        stream = AsyncStream(self._handle, recorder, chunks, every)
+        self._streams.append(stream)
+        return stream
+
+    async def offer(self, tools: Sequence[Any]) -> ToolChanges:
+        """Record the tools offered to the model; return the changes since the last record."""
+        turn = self._owned()
+        previous = await self._handle.run(catalogue.latest_catalogue(self._handle.replica))
+        await self._write(catalogue.record_tools(self._handle.replica, tools, turn.turn), turn)
+        return (
+            catalogue.compare_catalogues(previous, catalogue.tool_digests(tools))
+            if previous
+            else NO_CHANGES
+        )
+
+    def ask(self, name: str, request: object) -> PendingModelCall:
+        """Record with the turn's next append that a model call begins. For adapters.
+
+        Pass the returned object as `answers` with the reply, or call its `failed`. Only a digest of
+        the request is stored. This may be called before the turn is entered.
+        """
+        replica = self._handle.replica
+        call = adapter_model_call(replica, self.id, self._ordinals, name, request)
+        return PendingModelCall(
+            replica, call, self._model_calls, time.monotonic(), self._handle.replay
+        )
+
+    async def _write(self, plan: Plan, turn: TurnOwnership) -> int:
+        """Write a plan, together with the model calls that began since the last write."""
+        calls = [*self._model_calls]
+        if not calls:
+            return await self._handle.write(plan)
+        result = await self._handle.write(model_calls.with_model_calls(plan, turn, calls))
+        # In place, because the calls share this list. Others may have begun during the write.
+        self._model_calls[:] = [call for call in self._model_calls if call not in calls]
+        return result
+
+    @property
+    def partial(self) -> bool:
+        """Whether an answer of this turn was interrupted and not replaced since."""
+        partials = self._handle.replica.state.talk.partials.values()
+        return any(partial.turn == self.id for partial in partials)
+
+    async def said(self) -> list[IncomingMessage]:
+        """Return the messages, with their metadata, of interrupted answers of this turn."""
+        partials = self._handle.replica.state.talk.cut.values()
+        messages: list[IncomingMessage] = []
+        for partial in [partial for partial in partials if partial.turn == self.id]:
+            messages += await self._handle.run(
+                streaming.read_partial_answer(self._handle.replica, partial)
+            )
+        return messages
+
+    async def complete(self) -> None:
+        """End the turn as complete. Leaving `async with` does this.
+
+        UsageError if one of its streams was never read; the turn then stays open.
+        """
+        for stream in self._streams:
+            stream.require_read()
+        await self._close_streams()
+        turn = self._owned()
+        await self._write(turns.complete_turn(self._handle.replica, turn), turn)
+        self._ended = True
+
+    async def fail(self, error: BaseException) -> None:
+        """End the turn with an error. Leaving `async with` by an exception does this."""
+        await self._close_streams()
+        turn = self._owned()
+        await self._write(turns.fail_turn(self._handle.replica, turn, error), turn)
+        self._ended = True
+
+    async def abandon(self, reason: str = "") -> None:
+        """Abandon the turn, whether it is running here or interrupted."""
+        if not self._begun:
+            raise UsageError("the turn has not begun: there is nothing to abandon")
+        await self._handle.write(turns.abandon_turn(self._handle.replica, self.id, reason))
+        self._ended = True
+
+    async def leave(self) -> None:
+        """Stop here and leave the turn open, as a process that dies does: it is interrupted.
+
+        Entering it again, here or elsewhere, continues it. `async with` then does not end it.
+        """
+        self._owned()
+        await self._close_streams()
+        self._suspended, self._ownership = True, None
+        self._exit()
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._suspended:
+            return
+        if isinstance(error, ApprovalPendingError) and self._ownership and not self._ended:
+            await self.leave()  # It can be continued after the decision.
+            return
+        try:
+            if error is None and not self._ended:
+                await self.complete()
+            elif error is not None and not self._ended:
+                await self._record_failure(error)
+        finally:
+            self._exit()
+
+    def _exit(self) -> None:
+        self._handle.own_turns.pop(self.id, None)
+        self._ordinals = CallSequence()
+        if self._entered is not None:
+            turn_context.exit_turn(self._entered)
+        self._restore_correlation_id()
+
+    async def _close_streams(self) -> None:
+        streams, self._streams = self._streams, []
+        for stream in streams:
+            await stream.close()
+
+    async def _record_failure(self, error: BaseException) -> None:
+        try:
+            await self.fail(error)
+        except PerdureError as failure:
+            # The body's error propagates; the failure to record it must not hide it.
+            error.add_note(f"perdure could not record that the turn failed: {failure}")
+
+    def _owned(self) -> TurnOwnership:
+        """Return the ownership of a running turn; UsageError if it has ended or is not entered."""
+        if self._ended:
+            raise UsageError("the turn has ended: begin another with session.turn(...)")
+        if self._ownership is None:
+            raise UsageError("the turn is not open: enter it with `async with` first")
+        return self._ownership

@@ -1,1 +1,0 @@
-"""Approvals: calls that wait for a person's decision."""

@@ -1,0 +1,105 @@
+"""The rules that every store shares: which appends are legal, stored or in conflict. Pure.
+
+Appends and the current state of their streams come in, outcomes go out. A store that uses these
+rules cannot disagree with other stores about a conflict or an idempotent resend.
+"""
+
+from collections.abc import Callable, Sequence
+
+from perdure.backends.protocol import (
+    CONFLICT,
+    LABEL_BYTES_MAX,
+    LABELS_MAX,
+    STORED,
+    Append,
+    Entry,
+    Outcome,
+)
+from perdure.errors import UsageError
+
+POSITION_MAX = 2**63 - 2  # one less than a signed 64-bit column holds, so that last + 1 fits too
+
+
+def check(appends: Sequence[Append]) -> None:
+    """Raise UsageError unless every append is well-formed."""
+    seen: set[str] = set()
+    for append in appends:
+        stream = append.stream
+        if stream in seen:
+            raise UsageError(f"stream {stream!r} occurs twice in one call: merge its appends")
+        if len(appends) > 1:
+            seen.add(stream)
+        check_name(stream)
+        _check_entries(append)
+        if append.labels:
+            _check_labels(append)
+
+
+def check_name(stream: str) -> bytes:
+    """Return the name in UTF-8; raise UsageError if it is empty or not encodable."""
+    if not stream:
+        raise UsageError("the name of a stream is empty: pass a non-empty name")
+    try:
+        return stream.encode()
+    except UnicodeEncodeError as error:
+        raise UsageError(f"stream {stream!r} is not encodable as UTF-8: rename it") from error
+
+
+def _check_entries(append: Append) -> None:
+    entries = append.entries
+    if not entries:
+        raise UsageError(f"an append to {append.stream!r} has no entries: leave it out")
+    expected = entries[0].position
+    if not 1 <= expected <= POSITION_MAX - len(entries):
+        allowed = f"use 1 to {POSITION_MAX - len(entries)}"
+        raise UsageError(f"position {expected} of {append.stream!r} is out of range: {allowed}")
+    for position, _, body in entries:
+        if position != expected:
+            raise UsageError(
+                f"an append to {append.stream!r} has position {position}, expected {expected}: "
+                "number its entries without gaps"
+            )
+        if body is None:
+            raise UsageError(f"entry {expected} of {append.stream!r} has no body: pass bytes")
+        expected += 1
+
+
+def _check_labels(append: Append) -> None:
+    if len(append.labels) > LABELS_MAX:
+        raise UsageError(f"{append.stream!r} has more than {LABELS_MAX} labels: use fewer")
+    for label in append.labels:
+        try:
+            size = len(label.encode())
+        except UnicodeEncodeError as error:
+            raise UsageError(f"label {label!r} is not encodable as UTF-8: rename it") from error
+        if not 1 <= size <= LABEL_BYTES_MAX:
+            raise UsageError(f"label {label!r} must have 1 to {LABEL_BYTES_MAX} bytes of UTF-8")
+
+
+def decide(
+    append: Append,
+    head: int | None,
+    headers_between: Callable[[int, int], Sequence[bytes]],
+) -> tuple[Outcome, Sequence[Entry]]:
+    """Return the outcome of an append, and which of its entries have to be written.
+
+    `head` is the last position of the stream, None if it has no entries. `headers_between(first,
+    last)` returns the stored headers at those positions in order, without dropped ones; it is
+    called only if the append overlaps stored entries.
+    """
+    entries = append.entries
+    first = entries[0].position
+    if append.begins and head is not None and first > head:
+        return CONFLICT, ()
+    if head is None and first > 1 and not append.begins:
+        return Outcome("refused", f"position {first} would leave a gap: the stream is empty"), ()
+    if head is None or first == head + 1:
+        return STORED, entries
+    if first > head + 1:
+        return Outcome("refused", f"position {first} would leave a gap after {head}"), ()
+    # Equal headers mean a resend after a lost reply. A dropped position has no header, so that its
+    # list is shorter and the resend counts as a conflict.
+    overlap = entries[: head - first + 1]
+    if list(headers_between(first, overlap[-1].position)) != [entry.header for entry in overlap]:
+        return CONFLICT, ()
+    return STORED, entries[len(overlap) :]

@@ -1,0 +1,5 @@
+"""The files backend: one append-only file per session in a directory."""
+
+from perdure.backends.files.backend import FilesBackend
+
+__all__ = ["FilesBackend"]

@@ -1,0 +1,290 @@
+"""Append to many streams: lock, recover, decide, write, sync, and only then report.
+
+Every file costs a sync, so all files of a group are written before the first one is synced. An
+error of one stream is raised after the others were served.
+
+Editing: an outcome is set only after the sync that makes it true.
+"""
+
+import contextlib
+import errno
+import itertools
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from perdure.backends.append_rules import decide
+from perdure.backends.files.directory import create_folder, names_path, require_folder
+from perdure.backends.files.disk import Disk, LockedFile, lock_file, translate_error
+from perdure.backends.files.format import DurableMark, encode_file_header
+from perdure.backends.files.names import add_names, clear_line, is_listed
+from perdure.backends.files.recovery import (
+    NewFile,
+    encode_batch,
+    publish_file,
+    recover,
+    rewrite_file,
+    set_mark,
+)
+from perdure.backends.files.stream_file import StreamFile, StreamLocation, locate_stream
+from perdure.backends.protocol import STORED, Append, Outcome
+from perdure.errors import DamagedError, PerdureError, UnavailableError
+
+GROUP_SIZE = 32  # streams whose files are open at once; a process may open only so many files
+
+
+READ_WRITE = os.O_RDWR
+
+
+# Errors that concern one file only; the store's other files may still be writable.
+_SINGLE_FILE_ERRNOS = {
+    errno.EACCES,
+    errno.EPERM,
+    errno.EISDIR,
+    errno.ELOOP,
+    errno.ENOENT,
+    errno.ENXIO,
+}
+
+
+class _PendingAppend:
+    """One append in progress; it is open until it has an outcome or an error."""
+
+    def __init__(self, append: Append, location: StreamLocation) -> None:
+        self.append = append
+        self.location = location
+        self.outcome: Outcome | None = None
+        self.error: Exception | None = None
+
+    @property
+    def is_open(self) -> bool:
+        return self.outcome is None and self.error is None
+
+
+class _UnsyncedBatch:
+    """A batch that is written to its file and not synced yet."""
+
+    def __init__(
+        self, item: _PendingAppend, locked_file: LockedFile, file: StreamFile, data: bytes
+    ) -> None:
+        self.item = item
+        self._locked_file = locked_file
+        self._file = file
+        self._mark = DurableMark(name_is_durable=True, end=file.end + len(data), last=file.end)
+        try:
+            locked_file.disk.write(locked_file.fd, data, file.end)
+        except OSError:
+            self.cut()
+            raise
+
+    def sync(self) -> None:
+        """Sync the batch, then advance the durable mark.
+
+        If the mark cannot be written, the next writer redoes it.
+        """
+        try:
+            self._locked_file.disk.sync(self._locked_file.fd)
+        except OSError:
+            self.cut()
+            raise
+        with contextlib.suppress(OSError):
+            spare = self._file.file_header.spare
+            set_mark(
+                self._locked_file.disk, self._locked_file.fd, self.item.location, self._mark, spare
+            )
+
+    def cut(self) -> None:
+        """Truncate the batch: after a failed sync it may be in memory only, yet look stored."""
+        with contextlib.suppress(OSError):
+            self._locked_file.disk.truncate(self._locked_file.fd, self._file.end)
+
+
+class Appender:
+    """Appends to the streams of one store, and removes them."""
+
+    def __init__(self, disk: Disk, root: str, *, patience: float, store: str) -> None:
+        self._disk = disk
+        self._root = root
+        self._patience = patience
+        self._store = store
+        self._distrusted: set[str] = set()
+        """Files with a failed sync: the next append writes a copy, on other disk blocks."""
+
+    def append(self, appends: Sequence[Append]) -> list[Outcome]:
+        """Return the outcomes in order; raise the first error after all were tried."""
+        items = [
+            _PendingAppend(append, locate_stream(self._root, append.stream)) for append in appends
+        ]
+        # All processes lock in the same order, so that no two of them deadlock.
+        ordered = sorted(items, key=lambda item: item.location.stem)
+        for start in range(0, len(ordered), GROUP_SIZE):
+            group = ordered[start : start + GROUP_SIZE]
+            self._create([item for item in group if not os.path.lexists(item.location.path)])
+            self._extend([item for item in group if item.is_open])
+        for item in items:
+            if item.error is not None:
+                raise item.error
+        return [item.outcome for item in items if item.outcome is not None]
+
+    # New streams.
+
+    def _create(self, items: list[_PendingAppend]) -> None:
+        for _, group in itertools.groupby(items, key=lambda item: item.location.directory):
+            folder_items = list(group)
+            try:
+                self._create_in_folder(folder_items)
+            except (OSError, PerdureError) as error:
+                for item in folder_items:
+                    if item.is_open:
+                        item.error = self._failure(error, item.location)
+
+    def _create_in_folder(self, items: list[_PendingAppend]) -> None:
+        first = items[0].location
+        create_folder(self._disk, first, patience=self._patience, store=self._store)
+        with (
+            contextlib.ExitStack() as stack,
+            lock_file(
+                self._disk,
+                names_path(first.directory),
+                READ_WRITE,
+                patience=self._patience,
+                store=self._store,
+            ) as names,
+        ):
+            new_files = []
+            for item in items:
+                outcome, entries = decide(item.append, None, lambda *_: ())
+                if not entries:
+                    item.outcome = outcome
+                elif not os.path.lexists(
+                    item.location.path
+                ):  # Else another process was faster; `_extend` retries.
+                    new_file = self._publish(item)
+                    stack.callback(new_file.locked_file.close)
+                    new_files.append((item, new_file))
+            if new_files:
+                self._disk.sync_directory(first.directory)
+            for item, new_file in new_files:
+                item.outcome = STORED
+                with contextlib.suppress(OSError):
+                    new_file.confirm()
+            add_names(self._disk, names.fd, [item.location for item, _ in new_files])
+
+    def _publish(self, item: _PendingAppend) -> NewFile:
+        location, (_, entries, labels, _) = item.location, item.append
+        if is_listed(self._disk, location):
+            raise missing_file_error(location)
+        first = entries[0].position
+        at = len(encode_file_header(location.name, first))
+        data = encode_batch(location, entries, labels, at=at, previous_size=0)
+        return publish_file(self._disk, location, first, [(at, data)])
+
+    # Existing streams.
+
+    def _extend(self, items: list[_PendingAppend]) -> None:
+        with contextlib.ExitStack() as stack:
+            written: list[_UnsyncedBatch] = []
+            for item in items:
+                try:
+                    batch = self._write(item, stack)
+                    written += [batch] if batch is not None else []
+                except (OSError, PerdureError) as error:
+                    item.error = self._failed(error, item)
+            for batch in written:
+                try:
+                    batch.sync()
+                    batch.item.outcome = STORED
+                except OSError as error:
+                    if error.errno == errno.EIO:
+                        self._distrusted.add(batch.item.location.stem)
+                    batch.item.error = self._failed(error, batch.item)
+
+    def _failed(self, error: OSError | PerdureError, item: _PendingAppend) -> Exception:
+        """Return the error to raise; a held lock or a per-file error concerns this stream only."""
+        translated_error = self._failure(error, item.location)
+        if isinstance(translated_error, UnavailableError):
+            translated_error.of_one = (
+                not isinstance(error, OSError) or error.errno in _SINGLE_FILE_ERRNOS
+            )
+        return translated_error
+
+    def _write(self, item: _PendingAppend, stack: contextlib.ExitStack) -> _UnsyncedBatch | None:
+        location = item.location
+        require_folder(location)
+        locked_file = stack.enter_context(
+            lock_file(
+                self._disk, location.path, READ_WRITE, patience=self._patience, store=self._store
+            )
+        )
+        file = recover(self._disk, locked_file, location, to_write=True)
+        if location.stem in self._distrusted:
+            file = rewrite_file(self._disk, locked_file, file, before=0)
+            self._distrusted.discard(location.stem)
+        batch, position = file.head()
+        outcome, entries = decide(
+            item.append, position, lambda first, last: read_headers(file, first, last)
+        )
+        if not entries:
+            item.outcome = outcome
+            return None
+        labels = item.append.labels
+        data = encode_batch(location, entries, labels, at=file.end, previous_size=batch.size)
+        return _UnsyncedBatch(item, locked_file, file, data)
+
+    # Removal.
+
+    def remove(self, location: StreamLocation, digest: str) -> bool:
+        """Remove a stream's file and name if its head has this digest; durable on return."""
+        path, patience, store = location.path, self._patience, self._store
+        names = names_path(location.directory)
+        with lock_file(self._disk, names, READ_WRITE, patience=patience, store=store) as names_file:
+            try:
+                with lock_file(
+                    self._disk, path, READ_WRITE, patience=patience, store=store
+                ) as lock:
+                    file = recover(self._disk, lock, location, to_write=True)
+                    if file.listing_head().digest != digest:
+                        return False
+                    clear_line(
+                        self._disk, names_file.fd, location
+                    )  # First: a listed file must exist.
+                    self._disk.unlink(path)
+            except FileNotFoundError:  # Another process removed it, and its name too.
+                return True
+            for torn in Path(location.directory).glob(f"{location.stem}.torn-*"):
+                self._disk.unlink(str(torn))
+            self._disk.sync_directory(location.directory)
+        return True
+
+    def _failure(self, error: Exception, location: StreamLocation) -> Exception:
+        return translate_stream_error(error, location, self._store)
+
+
+def read_headers(file: StreamFile, first: int, last: int) -> list[bytes]:
+    """Return the stored headers from one position to another."""
+    entries = (entry for entry, _ in file.forward(first - 1, max_body=-1))
+    return [
+        entry.header for entry in itertools.takewhile(lambda entry: entry.position <= last, entries)
+    ]
+
+
+def missing_file_error(location: StreamLocation) -> DamagedError:
+    """Return the error for a stream whose file is missing although it is listed."""
+    return DamagedError(location.name, 0, f"its file {location.path} is missing")
+
+
+def translate_stream_error(error: Exception, location: StreamLocation, store: str) -> Exception:
+    """Translate an error into the one to raise, with its cause set."""
+    if isinstance(error, PerdureError):
+        return error
+    translated_error: PerdureError
+    if isinstance(error, FileNotFoundError) and is_listed(Disk(), location):
+        translated_error = missing_file_error(location)
+    elif isinstance(error, FileNotFoundError):
+        translated_error = UnavailableError(
+            store, f"{location.name!r} was removed meanwhile", "read it again"
+        )
+    else:
+        translated_error = translate_error(error, store, location.name)
+    translated_error.__cause__ = error
+    return translated_error

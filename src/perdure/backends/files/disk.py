@@ -1,0 +1,296 @@
+"""System calls of a file store, and locks between processes.
+
+All calls are methods of one small object, `Disk`, so that a test can record them, inject faults and
+build every disk state that a crash could leave. Errors are OSErrors here, except a lock timeout,
+which is an UnavailableError. Nothing in this module knows the format of a file.
+
+Editing: the store must make no other system call that changes a file, or the crash tests miss it.
+"""
+
+import contextlib
+import errno
+import os
+import random
+import stat
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from perdure.errors import DamagedError, PerdureError, UnavailableError
+
+FIRST_PAUSE = 0.0002  # seconds; about as long as an append on a fast disk takes
+
+LONGEST_PAUSE = 0.005  # seconds; long enough to spare the CPU, short against a slow sync
+
+# Do not follow symbolic links, do not block on pipes, do not translate newlines on Windows.
+_OPEN_FLAGS = (
+    getattr(os, "O_NOFOLLOW", 0)
+    | getattr(os, "O_NONBLOCK", 0)
+    | getattr(os, "O_BINARY", 0)
+    | getattr(os, "O_CLOEXEC", 0)
+)
+
+CREATE_NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL
+
+
+class Disk:
+    """The real file system. Tests subclass it to record calls and inject faults."""
+
+    def open(self, path: str, flags: int) -> int:
+        """Open a regular file; create it with mode 0600. A symbolic link is an OSError."""
+        fd = os.open(path, flags | _OPEN_FLAGS, 0o600)
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            os.close(fd)
+            raise IrregularError(f"{path} is not a regular file")
+        return fd
+
+    def close(self, fd: int) -> None:
+        os.close(fd)
+
+    def read(self, fd: int, size: int, at: int) -> bytes:
+        """Return `size` bytes, fewer only at the end of the file."""
+        data = _pread(fd, size, at)
+        while data and len(data) < size:
+            more = _pread(fd, size - len(data), at + len(data))
+            if not more:
+                break
+            data += more
+        return data
+
+    def write(self, fd: int, data: bytes, at: int) -> None:
+        """Write all of the data, or raise: then any part of it may have been written."""
+        remaining = memoryview(data)
+        while remaining:
+            try:
+                written = self.write_some(fd, remaining, at)
+            except InterruptedError:
+                continue
+            if written <= 0:
+                raise OSError(errno.ENOSPC, "nothing was written")
+            remaining, at = remaining[written:], at + written
+
+    def write_some(self, fd: int, data: memoryview, at: int) -> int:
+        """Write a prefix of the data of the system's choosing; return its size in bytes."""
+        return _pwrite(fd, data, at)
+
+    def truncate(self, fd: int, size: int) -> None:
+        os.ftruncate(fd, size)
+
+    def sync(self, fd: int) -> None:
+        """Return when everything written to a file is on stable storage."""
+        if sys.platform == "darwin":
+            import fcntl
+
+            # On macOS a plain fsync leaves data in the drive's cache; not every file system
+            # supports F_FULLFSYNC, so fall back to fsync.
+            with contextlib.suppress(OSError):
+                fcntl.fcntl(fd, fcntl.F_FULLFSYNC)
+                return
+        os.fsync(fd)
+
+    def sync_directory(self, path: str) -> None:
+        """Return when the names in a directory are on stable storage."""
+        if sys.platform == "win32":
+            return  # Windows cannot open a directory; NTFS journals its names.
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | _OPEN_FLAGS)
+        try:
+            self.sync(fd)
+        finally:
+            os.close(fd)
+
+    def rename(self, old: str, new: str) -> None:
+        Path(old).replace(new)
+
+    def unlink(self, path: str) -> None:
+        Path(path).unlink()
+
+    def make_directory(self, path: str) -> None:
+        Path(path).mkdir(0o700)
+
+    def remove_directory(self, path: str) -> None:
+        Path(path).rmdir()
+
+    def lock(self, fd: int) -> bool:
+        """Try to lock an open file; return False if another holder has the lock."""
+        try:
+            _lock(fd)
+        except (BlockingIOError, PermissionError):
+            return False
+        return True
+
+    def unlock(self, fd: int) -> None:
+        _unlock(fd)
+
+
+class IrregularError(OSError):
+    """A path that should be a regular file or folder is a link, a pipe or the like."""
+
+
+class LockedFile:
+    """An open file whose lock this process holds. `exchange` replaces `fd` by its successor."""
+
+    def __init__(self, disk: Disk, fd: int) -> None:
+        self.disk = disk
+        self.fd = fd
+
+    def exchange(self, fd: int) -> None:
+        """Release the current file and hold another one, which is locked already."""
+        old, self.fd = self.fd, fd
+        _release(self.disk, old)
+
+    def close(self) -> None:
+        """Release the lock and close the file."""
+        _release(self.disk, self.fd)
+
+
+def create_locked(disk: Disk, path: str, flags: int) -> LockedFile:
+    """Create a file and lock it before any other process can see it."""
+    locked_file = LockedFile(disk, _open_tracked(disk, path, flags))
+    if not disk.lock(locked_file.fd):
+        locked_file.close()
+        raise BlockingIOError(f"another process holds the lock of the new {path}")
+    return locked_file
+
+
+@contextlib.contextmanager
+def lock_file(
+    disk: Disk, path: str, flags: int, *, patience: float, store: str
+) -> Iterator[LockedFile]:
+    """Lock the file at a path for the block. FileNotFoundError if there is none."""
+    locked_file = LockedFile(disk, _acquire(disk, path, flags, patience, store))
+    try:
+        yield locked_file
+    finally:
+        locked_file.close()
+
+
+def _acquire(disk: Disk, path: str, flags: int, patience: float, store: str) -> int:
+    deadline = time.monotonic() + patience
+    while True:
+        fd = _open_tracked(disk, path, flags)
+        try:
+            attempt = 0
+            while not disk.lock(fd):
+                _sleep_before_retry(attempt, deadline, store)
+                attempt += 1
+            if _is_still_at_path(fd, path):
+                return fd
+        except BaseException:
+            _release(disk, fd)
+            raise
+        _release(disk, fd)  # Another file replaced it at this path while we waited for the lock.
+
+
+def _sleep_before_retry(attempt: int, deadline: float, store: str) -> None:
+    if time.monotonic() >= deadline:
+        raise UnavailableError(store, "another process holds the lock")
+    longest = min(FIRST_PAUSE * 1.5 ** min(attempt, 16), LONGEST_PAUSE)
+    # Jitter, so that two processes do not keep waking at the same moments.
+    time.sleep(longest * random.uniform(0.5, 1.0))  # noqa: S311 - not a secret.
+
+
+def _is_still_at_path(fd: int, path: str) -> bool:
+    """Return whether the open file is still the one at the path."""
+    try:
+        return os.path.samestat(os.fstat(fd), os.lstat(path))
+    except FileNotFoundError:
+        return False
+
+
+# A lock belongs to the open file description, which a child of `os.fork` shares. Unless the child
+# closes its descriptor, the lock outlives a parent that is killed before it unlocks.
+_locked_fds: set[int] = set()
+
+_fork_lock = threading.RLock()  # Reentrant: a signal handler may use a store too.
+
+
+def _open_tracked(disk: Disk, path: str, flags: int) -> int:
+    with _fork_lock:
+        fd = disk.open(path, flags)
+        _locked_fds.add(fd)
+        return fd
+
+
+def _release(disk: Disk, fd: int) -> None:
+    with contextlib.suppress(OSError):
+        disk.unlock(fd)
+    with _fork_lock:
+        _locked_fds.discard(fd)
+        disk.close(fd)
+
+
+def _close_in_child() -> None:
+    _fork_lock.release()
+    for fd in _locked_fds:
+        with contextlib.suppress(OSError):
+            os.close(fd)
+    _locked_fds.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=_fork_lock.acquire,
+        after_in_parent=_fork_lock.release,
+        after_in_child=_close_in_child,
+    )
+
+
+if sys.platform == "win32":
+    import msvcrt
+
+    _LOCK_OFFSET = 2**40  # offset; beyond the end of any file, because Windows locks block readers
+
+    def _pread(fd: int, size: int, at: int) -> bytes:
+        os.lseek(fd, at, os.SEEK_SET)
+        return os.read(fd, size)
+
+    def _pwrite(fd: int, data: memoryview, at: int) -> int:
+        os.lseek(fd, at, os.SEEK_SET)
+        return os.write(fd, data)
+
+    def _lock(fd: int) -> None:
+        os.lseek(fd, _LOCK_OFFSET, os.SEEK_SET)
+        msvcrt.locking(fd, msvcrt.LK_NBLCK, 1)
+
+    def _unlock(fd: int) -> None:
+        os.lseek(fd, _LOCK_OFFSET, os.SEEK_SET)
+        msvcrt.locking(fd, msvcrt.LK_UNLCK, 1)
+
+else:
+    import fcntl
+
+    _pread = os.pread
+    _pwrite = os.pwrite
+
+    def _lock(fd: int) -> None:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    def _unlock(fd: int) -> None:
+        fcntl.flock(fd, fcntl.LOCK_UN)
+
+
+_REASONS = {
+    errno.ENOSPC: ("the disk is full", "free space, then try again"),
+    errno.EDQUOT: ("the quota is used up", "free space, then try again"),
+    errno.EFBIG: ("a file may not grow further", "raise the limit, then try again"),
+    errno.EROFS: ("the file system is read-only", "mount it for writing, then try again"),
+    errno.EACCES: ("no permission", "check the permissions of the directory and its files"),
+    errno.EPERM: ("no permission", "check the permissions of the directory and its files"),
+    errno.EMFILE: ("too many files are open", "raise the limit, then try again"),
+    errno.ENFILE: ("too many files are open", "try again later"),
+    errno.EIO: ("a read or write failed", "check the disk, then try again"),
+}
+
+
+def translate_error(error: Exception, store: str, stream: str = "") -> PerdureError:
+    """Translate an OSError or MemoryError into the perdure error to raise from it."""
+    number = (error.errno if isinstance(error, OSError) else None) or 0
+    if isinstance(error, IrregularError) or number in (errno.ELOOP, errno.ENOTDIR):
+        return DamagedError(
+            stream or store, 0, f"a path of the store is not a regular perdure file: {error}"
+        )
+    code = errno.errorcode.get(number, type(error).__name__)
+    reason, hint = _REASONS.get(number, ("the operating system refused", "try again later"))
+    return UnavailableError(store, f"{reason} ({code})", hint)

@@ -1,0 +1,333 @@
+"""Check a Postgres server when a store is opened, and migrate its tables.
+
+Opening asks once about the server and the version of the tables. Migrations run one after another
+in one transaction, under an advisory lock of that transaction, so any number of processes may try
+at once.
+"""
+
+import hashlib
+import math
+import time
+from collections.abc import Callable
+from contextlib import closing
+from typing import Any, NamedTuple, TypeVar
+from urllib.parse import quote
+
+import psycopg
+
+from perdure.backends.postgres.address import PostgresAddress, quote_identifier
+from perdure.backends.postgres.connection import Connection, connect_options, with_deadline
+from perdure.backends.postgres.errors import RetryBudget, safe_cause, translate_error
+from perdure.backends.postgres.schema import LATEST_VERSION, migration_script
+from perdure.errors import (
+    PerdureError,
+    UnavailableError,
+    UnmadeError,
+    UnsupportedError,
+    VersionError,
+)
+
+COCKROACHDB = "CockroachDB"  # Reports an older PostgreSQL version than the features it has.
+
+YUGABYTE_MARK = "-YB-"
+
+OLDEST_SERVER = 140_000  # PostgreSQL 14, the oldest release still maintained
+
+ATTEMPTS = 5  # per migration; concurrent migrations, or clients of the tables, can conflict
+
+
+T = TypeVar("T")
+
+
+_SERVER_FACTS = """
+select current_setting('server_version_num', true), version(),
+  current_setting('synchronous_commit', true), current_setting('fsync', true),
+  current_setting('full_page_writes', true), current_setting('transaction_read_only', true),
+  pg_is_in_recovery(), current_setting('neon.tenant_id', true),
+  to_regclass(%s) is not null, to_regnamespace(%s) is not null, pg_backend_pid(),
+  current_setting('data_sync_retry', true)"""
+
+
+_MISSING_PRIVILEGES = """(
+  select string_agg(word || ' on ' || names, '; ' order by word) from (
+    select word, string_agg(name, ', ' order by name) as names
+    from unnest(array['entry', 'head', 'label', 'watch']) as name,
+      unnest(array['select', 'insert', 'update', 'delete']) as word
+    where not has_table_privilege(%s || '.' || name, word) group by word
+  ) as lacking)"""
+
+
+# The tables whose loss loses the store; waiters fill `watch` again.
+_UNLOGGED_TABLES = """(
+  select case when count(relpersistence) > 0 then
+    coalesce(array_agg(%s || '.' || name order by name) filter (where relpersistence = 'u'), '{}')
+  end
+  from unnest(array['entry', 'head', 'label', 'migration']) as name
+    join pg_class on pg_class.oid = to_regclass(%s || '.' || name))"""
+
+
+_ROW_SECURITY = "(select relrowsecurity from pg_class where oid = to_regclass(%s || '.head'))"
+
+
+# Whether every policy for heads is that of our script and applies to this user. Nothing can be
+# said about policies from elsewhere.
+_POLICIES_ARE_OURS = """
+select current_user::text, bool_and(pg_get_expr(polqual, polrelid) ilike '(tenant = current_user)')
+from pg_policy where polrelid = to_regclass(%s) and row_security_active(polrelid)"""
+
+
+_TABLES_OWNER = """
+select pg_get_userbyid(relowner) from pg_class
+where oid = to_regclass(%s) and not pg_has_role(relowner, 'usage')"""
+
+
+_MIGRATE_HINT = (
+    "have a user who may create them run: perdure migrate ADDRESS, "
+    "and grant this one usage on the schema, and select, insert, update, delete on its tables"
+)
+
+
+class ServerInfo(NamedTuple):
+    """Facts about the server, the connection and the tables at an address."""
+
+    number: int
+    version: str
+    synchronous_commit: str
+    fsync: str
+    full_page_writes: str
+    read_only: bool
+    standby: bool
+    neon: bool
+    tables: int
+    """The version of the tables; 0 if there are none."""
+
+    schema_exists: bool
+    pooled: bool = False
+    encrypted: bool = False
+    missing_privileges: str = ""
+    """Privileges on the tables that the user lacks, such as "delete on entry, head"."""
+
+    data_sync_retry: str = ""
+    unlogged: tuple[str, ...] | None = ()
+    """SQL names of tables that a server crash empties; None if the server cannot say."""
+
+    has_row_security: bool = False
+    """Whether the tables have row-level security."""
+
+    @property
+    def engine(self) -> str:
+        """The name of the database engine."""
+        return COCKROACHDB if self.version.startswith(COCKROACHDB) else "PostgreSQL"
+
+    @property
+    def locks_tables(self) -> bool:
+        """Whether it supports LOCK TABLE."""
+        return self.engine != COCKROACHDB and YUGABYTE_MARK not in self.version
+
+    @property
+    def release(self) -> str:
+        """The server's version in short, such as 18.6."""
+        words = [word for word in self.version.split() if word.lstrip("v")[:1].isdecimal()]
+        return words[0].lstrip("v") if words else self.version
+
+
+def prepare_store(address: PostgresAddress, judge: Callable[[ServerInfo], T]) -> T:
+    """Ensure tables of the right version; return what `judge` returns for the server.
+
+    If `judge` raises, nothing is created.
+    """
+    budget = RetryBudget(address, address.wait)
+    deadline = time.monotonic() + (address.wait or address.patience)
+    while True:
+        try:
+            return _prepare_once(address, judge, deadline)
+        except (psycopg.Error, OSError) as error:
+            pause = budget.after(error)
+        time.sleep(pause)
+
+
+def _prepare_once(address: PostgresAddress, judge: Callable[[ServerInfo], T], deadline: float) -> T:
+    with closing(
+        Connection.connect(**with_deadline(connect_options(address), deadline))
+    ) as connection:
+        server = inspect_server(connection, address, deadline)
+        require_supported(server, address)
+        verdict = judge(server)
+        if "select on" in server.missing_privileges:
+            reason = f"this user lacks privileges: {server.missing_privileges}"
+            raise UnavailableError(address.name, reason, "grant them in the schema")
+        if server.tables < LATEST_VERSION:
+            if not address.migrate or server.read_only or server.standby:
+                raise _outdated_error(server, address)
+            migrate(connection, address)
+        if server.has_row_security:
+            _require_own_tenant(connection, address, deadline)
+        return verdict
+
+
+def _require_own_tenant(connection: Connection, address: PostgresAddress, deadline: float) -> None:
+    """Raise where row-level security would show another tenant's store as empty."""
+    connection.deadline = deadline
+    try:
+        row: Any = connection.execute(
+            _POLICIES_ARE_OURS, (f"{_schema_name(address)}.head",)
+        ).fetchone()
+    except psycopg.errors.ProgrammingError:
+        return  # Another engine, with a catalog of its own.
+    finally:
+        connection.deadline = math.inf
+    user, is_ours = row
+    if is_ours and user != address.tenant:
+        tenant = f"the tenant {address.tenant!r}" if address.tenant else "no tenant"
+        reason = f"row-level security lets the user {user!r} see only its own rows, and the address"
+        hint = f"open it with ?tenant={quote(user)}"
+        if address.tenant:
+            hint += f", or log in as a role named {address.tenant!r}"
+        raise UnavailableError(address.name, f"{reason} names {tenant}", hint)
+
+
+class Migration(NamedTuple):
+    """Versions before and after a migration, and the statements it ran or would run."""
+
+    before: int
+    after: int
+    statements: list[str]
+
+
+def migrate_if_needed(address: PostgresAddress, *, dry_run: bool) -> Migration:
+    """Migrate the tables of a store to the newest version, or only return the statements."""
+    deadline = time.monotonic() + address.patience
+    try:
+        with closing(
+            Connection.connect(**with_deadline(connect_options(address), deadline))
+        ) as connection:
+            server = inspect_server(connection, address, deadline)
+            require_supported(server, address)
+            if dry_run or server.tables == LATEST_VERSION:
+                return Migration(server.tables, LATEST_VERSION, _migration_script(server, address))
+            return Migration(server.tables, LATEST_VERSION, migrate(connection, address))
+    except (psycopg.Error, OSError) as error:
+        raise translate_error(error, address) from safe_cause(error, address)
+
+
+def _migration_script(server: ServerInfo, address: PostgresAddress) -> list[str]:
+    exists, locks = server.schema_exists, server.locks_tables
+    return migration_script(_schema_name(address), server.tables, exists=exists, locks=locks)
+
+
+def _outdated_error(server: ServerInfo, address: PostgresAddress) -> PerdureError:
+    state = "has no tables yet" if server.tables == 0 else f"has tables of version {server.tables}"
+    reason = f"the schema {address.schema!r} {state}, this perdure needs version {LATEST_VERSION}"
+    hint = "run: perdure migrate ADDRESS, as a user who may create them"
+    error_class = UnmadeError if server.tables == 0 else UnavailableError
+    return error_class(address.name, reason, hint)
+
+
+def inspect_server(
+    connection: Connection, address: PostgresAddress, deadline: float = math.inf
+) -> ServerInfo:
+    """Query facts about a server and its tables; its answer is awaited until the deadline."""
+    schema = _schema_name(address)
+    connection.deadline = deadline
+    row = connection.execute(_SERVER_FACTS, (f"{schema}.migration", schema)).fetchone()
+    assert row is not None  # noqa: S101 - it selects from no table, so there is a row
+    number, version, commit, fsync, pages, read_only, standby, neon, migrated, exists, *rest = row
+    pid, retry = rest
+    tables = _inspect_tables(connection, address) if migrated else _TableInfo()
+    connection.deadline = math.inf  # A migration has no time limit.
+    settings = (commit or "", fsync or "", pages or "", read_only == "on", bool(standby))
+    return ServerInfo(
+        *(int(number or 0), version, *settings, neon is not None, tables.version, bool(exists)),
+        pooled=pid != connection.info.backend_pid,
+        encrypted=connection.pgconn.ssl_in_use,
+        missing_privileges=tables.missing_privileges,
+        data_sync_retry=retry or "",
+        unlogged=tables.unlogged,
+        has_row_security=tables.has_row_security,
+    )
+
+
+class _TableInfo(NamedTuple):
+    """Facts about the tables, as in `Server`; the defaults stand for missing tables."""
+
+    version: int = 0
+    missing_privileges: str = ""
+    unlogged: tuple[str, ...] | None = ()
+    has_row_security: bool = False
+
+
+def _inspect_tables(connection: Connection, address: PostgresAddress) -> _TableInfo:
+    facts = f"coalesce(max(version), 0), {_MISSING_PRIVILEGES}, {_UNLOGGED_TABLES}, {_ROW_SECURITY}"
+    sql = f"select {facts} from {quote_identifier(address.schema)}.migration"  # noqa: S608 - quoted
+    row: Any = connection.execute(sql, (_schema_name(address),) * 4).fetchone()
+    version, missing_privileges, unlogged, has_row_security = row
+    unlogged = None if unlogged is None else tuple(unlogged)
+    return _TableInfo(int(version), missing_privileges or "", unlogged, bool(has_row_security))
+
+
+def _schema_name(address: PostgresAddress) -> str:
+    """Return the schema's quoted name for text that is sent without parameters."""
+    return quote_identifier(address.schema).replace("%%", "%")
+
+
+def require_supported(server: ServerInfo, address: PostgresAddress) -> None:
+    """Raise unless the server is new enough and its tables are not too new."""
+    if server.tables > LATEST_VERSION:
+        subject = f"the schema {address.schema!r} in {address.name}"
+        raise VersionError(subject, str(server.tables), str(LATEST_VERSION))
+    if server.number and server.number < OLDEST_SERVER and server.engine != COCKROACHDB:
+        hint = "perdure needs PostgreSQL 14 or newer"
+        raise UnsupportedError(f"{address.name} is {server.version.split(' on ')[0]}", hint)
+
+
+def _lock_key(schema: str) -> int:
+    """Return the key of the advisory lock for migrating a schema."""
+    seed = hashlib.sha256(f"perdure migrate {schema}".encode()).digest()
+    return int.from_bytes(seed[:8], signed=True)
+
+
+def migrate(connection: Connection, address: PostgresAddress) -> list[str]:
+    """Migrate the tables to the newest version; return the statements that were run."""
+    connection.deadline = math.inf  # The server's lock_timeout, set below, ends a wait for a lock.
+    for attempt in range(ATTEMPTS):
+        try:
+            with connection.transaction():
+                # A migration waits for long readers of a table, and every other client then queues
+                # behind the migration: bound that wait.
+                lock_timeout = f"{math.ceil(address.patience * 1000)}ms"
+                connection.execute("select set_config('lock_timeout', %s, true)", (lock_timeout,))
+                connection.execute(
+                    "select pg_advisory_xact_lock(%s::bigint)", (_lock_key(address.schema),)
+                )
+                server = inspect_server(connection, address)
+                require_supported(server, address)
+                statements = _migration_script(server, address)
+                if statements:
+                    _require_owner(connection, address)  # Before our lock makes other clients wait.
+                for statement in statements:
+                    connection.execute(statement.encode())
+                return statements
+        except psycopg.errors.InsufficientPrivilege as error:
+            text = address.hide(" ".join(str(error).split()))
+            raise _permission_error(address, f"create the tables (Postgres: {text})") from error
+        except (
+            psycopg.errors.UniqueViolation,
+            psycopg.errors.DuplicateSchema,
+            psycopg.errors.DuplicateTable,
+            psycopg.errors.SerializationFailure,
+            psycopg.errors.DeadlockDetected,
+        ):
+            if attempt == ATTEMPTS - 1:
+                raise
+    raise AssertionError
+
+
+def _require_owner(connection: Connection, address: PostgresAddress) -> None:
+    """Raise unless this user may change the tables, if there are any."""
+    row = connection.execute(_TABLES_OWNER, (f"{_schema_name(address)}.head",)).fetchone()
+    if row is not None:
+        raise _permission_error(address, f"change the tables, which belong to {row[0]!r}")
+
+
+def _permission_error(address: PostgresAddress, action: str) -> UnavailableError:
+    return UnavailableError(address.name, f"this user may not {action}", _MIGRATE_HINT)

@@ -1,0 +1,150 @@
+"""The tables of a Postgres store as SQL text, and the migrations between versions. Pure.
+
+A schema without tables gets the newest version at once; older tables are migrated version by
+version.
+
+Editing: add a new version; never change the statements of a released one.
+"""
+
+DELETED = """'["deleted"]'::bytea"""  # The labels column of a deleted session's head.
+
+
+HEAD_CHANGED = """create index head_changed on {schema}.head (tenant, changed, name)
+  where changed > 0"""  # Up to version 3.
+
+HEAD_LIVE = f"""create index head_live on {{schema}}.head (tenant, name)
+  where labels <> {DELETED}"""
+
+HEAD_LIVE_CHANGED = f"""create index head_live_changed on {{schema}}.head (tenant, changed, name)
+  where changed > 0 and labels <> {DELETED}"""
+
+HEAD_DELETED = f"""create index head_deleted on {{schema}}.head (tenant, changed, name)
+  where changed > 0 and labels = {DELETED}"""
+
+LABEL_PRESENT = """create index label_present on {schema}.label (tenant, label, name)
+  where present"""
+
+
+# A process that was started before the column `present` existed inserts labels without it, and
+# would misread marked ones as current. It has to fail, and the constraint's name is the only part
+# of the server's message that can say why.
+PRESENT_CONSTRAINT = (
+    "constraint restart_this_process_with_the_new_perdure check (present is not null)"
+)
+
+
+# `stream` is a digest of the tenant and the name; entries carry it instead of the name. The tenant
+# comes first in every key: no tenant can occupy a key that another tenant needs.
+#
+# Only a table's primary key covers all of its rows. The other indexes serve listings and have a
+# condition that only listings mention: whatever the planner's statistics say, it cannot use them
+# for a lookup.
+TABLES = (
+    """create table {schema}.migration (
+  version integer primary key,
+  applied timestamptz not null default now())""",
+    """create table {schema}.head (
+  tenant text not null,
+  name bytea not null,
+  stream bytea not null,
+  position bigint not null,
+  digest text not null,
+  labels bytea not null,
+  changed bigint not null,
+  primary key (tenant, name))""",
+    HEAD_LIVE,
+    HEAD_LIVE_CHANGED,
+    HEAD_DELETED,
+    """create table {schema}.entry (
+  stream bytea not null,
+  position bigint not null,
+  tenant text not null,
+  header bytea not null,
+  body bytea not null,
+  primary key (tenant, stream, position))""",
+    # `present` is false for a label that the stream no longer has.
+    f"""create table {{schema}}.label (
+  tenant text not null,
+  name bytea not null,
+  label bytea not null,
+  present boolean,
+  {PRESENT_CONSTRAINT},
+  primary key (tenant, name, label))""",
+    LABEL_PRESENT,
+    # Streams with a waiter: writers notify only these.
+    """create table {schema}.watch (
+  stream bytea not null,
+  tenant text not null,
+  until bigint not null,
+  primary key (tenant, stream))""",
+    # For humans: the tables hold bytes.
+    """create view {schema}.session as
+select tenant, convert_from(name, 'UTF8') as id, position, digest,
+  convert_from(labels, 'UTF8') as labels, to_timestamp(changed / 1000000.0) as changed, stream
+from {schema}.head""",
+)
+
+
+# version → statements that migrate from the version before. Never change a released one.
+MIGRATIONS: dict[int, tuple[str, ...]] = {
+    2: (
+        """alter table {schema}.entry drop constraint entry_pkey,
+  add constraint entry_pkey primary key (tenant, stream, position)""",
+        """alter table {schema}.watch drop constraint watch_pkey,
+  add constraint watch_pkey primary key (tenant, stream)""",
+        "alter table {schema}.label add column present boolean not null default true",
+        "drop index {schema}.label_name",
+        "create index label_present on {schema}.label (tenant, label, present, name)",
+    ),
+    3: (
+        "drop index {schema}.head_changed",
+        HEAD_CHANGED,
+        "drop index {schema}.label_present",
+        LABEL_PRESENT,
+        f"""alter table {{schema}}.label
+  alter column present drop default,
+  alter column present drop not null,
+  add {PRESENT_CONSTRAINT}""",
+    ),
+    4: (
+        "drop index {schema}.head_changed",
+        HEAD_LIVE,
+        HEAD_LIVE_CHANGED,
+        HEAD_DELETED,
+    ),
+}
+
+LATEST_VERSION = max(MIGRATIONS)
+
+
+# Lock all tables before changing any, in the order in which an append uses them. Otherwise an
+# append that holds one table and waits for the next would deadlock with a long change.
+LOCK_TABLES = """lock table {schema}.head, {schema}.entry, {schema}.label, {schema}.watch
+  in access exclusive mode"""
+
+
+def migration_script(schema: str, version: int, *, exists: bool, locks: bool = True) -> list[str]:
+    """Return the statements that migrate tables of a version (0: none) to the newest.
+
+    `schema` is its quoted name; `exists` says whether the schema exists, and `locks` whether the
+    server supports LOCK TABLE.
+    """
+    if version == LATEST_VERSION:
+        return []
+    statements = [] if exists else [f"create schema if not exists {schema}"]
+    if version == 0:
+        return [
+            *statements,
+            *(text.format(schema=schema) for text in TABLES),
+            _record_version(schema, LATEST_VERSION),
+        ]
+    if locks:
+        statements.append(LOCK_TABLES.format(schema=schema))
+    for step in range(version + 1, LATEST_VERSION + 1):
+        statements += [text.format(schema=schema) for text in MIGRATIONS[step]]
+        statements.append(_record_version(schema, step))
+    return statements
+
+
+def _record_version(schema: str, version: int) -> str:
+    return f"insert into {schema}.migration (version) values ({version})"  # noqa: S608 - quoted

@@ -1,0 +1,348 @@
+"""The SQL of a Postgres store: constant text except for the schema's quoted name. Pure.
+
+Each call is one statement in a transaction of its own, so nothing depends on the session: it works
+behind a pooler that routes every statement to another connection. Names given by users are bytea:
+they sort by code point whatever the database's locale, and no byte is special in them.
+
+No statement relies on the planner's statistics to avoid a full scan: lookups are lateral joins by a
+whole key. Indexes for listings have a condition (`changed > 0`, `present` or one of `labels`), so
+that no other statement can use them.
+
+`position` of a head is both the lock and the proof: an append moves it from the position before its
+entries to that of the last one, or does nothing at all.
+
+Editing: no statement may change a table in two places, because engines that only speak the protocol
+(CockroachDB) refuse that. Changed columns need a migration in `postgres_tables`.
+"""
+
+from typing import NamedTuple
+
+from perdure.backends.postgres.schema import DELETED
+
+# Another client may have left synchronous_commit off in a session that a pooler hands out. This
+# raises it for one transaction, and never lowers a stricter setting.
+FORCE_SYNC_COMMIT = (
+    "(select case when current_setting('synchronous_commit', true) = 'off'"
+    " then set_config('synchronous_commit', 'on', true) end)"
+)
+
+
+# Microseconds by the server's clock. Used to order listings, never as a version.
+NOW_MICROSECONDS = "(extract(epoch from clock_timestamp()) * 1000000)::bigint"
+
+
+# The head of a continued stream is locked first, so that no other client removes it and the row
+# proposed for it can only update it: that row carries the expected position in `changed`, as a
+# negative number. The head of a new stream is inserted; if it exists already, it is locked too and
+# stays unchanged. Heads are locked one by one, ordered by stream, so that appends cannot deadlock.
+_APPEND = """
+with new as (
+  select * from unnest(%b::bytea[], %b::bytea[], %b::bigint[], %b::bigint[], %b::text[],
+    %b::bytea[], %b::boolean[])
+    as new (stream, name, expected, position, digest, labels, relabels)
+), held as (
+  select found.name
+  from (select * from new order by stream offset 0) as new
+  cross join lateral (
+    select head.name from {schema}.head as head
+    where head.tenant = %b::text and head.name = new.name
+      and (new.expected = 0 or head.position = new.expected
+        and (head.labels = new.labels or new.relabels))
+    limit 1 for update
+  ) as found
+), taken as (
+  insert into {schema}.head as head (tenant, stream, name, position, digest, labels, changed)
+  select %b::text, stream, name, position, digest, labels,
+    case when expected = 0 then {now} else -expected end
+  from new where (expected > 0) = (name in (select held.name from held)) order by stream
+  on conflict (tenant, name) do update
+  set position = excluded.position, digest = excluded.digest, labels = excluded.labels,
+    changed = {now}
+  where head.position = -excluded.changed
+  returning head.stream
+), written as (
+  insert into {schema}.entry (tenant, stream, position, header, body)
+  select %b::text, entry.stream, entry.position, entry.header, entry.body
+  from unnest(%b::bytea[], %b::bigint[], %b::bytea[], %b::bytea[])
+    as entry (stream, position, header, body)
+  where entry.stream in (select stream from taken)
+)"""
+
+
+# The same for one continued stream with unchanged labels: most appends are like this, and
+# planning the general statement takes longer than running it.
+_APPEND_NEXT = """
+with taken as (
+  update {schema}.head as head
+  set position = %b::bigint, digest = %b::text, changed = {now}
+  where head.tenant = %b::text and head.name = %b::bytea and head.position = %b::bigint
+    and head.labels = %b::bytea
+  returning head.stream
+), written as (
+  insert into {schema}.entry (tenant, stream, position, header, body)
+  select %b::text, taken.stream, entry.position, entry.header, entry.body
+  from taken, unnest(%b::bigint[], %b::bytea[], %b::bytea[]) as entry (position, header, body)
+)"""
+
+
+# A label that a stream no longer has is marked, not deleted, so that the statement changes the
+# table in one place only. Old labels are looked up by name alone and `present` is checked
+# afterwards: in one condition, the planner could use the listings' index and scan all labels.
+_RELABEL = """, wanted as (
+  select * from unnest(%b::bytea[], %b::bytea[]) as wanted (stream, label)
+), relabelled as (
+  select new.stream, new.name from new join taken on taken.stream = new.stream
+  where new.relabels
+), labelled as (
+  insert into {schema}.label as label (tenant, name, label, present)
+  select %b::text, relabelled.name, wanted.label, true
+  from relabelled join wanted on wanted.stream = relabelled.stream
+  union all
+  select old.tenant, old.name, old.label, false
+  from relabelled cross join lateral (
+    select * from {schema}.label where tenant = %b::text and name = relabelled.name offset 0
+  ) as old
+  where old.present and not exists (
+    select 1 from wanted where wanted.stream = relabelled.stream and wanted.label = old.label)
+  on conflict (tenant, name, label) do update set present = excluded.present
+  where label.present <> excluded.present
+)"""
+
+
+_APPEND_RESULT = """
+select stream, {durably}, exists (
+  select 1 from {schema}.watch as watch
+  where watch.tenant = %b::text and watch.stream = taken.stream and watch.until > {now})
+from taken"""
+
+
+# Committed asynchronously: a registered wait need not survive a crash.
+_REGISTER_WATCH = """
+insert into {schema}.watch (tenant, stream, until)
+values (%b::text, %b::bytea, {now} + 1000000 * %b::bigint)
+on conflict (tenant, stream) do update set until = excluded.until
+returning (select set_config('synchronous_commit', 'off', true))"""
+
+
+_EXPIRE_WATCHES = "delete from {schema}.watch where until < {now} - 60000000 returning until"
+
+
+_NOTIFY = "select pg_notify(%b::text, notice.stream) from unnest(%b::text[]) as notice (stream)"
+
+
+# A consistent view of heads and of the entries at some positions; at least one row per stream.
+_INSPECT = """
+select ask.number, head.stream, head.position, entry.position, entry.header
+from unnest(%b::bytea[], %b::bytea[], %b::bigint[], %b::bigint[])
+  with ordinality as ask (stream, name, first, last, number)
+left join lateral (
+  select stream, position from {schema}.head
+  where tenant = %b::text and name = ask.name limit 1
+) as head on true
+left join lateral (
+  select position, header from {schema}.entry
+  where tenant = %b::text and stream = ask.stream and position between ask.first and ask.last
+  order by position offset 0
+) as entry on true
+order by ask.number, entry.position"""
+
+
+# A row lock is written to the log, so its commit waits until everything before it is durable too.
+# The streams are passed in the order in which heads are locked.
+_CONFIRM_DURABLE = """
+select {durably}
+from (
+  select name from unnest(%b::bytea[]) with ordinality as ask (name, number)
+  order by number offset 0
+) as ask
+cross join lateral (
+  select name from {schema}.head where tenant = %b::text and name = ask.name limit 1 for update
+) as held"""
+
+
+# A page ends where the sum of its bodies exceeds the limit; the first entry always fits.
+_READ = """
+select head.stream, head.position, entry.position, entry.header, entry.body, entry.many
+from (select 1) as one (nothing)
+left join {schema}.head as head on head.tenant = %b::text and head.name = %b::bytea
+left join lateral (
+  select position, header, case when short then body end as body, many
+  from (
+    select position, header, body, octet_length(body) <= %b::bigint as short,
+      sum(octet_length(header) + case when octet_length(body) <= %b::bigint
+        then octet_length(body) else 0 end) over (order by position {order}) as total,
+      row_number() over (order by position {order}) as number,
+      count(*) over () as many
+    from (
+      select position, header, body from {schema}.entry
+      where tenant = %b::text and stream = %b::bytea and position {beyond} %b::bigint
+      order by position {order} limit %b::bigint
+    ) as near
+  ) as counted
+  where total <= %b::bigint or number = 1
+) as entry on true
+order by entry.position {order}"""
+
+
+_STREAMS = """
+select head.name, head.position, head.digest, head.labels, head.changed
+from {schema}.head as head
+where tenant = %b::text and name > %b::bytea and name >= %b::bytea{lives}
+order by name limit %b::bigint"""
+
+
+_LABELLED = """
+select head.name, head.position, head.digest, head.labels, head.changed
+from (
+  select name from {schema}.label
+  where tenant = %b::text and label = %b::bytea and present
+    and name > %b::bytea and name >= %b::bytea
+  order by name limit %b::bigint
+) as label
+cross join lateral (
+  select * from {schema}.head where head.tenant = %b::text and head.name = label.name limit 1
+) as head
+order by label.name"""
+
+
+_RECENT = """
+select head.name, head.position, head.digest, head.labels, head.changed
+from {schema}.head as head
+where tenant = %b::text and changed > 0 and labels {which} {deleted}
+  and (changed, name) < (%b::bigint, %b::bytea) and name >= %b::bytea and name < %b::bytea
+order by changed desc, name desc limit %b::bigint"""
+
+
+_CHANGED = """
+select head.name, head.position, head.digest, head.labels, head.changed
+from {schema}.head as head
+where tenant = %b::text and changed > 0 and labels {which} {deleted} and changed > %b::bigint"""
+
+
+# One index holds live heads by their last change, another one the deleted heads.
+_LIVE_AND_DELETED = """
+select * from ({live}) as live union all select * from ({gone}) as gone
+order by changed desc, name desc"""
+
+
+# At least one row, with the number of matches; above the limit none are looked up and sorted.
+_SORTED = """
+with meant as (
+  select name from {source} and name >= %b::bytea and name < %b::bytea
+  order by name limit %b::bigint
+)
+select (select count(*) from meant),
+  head.name, head.position, head.digest, head.labels, head.changed
+from (select 1) as one (nothing)
+left join (
+  select head.* from meant cross join lateral (
+    select * from {schema}.head where head.tenant = %b::text and head.name = meant.name limit 1
+  ) as head
+  where (select count(*) from meant) <= %b::bigint
+  order by head.changed desc, head.name desc limit %b::bigint
+) as head on true
+order by head.changed desc, head.name desc"""
+
+
+_HEADS_BY_NAME = """
+select head.name, head.position, head.digest, head.labels, head.changed
+from unnest(%b::bytea[]) as ask (name)
+cross join lateral (
+  select * from {schema}.head where head.tenant = %b::text and head.name = ask.name limit 1
+) as head
+order by head.changed desc, head.name desc"""
+
+
+_DROP = """
+with gone as (
+  delete from {schema}.entry as entry
+  where entry.tenant = %b::text and entry.stream = %b::bytea
+    and entry.position < least(%b::bigint, (
+      select position from {schema}.head as head
+      where head.tenant = %b::text and head.name = %b::bytea))
+)
+select {durably}"""
+
+
+_REMOVE = """
+with gone as (
+  delete from {schema}.head as head
+  where head.tenant = %b::text and head.name = %b::bytea and head.digest = %b::text
+  returning head.stream
+), emptied as (
+  delete from {schema}.entry as entry
+  where entry.tenant = %b::text and entry.stream in (select stream from gone)
+), unlabelled as (
+  delete from {schema}.label as label
+  where label.tenant = %b::text and label.name = %b::bytea and exists (select 1 from gone)
+)
+select exists (select 1 from gone) or not exists (
+  select 1 from {schema}.head as head where head.tenant = %b::text and head.name = %b::bytea
+), {durably}"""
+
+
+class Statements(NamedTuple):
+    """Every statement of one store."""
+
+    append: str
+    append_relabelling: str
+    append_next: str
+    inspect: str
+    confirm_durable: str
+    forward: str
+    reverse: str
+    streams: str
+    streams_live: str
+    labelled: str
+    recent: str
+    recent_live: str
+    changed: str
+    few: str
+    few_live: str
+    few_labelled: str
+    named: str
+    drop: str
+    remove: str
+    register_watch: str
+    expire_watches: str
+    notify: str
+
+
+def build_statements(schema: str) -> Statements:
+    """Return the statements for a schema, given its quoted name."""
+
+    def text(template: str, **parts: str) -> str:
+        return template.format(
+            schema=schema, durably=FORCE_SYNC_COMMIT, now=NOW_MICROSECONDS, deleted=DELETED, **parts
+        )
+
+    lives = f" and labels <> {DELETED}"
+    live, gone = text(_RECENT, which="<>"), text(_RECENT, which="=")
+    heads = f"{schema}.head where tenant = %b::text"
+    labels = f"{schema}.label where tenant = %b::text and label = %b::bytea and present"
+    return Statements(
+        append=text(_APPEND + _APPEND_RESULT),
+        append_relabelling=text(_APPEND + _RELABEL + _APPEND_RESULT),
+        append_next=text(_APPEND_NEXT + _APPEND_RESULT),
+        inspect=text(_INSPECT),
+        confirm_durable=text(_CONFIRM_DURABLE),
+        forward=text(_READ, order="", beyond=">"),
+        reverse=text(_READ, order="desc", beyond="<"),
+        streams=text(_STREAMS, lives=""),
+        streams_live=text(_STREAMS, lives=lives),
+        labelled=text(_LABELLED),
+        recent=text(_LIVE_AND_DELETED, live=live, gone=gone) + " limit %b::bigint",
+        recent_live=live,
+        changed=text(
+            _LIVE_AND_DELETED, live=text(_CHANGED, which="<>"), gone=text(_CHANGED, which="=")
+        ),
+        few=text(_SORTED, source=heads),
+        few_live=text(_SORTED, source=heads + lives),
+        few_labelled=text(_SORTED, source=labels),
+        named=text(_HEADS_BY_NAME),
+        drop=text(_DROP),
+        remove=text(_REMOVE),
+        register_watch=text(_REGISTER_WATCH),
+        expire_watches=text(_EXPIRE_WATCHES),
+        notify=_NOTIFY,
+    )

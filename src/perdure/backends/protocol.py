@@ -1,0 +1,377 @@
+"""The backend protocol: what a store must do, and the plain values that it exchanges.
+
+Entries are stored and returned unchanged; a backend never looks inside one. Authors of a backend
+run `perdure.testing.BackendContract` against it.
+
+The concurrency rule is one sentence: *the first entry of an append must be the next one of its
+stream.* Positions are inside the entries, so there is no expected version to pass.
+
+Rules for editing: optional abilities are declared capabilities with one method each, and each has
+a chapter in the contract suite.
+"""
+
+from collections.abc import AsyncIterator, Collection, Iterator, Sequence
+from typing import Literal, NamedTuple, Protocol, cast, overload
+
+from perdure.backends.guarantees import Guarantees
+from perdure.errors import UnsupportedError
+
+LABELS_MAX = 16  # labels; they are a listing filter: enough for states and a few tags
+
+LABEL_BYTES_MAX = 64  # bytes of UTF-8; keeps the head of a stream within one small row
+
+
+DELETED = "deleted"  # The only label on the head of a deleted session.
+
+
+RECENT = "recent"  # capability: the store implements `Recent`
+
+CLOCK = "clock"  # capability: the store implements `Timed`
+
+REMOVE = "remove"  # capability: the store implements `Removing`
+
+WATCH = "watch"  # capability: the store implements `Watch`
+
+
+class Entry(NamedTuple):
+    """A header and a body as stored. `body` is None if `max_body` left it out."""
+
+    position: int
+    header: bytes
+    body: bytes | None
+
+
+class Append(NamedTuple):
+    """Entries of one stream, in order and without gaps, and its head's labels after them.
+
+    `begins` declares them the first of their stream: if earlier entries exist, it is a conflict.
+    """
+
+    stream: str
+    entries: Sequence[Entry]
+    labels: frozenset[str] = frozenset()
+    begins: bool = False
+
+
+class Outcome(NamedTuple):
+    """The result of one append: `stored`, `conflict` or `refused`; the last two changed nothing."""
+
+    status: Literal["stored", "conflict", "refused"]
+    reason: str = ""
+
+
+STORED = Outcome("stored")
+
+CONFLICT = Outcome("conflict")
+
+
+class Head(NamedTuple):
+    """The end of a stream: its last position, and the digest of that entry's header."""
+
+    stream: str
+    position: int
+    digest: str
+    labels: frozenset[str]
+
+    @property
+    def id(self) -> str:
+        """The session's id, which is the name of its stream."""
+        return self.stream
+
+
+class Backend(Protocol):
+    """Keeps streams of entries for blocking callers. Any thread may call any method.
+
+    Driver errors never escape: UnavailableError if the store cannot do it now, DamagedError if it
+    read data that it cannot trust.
+    """
+
+    name: str
+    """Identifies the store, without passwords. Persistent stores with equal names are the same."""
+
+    capabilities: frozenset[str]
+    """Optional abilities beyond these methods, by name: declared, never guessed."""
+
+    guarantees: Guarantees
+    """The promises of this store, with the settings that were checked when it was opened."""
+
+    def append(self, appends: Sequence[Append]) -> Sequence[Outcome]:
+        """Store each append completely or not at all; on return it survives a crash.
+
+        One commit covers all appends. The outcomes are in the order of the appends; a conflict in
+        one stream does not affect the others. A stream without entries begins at position 1, or at
+        any position if the append `begins` it; any other start is a gap. In a stream with entries:
+
+        - the first entry is the next one of the stream: *stored*;
+        - entries with equal headers exist at those positions, all of them or the first ones:
+          *stored*, and the missing ones are added (labels are unchanged if none were missing);
+        - different entries exist there, or the position was dropped: *conflict*;
+        - the first entry would leave a gap: *refused*.
+
+        An append that `begins` such a stream is a *conflict* in the first and in the last case.
+
+        A stream occurs at most once in a call. After an exception it is unknown what was stored:
+        sending the same appends again resolves that.
+        """
+        ...
+
+    def read(
+        self,
+        stream: str,
+        *,
+        after: int = 0,
+        limit: int | None = None,
+        reverse: bool = False,
+        max_body: int | None = None,
+    ) -> Iterator[Entry]:
+        """Yield durable entries in order of position, or in reverse.
+
+        `after` is exclusive: reading starts beyond that position in its direction; 0 starts at
+        the beginning, or at the end in reverse. Bodies longer than `max_body` bytes are left out
+        (None). An unknown stream is empty.
+        """
+        ...
+
+    def streams(
+        self,
+        *,
+        prefix: str = "",
+        after: str = "",
+        labels: Collection[str] = (),
+        without: Collection[str] = (),
+        limit: int | None = None,
+    ) -> Iterator[Head]:
+        """Yield the heads of streams that have all the labels, by name in code point order.
+
+        Streams with one of the labels `without` are left out. With an index, the cost does not
+        depend on the number of deleted streams (those whose only label is `DELETED`).
+        """
+        ...
+
+    def drop(self, stream: str, *, before: int) -> None:
+        """Remove the entries before a position. The last entry of a stream always stays."""
+        ...
+
+    def close(self) -> None:
+        """Release all resources. Closing twice is harmless; using it afterwards is not."""
+        ...
+
+
+class AsyncBackend(Protocol):
+    """`Backend` for callers in an event loop."""
+
+    name: str
+    capabilities: frozenset[str]
+    guarantees: Guarantees
+
+    async def append(self, appends: Sequence[Append]) -> Sequence[Outcome]:
+        """As `Backend.append`. After a cancellation it is unknown what was stored."""
+        ...
+
+    def read(
+        self,
+        stream: str,
+        *,
+        after: int = 0,
+        limit: int | None = None,
+        reverse: bool = False,
+        max_body: int | None = None,
+    ) -> AsyncIterator[Entry]:
+        """As `Backend.read`."""
+        ...
+
+    def streams(
+        self,
+        *,
+        prefix: str = "",
+        after: str = "",
+        labels: Collection[str] = (),
+        without: Collection[str] = (),
+        limit: int | None = None,
+    ) -> AsyncIterator[Head]:
+        """As `Backend.streams`."""
+        ...
+
+    async def drop(self, stream: str, *, before: int) -> None:
+        """As `Backend.drop`."""
+        ...
+
+    async def close(self) -> None:
+        """As `Backend.close`."""
+        ...
+
+
+class RecencyCapability(Protocol):
+    """The method of a store with the capability `recent`: list streams by last change."""
+
+    def recent(
+        self,
+        *,
+        prefix: str = "",
+        labels: Collection[str] = (),
+        without: Collection[str] = (),
+        limit: int | None = None,
+    ) -> Iterator[Head]:
+        """Yield heads as `Backend.streams` does, but the most recently appended stream first.
+
+        Each stream is yielded once; streams of one append call have no order among themselves.
+        `drop`, and an append that had nothing to add, do not change the order. A stream that is
+        appended to during the listing may appear at its old place, or at its new one if that is
+        still ahead.
+        """
+        ...
+
+
+class AsyncRecencyCapability(Protocol):
+    """`Recent` for callers in an event loop."""
+
+    def recent(
+        self,
+        *,
+        prefix: str = "",
+        labels: Collection[str] = (),
+        without: Collection[str] = (),
+        limit: int | None = None,
+    ) -> AsyncIterator[Head]:
+        """As `Recent.recent`."""
+        ...
+
+
+@overload
+def require_recent(backend: Backend) -> RecencyCapability: ...
+
+
+@overload
+def require_recent(backend: AsyncBackend) -> AsyncRecencyCapability: ...
+
+
+def require_recent(backend: Backend | AsyncBackend) -> RecencyCapability | AsyncRecencyCapability:
+    """Return the backend typed as `Recent`, or raise UnsupportedError."""
+    if RECENT not in backend.capabilities:
+        reason = f"{backend.name} cannot list sessions by last change"
+        raise UnsupportedError(reason, "list them by id")
+    return cast("RecencyCapability | AsyncRecencyCapability", backend)
+
+
+class RemovalCapability(Protocol):
+    """The method of a store with the capability `remove`: remove a stream entirely.
+
+    Sessions never use it, because a deleted session keeps its last entry. It is for tools that copy
+    or test stores.
+    """
+
+    def remove(self, stream: str, *, digest: str) -> bool:
+        """Remove a stream and its name, if its head still has this digest.
+
+        True means that the stream does not exist, durably: it was removed without a trace, or never
+        existed. False means that its head has another digest, and nothing changed.
+        """
+        ...
+
+
+class AsyncRemovalCapability(Protocol):
+    """`Removing` for callers in an event loop."""
+
+    async def remove(self, stream: str, *, digest: str) -> bool:
+        """As `Removing.remove`."""
+        ...
+
+
+@overload
+def require_remove(backend: Backend) -> RemovalCapability: ...
+
+
+@overload
+def require_remove(backend: AsyncBackend) -> AsyncRemovalCapability: ...
+
+
+def require_remove(backend: Backend | AsyncBackend) -> RemovalCapability | AsyncRemovalCapability:
+    """Return the backend typed as `Removing`, or raise UnsupportedError."""
+    if REMOVE not in backend.capabilities:
+        reason = f"{backend.name} cannot remove a stream entirely"
+        raise UnsupportedError(reason, "delete the session, which keeps its last entry")
+    return cast("RemovalCapability | AsyncRemovalCapability", backend)
+
+
+class WatchCapability(Protocol):
+    """The method of a store with the capability `watch`: wait for appends."""
+
+    def watch(self, stream: str, *, after: int, timeout: float | None = None) -> bool:
+        """Return True once a stream's head is beyond a position, at once if it already is.
+
+        Return False after `timeout` seconds; None waits forever, 0 only checks. Appends of this
+        process are seen at once, those of other processes a moment later; waiting costs next to
+        nothing. Many threads may wait at a time, also for streams that do not exist yet. Closing
+        the store ends the wait with UsageError.
+        """
+        ...
+
+
+class AsyncWatchCapability(Protocol):
+    """`Watch` for callers in an event loop."""
+
+    async def watch(self, stream: str, *, after: int, timeout: float | None = None) -> bool:  # noqa: ASYNC109 - as in `Watch`
+        """As `Watch.watch`. It may be cancelled at any time."""
+        ...
+
+
+@overload
+def require_watch(backend: Backend) -> WatchCapability: ...
+
+
+@overload
+def require_watch(backend: AsyncBackend) -> AsyncWatchCapability: ...
+
+
+def require_watch(backend: Backend | AsyncBackend) -> WatchCapability | AsyncWatchCapability:
+    """Return the backend typed as `Watch`, or raise UnsupportedError."""
+    if WATCH not in backend.capabilities:
+        reason = f"{backend.name} cannot wait for records"
+        raise UnsupportedError(reason, "use session.watch, which polls")
+    return cast("WatchCapability | AsyncWatchCapability", backend)
+
+
+class ClockCapability(Protocol):
+    """The method of a store with the capability `clock`: return its server's time.
+
+    It is for diagnosing why the recorded times of two machines differ; nothing else uses it.
+    """
+
+    def server_time(self) -> float:
+        """Return the server's time, in seconds since 1970."""
+        ...
+
+
+def require_clock(backend: Backend) -> ClockCapability:
+    """Return the backend typed as `Timed`, or raise UnsupportedError."""
+    if CLOCK not in backend.capabilities:
+        raise UnsupportedError(f"{backend.name} has no server clock", "use this machine's clock")
+    return cast("ClockCapability", backend)
+
+
+HALF_COPIED = "half-copied"  # an unfinished copy; such a head has no other label
+
+
+class StreamFilter:
+    """Selects heads of a listing, by the prefix of their names and by their labels."""
+
+    def __init__(self, prefix: str, labels: Collection[str], without: Collection[str]) -> None:
+        self.prefix = prefix
+        self.labels = frozenset(labels)
+        self.label = min(self.labels, default=None)
+        """The label to look streams up by, if the store has an index of labels."""
+        self.without = frozenset(without)
+        self.is_none = not self.labels.isdisjoint(self.without)
+        """Whether no head can match."""
+        self.lives = DELETED in self.without
+        """Whether an index without deleted streams contains all matches."""
+        self.is_narrow = bool(prefix or labels)
+        """Whether a prefix or a label limits the listing, so that few heads may match."""
+
+    def has(self, head: Head) -> bool:
+        """Return whether a head matches."""
+        return (
+            self.labels <= head.labels
+            and self.without.isdisjoint(head.labels)
+            and head.stream.startswith(self.prefix)
+        )

@@ -1,0 +1,385 @@
+"""Streams in one SQLite file, for any number of processes and threads on one machine.
+
+Entries are stored and returned as bytes; their content is checked by the journal, not here. SQLite
+does not detect most flipped bits, so redundant data (a name and its hash, a row and its index) is
+compared on every read. Readers hold no snapshot while their caller processes a page.
+"""
+
+import functools
+import os
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import TypeVar
+
+import apsw
+import msgspec
+
+from perdure.backends.append_rules import check, decide
+from perdure.backends.digests import digest_of
+from perdure.backends.filesystem import ACCEPTABLE, require_local
+from perdure.backends.guarantees import Acceptance
+from perdure.backends.protocol import (
+    RECENT,
+    REMOVE,
+    STORED,
+    WATCH,
+    Append,
+    Entry,
+    Head,
+    Outcome,
+    StreamFilter,
+)
+from perdure.backends.sqlite import batch_append, recent, schema
+from perdure.backends.sqlite.batch_append import is_text
+from perdure.backends.sqlite.connections import connect
+from perdure.backends.sqlite.errors import DRIVER_ERRORS, translate_error
+from perdure.backends.sqlite.reading import (
+    UNLIMITED,
+    EntryPage,
+    head_from_label,
+    read_head,
+    rows_by_name,
+    stream_key,
+)
+from perdure.backends.sqlite.schema import require_library
+from perdure.backends.watchers import Watchers
+from perdure.errors import PerdureError, UnavailableError, UsageError
+
+BUSY_TIMEOUT = (
+    60.0  # seconds; many writers queue behind a slow disk this long before it counts as down
+)
+
+PAGE_ROWS = 256  # rows per read transaction; a long one would keep the log from being reset
+
+
+T = TypeVar("T")
+
+
+HEADERS = (
+    "select cast(header as blob) from entry"
+    " where stream = ? and position between ? and ? order by position"
+)
+
+ADD_ENTRY = "insert into entry (stream, position, header, body) values (?, ?, ?, ?)"
+
+ADD_TEXT = (
+    "insert into entry (stream, position, header, body)"
+    " values (?, ?, cast(? as text), cast(? as text))"
+)
+
+ADD_HEAD = "insert into head (position, digest, labels, id, name) values (?, ?, ?, ?, ?)"
+
+MOVE_HEAD = "update head set position = ?, digest = ? where id = ? and name = ?"
+
+# Apart from MOVE_HEAD, and only if the labels change: a partial index depends on them.
+RELABEL_HEAD = "update head set labels = ? where id = ?"
+
+CONTINUE_STREAM = (
+    "update head set position = ?, digest = ? where id = ? and name = ? and position = ?"
+    " and labels = ? and typeof(digest) = 'text'"
+)
+
+ADD_LABEL = "insert into label (label, name, stream) values (?, ?, ?)"
+
+REMOVE_LABEL = "delete from label where label = ? and name = ?"
+
+DROP = "delete from entry where stream = ? and position < ?"
+
+REMOVE_ENTRIES = "delete from entry where stream = ?"
+
+REMOVE_HEAD = "delete from head where id = ?"
+
+
+class SqliteBackend:
+    """Keeps streams in a SQLite file. Stored appends survive a power failure.
+
+    The file is created if it is missing or empty; its directory must exist. Waits up to `patience`
+    seconds for locks of other processes. Usable in both processes after `os.fork`. On a read-only
+    medium, or without permission to write, streams can be read; writing raises UsageError. `accept`
+    names weaknesses to accept instead of refusing them (`perdure.guarantees`).
+    """
+
+    capabilities: frozenset[str] = frozenset({RECENT, REMOVE, WATCH})
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        vfs: str | None = None,
+        patience: float = BUSY_TIMEOUT,
+        accept: Collection[str] = (),
+    ) -> None:
+        file = os.fspath(path)
+        if not file or "\0" in file:
+            raise UsageError(f"{file!r} is not a path: pass the name of a file")
+        require_library()
+        self.name = f"sqlite:{file}"
+        self._path = os.path.realpath(file)
+        acceptance = Acceptance(accept, ACCEPTABLE, store=self.name)
+        filesystem = require_local(self._path, schema.NEEDS_LOCAL_DISK, acceptance)
+        self._connections, checks, why_read_only = connect(self._path, self.name, vfs, patience)
+        self.guarantees = schema.store_guarantees(checks, filesystem, acceptance, why_read_only)
+        self.watchers = Watchers(lambda _: self._path + "-wal")
+        self._labels = batch_append.LabelCache()
+
+    def append(self, appends: Sequence[Append]) -> Sequence[Outcome]:
+        """As `Backend.append`: all in one transaction."""
+        check(appends)
+        if len(appends) == 1:
+            outcomes = self._append_one(appends[0])
+        else:
+            outcomes = self._append_all(appends) if appends else []
+        self.watchers.ring(appends)
+        return outcomes
+
+    def _append_one(self, append: Append) -> Sequence[Outcome]:
+        stream, labels = append.stream, _labels_text(append)
+        key = stream_key(stream)
+        add = functools.partial(_append_fast_or_checked, append, key, labels)
+        outcomes = self._connections.write(stream, add)
+        if outcomes[0] is STORED and self._labels.cached.get(key) != labels:
+            self._labels.remember([(key, labels)])
+        return outcomes
+
+    def _append_all(self, appends: Sequence[Append]) -> Sequence[Outcome]:
+        rows = [(stream_key(append.stream), _labels_text(append), append) for append in appends]
+        load = self._labels.load(rows) if len(appends) >= batch_append.BATCH_MIN else None
+        if load is not None:
+            store = functools.partial(batch_append.store_batch, load)
+            if self._connections.write("", store, begin=False):
+                self._labels.remember(row[:2] for row in rows)
+                return [STORED] * len(appends)
+        outcomes = self._connections.write("", functools.partial(_append_checked, appends))
+        stored = zip(outcomes, rows, strict=True)
+        self._labels.remember([row[:2] for outcome, row in stored if outcome is STORED])
+        return outcomes
+
+    def read(
+        self,
+        stream: str,
+        *,
+        after: int = 0,
+        limit: int | None = None,
+        reverse: bool = False,
+        max_body: int | None = None,
+    ) -> Iterator[Entry]:
+        """As `Backend.read`. The entries before a damaged one are yielded, then it raises."""
+        remaining = UNLIMITED if limit is None else limit
+        bound = UNLIMITED if max_body is None else max_body
+        while remaining > 0:
+            page = EntryPage(stream, after, min(remaining, PAGE_ROWS), bound, reverse=reverse)
+            error = self._load(page)
+            yield from page.entries
+            if error is not None:
+                raise error
+            if page.is_last:
+                return
+            remaining -= len(page.entries)
+            after = page.entries[-1].position
+
+    def streams(
+        self,
+        *,
+        prefix: str = "",
+        after: str = "",
+        labels: Collection[str] = (),
+        without: Collection[str] = (),
+        limit: int | None = None,
+    ) -> Iterator[Head]:
+        """As `Backend.streams`, in pages: streams written during it may be listed or not.
+
+        The heads before a damaged one are yielded, then it raises.
+        """
+        remaining = UNLIMITED if limit is None else limit
+        choice = StreamFilter(prefix, labels, without)
+        while remaining > 0 and not choice.is_none:
+            start = max(prefix, after + "\0")  # The smallest name after `after`.
+            size = min(remaining, PAGE_ROWS)
+            rows = self._reading(lambda db: rows_by_name(db, choice, start, size))  # noqa: B023 - called at once
+            for row in rows:
+                if not str(row[0]).startswith(prefix):
+                    return
+                head = head_from_label(row, choice.label)
+                after = head.stream
+                if choice.has(head):
+                    yield head
+                    remaining -= 1
+            if len(rows) < size:
+                return
+
+    def recent(
+        self,
+        *,
+        prefix: str = "",
+        labels: Collection[str] = (),
+        without: Collection[str] = (),
+        limit: int | None = None,
+    ) -> Iterator[Head]:
+        """As `Recent.recent`, in pages."""
+        remaining = UNLIMITED if limit is None else limit
+        listing = recent.RecentListing(StreamFilter(prefix, labels, without))
+        while remaining > 0 and not listing.ended:
+            heads = self._reading(listing.page)[:remaining]
+            remaining -= len(heads)
+            yield from heads
+
+    def drop(self, stream: str, *, before: int) -> None:
+        """As `Backend.drop`; durable on return. Free pages keep no dropped bytes."""
+        key = stream_key(stream)
+
+        def drop(db: apsw.Connection) -> None:
+            head = read_head(db, stream, key)
+            if head is not None:  # Up to the head at most: the last entry always stays.
+                db.execute(DROP, (key, min(before, head.position)))
+
+        self._connections.write(stream, drop)
+
+    def remove(self, stream: str, *, digest: str) -> bool:
+        """As `Removing.remove`. Free pages keep no removed bytes."""
+        key = stream_key(stream)
+
+        def remove(db: apsw.Connection) -> bool:
+            head = read_head(db, stream, key)
+            if head is None or head.digest != digest:
+                return head is None
+            _relabel(db, stream, head.labels, frozenset())
+            db.execute(REMOVE_ENTRIES, (key,))
+            db.execute(REMOVE_HEAD, (key,))
+            return True
+
+        return self._connections.write(stream, remove)
+
+    def watch(self, stream: str, *, after: int, timeout: float | None = None) -> bool:
+        """As `Watch.watch`: changes of the write-ahead log reveal writes of other processes."""
+        return self.watchers.wait(stream, after, timeout, self._head)
+
+    def close(self) -> None:
+        """Close the file; the last process to close it leaves no -wal and -shm behind."""
+        self._connections.close()
+        self.watchers.ring_all()
+
+    def _head(self, stream: str) -> Head | None:
+        return self._reading(lambda db: [read_head(db, stream, stream_key(stream))])[0]
+
+    def _reading(self, work: Callable[[apsw.Connection], list[T]]) -> list[T]:
+        try:
+            with self._connections.reading() as db:
+                return work(db)
+        except DRIVER_ERRORS as error:
+            raise translate_error(error, self.name) from error
+
+    def _load(self, page: EntryPage) -> PerdureError | None:
+        """Load a page; return the error to raise after its entries have been yielded."""
+        try:
+            with self._connections.reading() as db:
+                page.load(db)
+        except UnavailableError as error:
+            page.entries.clear()  # Read without a lock while another process wrote: not consistent.
+            return error
+        except PerdureError as error:
+            return error
+        except DRIVER_ERRORS as error:
+            own_error = translate_error(error, self.name, page.stream, page.next_position)
+            own_error.__cause__ = error
+            return own_error
+        return None
+
+
+def _append_fast_or_checked(
+    append: Append, key: int, labels: str, db: apsw.Connection
+) -> Sequence[Outcome]:
+    return [STORED] if _append_in_place(db, key, labels, append) else _append_checked([append], db)
+
+
+def _append_in_place(db: apsw.Connection, key: int, labels: str, append: Append) -> bool:
+    """Store an append that continues its stream with unchanged labels, without reading first.
+
+    This is the common case. Return False if it does not apply; then nothing was changed.
+    """
+    if append.begins:
+        return False
+    entries = append.entries
+    (first, _, _), (last, last_header, _) = entries[0], entries[-1]
+    db.execute(
+        CONTINUE_STREAM, (last, digest_of(last_header), key, append.stream, first - 1, labels)
+    )
+    if db.changes() == 0:
+        return False
+    rows: list[tuple[int, int, bytes, bytes | None]] = []
+    parts: list[bytes] = []
+    for position, header, body in entries:
+        rows.append((key, position, header, body))
+        parts += header, body or b""
+    if is_text(b"\n".join(parts)):  # Then each part is: no UTF-8 sequence spans a newline.
+        db.executemany(ADD_TEXT, rows)
+    else:
+        db.executemany(ADD_ENTRY, _entry_rows(key, entries))
+    return True
+
+
+def _append_checked(appends: Sequence[Append], db: apsw.Connection) -> list[Outcome]:
+    """Decide on each append, then write all: few driver calls, as each releases the GIL."""
+    outcomes: list[Outcome] = []
+    entry_rows: list[tuple[int, int, str | bytes, str | bytes]] = []
+    new_heads: list[tuple[int, str, str, int, str]] = []
+    moved_heads: list[tuple[int, str, int, str]] = []
+    relabeled: list[tuple[str, int]] = []
+    for append in appends:
+        stream, labels, key = append.stream, append.labels, stream_key(append.stream)
+        head = read_head(db, stream, key)
+        outcome, missing = decide(
+            append,
+            None if head is None else head.position,
+            functools.partial(_stored_headers, db, key),
+        )
+        outcomes.append(outcome)
+        if missing:
+            entry_rows += _entry_rows(key, missing)
+            last = missing[-1]
+            digest = digest_of(last.header)
+            text = _labels_text(append)
+            if head is None:
+                new_heads.append((last.position, digest, text, key, stream))
+            else:
+                moved_heads.append((last.position, digest, key, stream))
+                relabeled += [(text, key)] if head.labels != labels else []
+            _relabel(db, stream, frozenset() if head is None else head.labels, labels)
+    for statement, rows in (
+        (ADD_ENTRY, entry_rows),
+        (ADD_HEAD, new_heads),
+        (MOVE_HEAD, moved_heads),
+        (RELABEL_HEAD, relabeled),
+    ):
+        if rows:
+            db.executemany(statement, rows)
+    return outcomes
+
+
+def _entry_rows(
+    key: int, entries: Sequence[Entry]
+) -> list[tuple[int, int, str | bytes, str | bytes]]:
+    return [(key, entry.position, _column(entry.header), _column(entry.body)) for entry in entries]
+
+
+def _labels_text(append: Append) -> str:
+    return msgspec.json.encode(sorted(append.labels)).decode() if append.labels else "[]"
+
+
+def _stored_headers(db: apsw.Connection, key: int, first: int, last: int) -> list[bytes]:
+    return [row[0] for row in db.execute(HEADERS, (key, first, last))]
+
+
+def _relabel(db: apsw.Connection, stream: str, old: frozenset[str], new: frozenset[str]) -> None:
+    if old != new:
+        db.executemany(REMOVE_LABEL, [(label, stream) for label in old - new])
+        key = stream_key(stream)
+        db.executemany(ADD_LABEL, [(label, stream, key) for label in new - old])
+
+
+def _column(data: bytes | None) -> str | bytes:
+    """Return text if it preserves the bytes, so that the `sqlite3` shell can show them."""
+    if data is None or b"\0" in data:  # SQLite's text functions stop at a NUL.
+        return data or b""
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return data

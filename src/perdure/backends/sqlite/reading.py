@@ -1,0 +1,207 @@
+"""Read the heads of a SQLite store, by key or as a listing, and check them for damage.
+
+Names, keys or filters come in; verified heads go out. A name is compared with its key, and a row
+with the index that led to it. Nothing is written.
+"""
+
+import functools
+import hashlib
+from typing import Any
+
+import apsw
+import msgspec
+
+from perdure.backends.append_rules import POSITION_MAX, check_name
+from perdure.backends.protocol import Entry, Head, StreamFilter
+from perdure.backends.sqlite.schema import DELETED_LABELS
+from perdure.errors import DamagedError
+
+HEAD_BY_KEY = "select name, position, digest, labels from head where id = ?"
+
+ANY_ENTRY = "select position from entry where stream = ? limit 1"
+
+LISTED_BY_KEY = "select name, id, name, position, digest, labels from head where id = ?"
+
+# The name comes from the index, the other columns from the row that it points to, so that a
+# mismatch shows. The last column is true if the index of live streams lacks the row.
+BY_NAME = (
+    "select i.name, i.id, h.name, h.position, h.digest, h.labels,"  # noqa: S608 - constants
+    f" h.labels <> {DELETED_LABELS} and not exists"
+    f" (select 1 from head as l where l.name = i.name and l.labels <> {DELETED_LABELS} and +l.id = i.id)"
+    " from head as i indexed by head_name left join head as h on h.id = i.id"
+    " where i.name >= ? order by i.name limit ?"
+)
+
+# Uses the index of live streams, which excludes deleted ones, in files that have it.
+BY_NAME_LIVE = (
+    "select i.name, i.id, h.name, h.position, h.digest, h.labels"  # noqa: S608 - constants
+    " from head as i left join head as h on h.id = i.id"
+    f" where i.name >= ? and i.labels <> {DELETED_LABELS} order by i.name limit ?"
+)
+
+BY_LABEL = (
+    "select l.name, l.stream, h.name, h.position, h.digest, h.labels"
+    " from label as l left join head as h on h.id = l.stream"
+    " where l.name >= ? and l.label = ? order by l.name limit ?"
+)
+
+HAS_LABEL = "select 1 from label where label = ? and name = ?"
+
+
+WRONG_LABEL = "it is listed under a label that its head does not have"
+
+
+@functools.lru_cache(maxsize=4096)
+def stream_key(stream: str) -> int:
+    """Return the integer key of a stream. The row found by it must have the stream's name."""
+    return int.from_bytes(hashlib.sha256(check_name(stream)).digest()[:8], "big", signed=True)
+
+
+def read_head(db: apsw.Connection, stream: str, key: int) -> Head | None:
+    """Return the head of a stream, None if there is no such stream."""
+    row = db.execute(HEAD_BY_KEY, (key,)).fetchone()
+    if row is not None:
+        return verified_head(stream, row)
+    orphan = db.execute(ANY_ENTRY, (key,)).fetchone()
+    if orphan is not None:
+        raise DamagedError(stream, 0, "it has entries and no head")
+    return None
+
+
+def verified_head(stream: str, row: tuple[Any, ...]) -> Head:
+    """Return the head in a row; raise DamagedError if it is not a valid head of the stream."""
+    name, position, digest, labels = row
+    if name != stream:
+        raise DamagedError(stream, 0, "its head has another name")
+    if not (isinstance(position, int) and isinstance(digest, str) and position > 0):
+        raise DamagedError(stream, 0, "its head has a column of the wrong type")
+    try:
+        # "[]" is by far the most common value: skip the decoder.
+        parsed = msgspec.json.decode(labels, type=frozenset[str]) if labels != "[]" else frozenset()
+    except (msgspec.MsgspecError, TypeError, UnicodeError) as error:
+        raise DamagedError(stream, 0, "the labels of its head cannot be read") from error
+    return Head(stream, position, digest, parsed)
+
+
+def head_from_label(row: tuple[Any, ...], label: str | None) -> Head:
+    """Return the head of a listed row: name and key from the index, then the row's columns."""
+    name, key, *rest = row
+    if not isinstance(name, str) or stream_key(name) != key:
+        raise DamagedError(str(name), 0, "its name does not match its key")
+    head = verified_head(name, tuple(rest[:4]))
+    if any(rest[4:]):  # Only rows of BY_NAME have this column.
+        raise DamagedError(name, 0, "the index of live sessions lacks it")
+    if label is not None and label not in head.labels:
+        raise DamagedError(name, 0, WRONG_LABEL)
+    return head
+
+
+def rows_by_name(
+    db: apsw.Connection, choice: StreamFilter, start: str, size: int
+) -> list[tuple[Any, ...]]:
+    """Return rows for `listed`, from a name on; the caller filters out those that do not match."""
+    if choice.label is not None:
+        return db.execute(BY_LABEL, (start, choice.label, size)).fetchall()
+    return db.execute(BY_NAME_LIVE if choice.lives else BY_NAME, (start, size)).fetchall()
+
+
+def head_by_key(db: apsw.Connection, key: int) -> Head | None:
+    """Return the head with a key, None if the stream was removed and has no entries either."""
+    row = db.execute(LISTED_BY_KEY, (key,)).fetchone()
+    if row is not None:
+        return head_from_label(row, None)
+    if db.execute(ANY_ENTRY, (key,)).fetchone() is not None:
+        raise DamagedError(f"the stream with key {key}", 0, "it has entries and no head")
+    return None
+
+
+def require_label(db: apsw.Connection, head: Head | None, label: str | None) -> None:
+    """Raise DamagedError if a head is listed under a label that it does not have."""
+    if head is None or label is None or label in head.labels:
+        return
+    if db.execute(HAS_LABEL, (label, head.stream)).get:
+        raise DamagedError(head.stream, 0, WRONG_LABEL)
+
+
+PAGE_BYTES = 2**20  # bytes; long bodies end a page early, so that memory stays bounded
+
+UNLIMITED = 2**63 - 1  # the largest SQLite integer, in place of "unlimited"
+
+
+# octet_length() does not load a long body; cast() returns the bytes of text and of blobs.
+READ_FORWARD = (
+    "select position, cast(header as blob), octet_length(body),"
+    " case when octet_length(body) <= ? then cast(body as blob) end"
+    " from entry where stream = ? and position > ? order by position limit ?"
+)
+
+READ_REVERSE = READ_FORWARD.replace("position > ?", "position < ?").replace(
+    "order by position", "order by position desc"
+)
+
+
+class EntryPage:
+    """Entries from one snapshot. Those read before an error stay in `entries`."""
+
+    def __init__(self, stream: str, after: int, size: int, max_body: int, *, reverse: bool) -> None:
+        self.stream = stream
+        self.after = after
+        self.size = size
+        self.max_body = max_body
+        self.reverse = reverse
+        self.entries: list[Entry] = []
+        self.is_last = False
+
+    @property
+    def next_position(self) -> int:
+        last = self.entries[-1].position if self.entries else self.after
+        return max(last - 1 if self.reverse else last + 1, 0)
+
+    def load(self, db: apsw.Connection) -> None:
+        key = stream_key(self.stream)
+        try:
+            head = read_head(db, self.stream, key)
+        except DamagedError:
+            # `streams` reports a damaged head, and opening a session uses that. The entries may
+            # be intact, and salvage needs them.
+            self._fill(db, key)
+            return
+        if head is None:
+            self.is_last = True
+            return
+        self._fill(db, key)
+        self._check_end(head.position)
+
+    def _check_end(self, head: int) -> None:
+        """Raise DamagedError if the page does not reach the head, although it should.
+
+        `drop` never removes the last entry, so that a missing one is always damage.
+        """
+        highest = max((entry.position for entry in self.entries), default=self.after)
+        if self.entries and highest > head:
+            raise DamagedError(self.stream, head + 1, "it has entries after its head")
+        if self.reverse and not self.after and highest < head:
+            self.entries = []
+            raise DamagedError(self.stream, highest + 1, "entries are missing at the end")
+        if not self.reverse and self.is_last and highest < head:
+            raise DamagedError(self.stream, highest + 1, "entries are missing at the end")
+
+    def _fill(self, db: apsw.Connection, key: int) -> None:
+        after = min(self.after, POSITION_MAX)
+        if self.reverse:
+            after = after or UNLIMITED
+        loaded = 0
+        sql = READ_REVERSE if self.reverse else READ_FORWARD
+        for row in db.execute(sql, (self.max_body, key, after, self.size)):
+            entry, size = self._entry(row)
+            self.entries.append(entry)
+            loaded += size
+            if loaded > PAGE_BYTES:
+                return
+        self.is_last = len(self.entries) < self.size
+
+    def _entry(self, row: tuple[Any, ...]) -> tuple[Entry, int]:
+        position, header, size, body = row
+        if not (isinstance(position, int) and isinstance(header, bytes) and isinstance(size, int)):
+            raise DamagedError(self.stream, self.next_position, "a column has the wrong type")
+        return Entry(position, header, body), len(header) + len(body or b"")

@@ -1,0 +1,314 @@
+"""The tables of a SQLite store, and how a connection to it is opened and checked.
+
+A path comes in, a checked connection goes out. A file is not changed before it is known to be ours
+or empty. Headers and plain bodies are stored as text, so that the `sqlite3` shell shows them.
+"""
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import apsw
+
+from perdure.backends.guarantees import Acceptance, Check, Guarantees, weakest
+from perdure.backends.sqlite.errors import DRIVER_ERRORS, translate_error
+from perdure.errors import (
+    DamagedError,
+    UnavailableError,
+    UnsupportedError,
+    UsageError,
+    VersionError,
+)
+
+NEEDS_LOCAL_DISK = (
+    "the write-ahead log needs memory that all processes on one machine share: "
+    "put the file on a local disk"
+)
+
+SYNCHRONOUS_FULL = (
+    2  # a value of `pragma synchronous`; NORMAL is 1 and may lose commits on power failure
+)
+
+
+def check_settings(db: apsw.Connection, name: str) -> tuple[Check, ...]:
+    """Return the settings that durability depends on; UnsupportedError if they are not active."""
+    mode, synchronous = db.pragma("journal_mode"), db.pragma("synchronous")
+    if mode != "wal" or synchronous < SYNCHRONOUS_FULL:
+        what = f"{name} runs with journal_mode={mode} and synchronous={synchronous}"
+        raise UnsupportedError(what, "this SQLite ignores settings: install apsw from PyPI")
+    return Check("journal_mode", "wal"), Check("synchronous", "full")
+
+
+def store_guarantees(
+    checks: tuple[Check, ...], filesystem: Check, acceptance: Acceptance, why_read_only: str
+) -> Guarantees:
+    """Return the guarantees of a store, from the checks of its settings and file system."""
+    version = apsw.sqlite_lib_version()
+    if why_read_only:
+        checks = (Check("writing", f"read-only: {why_read_only}", "unknown"),)
+    is_weak = weakest([filesystem]) == "weak"
+    return Guarantees(
+        "process death" if is_weak else "power loss",
+        "one process" if acceptance.taken else "one machine",
+        "SQLite, write-ahead log, synced before append returns",
+        atomic="one call",
+        engine="SQLite",
+        version=version,
+        checks=(Check("SQLite", version), *checks, filesystem),
+        accepted=acceptance.taken,
+    )
+
+
+APPLICATION_ID = 0x70726475  # "prdu"; identifies the store to `file` and other programs
+
+VERSION = 1  # in user_version; a newer perdure that changes the tables increments it
+
+SQLITE_MIN = 3_051_003  # 3.51.3; older ones can corrupt a database when its log is reset
+
+PAGE_SIZE = 4096  # bytes; an append writes 3 or 4 pages, and larger ones take longer to sync
+
+WAL_SIZE_MAX = 64 * 2**20  # bytes; a log that grew in a burst is truncated to this
+
+
+DELETED_LABELS = """'["deleted"]'"""  # The labels column of a deleted session, as an SQL literal.
+
+
+TABLES = {
+    "head": "CREATE TABLE head (id integer primary key, name text not null,"
+    " position integer not null, digest text not null, labels text not null)",
+    "head_name": "CREATE INDEX head_name on head (name)",
+    "head_live": f"CREATE INDEX head_live on head (name) where labels <> {DELETED_LABELS}",
+    # A rowid table grows at its end. WITHOUT ROWID would put long rows on overflow pages.
+    "entry": "CREATE TABLE entry (rowid integer primary key, stream integer not null,"
+    " position integer not null, header text not null, body text not null)",
+    "entry_place": "CREATE UNIQUE INDEX entry_place on entry (stream, position)",
+    "label": "CREATE TABLE label (label text not null, name text not null,"
+    " stream integer not null, primary key (label, name)) without rowid",
+}
+
+LATER_INDEX = "head_live"  # Added later: older files of the same version lack it.
+
+
+SETTINGS = f"""
+    pragma synchronous = full;         -- NORMAL may lose the last commits on power failure.
+    pragma fullfsync = on;             -- On macOS a plain fsync leaves bytes in the drive's cache.
+    pragma checkpoint_fullfsync = on;
+    pragma secure_delete = on;         -- Dropped bytes do not stay in free pages.
+    pragma cell_size_check = on;
+    pragma trusted_schema = off;
+    pragma journal_size_limit = {WAL_SIZE_MAX};
+"""
+
+
+def require_library() -> None:
+    """Raise UnsupportedError if this SQLite has the WAL-reset corruption bug."""
+    parts = [int(part) for part in apsw.sqlite_lib_version().split(".")]
+    if parts[0] * 1_000_000 + parts[1] * 1000 + parts[2] < SQLITE_MIN:
+        raise UnsupportedError(
+            f"SQLite {apsw.sqlite_lib_version()} can corrupt a database in WAL mode",
+            "upgrade apsw to one with SQLite 3.51.3 or newer",
+        )
+
+
+def open_connection(
+    path: str, name: str, vfs: str | None, busy: Callable[[int], bool]
+) -> apsw.Connection:
+    """Open the store, creating it if the file is empty or missing; all visible data is on disk.
+
+    Raises UsageError for another program's database, VersionError for a newer one, DamagedError,
+    UnavailableError. A refused file has not been changed.
+    """
+    _require_usable_path(path, name)
+    connection = None
+    try:
+        flags = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE
+        connection = apsw.Connection(path, flags, vfs)
+        connection.set_busy_handler(busy)
+        _prepare_connection(connection, path, name, busy)
+        # A process killed between writing and syncing leaves entries in the log that SQLite has
+        # just recovered. They can be read, but count as stored only after this sync.
+        sync_file(path + "-wal")
+    except BaseException as error:
+        if connection is not None:
+            connection.close(True)  # noqa: FBT003 - positional-only in apsw
+        if isinstance(error, DRIVER_ERRORS):
+            raise translate_error(error, name) from error
+        raise
+    return connection
+
+
+def prepare_reader(connection: apsw.Connection, path: str, name: str) -> None:
+    """Configure a read-only connection, and raise unless it is one to a store."""
+    connection.config(apsw.SQLITE_DBCONFIG_ENABLE_TRIGGER, 0)
+    connection.config(apsw.SQLITE_DBCONFIG_ENABLE_VIEW, 0)
+    if _is_new(connection, path, name):
+        raise UnavailableError(
+            name, "it is empty and cannot be written to", "pass the path of an existing store"
+        )
+    connection.execute(SETTINGS).fetchall()
+    _require_tables(connection, name)
+
+
+def rewrite_file(path: str) -> None:
+    """Write a file's bytes again, so that `sync_file` syncs them; do nothing if it is missing.
+
+    Use it only for the log, and only while this process holds SQLite's write lock.
+    """
+    try:
+        handle = os.open(path, os.O_RDWR | getattr(os, "O_BINARY", 0))
+    except FileNotFoundError:
+        return
+    try:
+        while data := os.read(handle, 2**20):
+            os.lseek(handle, -len(data), os.SEEK_CUR)
+            os.write(handle, data)
+    finally:
+        os.close(handle)
+
+
+def rewrite_log(path: str) -> None:
+    """Write the log of a database again, and sync it."""
+    rewrite_file(path + "-wal")
+    sync_file(path + "-wal")
+
+
+def sync_file(path: str) -> None:
+    """Make the writes to a file durable; do nothing if it is missing.
+
+    Never call it for the database or its `-shm`: closing a descriptor of those drops SQLite's locks
+    (POSIX locks belong to the process).
+    """
+    try:
+        handle = os.open(path, os.O_RDWR if sys.platform == "win32" else os.O_RDONLY)
+    except FileNotFoundError:
+        return
+    try:
+        if sys.platform == "darwin":
+            import fcntl  # does not exist on Windows
+
+            fcntl.fcntl(handle, fcntl.F_FULLFSYNC)
+        else:
+            os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _require_usable_path(path: str, name: str) -> None:
+    parent = Path(path).parent
+    if not parent.is_dir():
+        raise UnavailableError(name, f"there is no directory {parent}", "create it, then try again")
+    if Path(path).is_dir():
+        raise UnavailableError(name, "it is a directory", "pass the path of a file in it")
+    if Path(path).exists() and not Path(path).is_file():
+        raise UsageError(f"{name} is a device, a pipe or a socket: pass the path of a regular file")
+    # The size is read again after the log's: another process may have created both in between.
+    if _file_size(path) == 0 and _file_size(path + "-wal") > 0 and _file_size(path) == 0:
+        # SQLite would delete the log, and with it perhaps the only copy of the data.
+        reason, hint = "the file is empty, but its -wal is not", "restore the file from a backup"
+        raise DamagedError(name, 0, reason, hint)
+
+
+def _file_size(path: str) -> int:
+    try:
+        return Path(path).stat().st_size
+    except OSError:
+        return 0  # A file without access cannot be opened either, and SQLite reports why.
+
+
+def _prepare_connection(
+    connection: apsw.Connection, path: str, name: str, busy: Callable[[int], bool]
+) -> None:
+    connection.config(apsw.SQLITE_DBCONFIG_ENABLE_TRIGGER, 0)
+    connection.config(apsw.SQLITE_DBCONFIG_ENABLE_VIEW, 0)
+    attempt = 0
+    while not _is_ready(connection, path, name):
+        # Two processes that create the same file at once can meet a lock that SQLite does not wait
+        # for. busy() sleeps, and returns False after its timeout.
+        if not busy(attempt):
+            raise UnavailableError(name, "another process holds the lock while creating the store")
+        attempt += 1
+    if _require_tables(connection, name):
+        connection.execute(TABLES[LATER_INDEX].replace("INDEX", "INDEX if not exists", 1))
+
+
+def _is_ready(connection: apsw.Connection, path: str, name: str) -> bool:
+    try:
+        is_new = _is_new(connection, path, name)
+        connection.execute(SETTINGS).fetchall()  # apsw stops at each row, so fetch them all.
+        if is_new:
+            _create_tables(connection)
+        mode = connection.pragma("journal_mode", "wal")
+    except (apsw.BusyError, apsw.LockedError):
+        return False
+    if mode != "wal":
+        raise UnsupportedError(f"{name} cannot use a write-ahead log", "use a local disk")
+    return True
+
+
+WRONG_FILE_HINT = "nothing was changed: pass another path, or restore the store from a backup"
+
+
+def _is_new(connection: apsw.Connection, path: str, name: str) -> bool:
+    try:
+        application, version, tables = _file_owner(connection)
+    except apsw.NotADBError as error:
+        reason = "it is not a database, but another program's file, or its start is damaged"
+        raise DamagedError(name, 0, reason, WRONG_FILE_HINT) from error
+    if application == APPLICATION_ID:
+        _require_version(name, version)
+        return False
+    if application or version or tables:
+        raise UsageError(f"{name} is the database of another program; {WRONG_FILE_HINT}")
+    if 0 < _file_size(path) < 512:  # noqa: PLR2004 - SQLite treats a shorter file as empty
+        raise DamagedError(name, 0, "it is not a database", WRONG_FILE_HINT)
+    return True
+
+
+def _file_owner(connection: apsw.Connection) -> tuple[int, int, int]:
+    """Return the application id, the version and the number of tables, from one snapshot.
+
+    Not `with connection`: an I/O error ends the transaction, and leaving the block would then raise
+    that there is none, which hides the error.
+    """
+    connection.execute("begin")
+    try:
+        application = connection.pragma("application_id")
+        version = connection.pragma("user_version")
+        tables = connection.execute("select count(*) from sqlite_schema").get
+    finally:
+        if connection.in_transaction:
+            connection.execute("rollback")
+    return application, version, tables
+
+
+def _require_version(name: str, version: int) -> None:
+    if version > VERSION:
+        raise VersionError(name, str(version), str(VERSION))
+    if version < 1:
+        raise DamagedError(name, 0, f"its version is {version}, expected at least 1")
+
+
+def _create_tables(connection: apsw.Connection) -> None:
+    connection.pragma("page_size", PAGE_SIZE)
+    connection.pragma("journal_mode", "wal")
+    connection.execute("begin immediate")
+    try:
+        if not connection.execute("select count(*) from sqlite_schema").get:
+            for sql in TABLES.values():
+                connection.execute(sql)
+            connection.pragma("application_id", APPLICATION_ID)
+            connection.pragma("user_version", VERSION)
+        connection.execute("commit")
+    finally:
+        if connection.in_transaction:
+            connection.execute("rollback")
+
+
+def _require_tables(connection: apsw.Connection, name: str) -> bool:
+    """Raise unless all tables exist; return whether the index that was added later is missing."""
+    stored = dict(connection.execute("select name, sql from sqlite_schema where sql is not null"))
+    for table, sql in TABLES.items():
+        if stored.get(table, sql if table == LATER_INDEX else None) != sql:
+            raise DamagedError(name, 0, f"its table or index {table!r} is missing or altered")
+    return LATER_INDEX not in stored

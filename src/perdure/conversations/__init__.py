@@ -1,1 +1,0 @@
-"""Conversations beyond single messages: intake, streaming, windows, summaries."""

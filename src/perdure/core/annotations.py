@@ -1,0 +1,75 @@
+from collections.abc import Sequence
+
+from perdure.backends.protocol import DELETED, HALF_COPIED, LABEL_BYTES_MAX, LABELS_MAX
+from perdure.core.plans import Plan, PlanSteps, RecordBatch, add_drafts
+from perdure.core.replica import Replica
+from perdure.core.state.conversation import PINS_MAX
+from perdure.core.state.labels import RESERVED_LABELS
+from perdure.core.validation import (
+    require_int,
+    require_labels,
+    require_record_id,
+    require_str,
+    require_text,
+)
+from perdure.errors import NotFoundError, UsageError
+from perdure.formats.tool_calls import answers, open_calls
+from perdure.journal import codec, reader
+from perdure.journal.chain import PendingRecord
+from perdure.journal.records import Labelled, Message, Note, Pinned
+from perdure.journal.requests import Steps
+
+
+def add_note(replica: Replica, data: object, *, author: str, record_id: str | None) -> Plan:
+    """Plan a note: data that is not part of the conversation."""
+    content = Note(data=replica.settings.codec.pack(data), author=require_str(author, "author"))
+    note_id = require_record_id(record_id) if record_id is not None else replica.settings.new_id()
+    return Plan("note", "", add_drafts([PendingRecord(note_id, content, codec.encode(content))]))
+
+
+def change_labels(replica: Replica, add: Sequence[str], remove: Sequence[str]) -> Plan:
+    """Plan a change of labels."""
+    require_labels(remove)
+    for text in (*add, *remove):
+        require_text(text, "a label", longest=LABEL_BYTES_MAX)
+        if text in RESERVED_LABELS:
+            raise UsageError(f"the label {text!r} is reserved: choose another")
+    record_id = replica.settings.new_id()
+    content = Labelled(add=tuple(add), remove=tuple(remove))
+    # A head must have room for the reserved labels too. These two never occur with others.
+    limit = LABELS_MAX - len(RESERVED_LABELS - {DELETED, HALF_COPIED})
+
+    def make(batch: RecordBatch) -> PlanSteps:
+        yield from ()
+        if len((batch.state.labels | set(add)) - set(remove)) > limit:
+            raise UsageError(f"a session has at most {limit} labels: remove one first")
+        return batch.add_content(record_id, content)
+
+    return Plan("label", "", make)
+
+
+def pin_message(replica: Replica, position: int, *, on: bool) -> Plan:
+    """Plan to pin a message, so that every window has it, or to unpin it."""
+    require_int(position, "position")
+    record_id = replica.settings.new_id()
+
+    def make(batch: RecordBatch) -> PlanSteps:
+        if not on and position not in batch.state.talk.pins:
+            raise NotFoundError(f"a pin on the message at {position}")
+        if on:
+            yield from _require_message(replica, position)
+            if len({*batch.state.talk.pins, position}) > PINS_MAX:
+                raise UsageError(f"at most {PINS_MAX} messages can be pinned: unpin one first")
+        return batch.add_content(record_id, Pinned(message=position, on=on))
+
+    return Plan("pin", "", make)
+
+
+def _require_message(replica: Replica, position: int) -> Steps[None]:
+    if not 1 <= position <= replica.tip.position:
+        raise NotFoundError(f"a record at {position}", f"the newest is at {replica.tip.position}")
+    content = yield from reader.read_content(replica.past, position)
+    if not isinstance(content, Message):
+        raise UsageError(f"the record at {position} is a {content.kind}: only messages are pinned")
+    if open_calls(content.message) or answers(content.message):
+        raise UsageError(f"the message at {position} is part of a tool call: pin another message")

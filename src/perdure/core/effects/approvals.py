@@ -1,0 +1,360 @@
+"""Approvals as plans: a call requests one, a person decides, and the intent uses it up. Pure.
+
+A decision is bound to the digest of the tool, its version and its arguments. Expiry is judged by
+the clock of the process that looks; a recorded expiry is final: no clock revives an approval.
+"""
+
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any
+
+from perdure import events
+from perdure.backends.digests import digest_of
+from perdure.core.effects import calls
+from perdure.core.effects.calls import (
+    DENIED_ERROR,
+    EXPIRED_ERROR,
+    CallArguments,
+    CallDecision,
+    CallRequest,
+    Decision,
+    MessageBuilder,
+    ToolSpec,
+)
+from perdure.core.messages import ANONYMOUS, encode_messages
+from perdure.core.plans import Plan, PlanSteps, RecordBatch, TurnOwnership
+from perdure.core.replica import Replica
+from perdure.core.settings import Settings
+from perdure.core.state.approvals import (
+    APPROVED,
+    EXPIRED,
+    USED,
+    WAITING,
+    ApprovalState,
+    binding_digest,
+)
+from perdure.core.validation import require_str
+from perdure.errors import (
+    ApprovalError,
+    ApprovalPendingError,
+    ChainError,
+    DamagedError,
+    DivergenceError,
+    NotFoundError,
+    UsageError,
+)
+from perdure.journal import chain, codec, reader
+from perdure.journal.records import ApprovalAsked, ApprovalDecided, EffectSettled
+from perdure.journal.requests import Steps
+
+_EXPIRED_OUTCOME = (EXPIRED_ERROR, "The approval expired, and the call was not made.")
+
+
+def require_approval(
+    replica: Replica,
+    batch: RecordBatch,
+    turn: TurnOwnership,
+    call: "CallRequest",
+    decision: "CallDecision",
+    request: str,
+    build: MessageBuilder | None,
+) -> Steps[int | None]:
+    """Find or request the approval of a call; None means that the call may be made.
+
+    `request` is the id for the record of a new request. A call that must not be made gets its
+    outcome, and the message for the model, in the same append.
+    """
+    approval = batch.state.deeds.consents.by_identity.get(call.identity)
+    bound = binding_digest(call.tool, call.version, call.digest)
+    if approval is not None and (approval.tool, approval.digest) != (call.tool, call.digest):
+        was = f"{approval.tool} {approval.digest}"
+        now = describe_call(call.tool, call.arguments, call.digest)
+        raise DivergenceError(batch.name, call.identity, was, now, SAME_CALL_HINT)
+    if approval is not None and approval.outcome:
+        decision.action, decision.approval = "serve", approval.id
+        decision.outcome = yield from _read_outcome(replica, batch, approval.outcome)
+        return approval.outcome
+    if approval is None or approval.bound != bound:
+        id = request or replica.settings.new_id()
+        position = batch.add_content(id, _request_record(replica.settings, turn, call))
+        return _decide_wait(batch, decision, id, position)
+    decision.approval = approval.id
+    if approval.state == USED:
+        return None  # The policy allows another attempt, and the approval is for the effect.
+    if approval.state in (WAITING, APPROVED):
+        if not decision.overdue and not is_expired(replica.settings, approval.expires):
+            return (
+                None
+                if approval.state == APPROVED
+                else _decide_wait(batch, decision, approval.id, 0)
+            )
+        _add_decision(replica, batch, approval, EXPIRED, "", "")
+        return _refuse(replica, batch, call, decision, _EXPIRED_OUTCOME, build)
+    decided = yield from _read_decision(replica, batch, approval.decision)
+    why = _EXPIRED_OUTCOME if decided.decision == EXPIRED else (DENIED_ERROR, _denial_text(decided))
+    return _refuse(replica, batch, call, decision, why, build)
+
+
+SAME_CALL_HINT = "make the same call as before, or choose another key"
+
+_ARGUMENTS_SHOWN = 200  # characters of arguments in an error text
+
+
+def describe_call(tool: str, arguments: object, digest: str) -> str:
+    """Describe a call in an error text: its packed arguments, shortened, and their digest."""
+    if arguments is None:
+        return f"{tool} {digest}"
+    text = codec.encode_tree(arguments).decode()
+    text = text if len(text) <= _ARGUMENTS_SHOWN else text[:_ARGUMENTS_SHOWN] + "…"
+    return f"{tool} {text} {digest}"
+
+
+def _request_record(settings: Settings, turn: TurnOwnership, call: "CallRequest") -> ApprovalAsked:
+    expires = ""
+    if call.approval_ttl is not None:
+        now = datetime.fromisoformat(settings.now()).timestamp()
+        expires = chain.timestamp(now + call.approval_ttl)
+    return ApprovalAsked(
+        identity=call.identity,
+        tool=call.tool,
+        version=call.version,
+        arguments=call.arguments,
+        digest=call.digest,
+        turn=turn.turn,
+        actor=call.actor,
+        expires=expires,
+    )
+
+
+def _decide_wait(batch: RecordBatch, decision: "CallDecision", approval: str, position: int) -> int:
+    decision.action, decision.approval, decision.wait_after = "wait", approval, batch.position
+    return position or batch.position
+
+
+def _refuse(
+    replica: Replica,
+    batch: RecordBatch,
+    call: "CallRequest",
+    decision: "CallDecision",
+    why: tuple[str, str],
+    build: MessageBuilder | None,
+) -> int:
+    """Add the outcome of a call that is not made. There is no intent: it never began."""
+    error, reason = why
+    outcome = EffectSettled(
+        effect=decision.approval,
+        identity=call.identity,
+        state="failed",
+        error=error,
+        reason=reason,
+        turn=decision.turn,
+    )
+    decision.action, decision.outcome = "refused", outcome
+    position = batch.add_content(replica.settings.new_id(), outcome)
+    if build is not None:
+        for draft in encode_messages(replica, [build(reason)], ANONYMOUS, decision.turn, None):
+            position = batch.add(draft)
+    return position
+
+
+def _denial_text(decided: ApprovalDecided) -> str:
+    by = f" by {decided.by}" if decided.by else ""
+    why = f" Reason: {decided.reason}" if decided.reason else ""
+    return f"The call was denied{by} and was not made.{why}"
+
+
+def seconds_left(settings: Settings, expires: str) -> float | None:
+    """Return how many seconds an approval can still be used, by this clock; None: no limit."""
+    if not expires:
+        return None
+    now = datetime.fromisoformat(settings.now())
+    return (datetime.fromisoformat(expires) - now).total_seconds()
+
+
+def is_expired(settings: Settings, expires: str) -> bool:
+    """Whether an approval has expired, by this clock."""
+    seconds = seconds_left(settings, expires)
+    return seconds is not None and seconds <= 0
+
+
+def plan_decision(
+    replica: Replica, approval: str, decision: Decision, *, by: str, reason: str, digest: str | None
+) -> tuple[Plan, Callable[[], bool]]:
+    """Plan to decide an approval. The returned function says afterwards whether it had expired.
+
+    `digest` is that of the approval that was reviewed; ApprovalError if it is another one.
+    """
+    require_str(approval, "an approval")
+    if not require_str(by, "by"):
+        raise UsageError("say who decides: by= must not be empty")
+    require_str(reason, "reason")
+    late: list[bool] = []
+
+    def make(batch: RecordBatch) -> PlanSteps:
+        late.clear()  # The plan may be executed again after a conflict.
+        match = batch.state.deeds.consents.find(approval)
+        if match is None:
+            raise NotFoundError(f"approval {approval!r}", "see session.approvals.list()")
+        state = match[1]
+        if state.state != WAITING:
+            raise (yield from _already_decided(replica, batch, state))
+        if digest is not None and digest != state.bound:
+            raise ApprovalError(
+                batch.name, approval, WAITING, f"for {state.bound}, and not for {digest}"
+            )
+        yield from _require_intact_request(replica, batch, state)
+        if is_expired(replica.settings, state.expires):
+            late.append(True)
+            return _add_decision(replica, batch, state, EXPIRED, "", "")
+        return _add_decision(replica, batch, state, decision, by, reason)
+
+    return Plan("approval.decide", approval, make), lambda: bool(late)
+
+
+def _add_decision(
+    replica: Replica,
+    batch: RecordBatch,
+    approval: ApprovalState,
+    decision: str,
+    by: str,
+    reason: str,
+) -> int:
+    content = ApprovalDecided(
+        approval=approval.id,
+        decision=decision,  # type: ignore[arg-type] # approved, denied or expired; callers ensure it
+        bound=approval.bound,
+        by=by,
+        reason=reason,
+    )
+    return batch.add_content(replica.settings.new_id(), content)
+
+
+def _already_decided(
+    replica: Replica, batch: RecordBatch, approval: ApprovalState
+) -> Steps[ApprovalError]:
+    decided = yield from _read_decision(replica, batch, approval.decision)
+    by = f"by {decided.by!r} " if decided.by else ""
+    detail = f"{by}at position {approval.decision}"
+    if approval.state == USED:
+        detail = f"already, after it was approved {detail}"
+    return ApprovalError(batch.name, approval.id, approval.state, detail)
+
+
+def _require_intact_request(
+    replica: Replica, batch: RecordBatch, approval: ApprovalState
+) -> Steps[None]:
+    """Raise DamagedError unless the arguments shown to the person match the digest."""
+    content = yield from _read_content(replica, batch, approval.request)
+    if not isinstance(content, ApprovalAsked):
+        raise ChainError(batch.name, approval.request, "a request for approval is expected here")
+    if digest_of(codec.encode_tree(content.arguments)) != approval.digest:
+        reason = "the arguments to approve do not match their digest"
+        raise DamagedError(batch.name, approval.request, reason)
+
+
+def _read_decision(replica: Replica, batch: RecordBatch, position: int) -> Steps[ApprovalDecided]:
+    content = yield from _read_content(replica, batch, position)
+    if not isinstance(content, ApprovalDecided):
+        raise ChainError(batch.name, position, "a decision is expected here")
+    return content
+
+
+def _read_outcome(replica: Replica, batch: RecordBatch, position: int) -> Steps[EffectSettled]:
+    content = yield from _read_content(replica, batch, position)
+    if not isinstance(content, EffectSettled):
+        raise ChainError(batch.name, position, "an outcome is expected here")
+    return content
+
+
+def _read_content(replica: Replica, batch: RecordBatch, position: int) -> Steps[object]:
+    if position > batch.tip.position:
+        return batch.drafts[position - batch.tip.position - 1].content
+    return (yield from reader.read_content(replica.past, position))
+
+
+LOOK_INTERVAL = (
+    30.0  # seconds; how often a waiting caller compares the recorded expiry with the clock
+)
+
+
+def needs_approval(replica: Replica, spec: ToolSpec, call: CallRequest) -> Any:
+    """Return whether the tool requires an approval, or an awaitable for it.
+
+    The tool's function gets a copy of the arguments, so that it cannot change the call.
+    """
+    if isinstance(spec.approval, bool):
+        return spec.approval
+    arguments = replica.settings.codec.unpack(call.arguments, stream=replica.name)
+    try:
+        return spec.approval(arguments)
+    except Exception as error:
+        raise approval_check_failed(spec, error) from error
+
+
+def approval_check_failed(spec: ToolSpec, error: Exception) -> UsageError:
+    """Return the error for a tool whose approval function raised."""
+    return UsageError(
+        f"the approval function of {spec.name!r} raised {error!r}: nothing was called"
+    )
+
+
+def with_approval(call: CallRequest, spec: ToolSpec, needed: object) -> CallRequest:
+    """Return the call with its approval requirement set."""
+    if not isinstance(needed, bool):
+        kind = type(needed).__name__
+        raise UsageError(
+            f"the approval function of {spec.name!r} must return True or False, not {kind}: "
+            "nothing was called"
+        )
+    return call._replace(approval=needed, approval_ttl=spec.approval_ttl) if needed else call
+
+
+def require_same_arguments(replica: Replica, call: CallRequest, given: CallArguments) -> None:
+    """Raise UsageError if the arguments changed while the call waited: others were approved."""
+    if calls.encode_arguments(replica, given.arguments)[1] != call.digest:
+        raise UsageError(
+            f"the arguments of {call.tool!r} were changed while it waited for its approval: "
+            "nothing was called"
+        )
+
+
+class ApprovalWait:
+    """The wait of one caller for an approval, measured on a monotonic clock."""
+
+    def __init__(self, store: str, wait: float | None, now: float) -> None:
+        self._store = store
+        self._deadline = None if wait is None else now + wait
+        self._approval = ""
+        self._expiry: float | None = None
+        self._looked = False
+
+    def seconds(
+        self, replica: Replica, call: CallRequest, decision: CallDecision, now: float
+    ) -> float:
+        """Return how long to wait before the next look, or raise ApprovalPendingError."""
+        if decision.approval != self._approval:
+            self._begin(replica, call, decision, now)
+        if self._expiry is not None and now >= self._expiry:
+            decision.overdue = True
+            return 0.0
+        if self._deadline is not None and now >= self._deadline and self._looked:
+            raise ApprovalPendingError(replica.name, call.tool, decision.approval, self._store)
+        self._looked = True  # Even a caller that does not wait looks once: its view may be stale.
+        ends = [end - now for end in (self._deadline, self._expiry) if end is not None]
+        return max(min([LOOK_INTERVAL, *ends]), 0.0)
+
+    def _begin(
+        self, replica: Replica, call: CallRequest, decision: CallDecision, now: float
+    ) -> None:
+        self._approval, self._expiry, self._looked = decision.approval, None, False
+        match = replica.state.deeds.consents.find(decision.approval)
+        seconds = seconds_left(replica.settings, match[1].expires) if match else None
+        if seconds is not None:
+            # At most the TTL, even if the clock was set back since the request.
+            most = seconds if call.approval_ttl is None else call.approval_ttl
+            self._expiry = now + min(seconds, most)
+        if self._deadline is None or now < self._deadline:
+            pending = ApprovalPendingError(replica.name, call.tool, decision.approval, self._store)
+            where = {"store": self._store, "session": replica.name, "tool": call.tool}
+            details = {**where, "approval": decision.approval, "decide": pending.command}
+            events.emit("approval", details)

@@ -1,0 +1,420 @@
+"""Durable tools, apart from running them: declaration, arguments, identity, results. Pure.
+
+A call's identity decides whether it was made before. It is one of four: `issued:` (a call in a
+model's message, by its position), `direct:` and `model:` (by turn, tool, arguments and ordinal),
+`key:` or `within:` (a caller's own key). Identities are stored: their form must not change.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from hashlib import sha256
+from typing import Any, Literal, NamedTuple, Protocol
+
+from perdure import events
+from perdure.backends.digests import digest_of
+from perdure.core import turn_context
+from perdure.core.plans import TurnOwnership
+from perdure.core.replica import Replica
+from perdure.core.state.effects import KEYED_PREFIX, MODEL_PREFIX
+from perdure.core.validation import require_str, require_text, require_timeout
+from perdure.errors import PerdureError, UnavailableError, UsageError
+from perdure.formats.intake import IncomingMessage, to_plain
+from perdure.journal import codec
+from perdure.journal.records import EffectSettled
+
+Decision = Literal["approved", "denied"]
+
+MessageBuilder = Callable[[str], IncomingMessage]
+
+
+TTL_MAX = 100 * 366 * 86_400.0  # seconds; a century: later dates overflow in some calendars
+
+DENIED_ERROR, EXPIRED_ERROR = "ApprovalDenied", "ApprovalExpired"
+
+
+def require_approval_options(need: object, ttl: object, wait: object) -> None:
+    """Raise UsageError unless a tool's approval options are valid.
+
+    An approval can be given and used for `ttl` seconds; a caller waits for it for `wait` seconds.
+    """
+    if not isinstance(need, bool) and not callable(need):
+        kind = type(need).__name__
+        raise UsageError(f"approval must be True, False or a function of the arguments, not {kind}")
+    require_timeout(wait, "approval_wait")
+    if ttl is None:
+        return
+    if need is False:
+        raise UsageError("approval_ttl is for tools that need an approval: give approval=")
+    if isinstance(ttl, bool) or not isinstance(ttl, int | float) or not 0 < ttl <= TTL_MAX:
+        most = f"{TTL_MAX:.0f}"
+        raise UsageError(f"approval_ttl must be seconds above 0 and at most {most}, not {ttl!r}")
+
+
+SharedForm = Literal["", "text", "json"]
+
+Kind = Literal["tool", "model"]
+
+Policy = Literal["read_only", "idempotent", "reconcile", "unsafe"]
+
+# From the most lenient to the strictest: the index decides which of two policies applies.
+POLICIES: tuple[Policy, ...] = ("read_only", "idempotent", "reconcile", "unsafe")
+
+_RERUN_POLICIES = ("read_only", "idempotent")
+
+
+OutcomeState = Literal["succeeded", "failed", "unknown", "reconciled"]
+
+
+class CallRequest(NamedTuple):
+    """A call before it is made. `arguments` are packed; `digest` is the digest of the arguments."""
+
+    identity: str
+    tool: str
+    arguments: Any
+    digest: str
+    policy: Policy
+    version: str = ""
+    actor: str = ""
+    parent: str = ""
+    kind: Kind = "tool"
+    approval: bool = False
+    """Whether the call needs an approval, given within `approval_ttl` seconds of the request."""
+    approval_ttl: float | None = None
+
+
+class CallOutcome(NamedTuple):
+    """The outcome of a call. `result` is packed; `reason` says what went wrong, for people."""
+
+    state: OutcomeState
+    result: Any = None
+    error: str = ""
+    reason: str = ""
+    duration: float = 0.0
+    said: int = 0
+    told: SharedForm = ""
+
+
+class CallDecision:
+    """The decision about a call: `run`, `serve`, `reconcile`, `unknown`, `wait` or `refused`.
+
+    `serve` returns the recorded outcome, `wait` waits for an approval, and a `refused` call has its
+    outcome already.
+    """
+
+    def __init__(self, turn: str, ended_attempts: Mapping[str, bool]) -> None:
+        self.turn = turn
+        self.ended_attempts = ended_attempts
+        """Attempts of this process that are over: whether the tool ran."""
+        self.action: Literal["run", "serve", "reconcile", "unknown", "wait", "refused"] = "run"
+        self.effect = ""
+        self.attempt = ""
+        """The id of the intent, if the plan records one."""
+        self.key = ""
+        self.outcome: EffectSettled | None = None
+        """The recorded outcome, for `serve` and `refused`."""
+        self.begun_version: str | None = None
+        """The tool's version that began the call, if it differs from the current one."""
+        self.approval = ""
+        self.overdue = False
+        """Whether the waiting caller measured that the approval expired, whatever the clock says.
+        """
+        self.wait_after = 0
+        """The position up to which there is no decision, for `wait`."""
+
+
+def encode_arguments(replica: Replica, arguments: Any) -> tuple[Any, str]:
+    """Return packed arguments and their digest: copies, which the tool cannot change."""
+    packed = replica.settings.codec.pack(arguments, root="$.arguments")
+    return packed, digest_of(codec.encode_tree(packed))
+
+
+class Effect(NamedTuple):
+    """A call while it runs, or while it is reconciled.
+
+    `key` is the same for every attempt: pass it to services that accept an idempotency key.
+    """
+
+    id: str
+    tool: str
+    key: str
+    arguments: dict[str, Any]
+    attempt: int = 1
+
+
+class Done(NamedTuple):
+    """Returned by a reconcile function for a call that took effect: its result."""
+
+    result: Any = None
+
+
+class NotDone(NamedTuple):
+    """Returned by a reconcile function for a call that did not happen: it is made now."""
+
+
+class ToolTimeoutError(TimeoutError):
+    """A tool did not return in time. It may still be running, so its outcome is unknown."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(seconds)
+        self.seconds = seconds
+
+    def __str__(self) -> str:
+        return f"the tool did not return within {self.seconds} s, and may still be running"
+
+
+NAME_BYTES_MAX = 512  # bytes, as for the keys of values; names are stored in state snapshots
+
+
+_current: ContextVar[tuple[Effect, str] | None] = ContextVar("perdure_effect", default=None)
+
+
+def current_effect() -> Effect:
+    """Return the effect of the running tool; UsageError outside of a durable tool."""
+    current = _current.get()
+    if current is None:
+        raise UsageError("there is no current effect: this runs outside of a durable tool")
+    return current[0]
+
+
+def current_identity() -> str:
+    """Return the identity of the running effect, the parent of calls made now, or ""."""
+    current = _current.get()
+    return current[1] if current is not None else ""
+
+
+@contextmanager
+def effect_context(effect: Effect, identity: str) -> Iterator[None]:
+    """Make an effect the current one."""
+    token = _current.set((effect, identity))
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+class ToolSpec(NamedTuple):
+    """The declaration of a tool or a model."""
+
+    function: Callable[..., Any]
+    name: str
+    policy: Policy
+    version: str = ""
+    actor: str = ""
+    reconcile: Callable[[Effect], Any] | None = None
+    timeout: float | None = None
+    unstorable: str = "raise"
+    kind: Kind = "tool"
+    digest_of: Callable[[dict[str, Any]], Any] | None = None
+    approval: bool | Callable[[dict[str, Any]], Any] = False
+    approval_ttl: float | None = None
+    approval_wait: float | None = None
+
+    @property
+    def is_async(self) -> bool:
+        import inspect  # Imported here: it takes as long to load as the rest of perdure.
+
+        return inspect.iscoroutinefunction(self.function)
+
+
+def require_spec(spec: ToolSpec) -> ToolSpec:
+    """Return a tool's declaration with its name filled in, or raise UsageError."""
+    if not callable(spec.function):
+        raise UsageError(f"a {spec.kind} must be a function, not {type(spec.function).__name__}")
+    if spec.policy not in POLICIES:
+        raise UsageError(f"no effect {spec.policy!r}: choose one of {', '.join(POLICIES)}")
+    if (spec.policy == "reconcile") != (spec.reconcile is not None):
+        raise UsageError('effect="reconcile" and a reconcile function go together: give both')
+    if spec.unstorable not in ("raise", "return"):
+        raise UsageError('unstorable must be "raise" or "return"')
+    name = spec.name or getattr(spec.function, "__name__", "")
+    if not name:
+        raise UsageError(f"a {spec.kind} needs a name: give name=")
+    require_text(name, f"a {spec.kind}'s name", longest=NAME_BYTES_MAX)
+    require_str(spec.version, "version")
+    require_str(spec.actor, "actor")
+    seconds: object = spec.timeout
+    if seconds is not None and not (isinstance(seconds, int | float) and seconds > 0):
+        raise UsageError(f"a timeout must be a number of seconds above 0, not {spec.timeout!r}")
+    require_approval_options(spec.approval, spec.approval_ttl, spec.approval_wait)
+    return spec._replace(name=name)
+
+
+def bind_arguments(
+    spec: ToolSpec, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the arguments of a call by name, as they are recorded."""
+    import inspect
+
+    try:
+        signature = inspect.signature(spec.function)
+    except (TypeError, ValueError):
+        return {"args": [*args], "kwargs": dict(kwargs)}
+    try:
+        arguments = signature.bind(*args, **kwargs).arguments
+    except TypeError as error:
+        raise UsageError(f"{spec.name}: {error}", "$.arguments") from error
+    return {
+        name: [*value] if isinstance(value, tuple) else value for name, value in arguments.items()
+    }
+
+
+class CallArguments(NamedTuple):
+    """The arguments of a call: by name, as recorded, and as they are passed to the function."""
+
+    arguments: dict[str, Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+class ResultFormatter(Protocol):
+    """Formats a text as the message that answers a call."""
+
+    def __call__(self, text: str, *, failed: bool) -> dict[str, Any]: ...
+
+
+class ResultMessage:
+    """Builds the result message of one call for the model.
+
+    `latest` is the last one built; `stored` is the one that was stored.
+    """
+
+    def __init__(self, answer: ResultFormatter) -> None:
+        self._answer = answer
+        self.latest: dict[str, Any] | None = None
+        self.stored: dict[str, Any] | None = None
+
+    def build(self, text: str, *, failed: bool = True) -> IncomingMessage:
+        """Return the message. The caller stores it, and then sets `stored`."""
+        self.latest = self._answer(text, failed=failed)
+        return IncomingMessage(self.latest, {})
+
+
+class CallSequence:
+    """Numbers the otherwise identical calls of one run of a turn, to give each its own identity."""
+
+    def __init__(self) -> None:
+        self._count: dict[str, int] = {}
+        self._reusable: dict[str, list[int]] = {}
+        self.ended_attempts: dict[str, bool] = {}
+        """Attempts that are over in this process and may have no outcome: whether the tool ran."""
+
+    def identity(
+        self, turn: str, parent: str, tool: str, digest: str, *, prefix: str = "direct:"
+    ) -> str:
+        """Return the identity of the next direct call of a tool with these arguments."""
+        call = f"{turn}\t{parent}\t{tool}\t{digest}"
+        if self._reusable.get(prefix + call):
+            number = self._reusable[prefix + call].pop(0)
+        else:
+            number = self._count[prefix + call] = self._count.get(prefix + call, 0) + 1
+        return prefix + sha256(f"{call}\t{number}".encode()).hexdigest()[:32]
+
+    def reuse(self, call: CallRequest, turn: str) -> None:
+        """Give the next identical call this call's identity, because this one was not made."""
+        described = f"{turn}\t{call.parent}\t{call.tool}\t{call.digest}"
+        prefix = MODEL_PREFIX if call.kind == "model" else "direct:"
+        key = prefix + described
+        for number in range(1, self._count.get(key, 0) + 1):
+            if call.identity == prefix + sha256(f"{described}\t{number}".encode()).hexdigest()[:32]:
+                self._reusable[key] = sorted({*self._reusable.get(key, ()), number})
+
+    def intent_failed(
+        self, call: CallRequest, turn: str, attempt: str, error: BaseException
+    ) -> None:
+        """Note that a call was not made because its intent failed, which may yet be stored."""
+        if isinstance(error, UnavailableError) or not isinstance(error, PerdureError):
+            self.ended_attempts[attempt] = False
+            self.reuse(call, turn)
+
+
+class VersionMismatch(NamedTuple):
+    """A call that another version of its tool had begun. `ran` says that it was made again."""
+
+    effect: str
+    tool: str
+    recorded: str
+    now: str
+    ran: bool
+
+
+class ActiveTurn(NamedTuple):
+    """A turn that this handle runs, and the sequence of its direct calls so far."""
+
+    ownership: TurnOwnership
+    sequence: CallSequence
+
+
+class HandleLike(Protocol):
+    """A sync or async handle."""
+
+    @property
+    def own_turns(self) -> Mapping[str, ActiveTurn]: ...
+    @property
+    def replica(self) -> Replica: ...
+    @property
+    def changed(self) -> list[VersionMismatch]: ...
+
+
+def report_version_mismatch(handle: HandleLike, call: CallRequest, decision: CallDecision) -> None:
+    """Report a call that another version began. Call it before the tool runs, not after."""
+    if decision.begun_version is None:
+        return
+    ran = decision.action == "run"
+    mismatch = VersionMismatch(
+        decision.effect, call.tool, decision.begun_version, call.version, ran=ran
+    )
+    handle.changed.append(mismatch)
+    where = {"session": handle.replica.name, **mismatch._asdict()}
+    events.emit("version", {**where, "outcome": "run again" if ran else decision.action})
+
+
+def active_turn(handle: HandleLike, tool: str) -> ActiveTurn:
+    """Return the turn that a call belongs to, or raise UsageError if there is none."""
+    turns = handle.own_turns
+    entered = turn_context.current_turn(handle)
+    if entered is not None:
+        if entered.id not in turns:
+            raise UsageError(f"{tool!r} is called in a turn that has ended: begin another")
+        return turns[entered.id]
+    if len(turns) == 1:  # Called from a thread that the turn's code has started.
+        return next(iter(turns.values()))
+    if not turns:
+        raise UsageError(f"{tool!r} is called outside of a turn: use `with session.turn(...)`")
+    raise UsageError(f"{tool!r} is called while several turns are open: keep one open at a time")
+
+
+def adapter_model_call(
+    replica: Replica, turn: str, sequence: CallSequence, name: str, request: object
+) -> CallRequest:
+    """Return a model call that an adapter makes in a turn."""
+    require_text(name, "a model's name", longest=NAME_BYTES_MAX)
+    _, digest = encode_arguments(replica, to_plain({"request": request}))
+    parent = current_identity()
+    identity = sequence.identity(turn, parent, name, digest, prefix=MODEL_PREFIX)
+    return CallRequest(identity, name, None, digest, "read_only", parent=parent, kind="model")
+
+
+def model_call(
+    replica: Replica, running: ActiveTurn, spec: ToolSpec, arguments: dict[str, Any]
+) -> CallRequest:
+    """Return a model call that is about to be made, with the request's digest, not the request."""
+    request = arguments if spec.digest_of is None else spec.digest_of(arguments)
+    _, digest = encode_arguments(replica, to_plain({"request": request}))
+    parent, turn = current_identity(), running.ownership.turn
+    identity = running.sequence.identity(turn, parent, spec.name, digest, prefix=MODEL_PREFIX)
+    return CallRequest(
+        identity, spec.name, None, digest, spec.policy, spec.version, spec.actor, parent, "model"
+    )
+
+
+def issued_call_id(position: int, index: int) -> str:
+    """Return the identity of a call in a model's message."""
+    return f"issued:{position}:{index}"
+
+
+def keyed_call_id(tool: str, key: str, turn: str = "") -> str:
+    """Return the identity of a call with a caller's own key, unique in a turn or in the session."""
+    if turn:  # Dropped from the state when the turn ends, so that many keys cost nothing.
+        return "within:" + sha256(f"{turn}\t{tool}\t{key}".encode()).hexdigest()[:32]
+    return f"{KEYED_PREFIX}{tool}\t{key}"

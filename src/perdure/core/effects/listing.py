@@ -1,0 +1,419 @@
+"""Effects as users see them: list them, find the unknown ones, reconcile one. Pure.
+
+In: the records of a session. Out: `Found` values with unpacked arguments and results, and a plan
+for a reconciliation.
+"""
+
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from typing import Any, NamedTuple
+
+from perdure.backends.digests import digest_of
+from perdure.core import history
+from perdure.core.effects import plans, results
+from perdure.core.effects.approvals import is_expired
+from perdure.core.effects.calls import CallOutcome, Done, Kind, NotDone
+from perdure.core.effects.results import to_model_text
+from perdure.core.plans import Plan
+from perdure.core.replica import Replica
+from perdure.core.state.approvals import APPROVED, EXPIRED, USED, WAITING, binding_digest
+from perdure.core.state.effects import INTENDED, UNKNOWN
+from perdure.errors import ApprovalError, ChainError, DamagedError, NotFoundError, UsageError
+from perdure.formats.intake import IncomingMessage
+from perdure.journal import chain, codec, reader
+from perdure.journal.chain import VerifiedEntry
+from perdure.journal.reader import ForwardReader
+from perdure.journal.records import (
+    ApprovalAsked,
+    ApprovalDecided,
+    Branched,
+    Content,
+    EffectIntended,
+    EffectSettled,
+    Message,
+    TurnChange,
+    TurnContinued,
+)
+from perdure.journal.requests import Steps
+
+VOID = "void"
+
+
+class Approval(NamedTuple):
+    """An approval. `state` is waiting, approved, denied, expired, used or void.
+
+    It is void if it cannot be used any more: its turn ended, the tool has another version now, or
+    it was requested in the history that a branch shares. `digest` covers the tool, its version and
+    the arguments: a decision is bound to it.
+    """
+
+    session: str
+    id: str
+    tool: str
+    version: str
+    arguments: Any
+    digest: str
+    state: str
+    actor: str
+    turn: str
+    identity: str
+    position: int
+    time: datetime
+    expires: datetime | None
+    by: str
+    reason: str
+    decided: datetime | None
+
+
+def pending_approvals(replica: Replica) -> Steps[list[Approval]]:
+    """Return the approvals that wait for a decision; costs one read per approval."""
+    approvals = []
+    for state in replica.state.deeds.consents.by_identity.values():
+        if state.state == WAITING and not is_expired(replica.settings, state.expires):
+            linked = yield from reader.read_entry(replica.past, state.request)
+            content = chain.decode_content(replica.name, linked, replica.past.cipher)
+            if not isinstance(content, ApprovalAsked):
+                raise ChainError(replica.name, state.request, "a request is expected here")
+            approvals.append(_from_approval_request(replica, linked, content))
+    return approvals
+
+
+def list_approvals(replica: Replica) -> Steps[list[Approval]]:
+    """Return all approvals of a session in order; reads the whole session."""
+    kinds = {ApprovalAsked.kind, ApprovalDecided.kind, EffectIntended.kind, Branched.kind}
+    kinds |= {"turn.completed", "turn.failed", "turn.abandoned"}
+    approvals: dict[str, Approval] = {}
+    forward = ForwardReader(replica.past)
+    while (page := (yield from forward.page())) is not None:
+        for linked in page:
+            if linked.header.kind in kinds:
+                content = chain.decode_content(replica.name, linked, replica.past.cipher)
+                _apply_record(replica, approvals, linked, content)
+    return [_with_expiry(replica, approval) for approval in approvals.values()]
+
+
+def _apply_record(
+    replica: Replica, approvals: dict[str, Approval], linked: VerifiedEntry, content: Content
+) -> None:
+    """Apply a record to the approvals by id."""
+    if isinstance(content, ApprovalAsked):
+        _mark_void(approvals, lambda approval: approval.identity == content.identity)
+        approvals[linked.header.id] = _from_approval_request(replica, linked, content)
+    elif isinstance(content, ApprovalDecided) and content.approval in approvals:
+        approval = approvals[content.approval]
+        expires = content.decision == EXPIRED and approval.state == APPROVED
+        if content.bound == approval.digest and (approval.state == WAITING or expires):
+            time = chain.to_record(replica.name, linked, content).time
+            decided = approval._replace(state=content.decision, decided=time)
+            approvals[approval.id] = decided._replace(by=content.by, reason=content.reason)
+    elif isinstance(content, EffectIntended) and content.approval in approvals:
+        approvals[content.approval] = approvals[content.approval]._replace(state=USED)
+    elif isinstance(content, Branched):
+        _mark_void(approvals, lambda _: True)
+    elif isinstance(content, TurnChange) and not isinstance(content, TurnContinued):
+        _mark_void(approvals, lambda approval: approval.turn == content.turn)
+
+
+def _mark_void(approvals: dict[str, Approval], matches: Callable[[Approval], bool]) -> None:
+    for approval in approvals.values():
+        if approval.state in (WAITING, APPROVED) and matches(approval):
+            approvals[approval.id] = approval._replace(state=VOID)
+
+
+def _with_expiry(replica: Replica, approval: Approval) -> Approval:
+    """Return an approval as expired if its time is over, even if no record says so yet."""
+    if approval.expires is None or approval.state not in (WAITING, APPROVED):
+        return approval
+    expired = is_expired(replica.settings, approval.expires.isoformat())
+    return approval._replace(state=EXPIRED) if expired else approval
+
+
+def _from_approval_request(
+    replica: Replica, linked: VerifiedEntry, content: ApprovalAsked
+) -> Approval:
+    position = linked.entry.position
+    if digest_of(codec.encode_tree(content.arguments)) != content.digest:
+        reason = "the arguments to approve do not match their digest"
+        raise DamagedError(replica.name, position, reason)
+    return Approval(
+        session=replica.name,
+        id=linked.header.id,
+        tool=content.tool,
+        version=content.version,
+        arguments=replica.settings.codec.unpack(content.arguments, stream=replica.name),
+        digest=binding_digest(content.tool, content.version, content.digest),
+        state=WAITING,
+        actor=content.actor,
+        turn=content.turn,
+        identity=content.identity,
+        position=position,
+        time=chain.to_record(replica.name, linked, content).time,
+        expires=datetime.fromisoformat(content.expires) if content.expires else None,
+        by="",
+        reason="",
+        decided=None,
+    )
+
+
+def explain_not_pending(replica: Replica, id: str) -> Steps[NotFoundError | ApprovalError]:
+    """Return the error for an approval that is not pending, with its state if it is known."""
+    approvals = yield from list_approvals(replica)
+    approval = next((approval for approval in approvals if approval.id == id), None)
+    if approval is None:
+        hint = "see session.approvals.list(), or `perdure approvals`"
+        return NotFoundError(f"approval {id!r} in session {replica.name!r}", hint)
+    by = f"by {approval.by!r}" if approval.by else ""
+    return ApprovalError(replica.name, id, approval.state, by)
+
+
+REPEATED = "repeated"
+
+_EFFECT_KINDS = (EffectIntended.kind, EffectSettled.kind, ApprovalAsked.kind)
+
+RECONCILED = "perdure:reconciled"  # origin of the message that reports a reconciled outcome
+
+
+class EffectInfo(NamedTuple):
+    """An effect. `state` is intended, succeeded, failed, unknown or reconciled.
+
+    It is `repeated` if the call was made again with the same key, because its policy allows it.
+    A call that was not approved is listed as failed, and its id is that of the approval.
+    """
+
+    id: str
+    kind: Kind
+    tool: str
+    state: str
+    arguments: Any
+    result: Any
+    error: str
+    reason: str
+    key: str
+    policy: str
+    version: str
+    turn: str
+    position: int
+    time: datetime
+    duration: float
+    identity: str
+    before: str
+    """The version of the previous attempt, if this attempt has another version."""
+    usage: dict[str, Any]
+    """The usage that a model's answer reports."""
+
+
+class EffectFilter(NamedTuple):
+    """A filter for listing effects; None matches any."""
+
+    tool: str | None
+    turn: str | None
+    kind: str | None
+    since: datetime | None
+    until: datetime | None
+
+    def check(self) -> None:
+        """Raise UsageError if the filter is invalid."""
+        if self.kind not in (None, "tool", "model"):
+            raise UsageError(f'no effects of kind {self.kind!r}: choose "tool" or "model"')
+        times: tuple[object, ...] = (self.since, self.until)
+        for time in times:
+            if time is not None and not (isinstance(time, datetime) and time.tzinfo):
+                raise UsageError(f"since and until must be datetimes with a zone, not {time!r}")
+
+    def matches(self, effect: EffectInfo) -> bool:
+        """Whether an effect passes the filter."""
+        return (
+            self.tool in (None, effect.tool)
+            and self.turn in (None, effect.turn)
+            and self.kind in (None, effect.kind)
+            and (self.since is None or effect.time >= self.since)
+            and (self.until is None or effect.time < self.until)
+        )
+
+
+def list_effects(replica: Replica, wanted: EffectFilter) -> Steps[list[EffectInfo]]:
+    """Return the effects of a session that match a filter, in order. Reads the whole session."""
+    wanted.check()
+    listing = _EffectLister(replica)
+    forward = ForwardReader(replica.past)
+    while (page := (yield from forward.page())) is not None:
+        for linked in page:
+            listing.add(linked)
+    return [effect for effect in listing.effects.values() if wanted.matches(effect)]
+
+
+class _EffectLister:
+    """Builds effects from records, which are added in order."""
+
+    def __init__(self, replica: Replica) -> None:
+        self.effects: dict[str, EffectInfo] = {}
+        self._replica = replica
+        self._id_at: dict[int, str] = {}
+        self._requests: dict[str, EffectInfo] = {}
+        self._messages: list[VerifiedEntry] = []
+        """The messages right before the next record: an outcome may refer to the last of them."""
+
+    def add(self, linked: VerifiedEntry) -> None:
+        if linked.header.kind == Message.kind:
+            self._messages.append(linked)
+        elif linked.header.kind not in _EFFECT_KINDS:
+            self._messages = []
+        else:
+            content = chain.decode_content(self._replica.name, linked, self._replica.past.cipher)
+            self._add_effect(linked, content)
+
+    def _add_effect(self, linked: VerifiedEntry, content: Content) -> None:
+        replica, effects = self._replica, self.effects
+        if isinstance(content, EffectIntended):
+            time = chain.to_record(replica.name, linked, content).time
+            id = linked.header.id
+            effects[id] = _from_intent(replica, id, content, linked.entry.position, time)
+            self._id_at[linked.entry.position] = id
+            previous = effects.get(self._id_at.get(content.retries, ""))
+            if previous is not None and previous.version != content.version:
+                effects[id] = effects[id]._replace(before=previous.version)
+            if previous is not None and previous.state == INTENDED:
+                effects[previous.id] = previous._replace(state=REPEATED)
+        elif isinstance(content, ApprovalAsked):
+            self._requests[linked.header.id] = _from_request(replica, linked, content)
+        elif isinstance(content, EffectSettled):
+            begun = effects.get(content.effect) or self._requests.get(content.effect)
+            if begun is not None:
+                effects[content.effect] = _with_outcome(replica, begun, content, self._messages)
+
+
+def _from_intent(
+    replica: Replica, id: str, content: EffectIntended, position: int, time: datetime
+) -> EffectInfo:
+    return EffectInfo(
+        id=id,
+        kind=content.called,
+        tool=content.tool,
+        state=INTENDED,
+        arguments=replica.settings.codec.unpack(content.arguments, stream=replica.name),
+        result=None,
+        error="",
+        reason="",
+        key=content.key,
+        policy=content.policy,
+        version=content.version,
+        turn=content.turn,
+        position=position,
+        time=time,
+        duration=0.0,
+        identity=content.identity,
+        before="",
+        usage={},
+    )
+
+
+def _from_request(replica: Replica, linked: VerifiedEntry, content: ApprovalAsked) -> EffectInfo:
+    """Return a call that waits for an approval: it has no intent yet."""
+    time = chain.to_record(replica.name, linked, content).time
+    intent = EffectIntended(
+        identity=content.identity,
+        tool=content.tool,
+        arguments=content.arguments,
+        digest=content.digest,
+        key="",
+        policy="unsafe",
+        turn=content.turn,
+        owner="",
+        version=content.version,
+    )
+    effect = _from_intent(replica, linked.header.id, intent, linked.entry.position, time)
+    return effect._replace(policy="")
+
+
+def _with_outcome(
+    replica: Replica,
+    effect: EffectInfo,
+    content: EffectSettled,
+    messages: Sequence[VerifiedEntry] = (),
+) -> EffectInfo:
+    if content.told and messages:
+        message = chain.decode_content(replica.name, messages[-1], replica.past.cipher)
+        restored = isinstance(message, Message) and results.restore_result(content, message.message)
+        if not restored:
+            position = messages[-1].entry.position
+            raise ChainError(replica.name, position, "the result of a call is expected here")
+        content = restored
+    result = replica.settings.codec.unpack(content.result, stream=replica.name)
+    usage = result.get("usage") if effect.kind == "model" and isinstance(result, dict) else None
+    if content.said:
+        answers = [_read_message(replica, linked) for linked in messages[-content.said :]]
+        result = [answer.message for answer in answers]
+        result = result if content.said > 1 else answers[0].message
+        usage = answers[-1].meta.get("usage")
+    return effect._replace(
+        state=content.state,
+        result=result,
+        usage=usage if isinstance(usage, dict) else {},
+        error=content.error,
+        reason=content.reason,
+        duration=content.duration or effect.duration,
+    )
+
+
+def position_before(replica: Replica, effect: str) -> Steps[int]:
+    """Return the last position before an effect at which no call was in flight."""
+    in_flight: dict[str, str] = {}
+    quiet = 0
+    forward = ForwardReader(replica.past)
+    name, cipher = replica.name, replica.past.cipher
+    while (page := (yield from forward.page())) is not None:
+        for linked in page:
+            if linked.header.id == effect and linked.header.kind in _EFFECT_KINDS:
+                return quiet
+            if linked.header.kind == EffectIntended.kind:
+                content = chain.decode_content(name, linked, cipher)
+                in_flight[content.subject] = linked.header.id
+            elif linked.header.kind == EffectSettled.kind:
+                content = chain.decode_content(name, linked, cipher)
+                in_flight.pop(content.subject, None)
+            if not in_flight:
+                quiet = linked.entry.position
+    raise NotFoundError(f"effect {effect!r}", "see session.effects.list()")
+
+
+def _read_message(replica: Replica, linked: VerifiedEntry) -> Message:
+    payload = chain.open_body(replica.name, linked, replica.past.cipher)
+    return history.stored_message(replica, payload, linked.entry.position)
+
+
+def list_unknown(replica: Replica) -> Steps[list[EffectInfo]]:
+    """Return the effects whose outcome is unknown; costs two reads per effect."""
+    effects = []
+    for state in replica.state.deeds.by_identity.values():
+        if state.state == UNKNOWN:
+            linked = yield from reader.read_entry(replica.past, state.intent)
+            intent = chain.decode_content(replica.name, linked, replica.past.cipher)
+            outcome = yield from reader.read_content(replica.past, state.outcome)
+            if not isinstance(intent, EffectIntended) or not isinstance(outcome, EffectSettled):
+                raise ChainError(replica.name, state.intent, "an effect is expected here")
+            time = chain.to_record(replica.name, linked, intent).time
+            effect = _from_intent(replica, state.effect, intent, state.intent, time)
+            effects.append(_with_outcome(replica, effect, outcome))
+    return effects
+
+
+def plan_reconciliation(replica: Replica, effect: str | EffectInfo, outcome: object) -> Plan:
+    """Plan to record the real outcome of an unknown effect, and a message for the model."""
+    id = effect.id if isinstance(effect, EffectInfo) else effect
+    states = replica.state.deeds.by_identity
+    matches = [(identity, state) for identity, state in states.items() if state.effect == id]
+    if not matches or matches[0][1].state != UNKNOWN:
+        raise NotFoundError(f"an unknown effect {id!r}", "see session.effects.unknown()")
+    identity, state = matches[0]
+    if isinstance(outcome, Done):
+        packed = replica.settings.codec.pack(outcome.result, root="$.result")
+        settled = CallOutcome("reconciled", packed)
+        verdict = f"It took effect, with this result: {to_model_text(outcome.result)}"
+    elif isinstance(outcome, NotDone):
+        settled = CallOutcome("reconciled", error="NotDone", reason="It did not happen.")
+        verdict = "It did not take effect."
+    else:
+        raise UsageError(f"give Done(result) or NotDone(), not {type(outcome).__name__}")
+    text = f"The outcome of an earlier call of {state.tool!r}, unknown until now: {verdict}"
+    message = IncomingMessage({"role": "user", "content": text}, {})
+    return plans.plan_outcome(replica, identity, id, settled, message=message, origin=RECONCILED)

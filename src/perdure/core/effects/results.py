@@ -1,0 +1,160 @@
+"""Store a large result once: if a message contains it verbatim, its outcome refers to the message.
+
+Pure. The outcome is stored right after the message, in the same append, so restoring the result
+costs one read.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from perdure.core.effects.calls import (
+    DENIED_ERROR,
+    EXPIRED_ERROR,
+    CallOutcome,
+    Done,
+    Kind,
+    NotDone,
+    SharedForm,
+    ToolTimeoutError,
+)
+from perdure.core.replica import Replica
+from perdure.errors import (
+    ApprovalDeniedError,
+    ApprovalPendingError,
+    EffectError,
+    UnknownOutcomeError,
+    UsageError,
+)
+from perdure.formats.tool_calls import INTERRUPTED_NOTICE
+from perdure.journal import codec
+from perdure.journal.records import EffectSettled
+
+SHARED_MIN = 1024  # characters; a shorter result stays in its outcome, where people look for it
+
+
+def shared_form(result: Any, message: dict[str, Any]) -> SharedForm:
+    """Return how a message contains a packed result: as "text", as "json", or "" if not exactly."""
+    text = result_text(message)
+    if text is None or len(text) < SHARED_MIN:
+        return ""
+    if result == text:
+        return "text"
+    return "json" if codec.encode_tree(result) == text.encode() else ""
+
+
+def restore_result(settled: EffectSettled, message: dict[str, Any]) -> EffectSettled | None:
+    """Return an outcome with its result, or None if the message does not contain one."""
+    text = result_text(message)
+    if text is None:
+        return None
+    try:
+        result = codec.decode_tree(text.encode()) if settled.told == "json" else text
+    except (msgspec.DecodeError, UnicodeError):
+        return None
+    return msgspec.structs.replace(settled, result=result, told="")
+
+
+def result_text(message: dict[str, Any]) -> str | None:
+    """Return the text of a message that answers a single call, in any known format."""
+    text: Any = message.get("content")
+    if type(text) is list and len(text) == 1 and type(text[0]) is dict:
+        text = text[0].get("content")  # Anthropic
+    elif "output" in message:
+        text = message["output"]  # Responses API
+    elif "parts" in message:
+        text = _gemini_result(message["parts"])
+    return text if type(text) is str else None
+
+
+def _gemini_result(parts: Any) -> Any:
+    if type(parts) is list and len(parts) == 1 and type(parts[0]) is dict:
+        response = (parts[0].get("function_response") or {}).get("response")
+        return response.get("result") if type(response) is dict else None
+    return None
+
+
+def replay_result(stream: str, tool: str, key: str, outcome: EffectSettled) -> Any:
+    """Return the packed result of a recorded outcome, or raise its error."""
+    if outcome.state == "unknown":
+        raise UnknownOutcomeError(stream, tool, outcome.effect, key, outcome.reason)
+    if outcome.error in (DENIED_ERROR, EXPIRED_ERROR):
+        raise ApprovalDeniedError(stream, tool, outcome.error, outcome.reason)
+    if outcome.error:
+        raise EffectError(stream, tool, outcome.error, outcome.reason)
+    return outcome.result
+
+
+def failure_outcome(error: BaseException, duration: float, kind: Kind = "tool") -> CallOutcome:
+    """Return the outcome of a call that raised; an interrupted tool may have taken effect."""
+    name, reason = type(error).__qualname__, _exception_text(error)
+    if kind == "model":
+        return CallOutcome("failed", error=name, reason=reason, duration=duration)
+    if isinstance(error, ToolTimeoutError):
+        return CallOutcome("unknown", reason=reason, duration=duration)
+    if isinstance(error, Exception):
+        return CallOutcome("failed", error=name, reason=reason, duration=duration)
+    # A replay recognizes this text (`serving._CUT`).
+    text = f"It was interrupted by {name} while it ran."
+    return CallOutcome("unknown", reason=text, duration=duration)
+
+
+def unstorable_outcome(error: UsageError, duration: float) -> CallOutcome:
+    """Return the outcome of a call whose result cannot be stored."""
+    # A replay recognizes this text (`serving._UNSTORABLE`).
+    reason = f"It returned, and its result cannot be stored: {error}"
+    return CallOutcome("failed", error="UsageError", reason=reason, duration=duration)
+
+
+def encode_reconciliation(replica: Replica, returned: object) -> Any:
+    """Return the packed result of a reconcile function's Done, or None for NotDone."""
+    if isinstance(returned, Done):
+        return replica.settings.codec.pack(returned.result, root="$.result")
+    if not isinstance(returned, NotDone):
+        kind = type(returned).__name__
+        raise UsageError(f"a reconcile function must return Done(…) or NotDone(), not {kind}")
+    return None
+
+
+def unreconciled_outcome(error: BaseException) -> CallOutcome:
+    """Return the outcome of a call whose reconcile function failed."""
+    reason = f"The reconcile function failed: {type(error).__qualname__}: {_exception_text(error)}"
+    return CallOutcome("unknown", reason=reason)
+
+
+def _exception_text(error: BaseException) -> str:
+    try:
+        return str(error)[:2_000].encode("utf-8", "replace").decode()
+    except Exception:  # noqa: BLE001 - an error whose __str__ fails must still be recorded
+        return "(it has no text)"
+
+
+def failure_text(outcome: CallOutcome) -> str:
+    """Return a failure as text for the model."""
+    if outcome.state == "unknown":
+        return f"{INTERRUPTED_NOTICE} ({outcome.reason})"
+    return f"Error: {outcome.error}: {outcome.reason}"
+
+
+def to_model_text(result: Any) -> str:
+    """Return a result as text for the model."""
+    if isinstance(result, str):
+        return result
+    try:
+        return msgspec.json.encode(result).decode()
+    except (TypeError, ValueError):
+        return str(result)
+
+
+def collect_results(found: Sequence[dict[str, Any] | BaseException]) -> list[dict[str, Any]]:
+    """Return what the model is told, or raise the first error; those that wait come last."""
+    errors = [one for one in found if isinstance(one, BaseException)]
+    pending = [one for one in errors if isinstance(one, ApprovalPendingError)]
+    if len(pending) != len(errors):
+        raise next(one for one in errors if not isinstance(one, ApprovalPendingError))
+    if pending:
+        stream, tool, approval, store, _ = pending[0].args
+        ids = tuple(one.approval for one in pending)
+        raise ApprovalPendingError(stream, tool, approval, store, ids)
+    return [one for one in found if not isinstance(one, BaseException)]

@@ -1,0 +1,313 @@
+"""Open, list, branch and delete sessions. Pure: steps over replicas loaded for the purpose.
+
+A branch shares its parent's history, so the parent must exist while the branch does. Creating a
+branch writes a keep in the parent, then the branch's first entry, then the keep again, marked
+complete. Deleting the parent looks up the branch of every keep, and appends the deletion only to
+the state in which it found none. Both end with a write to the parent's stream, so the second of the
+two gets a conflict, sees the other one and fails. A branch is not usable before it is complete:
+opening an incomplete one completes it first, or deletes it if its parent is deleted.
+
+To edit: a crash may happen between any two writes, so the order above must not change.
+"""
+
+from collections.abc import Sequence
+
+from perdure.backends.protocol import DELETED, Append, Head
+from perdure.core.plans import Plan, PlanSteps, RecordBatch
+from perdure.core.replica import Replica
+from perdure.core.settings import Settings
+from perdure.core.state.session_state import SessionState
+from perdure.core.validation import require_int, require_labels, require_session_id, require_str
+from perdure.errors import ConflictError, InUseError, NotFoundError, UsageError
+from perdure.journal import chain, codec, reader, requests
+from perdure.journal.chain import ChainTip, PendingRecord, StreamIdentity, VerifiedEntry
+from perdure.journal.reader import History, ParentStream
+from perdure.journal.records import Branched, Deleted, Kept, Recovered, Released
+from perdure.journal.requests import Steps
+
+PAGE = 256  # heads per request
+
+FIRST_PAGE = 64  # heads; a caller that shows one screen of sessions should not wait for a full page
+
+
+PARENT_DELETED = "its parent was deleted before the branch was complete"
+
+
+def open_session(name: object, settings: Settings, *, must_exist: bool) -> Steps[Replica]:
+    """Load a session, and finish a deletion that a crash interrupted.
+
+    NotFoundError if it must exist and does not.
+    """
+    replica = Replica(require_session_id(name), settings)
+    yield from _load(replica)
+    if replica.state.deleted:
+        yield from _finish_drop(replica)
+    if must_exist and not replica.exists:
+        hint = "it was deleted" if replica.state.deleted else "store.session(...) would create it"
+        raise NotFoundError(f"session {replica.name!r}", hint)
+    return replica
+
+
+def _load(replica: Replica) -> Steps[None]:
+    """Load a session. A branch whose creation was interrupted is completed or deleted."""
+    if not (yield from _load_complete(replica)):
+        yield from _delete_incomplete(replica, PARENT_DELETED)
+        yield from replica.load()
+
+
+def _load_complete(replica: Replica) -> Steps[bool]:
+    """Load a session; False if it is an incomplete branch whose parent was deleted."""
+    try:
+        yield from replica.load()
+        lineage = replica.state.lineage
+        if not lineage or replica.tip.position > lineage[0].at + 1:
+            return True  # Written to after its first entry, so it was complete.
+        return (yield from _complete_branch(replica, lineage[0]))
+    except NotFoundError:  # The shared history is deleted, so no caller ever got this branch.
+        return False
+
+
+def _complete_branch(child: Replica, parent: ParentStream) -> Steps[bool]:
+    """Complete a branch that has only its first entry; False if its parent was deleted first."""
+    owner = Replica(parent.name, child.settings)
+    yield from owner.load()
+    for keep, kept in owner.state.keeps.items():
+        if kept.stream == child.past.stream.id:
+            if not kept.complete:
+                try:
+                    yield from _write_plan(owner, _plan_keep(keep, _as_complete(kept), parent.at))
+                except ConflictError:
+                    return False
+            return True
+    return False
+
+
+def _finish_drop(replica: Replica) -> Steps[None]:
+    """Drop the entries that a crash left behind between the deletion record and the drop."""
+    first = yield from requests.read(replica.name, after=0, limit=1)
+    if first and first[0].position < replica.state.begin:
+        yield from requests.drop(replica.name, before=replica.state.begin)
+
+
+def require_filter(prefix: object, after: object, labels: Sequence[str]) -> None:
+    """Raise UsageError unless these are valid arguments for listing sessions."""
+    require_labels(labels)
+    for text in (prefix, after, *labels):
+        require_str(text, "a prefix, id or label")
+
+
+def list_page(
+    *, prefix: str, after: str, labels: Sequence[str], deleted: bool, limit: int = PAGE
+) -> Steps[tuple[Sequence[Head], str | None]]:
+    """Return a page of heads, and the `after` of the next page, or None at the end."""
+    require_filter(prefix, after, labels)
+    page = yield from requests.heads(
+        prefix=prefix,
+        after=after,
+        labels=labels,
+        without=excluded_labels(deleted=deleted),
+        limit=limit,
+    )
+    return page, page[-1].stream if len(page) == limit else None
+
+
+def excluded_labels(*, deleted: bool) -> tuple[str, ...]:
+    """Return the labels of sessions that a listing excludes."""
+    return () if deleted else (DELETED,)
+
+
+def create_branch(source: Replica, name: object, *, at: object) -> Steps[Replica]:
+    """Create a session that shares the source's history up to and including a position."""
+    stream = StreamIdentity(
+        require_session_id(name), source.settings.token(), source.settings.tenant
+    )
+    state, past, _ = source.view
+    newest = past.torn[0] - 1 if past.torn else past.tip.position
+    position = newest if at is None else require_int(at, "at")
+    if position == 0 and not state.begin:  # No history to share: the branch is a new session.
+        yield from _require_free(stream.session)
+        return Replica(stream.session, source.settings)
+    first = max(state.begin, 1)
+    if not first <= position <= newest:
+        raise UsageError(
+            f"a branch of {source.name!r} must begin at {first} to {newest}, not {position}"
+        )
+    shared = yield from reader.read_entry(past, position)
+    past = past.until(shared.tip)
+    yield from _require_complete_batch(past, shared)
+    yield from _require_free(stream.session)
+    state = yield from source.state_at(past)
+    # The position may be in the history that the source shares itself: the stream that stores it
+    # has to keep the branch.
+    owner = Replica(past.segment(position).stream.session, source.settings)
+    yield from owner.load()
+    kept = Kept(reason=Kept.BEGINS, branch=stream.session, stream=stream.id)
+    keep = source.settings.new_id()
+    yield from _write_plan(owner, _plan_keep(keep, kept, position))
+    yield from _store_first_entry(stream, state, owner, shared.tip, keep)
+    child = Replica(stream.session, source.settings)
+    try:
+        yield from _write_plan(owner, _plan_keep(keep, _as_complete(kept), position))
+    except ConflictError:
+        yield from _delete_incomplete(child, PARENT_DELETED)
+        raise
+    yield from child.load()
+    return child
+
+
+def _require_complete_batch(past: History, linked: VerifiedEntry) -> Steps[None]:
+    """Raise UsageError for a position in an incomplete batch: it does not count as stored."""
+    left, position = linked.header.remaining, linked.entry.position
+    if not left:
+        return
+    name = past.segment(position).stream.session
+    rest = yield from requests.read(name, after=position, limit=left)
+    headers = [chain.verify_entry(name, entry).header for entry in rest]
+    if len(headers) < left or any(header.kind == Recovered.kind for header in headers):
+        reason = f"entry {position} of {name!r} is part of a batch that a crash interrupted"
+        raise UsageError(f"{reason}: choose another position")
+
+
+def _require_free(name: str) -> Steps[None]:
+    """Raise UsageError if a session with this name exists or was deleted."""
+    head = yield from requests.head(name)
+    if head is not None:
+        reason = (
+            "was deleted, and its name cannot be used for a branch"
+            if DELETED in head.labels
+            else "exists"
+        )
+        raise UsageError(f"session {name!r} {reason}: choose another name")
+
+
+def _as_complete(kept: Kept) -> Kept:
+    return Kept(reason=Kept.STANDS, branch=kept.branch, stream=kept.stream)
+
+
+def _plan_keep(keep: str, kept: Kept, position: int) -> Plan:
+    """Plan a keep for a branch; NotFoundError if its position has been deleted since."""
+
+    def make(batch: RecordBatch) -> PlanSteps:
+        yield from ()
+        if batch.state.deleted or batch.state.begin > position:
+            raise NotFoundError(f"session {batch.name!r}", "it was deleted in the meantime")
+        return batch.add_content(keep, kept)
+
+    return Plan("keep", keep, make)
+
+
+def _store_first_entry(
+    stream: StreamIdentity, state: SessionState, owner: Replica, shared: ChainTip, keep: str
+) -> Steps[None]:
+    """Store the first entry of a branch; if the name was taken meanwhile, release the keep."""
+    settings, parent = owner.settings, owner.past.stream
+    content = Branched(parent=parent.session, stream=parent.id, at=shared.position)
+    draft = PendingRecord(settings.new_id(), content, codec.encode(content))
+    time = settings.now()
+    entries, tip = chain.link_entries(stream, shared, [draft], time=time, cipher=settings.cipher)
+    state.apply(tip.position, draft.id, content, draft.payload)
+    first = Append(stream.session, entries, state.head_labels, begins=True)
+    outcome = yield from requests.commit(first)
+    if outcome.status != "stored":
+        yield from _write_plan(owner, _plan_release(owner, keep))
+        raise UsageError(f"session {stream.session!r} exists: choose another name")
+
+
+def _plan_release(owner: Replica, keep: str) -> Plan:
+    """Plan the release of a keep; adds nothing if it is released already."""
+    record_id = owner.settings.new_id()
+
+    def make(batch: RecordBatch) -> PlanSteps:
+        yield from ()
+        if keep not in batch.state.keeps:
+            return batch.position
+        return batch.add_content(record_id, Released(keep=keep))
+
+    return Plan("release", keep, make)
+
+
+def delete_session(name: object, settings: Settings, *, reason: str) -> Steps[None]:
+    """Delete a session and drop its entries; InUseError while branches or holds need it."""
+    require_str(reason, "reason")
+    replica = Replica(require_session_id(name), settings)
+    yield from _load(replica)
+    if not replica.exists:
+        if replica.state.deleted:
+            yield from _finish_drop(replica)
+        raise NotFoundError(f"session {replica.name!r}")
+    yield from _delete_and_drop(replica, reason)
+
+
+def _is_needed(kept: Kept) -> Steps[bool]:
+    """Whether a keep is still needed: a hold always is, a branch only if it was created."""
+    if not kept.branch:
+        return True
+    head = yield from requests.head(kept.branch)
+    if head is None or DELETED in head.labels:
+        return False
+    first = yield from requests.read(kept.branch, after=0, limit=1)
+    header = chain.verify_entry(kept.branch, first[0]).header if first else None
+    return header is not None and (header.kind, header.stream) == (Branched.kind, kept.stream)
+
+
+def _delete_and_drop(replica: Replica, reason: str) -> Steps[None]:
+    """Append the deletion record, drop what is before it, and release the keep in the parent."""
+    record_id = replica.settings.new_id()
+
+    def make(batch: RecordBatch) -> PlanSteps:
+        if batch.state.deleted:
+            raise NotFoundError(f"session {batch.name!r}")
+        users = []
+        for kept in batch.state.keeps.values():
+            if (yield from _is_needed(kept)):
+                users.append(kept.branch or kept.reason)  # noqa: PERF401 - cannot yield in a list
+        if users:
+            raise InUseError(batch.name, tuple(users))
+        return batch.add_content(record_id, Deleted(reason=reason))
+
+    lineage = replica.state.lineage  # Before the write: the deletion clears it.
+    position = yield from _write_plan(replica, Plan("delete", "", make))
+    yield from requests.drop(replica.name, before=position)
+    if lineage:
+        yield from _release_in_parent(replica, lineage[0].name)
+
+
+def _delete_incomplete(replica: Replica, reason: str) -> Steps[None]:
+    """Delete a branch that has only its first entry, without reading its deleted history.
+
+    It is no error if the branch is deleted already, or if another process deletes it now.
+    """
+    (last,) = yield from requests.read(replica.name, after=0, limit=1, reverse=True)
+    linked = chain.verify_entry(replica.name, last)
+    if linked.header.kind != Branched.kind:
+        return
+    settings, content = replica.settings, Deleted(reason=reason)
+    stream = StreamIdentity(replica.name, linked.header.stream, settings.tenant)
+    draft = PendingRecord(settings.new_id(), content, codec.encode(content))
+    time = settings.now()
+    entries, tip = chain.link_entries(
+        stream, linked.tip, [draft], time=time, cipher=settings.cipher
+    )
+    outcome = yield from requests.commit(Append(replica.name, entries, frozenset({DELETED})))
+    if outcome.status == "stored":
+        yield from requests.drop(replica.name, before=tip.position)
+
+
+def _release_in_parent(child: Replica, parent: str) -> Steps[None]:
+    """Release the keep that a deleted branch has in its parent, unless that is deleted too."""
+    owner = Replica(parent, child.settings)
+    try:
+        yield from owner.load()
+        for keep, kept in owner.state.keeps.items():
+            if kept.stream == child.past.stream.id:
+                yield from _write_plan(owner, _plan_release(owner, keep))
+    except (ConflictError, NotFoundError):
+        return
+
+
+def _write_plan(replica: Replica, plan: Plan) -> Steps[int]:
+    """Write one plan; return its result, or raise its error."""
+    (answer,) = yield from replica.write([plan])
+    if isinstance(answer, int):
+        return answer
+    raise answer

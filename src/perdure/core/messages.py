@@ -1,0 +1,164 @@
+"""Plans that append messages, with their attribution, in a turn or outside of one. Pure.
+
+In: messages as callers and SDKs pass them. Out: a `Plan` with encoded records. Messages are checked
+and encoded at once, so one that cannot be stored is refused before anything is written, and a
+message object changed after the call does not change the record.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import msgspec
+
+from perdure.core.plans import Plan, RecordBatch, TurnOwnership, add_drafts, require_turn_owner
+from perdure.core.replica import Replica
+from perdure.core.state.session_state import fingerprint, strip_token_count
+from perdure.core.validation import require_record_id, require_str
+from perdure.errors import UsageError
+from perdure.formats.intake import extract_messages, require_role, with_article
+from perdure.formats.tokens import Counter, count_tokens
+from perdure.journal import codec
+from perdure.journal.chain import PendingRecord
+from perdure.journal.ids import GENERATED_PREFIX
+from perdure.journal.records import Message
+
+
+class Attribution(NamedTuple):
+    """The attribution of a message: author, recipient, channel, and origin of its text."""
+
+    author: str = ""
+    recipient: str = ""
+    channel: str = ""
+    origin: str = ""
+
+
+ANONYMOUS = Attribution()
+
+
+def make_attribution(author: str, recipient: str, channel: str, origin: str) -> Attribution:
+    """Return an attribution; an empty one is always the same object, so `is` recognizes it."""
+    fields = (author, recipient, channel, origin)
+    return ANONYMOUS if fields == ANONYMOUS else Attribution(*fields)
+
+
+ParsedMessage = tuple[dict[str, Any], dict[str, Any]]
+
+"""A message and its metadata: a `Taken`, or an equal pair."""
+
+
+def append_messages(
+    replica: Replica,
+    messages: Sequence[object],
+    *,
+    voice: Attribution = ANONYMOUS,
+    turn: TurnOwnership | None = None,
+    record_id: str | None = None,
+) -> Plan:
+    """Plan to append messages, all or none."""
+    if not messages:
+        raise UsageError("nothing to append: give at least one message")
+    parsed: list[ParsedMessage] = []
+    for message in messages:
+        parsed += parse_messages(message)
+    return append_parsed(replica, parsed, voice=voice, turn=turn, record_id=record_id)
+
+
+def parse_messages(message: Any) -> Sequence[ParsedMessage]:
+    """Return the messages in a caller's argument; UsageError if one has no valid role."""
+    # Most messages are a role and a text. Skipping the parser for them makes every write cheaper.
+    if type(message) is dict and len(message) == 2 and type(message.get("content")) is str:  # noqa: PLR2004
+        role = message.get("role")
+        if role in ("user", "assistant", "system"):
+            return ((message, {}),)
+    parsed = extract_messages(message)
+    for item in parsed:
+        if type(item.message) is not dict:
+            kind = with_article(type(item.message).__name__)
+            raise UsageError(f"expected a message, not {kind}")
+        require_role(item.message)
+    return parsed
+
+
+def append_parsed(
+    replica: Replica,
+    parsed: Sequence[ParsedMessage],
+    *,
+    voice: Attribution = ANONYMOUS,
+    turn: TurnOwnership | None = None,
+    record_id: str | None = None,
+    answer: str = "",
+) -> Plan:
+    """Plan to append parsed messages, all or none.
+
+    `answer` is the record id of a streamed answer that they complete.
+    """
+    turn_id = turn.turn if turn else ""
+    drafts = encode_messages(replica, parsed, voice, turn_id, record_id)
+    if answer:
+        drafts[0] = msgspec.structs.replace(drafts[0], id=answer)
+    make = add_drafts(drafts)
+    if turn is not None:
+        make = partial(_append_in_turn, turn, drafts)
+    return Plan("answer" if answer else "message", turn_id, make)
+
+
+def _append_in_turn(
+    turn: TurnOwnership, drafts: Sequence[PendingRecord], batch: RecordBatch
+) -> int:
+    # Messages stored by an earlier attempt are no conflict, even if the turn has ended since.
+    if batch.find_stored(drafts) is None:
+        require_turn_owner(batch, turn)
+    return add_drafts(drafts)(batch)
+
+
+def encode_messages(
+    replica: Replica,
+    parsed: Sequence[ParsedMessage],
+    voice: Attribution,
+    turn: str,
+    record_id: str | None,
+) -> list[PendingRecord]:
+    """Return messages as records; UsageError if one cannot be stored."""
+    drafts = []
+    settings = replica.settings
+    token, pack, counter = settings.token, settings.codec.pack, settings.counter
+    if voice is not ANONYMOUS:
+        for field, text in voice._asdict().items():
+            require_str(text, field)
+    for message, meta in parsed:
+        if voice is ANONYMOUS and counter is None and not meta:  # The usual case, in half the time.
+            content = Message(message=pack(message), turn=turn)
+        else:
+            content = _attributed_message(pack(message), turn, voice, pack(meta), counter, message)
+        drafts.append(PendingRecord(GENERATED_PREFIX + token(), content, codec.encode(content)))
+    if record_id is not None:
+        drafts[0] = with_caller_id(drafts, require_record_id(record_id))
+    return drafts
+
+
+def _attributed_message(
+    packed: Any, turn: str, voice: Attribution, meta: Any, counter: Counter | None, message: Any
+) -> Message:
+    return Message(
+        message=packed,
+        turn=turn,
+        author=voice.author,
+        recipient=voice.recipient,
+        channel=voice.channel,
+        origin=voice.origin,
+        meta=meta,
+        tokens=count_tokens(counter, message) if counter else 0,
+        counter=require_str(counter.name, "the name of a counter") if counter else "",
+    )
+
+
+def with_caller_id(drafts: Sequence[PendingRecord], record_id: str) -> PendingRecord:
+    """Return the first draft with the caller's id, and with a digest of all if there are more."""
+    content = drafts[0].content
+    if len(drafts) > 1 and isinstance(content, Message):
+        digest = fingerprint(
+            b"\0".join(strip_token_count(draft.content, draft.payload) for draft in drafts)
+        )
+        content = msgspec.structs.replace(content, call=digest)
+    return PendingRecord(record_id, content, codec.encode(content))

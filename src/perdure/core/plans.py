@@ -1,0 +1,186 @@
+"""Writes as plans over a session's state: the records to add, and the records that conflict. Pure.
+
+In: arguments that were checked and encoded already. Out: a `Plan`, whose `make` adds records to a
+`Batch`. No plan does I/O itself; one that has to read yields steps.
+
+A plan is created once and may be executed several times. When another writer was first, the session
+catches up and calls `invalidated_by` for each new record; a plan that is still valid is executed
+again on the newer state, with the same record ids. To edit: `make` must therefore decide from the
+batch alone and must not generate ids, and a new plan kind needs a row in `YIELDS`.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NamedTuple
+
+import msgspec
+
+from perdure.core.conflicts import _HISTORY_CHANGES, CONFLICT_RULES
+from perdure.core.state.session_state import (
+    KnownRecord,
+    OpenTurn,
+    SessionState,
+    fingerprint,
+    strip_token_count,
+    turn_key,
+)
+from perdure.errors import ConflictError, DivergenceError
+from perdure.journal import codec
+from perdure.journal.chain import ChainTip, PendingRecord
+from perdure.journal.ids import GENERATED_PREFIX
+from perdure.journal.records import Content
+from perdure.journal.requests import Steps
+
+_TURN_PLANS = frozenset(
+    {"answer", "message", "piece", "tools", "turn.begin", "turn.continue", "turn.end"}
+)
+
+
+class RecordBatch:
+    """The records of one append while it is being built, applied to a draft of the state."""
+
+    def __init__(self, name: str, state: SessionState, tip: ChainTip) -> None:
+        self.name = name
+        self.state = state.draft()
+        self.tip = tip
+        self.drafts: list[PendingRecord] = []
+        self.values: dict[str, bytes] = {}
+        """The full values that this batch sets, by key."""
+        self.last: bytes | None = None
+        """The payload of the newest message in this batch."""
+
+    @property
+    def position(self) -> int:
+        """The position of the newest record, drafts included."""
+        return self.tip.position + len(self.drafts)
+
+    def add(self, draft: PendingRecord) -> int:
+        """Add a record; later plans of the batch see its effect. Return its position."""
+        return self.add_all((draft,))
+
+    def add_all(self, drafts: Sequence[PendingRecord]) -> int:
+        """Add records, as `add` does; return the position of the last one."""
+        apply, position = self.state.apply, self.tip.position + len(self.drafts)
+        for draft in drafts:
+            content, payload = draft.content, draft.payload
+            position += 1
+            self.drafts.append(draft)
+            apply(position, draft.id, content, payload)
+            if content.kind == "message":
+                self.last = payload
+        return position
+
+    def add_content(self, record_id: str, content: Content) -> int:
+        return self.add(PendingRecord(record_id, content, codec.encode(content)))
+
+    def find_stored(self, drafts: Sequence[PendingRecord]) -> KnownRecord | None:
+        """Return where drafts are already stored under the caller's id, or None if they are not.
+
+        The first draft has the caller's id, and a digest of all drafts if there are several. The
+        same id with other content is a DivergenceError.
+        """
+        if not drafts or drafts[0].id.startswith(GENERATED_PREFIX):
+            return None
+        record_id = drafts[0].id
+        new_fingerprint = fingerprint(strip_token_count(drafts[0].content, drafts[0].payload))
+        if turn_key(record_id) in self.state.ids:
+            raise DivergenceError(self.name, record_id, "a turn", "a record")
+        stored = self.state.ids.get(record_id)
+        if stored is not None and stored.fingerprint != new_fingerprint:
+            caller_id = record_id.partition("\t")[0]  # A turn's input is "<turn id>\tinput".
+            raise DivergenceError(self.name, caller_id, stored.fingerprint, new_fingerprint)
+        return stored
+
+
+PlanSteps = Steps[int]
+
+"""The steps that execute a plan. An alias, because annotations are evaluated at every `def`."""
+
+
+class Plan(msgspec.Struct, frozen=True, gc=False):
+    """A write: `make` adds its records to a batch and returns the result for the caller.
+
+    `make` is a generator of steps if it has to read; otherwise a plain function will do.
+    """
+
+    kind: str
+    subject: str
+    make: Callable[[RecordBatch], PlanSteps | int]
+
+    def execute(self, batch: RecordBatch) -> PlanSteps:
+        """Add the plan's records to a batch, whether `make` is a generator or not."""
+        result = self.make(batch)
+        return result if isinstance(result, int) else (yield from result)
+
+    @property
+    def turn(self) -> str:
+        """The id of the turn that the plan writes to, or an empty string."""
+        return self.subject if self.kind in _TURN_PLANS else ""
+
+    @property
+    def bypasses_lease(self) -> bool:
+        """Whether the plan may be executed while another handle holds the lease."""
+        return CONFLICT_RULES[self.kind].bypasses_lease
+
+    def invalidated_by(self, content: Content) -> bool:
+        """Return whether a record by another writer makes this plan invalid."""
+        if content.kind in _HISTORY_CHANGES:
+            return self.kind != "delete"
+        rule = CONFLICT_RULES[self.kind]
+        if content.kind in rule.any_subject:
+            return True
+        return content.kind in rule.same_subject and content.subject == self.subject
+
+
+def add_drafts(drafts: Sequence[PendingRecord]) -> Callable[[RecordBatch], int]:
+    """Return a `make` that adds fixed records, unless they are already stored under their id."""
+    return partial(_add_unless_stored, drafts)
+
+
+def _add_unless_stored(drafts: Sequence[PendingRecord], batch: RecordBatch) -> int:
+    stored = batch.find_stored(drafts) if drafts[0].id[:1] != GENERATED_PREFIX else None
+    return batch.add_all(drafts) if stored is None else stored.position + len(drafts) - 1
+
+
+class PendingEvent(NamedTuple):
+    """An event to log. The core does no I/O, so the handle emits it."""
+
+    event: str
+    fields: dict[str, object]
+
+
+class TurnOwnership(NamedTuple):
+    """A turn owned by one handle; invalid as soon as another handle takes the turn over."""
+
+    turn: str
+    owner: str
+
+
+def require_open_turn(batch: RecordBatch, turn: str) -> OpenTurn:
+    """Return a turn that has not ended; ConflictError if it has."""
+    open_turn = batch.state.turns.get(turn)
+    if open_turn is None:
+        raise ConflictError(batch.name, batch.position, batch.position, "the turn has ended")
+    return open_turn
+
+
+def require_turn_owner(batch: RecordBatch, turn: TurnOwnership) -> None:
+    """Raise ConflictError unless the turn is open and still owned by this handle."""
+    if require_open_turn(batch, turn.turn).owner != turn.owner:
+        reason = "another handle continued the turn"
+        raise ConflictError(batch.name, batch.position, batch.position, reason)
+
+
+def add_nothing(batch: RecordBatch) -> Steps[int]:
+    """Add nothing. Writing it waits for all plans queued before."""
+    yield from ()
+    return batch.position
+
+
+NO_OP = Plan("note", "", add_nothing)
+
+# `Replica.write` catches up before these two kinds. REFRESH also counts the new records as seen by
+# the caller; after CATCH_UP, a later plan made without knowing them is still a conflict.
+REFRESH_SILENTLY = Plan("catch-up", "", add_nothing)
+
+REFRESH = Plan("refresh", "", add_nothing)

@@ -1,0 +1,470 @@
+"""Follow a record while its agent runs again: serve its calls, compare its writes. Pure.
+
+The agent's view is the recorded state, advanced as far as the agent has come. Each write must be
+the next record. Calls are matched by identity, and parallel calls may come in any order. Records
+that perdure itself or other processes wrote are skipped.
+"""
+
+from collections.abc import Collection, Sequence
+from typing import Any, NoReturn, TypeVar
+
+from perdure.core.effects.calls import CallRequest
+from perdure.core.plans import Plan, RecordBatch
+from perdure.core.replay.divergence import (
+    Divergence,
+    compared_fields,
+    describe_record,
+    first_difference,
+    is_identical,
+)
+from perdure.core.replay.recording import (
+    SKIPPED_KINDS,
+    RecordedCall,
+    RecordedStep,
+    calls_by_identity,
+    to_intent,
+    written_by_perdure,
+)
+from perdure.core.replica import Replica, StateView
+from perdure.core.state.session_state import SessionState
+from perdure.core.values import apply_version
+from perdure.errors import UsageError
+from perdure.journal import codec
+from perdure.journal.chain import EMPTY_CHAIN, PendingRecord
+from perdure.journal.ids import GENERATED_PREFIX
+from perdure.journal.records import (
+    Content,
+    EffectIntended,
+    EffectSettled,
+    Message,
+    Piece,
+    TurnAbandoned,
+    TurnBegun,
+    TurnContinued,
+    Value,
+)
+from perdure.journal.requests import Commit, Drop, Steps
+
+
+class ReplayStopped(BaseException):
+    """The replay is over: it diverged, or the record ends.
+
+    A BaseException, so that an agent's `except Exception` does not catch it.
+    """
+
+
+class ReplayCursor:
+    """The record of a session, and the point that a run of its agent has reached."""
+
+    def __init__(
+        self,
+        replica: Replica,
+        steps: Sequence[RecordedStep],
+        start: int,
+        end: int,
+        ignore: Collection[str],
+    ) -> None:
+        self.name = replica.name
+        self.divergence: Divergence | None = None
+        self.stop_reason = ""
+        """Why the replay stopped before the agent ended, if the agent is not at fault."""
+        self.start = start
+        self.compared = 0
+        self.served: list[str] = []
+        self.outputs: list[dict[str, Any]] = []
+        self._replica = replica
+        self._past = replica.past
+        self._steps = [step for step in steps if step.position <= end]
+        self._is_cut = len(self._steps) < len(steps)
+        self._calls = calls_by_identity(self._steps)
+        self._call_at = {index: call for call in self._calls.values() for index in call.indexes}
+        self._ignore = frozenset(ignore)
+        self._consumed: set[int] = set()
+        self._optional: set[int] = set()
+        """Steps written while a call ran: by the tool, which does not run now, or in parallel."""
+        self._documents: dict[str, bytes] = {}
+        self._lanes: dict[str, object] = {}
+        """The thread or task in which each turn was entered: calls from others are parallel."""
+        self._state = SessionState()
+        self._last: bytes | None = None
+        self._next_index = 0
+        while (
+            self._next_index < len(self._steps) and self._steps[self._next_index].position <= start
+        ):
+            self._apply(self._steps[self._next_index], owner=True)
+        self._start = self._next_index
+        self._publish()
+
+    @property
+    def position(self) -> int:
+        """The position in the record that the agent has reached."""
+        return self._steps[self._next_index - 1].position if self._next_index else 0
+
+    def next_turn(self) -> str | None:
+        """Return the id of the next recorded turn, or None if its caller chose the id."""
+        for step in self._steps[self._next_index :]:
+            if step.kind == TurnBegun.kind and step.number not in self._consumed:
+                return step.id if step.id.startswith(GENERATED_PREFIX) else None
+        return None
+
+    # Writes.
+
+    def match(self, plan: Plan, batch: RecordBatch, answer: int, lane: object) -> int:
+        """Compare the records of a plan with the record, and return the recorded answer."""
+        self.require_running()
+        if plan.kind in ("turn.begin", "turn.continue"):
+            self._lanes[plan.subject] = lane
+        recorded_at: dict[int, int] = {}
+        for number, draft in enumerate(batch.drafts):
+            if not written_by_perdure(draft.content):
+                recorded_at[batch.tip.position + 1 + number] = self._match(draft, batch)
+        self._publish()
+        if plan.kind == "value" or not recorded_at:
+            return answer
+        # The answer is a position in the batch, negated if the turn had already begun.
+        position = recorded_at.get(abs(answer), self.position)
+        return position if answer > 0 else -position
+
+    def _match(self, draft: PendingRecord, batch: RecordBatch) -> int:
+        """Consume the step that a draft equals, and return its position."""
+        content = draft.content
+        if isinstance(content, TurnContinued) or content.kind.startswith("lease."):
+            self._state = self._state.draft()
+            self._state.apply(self.position, draft.id, content, draft.payload)
+            return self.position
+        if isinstance(content, EffectIntended):
+            return self._match_intent(content)
+        if isinstance(content, EffectSettled):
+            return self._match_outcome(content)
+        if content.kind in self._ignore or isinstance(content, Piece):  # Pieces depend on timing.
+            return self.position
+        step = self._next()
+        for candidate in ([step] if step else []) + [
+            self._steps[index] for index in sorted(self._optional)
+        ]:
+            if self._compare(candidate, draft, batch) is None:
+                self._consume([candidate.number])
+                self.compared += 1
+                return candidate.position
+        at = self._compare(step, draft, batch) if step else None
+        return self._diverge(content, step, at)
+
+    def _compare(
+        self, step: RecordedStep, draft: PendingRecord, batch: RecordBatch
+    ) -> tuple[str, Any, Any] | None:
+        """Return how a draft differs from a step; None if they are equal."""
+        content = draft.content
+        if step.kind != content.kind:
+            return "", describe_record(step.content), describe_record(content)
+        if not draft.id.startswith(GENERATED_PREFIX) and draft.id != step.id:
+            return "id", step.id, draft.id
+        recorded, given = compared_fields(step.content), compared_fields(content)
+        if isinstance(content, Value) and isinstance(step.content, Value):
+            # Values are stored as deltas, which may differ for the same document.
+            recorded = {**_value_fields(step.content), "data": self._document(step)}
+            data = batch.values.get(content.key)
+            given = {
+                **_value_fields(content),
+                "data": None if data is None else codec.decode_tree(data),
+            }
+        return None if is_identical(recorded, given) else first_difference(recorded, given)
+
+    def _document(self, step: RecordedStep) -> Any:
+        content = step.content
+        assert isinstance(content, Value)  # noqa: S101 - checked by the caller
+        if content.form == "deleted":
+            return None
+        base = self._documents.get(content.key, b"")
+        return codec.decode_tree(apply_version(self.name, step.position, base, content))
+
+    # Calls.
+
+    def take_call(self, call: CallRequest, lane: object) -> RecordedCall:
+        """Consume the recorded call, which must be the next one or a parallel one."""
+        self.require_running()
+        recorded = self._find(call.identity, to_intent(call), lane=lane)
+        if recorded.outcome is None:
+            self.stop(f"the record ends while {call.tool!r} was in flight")
+        begun = recorded.attempts[-1][0]
+        if begun >= self._start:
+            self._optional |= {
+                step.number
+                for step in self._steps[begun : recorded.last]
+                if step.number not in self._call_at
+                and not (self._is_skipped(step) or step.kind.startswith("turn."))
+            }
+        self._consume(self._with_nested(recorded))
+        self.served.append(call.tool)
+        self._publish()
+        return recorded
+
+    def take_model_call(self, call: CallRequest) -> tuple[RecordedCall, list[Message]]:
+        """Return the recorded answer to an adapter's model call: its messages.
+
+        Nothing is consumed: the adapter's own writes follow, in order.
+        """
+        self.require_running()
+        recorded = self._find(call.identity, to_intent(call), ordered=False)
+        outcome = recorded.outcome
+        if outcome is None:
+            self.stop(f"the record ends while {call.tool!r} was in flight")
+        self.served.append(call.tool)
+        if not outcome.said:
+            return recorded, []
+        index = recorded.last
+        messages = [
+            step.content for step in self._steps[:index] if isinstance(step.content, Message)
+        ]
+        return recorded, messages[-outcome.said :]
+
+    def message(self, number: int) -> tuple[int, dict[str, Any]]:
+        """Return the position and the message of a step."""
+        step = self._steps[number]
+        assert isinstance(step.content, Message)  # noqa: S101 - checked by `recorded.calls`
+        message = self._replica.settings.codec.unpack(step.content.message, stream=self.name)
+        return step.position, message
+
+    def precedes_start(self, call: RecordedCall) -> bool:
+        """Whether a call ended before the replay began: it is served as after a takeover."""
+        return call.last < self._start
+
+    def _find(
+        self, identity: str, given: EffectIntended, *, lane: object = None, ordered: bool = True
+    ) -> RecordedCall:
+        """Return the recorded call, or diverge if it differs or is not the next one."""
+        recorded = self._calls.get(identity)
+        step = self._next()
+        if recorded is None:
+            self._diverge(given, self._closest(given, step))
+        # The policy and the parent are not recorded in a request for approval.
+        blank = {"policy": "", "parent": ""} if recorded.refused else {}
+        attempts = [{**compared_fields(content), **blank} for _, content in recorded.attempts]
+        if not any(
+            is_identical(attempt, {**compared_fields(given), **blank}) for attempt in attempts
+        ):
+            self._diverge(given, self._steps[recorded.attempts[-1][0]])
+        parallel = lane is not None and self._lanes.get(recorded.intent.turn, lane) != lane
+        for step in self._steps[self._next_index : recorded.first] if ordered else ():
+            other = self._call_at.get(step.number)
+            if other is not None and (parallel or other.group == recorded.group):
+                continue
+            if step.number not in self._consumed and not self._is_skipped(step):
+                self._diverge(given, step)
+        return recorded
+
+    def _closest(self, given: EffectIntended, step: RecordedStep | None) -> RecordedStep | None:
+        """Return the recorded call that most likely corresponds to one that is not recorded."""
+        if step is not None and not isinstance(step.content, EffectIntended):
+            return step
+        group = self._call_at[step.number].group if step else 0
+        for other in self._steps[self._next_index :]:
+            content = other.content
+            if (
+                isinstance(content, EffectIntended)
+                and other.number not in self._consumed
+                and self._call_at[other.number].group == group
+                and content.tool == given.tool
+            ):
+                return other
+        return step
+
+    def _with_nested(self, call: RecordedCall) -> list[int]:
+        """Return the steps of a call and of all calls made within it."""
+        indexes = [*call.indexes]
+        for other in self._calls.values():
+            if other.intent.parent == call.identity:
+                indexes += self._with_nested(other)
+        return indexes
+
+    def _match_intent(self, content: EffectIntended) -> int:
+        recorded = self._find(content.identity, content)
+        self._consume([index for index, _ in recorded.attempts])
+        self.compared += 1
+        return self._steps[recorded.attempts[-1][0]].position
+
+    def _match_outcome(self, content: EffectSettled) -> int:
+        call = self._calls[content.identity]
+        outcome = call.outcome
+        if outcome is None:
+            self.stop(f"the record ends while {call.intent.tool!r} was in flight")
+        names = ("state", "error", "reason", "said", "result")
+        recorded, given = (
+            {name: getattr(settled, name) for name in names} for settled in (outcome, content)
+        )
+        index = call.last
+        if not is_identical(recorded, given):
+            self._diverge(content, self._steps[index], first_difference(recorded, given))
+        self._consume([number for number, _ in call.outcomes])
+        self.compared += 1
+        return self._steps[index].position
+
+    # Advancing.
+
+    def require_running(self) -> None:
+        """Raise Stopped once the replay is over."""
+        if self.divergence is not None or self.stop_reason:
+            raise ReplayStopped
+
+    def finish(self) -> None:
+        """Diverge if the agent has ended before the record."""
+        if self.divergence is not None or self.stop_reason:
+            return
+        step = self._next()
+        if step is not None:
+            what = "the agent ended here, and the record continues"
+            values = describe_record(step.content), describe_record(None)
+            self.divergence = Divergence(step.position, what, "", *values)
+
+    def diverge_at(self, position: int, what: str, recorded: Any, given: Any) -> NoReturn:
+        """Stop with the first difference between two trees."""
+        self._stop_diverged(
+            position, what, first_difference(recorded, given) or ("", recorded, given)
+        )
+
+    def _stop_diverged(self, position: int, what: str, at: tuple[str, Any, Any]) -> NoReturn:
+        if self.divergence is None:
+            self.divergence = Divergence(position, what, *at)
+        raise ReplayStopped
+
+    def _next(self) -> RecordedStep | None:
+        self._advance()
+        return self._steps[self._next_index] if self._next_index < len(self._steps) else None
+
+    def _consume(self, indexes: Sequence[int]) -> None:
+        self._consumed |= {*indexes}
+        self._optional -= {*indexes}
+        self._advance()
+
+    def _advance(self) -> None:
+        """Apply all steps up to the next one that the agent has to write."""
+        while self._next_index < len(self._steps):
+            step = self._steps[self._next_index]
+            if step.number not in self._consumed and not self._is_skipped(step):
+                return
+            self._apply(step)
+            if isinstance(step.content, TurnContinued):
+                self._skip_repeated(step.content.turn)
+
+    def _is_skipped(self, step: RecordedStep) -> bool:
+        """Whether a record is not the agent's own, or the agent does not have to write it again."""
+        kind = step.kind
+        return (
+            kind in SKIPPED_KINDS
+            or kind in self._ignore
+            or kind.startswith(("approval", "lease."))
+            or step.number in self._optional
+            or written_by_perdure(step.content)
+        )
+
+    def _apply(self, step: RecordedStep, *, owner: bool = False) -> None:
+        """Apply a step to the state. `owner` is for steps before the start of the replay."""
+        self._state = self._state.draft()
+        content = step.content
+        ownership = isinstance(content, TurnContinued) or content.kind.startswith("lease.")
+        # The replayed run is never interrupted: it takes over nothing, and keeps its own turns.
+        if owner or not ownership:
+            self._state.apply(step.position, step.id, content, step.payload)
+        if isinstance(content, Message):
+            self._last = step.payload
+            if not owner:
+                self.outputs.append(content.message)
+        elif isinstance(content, Value):
+            document = self._documents.get(content.key, b"")
+            if content.form != "deleted":
+                document = apply_version(self.name, step.position, document, content)
+            self._documents[content.key] = document
+        self._next_index += 1
+
+    def _skip_repeated(self, turn: str) -> None:
+        """Skip messages that were appended again when a turn was taken over and its code reran."""
+        earlier = self._steps[self._start : self._next_index]
+        messages = [compared_fields(step.content) for step in earlier if step.is_message_of(turn)]
+        for step in self._steps[self._next_index :]:
+            if self._is_skipped(step):
+                continue
+            if step.number in self._call_at or not step.is_message_of(turn):
+                return
+            if not any(
+                is_identical(compared_fields(step.content), message) for message in messages
+            ):
+                return
+            self._consumed.add(step.number)
+
+    def _publish(self) -> None:
+        """Set the replica's view to the current state."""
+        tip = self._steps[self._next_index - 1].tip if self._next_index else EMPTY_CHAIN
+        self._replica.view = StateView(self._state, self._past.until(tip), self._last)
+
+    # Stopping.
+
+    def _diverge(
+        self,
+        given: Content,
+        step: RecordedStep | None,
+        at: tuple[str, Any, Any] | None = None,
+    ) -> NoReturn:
+        """Stop: the agent is at fault unless the record ends here for a reason of its own."""
+        turn = getattr(given, "turn", "")
+        if isinstance(given, EffectIntended):
+            turn = turn or next(reversed(self._state.turns), "")
+        reason = self._end_reason(turn, step)
+        if reason:
+            self.stop(reason)
+        if step is None:
+            what = "the record ends here, and the agent continues"
+            self._stop_diverged(0, what, ("", describe_record(None), describe_record(given)))
+        if at is None and step.kind == given.kind:
+            at = first_difference(compared_fields(step.content), compared_fields(given))
+        what = f"{given.kind} differs from the recorded one"
+        if at is None or not at[0]:
+            at = "", describe_record(step.content), describe_record(given)
+            what = "the agent did something other than recorded"
+        self._stop_diverged(step.position, what, at)
+
+    def _end_reason(self, turn: str, step: RecordedStep | None) -> str:
+        """Return why the record has no more of a turn, if the agent is not at fault, or ""."""
+        if turn not in self._state.turns:
+            return "the end of the replayed part" if step is None and self._is_cut else ""
+        if step is None:
+            return f"the turn {turn} is open at the end of the record"
+        if isinstance(step.content, TurnAbandoned) and step.content.turn == turn:
+            return f"the turn {turn} was abandoned at position {step.position}"
+        rest = [other.content for other in self._steps[step.number :]]
+        if isinstance(step.content, TurnBegun) and not any(
+            getattr(content, "turn", "") == turn and not written_by_perdure(content)
+            for content in rest
+        ):
+            hint = f"replay the rest with start={self.position}"
+            return f"the turn {turn} was interrupted and never resumed: {hint}"
+        return ""
+
+    def stop(self, reason: str) -> NoReturn:
+        """Stop where the record does not contain what would come next."""
+        if not self.stop_reason and self.divergence is None:
+            self.stop_reason = reason
+        raise ReplayStopped
+
+
+def _value_fields(content: Value) -> dict[str, Any]:
+    return {"key": content.key, "version": content.version, "deleted": content.form == "deleted"}
+
+
+T = TypeVar("T")
+
+
+def require_read_only(steps: Steps[T]) -> Steps[T]:
+    """Pass on what reads, and refuse what would write."""
+    answer: Any = None
+    resume: Any = steps.send
+    while True:
+        try:
+            request = resume(answer)
+        except StopIteration as end:
+            found: T = end.value
+            return found
+        if isinstance(request, Commit | Drop):
+            raise UsageError("a replay writes nothing")
+        try:
+            resume, answer = steps.send, (yield request)
+        except Exception as error:  # noqa: BLE001 - thrown to where it belongs
+            resume, answer = steps.throw, error

@@ -1,0 +1,196 @@
+"""The record of a session, structured for replay: steps, and calls with their attempts. Pure.
+
+A step is one record. A call is an effect with all its attempts and outcomes, and its result
+messages for the model. Calls that overlapped ran in parallel: their order carries no meaning.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from perdure.core.effects import plans, results
+from perdure.core.effects.calls import CallRequest
+from perdure.core.effects.listing import RECONCILED
+from perdure.core.plans import TurnOwnership
+from perdure.core.replica import Replica
+from perdure.core.streaming import INTERRUPTED_ORIGIN
+from perdure.formats.tool_calls import answers
+from perdure.journal import chain
+from perdure.journal.chain import ChainTip, VerifiedEntry
+from perdure.journal.reader import ForwardReader
+from perdure.journal.records import ApprovalAsked, Content, EffectIntended, EffectSettled, Message
+from perdure.journal.requests import Steps
+
+NO_STEP = 1 << 62  # step index beyond every record, for calls without an outcome
+
+
+# Kinds that perdure writes itself, or that other processes write while the agent runs.
+SKIPPED_KINDS = frozenset(
+    {"branched", "kept", "piece", "recovered", "released", "snapshot", "turn.continued"}
+)
+
+
+class RecordedStep(NamedTuple):
+    """A record with its index in the replay.
+
+    `remaining` is the number of records after it in the same append.
+    """
+
+    number: int
+    id: str
+    content: Content
+    payload: bytes
+    tip: ChainTip
+    remaining: int
+
+    @property
+    def position(self) -> int:
+        return self.tip.position
+
+    @property
+    def kind(self) -> str:
+        return self.content.kind
+
+    def is_message_of(self, turn: str) -> bool:
+        """Whether it is a message of a turn."""
+        return isinstance(self.content, Message) and self.content.turn == turn
+
+
+class RecordedCall:
+    """An effect with all its attempts, by any process."""
+
+    def __init__(self, identity: str) -> None:
+        self.identity = identity
+        self.attempts: list[tuple[int, EffectIntended]] = []
+        self.outcomes: list[tuple[int, EffectSettled]] = []
+        self.messages: list[int] = []
+        """The steps of its result messages."""
+        self.refused = False
+        """Whether it was never made because its approval was denied: then it has no intent."""
+        self.group = 0
+        """The same number for calls that ran in parallel."""
+
+    @property
+    def first(self) -> int:
+        return self.attempts[0][0]
+
+    @property
+    def last(self) -> int:
+        """The step where the call ended: the first outcome after the last attempt."""
+        begun = self.attempts[-1][0]
+        return next((index for index, _ in self.outcomes if index > begun), NO_STEP)
+
+    @property
+    def intent(self) -> EffectIntended:
+        return self.attempts[-1][1]
+
+    @property
+    def outcome(self) -> EffectSettled | None:
+        """The outcome that the agent saw; a later reconciliation is not part of that."""
+        return next((content for index, content in self.outcomes if index == self.last), None)
+
+    @property
+    def indexes(self) -> list[int]:
+        """The steps that belong to it."""
+        return [*(index for index, _ in (*self.attempts, *self.outcomes)), *self.messages]
+
+
+def written_by_perdure(content: Content) -> bool:
+    """Whether perdure wrote a record by itself, such as the rest of an interrupted answer."""
+    if isinstance(content, Message):
+        return content.interrupted or content.origin in (INTERRUPTED_ORIGIN, RECONCILED)
+    return content.kind in ("recovered", "snapshot")
+
+
+def to_intent(call: CallRequest) -> EffectIntended:
+    """Return the intent that would be recorded for a call."""
+    return plans.intent_record(call, TurnOwnership("", ""), "", retries=0)
+
+
+def read_steps(replica: Replica) -> Steps[list[RecordedStep]]:
+    """Return all records in the view of a session; reads the whole history."""
+    entries: list[VerifiedEntry] = []
+    forward = ForwardReader(replica.past)
+    while (page := (yield from forward.page())) is not None:
+        entries += page
+    name, cipher = replica.name, replica.past.cipher
+    return [
+        RecordedStep(
+            index,
+            linked.header.id,
+            chain.decode_content(name, linked, cipher),
+            chain.open_body(name, linked, cipher),
+            linked.tip,
+            linked.header.remaining,
+        )
+        for index, linked in enumerate(entries)
+    ]
+
+
+def calls_by_identity(steps: Sequence[RecordedStep]) -> dict[str, RecordedCall]:
+    """Return the calls in a record by their identity."""
+    by_identity: dict[str, RecordedCall] = {}
+    requests: dict[str, RecordedStep] = {}
+    for step in steps:
+        content = step.content
+        if isinstance(content, EffectIntended):
+            call = by_identity.setdefault(content.identity, RecordedCall(content.identity))
+            call.attempts.append((step.number, content))
+        elif isinstance(content, ApprovalAsked):
+            requests[content.identity] = step
+        elif isinstance(content, EffectSettled):
+            if content.identity not in by_identity and content.identity in requests:
+                by_identity[content.identity] = _refused_call(requests[content.identity])
+            if content.identity in by_identity:
+                _add_outcome(by_identity[content.identity], steps, step, content)
+    _group_parallel(by_identity.values())
+    return by_identity
+
+
+def _refused_call(request: RecordedStep) -> RecordedCall:
+    """Return a call whose approval was requested and not given."""
+    content = request.content
+    assert isinstance(content, ApprovalAsked)  # noqa: S101 - checked by the caller
+    call = RecordedCall(content.identity)
+    call.refused = True
+    requested = CallRequest(
+        identity=content.identity,
+        tool=content.tool,
+        arguments=content.arguments,
+        digest=content.digest,
+        policy="unsafe",
+        version=content.version,
+        actor=content.actor,
+    )
+    call.attempts.append((request.number, to_intent(requested)))
+    return call
+
+
+def _add_outcome(
+    call: RecordedCall, steps: Sequence[RecordedStep], step: RecordedStep, content: EffectSettled
+) -> None:
+    """Add an outcome, and the result message that was stored in the same append."""
+    if content.told:  # Its result is stored in the message before it.
+        message = steps[step.number - 1].content
+        restored = (
+            results.restore_result(content, message.message)
+            if isinstance(message, Message)
+            else None
+        )
+        call.outcomes.append((step.number, restored or content))
+        call.messages.append(step.number - 1)
+        return
+    call.outcomes.append((step.number, content))
+    if step.remaining and content.identity.startswith("issued:"):
+        after = steps[step.number + 1]
+        if isinstance(after.content, Message) and answers(after.content.message):
+            call.messages.append(after.number)
+
+
+def _group_parallel(unordered: Iterable[RecordedCall]) -> None:
+    """Number the calls so that overlapping ones have the same group."""
+    number, reached = 0, -1
+    for call in sorted(unordered, key=lambda call: call.first):
+        if call.first > reached:
+            number += 1
+        reached = max(reached, call.last)
+        call.group = number

@@ -1,0 +1,63 @@
+"""The settings that all sessions of a store share, fixed when it is opened. Pure."""
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from perdure.errors import UsageError
+from perdure.formats.tokens import Counter, counter_for
+from perdure.journal import chain
+from perdure.journal.cipher import Cipher, PlainCipher
+from perdure.journal.codec import Codec
+from perdure.journal.ids import GENERATED_PREFIX, random_text
+from perdure.journal.user_types import TypeCodec
+
+
+class Settings(NamedTuple):
+    """Shared settings. `token` returns unique text, `clock` the seconds since the epoch."""
+
+    clock: Callable[[], float]
+    token: Callable[[], str]
+    cipher: Cipher
+    codec: Codec
+    tenant: str = ""
+    verify_writes: bool = False
+    counter: Counter | None = None
+    """Counts the tokens of messages as they are stored; with None, readers count when needed."""
+
+    def new_id(self) -> str:
+        """Return a new record id, marked as generated."""
+        return GENERATED_PREFIX + self.token()
+
+    def now(self) -> str:
+        """Return the time in the format of headers; UsageError if the clock returns none."""
+        try:
+            return chain.timestamp(self.clock())
+        except Exception as error:
+            raise UsageError(f"clock= must return seconds since the epoch: {error!r}") from error
+
+
+Types = Mapping[str, type | TypeCodec]
+
+
+def settings_of(
+    types: Types | None,
+    clock: Callable[[], float],
+    *,
+    verify_writes: bool,
+    tokens: "str | Counter | None" = None,
+) -> Settings:
+    return Settings(
+        clock=clock,
+        token=random_text,
+        cipher=PlainCipher(),
+        codec=Codec(types),
+        verify_writes=verify_writes,
+        counter=counter_for(tokens) if isinstance(tokens, str) else _require_counter(tokens),
+    )
+
+
+def _require_counter(counter: "Counter | None") -> "Counter | None":
+    if counter is not None and not (hasattr(counter, "name") and hasattr(counter, "count")):
+        kind = type(counter).__name__
+        raise UsageError(f"tokens must be the name of a model or a Counter, not {kind}")
+    return counter

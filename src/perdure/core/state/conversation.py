@@ -1,0 +1,161 @@
+"""The conversation part of a session's state: computed from records, without their content.
+
+Records come in, a new state goes out. Pure. It holds positions and small facts only: unanswered
+calls, unfinished answers, messages kept in every window, the summary in force, the tools on offer.
+
+A state is immutable: each method returns a new one, or the same one if nothing changed, as for
+most messages. Snapshots store these tuples.
+"""
+
+from typing import NamedTuple
+
+from perdure.formats.tool_calls import answers, open_calls
+from perdure.journal.records import Message, Piece, Pinned, Summary, SummaryUndone, Tools
+
+CALLS_MAX = 256  # unanswered calls; transcripts close older ones with a notice anyway
+
+SYSTEMS_MAX = 64  # system messages: the first half and the latest half are kept
+
+SUMMARIES_MAX = 64  # summaries that can be undone in a row
+
+PINS_MAX = 256  # messages; every window has them all, so more would leave room for nothing else
+
+
+class OpenCall(NamedTuple):
+    """A tool call without a result: the position of its message, and its turn."""
+
+    position: int
+    turn: str
+    name: str
+
+
+class PartialAnswer(NamedTuple):
+    """An unfinished or interrupted answer: its turn, and the position of its last piece."""
+
+    turn: str
+    position: int
+
+
+class SummaryRef(NamedTuple):
+    """A summary: the position of its record, and the positions it replaces."""
+
+    position: int
+    first: int
+    last: int
+    previous: int
+
+
+class ConversationState(NamedTuple):
+    """The state of a conversation after the records so far."""
+
+    calls: dict[str, OpenCall] = {}  # noqa: RUF012 - never mutated
+    partials: dict[str, PartialAnswer] = {}  # noqa: RUF012
+    systems: tuple[int, ...] = ()
+    pins: tuple[int, ...] = ()
+    summaries: tuple[SummaryRef, ...] = ()
+    """The last is in force; undo restores the one before it."""
+    tools: tuple[str, int] = ("", 0)
+    """The digest of the catalogue on offer, and the position of its record."""
+
+    @property
+    def summary(self) -> SummaryRef | None:
+        """The summary in force."""
+        return self.summaries[-1] if self.summaries else None
+
+    @property
+    def cut(self) -> dict[str, PartialAnswer]:
+        """The unfinished answers: of each turn only the newest, which was to replace the others."""
+        newest: dict[str, int] = {}
+        for partial in self.partials.values():
+            newest[partial.turn] = max(partial.position, newest.get(partial.turn, 0))
+        return {
+            answer: partial
+            for answer, partial in self.partials.items()
+            if not partial.turn or newest[partial.turn] == partial.position
+        }
+
+    def message(self, position: int, record_id: str, content: Message) -> "ConversationState":
+        """Apply a message. Part of every write, and most messages change nothing."""
+        message, calls, systems = content.message, self.calls, self.systems
+        role = message.get("role")
+        quiet = not calls and not self.partials
+        if quiet and len(message) == 2 and type(message.get("content")) is str:  # noqa: PLR2004
+            if role in ("user", "assistant"):
+                return self
+            if role == "system":
+                return self._instructed(position)
+        opened = () if content.interrupted else open_calls(message)
+        if role in ("system", "developer"):
+            systems = _add_system_position(systems, position)
+        elif not opened and not calls and not self.partials:
+            return self
+        answered = answers(message) if calls else ()
+        if answered or opened:
+            calls = dict(calls)
+            for call_id in answered:
+                calls.pop(call_id, None)
+            for call in opened:
+                calls[call.id] = OpenCall(position, content.turn, call.name)
+            while len(calls) > CALLS_MAX:
+                del calls[next(iter(calls))]
+        state = ConversationState(
+            calls, self.partials, systems, self.pins, self.summaries, self.tools
+        )
+        return state.superseded(record_id, content) if self.partials else state
+
+    def _instructed(self, position: int) -> "ConversationState":
+        systems = _add_system_position(self.systems, position)
+        fields = (self.calls, self.partials, systems, self.pins, self.summaries, self.tools)
+        return tuple.__new__(
+            ConversationState, fields
+        )  # Same as calling the class, in half the time.
+
+    def superseded(self, record_id: str, content: Message) -> "ConversationState":
+        """Drop the partial answers that an answer supersedes: its own, and those of its turn."""
+        role = content.message.get("role")
+        own_turn = content.turn if role in ("assistant", "model", None) else ""
+        remaining = {
+            answer: partial
+            for answer, partial in self.partials.items()
+            if answer != record_id and not (own_turn and partial.turn == own_turn)
+        }
+        return self if len(remaining) == len(self.partials) else self._replace(partials=remaining)
+
+    def piece(self, position: int, content: Piece) -> "ConversationState":
+        """Apply a piece of an answer."""
+        partial = PartialAnswer(content.turn, position)
+        return self._replace(partials={**self.partials, content.answer: partial})
+
+    def ended(self, turn: str) -> "ConversationState":
+        """Apply the end of a turn: its partial answers have been stored as messages."""
+        remaining = {
+            answer: partial for answer, partial in self.partials.items() if partial.turn != turn
+        }
+        return self if len(remaining) == len(self.partials) else self._replace(partials=remaining)
+
+    def pinned(self, content: Pinned) -> "ConversationState":
+        """Apply a pin or an unpin."""
+        pins = {*self.pins, content.message} if content.on else {*self.pins} - {content.message}
+        return self._replace(pins=tuple(sorted(pins)))
+
+    def summarised(self, position: int, content: Summary) -> "ConversationState":
+        """Apply a summary."""
+        summary = SummaryRef(position, content.first, content.last, content.previous)
+        earlier = tuple(ref for ref in self.summaries if ref.position <= content.previous)
+        return self._replace(summaries=(*earlier, summary)[-SUMMARIES_MAX:])
+
+    def undone(self, content: SummaryUndone) -> "ConversationState":
+        """Apply the undo of a summary, which also removes summaries built on it."""
+        remaining = tuple(ref for ref in self.summaries if ref.position < content.summary)
+        return self._replace(summaries=remaining)
+
+    def offered(self, position: int, content: Tools) -> "ConversationState":
+        """Apply a catalogue of tools."""
+        return self._replace(tools=(content.digest, position))
+
+
+def _add_system_position(systems: tuple[int, ...], position: int) -> tuple[int, ...]:
+    if len(systems) < SYSTEMS_MAX:
+        return (*systems, position)
+    half = SYSTEMS_MAX // 2
+    return systems[:half] + systems[half + 1 :] + (position,)

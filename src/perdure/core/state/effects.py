@@ -1,0 +1,143 @@
+"""The state of a session's effects: intents and outcomes, by the identity of the call. Pure.
+
+It keeps the effects of open turns, the effects whose outcome is unknown, and the newest effects
+with a caller's own key. All others are only in the journal: no call can have their identity again.
+States are immutable: every method that changes one returns a new one.
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from perdure.core.state.approvals import ApprovalsState, ApprovalState
+from perdure.core.state.persistent_map import PersistentMap
+from perdure.journal.records import ApprovalAsked, ApprovalDecided, EffectIntended, EffectSettled
+
+INTENDED = "intended"
+
+UNKNOWN = "unknown"
+
+KEYED_PREFIX = "key:"  # prefix of the identity of a call with a caller's own key
+
+MODEL_PREFIX = "model:"  # prefix of the identity of a model call
+
+KEYED_MAX = 1_024  # effects; how far back a caller's own key is recognized
+
+_EVICTION_SLACK = 256  # effects beyond KEYED_MAX before eviction, so that the scan is rare
+
+
+class EffectState(NamedTuple):
+    """One effect: the positions of its intent and outcome (0: none yet), its turn and owner.
+
+    Snapshots store it as an array: the order of the fields is part of the format.
+    """
+
+    effect: str
+    tool: str
+    state: str
+    intent: int
+    outcome: int
+    turn: str
+    owner: str
+    digest: str
+    key: str
+    policy: str
+
+
+class EffectsState(NamedTuple):
+    """The effects by identity."""
+
+    by_identity: PersistentMap[EffectState] = PersistentMap()
+    unknown: int = 0
+    """Number of unknown outcomes. Every write needs it, so it is kept up to date, not counted."""
+    keyed: int = 0
+    """Number of effects with a caller's own key."""
+    consents: ApprovalsState = ApprovalsState()
+    """The approvals of open turns."""
+
+    @classmethod
+    def of(
+        cls,
+        by_identity: Mapping[str, EffectState],
+        consents: dict[str, ApprovalState] | None = None,
+    ) -> "EffectsState":
+        """Return the state stored in a snapshot."""
+        unknown = sum(effect.state == UNKNOWN for effect in by_identity.values())
+        keyed = sum(identity.startswith(KEYED_PREFIX) for identity in by_identity)
+        return cls(
+            PersistentMap({**by_identity}), unknown, keyed, ApprovalsState.of(consents or {})
+        )
+
+    def intended(self, position: int, record_id: str, content: EffectIntended) -> "EffectsState":
+        """Apply an intent."""
+        effect = EffectState(
+            effect=record_id,
+            tool=content.tool,
+            state=INTENDED,
+            intent=position,
+            outcome=0,
+            turn=content.turn,
+            owner=content.owner,
+            digest=content.digest,
+            key=content.key,
+            policy=content.policy,
+        )
+        state = self._with(content.identity, effect)
+        if not content.approval:
+            return state
+        approvals = self.consents.with_intent(content.identity, content.approval)
+        return state._replace(consents=approvals)
+
+    def asked(self, position: int, record_id: str, content: ApprovalAsked) -> "EffectsState":
+        """Apply a request for an approval."""
+        return self._replace(consents=self.consents.with_request(position, record_id, content))
+
+    def decided(self, position: int, content: ApprovalDecided) -> "EffectsState":
+        """Apply a decision about an approval."""
+        return self._replace(consents=self.consents.with_decision(position, content))
+
+    def settled(self, position: int, content: EffectSettled, *, over: bool) -> "EffectsState":
+        """Apply an outcome. `over` says that its turn has ended."""
+        effect = self.by_identity.get(content.identity)
+        if effect is None or effect.effect != content.effect:
+            # Its turn has ended, a later attempt replaced it, or its approval was refused.
+            approvals = self.consents.with_refusal(content.identity, content.effect, position)
+            return self if approvals is self.consents else self._replace(consents=approvals)
+        effect = effect._replace(state=content.state, outcome=position)
+        state = self._with(content.identity, effect)
+        return state.ended(content.turn) if over else state
+
+    def ended(self, turn: str) -> "EffectsState":
+        """Apply the end of a turn: drop its effects, except unsettled, unknown and keyed ones."""
+        kept = {
+            identity: effect
+            for identity, effect in self.by_identity.items()
+            if effect.turn != turn
+            or effect.state in (INTENDED, UNKNOWN)
+            or identity.startswith(KEYED_PREFIX)
+        }
+        approvals = self.consents.without_turn(turn)
+        if len(kept) == len(self.by_identity) and approvals is self.consents:
+            return self
+        return self._replace(by_identity=PersistentMap(kept), consents=approvals)
+
+    def _with(self, identity: str, effect: EffectState) -> "EffectsState":
+        previous = self.by_identity.get(identity)
+        was_unknown = previous is not None and previous.state == UNKNOWN
+        unknown = self.unknown + (effect.state == UNKNOWN) - was_unknown
+        keyed = self.keyed + (previous is None and identity.startswith(KEYED_PREFIX))
+        state = EffectsState(self.by_identity.put(identity, effect), unknown, keyed, self.consents)
+        return state if keyed == self.keyed else state._pruned()
+
+    def _pruned(self) -> "EffectsState":
+        """Evict the oldest caller-keyed effects beyond `KEYED_MAX`."""
+        if self.keyed <= KEYED_MAX + _EVICTION_SLACK:
+            return self
+        keyed = [identity for identity in self.by_identity if identity.startswith(KEYED_PREFIX)]
+        oldest = {*keyed[:-KEYED_MAX]}
+        kept = {
+            identity: effect
+            for identity, effect in self.by_identity.items()
+            if identity not in oldest or effect.state in (INTENDED, UNKNOWN)
+        }
+        evicted = len(self.by_identity) - len(kept)
+        return EffectsState(PersistentMap(kept), self.unknown, self.keyed - evicted, self.consents)

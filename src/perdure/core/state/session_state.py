@@ -1,0 +1,383 @@
+"""The state of a session, computed from its records in order. Pure.
+
+In: records, one at a time (`apply`), or a snapshot (`restore`). Out: the state as attributes, the
+labels of the stream's head, and the facts that a snapshot stores.
+
+The state holds positions and small facts, never bodies, so it stays small however long the history
+is. `draft()` returns a copy that shares all unchanged parts. A write is tried on a draft, and the
+draft replaces the state once the write is stored. A published state is therefore always
+acknowledged and never changes.
+
+To edit: change a shared container only through `_own`, and raise `FOLD_VERSION` whenever the facts
+or their meaning change, so that old snapshots are skipped and not misread.
+"""
+
+from collections.abc import Callable
+from hashlib import sha256
+from typing import Any, ClassVar, NamedTuple
+
+import msgspec
+
+from perdure.backends.protocol import DELETED
+from perdure.core.state import leases
+from perdure.core.state.approvals import ApprovalsState, ApprovalState
+from perdure.core.state.conversation import ConversationState
+from perdure.core.state.effects import EffectsState, EffectState
+from perdure.core.state.labels import APPROVAL_WAITING, LEASED, TURN_OPEN, UNKNOWN_EFFECT
+from perdure.core.state.leases import LeaseState
+from perdure.core.state.values import ValueState
+from perdure.errors import PayloadError
+from perdure.journal import codec
+from perdure.journal.ids import GENERATED_PREFIX
+from perdure.journal.reader import ParentStream
+from perdure.journal.records import (
+    ApprovalAsked,
+    ApprovalDecided,
+    Branched,
+    Content,
+    Deleted,
+    EffectIntended,
+    EffectSettled,
+    Kept,
+    Labelled,
+    LeaseReleased,
+    LeaseRenewed,
+    LeaseTaken,
+    Message,
+    Piece,
+    Pinned,
+    Released,
+    Snapshot,
+    Summary,
+    SummaryUndone,
+    Tools,
+    TurnBegun,
+    TurnChange,
+    TurnContinued,
+    Value,
+)
+
+STATE_VERSION = 5
+
+SNAPSHOT_EVERY = 256  # entries; opening reads at most about this many (0.5 B per record at 128 B)
+
+SNAPSHOT_BYTES_PER_ENTRY = 128  # bytes; sessions with many keys have larger, so rarer, snapshots
+
+CALLER_IDS_MAX = 1024  # ids; how far back a caller-chosen id is recognized
+
+
+class OpenTurn(NamedTuple):
+    """A turn that has begun and not ended. `owner` is the id of the record that last claimed it."""
+
+    position: int
+    correlation_id: str
+    owner: str
+
+
+class KnownRecord(NamedTuple):
+    """A record under a caller-chosen id: its position, and a fingerprint of its content."""
+
+    position: int
+    fingerprint: str
+
+
+class SessionState:
+    """The state of a session after all records applied so far."""
+
+    __slots__ = (
+        "_shared",
+        "begin",
+        "deeds",
+        "deleted",
+        "ids",
+        "keeps",
+        "labels",
+        "last_message",
+        "lease",
+        "lineage",
+        "messages",
+        "since_snapshot",
+        "snapshot_size",
+        "talk",
+        "turns",
+        "values",
+    )
+
+    def __init__(self) -> None:
+        self.messages = 0
+        self.last_message = 0
+        self.values: dict[str, ValueState] = {}
+        self.turns: dict[str, OpenTurn] = {}
+        self.ids: dict[str, KnownRecord] = {}
+        self.labels: frozenset[str] = frozenset()
+        self.keeps: dict[str, Kept] = {}
+        self.talk = ConversationState()
+        self.deeds = EffectsState()
+        self.lease: LeaseState | None = None
+        self.lineage: tuple[ParentStream, ...] = ()
+        self.begin = 0
+        """The position of the deletion after which the session was created again, or 0."""
+        self.deleted = False
+        self.since_snapshot = 0
+        self.snapshot_size = 0
+        self._shared: frozenset[str] = frozenset()
+
+    def draft(self) -> "SessionState":
+        """Return a copy that can be changed without changing this state."""
+        copy = object.__new__(SessionState)
+        # Spelled out because a loop over the slots is slower, and every write comes through here.
+        copy.messages, copy.last_message = self.messages, self.last_message
+        copy.values, copy.turns, copy.ids = self.values, self.turns, self.ids
+        copy.labels, copy.keeps, copy.lineage = self.labels, self.keeps, self.lineage
+        copy.begin, copy.deleted = self.begin, self.deleted
+        copy.talk, copy.deeds, copy.lease = self.talk, self.deeds, self.lease
+        copy.since_snapshot, copy.snapshot_size = self.since_snapshot, self.snapshot_size
+        copy._shared = _COPY_ON_WRITE
+        return copy
+
+    def _own(self, name: str) -> dict[str, Any]:
+        """Return a container for writing; copy it first if it is shared with another state."""
+        container: dict[str, Any] = getattr(self, name)
+        if name in self._shared:
+            container = dict(container)
+            setattr(self, name, container)
+            self._shared -= {name}
+        return container
+
+    @property
+    def head_labels(self) -> frozenset[str]:
+        """The labels of the stream's head in this state: the caller's own and the reserved ones."""
+        if self.deleted:
+            return frozenset({DELETED})
+        if self.lease is None and not self.turns and not self.deeds.by_identity:
+            return self.labels  # The common case: no reserved label can apply.
+        labels = self.labels | {TURN_OPEN} if self.turns else self.labels
+        if self.lease is not None and self.lease.owner:
+            labels = labels | {LEASED}
+        if self.deeds.consents.waiting:
+            labels = labels | {APPROVAL_WAITING}
+        return labels | {UNKNOWN_EFFECT} if self.deeds.unknown else labels
+
+    @property
+    def snapshot_due(self) -> bool:
+        since = self.since_snapshot
+        return since >= SNAPSHOT_EVERY and since >= self.snapshot_size // SNAPSHOT_BYTES_PER_ENTRY
+
+    def apply(self, position: int, record_id: str, content: Content, payload: bytes) -> None:
+        """Apply the next record."""
+        kind = content.kind
+        self.since_snapshot += 1
+        self.deleted = False
+        if record_id[:1] != GENERATED_PREFIX:
+            key = turn_key(record_id) if kind == TurnBegun.kind else record_id
+            self._remember(
+                key, KnownRecord(position, fingerprint(strip_token_count(content, payload)))
+            )
+        if kind == "message":  # The most frequent kind, so it skips the dispatch.
+            self.messages += 1
+            self.last_message = position
+            self.talk = self.talk.message(position, record_id, content)  # type: ignore[arg-type]
+            return
+        change = self._changes.get(kind)
+        if change is not None:
+            change(self, position, record_id, content)
+        elif kind == Snapshot.kind:
+            self.since_snapshot, self.snapshot_size = 0, len(payload)
+
+    def _remember(self, record_id: str, known: KnownRecord) -> None:
+        """Remember a caller-chosen id; evict the oldest beyond `IDS_KEPT`."""
+        ids = self._own("ids")
+        ids[record_id] = known
+        if len(ids) > CALLER_IDS_MAX:
+            del ids[next(iter(ids))]
+
+    def _piece(self, position: int, _id: str, content: Piece) -> None:
+        self.talk = self.talk.piece(position, content)
+
+    def _pinned(self, _position: int, _id: str, content: Pinned) -> None:
+        self.talk = self.talk.pinned(content)
+
+    def _summary(self, position: int, _id: str, content: Summary) -> None:
+        self.talk = self.talk.summarised(position, content)
+
+    def _summary_undone(self, _position: int, _id: str, content: SummaryUndone) -> None:
+        self.talk = self.talk.undone(content)
+
+    def _effect_intended(self, position: int, record_id: str, content: EffectIntended) -> None:
+        self.deeds = self.deeds.intended(position, record_id, content)
+
+    def _effect_settled(self, position: int, _id: str, content: EffectSettled) -> None:
+        turn_has_ended = content.turn not in self.turns
+        self.deeds = self.deeds.settled(position, content, over=turn_has_ended)
+
+    def _approval_asked(self, position: int, record_id: str, content: ApprovalAsked) -> None:
+        self.deeds = self.deeds.asked(position, record_id, content)
+
+    def _approval_decided(self, position: int, _id: str, content: ApprovalDecided) -> None:
+        self.deeds = self.deeds.decided(position, content)
+
+    def _tools(self, position: int, _id: str, content: Tools) -> None:
+        self.talk = self.talk.offered(position, content)
+
+    def _value(self, position: int, _id: str, content: Value) -> None:
+        values = self._own("values")
+        chain = (position,)
+        if content.form == "delta":
+            chain = (*values[content.key].chain, position)
+        values[content.key] = ValueState(content.version, chain, content.form == "deleted")
+
+    def _turn_begun(self, position: int, record_id: str, content: TurnBegun) -> None:
+        turn = OpenTurn(position, content.correlation_id, record_id)
+        self._own("turns")[record_id] = turn
+
+    def _turn_continued(self, _position: int, record_id: str, content: TurnContinued) -> None:
+        turns = self._own("turns")
+        turns[content.turn] = turns[content.turn]._replace(owner=record_id)
+
+    def _turn_ended(self, _position: int, _id: str, content: TurnChange) -> None:
+        self._own("turns").pop(content.turn, None)
+        self.talk = self.talk.ended(content.turn)
+        self.deeds = self.deeds.ended(content.turn)
+
+    def _labelled(self, _position: int, _id: str, content: Labelled) -> None:
+        self.labels = (self.labels | frozenset(content.add)) - frozenset(content.remove)
+
+    def _kept(self, _position: int, record_id: str, content: Kept) -> None:
+        self._own("keeps")[record_id] = content
+
+    def _released(self, _position: int, _id: str, content: Released) -> None:
+        self._own("keeps").pop(content.keep, None)
+
+    def _lease_taken(self, position: int, _id: str, content: LeaseTaken) -> None:
+        self.lease = leases.apply_taken(position, content)
+
+    def _lease_renewed(self, position: int, _id: str, content: LeaseRenewed) -> None:
+        self.lease = leases.apply_renewed(self.lease, position, content)
+
+    def _lease_released(self, _position: int, _id: str, content: LeaseReleased) -> None:
+        self.lease = leases.apply_released(self.lease, content)
+
+    def _branched(self, _position: int, _id: str, content: Branched) -> None:
+        # A branch shares its parent's history, but not the parent's keeps, labels, lease or
+        # approvals.
+        self.lineage = (ParentStream(content.parent, content.stream, content.at), *self.lineage)
+        self.keeps, self.labels, self.lease = {}, frozenset(), None
+        self._shared -= {"keeps"}
+        self.deeds = self.deeds._replace(consents=ApprovalsState())
+
+    def _deleted(self, position: int, _id: str, _content: Deleted) -> None:
+        self.__init__()  # type: ignore[misc] # A deletion clears all earlier state.
+        self.deleted, self.begin = True, position
+
+    _changes: ClassVar[dict[str, Callable[..., None]]] = {
+        "effect.intended": _effect_intended,
+        "effect.settled": _effect_settled,
+        "approval.asked": _approval_asked,
+        "approval.decided": _approval_decided,
+        "piece": _piece,
+        "pinned": _pinned,
+        "summary": _summary,
+        "summary.undone": _summary_undone,
+        "tools": _tools,
+        "value": _value,
+        "turn.begun": _turn_begun,
+        "turn.continued": _turn_continued,
+        "turn.completed": _turn_ended,
+        "turn.failed": _turn_ended,
+        "turn.abandoned": _turn_ended,
+        "labelled": _labelled,
+        "kept": _kept,
+        "released": _released,
+        "lease.taken": _lease_taken,
+        "lease.renewed": _lease_renewed,
+        "lease.released": _lease_released,
+        "branched": _branched,
+        "deleted": _deleted,
+    }
+
+    def facts(self) -> dict[str, Any]:
+        """Return the state as a snapshot stores it."""
+        return {
+            "messages": self.messages,
+            "last_message": self.last_message,
+            "values": {
+                # Lists, because a snapshot read back holds lists, and `verify` compares the two.
+                key: [facts.version, [*facts.chain], facts.deleted]
+                for key, facts in self.values.items()
+            },
+            "turns": {turn: [*facts] for turn, facts in self.turns.items()},
+            "ids": {record_id: [*known] for record_id, known in self.ids.items()},
+            "labels": sorted(self.labels),
+            "keeps": {
+                keep: [kept.reason, kept.branch, kept.stream] for keep, kept in self.keeps.items()
+            },
+            "lease": [*self.lease] if self.lease is not None else None,
+            "lineage": [[*ancestor] for ancestor in self.lineage],
+            "begin": self.begin,
+            "talk": _to_json_tree(self.talk),
+            "deeds": _to_json_tree({**self.deeds.by_identity}),
+            "consents": _to_json_tree({**self.deeds.consents.by_identity}),
+        }
+
+    @classmethod
+    def restore(
+        cls, snapshot: Snapshot, payload: bytes, *, name: str, position: int
+    ) -> "SessionState":
+        """Return the state stored in a snapshot; raise PayloadError if it cannot be read."""
+        try:
+            facts = msgspec.convert(snapshot.facts, _SnapshotFacts)
+        except msgspec.ValidationError as error:
+            raise PayloadError(name, position, "an unreadable state snapshot") from error
+        state = cls()
+        state.messages, state.last_message = facts.messages, facts.last_message
+        state.values, state.turns, state.ids = facts.values, facts.turns, facts.ids
+        state.labels = frozenset(facts.labels)
+        state.keeps = {
+            keep: Kept(reason=reason, branch=branch, stream=stream)
+            for keep, (reason, branch, stream) in facts.keeps.items()
+        }
+        state.lineage, state.begin, state.lease = facts.lineage, facts.begin, facts.lease
+        state.talk, state.deeds = facts.talk, EffectsState.of(facts.deeds, facts.consents)
+        state.snapshot_size = len(payload)
+        return state
+
+
+def turn_key(turn: str) -> str:
+    """Return the key of a turn's id in `ids`. The tab prevents clashes: no caller's id has one."""
+    return f"{turn}\tturn"
+
+
+def strip_token_count(content: Content, payload: bytes) -> bytes:
+    """Return a message's payload without its token count, which depends on the counter used."""
+    if isinstance(content, Message) and content.counter:
+        return codec.encode(msgspec.structs.replace(content, tokens=0, counter=""))
+    return payload
+
+
+def fingerprint(payload: bytes) -> str:
+    """Return a digest of a payload, short but long enough to distinguish contents under one id."""
+    return sha256(payload).hexdigest()[:32]
+
+
+class _SnapshotFacts(msgspec.Struct, forbid_unknown_fields=True):
+    messages: int
+    last_message: int
+    values: dict[str, ValueState]
+    turns: dict[str, OpenTurn]
+    ids: dict[str, KnownRecord]
+    labels: list[str]
+    keeps: dict[str, tuple[str, str, str]]
+    lease: LeaseState | None
+    lineage: tuple[ParentStream, ...]
+    begin: int
+    talk: ConversationState
+    deeds: dict[str, EffectState]
+    consents: dict[str, ApprovalState]
+
+
+def _to_json_tree(state: object) -> Any:
+    """Return a state as a snapshot holds it: with lists, so that the two compare equal."""
+    return msgspec.json.decode(msgspec.json.encode(state))
+
+
+_COPY_ON_WRITE = frozenset({"values", "turns", "ids", "keeps"})

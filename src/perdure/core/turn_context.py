@@ -1,0 +1,57 @@
+"""Track the turn that the running code is inside of, per thread and task.
+
+A context variable holds the entered turns, so each thread and task has its own. A task started
+inside a turn inherits it; `leave` marks the shared entry, so such a task sees the exit too.
+"""
+
+import sys
+from contextvars import ContextVar
+from threading import get_ident
+from typing import Any
+
+
+class TurnContext:
+    """A turn entered through a handle. `exited` is shared by all threads and tasks that see it."""
+
+    __slots__ = ("exited", "holder", "turn")
+
+    def __init__(self, holder: object, turn: Any) -> None:
+        self.holder = holder
+        self.turn = turn
+        self.exited = False
+
+
+_entered_turns: ContextVar[tuple[TurnContext, ...]] = ContextVar("perdure_turns", default=())
+
+
+def enter_turn(holder: object, turn: Any) -> TurnContext:
+    """Mark a turn as entered in this thread or task; return the argument for `leave`."""
+    entered = TurnContext(holder, turn)
+    _entered_turns.set((*_active(), entered))
+    return entered
+
+
+def exit_turn(entered: TurnContext) -> None:
+    """Mark a turn as exited, in every thread and task."""
+    entered.exited = True
+    _entered_turns.set(_active())
+
+
+def current_turn(holder: object) -> Any:
+    """Return the turn of a handle that was entered last and not exited, or None."""
+    return next((item.turn for item in reversed(_active()) if item.holder is holder), None)
+
+
+def _active() -> tuple[TurnContext, ...]:
+    return tuple(item for item in _entered_turns.get() if not item.exited)
+
+
+def execution_lane() -> tuple[int, int]:
+    """Return a key for the running thread and the asyncio task in it, if there is one."""
+    task = None
+    if "asyncio" in sys.modules:  # Sync programs must not pay for importing it.
+        try:
+            task = sys.modules["asyncio"].current_task()
+        except RuntimeError:  # No event loop is running in this thread.
+            task = None
+    return get_ident(), id(task)

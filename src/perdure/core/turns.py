@@ -1,0 +1,154 @@
+"""Plans for turns, values, notes and labels. Pure.
+
+In: arguments of public methods. Out: a `Plan`. Arguments are checked and encoded at once, so a
+value that cannot be stored is refused before anything is written, and an object changed after the
+call does not change the record.
+
+To edit: generate record ids outside `make`, because a plan may be executed more than once.
+"""
+
+from collections.abc import Collection
+
+from perdure.core import streaming
+from perdure.core.effects import plans
+from perdure.core.messages import (
+    ANONYMOUS,
+    Attribution,
+    encode_messages,
+    parse_messages,
+    with_caller_id,
+)
+from perdure.core.plans import (
+    Plan,
+    PlanSteps,
+    RecordBatch,
+    TurnOwnership,
+    require_open_turn,
+    require_turn_owner,
+)
+from perdure.core.replica import Replica
+from perdure.core.state.session_state import turn_key
+from perdure.core.validation import NAME_BYTES_MAX, require_str
+from perdure.errors import DivergenceError, UsageError
+from perdure.journal.ids import GENERATED_PREFIX
+from perdure.journal.records import (
+    TurnAbandoned,
+    TurnBegun,
+    TurnChange,
+    TurnCompleted,
+    TurnContinued,
+    TurnFailed,
+)
+
+REASON_CHARS_MAX = 2_000  # characters of an error's text; enough to read, too few for a dump
+
+
+def begin_turn(
+    replica: Replica,
+    turn_id: str,
+    message: object | None,
+    *,
+    correlation_id: str,
+    voice: Attribution = ANONYMOUS,
+    live: Collection[str] = (),
+) -> Plan:
+    """Plan a turn with the input that opened it, in one append.
+
+    Partial answers and open calls of earlier turns are closed first, except those of `live` turns.
+    The result is the turn's position, negated if the turn had already begun under a caller's id.
+    """
+    begun = TurnBegun(correlation_id=require_str(correlation_id, "correlation_id"))
+    input_id = f"{turn_id}\tinput"
+    if len(require_str(correlation_id, "correlation_id").encode()) > NAME_BYTES_MAX:
+        raise UsageError(f"a correlation_id must be at most {NAME_BYTES_MAX} bytes of UTF-8")
+    drafts = []
+    if message is not None:
+        drafts = encode_messages(replica, parse_messages(message), voice, turn_id, None)
+        if not turn_id.startswith(GENERATED_PREFIX):
+            drafts[0] = with_caller_id(drafts, input_id)
+
+    def make(batch: RecordBatch) -> PlanSteps:
+        yield from ()
+        begun_at = _turn_start(batch, turn_id)
+        if begun_at:
+            batch.find_stored(drafts)  # Raises DivergenceError if the input differs.
+            return -begun_at
+        if batch.state.talk.partials:
+            turns = {partial.turn for partial in batch.state.talk.partials.values()} - {*live}
+            yield from streaming.add_interrupted_answers(replica, batch, turns=turns)
+        if batch.state.talk.calls:
+            yield from streaming.close_calls(replica, batch, live=live)
+        position = batch.add_content(turn_id, begun)
+        for draft in drafts:
+            batch.add(draft)
+        return position
+
+    return Plan("turn.begin", turn_id, make)
+
+
+def _turn_start(batch: RecordBatch, turn: str) -> int:
+    """Return the start of a turn that is open, or that began under a caller's id; otherwise 0."""
+    if turn in batch.state.turns:
+        return batch.state.turns[turn].position
+    if turn in batch.state.ids:
+        raise DivergenceError(batch.name, turn, "a record", "a turn")
+    stored = batch.state.ids.get(turn_key(turn))
+    return stored.position if stored is not None else 0
+
+
+def continue_turn(replica: Replica, turn: str) -> tuple[Plan, TurnOwnership]:
+    """Plan to take over an interrupted turn; also return the ownership that this gives."""
+    owner = replica.settings.new_id()
+
+    def make(batch: RecordBatch) -> PlanSteps:
+        yield from ()
+        require_open_turn(batch, turn)
+        return batch.add_content(owner, TurnContinued(turn=turn))
+
+    return Plan("turn.continue", turn, make), TurnOwnership(turn, owner)
+
+
+def complete_turn(replica: Replica, turn: TurnOwnership) -> Plan:
+    """Plan to end a turn as complete."""
+    return _end_turn(replica, turn, TurnCompleted(turn=turn.turn))
+
+
+def fail_turn(replica: Replica, turn: TurnOwnership, error: BaseException) -> Plan:
+    """Plan to end a turn with an error; its type and text are stored."""
+    name = type(error).__qualname__
+    reason = _error_text(error)[:REASON_CHARS_MAX].encode("utf-8", "replace").decode()
+    return _end_turn(replica, turn, TurnFailed(turn=turn.turn, error=name, reason=reason))
+
+
+def _error_text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001 - a failure must be recorded even if its __str__ raises
+        return "(it has no text)"
+
+
+def _end_turn(replica: Replica, turn: TurnOwnership, content: TurnChange) -> Plan:
+    record_id = replica.settings.new_id()
+
+    def make(batch: RecordBatch) -> PlanSteps:
+        require_turn_owner(batch, turn)
+        yield from streaming.add_interrupted_answers(replica, batch, turns=[turn.turn])
+        failed = content if isinstance(content, TurnFailed) else TurnFailed(turn="", error="")
+        plans.mark_unknown(replica, batch, turn.turn, failed.error, failed.reason)
+        return batch.add_content(record_id, content)
+
+    return Plan("turn.end", turn.turn, make)
+
+
+def abandon_turn(replica: Replica, turn: str, reason: str) -> Plan:
+    """Plan to abandon a turn, whichever handle owns it."""
+    record_id = replica.settings.new_id()
+    content = TurnAbandoned(turn=turn, reason=require_str(reason, "reason"))
+
+    def make(batch: RecordBatch) -> PlanSteps:
+        require_open_turn(batch, turn)
+        yield from streaming.add_interrupted_answers(replica, batch, turns=[turn])
+        plans.mark_unknown(replica, batch, turn)
+        return batch.add_content(record_id, content)
+
+    return Plan("turn.end", turn, make)

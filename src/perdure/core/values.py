@@ -1,0 +1,187 @@
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from perdure.core.plans import Plan, PlanSteps, RecordBatch
+from perdure.core.replica import Replica
+from perdure.core.state import values
+from perdure.core.state.values import DELTA_CHAIN_MAX, CachedValue, ValueState
+from perdure.core.validation import NAME_BYTES_MAX, require_int, require_text
+from perdure.errors import ChainError, NotFoundError, PayloadError, UsageError
+from perdure.journal import codec, reader
+from perdure.journal.records import Value
+from perdure.journal.requests import Steps
+
+
+def set_value(replica: Replica, key: str, value: object) -> Plan:
+    """Plan a new version of a value, as a delta if that is shorter. The result is the version."""
+    require_text(key, "a key", longest=NAME_BYTES_MAX)
+    data = codec.encode_tree(replica.settings.codec.pack(value))
+    if len(data) > codec.PAYLOAD_MAX:
+        reason = f"{len(data)} bytes exceed the limit of {codec.PAYLOAD_MAX} for one record"
+        raise UsageError(f"{reason}: split the value over several keys", "$")
+    record_id = replica.settings.new_id()
+
+    def make(batch: RecordBatch) -> PlanSteps:
+        facts = batch.state.values.get(key)
+        edits = yield from _delta_edits(replica, batch, key, facts, data)
+        content = _version_record(key, facts, data, edits)
+        batch.add_content(record_id, content)
+        batch.values[key] = data
+        return content.version
+
+    return Plan("value", key, make)
+
+
+def _delta_edits(
+    replica: Replica, batch: RecordBatch, key: str, facts: ValueState | None, data: bytes
+) -> Steps[list[values.Edit] | None]:
+    """Return the edits from the current version to new data, or None to store it in full."""
+    if (
+        facts is None
+        or facts.deleted
+        or len(facts.chain) > DELTA_CHAIN_MAX
+        or len(data) < values.DELTA_BYTES_MIN
+    ):
+        return None
+    old = batch.values.get(key) or replica.values.get(key, facts.position)
+    if old is None:
+        old = yield from read_value_data(replica, facts.chain)
+    return values.make_delta(old, data)
+
+
+def _version_record(
+    key: str, facts: ValueState | None, data: bytes, edits: list[values.Edit] | None
+) -> Value:
+    version = facts.version + 1 if facts else 1
+    previous = facts.position if facts else 0
+    if edits is not None:
+        return Value(key=key, version=version, form="delta", data=edits, previous=previous)
+    earlier = facts.chain[0] if facts else 0
+    tree = codec.decode_tree(data)
+    return Value(
+        key=key, version=version, form="full", data=tree, previous=previous, earlier=earlier
+    )
+
+
+def read_value_data(replica: Replica, chain: Sequence[int]) -> Steps[bytes]:
+    """Read one version of a value: a full version, then the deltas that follow it."""
+    data = b""
+    for position in chain:
+        content = yield from reader.read_content(replica.past, position)
+        if not isinstance(content, Value):
+            raise ChainError(replica.name, position, "a value is expected here")
+        data = apply_version(replica.name, position, data, content)
+    return data
+
+
+def apply_version(name: str, position: int, data: bytes, content: Value) -> bytes:
+    """Return the full value after applying one more version."""
+    if content.form != "delta":
+        return codec.encode_tree(content.data)
+    try:
+        return values.apply_delta(data, content.data)
+    except (LookupError, TypeError, ValueError) as error:
+        raise PayloadError(
+            name, position, "its delta does not apply to the previous version"
+        ) from error
+
+
+def delete_value(replica: Replica, key: str) -> Plan:
+    """Plan the deletion of a value; earlier versions stay readable."""
+    require_text(key, "a key", longest=NAME_BYTES_MAX)
+    record_id = replica.settings.new_id()
+
+    def make(batch: RecordBatch) -> PlanSteps:
+        yield from ()
+        facts = batch.state.values.get(key)
+        if facts is None or facts.deleted:
+            raise NotFoundError(f"value {key!r}")
+        content = Value(
+            key=key,
+            version=facts.version + 1,
+            form="deleted",
+            previous=facts.position,
+            earlier=facts.chain[0],
+        )
+        batch.values.pop(key, None)  # An earlier plan of this batch may have set it.
+        return batch.add_content(record_id, content)
+
+    return Plan("value", key, make)
+
+
+class Version(NamedTuple):
+    """One version of a value: its number, its position, and whether it is a deletion."""
+
+    version: int
+    position: int
+    deleted: bool
+
+
+def read_value(replica: Replica, key: str, *, version: int | None) -> Steps[Any]:
+    """Return the current version of a value, or the one asked for."""
+    if version is not None:
+        require_int(version, "version")
+    facts = replica.state.values.get(key)
+    if facts is None or (version is None and facts.deleted):
+        raise NotFoundError(f"value {key!r}")
+    if version is None or version == facts.version:
+        data = replica.values.get(key, facts.position)
+        if data is None:
+            data = yield from _read_current(replica, key, facts)
+    else:
+        data = yield from _read_earlier(replica, key, version)
+    return replica.settings.codec.unpack(codec.decode_tree(data), stream=replica.name)
+
+
+def _read_current(replica: Replica, key: str, facts: ValueState) -> Steps[bytes]:
+    if facts.deleted:
+        raise NotFoundError(f"value {key!r} in version {facts.version}", "it was deleted then")
+    data = yield from read_value_data(replica, facts.chain)
+    replica.values.put(key, CachedValue(facts.position, data))
+    return data
+
+
+def _read_earlier(replica: Replica, key: str, version: int) -> Steps[bytes]:
+    """Skip back whole delta chains until one contains the version, then walk that chain."""
+    facts = replica.state.values[key]
+    if not 1 <= version < facts.version:
+        raise NotFoundError(f"value {key!r} in version {version}", f"it has {facts.version}")
+    past, newest = replica.past, facts.position
+    start = yield from _read_value_record(replica, facts.chain[0])
+    while start.version > version:
+        newest = start.previous
+        start = yield from _read_value_record(replica, start.earlier)
+    chain = []
+    while True:
+        content = yield from _read_value_record(replica, newest)
+        if content.version <= version:
+            chain.append((newest, content))
+        if content.form != "delta":
+            break
+        newest = content.previous
+    if chain[0][1].form == "deleted":
+        raise NotFoundError(f"value {key!r} in version {version}", "it was deleted then")
+    data = b""
+    for position, content in reversed(chain):
+        data = apply_version(past.stream.session, position, data, content)
+    return data
+
+
+def _read_value_record(replica: Replica, position: int) -> Steps[Value]:
+    content = yield from reader.read_content(replica.past, position)
+    if not isinstance(content, Value):
+        raise ChainError(replica.name, position, "a value is expected here")
+    return content
+
+
+def read_versions(replica: Replica, key: str) -> Steps[list[Version]]:
+    """Return the versions of a value, oldest first."""
+    facts = replica.state.values.get(key)
+    if facts is None:
+        raise NotFoundError(f"value {key!r}")
+    versions, position = [], facts.position
+    while position:
+        content = yield from _read_value_record(replica, position)
+        versions.append(Version(content.version, position, content.form == "deleted"))
+        position = content.previous
+    return versions[::-1]

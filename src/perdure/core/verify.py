@@ -1,0 +1,94 @@
+from typing import NamedTuple
+
+from perdure.backends.protocol import HALF_COPIED
+from perdure.core.replica import Replica
+from perdure.core.state.session_state import STATE_VERSION, SessionState
+from perdure.errors import ChainError, DamagedError
+from perdure.journal import chain, reader, requests
+from perdure.journal.chain import VerifiedEntry
+from perdure.journal.reader import ForwardReader, History
+from perdure.journal.records import Snapshot, Summary
+from perdure.journal.requests import Steps
+
+
+class Verified(NamedTuple):
+    """The result of `verify`, which checks every entry of a session's history, shared or own."""
+
+    session: str
+    entries: int
+    position: int
+    digest: str
+    snapshots: int
+    torn: int
+    half_copied: bool = False
+    """Whether its head is labeled as an unfinished copy: later records are still missing."""
+
+
+def verify_session(replica: Replica) -> Steps[Verified]:
+    """Read the whole history, check it, and recompute everything derived from it."""
+    state, past, _ = replica.view
+    forward = ForwardReader(past)
+    recomputed = SessionState()
+    entries = snapshots = 0
+    while (whole := (yield from forward.page())) is not None:
+        for linked in whole:
+            content = chain.decode_content(replica.name, linked, past.cipher)
+            if isinstance(content, Snapshot):
+                snapshots += _require_snapshot(replica.name, linked, content, recomputed)
+            elif isinstance(content, Summary):
+                yield from _require_summary_source(replica.name, past, linked, content)
+            payload = chain.open_body(replica.name, linked, past.cipher)
+            recomputed.apply(linked.entry.position, linked.header.id, content, payload)
+        entries += len(whole)
+    if recomputed.facts() != state.facts():
+        raise DamagedError(replica.name, 0, "its state does not match its records")
+    half_copied = yield from _require_head_labels(replica, past, state)
+    tip, torn = past.tip, len(forward.torn)
+    return Verified(
+        replica.name, entries, tip.position, tip.digest or "", snapshots, torn, half_copied
+    )
+
+
+def _require_snapshot(
+    name: str, linked: VerifiedEntry, content: Snapshot, state: SessionState
+) -> int:
+    """Raise unless a snapshot matches the state; return 1, or 0 for another version."""
+    if content.fold != STATE_VERSION:
+        return 0
+    if content.facts != state.facts():
+        reason = "a state snapshot that does not match the records before it"
+        raise DamagedError(name, linked.entry.position, reason)
+    return 1
+
+
+def _require_summary_source(
+    name: str, past: History, linked: VerifiedEntry, content: Summary
+) -> Steps[None]:
+    """Raise unless the digest in a summary is that of the last entry it summarizes."""
+    position = linked.entry.position
+    if past.begin < content.first <= content.last < position:
+        source = yield from reader.read_entry(past, content.last)
+        if source.digest == content.digest:
+            return
+    reason = f"a summary of {content.first} to {content.last}, which have changed since"
+    raise DamagedError(name, position, reason)
+
+
+def _require_head_labels(replica: Replica, past: History, state: SessionState) -> Steps[bool]:
+    """Raise unless the head's labels match the state; return whether it is an unfinished copy."""
+    position = past.tip.position
+    head = yield from requests.head(replica.name)
+    current = 0 if head is None else head.position
+    if current < position:
+        raise ChainError(replica.name, position, "the head is behind the entries that were read")
+    if head is None or current != position or past.torn:
+        # Another writer was faster, or an interrupted append left its labels on the head; the next
+        # append corrects them.
+        return False
+    if head.labels not in (state.head_labels, {HALF_COPIED}):
+        raise DamagedError(replica.name, 0, "the labels of its head do not match its records")
+    for label in head.labels:
+        heads = yield from requests.heads(prefix=replica.name, labels=[label], limit=1)
+        if not heads or heads[0].stream != replica.name:
+            raise DamagedError(replica.name, 0, f"listing by its label {label!r} does not find it")
+    return HALF_COPIED in head.labels

@@ -1,0 +1,246 @@
+"""Build a context window: the newest part of a conversation that fits a budget.
+
+A replica and a request come in, a transcript goes out. Pure: reads are yielded as steps.
+
+A window is read backwards from the end, page by page, so its cost depends on its size and not on
+the length of the session. Instructions (system and developer messages), pinned messages and the
+summary in force are in every window. Of the rest it has the newest messages, from a safe cut on,
+at the start of a turn where possible.
+"""
+
+from collections.abc import Collection, Sequence
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+from perdure.core import history, streaming
+from perdure.core.history import CountedMessage, MessageCounter
+from perdure.core.replica import Replica
+from perdure.core.validation import require_int
+from perdure.errors import BudgetError, UsageError
+from perdure.formats.parts import StoredMessage
+from perdure.formats.tokens import ESTIMATE, REPLY_TOKENS, Counter
+from perdure.formats.transcript import FORMATS, Transcript, render
+from perdure.journal.requests import Steps
+
+EXACT_FORMAT = "openai.chat"  # The format whose tokens are counted after rendering.
+
+START_SEARCH_PAGES = 16  # pages; give up looking for a turn boundary after this many
+
+
+class WindowRequest(NamedTuple):
+    """The window that a caller requests."""
+
+    format: str | None = None
+    max_tokens: int | None = None
+    max_messages: int | None = None
+    perspective: str = ""
+    counter: Counter | None = None
+
+
+EVERYTHING = WindowRequest()
+
+
+def require_valid_request(request: WindowRequest) -> None:
+    """Raise UsageError for a request that no window can meet."""
+    if request.format is not None and request.format not in FORMATS:
+        raise UsageError(f"no format {request.format!r}: choose one of {', '.join(FORMATS)}")
+    for name, limit in (("max_tokens", request.max_tokens), ("max_messages", request.max_messages)):
+        if limit is not None and require_int(limit, name) < 1:
+            raise UsageError(f"{name} must be 1 or more, not {limit}")
+    if request.perspective and request.format is None:
+        raise UsageError("a perspective needs a format: pass format='openai.chat', for example")
+
+
+def require_last_alone(request: WindowRequest, last: int | None) -> None:
+    """Raise UsageError if `last` is combined with a window."""
+    if last is not None and request != EVERYTHING:
+        raise UsageError("`last` returns messages as they are: use max_messages for a window")
+
+
+def read_window(
+    replica: Replica, request: WindowRequest, *, live: Collection[str]
+) -> Steps[Transcript]:
+    """Return the window. `live` turns are held by this handle: their answers still stream."""
+    require_valid_request(request)
+    replica = history.frozen_copy(replica)
+    counter = request.counter or replica.settings.counter or ESTIMATE
+    counting = MessageCounter.of(replica, None if request.max_tokens is None else counter)
+    fixed = yield from history.read_instructions(replica, counting)
+    fixed += yield from history.read_summary(replica, counting)
+    fixed += history.unknown_effect_notices(replica, counting)
+    fixed.sort(key=lambda message: message.stored.position)
+    partials = yield from _read_partials(replica, counting, live)
+    budget = _Budget(replica.name, request, fixed, partials)
+    newest, whole = yield from _read_newest(replica, budget, counting)
+    error = budget.error([])
+    for index in budget.fitting_starts(newest, whole=whole):
+        shown = budget.with_fixed(newest[index:])
+        transcript = _render(shown, request)
+        transcript.tokens = _count_tokens(shown, transcript, request, counting)
+        # Rendering may add tokens or messages: then try the next shorter window.
+        too_long = budget.exceeded_by(transcript)
+        if too_long is None:
+            transcript.cut = newest[index].stored.position if index or not whole else 0
+            return transcript
+        error = too_long
+    raise error
+
+
+def _render(shown: Sequence[CountedMessage], request: WindowRequest) -> Transcript:
+    messages = [message.stored for message in shown]
+    if request.format is None:
+        return Transcript([message.message for message in messages])
+    return render(messages, request.format, perspective=request.perspective)
+
+
+def _count_tokens(
+    shown: Sequence[CountedMessage],
+    transcript: Transcript,
+    request: WindowRequest,
+    counting: MessageCounter,
+) -> int | None:
+    """Return the number of tokens of a window; None if they are not counted.
+
+    In the `EXACT` format, rendered messages that differ from their records are counted again. Other
+    formats use the counts of the records as an estimate.
+    """
+    if counting.counter is None:
+        return None
+    if request.format != EXACT_FORMAT:
+        return REPLY_TOKENS + sum(candidate.tokens for candidate in shown)
+    by_key: dict[tuple[str, str], list[CountedMessage]] = {}
+    for candidate in shown:
+        by_key.setdefault(_lookup_key(candidate.stored.message), []).append(candidate)
+    total = REPLY_TOKENS
+    for message in transcript:
+        match = next(
+            (
+                candidate
+                for candidate in by_key.get(_lookup_key(message), ())
+                if _is_subset_of(message, candidate)
+            ),
+            None,
+        )
+        if match is None:
+            total += counting.message(message)
+        else:
+            total += match.tokens - counting.notices.get(match.stored.position, 0)
+    return total
+
+
+def _lookup_key(message: dict[str, Any]) -> tuple[str, str]:
+    """Return a cheap lookup key that is equal for equal messages."""
+    content = message.get("content")
+    return str(message.get("role")), content if isinstance(content, str) else ""
+
+
+def _is_subset_of(message: dict[str, Any], counted: CountedMessage) -> bool:
+    """Whether every field of a rendered message equals that of the stored one."""
+    stored = counted.stored.message
+    return all(name in stored and stored[name] == value for name, value in message.items())
+
+
+class _Budget:
+    """Decides how far back a window reaches."""
+
+    def __init__(
+        self,
+        session: str,
+        request: WindowRequest,
+        fixed: list[CountedMessage],
+        partials: list[CountedMessage],
+    ) -> None:
+        self.session = session
+        self.request = request
+        self._fixed_messages = fixed
+        self._partials = partials
+        self._fixed = {message.stored.position for message in fixed}
+        self._fixed_tokens = sum(message.tokens for message in (*fixed, *partials)) + REPLY_TOKENS
+        self._fixed_count = len(fixed) + len(partials)
+
+    def with_fixed(self, newest: Sequence[CountedMessage]) -> list[CountedMessage]:
+        """Return these messages and those of every window, in order."""
+        positions = {message.stored.position for message in newest}
+        fixed = [
+            message for message in self._fixed_messages if message.stored.position not in positions
+        ]
+        return [*fixed, *newest, *self._partials]
+
+    def cost(self, message: CountedMessage) -> tuple[int, int]:
+        """Return the tokens and messages that one adds; (0, 0) if every window has it."""
+        return (0, 0) if message.stored.position in self._fixed else (message.tokens, 1)
+
+    def exceeds(self, tokens: int, count: int) -> bool:
+        """Whether this much, added to the fixed messages, is over the limit."""
+        request = self.request
+        if request.max_messages is not None and count + self._fixed_count > request.max_messages:
+            return True
+        return request.max_tokens is not None and tokens + self._fixed_tokens > request.max_tokens
+
+    def error(self, newest: Sequence[CountedMessage]) -> BudgetError:
+        """Return the error if even these messages do not fit."""
+        request, own = self.request, [self.cost(message) for message in newest]
+        tokens = self._fixed_tokens + sum(tokens for tokens, _ in own)
+        if request.max_tokens is not None and tokens > request.max_tokens:
+            return BudgetError(self.session, tokens, request.max_tokens, "tokens")
+        count = self._fixed_count + sum(count for _, count in own)
+        return BudgetError(self.session, count, request.max_messages or 0, "messages")
+
+    def exceeded_by(self, transcript: Transcript) -> BudgetError | None:
+        """Return the error if a transcript does not fit, else None."""
+        max_tokens, max_messages = self.request.max_tokens, self.request.max_messages
+        if max_tokens is not None and (transcript.tokens or 0) > max_tokens:
+            return BudgetError(self.session, transcript.tokens or 0, max_tokens, "tokens")
+        if max_messages is not None and len(transcript) > max_messages:
+            return BudgetError(self.session, len(transcript), max_messages, "messages")
+        return None
+
+    def fitting_starts(self, newest: Sequence[CountedMessage], *, whole: bool) -> list[int]:
+        """Return the starts of windows that fit, longest first; BudgetError if there is none."""
+        sums = accumulate(map(self.cost, reversed(newest)), _add_sizes, initial=(0, 0))
+        exceeded = [self.exceeds(*size) for size in sums][::-1]
+        starts = history.window_starts(newest, whole=whole)
+        if whole and not starts:
+            starts = [0]
+        fitting = [index for index in starts if not exceeded[index]]
+        if not fitting:
+            raise self.error(newest[starts[-1] if starts else 0 :])
+        return fitting
+
+
+def _add_sizes(first: tuple[int, int], second: tuple[int, int]) -> tuple[int, int]:
+    return first[0] + second[0], first[1] + second[1]
+
+
+def _read_newest(
+    replica: Replica, budget: _Budget, counting: MessageCounter
+) -> Steps[tuple[list[CountedMessage], bool]]:
+    """Read the newest messages that a window may need, in order; and whether these are all."""
+    summary = replica.state.talk.summary
+    reader = history.MessageReader(replica, after=summary.last if summary else 0, counting=counting)
+    messages: list[CountedMessage] = []  # Newest first.
+    size, pages_over = (0, 0), 0
+    while (page := (yield from reader.page())) is not None:
+        messages += page
+        for message in page:
+            size = _add_sizes(size, budget.cost(message))
+        if budget.exceeds(*size):
+            pages_over += 1
+            begins = any(map(history.is_turn_start, messages, messages[1:]))
+            if begins or pages_over > START_SEARCH_PAGES:
+                return messages[::-1], False
+    return messages[::-1], True
+
+
+def _read_partials(
+    replica: Replica, counting: MessageCounter, live: Collection[str]
+) -> Steps[list[CountedMessage]]:
+    """Read the interrupted answers, except those of `live` turns."""
+    messages: list[CountedMessage] = []
+    for partial in replica.state.talk.cut.values():
+        if partial.turn in live:
+            continue
+        for message, _ in (yield from streaming.read_partial_answer(replica, partial)):
+            stored = StoredMessage(partial.position, message, turn=partial.turn, interrupted=True)
+            messages.append(CountedMessage(stored, counting.message(message)))
+    return messages

@@ -1,0 +1,214 @@
+"""Values ⇄ plain JSON trees, and content ⇄ payload. Pure: decoding imports and executes nothing.
+
+Scalars that JSON lacks are written as an object with one key that begins with `$`, such as
+`{"$decimal": "1.50"}`; a caller's own object of that shape is wrapped in `$object`. A value that
+cannot be restored exactly is rejected with its path, before anything is written.
+"""
+
+from collections.abc import Callable, Mapping
+from math import isfinite
+from typing import Any
+
+import msgspec
+
+from perdure.errors import PayloadError, UsageError, VersionError
+from perdure.journal import scalars
+from perdure.journal.records import KINDS, Content
+from perdure.journal.scalars import UnstorableValue, require_unicode
+from perdure.journal.user_types import TypeCodec, TypeRegistry
+
+DEPTH_MAX = 64  # levels; deeper trees overflow the stack of common JSON parsers
+
+INT_BITS_MAX = 14_000  # bits; Python refuses to print or parse much longer integers
+
+PAYLOAD_MAX = 16 * 2**20  # bytes; a record is read into memory whole, larger data belongs in files
+
+
+Upcast = Callable[[dict[str, Any]], dict[str, Any]]
+
+
+UPCASTS: dict[tuple[str, int], Upcast] = {}
+
+"""(kind, version) → function that converts a payload of that version to the next version."""
+
+
+_encode = msgspec.json.Encoder().encode
+
+_decode = msgspec.json.Decoder().decode
+
+_decoders = {kind: msgspec.json.Decoder(content).decode for kind, content in KINDS.items()}
+
+
+class Codec:
+    """Packs values into JSON trees and unpacks them, including the caller's registered types.
+
+    A class in `types` is stored under its key there, never under its import path; objects are
+    restored only through the class that the reader passes.
+    """
+
+    def __init__(self, types: Mapping[str, type | TypeCodec] | None = None) -> None:
+        if not isinstance(types or {}, Mapping):
+            raise UsageError('types must be a dict such as {"Claim": Claim}')
+        self._types = TypeRegistry(dict(types or {}))
+
+    def pack(self, value: object, *, root: str = "$") -> Any:
+        """Return a JSON tree from which `unpack` restores an equal value, or raise UsageError."""
+        try:
+            return self._pack_dict(value, 0) if type(value) is dict else self._pack(value, 0)
+        except UnstorableValue as error:
+            path = root + "".join(reversed(error.path))
+            raise UsageError(str(error), path) from error.__cause__
+
+    def unpack(self, tree: Any, *, stream: str = "", position: int = 0) -> Any:
+        """Return the value that was packed; raise VersionError for an unknown tag."""
+        try:
+            return self._unpack(tree)
+        except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
+            if isinstance(error, UsageError):
+                raise
+            raise PayloadError(stream, position, "a tagged scalar does not parse") from error
+
+    def _pack(self, value: Any, depth: int) -> Any:
+        kind = type(value)
+        if kind is str:
+            if not value.isascii():
+                require_unicode(value)
+            return value
+        if kind is dict:
+            return self._pack_dict(value, depth)
+        if kind is list:
+            return self._pack_list(value, depth)
+        if value is None or kind is bool:
+            return value
+        if kind is int:
+            if value.bit_length() > INT_BITS_MAX:
+                raise UnstorableValue(
+                    f"an integer of more than {INT_BITS_MAX} bits cannot be stored"
+                )
+            return value
+        if kind is float:
+            if not isfinite(value):
+                raise UnstorableValue(f"{value} has no JSON form: store None or a string instead")
+            return value
+        return self._pack_other(value, kind, depth)
+
+    def _pack_dict(self, value: dict[Any, Any], depth: int) -> dict[str, Any]:
+        if depth >= DEPTH_MAX:
+            raise UnstorableValue(f"nested deeper than {DEPTH_MAX} levels, or contains itself")
+        packed = {}
+        key = None
+        try:
+            for key, item in value.items():
+                if type(key) is not str:
+                    raise UnstorableValue(f"a key is {type(key).__name__}, not str: convert it")  # noqa: TRY301
+                if not key.isascii():
+                    require_unicode(key)
+                # Inlined fast path: most values are ASCII text, and a call for each costs more.
+                is_ascii = type(item) is str and item.isascii()
+                packed[key] = item if is_ascii else self._pack(item, depth + 1)
+        except UnstorableValue as error:
+            error.path.append(_path_step(key))
+            raise
+        if len(packed) == 1 and key is not None and key.startswith("$"):
+            return {"$object": packed}
+        return packed
+
+    def _pack_list(self, value: list[Any], depth: int) -> list[Any]:
+        if depth >= DEPTH_MAX:
+            raise UnstorableValue(f"nested deeper than {DEPTH_MAX} levels, or contains itself")
+        packed: list[Any] = []
+        try:
+            for item in value:
+                packed.append(self._pack(item, depth + 1))  # noqa: PERF401 - the path needs len()
+        except UnstorableValue as error:
+            error.path.append(f"[{len(packed)}]")
+            raise
+        return packed
+
+    def _pack_other(self, value: Any, kind: type, depth: int) -> Any:
+        named = self._types.by_class.get(kind)
+        if named is None:
+            return scalars.pack(value, kind)
+        if depth >= DEPTH_MAX:
+            raise UnstorableValue(f"nested deeper than {DEPTH_MAX} levels, or contains itself")
+        tree = {"$type": [named.name, self._pack(named.to_parts(value), depth + 1)]}
+        self._types.require_same(named, value, lambda: self._unpack(tree))
+        return tree
+
+    def _unpack(self, tree: Any) -> Any:
+        kind = type(tree)
+        if kind is list:
+            return [self._unpack(item) for item in tree]
+        if kind is not dict:
+            return tree
+        if len(tree) == 1:
+            ((tag, packed),) = tree.items()
+            if tag.startswith("$"):
+                return self._unpack_tag(tag, packed)
+        return {key: self._unpack(item) for key, item in tree.items()}
+
+    def _unpack_tag(self, tag: str, packed: Any) -> Any:
+        if tag == "$object":
+            return {key: self._unpack(item) for key, item in packed.items()}
+        if tag == "$type":
+            name, parts = packed
+            named = self._types.by_name.get(name)
+            if named is None:
+                hint = f"open the store with types={{{name!r}: the class}}"
+                raise UsageError(f"a stored object has the unknown type {name!r}: {hint}")
+            return named.from_parts(self._unpack(parts))
+        return scalars.unpack(tag, packed)
+
+
+def encode(content: Content) -> bytes:
+    """Return the payload of a record's content, or raise UsageError if it is too large."""
+    payload = _encode(content)
+    if len(payload) > PAYLOAD_MAX:
+        reason = f"{len(payload)} bytes exceed the limit of {PAYLOAD_MAX} for one record"
+        raise UsageError(f"{reason}: keep it in a file and store its name and digest", "$")
+    return payload
+
+
+def encode_tree(tree: Any) -> bytes:
+    """Return a packed tree as compact JSON."""
+    return _encode(tree)
+
+
+def decode_tree(data: bytes) -> Any:
+    """Return the packed tree that compact JSON encodes."""
+    return _decode(data)
+
+
+def decode(kind: str, payload: bytes, *, stream: str = "", position: int = 0) -> Content:
+    """Return the content of a payload, upcast to the current version of its kind."""
+    cls = KINDS.get(kind)
+    if cls is None:
+        raise VersionError(f"{stream!r} entry {position} of kind {kind!r}", kind, ", ".join(KINDS))
+    try:
+        content = _decoders[kind](payload)
+        if content.v == cls.schema:
+            return content
+    except msgspec.ValidationError:
+        content = None  # It may be an older version; otherwise `convert` raises below.
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise PayloadError(stream, position, f"not a {kind} record") from error
+    return _upcast(cls, _decode(payload), stream, position)
+
+
+def _upcast(cls: type[Content], data: Any, stream: str, position: int) -> Content:
+    try:
+        version = data.get("v", 1)
+        if version > cls.schema:
+            what = f"{stream!r} entry {position} of kind {cls.kind!r}"
+            raise VersionError(what, str(version), str(cls.schema))
+        for number in range(version, cls.schema):
+            data = {**UPCASTS[cls.kind, number](data), "v": number + 1}
+        return msgspec.convert(data, cls)
+    except (msgspec.ValidationError, AttributeError, TypeError, LookupError) as error:
+        raise PayloadError(stream, position, f"not a {cls.kind} record") from error
+
+
+def _path_step(key: object) -> str:
+    if isinstance(key, str) and key.isidentifier():
+        return f".{key}"
+    return f"[{str(key)[:40]!r}]"

@@ -1,0 +1,92 @@
+"""Read the entries of one stream for a copy, each verified before it is returned. Pure.
+
+Unlike `reading`, which follows a session's history into its ancestors, this stays in one stream,
+trusts no snapshot, and needs no key.
+"""
+
+from perdure.backends.protocol import Entry, Head
+from perdure.errors import ChainError
+from perdure.journal import chain
+from perdure.journal.chain import BatchAssembler, ChainTip, StreamIdentity, VerifiedEntry
+from perdure.journal.copying import requests
+from perdure.journal.copying.requests import CopySteps, Side
+
+PAGE = 256  # entries per read; a driver returns fewer if they are long
+
+
+class ChainVerifier:
+    """Verifies entries in order: against their headers, their stream and their predecessor.
+
+    Without a tip, the first entry must be one that can begin a stream.
+    """
+
+    def __init__(self, name: str, tip: ChainTip | None = None) -> None:
+        self._name = name
+        self._tip = tip
+        self._stream: StreamIdentity | None = None
+        self._batches = BatchAssembler(name)
+
+    @property
+    def position(self) -> int:
+        """The position of the last accepted entry."""
+        return self._tip.position if self._tip else 0
+
+    def accept(self, entry: Entry) -> VerifiedEntry:
+        """Return the verified entry, or raise ChainError or VersionError."""
+        linked = chain.verify_entry(self._name, entry)
+        if entry.body is None:
+            raise ChainError(self._name, entry.position, "its body is missing")
+        header = linked.header
+        if self._stream is None:
+            self._stream = StreamIdentity(self._name, header.stream, header.tenant)
+            if self._tip is None:
+                self._begin(linked)
+        chain.require_same_stream(self._stream, linked)
+        if self._tip is not None:
+            chain.require_follows(self._name, self._tip, linked)
+        self._batches.add(linked)
+        self._tip = linked.tip
+        return linked
+
+    def _begin(self, first: VerifiedEntry) -> None:
+        position, header = first.entry.position, first.header
+        if header.session is None:  # Only an entry that can begin a stream names its session.
+            raise ChainError(self._name, position - 1, "it is missing")
+        if position == 1 and header.previous:
+            raise ChainError(self._name, 1, "it is the first entry, but links to an earlier one")
+
+    def end(self, head: Head) -> None:
+        """Raise ChainError unless the head points to the last accepted entry."""
+        if self._tip != ChainTip(head.position, head.digest):
+            raise ChainError(
+                self._name, head.position, "it is not the entry that the head points to"
+            )
+
+
+class StreamReader:
+    """Reads a stream up to its head, one page of verified entries at a time."""
+
+    def __init__(self, side: Side, head: Head, *, after: int, tip: ChainTip | None) -> None:
+        self._side = side
+        self._head = head
+        self._after = after
+        self._chain = ChainVerifier(head.stream, tip)
+
+    @property
+    def ended(self) -> bool:
+        """Whether everything up to the head was read."""
+        return self._after >= self._head.position
+
+    def page(self) -> CopySteps[list[VerifiedEntry]]:
+        """Return the next entries; the last page ends at the head."""
+        name, limit = self._head.stream, min(self._head.position - self._after, PAGE)
+        entries = yield from requests.read(self._side, name, after=self._after, limit=limit)
+        # Writers may have appended since the head was read.
+        entries = [entry for entry in entries if entry.position <= self._head.position]
+        if not entries:
+            raise ChainError(name, self._after + 1, "it is missing")
+        linked = [self._chain.accept(entry) for entry in entries]
+        self._after = self._chain.position
+        if self.ended:
+            self._chain.end(self._head)
+        return linked

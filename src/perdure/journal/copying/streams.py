@@ -1,0 +1,267 @@
+"""Copy streams, byte for byte: verified when read, and read back after writing. Pure.
+
+A stream that the target already has is continued from its end, if its last entry is the source's;
+otherwise it is left unchanged, and a problem is reported. Entries that the source has deleted are
+removed from the target if they are known to be a copy and no branch there needs them. Batches are
+written whole, so an interrupted copy leaves the target in a state that the source once had. Nothing
+is copied of a damaged stream: a long one is read to its end first.
+
+A branch needs its history, which is in another stream: that one is copied first.
+"""
+
+from collections.abc import Callable
+
+from perdure.backends.protocol import DELETED, HALF_COPIED, Append, Head
+from perdure.errors import ChainError, DamagedError, PerdureError, UnsupportedError, VersionError
+from perdure.journal import chain
+from perdure.journal.chain import VerifiedEntry
+from perdure.journal.cipher import PlainCipher
+from perdure.journal.copying import requests
+from perdure.journal.copying.branches import living_branches
+from perdure.journal.copying.plan import (
+    CopyRefused,
+    Problem,
+    delete_call,
+    ends_deleted,
+    plan_copy,
+    read_one,
+    to_problem,
+)
+from perdure.journal.copying.requests import CopyProgress, CopySteps, Side
+from perdure.journal.copying.source import StreamReader
+from perdure.journal.records import Branched
+
+BATCH_STREAMS_MAX = 256  # streams per commit; sharing commits makes many short sessions fast
+
+BATCH_BYTES_MAX = 2**20  # bytes per commit; bounds memory
+
+ATTEMPTS_MAX = 5  # attempts; writers and deletions may change a stream while it is being read
+
+
+class CopyTally:
+    """The sessions, entries and bytes copied so far."""
+
+    def __init__(self) -> None:
+        self.sessions: set[str] = set()
+        self.entries = 0
+        self.bytes = 0
+
+
+class StreamCopier:
+    """Copies streams one after the other; short ones share a commit, made by `flush`."""
+
+    def __init__(
+        self, progress: Callable[[], CopyProgress], copied: dict[str, str] | None = None
+    ) -> None:
+        self._progress = progress
+        """Builds the report that follows each commit."""
+        self.tally = CopyTally()
+        self.copied = {} if copied is None else copied
+        """The digest of the last copied entry of each stream."""
+        self.problems: dict[str, Problem] = {}
+        self.corrupted: dict[str, Problem] = {}
+        """Streams that the target stored wrongly: no later round can repair that."""
+        self.ancestors: set[str] = set()
+        """Streams copied only because branches need their history."""
+        self._unresolved: dict[str, tuple[Head, Head | None]] = {}
+        """Both heads at the time of a problem: while they are unchanged, it is not retried."""
+        self._waiting: dict[str, Append] = {}
+        self._size = 0
+        self._visiting: set[str] = set()
+
+    def copy_stream(self, head: Head, target: Head | None) -> CopySteps[None]:
+        """Copy the entries of a stream that the target lacks, or record the problem."""
+        name = head.stream
+        if self._unresolved.get(name) == (head, target) or name in {
+            *self._visiting,
+            *self.corrupted,
+        }:
+            return
+        self._visiting.add(name)
+        try:
+            was_unchanged = False
+            for remaining in reversed(range(ATTEMPTS_MAX)):
+                problem = yield from self._attempt(head, target)
+                if problem is None or (yield from self.is_removed(name)):
+                    self._unresolved.pop(name, None)
+                    return
+                previous, (head, target) = (head, target), (yield from self.refresh(head, target))
+                unchanged = previous == (head, target)
+                # One unchanged head proves nothing: a deletion drops entries without moving it.
+                if not remaining or (was_unchanged and unchanged):
+                    self.problems[name], self._unresolved[name] = problem, (head, target)
+                    return
+                was_unchanged = unchanged
+        finally:
+            self._visiting.discard(name)
+
+    def _attempt(self, head: Head, target: Head | None) -> CopySteps[Problem | None]:
+        self.problems.pop(head.stream, None)
+        try:
+            yield from self._move(head, target)
+        except (CopyRefused, DamagedError, VersionError, UnsupportedError) as error:
+            return to_problem(head.stream, error)
+        return None
+
+    def is_removed(self, name: str) -> CopySteps[bool]:
+        """Whether the source no longer lists a stream, such as a trial one of `perdure doctor`."""
+        try:
+            return (yield from requests.head("source", name)) is None
+        except PerdureError:
+            return False
+
+    def refresh(self, head: Head, target: Head | None) -> CopySteps[tuple[Head, Head | None]]:
+        """Re-read both heads; return the old ones if either cannot be read."""
+        yield from self.flush()
+        try:
+            source = yield from requests.head("source", head.stream)
+            return source or head, (yield from requests.head("target", head.stream))
+        except PerdureError:
+            return head, target
+
+    def _move(self, head: Head, target: Head | None) -> CopySteps[None]:
+        plan = yield from plan_copy(head, target, self.copied.get(head.stream))
+        if plan is None:
+            return
+        reader = StreamReader("source", head, after=plan.after, tip=plan.tip)
+        page = yield from reader.page()
+        if plan.tip is None and page[0].header.kind == Branched.kind:
+            yield from self._copy_history(head.stream, page[0])
+        if not reader.ended:  # A long stream is verified to its end before any of it is written.
+            while not reader.ended:
+                yield from reader.page()
+            reader = StreamReader("source", head, after=plan.after, tip=plan.tip)
+            page = yield from reader.page()
+        floor = (yield from self._floor(head)) if target is not None else 0
+        if target is not None and floor:
+            yield from self._delete_branches(target)
+        if plan.removed is not None:
+            yield from self._remove(plan.removed)
+        yield from self._write(head, reader, page, begins=plan.tip is None)
+        if floor:
+            yield from self.flush()
+            yield from requests.drop(head.stream, before=floor)
+
+    def _write(
+        self, head: Head, reader: StreamReader, page: list[VerifiedEntry], *, begins: bool
+    ) -> CopySteps[None]:
+        pending: list[VerifiedEntry] = []  # Entries whose batch is not complete yet.
+        while True:
+            pending += page
+            # At the end everything is written: a batch truncated by a crash never completes.
+            complete = len(pending) if reader.ended else _count_complete(pending)
+            if complete:
+                entries = [linked.entry for linked in pending[:complete]]
+                # The labels at this point are unknown: a head holds only the current ones.
+                labels = head.labels if reader.ended else frozenset({HALF_COPIED})
+                append = Append(head.stream, entries, labels, begins=begins)
+                yield from self._add(append)
+                begins, pending = False, pending[complete:]
+            if reader.ended:
+                return
+            page = yield from reader.page()
+
+    def _add(self, append: Append) -> CopySteps[None]:
+        if append.stream in self._waiting:
+            yield from self.flush()
+            problem = self.problems.get(append.stream) or self.corrupted.get(append.stream)
+            if problem is not None:
+                raise CopyRefused(problem.kind, problem.reason, problem.position)
+        self._waiting[append.stream] = append
+        self._size += sum(len(entry.header) + len(entry.body or b"") for entry in append.entries)
+        if self._size >= BATCH_BYTES_MAX or len(self._waiting) >= BATCH_STREAMS_MAX:
+            yield from self.flush()
+
+    def flush(self) -> CopySteps[None]:
+        """Write the waiting appends in one commit, and read them back."""
+        appends, self._waiting, self._size = list(self._waiting.values()), {}, 0
+        if not appends:
+            return
+        outcomes = yield from requests.send(appends)
+        for append, outcome in zip(appends, outcomes, strict=True):
+            if outcome.status == "stored":
+                yield from self._read_back(append)
+                continue
+            reason = outcome.reason or "another process wrote to it in the target meanwhile"
+            at = append.entries[0].position
+            self.problems[append.stream] = Problem(append.stream, "conflict", reason, at)
+        yield self._progress()
+
+    def _read_back(self, append: Append) -> CopySteps[None]:
+        name, entries = append.stream, append.entries
+        at, last = entries[0].position - 1, entries[-1].position
+        expected = {entry.position: entry for entry in entries}
+        while at < last:
+            stored = yield from requests.read("target", name, after=at, limit=last - at)
+            if not stored or any(expected.get(entry.position) != entry for entry in stored):
+                reason = "the entries read back from the target differ from those written"
+                self.corrupted[name] = Problem(name, "damaged", reason, at + 1)
+                return
+            at = stored[-1].position
+        self.copied[name] = chain.entry_digest(entries[-1])
+        self.tally.sessions.add(name)
+        self.tally.entries += len(entries)
+        self.tally.bytes += sum(len(entry.header) + len(entry.body or b"") for entry in entries)
+
+    def _remove(self, target: Head) -> CopySteps[None]:
+        if not (yield from requests.remove(target.stream, digest=target.digest)):
+            raise CopyRefused("conflict", "another process wrote to it in the target meanwhile")
+
+    def _floor(self, head: Head) -> CopySteps[int]:
+        """Return the position before which the source has dropped entries the target has, or 0."""
+        (first, *_) = yield from read_one("source", head.stream)
+        floor = head.position if (yield from ends_deleted(head)) else first.position
+        (target_first, *_) = yield from read_one("target", head.stream)
+        return floor if target_first.position < floor else 0
+
+    def _delete_branches(self, target: Head) -> CopySteps[None]:
+        """Copy the deletions of a stream's branches; refuse if one still exists in the target."""
+        branches = yield from living_branches(target)
+        for branch in branches:
+            head = yield from requests.head("source", branch.stream)
+            if head is not None and DELETED in head.labels:
+                yield from self.copy_stream(head, branch)
+                yield from self.flush()
+        living = (yield from living_branches(target)) if branches else []
+        if living:
+            name = living[0].stream
+            reason = f"the source has deleted it, but its branch {name!r} exists in the target: "
+            reason += f"run {delete_call(name)} if it is not needed, then copy again"
+            raise CopyRefused("conflict", reason, target.position)
+
+    def _copy_history(self, name: str, first: VerifiedEntry) -> CopySteps[None]:
+        """Copy the stream that holds a branch's history, if its name can be read."""
+        try:
+            content = chain.decode_content(name, first, PlainCipher())
+        except VersionError:  # Sealed: opening the branch will report a missing history.
+            return
+        if not isinstance(content, Branched):
+            return
+        parent, at, digest = content.parent, content.at, first.header.previous
+        if parent in self._waiting:
+            yield from self.flush()
+        if (yield from _digest_at("target", parent, at)) == digest:
+            return
+        source_digest = yield from _digest_at("source", parent, at)
+        if source_digest is None:  # Deleted before the branch was complete; opening it reports it.
+            return
+        if source_digest != digest:
+            raise ChainError(name, first.entry.position, "it links to a different history")
+        head = yield from requests.head("source", parent)
+        if head is not None:
+            self.ancestors.add(parent)
+            yield from self.copy_stream(head, (yield from requests.head("target", parent)))
+            yield from self.flush()
+        if (yield from _digest_at("target", parent, at)) != digest:
+            raise CopyRefused("past", f"its history is in {parent!r}, which was not copied")
+
+
+def _digest_at(side: Side, name: str, position: int) -> CopySteps[str | None]:
+    entries = yield from requests.read(side, name, after=position - 1, limit=1)
+    return chain.entry_digest(entries[0]) if entries and entries[0].position == position else None
+
+
+def _count_complete(pending: list[VerifiedEntry]) -> int:
+    """Return how many of these entries form complete batches."""
+    ends = [number for number, linked in enumerate(pending, 1) if linked.header.remaining == 0]
+    return ends[-1] if ends else 0

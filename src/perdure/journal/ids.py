@@ -1,0 +1,31 @@
+import os
+from binascii import b2a_base64
+
+RANDOM_BATCH = 256  # random texts per system call; see `random_text`
+
+_URLSAFE = bytes.maketrans(b"+/", b"-_")
+
+
+def random_text() -> str:
+    """Return 132 random bits as 22 URL-safe characters, unique even in a forked child.
+
+    The system's generator is read in batches: each read releases the interpreter lock, and six
+    reads per append were most of the cost with many threads. Not for keys or nonces.
+    """
+    try:
+        return _random_pool.pop()  # Atomic, so no two threads get the same text.
+    except IndexError:
+        # 18 bytes are 24 characters without padding; 22 of those are enough.
+        data = b2a_base64(os.urandom(18 * RANDOM_BATCH), newline=False).translate(_URLSAFE)
+        characters = data.decode("ascii")
+        texts = [characters[at : at + 22] for at in range(0, len(characters), 24)]
+        text = texts.pop()
+        _random_pool.extend(texts)
+        return text
+
+
+_random_pool: list[str] = []
+
+GENERATED_PREFIX = (
+    "."  # prefix of ids that perdure generates; caller-chosen ids never begin with it
+)

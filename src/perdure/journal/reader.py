@@ -1,0 +1,397 @@
+"""Read a session's history, backward from a known tip or forward to it, verifying every link. Pure.
+
+A branch shares its parent's history, so a history can span several streams. Positions run through
+all of them, so a position identifies the stream to read.
+
+I/O is yielded as requests (see `steps`). Damage is raised, never skipped silently.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, NoReturn
+
+import msgspec
+
+from perdure.backends.protocol import Append, Entry, Head
+from perdure.errors import ChainError, DamagedError, NotFoundError, PerdureError, VersionError
+from perdure.journal import chain, requests
+from perdure.journal.chain import BatchAssembler, ChainTip, StreamIdentity, VerifiedEntry
+from perdure.journal.cipher import Cipher
+from perdure.journal.records import Branched, Content, Deleted, Recovered
+from perdure.journal.requests import Steps
+
+
+class ParentStream(NamedTuple):
+    """A stream whose records up to position `at` are part of this session's history."""
+
+    name: str
+    stream: str
+    at: int
+
+
+PAGE = 128  # entries; half a snapshot interval, so that opening takes two or three reads
+
+
+OnDamage = Callable[[DamagedError], object]
+
+
+class Segment(NamedTuple):
+    """The part of a history stored in one stream: positions after `low`, up to `high`."""
+
+    stream: StreamIdentity
+    low: int
+    high: int
+
+
+class History(msgspec.Struct, frozen=True, gc=False):
+    """The streams that hold a session's entries up to a tip, and the cipher that opens them."""
+
+    stream: StreamIdentity
+    tip: ChainTip
+    cipher: Cipher
+    lineage: tuple[ParentStream, ...] = ()
+    begin: int = 0
+    torn: tuple[int, int] | None = None
+
+    @property
+    def segments(self) -> list[Segment]:
+        """The segments, oldest first."""
+        segments = []
+        stream, high = self.stream, self.tip.position
+        for name, stream_id, at in self.lineage:
+            if high > at:
+                segments.append(Segment(stream, at, high))
+            stream, high = StreamIdentity(name, stream_id, self.stream.tenant), min(at, high)
+        segments.append(Segment(stream, max(self.begin - 1, 0), high))
+        return segments[::-1]
+
+    def until(self, tip: ChainTip) -> "History":
+        """The same history, ending at an earlier tip."""
+        return msgspec.structs.replace(self, tip=tip, torn=None)
+
+    def segment(self, position: int) -> Segment:
+        """The segment that holds a position."""
+        return next(segment for segment in self.segments if segment.low < position <= segment.high)
+
+
+def explain_missing(name: str, position: int) -> Steps[NoReturn]:
+    """Raise for a missing entry: NotFoundError if its session was deleted, else ChainError."""
+    first = yield from requests.read(name, after=0, limit=1)
+    begins_later = bool(first) and first[0].position > position
+    if begins_later and chain.verify_entry(name, first[0]).header.kind == Deleted.kind:
+        raise NotFoundError(f"session {name!r}", "it was deleted while it was being read")
+    raise ChainError(name, position, "it is missing")
+
+
+def read_entry(history: History, position: int) -> Steps[VerifiedEntry]:
+    """Read one entry and verify it against its own header and its stream."""
+    stream = history.segment(position).stream
+    entries = yield from requests.read(stream.session, after=position - 1, limit=1)
+    if not entries or entries[0].position != position:
+        yield from explain_missing(stream.session, position)
+    linked = chain.verify_entry(stream.session, entries[0])
+    chain.require_same_stream(stream, linked)
+    return linked
+
+
+def read_content(history: History, position: int) -> Steps[Content]:
+    linked = yield from read_entry(history, position)
+    return chain.decode_content(history.stream.session, linked, history.cipher)
+
+
+def verify_stored(append: Append) -> Steps[None]:
+    """Raise DamagedError unless the store returns exactly the entries it acknowledged."""
+    name, first, last = append.stream, append.entries[0].position, append.entries[-1]
+    entries = yield from requests.read(name, after=first - 1, limit=len(append.entries))
+    if list(entries) != list(append.entries):
+        wrong = [entry.position for entry in append.entries if entry not in entries]
+        raise DamagedError(name, wrong[0], "the entry read back differs from the one written")
+    head = yield from requests.head(name)
+    stored = ChainTip(head.position, head.digest) if head else ChainTip(0, "")
+    written = ChainTip(last.position, chain.entry_digest(last))
+    # A later position is fine: another writer may have appended since.
+    if stored != written and stored.position <= written.position:
+        raise DamagedError(name, last.position, "the head was not advanced to the written entry")
+
+
+def require_head(name: str, head: Head | None, tail: Sequence[VerifiedEntry]) -> None:
+    """Raise unless the tail that was read matches the head; this detects a truncated tail."""
+    if head is None or not tail:
+        if head is not None:
+            raise ChainError(name, head.position, "the head points to it, but it is missing")
+        if tail:
+            raise DamagedError(name, 0, "it has entries, but no head")
+        return
+    if tail[0].entry.position < head.position:
+        raise ChainError(name, head.position, "the head points to it, but it is missing")
+    for linked in tail:
+        if linked.entry.position == head.position and linked.digest != head.digest:
+            raise ChainError(name, head.position, "it is not the entry that the head points to")
+
+
+class BackwardReader:
+    """Reads from a tip back to the beginning, verifying each entry by its successor.
+
+    Without a history it starts at the end of the stream and takes the stream's id from there.
+    """
+
+    def __init__(
+        self, name: str, cipher: Cipher, history: History | None = None, *, tenant: str
+    ) -> None:
+        self._name = name
+        self._cipher = cipher
+        self._tenant = tenant
+        self._stream = history.stream if history else None
+        self._expected = history.tip if history else None
+        self.ended = history is not None and history.tip.position == 0
+        if history is not None and history.tip.position:
+            self._enter(history.segment(history.tip.position).stream)
+
+    def _enter(self, stream: StreamIdentity) -> None:
+        self._name, self._stream = stream.session, stream
+
+    def page(self, limit: int = PAGE) -> Steps[list[VerifiedEntry]]:
+        """Return the next entries, newest first; an empty list at the beginning of the history."""
+        if self.ended:
+            return []
+        after = self._expected.position + 1 if self._expected else 0
+        entries = yield from requests.read(self._name, after=after, limit=limit, reverse=True)
+        if not entries:
+            if self._expected is not None:
+                yield from explain_missing(self._name, self._expected.position)
+            self.ended = True
+        return [self._check(entry) for entry in entries]
+
+    def _check(self, entry: Entry) -> VerifiedEntry:
+        linked = chain.verify_entry(self._name, entry)
+        header = linked.header
+        if self._stream is None:
+            self._stream = StreamIdentity(self._name, header.stream, self._tenant)
+        chain.require_same_stream(self._stream, linked)
+        if self._expected is not None and linked.tip != self._expected:
+            raise _broken_link(self._name, self._expected, linked)
+        self._expected = ChainTip(entry.position - 1, header.previous)
+        if header.kind == Branched.kind:
+            self._cross(linked)
+        elif header.kind == Deleted.kind or entry.position == 1:
+            self.ended = True
+            _require_bound(self._name, linked)
+        return linked
+
+    def _cross(self, linked: VerifiedEntry) -> None:
+        _require_bound(self._name, linked)
+        parent = _decode_branched(self._name, linked, self._cipher)
+        self._enter(StreamIdentity(parent.parent, parent.stream, self._tenant))
+
+
+def _broken_link(name: str, expected: ChainTip, linked: VerifiedEntry) -> ChainError:
+    position = linked.entry.position
+    if position != expected.position:
+        return ChainError(name, expected.position, f"it is missing: found entry {position} instead")
+    return ChainError(name, position, "it is not the entry that its successor links to")
+
+
+def _require_bound(name: str, linked: VerifiedEntry) -> None:
+    if linked.header.session is None:
+        raise ChainError(name, linked.entry.position, "the first entry names no session")
+
+
+def _decode_branched(name: str, linked: VerifiedEntry, cipher: Cipher) -> Branched:
+    content = chain.decode_content(name, linked, cipher)
+    if not isinstance(content, Branched) or content.at != linked.entry.position - 1:
+        raise ChainError(name, linked.entry.position, "it does not continue its parent's history")
+    return content
+
+
+def read_newest(
+    history: History, *, kinds: frozenset[str], count: int | None
+) -> Steps[list[VerifiedEntry]]:
+    """Return the newest entries of some kinds, at most `count`, newest first.
+
+    Entries of torn batches are skipped: a torn tail by its range, earlier ones by the `recovered`
+    record that follows them.
+    """
+    matches: list[VerifiedEntry] = []
+    backward = BackwardReader(
+        history.stream.session, history.cipher, history, tenant=history.stream.tenant
+    )
+    torn = history.torn or (0, 0)
+    limit = PAGE if count is None else min(PAGE, 2 * count + 2)
+    while not backward.ended and (count is None or len(matches) < count):
+        page = yield from backward.page(limit)
+        limit = min(PAGE, 2 * limit)  # If these kinds are rare, small pages would be many reads.
+        for linked in page:
+            if linked.header.kind == Recovered.kind:
+                content = chain.decode_content(history.stream.session, linked, history.cipher)
+                torn = (content.first, content.last) if isinstance(content, Recovered) else torn
+            if linked.header.kind in kinds and not torn[0] <= linked.entry.position <= torn[1]:
+                matches.append(linked)
+    return matches if count is None else matches[:count]
+
+
+class _QueuedEntry(NamedTuple):
+    """An entry that `ForwardReader` has read but not yet returned: verified, or with its error."""
+
+    position: int
+    digest: str
+    linked: VerifiedEntry | None
+    error: PerdureError | None = None
+
+
+class ForwardReader:
+    """Reads from a position to the end of a history, in complete batches.
+
+    An entry is returned only after its successor, or the tip, confirms its digest, because an
+    altered header can still parse. Damage is raised, or reported to `on_damage` and skipped.
+    """
+
+    def __init__(
+        self, history: History, *, after: int = 0, on_damage: OnDamage | None = None
+    ) -> None:
+        segments = [segment for segment in history.segments if segment.high > after]
+        start = max(after, segments[0].low) if segments else after
+        self._history = history
+        self._on_damage = on_damage
+        self._at = start
+        self._previous = ChainTip(start, "" if start == 0 else None)
+        self._segments = iter(segments)
+        self._segment = next(self._segments, None)
+        self._waiting: list[_QueuedEntry] = []
+        self._batches = BatchAssembler(history.stream.session)
+        self._ready: list[VerifiedEntry] = []
+        self.torn: list[tuple[int, int]] = []
+
+    def page(self, limit: int = PAGE) -> Steps[list[VerifiedEntry] | None]:
+        """Return the entries of the next complete batches (maybe none yet), or None at the end."""
+        if self._segment is None:
+            return None
+        yield from self._fill(self._segment, limit)
+        ended = self._segment is None
+        while self._waiting and (ended or len(self._waiting) > 2):  # noqa: PLR2004 - see _is_confirmed
+            self._deliver(self._waiting.pop(0))
+        if ended:
+            self._end_torn()
+        ready, self._ready = self._ready, []
+        return ready
+
+    # Reading entries.
+
+    def _fill(self, segment: Segment, limit: int) -> Steps[None]:
+        start = self._at
+        limit = min(limit, segment.high - self._at)
+        for entry in (yield from self._read(segment, limit)):
+            if entry.position <= segment.high:
+                self._queue(segment, entry)
+        if self._at == start:
+            yield from self._skip_segment(segment)
+        if self._at >= segment.high:
+            self._segment = next(self._segments, None)
+
+    def _read(self, segment: Segment, limit: int) -> Steps[Sequence[Entry]]:
+        name, after = segment.stream.session, self._at
+        try:
+            return (yield from requests.read(name, after=after, limit=limit))
+        except DamagedError:
+            if self._on_damage is None:
+                raise
+        # The store cannot read that page: read single entries, to skip only the damaged ones.
+        try:
+            return (yield from requests.read(name, after=after, limit=1))
+        except DamagedError as error:
+            self._queue_error(after + 1, error)
+            return ()
+
+    def _queue(self, segment: Segment, entry: Entry) -> None:
+        name = segment.stream.session
+        if entry.position != self._at + 1:
+            gap = ChainError(name, self._at + 1, f"it is missing, up to {entry.position}")
+            self._queue_error(entry.position - 1, gap)
+        digest = chain.entry_digest(entry)
+        try:
+            linked = chain.verify_entry(name, entry)
+            chain.require_same_stream(segment.stream, linked)
+            self._waiting.append(_QueuedEntry(entry.position, digest, linked))
+        except (DamagedError, VersionError) as error:
+            self._waiting.append(_QueuedEntry(entry.position, digest, None, error))
+        self._at = entry.position
+
+    def _queue_error(self, position: int, error: DamagedError) -> None:
+        self._waiting.append(_QueuedEntry(position, "", None, error))
+        self._at = position
+
+    def _skip_segment(self, segment: Segment) -> Steps[None]:
+        try:
+            yield from explain_missing(segment.stream.session, self._at + 1)
+        except ChainError as error:
+            self._queue_error(self._at + 1, error)
+            self._at = segment.high
+
+    # Returning entries.
+
+    def _deliver(self, item: _QueuedEntry) -> None:
+        name = self._history.stream.session
+        try:
+            if item.linked is None or not self._is_confirmed(item):
+                raise self._error(name, item)
+            self._require_linked(name, item.linked)
+            self._previous = item.linked.tip
+            self._add_to_batch(item.linked)
+        except DamagedError as error:
+            if self._on_damage is None:
+                raise
+            self._on_damage(error)
+            self._previous = ChainTip(item.position, None)
+            self._ready += self._batches.flush()
+
+    def _is_confirmed(self, item: _QueuedEntry) -> bool:
+        """Whether the successor or the tip links to this entry, or the successor is altered.
+
+        If the successor does not link here, it is itself the altered entry, unless its own
+        successor confirms it.
+        """
+        if item.position == self._history.tip.position:
+            return self._history.tip.digest in (None, item.digest)
+        successor = self._successor(item.position)
+        if successor is None or successor.linked is None:
+            return True
+        if successor.linked.header.previous == item.digest:
+            return True
+        return not self._successor_confirms(successor)
+
+    def _successor_confirms(self, item: _QueuedEntry) -> bool:
+        if item.position == self._history.tip.position:
+            return self._history.tip.digest == item.digest
+        successor = self._successor(item.position)
+        if successor is None or successor.linked is None:
+            return True
+        return successor.linked.header.previous == item.digest
+
+    def _successor(self, position: int) -> _QueuedEntry | None:
+        return next((item for item in self._waiting if item.position == position + 1), None)
+
+    def _error(self, name: str, item: _QueuedEntry) -> PerdureError:
+        # A VersionError counts only for an unaltered entry: damage can produce any version number.
+        if item.error is not None and (
+            isinstance(item.error, DamagedError) or self._successor_confirms(item)
+        ):
+            return item.error
+        return ChainError(name, item.position, "it is not the entry that its successor links to")
+
+    def _require_linked(self, name: str, linked: VerifiedEntry) -> None:
+        chain.require_follows(name, self._previous, linked)
+        if linked.entry.position in (1, self._history.begin):
+            _require_bound(name, linked)
+
+    def _add_to_batch(self, linked: VerifiedEntry) -> None:
+        if linked.header.kind == Recovered.kind:
+            self._end_torn()
+        elif linked.header.kind == Branched.kind:  # Shared history may end within a batch.
+            self._ready += self._batches.flush()
+        self._ready += self._batches.add(linked)
+
+    def _end_torn(self) -> None:
+        torn = self._batches.torn
+        if torn is not None:
+            self._batches.flush()
+            self.torn.append(torn)
+            if self._on_damage is not None:
+                self._on_damage(chain.torn_error(self._history.stream.session, torn))

@@ -1,0 +1,467 @@
+"""Records, and the kinds of content they hold. The field names and kinds are the stored format.
+
+Content holds plain JSON trees only; `codec` converts richer values to such trees and back.
+
+When editing: register a new kind in `KINDS`. A field added later needs a default. A change that
+old readers would misread raises the version of its kind and needs an upcast (see `codec`).
+"""
+
+from datetime import datetime
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import msgspec
+
+
+class Content(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    omit_defaults=True,
+    forbid_unknown_fields=True,
+    gc=False,  # plain trees hold no cycles; tracking them would slow every collection down
+):
+    """The content of one record. `v` is its schema version, omitted while that is 1."""
+
+    kind: ClassVar[str] = ""
+    schema: ClassVar[int] = 1
+
+    v: int = 1
+
+    @property
+    def subject(self) -> str:
+        """The turn, value, effect, approval or keep that the record is about; empty if none."""
+        return ""
+
+
+class ApprovalAsked(Content, frozen=True, kw_only=True):
+    """A call waits for approval; the approval's id is the id of this record.
+
+    It covers exactly this tool, its version, and the arguments with this digest.
+    """
+
+    kind: ClassVar[str] = "approval.asked"
+
+    identity: str
+    """Identifies the call of the agent; the intent will have the same identity."""
+    tool: str
+    arguments: Any
+    digest: str
+    """The digest of the arguments as stored."""
+    turn: str
+    version: str = ""
+    actor: str = ""
+    expires: str = ""
+    """The time of expiry, in the format of headers; empty if it does not expire."""
+
+    @property
+    def subject(self) -> str:
+        return self.identity
+
+
+class ApprovalDecided(Content, frozen=True, kw_only=True):
+    """The decision on an approval. The first decision counts; `expired` ends any approval.
+
+    `bound` is the digest of the tool, its version and the arguments that the decision covers.
+    """
+
+    kind: ClassVar[str] = "approval.decided"
+
+    approval: str
+    decision: Literal["approved", "denied", "expired"]
+    bound: str
+    by: str = ""
+    reason: str = ""
+
+    @property
+    def subject(self) -> str:
+        return self.approval
+
+
+class LeaseChange(Content, frozen=True, kw_only=True):
+    """The common base of the records about a lease."""
+
+    epoch: int
+    owner: str
+
+
+class LeaseTaken(LeaseChange, frozen=True, kw_only=True):
+    """A worker holds the session from here on; the previous holder is fenced.
+
+    The lease lasts `ttl` seconds from this record or its newest renewal. `who` names the holder for
+    people. `forced` means that the holder did not wait for the previous lease to expire.
+    """
+
+    kind: ClassVar[str] = "lease.taken"
+
+    ttl: float
+    who: str = ""
+    forced: bool = False
+
+
+class LeaseRenewed(LeaseChange, frozen=True, kw_only=True):
+    """The holder extended its lease."""
+
+    kind: ClassVar[str] = "lease.renewed"
+
+
+class LeaseReleased(LeaseChange, frozen=True, kw_only=True):
+    """The holder released the lease: another worker may take it at once."""
+
+    kind: ClassVar[str] = "lease.released"
+
+
+class Message(Content, frozen=True, kw_only=True):
+    """A message in the provider's or framework's own form, with its author and recipient.
+
+    `origin` says where the text came from (a user, a tool, a document), so that untrusted text can
+    be identified later.
+    """
+
+    kind: ClassVar[str] = "message"
+
+    message: dict[str, Any]
+    turn: str = ""
+    author: str = ""
+    recipient: str = ""
+    channel: str = ""
+    origin: str = ""
+    call: str = ""
+    """The digest of all messages appended under one caller id; stored in the first of them."""
+    meta: dict[str, Any] = {}  # noqa: RUF012 - msgspec gives each its own
+    """Metadata of the response: its id, model, usage and finish reason."""
+    tokens: int = 0
+    counter: str = ""
+    """The token counter that computed `tokens`; empty if the message was not counted."""
+    interrupted: bool = False
+    """Whether this is only the beginning of an answer whose stream was cut off."""
+
+    @property
+    def subject(self) -> str:
+        return self.turn
+
+
+class Piece(Content, frozen=True, kw_only=True):
+    """A chunk of a streamed answer. The message with the id `answer` supersedes it.
+
+    `previous` is the position of the previous chunk, 0 in the first.
+    """
+
+    kind: ClassVar[str] = "piece"
+
+    answer: str
+    data: dict[str, Any]
+    turn: str = ""
+    previous: int = 0
+
+    @property
+    def subject(self) -> str:
+        return self.turn
+
+
+class Pinned(Content, frozen=True, kw_only=True):
+    """A message, given by its position, is pinned: every window keeps it. `on=False` unpins it."""
+
+    kind: ClassVar[str] = "pinned"
+
+    message: int
+    on: bool = True
+
+
+class Summary(Content, frozen=True, kw_only=True):
+    """A text that replaces the messages from `first` to `last` in windows; they stay stored.
+
+    `digest` is that of the entry at `last`, which through the chain covers everything before it.
+    `previous` is the position of the summary that this one includes, or 0.
+    """
+
+    kind: ClassVar[str] = "summary"
+
+    text: str
+    first: int
+    last: int
+    digest: str
+    previous: int = 0
+    meta: dict[str, Any] = {}  # noqa: RUF012 - msgspec gives each its own
+    tokens: int = 0
+    counter: str = ""
+
+
+class SummaryUndone(Content, frozen=True, kw_only=True):
+    """The summary at a position is no longer used; the previous one applies again."""
+
+    kind: ClassVar[str] = "summary.undone"
+
+    summary: int
+
+
+class Tools(Content, frozen=True, kw_only=True):
+    """The tools offered to the model from here on: a digest of each, and their definitions."""
+
+    kind: ClassVar[str] = "tools"
+
+    digest: str
+    catalogue: dict[str, str]
+    tools: list[Any]
+    turn: str = ""
+
+
+class EffectIntended(Content, frozen=True, kw_only=True):
+    """A tool or a model is about to be called; the effect's id is the id of this record.
+
+    `identity` says which call of the agent this is, so that a later process recognizes it. `owner`
+    is the record by which the writer owned the turn: only a writer that took the turn over may
+    decide about an effect that it did not begin. `retries` is the position of the intent that this
+    one retries, or 0.
+    """
+
+    kind: ClassVar[str] = "effect.intended"
+
+    identity: str
+    tool: str
+    arguments: Any = None
+    """The tool's arguments. A model's request is not stored again: the messages contain it."""
+    digest: str
+    """The digest of the arguments as stored, or of the model's request."""
+    key: str
+    """The idempotency key for the outside world: the same for every attempt."""
+    policy: Literal["read_only", "idempotent", "reconcile", "unsafe"]
+    turn: str
+    owner: str
+    version: str = ""
+    actor: str = ""
+    parent: str = ""
+    """The identity of the effect during which this one was called."""
+    retries: int = 0
+    approval: str = ""
+    """The id of the approval that this intent consumed."""
+    called: Literal["tool", "model"] = "tool"
+
+    @property
+    def subject(self) -> str:
+        return self.identity
+
+
+class EffectSettled(Content, frozen=True, kw_only=True):
+    """The outcome of an effect: its result or its error as data, or `unknown`.
+
+    `unknown` may be followed by `reconciled`; every other outcome is final.
+    """
+
+    kind: ClassVar[str] = "effect.settled"
+
+    effect: str
+    identity: str
+    state: Literal["succeeded", "failed", "unknown", "reconciled"]
+    result: Any = None
+    error: str = ""
+    """The name of the exception's type if the call failed."""
+    reason: str = ""
+    duration: float = 0.0
+    turn: str = ""
+    said: int = 0
+    """The result is this many messages directly before this record, in the same append."""
+    told: Literal["", "text", "json"] = ""
+    """A large result is stored once: as the text of the previous message, or as JSON in it."""
+
+    @property
+    def subject(self) -> str:
+        return self.identity
+
+
+class Value(Content, frozen=True, kw_only=True):
+    """A version of a named document: complete, a delta against the previous version, or deleted.
+
+    `previous` is the position of the previous version; `earlier`, in a complete version, that of
+    the complete version before it. Both are 0 if there is none.
+    """
+
+    kind: ClassVar[str] = "value"
+
+    key: str
+    version: int
+    form: Literal["full", "delta", "deleted"]
+    data: Any = None
+    previous: int = 0
+    earlier: int = 0
+
+    @property
+    def subject(self) -> str:
+        return self.key
+
+
+class TurnBegun(Content, frozen=True, kw_only=True):
+    """A turn began; its id is the id of this record."""
+
+    kind: ClassVar[str] = "turn.begun"
+
+    correlation_id: str = ""
+
+
+class TurnChange(Content, frozen=True, kw_only=True):
+    """The common base of the later records of a turn."""
+
+    turn: str
+
+    @property
+    def subject(self) -> str:
+        return self.turn
+
+
+class TurnContinued(TurnChange, frozen=True, kw_only=True):
+    """Another handle took over an interrupted turn; the previous owner is fenced."""
+
+    kind: ClassVar[str] = "turn.continued"
+
+
+class TurnCompleted(TurnChange, frozen=True, kw_only=True):
+    """The turn ended: the agent's answer is complete."""
+
+    kind: ClassVar[str] = "turn.completed"
+
+
+class TurnFailed(TurnChange, frozen=True, kw_only=True):
+    """The turn ended with an error, stored as its type and its text."""
+
+    kind: ClassVar[str] = "turn.failed"
+
+    error: str
+    reason: str = ""
+
+
+class TurnAbandoned(TurnChange, frozen=True, kw_only=True):
+    """An interrupted turn was abandoned: it will not be continued."""
+
+    kind: ClassVar[str] = "turn.abandoned"
+
+    reason: str = ""
+
+
+class Note(Content, frozen=True, kw_only=True):
+    """A remark for people and programs; never part of the conversation."""
+
+    kind: ClassVar[str] = "note"
+
+    data: Any
+    author: str = ""
+
+
+class Labelled(Content, frozen=True, kw_only=True):
+    """Labels were added to the session or removed from it."""
+
+    kind: ClassVar[str] = "labelled"
+
+    add: tuple[str, ...] = ()
+    remove: tuple[str, ...] = ()
+
+
+class Branched(Content, frozen=True, kw_only=True):
+    """The first record of a branch, which shares `parent`'s history through position `at`."""
+
+    kind: ClassVar[str] = "branched"
+
+    parent: str
+    stream: str
+    at: int
+
+
+class Kept(Content, frozen=True, kw_only=True):
+    """The session must not be deleted: for a branch (`branch` and its stream id), or a reason.
+
+    For a branch, the reason says whether the branch exists or is still being created.
+    """
+
+    kind: ClassVar[str] = "kept"
+    BEGINS: ClassVar[str] = "a branch begins"
+    STANDS: ClassVar[str] = "branch"
+
+    reason: str
+    branch: str = ""
+    stream: str = ""
+
+    @property
+    def complete(self) -> bool:
+        """Whether this prevents deletion; a branch still being created may lose to a deletion."""
+        return self.reason != self.BEGINS
+
+
+class Released(Content, frozen=True, kw_only=True):
+    """A keep, given by the id of its record, was released."""
+
+    kind: ClassVar[str] = "released"
+
+    keep: str
+
+    @property
+    def subject(self) -> str:
+        return self.keep
+
+
+class Deleted(Content, frozen=True, kw_only=True):
+    """The session was deleted; earlier entries may be dropped. Later records start a new one."""
+
+    kind: ClassVar[str] = "deleted"
+
+    reason: str = ""
+
+
+class Recovered(Content, frozen=True, kw_only=True):
+    """The entries from `first` to `last` are a batch truncated by a crash; they count as absent."""
+
+    kind: ClassVar[str] = "recovered"
+
+    first: int
+    last: int
+
+
+class Snapshot(Content, frozen=True, kw_only=True):
+    """The session state after the previous record, so that opening reads no further back."""
+
+    kind: ClassVar[str] = "snapshot"
+
+    fold: int
+    facts: dict[str, Any]
+
+
+KINDS: dict[str, type[Content]] = {
+    content.kind: content
+    for content in (
+        EffectIntended,
+        EffectSettled,
+        ApprovalAsked,
+        ApprovalDecided,
+        Message,
+        Piece,
+        Pinned,
+        Summary,
+        SummaryUndone,
+        Tools,
+        Value,
+        TurnBegun,
+        TurnContinued,
+        TurnCompleted,
+        TurnFailed,
+        TurnAbandoned,
+        Note,
+        Labelled,
+        Branched,
+        Kept,
+        Released,
+        LeaseTaken,
+        LeaseRenewed,
+        LeaseReleased,
+        Deleted,
+        Recovered,
+        Snapshot,
+    )
+}
+
+
+class Record(NamedTuple):
+    """A stored record as `session.records()` shows it. `digest` is that of its entry."""
+
+    position: int
+    id: str
+    kind: str
+    time: datetime
+    content: Content
+    digest: str

@@ -1,0 +1,92 @@
+"""I/O as yielded requests: generators request, a sync or async driver performs.
+
+Every operation of several reads and writes (opening, catching up, branching) is written once, as a
+generator that yields requests; `Driver` and `AsyncDriver` perform them. An error is thrown into
+the generator at the request that failed, so `try` works there as usual.
+
+Call the typed functions below with `yield from`. Only the one commit of every write is yielded
+directly.
+"""
+
+from collections.abc import Collection, Generator, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
+
+from perdure.backends.protocol import Append, Entry, Head, Outcome
+
+T = TypeVar("T")
+
+
+class Read(NamedTuple):
+    stream: str
+    after: int
+    limit: int
+    reverse: bool
+
+
+class Heads(NamedTuple):
+    prefix: str
+    after: str
+    labels: Collection[str]
+    limit: int
+    without: Collection[str] = ()
+
+
+class Commit(msgspec.Struct, frozen=True, gc=False):
+    append: Append
+
+
+class Drop(NamedTuple):
+    stream: str
+    before: int
+
+
+class Wait(NamedTuple):
+    stream: str
+    after: int
+    timeout: float
+
+
+Request = Read | Heads | Commit | Drop | Wait
+
+Steps = Generator[Request, Any, T]
+
+
+def read(stream: str, *, after: int, limit: int, reverse: bool = False) -> Steps[Sequence[Entry]]:
+    answer: Sequence[Entry] = yield Read(stream, after, limit, reverse)
+    return answer
+
+
+def heads(
+    *,
+    prefix: str,
+    after: str = "",
+    labels: Collection[str] = (),
+    without: Collection[str] = (),
+    limit: int,
+) -> Steps[Sequence[Head]]:
+    answer: Sequence[Head] = yield Heads(prefix, after, labels, limit, without)
+    return answer
+
+
+def head(stream: str) -> Steps[Head | None]:
+    """Return the head of one stream, or None."""
+    # Listings are sorted by name, and a name sorts before all longer names that begin with it.
+    page = yield from heads(prefix=stream, limit=1)
+    return page[0] if page and page[0].stream == stream else None
+
+
+def commit(append: Append) -> Steps[Outcome]:
+    outcome: Outcome = yield Commit(append)
+    return outcome
+
+
+def drop(stream: str, *, before: int) -> Steps[None]:
+    yield Drop(stream, before)
+
+
+def wait(stream: str, *, after: int, timeout: float) -> Steps[bool]:
+    """Wait up to `timeout` seconds; return whether a stream's head is beyond a position."""
+    answer: bool = yield Wait(stream, after, timeout)
+    return answer

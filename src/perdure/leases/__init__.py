@@ -1,1 +1,0 @@
-"""One worker at a time: who may write to a session, and until when."""

@@ -1,0 +1,81 @@
+"""Wait for records: by the store's capability, or by looking at a head. Twin: `waiting_async`."""
+
+import time
+from typing import Any
+from weakref import WeakSet
+
+from perdure.backends import watchers
+from perdure.backends.protocol import WATCH, Backend, require_watch
+from perdure.backends.watchers import FIRST_PAUSE, LONGEST_PAUSE
+from perdure.core.batching import T
+from perdure.journal.requests import Commit, Drop, Heads, Read, Request, Steps, Wait
+from perdure.sync.group_commit import GroupCommitter
+
+
+class Driver:
+    """Runs steps: performs their requests on a blocking backend."""
+
+    def __init__(self, backend: Backend, committer: GroupCommitter) -> None:
+        self.name = backend.name
+        self.handles: WeakSet[Any] = WeakSet()
+        """The handles that write through this driver, so that closing can wait for them."""
+        self._backend = backend
+        self.committer = committer
+        self.longest_wait = watchers.longest_wait(backend)
+        self.closed = False
+
+    def end_waits(self, stream: str) -> None:
+        """Cancel this process's waits on a stream: a session is being closed."""
+        watchers.cancel_waiters(self._backend, stream)
+
+    def run(self, steps: Steps[T]) -> T:
+        """Return the result of steps; errors of the backend are raised in the step that asked."""
+        try:
+            request = next(steps)
+            while True:
+                try:
+                    answer = self.answer(request)
+                except BaseException as error:  # noqa: BLE001 - the steps handle or re-raise it
+                    request = steps.throw(error)
+                else:
+                    request = steps.send(answer)
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
+
+    def answer(self, request: Request) -> Any:
+        """Perform one request and return the reply."""
+        if type(request) is Commit:  # The most frequent request, so it skips the slower `match`.
+            return self.committer.append(request.append)
+        match request:
+            case Read(stream, after, limit, reverse):
+                return list(self._backend.read(stream, after=after, limit=limit, reverse=reverse))
+            case Heads(prefix, after_name, labels, limit, without):
+                return list(
+                    self._backend.streams(
+                        prefix=prefix, after=after_name, labels=labels, without=without, limit=limit
+                    )
+                )
+            case Drop(stream, before):
+                return self._backend.drop(stream, before=before)
+            case Wait(stream, after, timeout):
+                return wait_for_records(self._backend, stream, after=after, timeout=timeout)
+
+
+def wait_for_records(backend: Backend, stream: str, *, after: int, timeout: float) -> bool:
+    """Return True once a stream's head stands after a position, False when the time has passed."""
+    if WATCH in backend.capabilities:
+        return require_watch(backend).watch(stream, after=after, timeout=timeout)
+    deadline, pause = time.monotonic() + timeout, FIRST_PAUSE
+    while not _is_beyond(backend, stream, after):
+        left = min(pause, deadline - time.monotonic())
+        if left <= 0:
+            return False
+        time.sleep(left)
+        pause = min(pause * 1.5, LONGEST_PAUSE)
+    return True
+
+
+def _is_beyond(backend: Backend, stream: str, after: int) -> bool:
+    for head in backend.streams(prefix=stream, limit=1):
+        return head.stream == stream and head.position > after
+    return False

@@ -1,0 +1,277 @@
+"""Group commit for threads: callers that arrive during a commit share the next one and its fsync.
+
+In: plans of one session, or appends of many. Out: one result per item, in the caller's thread.
+
+A lone caller works in its own thread. Of several waiting callers, the first is woken to do the work
+of all (the leader); the others are woken once, with their result. Needless wake-ups would cost more
+than everything else here. Two threads are woken at a time, and each wakes another one on its way
+out: waking all at once would make them compete for the interpreter lock.
+
+A commit that fails because of one stream does not fail the others: each thread then sends its own
+append alone, and a stream that keeps failing is isolated until an append succeeds (`parting`).
+
+To edit: a signal handler may raise between any two lines of `Combiner`. State that other threads
+depend on is repaired in `_leave`, which must stay safe to call twice.
+"""
+
+import os
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, Generic
+
+from perdure.backends.protocol import STORED, Append, Backend, Outcome
+from perdure.core.batching import (
+    ItemT,
+    ResultT,
+    RetryAlone,
+    copy_for_waiter,
+    group_by_stream,
+    is_store_down,
+    isolates_stream,
+)
+from perdure.errors import UnavailableError, UsageError
+
+WAKE_CONCURRENCY = 2  # threads; one computes while the next wakes up, more would only wait for it
+
+
+_thread_state = threading.local()
+
+
+class _Waiter(Generic[ItemT, ResultT]):
+    __slots__ = (
+        "abandoned",
+        "answer",
+        "combiner",
+        "done",
+        "error",
+        "finished",
+        "followers",
+        "item",
+        "outer",
+        "wake_lock",
+        "wake_next",
+        "woken",
+    )
+
+    def __init__(self, item: ItemT, combiner: "Batcher[ItemT, ResultT]") -> None:
+        self.item = item
+        self.combiner = combiner
+        self.outer: _Waiter[Any, Any] | None = getattr(_thread_state, "waiter", None)
+        """The submit that this thread was already in when it called this one, if any."""
+        self.answer: ResultT | None = None
+        self.error: BaseException | None = None
+        self.done = False
+        self.wake_lock: threading.Lock | None = None
+        """Held until the thread is woken, to lead or to return its result."""
+        self.woken = False
+        self.abandoned = False
+        self.finished = False
+        self.followers: Sequence[_Waiter[ItemT, ResultT]] = ()
+        """The waiters whose items this one processes as the leader."""
+        self.wake_next: Sequence[_Waiter[ItemT, ResultT]] = ()
+        """The waiters to wake on the way out."""
+
+    def wake_up(self) -> None:
+        """Wake the thread. Calling this twice is harmless: the thread waits only once."""
+        if self.wake_lock is not None and self.wake_lock.locked():
+            self.wake_lock.release()
+
+
+class Batcher(Generic[ItemT, ResultT]):
+    """Processes the items of many threads together, in one of them.
+
+    A signal handler may raise at any point in the thread that leads or waits. `_leave` completes
+    what was interrupted. It is idempotent, and called twice in case it is interrupted itself.
+    """
+
+    def __init__(
+        self,
+        run: Callable[[list[ItemT]], Sequence[ResultT]],
+        target: "Batcher[ItemT, ResultT] | None" = None,
+    ) -> None:
+        self._run = run
+        self.target = target or self
+        """Identifies combiners for the same target: a thread inside one may not enter another."""
+        self._reset()
+
+    def _reset(self) -> None:
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._leader: _Waiter[ItemT, ResultT] | None = None
+        self._queue: list[_Waiter[ItemT, ResultT]] = []
+
+    def submit(self, item: ItemT) -> ResultT:
+        """Return the result of an item once it was processed, by this thread or another."""
+        if self._pid != os.getpid():
+            self._reset()  # After a fork, the threads that held the lock or waited do not exist.
+        waiter: _Waiter[ItemT, ResultT] = _Waiter(item, self)
+        if waiter.outer is not None:
+            waiter.outer = self._require_not_nested(waiter.outer)
+        try:
+            try:
+                _thread_state.waiter = waiter
+                self._join(waiter)
+            finally:
+                self._leave(waiter)
+        finally:
+            _thread_state.waiter = waiter.outer
+            if not waiter.finished:
+                self._leave(waiter)
+        if waiter.error is not None:
+            raise waiter.error
+        return waiter.answer  # type: ignore[return-value]
+
+    def _require_not_nested(self, current: _Waiter[Any, Any] | None) -> _Waiter[Any, Any] | None:
+        """Return the submit this thread is in; UsageError if waiting for it would deadlock."""
+        while current is not None and current.finished:  # An interrupt left it behind.
+            current = current.outer
+        outer = current
+        while outer is not None:
+            if outer.combiner.target is self.target:
+                reason = "this thread is in the middle of a write and cannot start another one"
+                raise UsageError(f"{reason}: in a signal handler, set a flag or raise")
+            outer = outer.outer
+        return current
+
+    def _join(self, waiter: _Waiter[ItemT, ResultT]) -> None:
+        with self._lock:
+            if self._leader is None:
+                self._leader = waiter
+            else:
+                waiter.wake_lock = threading.Lock()
+                waiter.wake_lock.acquire()
+                self._queue.append(waiter)
+        if waiter.wake_lock is not None:
+            waiter.wake_lock.acquire()
+            waiter.woken = True
+        if self._leader is waiter:
+            self._lead(waiter)
+
+    def _lead(self, own: _Waiter[ItemT, ResultT]) -> None:
+        if self._queue:
+            with self._lock:
+                others = [waiter for waiter in self._queue if waiter is not own]
+                # One statement: a waiter that has a result but is still queued would be made the
+                # leader after it has returned.
+                own.followers, self._queue = others, []
+        try:
+            if not own.followers:
+                (own.answer,) = self._run([own.item])
+                return
+            batch = [own, *own.followers]
+            answers = self._run([waiter.item for waiter in batch])
+            for waiter, answer in zip(batch, answers, strict=True):
+                waiter.answer, waiter.done = answer, True
+        except BaseException as error:  # noqa: BLE001 - re-raised in every waiting thread
+            own.error = error
+            for waiter in own.followers:
+                waiter.error, waiter.done = copy_for_waiter(error), True
+
+    def _leave(self, waiter: _Waiter[ItemT, ResultT]) -> None:
+        """Make sure that no other thread keeps waiting for this one: hand over, deliver, wake."""
+        if waiter.wake_lock is not None and not waiter.woken:
+            with self._lock:
+                waiter.abandoned = True
+                self._queue = [other for other in self._queue if other is not waiter]
+        if self._leader is waiter:
+            with self._lock:
+                if self._queue:  # An interrupt before `_lead` leaves this waiter queued.
+                    self._queue = [other for other in self._queue if other is not waiter]
+                if self._queue:
+                    waiter.wake_next = [self._queue[0]]
+                self._leader = self._queue[0] if self._queue else None
+        if waiter.followers:
+            self._answer(waiter.followers, waiter)
+        for next_waiter in waiter.wake_next:
+            next_waiter.wake_up()
+        waiter.finished = True
+
+    def _answer(
+        self, answered: Sequence[_Waiter[ItemT, ResultT]], leader: _Waiter[ItemT, ResultT]
+    ) -> None:
+        with self._lock:
+            waiting = [waiter for waiter in answered if not waiter.abandoned]
+            for waiter in waiting:
+                if not waiter.done:  # The leader was interrupted before it had this result.
+                    waiter.error, waiter.done = copy_for_waiter(KeyboardInterrupt()), True
+            for waiter, next_waiter in zip(waiting, waiting[WAKE_CONCURRENCY:], strict=False):
+                waiter.wake_next = [next_waiter]
+        leader.wake_next = [*leader.wake_next[:1], *waiting[:WAKE_CONCURRENCY]]
+
+
+CommitResult = Outcome | RetryAlone[threading.Lock]
+
+
+class GroupCommitter:
+    """Sends the appends of many sessions to a backend together."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self._combiner: Batcher[Append | None, CommitResult] = Batcher(self._send)
+        self._isolated: dict[str, Batcher[Append | None, CommitResult]] = {}
+        """Combiners of streams whose last append failed on its own: they share no commit."""
+
+    def append(self, append: Append) -> Outcome:
+        """Return the outcome of an append; what was stored is durable."""
+        result = self.combiner_for(append).submit(append)
+        return self._retry_alone(append, result) if isinstance(result, RetryAlone) else result
+
+    def drain(self) -> None:
+        """Return when everything submitted before has its result."""
+        for combiner in (self._combiner, *self._isolated.copy().values()):
+            combiner.submit(None)
+
+    def combiner_for(self, append: Append) -> Batcher[Append | None, CommitResult]:
+        """Return the combiner for an append: the shared one, unless its stream is isolated."""
+        isolated = self._isolated.get(append.stream) if self._isolated else None
+        return self._combiner if isolated is None else isolated
+
+    def _new_combiner(self) -> Batcher[Append | None, CommitResult]:
+        return Batcher(self._send, self._combiner)
+
+    def _send(self, appends: list[Append | None]) -> Sequence[CommitResult]:
+        if len(appends) == 1 and appends[0] is not None:
+            return self._send_one(appends[0])
+        results: list[CommitResult] = [STORED] * len(appends)
+        for group in group_by_stream(appends):
+            for (number, _), result in zip(group, self._send_group(group), strict=True):
+                results[number] = result
+        return results
+
+    def _send_group(self, group: list[tuple[int, Append]]) -> Sequence[CommitResult]:
+        try:
+            if len(group) == 1:
+                return self._send_one(group[0][1])
+            return self._attempt([append for _, append in group])
+        except Exception as error:
+            if is_store_down(error):
+                raise
+            return [RetryAlone(error, len(group), threading.Lock)] * len(group)
+
+    def _retry_alone(self, append: Append, parting: RetryAlone[threading.Lock]) -> Outcome:
+        """Send an append of a failed commit again, on its own."""
+        with parting.lock, parting.attempt():
+            return self._new_combiner().submit(append)  # type: ignore[return-value]
+
+    def _send_one(self, append: Append) -> Sequence[Outcome]:
+        try:
+            outcomes = self._attempt([append])
+        except Exception as error:
+            if isolates_stream(error):
+                self._isolated.setdefault(append.stream, self._new_combiner())
+            raise
+        if self._isolated:
+            self._isolated.pop(append.stream, None)
+        return outcomes
+
+    def _attempt(self, batch: list[Append]) -> Sequence[Outcome]:
+        try:
+            return self._backend.append(batch)
+        except UnavailableError as error:
+            if error.was_waited_for or (error.of_one and len(batch) > 1):
+                raise
+            # The backend reconnects by itself, and appends are idempotent, so a retry is safe.
+            try:
+                return self._backend.append(batch)
+            except UsageError:  # Closed meanwhile: the first attempt's outcome stays unknown.
+                raise error from None

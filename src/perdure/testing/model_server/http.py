@@ -1,0 +1,178 @@
+"""Sockets: reads requests, hands them over, and sends replies, or fails to as it was told to.
+
+Every connection has a thread of its own, which ends with the connection or with the server:
+closing shuts all sockets, so that nothing waits for a client that has gone quiet.
+"""
+
+import contextlib
+import json
+import select
+import socket
+import socketserver
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from http.server import BaseHTTPRequestHandler
+from typing import Any
+from urllib.parse import urlsplit
+
+from perdure.testing.model_server.api import Reply
+from perdure.testing.model_server.faults import Fault
+
+LOOPBACK = "127.0.0.1"
+
+POLL = 0.02  # How soon a closing server or a client that left is noticed, in seconds.
+
+JSON = {"content-type": "application/json"}
+
+STREAM = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
+
+
+Respond = Callable[[str, str, Mapping[str, str], bytes], tuple[Reply, Fault | None]]
+
+
+class Listener(socketserver.TCPServer):
+    """Accepts connections on loopback alone."""
+
+    allow_reuse_address = True
+    request_queue_size = 128
+
+    def __init__(self, port: int, respond: Respond) -> None:
+        self.respond = respond
+        self.closing = threading.Event()
+        self._lock = threading.Lock()
+        self._open: dict[socket.socket, threading.Thread] = {}
+        super().__init__((LOOPBACK, port), Connection)  # Closes the socket if it can not bind.
+        self._accepting = threading.Thread(
+            target=self.serve_forever, args=(POLL,), name="perdure-model-server", daemon=True
+        )
+        self._accepting.start()
+
+    @property
+    def port(self) -> int:
+        return int(self.socket.getsockname()[1])
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        thread = threading.Thread(
+            target=self._converse,
+            args=(request, client_address),
+            name="perdure-model-connection",
+            daemon=True,
+        )
+        with self._lock:
+            self._open[request] = thread
+        thread.start()
+
+    def _converse(self, request: socket.socket, client_address: Any) -> None:
+        try:
+            self.finish_request(request, client_address)
+        except Exception:  # noqa: BLE001 - reported by handle_error.
+            self.handle_error(request, client_address)
+        finally:
+            with self._lock:
+                self._open.pop(request, None)
+            self.shutdown_request(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Report what went wrong, unless it is that the other side is gone."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
+
+    def close(self) -> None:
+        """End every connection and every thread."""
+        self.closing.set()
+        self.shutdown()
+        self._accepting.join()
+        with self._lock:
+            connections = [*self._open.items()]
+        for connection, _ in connections:
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+        for _, thread in connections:
+            thread.join()
+        self.server_close()
+
+
+class Connection(BaseHTTPRequestHandler):
+    """Serves the requests of one connection, one after the other."""
+
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+    server: Listener
+
+    def do_GET(self) -> None:
+        self._serve()
+
+    def do_POST(self) -> None:
+        self._serve()
+
+    def do_DELETE(self) -> None:
+        self._serve()
+
+    def log_message(self, *_: Any) -> None:
+        """Say nothing on the terminal: the requests are kept for the test."""
+
+    def _serve(self) -> None:
+        length = int(self.headers.get("content-length") or 0)
+        body = self.rfile.read(length)
+        if len(body) < length:
+            self.close_connection = True
+            return
+        headers = {name.lower(): value for name, value in self.headers.items()}
+        path = urlsplit(self.path).path
+        reply, fault = self.server.respond(self.command, path, headers, body)
+        if fault is not None and fault.at_once and fault.kind is not None:
+            self._fail(fault)
+        elif reply.frames is None:
+            self._send_whole(reply, fault)
+        else:
+            self._send_stream(reply, fault)
+
+    def _send_whole(self, reply: Reply, fault: Fault | None) -> None:
+        data = b"" if reply.body is None else json.dumps(reply.body).encode()
+        self._head(reply, {**JSON, "content-length": str(len(data))})
+        if fault is not None and fault.kind == "slow":
+            if not self._waits(fault):
+                return
+        elif fault is not None and fault.kind is not None:
+            self.wfile.write(data[: len(data) // 2])
+            self._fail(fault)
+            return
+        self.wfile.write(data)
+
+    def _send_stream(self, reply: Reply, fault: Fault | None) -> None:
+        self._head(reply, {**STREAM, "transfer-encoding": "chunked"})
+        frames = [*(reply.frames or ())]
+        cut = fault is not None and fault.kind in ("disconnect", "hang")
+        for number, frame in enumerate(frames[: fault.after_chunks] if fault and cut else frames):
+            slow = fault is not None and fault.kind == "slow" and number >= fault.after_chunks
+            if fault is not None and slow and not self._waits(fault):
+                return
+            self.wfile.write(b"%x\r\n%b\r\n" % (len(frame), frame))
+        if fault is not None and cut:
+            self._fail(fault)
+        else:
+            self.wfile.write(b"0\r\n\r\n")
+
+    def _head(self, reply: Reply, headers: Mapping[str, str]) -> None:
+        self.send_response(reply.status)
+        for name, value in {**headers, **reply.headers}.items():
+            self.send_header(name, value)
+        self.end_headers()
+
+    def _waits(self, fault: Fault) -> bool:
+        """Wait, and tell whether to go on: a server that closes says no more."""
+        closing = self.server.closing.wait(fault.seconds)
+        self.close_connection |= closing
+        return not closing
+
+    def _fail(self, fault: Fault) -> None:
+        """Hang until the client or the server has enough, or not at all; then cut the line."""
+        if fault.kind == "hang":
+            while not self.server.closing.wait(POLL) and not self._is_gone():
+                pass
+        self.close_connection = True
+
+    def _is_gone(self) -> bool:
+        readable, _, _ = select.select([self.connection], [], [], 0)
+        return bool(readable) and not self.connection.recv(1, socket.MSG_PEEK)

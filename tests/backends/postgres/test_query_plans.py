@@ -1,0 +1,166 @@
+"""What a statement of a Postgres store touches does not depend on what the planner believes.
+
+A server that has never analysed the tables guesses. A plan that is kept may be made while they are
+empty and used when they are not.
+"""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import psycopg
+import pytest
+
+from perdure.backends.postgres.address import parse_address
+from perdure.backends.postgres.backend import PostgresBackend
+from perdure.backends.postgres.connection import Connection, connect_options
+from perdure.backends.postgres.listing import NameListing, RecencyListing, head_steps
+from perdure.backends.postgres.operations import Operations, Query, Steps, StreamPage
+from perdure.backends.postgres.statements import Statements
+from perdure.testing.contract.samples import appended
+from tests.backends.postgres import server as postgres
+
+MANY = 6_000
+FEW_BLOCKS = 150  # Of 8 kB; a table or an index has more, and is not to be gone through.
+
+# Four entries and two labels each, one of which is borne no more; tenants with one stream each; and
+# as many deleted ones, which come first by name and by time.
+LOAD = """
+create function {schema}.name_of(number integer) returns bytea
+  language sql as $$ select (repeat('session ', 30) || number)::bytea $$;
+create function {schema}.key_of(number integer) returns bytea
+  language sql as $$ select substring(sha256('t\\000' || {schema}.name_of(number)) for 16) $$;
+insert into {schema}.head
+select case when number > {many} then format('t%s', number) else 't' end,
+  {schema}.name_of(number), {schema}.key_of(number), 4, repeat('d', 64), '["kept"]', number
+from generate_series(1, {many} * 5 / 4) as number;
+insert into {schema}.head
+select 't', ('gone ' || repeat('session ', 30) || number)::bytea, {schema}.key_of(-number), 1,
+  repeat('d', 64), '["deleted"]', {many} * 2 + number
+from generate_series(1, {many}) as number;
+insert into {schema}.entry
+select {schema}.key_of(number), position, 't', '[]', '[]'
+from generate_series(1, {many}) as number, generate_series(1, 4) as position;
+insert into {schema}.label
+select 't', {schema}.name_of(number), label::bytea, label = 'kept'
+from generate_series(1, {many}) as number, unnest(array['kept', 'busy']) as label;
+"""
+
+
+class Store(NamedTuple):
+    """A store with many sessions, and connections that keep every plan that they ever made."""
+
+    admin: psycopg.Connection[Any]
+    schema: str
+    book: Operations
+    early: Connection
+    late: Connection
+
+    def touched(self) -> int:
+        """Return how many blocks of tables and indexes were looked at until now."""
+        query = """select sum(heap_blks_read + heap_blks_hit + idx_blks_read + idx_blks_hit)
+            from pg_statio_user_tables where schemaname = %s"""
+        self.admin.execute("select pg_stat_force_next_flush()")  # What loading touched counts now.
+        row = self.admin.execute(query, (self.schema,)).fetchone()
+        assert row is not None
+        return int(row[0])
+
+    def blocks(self, link: Connection, steps: Steps[Any]) -> dict[str, int]:
+        """Carry out steps; return how many blocks each of their statements looked at."""
+        names = {text: name for name, text in self.book.sql._asdict().items()}
+        found: dict[str, int] = {}
+        try:
+            request = next(steps)
+            while True:
+                before = self.touched()
+                answer = link.execute(request.sql, request.parameters, prepare=True, binary=True)
+                rows = answer.fetchall()
+                link.execute("select pg_stat_force_next_flush()", prepare=False)
+                found[names[request.sql]] = self.touched() - before
+                request = steps.send(rows)
+        except StopIteration:
+            return found
+
+
+def only(request: Query) -> Steps[Any]:
+    yield request
+
+
+def calls(book: Operations, number: int) -> Iterator[Steps[Any]]:
+    """Everything that can be asked, about a few sessions that there may be."""
+    names = [f"{'session ' * 30}{number + more}" for more in range(4)]
+    yield book.append([appended(name, 5, 5, "kept", "busy") for name in names[:2]])
+    yield book.append([appended(name, 6, 6, "kept", "busy") for name in names[:2]])
+    yield book.append([appended(names[2], 5, 5, "kept")])
+    yield book.append([appended(names[2], 6, 6, "kept")])
+    yield book.append([appended(names[0], 6, 6, "kept", "busy"), appended(f"new {number}", 1, 1)])
+    yield StreamPage(book, names[0], 0, 3, None, reverse=False).steps()
+    yield StreamPage(book, names[0], 0, 3, None, reverse=True).steps()
+    yield head_steps(book, names[0])
+    yield NameListing(book, "", names[0], (), (), 3).steps()
+    yield NameListing(book, "", "", (), ["deleted"], 3).steps()
+    yield NameListing(book, "gone ", "", (), ["deleted"], 3).steps()
+    yield NameListing(book, "", names[0], ["kept"], ["deleted"], 3).steps()
+    yield RecencyListing(book, "", (), (), 3).steps()
+    yield RecencyListing(book, "", (), ["deleted"], 3).steps()
+    yield RecencyListing(book, names[0], (), (), 3).steps()
+    yield RecencyListing(book, names[0], (), ["deleted"], 3).steps()
+    yield RecencyListing(book, "gone ", (), ["deleted"], 3).steps()
+    yield RecencyListing(book, names[0], ["kept"], ["deleted"], 3).steps()
+    yield only(Query(book.sql.changed, (book.tenant, 2**62) * 2))
+    yield book.register_watch(names[0], 30)
+    yield book.drop(names[0], 2)
+    yield book.remove(names[3], "d" * 64)
+
+
+@pytest.fixture(scope="module")
+def store(postgres_url: str) -> Iterator[Store]:
+    schema = postgres.new_schema()
+    backend = PostgresBackend(postgres.address(postgres_url, schema=schema, tenant="t"))
+    backend.close()
+    generic = {"options": "-c plan_cache_mode=force_generic_plan"}
+    options = {**connect_options(parse_address(postgres_url)), **generic}
+    with (
+        psycopg.connect(postgres_url, autocommit=True) as admin,
+        Connection.connect(**options) as early,
+        Connection.connect(**options) as late,
+    ):
+        for table in ("head", "entry", "label", "watch"):
+            never = f"alter table {schema}.{table} set (autovacuum_enabled = off)"
+            admin.execute(never.encode())
+        store = Store(admin, schema, backend._operations, early, late)
+        for steps in calls(store.book, MANY * 2):
+            store.blocks(early, steps)
+
+        admin.execute(LOAD.format(schema=schema, many=MANY).encode())
+
+        yield store
+    postgres.drop_schema(postgres_url, schema)
+
+
+def test_every_table_and_index_is_larger_than_what_a_statement_may_touch(store: Store) -> None:
+    rows = store.admin.execute(
+        "select relname, pg_relation_size(oid) / 8192 from pg_class"
+        " where relnamespace = to_regnamespace(%s) and relname ~ '^(head|entry|label)'",
+        (store.schema,),
+    ).fetchall()
+    assert len(rows) == 10
+    assert [row for row in rows if row[1] <= FEW_BLOCKS] == []
+
+
+@pytest.mark.parametrize("which", ["early", "late", "analysed"])
+def test_no_statement_goes_through_a_table_or_an_index(store: Store, which: str) -> None:
+    """A plan made when the tables were empty, one made now, and one by statistics that mislead.
+
+    Those say that a tenant has a single session, as most have: any index on the tenant seems good.
+    """
+    number = {"early": 100, "late": 200, "analysed": 300}[which]
+    if which == "analysed":
+        for table in ("head", "entry", "label", "watch"):
+            store.admin.execute(f"analyze {store.schema}.{table}".encode())
+    link = store.early if which == "early" else store.late
+    found: dict[str, int] = {}
+    for steps in calls(store.book, number):
+        for name, blocks in store.blocks(link, steps).items():
+            found[name] = max(blocks, found.get(name, 0))
+    assert {*found} == {*Statements._fields} - {"notify"}
+    assert {name: blocks for name, blocks in found.items() if blocks > FEW_BLOCKS} == {}

@@ -1,0 +1,671 @@
+"""Tools run once, or say that nobody knows."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import perdure
+from perdure.core.effects.calls import Done, Effect, NotDone, ToolTimeoutError, current_effect
+from perdure.errors import (
+    ConflictError,
+    DivergenceError,
+    EffectError,
+    InFlightError,
+    NotFoundError,
+    UnavailableError,
+    UnknownOutcomeError,
+    UsageError,
+)
+from perdure.journal.codec import PAYLOAD_MAX
+from perdure.journal.records import EffectIntended
+
+
+class Ledger:
+    """The outside world: what really happened there."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, Any]] = []
+
+    def charge(self, amount: int) -> dict[str, int]:
+        self.calls.append((current_effect().key, amount))
+        return {"charged": amount}
+
+
+class Killed(BaseException):
+    """The process dies here: nothing is recorded any more."""
+
+
+def dying(session: perdure.Session, ledger: Ledger) -> Callable[[int], Any]:
+    """Return a tool that takes effect and whose process then dies."""
+
+    def charge(amount: int) -> None:
+        ledger.charge(amount)
+        # What a dead process does not write, this one does not either.
+        session._handle.write = _dead  # type: ignore[method-assign]
+        raise Killed
+
+    return charge
+
+
+def _dead(plan: object) -> int:
+    raise Killed
+
+
+@pytest.fixture
+def ledger() -> Ledger:
+    return Ledger()
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "agents.db"
+
+
+def kill_in_call(path: Path, ledger: Ledger, effect: Any, **options: Any) -> None:
+    """Leave a turn behind whose only call took effect and has no outcome."""
+    store = perdure.open(path)
+    session = store.session("s")
+    tool = session.tool(dying(session, ledger), effect=effect, **options)
+    with pytest.raises(Killed), session.turn("Pay.", id="turn-1"):
+        tool(5)
+
+
+def test_a_call_is_recorded_before_and_after(path: Path, ledger: Ledger) -> None:
+    session = perdure.open(path).session("s")
+    charge = session.tool(ledger.charge, version="2", actor="clerk")
+    with session.turn("Pay.") as turn:
+        before = session.position
+        assert charge(5) == {"charged": 5}
+        assert session.position == before + 2
+    (effect,) = session.effects.list()
+    assert (effect.tool, effect.state, effect.turn) == ("charge", "succeeded", turn.id)
+    assert (effect.arguments, effect.result) == ({"amount": 5}, {"charged": 5})
+    assert (effect.policy, effect.version) == ("unsafe", "2")
+    assert effect.key == ledger.calls[0][0]
+    assert effect.duration > 0
+    assert abs((datetime.now(UTC) - effect.time).total_seconds()) < 60
+    assert session.effects.list(tool="other") == []
+    assert session.effects.list(turn=turn.id) == [effect]
+    assert session.effects.list(since=effect.time) == [effect]
+    assert session.effects.list(until=effect.time) == []
+    with pytest.raises(UsageError, match="with a zone"):
+        session.effects.list(since=datetime(2026, 1, 1))  # noqa: DTZ001 - without one, on purpose
+    session.verify()
+
+
+def test_what_was_recorded_is_returned_and_not_run_again(path: Path, ledger: Ledger) -> None:
+    first = perdure.open(path).session("s")
+    turn = first.turn("Pay.", id="turn-1")
+    turn.__enter__()
+    charge = first.tool(ledger.charge)
+    assert [charge(5), charge(5), charge(7)] == [{"charged": n} for n in (5, 5, 7)]
+    # The process is gone. Another one runs the same code, with a newer version of the tool.
+    again = perdure.open(path).session("s")
+    with again.turn("Pay.", id="turn-1"):
+        charge = again.tool(ledger.charge, version="3")
+        assert [charge(5), charge(5), charge(7)] == [{"charged": n} for n in (5, 5, 7)]
+        assert len(ledger.calls) == 3
+        assert charge(5) == {"charged": 5}
+    assert len(ledger.calls) == 4
+    assert len({key for key, _ in ledger.calls}) == 4
+
+
+def test_an_unsafe_call_that_may_have_happened_is_not_made_again(
+    path: Path, ledger: Ledger
+) -> None:
+    kill_in_call(path, ledger, "unsafe", name="charge")
+    session = perdure.open(path).session("s")
+    charge = session.tool(ledger.charge)
+    turn = session.turn("Pay.", id="turn-1")
+    with turn, pytest.raises(UnknownOutcomeError, match="may have happened") as caught:
+        charge(5)
+    assert len(ledger.calls) == 1
+    assert "unknown-effect" in session.labels
+    (unknown,) = session.effects.unknown()
+    assert (unknown.id, unknown.key) == (caught.value.effect, ledger.calls[0][0])
+    session.effects.reconcile(unknown, Done({"charged": 5}))
+    assert session.effects.unknown() == []
+    assert session.labels == frozenset()
+    last = session.last
+    assert last is not None
+    assert '{"charged":5}' in last["content"]
+    with pytest.raises(NotFoundError):
+        session.effects.reconcile(unknown.id, NotDone())
+    session.verify()
+
+
+@pytest.mark.parametrize("effect", ["idempotent", "read_only"])
+def test_a_harmless_call_is_made_again_with_the_same_key(
+    path: Path, ledger: Ledger, effect: Any
+) -> None:
+    kill_in_call(path, ledger, effect, name="charge")
+    session = perdure.open(path).session("s")
+    with session.turn("Pay.", id="turn-1"):
+        assert session.tool(ledger.charge, effect=effect)(5) == {"charged": 5}
+    assert len(ledger.calls) == 2
+    assert len({key for key, _ in ledger.calls}) == 1
+    assert [one.state for one in session.effects.list()] == ["repeated", "succeeded"]
+
+
+def test_the_stricter_of_two_policies_counts(path: Path, ledger: Ledger) -> None:
+    kill_in_call(path, ledger, "unsafe", name="charge")
+    session = perdure.open(path).session("s")
+    with session.turn("Pay.", id="turn-1"), pytest.raises(UnknownOutcomeError):
+        session.tool(ledger.charge, effect="idempotent")(5)
+    assert len(ledger.calls) == 1
+
+
+@pytest.mark.parametrize("found", [Done({"charged": 5}), NotDone()])
+def test_a_call_is_reconciled_by_the_users_function(
+    path: Path, ledger: Ledger, found: Done | NotDone
+) -> None:
+    asked: list[Effect] = []
+
+    def look(effect: Effect) -> Done | NotDone:
+        asked.append(effect)
+        return found
+
+    kill_in_call(path, ledger, "reconcile", name="charge", reconcile=look)
+    assert asked == []
+    session = perdure.open(path).session("s")
+    with session.turn("Pay.", id="turn-1"):
+        charge = session.tool(ledger.charge, effect="reconcile", reconcile=look)
+        assert charge(5) == {"charged": 5}
+    assert [(one.key, one.arguments) for one in asked] == [(ledger.calls[0][0], {"amount": 5})]
+    assert len(ledger.calls) == (1 if isinstance(found, Done) else 2)
+    assert len({key for key, _ in ledger.calls}) == 1
+    session.verify()
+
+
+@pytest.mark.parametrize("bad", [ZeroDivisionError("no"), "done", Done({1})])
+def test_a_reconcile_function_that_fails_leaves_the_call_unknown(
+    path: Path, ledger: Ledger, bad: Any
+) -> None:
+    def look(_: Effect) -> Any:
+        if isinstance(bad, Exception):
+            raise bad
+        return bad
+
+    kill_in_call(path, ledger, "reconcile", name="charge", reconcile=look)
+    session = perdure.open(path).session("s")
+    with session.turn("Pay.", id="turn-1"):
+        charge = session.tool(ledger.charge, effect="reconcile", reconcile=look)
+        with pytest.raises(UnknownOutcomeError, match="function failed"):
+            charge(5)
+    assert len(ledger.calls) == 1
+    assert "function failed" in session.effects.unknown()[0].reason
+
+
+def test_other_arguments_under_the_same_identity_are_a_divergence(
+    path: Path, ledger: Ledger
+) -> None:
+    session = perdure.open(path).session("s")
+    charge = session.tool(ledger.charge).keyed("invoice-17")
+    with session.turn("Pay."):
+        assert charge(5) == {"charged": 5}
+    with session.turn("Pay again."):
+        assert charge(5) == {"charged": 5}
+        with pytest.raises(DivergenceError, match="invoice-17") as caught:
+            charge(6)
+        for amount in (5, 6):
+            assert f'{{"amount":{amount}}}' in str(caught.value)
+    assert len(ledger.calls) == 1
+
+
+def test_a_key_within_a_turn_holds_for_that_turn_and_is_forgotten_with_it(
+    path: Path, ledger: Ledger
+) -> None:
+    session = perdure.open(path).session("s")
+    charge = session.tool(ledger.charge)
+    with session.turn("Pay."):
+        assert charge.keyed("call-1", in_turn=True)(5) == {"charged": 5}
+        assert charge.keyed("call-1", in_turn=True)(5) == {"charged": 5}
+        with pytest.raises(DivergenceError):
+            charge.keyed("call-1", in_turn=True)(6)
+        charge.keyed("call-2", in_turn=True)(5)
+    assert session._replica.state.deeds.by_identity == {}
+    with session.turn("Pay again."):
+        charge.keyed("call-1", in_turn=True)(5)
+    assert len(ledger.calls) == 3
+
+
+def test_a_call_of_a_turn_that_was_left_is_served_when_it_is_entered_again(
+    path: Path, ledger: Ledger
+) -> None:
+    session = perdure.open(path).session("s")
+    charge = session.tool(ledger.charge)
+    with session.turn("Pay.") as turn:
+        charge.keyed("call-1", in_turn=True)(5)
+        turn.leave()
+    (again,) = session.interrupted
+    with again:
+        assert charge.keyed("call-1", in_turn=True)(5) == {"charged": 5}
+    assert len(ledger.calls) == 1
+
+
+def test_an_error_is_recorded_and_served(path: Path) -> None:
+    calls = []
+
+    def broken(text: str) -> None:
+        calls.append(text)
+        raise ZeroDivisionError(text)
+
+    first = perdure.open(path).session("s")
+    first.turn("Try.", id="turn-1").__enter__()
+    with pytest.raises(ZeroDivisionError):
+        first.tool(broken)("x")
+    again = perdure.open(path).session("s")
+    with again.turn("Try.", id="turn-1"), pytest.raises(EffectError, match="ZeroDivisionError: x"):
+        again.tool(broken)("x")
+    assert calls == ["x"]
+
+
+def test_a_tool_belongs_into_a_turn(path: Path, ledger: Ledger) -> None:
+    session = perdure.open(path).session("s")
+    with pytest.raises(UsageError, match="outside of a turn"):
+        session.tool(ledger.charge)(5)
+    with pytest.raises(UsageError, match="outside of a durable tool"):
+        current_effect()
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"effect": "harmless"}, "no effect 'harmless'"),
+        ({"effect": "reconcile"}, "go together"),
+        ({"reconcile": print}, "go together"),
+        ({"unstorable": "drop"}, "unstorable"),
+    ],
+)
+def test_a_wrong_declaration_is_refused(options: dict[str, Any], reason: str, path: Path) -> None:
+    session = perdure.open(path).session("s")
+    with pytest.raises(UsageError, match=reason):
+        session.tool(print, **options)
+    with pytest.raises(UsageError, match="must be a function"):
+        session.tool("charge")  # type: ignore[arg-type]
+
+
+def test_a_result_that_can_not_be_stored_is_recorded_as_failed(path: Path) -> None:
+    session = perdure.open(path).session("s")
+
+    def odd() -> set[int]:
+        return {1}
+
+    with session.turn("Try."):
+        with pytest.raises(UsageError, match=r"\$\.result"):
+            session.tool(odd)()
+        assert session.tool(odd, name="even", unstorable="return")() == {1}
+    assert [(one.state, "cannot be stored" in one.reason) for one in session.effects.list()] == [
+        ("failed", True),
+        ("failed", True),
+    ]
+
+
+def test_a_result_that_is_too_large_is_recorded_as_failed() -> None:
+    session = perdure.open("memory:").session("s")
+    size = PAYLOAD_MAX + 1
+    call = {"id": "c1", "type": "function", "function": {"name": "large", "arguments": "{}"}}
+
+    def large() -> str:
+        return "x" * size
+
+    with session.turn("Try.") as turn:
+        with pytest.raises(UsageError, match="more than"):
+            session.tool(large)()
+        assert len(session.tool(large, name="kept", unstorable="return")()) == size
+        turn.append({"role": "assistant", "tool_calls": [call]})
+        (told,) = session.run_tool_calls(None, [large])
+    assert "cannot be stored" in told["content"]
+    assert [one.state for one in session.effects.list()] == ["failed"] * 3
+
+
+def test_a_result_that_is_too_large_is_recorded_as_failed_in_a_loop() -> None:
+    async def large() -> str:
+        return "x" * (PAYLOAD_MAX + 1)
+
+    async def run() -> list[str]:
+        async with perdure.open_async("memory:") as store:
+            session = await store.session("s")
+            async with session.turn("Try."):
+                with pytest.raises(UsageError, match="more than"):
+                    await session.tool(large)()
+            return [one.state for one in await session.effects.list()]
+
+    assert asyncio.run(run()) == ["failed"]
+
+
+def test_a_tool_that_changes_its_arguments_changes_no_record(path: Path) -> None:
+    session = perdure.open(path).session("s")
+
+    def grow(items: list[int]) -> int:
+        items.append(2)
+        return len(items)
+
+    given = [1]
+    with session.turn("Try."):
+        assert session.tool(grow)(given) == 2
+    assert given == [1, 2]
+    assert session.effects.list()[0].arguments == {"items": [1]}
+
+
+def test_a_tool_that_takes_too_long_may_have_happened(path: Path) -> None:
+    session = perdure.open(path).session("s")
+    go_on = threading.Event()
+    with session.turn("Wait."), pytest.raises(ToolTimeoutError, match=r"0\.05 s"):
+        session.tool(go_on.wait, name="wait", timeout=0.05)()
+    go_on.set()
+    assert [one.state for one in session.effects.list()] == ["unknown"]
+
+
+def test_calls_within_calls_know_each_other(path: Path, ledger: Ledger) -> None:
+    session = perdure.open(path).session("s")
+    charge = session.tool(ledger.charge)
+
+    def pay_twice(amount: int) -> list[Any]:
+        return [charge(amount), charge(amount)]
+
+    with session.turn("Pay."):
+        session.tool(pay_twice)(5)
+    outer, *inner = session.effects.list()
+    assert [one.tool for one in inner] == ["charge", "charge"]
+    contents = [record.content for record in session.records()]
+    parents = {one.parent for one in contents if isinstance(one, EffectIntended)}
+    assert parents == {"", outer.identity}
+
+
+def test_the_same_call_is_not_made_twice_at_once(path: Path) -> None:
+    session = perdure.open(path).session("s")
+    started, go_on = threading.Event(), threading.Event()
+
+    def slow() -> str:
+        started.set()
+        assert go_on.wait(60)
+        return "done"
+
+    tool = session.tool(slow).keyed("one")
+    with session.turn("Try."):
+        thread = threading.Thread(target=tool)
+        thread.start()
+        assert started.wait(60)
+        with pytest.raises(InFlightError, match="wait for its outcome"):
+            tool()
+        go_on.set()
+        thread.join()
+        assert tool() == "done"
+
+
+def test_who_lost_the_turn_may_not_begin_a_call(path: Path, ledger: Ledger) -> None:
+    first = perdure.open(path).session("s")
+    first.turn("Pay.", id="turn-1").__enter__()
+    again = perdure.open(path).session("s")
+    with again.turn("Pay.", id="turn-1"), pytest.raises(ConflictError):
+        first.tool(ledger.charge)(5)
+    assert ledger.calls == []
+
+
+CALLS = {
+    "role": "assistant",
+    "content": None,
+    "tool_calls": [
+        {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a":1,"b":2}'}},
+        {"id": "c2", "type": "function", "function": {"name": "boom", "arguments": ""}},
+        {"id": "c3", "type": "function", "function": {"name": "nope", "arguments": ""}},
+        {"id": "c4", "type": "function", "function": {"name": "add", "arguments": "{"}},
+    ],
+}
+
+
+def add(a: int, b: int) -> int:
+    return a + b
+
+
+def boom() -> None:
+    raise ZeroDivisionError("no")
+
+
+TOLD = [
+    "3",
+    "Error: ZeroDivisionError: no",
+    "Error: there is no tool 'nope'. There are: add, boom.",
+    "Error: 'add' was not called, its arguments are not JSON",
+]
+
+
+@pytest.mark.parametrize("parallel", [1, 8])
+def test_the_calls_of_a_model_are_made_and_it_is_told(path: Path, parallel: int) -> None:
+    session = perdure.open(path).session("s")
+    with session.turn("Add.") as turn:
+        turn.append(CALLS)
+        told = session.run_tool_calls(CALLS, [session.tool(add), boom], parallel=parallel)
+        assert [one["tool_call_id"] for one in told] == ["c1", "c2", "c3", "c4"]
+        assert all(one["content"].startswith(text) for one, text in zip(told, TOLD, strict=True))
+        assert session.run_tool_calls(None, [add]) == []
+        with pytest.raises(UsageError, match="append the message"):
+            session.run_tool_calls(CALLS, [add])
+    transcript = session.messages(format="openai.chat")
+    assert transcript.closed == ()
+    assert [one.state for one in session.effects.list(tool="add")] == ["succeeded"]
+    session.verify()
+
+
+def test_the_calls_of_a_killed_process_are_made_once(path: Path, ledger: Ledger) -> None:
+    first = perdure.open(path).session("s")
+    calls = {
+        "role": "assistant",
+        "tool_calls": [
+            {"id": f"c{n}", "function": {"name": "charge", "arguments": f'{{"amount":{n}}}'}}
+            for n in (1, 2)
+        ],
+    }
+
+    def charge(amount: int) -> Any:
+        if amount == 2:
+            return dying(first, ledger)(amount)
+        return ledger.charge(amount)
+
+    turn = first.turn("Pay.", id="turn-1")
+    turn.__enter__()
+    turn.append(calls)
+    with pytest.raises(Killed):
+        first.run_tool_calls(calls, [charge], parallel=1)
+    again = perdure.open(path).session("s")
+    with again.turn("Pay.", id="turn-1"):
+        (told,) = again.run_tool_calls(None, [ledger.charge])
+    assert told["tool_call_id"] == "c2"
+    assert told["content"].startswith("Interrupted")
+    assert [amount for _, amount in ledger.calls] == [1, 2]
+    assert len(again.effects.unknown()) == 1
+    assert again.messages(format="openai.chat").closed == ()
+
+
+def test_async_tools_run_once_too(path: Path, ledger: Ledger) -> None:
+    async def charge(amount: int) -> dict[str, int]:
+        await asyncio.sleep(0)
+        return ledger.charge(amount)
+
+    async def main() -> None:
+        async with perdure.open_async(path) as store:
+            session = await store.session("s")
+            turn = session.turn("Pay.", id="turn-1")
+            await turn.__aenter__()
+            tool, plain = session.tool(charge), session.tool(ledger.charge, name="plain")
+            found = list(await asyncio.gather(tool(1), plain(2)))
+            assert found == [{"charged": 1}, {"charged": 2}]
+        async with perdure.open_async(path) as store:
+            session = await store.session("s")
+            async with session.turn("Pay.", id="turn-1"):
+                tool, plain = session.tool(charge), session.tool(ledger.charge, name="plain")
+                assert list(await asyncio.gather(tool(1), plain(2))) == found
+                slow = session.tool(lambda: asyncio.sleep(9), name="slow", timeout=0.05)
+                with pytest.raises(ToolTimeoutError):
+                    await slow()
+            assert len(await session.effects.list(tool="plain")) == 1
+            assert len(ledger.calls) == 2
+
+    asyncio.run(main())
+
+
+def test_async_functions_need_an_async_session(path: Path) -> None:
+    async def charge() -> None: ...
+
+    session = perdure.open(path).session("s")
+    with pytest.raises(UsageError, match="open_async"):
+        session.tool(charge)
+
+
+def test_a_store_that_is_gone_stops_the_agent(path: Path, ledger: Ledger) -> None:
+    store = perdure.open(path)
+    session = store.session("s")
+    charge = session.tool(ledger.charge)
+    turn = session.turn("Pay.")
+    turn.__enter__()
+    path.unlink()
+    with pytest.raises(UnavailableError):
+        charge(5)
+    assert ledger.calls == []
+
+
+def test_how_many_are_unknown_is_known_without_counting(path: Path) -> None:
+    session = perdure.open(path).session("s")
+
+    def stop() -> None:
+        raise KeyboardInterrupt
+
+    with session.turn("Stop.", id="t"):
+        for key in "ab":
+            with pytest.raises(KeyboardInterrupt):
+                session.tool(stop).keyed(key)()
+    assert session._replica.state.deeds.unknown == 2
+    for left, found in zip((1, 0), session.effects.unknown(), strict=True):
+        session.effects.reconcile(found.id, NotDone())
+        assert session._replica.state.deeds.unknown == left
+    deeds = session._replica.state.deeds
+    assert type(deeds).of(deeds.by_identity) == deeds
+    session.verify()
+
+
+def test_another_version_is_told_and_what_was_recorded_is_returned(
+    path: Path, ledger: Ledger, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = perdure.open(path).session("s")
+    first.turn("Pay.", id="turn-1").__enter__()
+    first.tool(ledger.charge, version="1")(5)
+    again = perdure.open(path).session("s")
+    with again.turn("Pay.", id="turn-1"):
+        assert again.tool(ledger.charge, version="2")(5) == {"charged": 5}
+        assert again.tool(ledger.charge, version="1")(7) == {"charged": 7}
+    assert [amount for _, amount in ledger.calls] == [5, 7]
+    (effect, _) = again.effects.list()
+    (changed,) = again.effects.changed
+    assert changed == (effect.id, "charge", "1", "2", False)
+    told = [record for record in caplog.records if vars(record).get("event") == "version"]
+    assert [vars(record)["outcome"] for record in told] == ["serve"]
+    assert (effect.version, effect.before) == ("1", "")
+
+
+def test_another_version_that_makes_a_call_again_is_told(path: Path, ledger: Ledger) -> None:
+    kill_in_call(path, ledger, "idempotent", name="charge", version="1")
+    session = perdure.open(path).session("s")
+    with session.turn("Pay.", id="turn-1"):
+        session.tool(ledger.charge, effect="idempotent", version="2")(5)
+    found = session.effects.list()
+    assert [(one.state, one.version, one.before) for one in found] == [
+        ("repeated", "1", ""),
+        ("succeeded", "2", "1"),
+    ]
+    (changed,) = session.effects.changed
+    assert changed == (found[1].id, "charge", "1", "2", True)
+
+
+def test_a_branch_at_an_effect_goes_on_before_it(path: Path, ledger: Ledger) -> None:
+    session = perdure.open(path).session("s")
+    charge = session.tool(ledger.charge)
+    with session.turn("Pay."):
+        charge(5)
+        charge(7)
+    _, second = session.effects.list()
+    branches = session.branch("what-if", at=second), session.branch("what-then", at=second.id)
+    for branch in branches:
+        (turn,) = branch.interrupted
+        with turn:
+            again = branch.tool(ledger.charge)
+            assert again(5) == {"charged": 5}  # It was recorded.
+            assert again(8) == {"charged": 8}
+        assert [one.state for one in branch.effects.list()] == ["succeeded"] * 2
+        branch.verify()
+    assert [amount for _, amount in ledger.calls] == [5, 7, 8, 8]
+    with pytest.raises(NotFoundError, match="nonsense"):
+        session.branch("other", at=".nonsense")
+    with pytest.raises(UsageError, match="must be int"):
+        session.branch("other", at="nonsense")
+
+
+def test_a_branch_at_an_effect_begins_before_those_that_ran_beside_it(
+    path: Path, ledger: Ledger
+) -> None:
+    session = perdure.open(path).session("s")
+    inner = session.tool(ledger.charge, name="inner")
+    outer = session.tool(lambda: inner(5), name="outer")
+    with session.turn("Pay.") as turn:
+        turn.append({"role": "assistant", "content": "Now."})
+        before = session.position
+        outer()
+    inside = session.effects.list(tool="inner")[0]
+    branch = session.branch("what-if", at=inside)
+    assert branch.position == before + 1  # With the record that it is a branch.
+    assert branch.effects.list() == []
+
+
+def test_a_blocking_tool_that_hangs_does_not_keep_a_loop_from_ending() -> None:
+    go_on = threading.Event()
+
+    async def run() -> None:
+        async with perdure.open_async("memory:") as store:
+            session = await store.session("s")
+            async with session.turn("Wait."):
+                with pytest.raises(ToolTimeoutError):
+                    await session.tool(lambda: go_on.wait(60), name="wait", timeout=0.05)()
+
+    begun = time.monotonic()
+    asyncio.run(run())
+    assert time.monotonic() - begun < 40
+    go_on.set()
+
+
+@pytest.mark.parametrize("timeout", [None, 60.0])
+def test_any_error_of_a_blocking_tool_reaches_its_caller_in_a_loop(timeout: float | None) -> None:
+    async def run() -> list[tuple[str, str]]:
+        async with perdure.open_async("memory:") as store:
+            session = await store.session("s")
+            async with session.turn("Take."):
+                take = session.tool(lambda: next(iter(())), name="take", timeout=timeout)
+                with pytest.raises(RuntimeError, match="StopIteration"):
+                    await asyncio.wait_for(take(), 60)
+            return [(one.state, one.error) for one in await session.effects.list()]
+
+    assert asyncio.run(run()) == [("failed", "RuntimeError")]
+
+
+def test_a_tool_of_another_session_is_recorded_where_the_model_called_it(ledger: Ledger) -> None:
+    function = {"name": "charge", "arguments": '{"amount": 5}'}
+    call = {"id": "1", "type": "function", "function": function}
+    store = perdure.open("memory:")
+    one, other = store.session("one"), store.session("other")
+    tool = one.tool(ledger.charge, effect="idempotent")
+    with one.turn("Wait."), other.turn("Pay.") as turn:
+        turn.append({"role": "assistant", "tool_calls": [call]})
+        with pytest.raises(UsageError, match="parallel"):
+            other.run_tool_calls(None, [tool], parallel="all")  # type: ignore[arg-type]
+        other.run_tool_calls(None, [tool])
+    assert other.last is not None
+    assert other.last["role"] == "tool"
+    assert (len(one), one.effects.list()) == (1, [])
+    assert [(found.tool, found.policy) for found in other.effects.list()] == [
+        ("charge", "idempotent")
+    ]

@@ -1,0 +1,97 @@
+"""What never changes is cheap to change a copy of, and the fold's effects stay few."""
+
+import random
+from pathlib import Path
+
+import pytest
+
+import perdure
+from perdure.core.effects.calls import Done, OutcomeState
+from perdure.core.state.effects import KEYED_MAX, EffectsState
+from perdure.core.state.persistent_map import PersistentMap
+from perdure.journal.records import EffectIntended, EffectSettled
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_it_is_a_dict_of_which_no_state_ever_changes(seed: int) -> None:
+    draw = random.Random(seed)
+    states: list[tuple[PersistentMap[int], dict[str, int]]] = [(PersistentMap(), {})]
+    for number in range(600):
+        found, model = states[-1]
+        key = f"key-{draw.randrange(400)}"
+        states.append((found.put(key, number), {**model, key: number}))
+    for found, model in states:
+        assert [*found.items()] == [*model.items()]
+        assert len(found) == len(model)
+        assert found == model
+        assert "other" not in found
+        assert found.get("other") is None
+
+
+def test_the_root_of_what_is_there_is_copied_and_not_all_of_it() -> None:
+    found: PersistentMap[int] = PersistentMap()
+    copied = 0
+    for number in range(10_000):
+        before = found
+        found = found.put(f"key-{number}", number)
+        copied += len(found._new) if found._old is before._old else len(found._old)
+    assert copied < 10_000 * 250
+
+
+def intent(identity: str, turn: str) -> EffectIntended:
+    made = {"tool": "t", "digest": "d", "key": "k", "policy": "unsafe", "arguments": {}}
+    return EffectIntended(identity=identity, turn=turn, owner="o", **made)  # type: ignore[arg-type]
+
+
+def outcome(
+    identity: str, effect: str, turn: str, state: OutcomeState = "succeeded"
+) -> EffectSettled:
+    return EffectSettled(effect=effect, identity=identity, state=state, turn=turn)
+
+
+def states(deeds: EffectsState) -> dict[str, str]:
+    return {identity: deed.state for identity, deed in deeds.by_identity.items()}
+
+
+def test_the_newest_keys_of_callers_are_known_and_no_open_one_is_let_go() -> None:
+    deeds = EffectsState()
+    many = KEYED_MAX * 2
+    for number in range(many):
+        identity = f"key:t\t{number}"
+        deeds = deeds.intended(2 * number + 1, f"e{number}", intent(identity, "turn"))
+        if number != 5:
+            settled = outcome(identity, f"e{number}", "turn")
+            deeds = deeds.settled(2 * number + 2, settled, over=False)
+        assert deeds.keyed == len(deeds.by_identity)
+    assert states(deeds)["key:t\t5"] == "intended"
+    assert all(f"key:t\t{number}" in deeds.by_identity for number in range(many - KEYED_MAX, many))
+    assert len(deeds.by_identity) < KEYED_MAX * 1.5
+    assert EffectsState.of(deeds.by_identity) == deeds
+    assert deeds.ended("turn") == deeds
+
+
+def test_what_is_reconciled_after_its_turn_is_let_go() -> None:
+    deeds = EffectsState().intended(1, "e", intent("direct:1", "turn"))
+    deeds = deeds.settled(2, outcome("direct:1", "e", "turn", "unknown"), over=False)
+    deeds = deeds.ended("turn")
+    assert (states(deeds), deeds.unknown) == ({"direct:1": "unknown"}, 1)
+    deeds = deeds.settled(3, outcome("direct:1", "e", "turn", "reconciled"), over=True)
+    assert deeds == EffectsState()
+
+
+def test_a_session_keeps_nothing_of_what_was_reconciled(tmp_path: Path) -> None:
+    def stop() -> None:
+        raise KeyboardInterrupt
+
+    with perdure.open(tmp_path / "agents.db") as store:
+        session = store.session("s")
+        with pytest.raises(KeyboardInterrupt), session.turn("Stop."):
+            session.tool(stop)()
+        (unknown,) = session.effects.unknown()
+        session.effects.reconcile(unknown.id, Done("stopped"))
+        assert session._replica.state.deeds == EffectsState()
+        assert [(one.state, one.result) for one in session.effects.list()] == [
+            ("reconciled", "stopped")
+        ]
+        session.verify()
+        assert store.resume("s")._replica.state.deeds == EffectsState()

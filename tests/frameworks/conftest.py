@@ -1,7 +1,0 @@
-"""Tests of a framework run where it is installed: scripts/environments.py makes such places."""
-
-from importlib.util import find_spec
-
-NEEDS = {"classic": "autogen", "agentchat": "autogen_agentchat"}
-
-collect_ignore = [folder for folder, module in NEEDS.items() if find_spec(module) is None]

@@ -1,0 +1,221 @@
+"""What was sent to a store and what it acknowledged, and whether a store found later agrees.
+
+The ledger reads headers and bodies as plain JSON, and shares no code with what it checks.
+"""
+
+import json
+import random
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import perdure
+from perdure.backends.digests import digest_of
+from perdure.backends.protocol import Append, Backend, Outcome
+from perdure.errors import PerdureError
+from perdure.testing.faults import _Around
+
+OPENED = 0.3  # Of sampled stores, those in which the session written to last is opened.
+WHOLE = 0.06  # And those in which all of some session is read and verified.
+ENDS = frozenset({"turn.completed", "turn.failed", "turn.abandoned"})
+
+
+class Event(NamedTuple):
+    """`sent` or `stored` appends, or `dropping` or `dropped` entries of a stream."""
+
+    what: str
+    appends: Sequence[Append] = ()
+    stream: str = ""
+    before: int = 0
+
+
+class Witness(_Around):
+    """A backend that reports what is sent, and what was acknowledged as soon as it was."""
+
+    def __init__(self, backend: Backend, report: Callable[[Event], object]) -> None:
+        super().__init__(backend)
+        self._report = report
+
+    def append(self, appends: Sequence[Append]) -> Sequence[Outcome]:
+        self._report(Event("sent", appends))
+        outcomes = super().append(appends)
+        pairs = zip(appends, outcomes, strict=True)
+        stored = [append for append, outcome in pairs if outcome.status == "stored"]
+        self._report(Event("stored", stored))
+        return outcomes
+
+    def drop(self, stream: str, *, before: int) -> None:
+        self._report(Event("dropping", stream=stream, before=before))
+        super().drop(stream, before=before)
+        self._report(Event("dropped", stream=stream, before=before))
+
+
+class Hasty(Witness):
+    """Tells of an acknowledgement before the commit: the mistake that every trial must see."""
+
+    def append(self, appends: Sequence[Append]) -> Sequence[Outcome]:
+        self._report(Event("sent", appends))
+        self._report(Event("stored", appends))
+        return self.backend.append(appends)
+
+
+class Lane:
+    """One stream: every entry that was sent, and how far it was acknowledged."""
+
+    def __init__(self) -> None:
+        self.parent = ""
+        self.first = 0
+        self.acked = 0
+        self.digests: dict[int, str] = {}
+        self.turns: dict[int, frozenset[str]] = {0: frozenset()}
+        self.deleted = 0
+        self.dropping = 0
+        self.dropped = 0
+
+    def send(self, append: Append, inherited: frozenset[str]) -> None:
+        first, last = append.entries[0].position, append.entries[-1].position
+        self.first = self.first or first
+        open_turns = self.turns.get(first - 1, inherited)
+        for entry in append.entries:
+            self.digests[entry.position] = digest_of(entry.header)
+            header = json.loads(entry.header)
+            open_turns = _after(open_turns, header, entry.body)
+            if header[7] == "deleted":
+                self.deleted = entry.position
+        self.turns[last] = open_turns  # Only here an append may end: it is all or nothing.
+
+    def judge(self, head: perdure.Head | None) -> str:
+        """Say what is wrong with the end of the stream that was found."""
+        if head is None:
+            return f"lost: {self.acked} acknowledged, nothing there" if self.acked else ""
+        if head.position < self.acked:
+            return f"lost: {self.acked} acknowledged, {head.position} there"
+        if head.position not in self.turns:
+            return f"not all or nothing: it ends at {head.position}"
+        if head.digest != self.digests[head.position]:
+            return f"phantom: {head.position} is not what was sent"
+        if bool(self.turns[head.position]) != ("turn-open" in head.labels):
+            return f"turns {set(self.turns[head.position])} are open, it is labelled {head.labels}"
+        return ""
+
+
+def _after(turns: frozenset[str], header: list[Any], body: bytes | None) -> frozenset[str]:
+    kind, record = header[7], header[8]
+    if kind == "turn.begun":
+        return turns | {record}
+    if kind in ENDS:
+        return turns - {json.loads(body or b"")[1]["turn"]}
+    return frozenset() if kind == "deleted" else turns
+
+
+class Ledger:
+    """All streams of a store. Give it every `Event` in order; then ask `judge`."""
+
+    def __init__(self) -> None:
+        self.lanes: dict[str, Lane] = {}
+        self.recent = ""
+        self.acks = 0
+
+    def note(self, event: Event) -> None:
+        getattr(self, f"_{event.what}")(event)
+
+    def _sent(self, event: Event) -> None:
+        self.recent = event.appends[0].stream
+        for append in event.appends:
+            lane = self.lanes.setdefault(append.stream, Lane())
+            lane.send(append, self._inherited(append))
+
+    def _inherited(self, append: Append) -> frozenset[str]:
+        header = json.loads(append.entries[0].header)
+        if header[7] != "branched":
+            return frozenset()
+        origin = json.loads(append.entries[0].body or b"")[1]
+        self.lanes[append.stream].parent = origin["parent"]
+        return self.lanes[origin["parent"]].turns.get(origin["at"], frozenset())
+
+    def _stored(self, event: Event) -> None:
+        self.acks += 1
+        for append in event.appends:
+            lane = self.lanes[append.stream]
+            lane.acked = max(lane.acked, append.entries[-1].position)
+
+    def _dropping(self, event: Event) -> None:
+        self.lanes[event.stream].dropping = event.before
+
+    def _dropped(self, event: Event) -> None:
+        self.acks += 1
+        self.lanes[event.stream].dropped = event.before
+
+    def judge(self, store: perdure.Store, sample: random.Random | None = None) -> str:
+        """Return what a store lost, made up or shows in part; "" if it kept its promises.
+
+        Every head is compared. Then every session is opened, verified and its records compared;
+        given a `sample` that is drawn from, only some are, because most states are alike.
+        """
+        try:
+            return self._judge(store, sample)
+        except PerdureError as error:
+            return f"{type(error).__name__}: {error}"
+
+    def _judge(self, store: perdure.Store, sample: random.Random | None) -> str:
+        heads = {head.stream: head for head in store.sessions(deleted=True)}
+        if made_up := heads.keys() - self.lanes.keys():
+            return f"phantom: sessions {sorted(made_up)}"
+        for name, lane in self.lanes.items():
+            if failure := lane.judge(heads.get(name)):
+                return f"{name!r}: {failure}"
+        if sample is None:
+            failures = (self._judge_whole(store, head) for head in heads.values())
+            return next(filter(None, failures), "")
+        recent = heads.get(self.recent)
+        failure = ""
+        if recent is not None:
+            failure = self._judge_end(store, recent)
+            if not failure and sample.random() < OPENED:
+                failure = self._judge_turns(store.session(recent.stream), recent)
+        if heads and not failure and sample.random() < WHOLE:
+            failure = self._judge_whole(store, heads[sample.choice(sorted(heads))])
+        return failure
+
+    def _judge_end(self, store: perdure.Store, head: perdure.Head) -> str:
+        for entry in store._backend.read(head.stream, limit=6, reverse=True):
+            digest = digest_of(entry.header)
+            if digest != self.lanes[head.stream].digests[entry.position]:
+                return f"{head.stream!r}: phantom: {entry.position} is not what was sent"
+        return ""
+
+    def _judge_turns(self, session: perdure.Session, head: perdure.Head) -> str:
+        sent = self.lanes[session.id].turns[head.position]
+        shown = frozenset(turn.id for turn in session.interrupted)
+        if session.position > head.position and not shown:
+            return ""  # Opening it ended a branch that was cut off while it was made.
+        if shown != sent:
+            return f"{session.id!r}: turns {set(sent)} are open, {set(shown)} are shown as such"
+        return ""
+
+    def _judge_whole(self, store: perdure.Store, head: perdure.Head) -> str:
+        name, lane = head.stream, self.lanes[head.stream]
+        session = store.session(name)
+        if failure := self._judge_turns(session, head):
+            return failure
+        for record in session.records():
+            if not self._is_sent(head, record):
+                return f"{name!r}: phantom: record {record.position} is not what was sent"
+        session.verify()
+        first = next(store._backend.read(name, limit=1)).position
+        allowed = {lane.dropped or lane.first, lane.dropping or lane.first, lane.deleted}
+        if first not in allowed and first <= head.position:
+            return f"{name!r}: it begins at {first}, not in {allowed}"
+        return ""
+
+    def _is_sent(self, head: perdure.Head, record: perdure.Record) -> bool:
+        """Whether a record is the one sent for its place; a branch's past lies in its parents.
+
+        What comes after the head was written by opening the session: who finds a branch or a
+        deletion that a crash cut short completes it.
+        """
+        if record.position > head.position:
+            return True
+        name = head.stream
+        while record.position < self.lanes[name].first:
+            name = self.lanes[name].parent
+        return self.lanes[name].digests[record.position] == record.digest

@@ -1,0 +1,121 @@
+"""P3, quick: a sample of kills, how much recovery reads, and proof that the harness sees losses."""
+
+import os
+import random
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import perdure
+from perdure.backends.protocol import Backend, Entry
+from perdure.core.state.session_state import SNAPSHOT_EVERY
+from perdure.journal.reader import PAGE
+from perdure.testing.faults import _Around
+from tests.promises import p03_kills, straced
+from tests.promises.children import collect, fork, ledger_of
+from tests.promises.kinds import KINDS, Kind
+from tests.promises.ledger import Hasty
+from tests.promises.p03_kills import TURNS, Point, judge, killed_at, points
+from tests.promises.promise import Promise, sample
+
+pytestmark = [pytest.mark.durability, pytest.mark.slow]
+
+RECORDS = 10_000
+BATCH = 50
+
+
+each_kind = pytest.mark.parametrize("kind", KINDS, ids=str)
+
+
+@pytest.mark.parametrize("promise", p03_kills.PROMISES, ids=lambda promise: promise.key)
+def test_no_kill_loses_what_was_acknowledged_or_stops_a_session(promise: Promise) -> None:
+    assert sample(promise, seed=1, seconds=2.5, least=12) >= 12
+
+
+@each_kind
+def test_every_kind_of_call_that_changes_a_file_is_a_point_to_die_at(
+    kind: Kind, directory: Path
+) -> None:
+    every = points(kind, directory)
+    assert len(every) > 1_000
+    assert {point.how for point in every} == {"before", "half of", "after"}
+
+
+@each_kind
+def test_a_child_dies_where_it_was_told_to(kind: Kind, directory: Path) -> None:
+    end = killed_at(kind, directory, Point(300, "half of"))
+    assert end.code == -signal.SIGKILL
+    ledger = ledger_of(end.said)
+    assert ledger.acks > 0
+    assert judge(kind, directory, ledger, random.Random(1)) == ""
+
+
+@each_kind
+def test_an_acknowledgement_before_the_commit_is_seen(kind: Kind, directory: Path) -> None:
+    draw = random.Random(1)
+    failures = []
+    for number in range(60, 80):
+        end = killed_at(kind, directory, Point(number, "before"), Hasty)
+        failures.append(judge(kind, directory, ledger_of(end.said), draw))
+    assert any("lost" in failure for failure in failures)
+
+
+@pytest.mark.skipif(not straced.WORKS, reason="strace is not there, or not allowed")
+@each_kind
+def test_strace_kills_a_child_at_a_system_call(kind: Kind, directory: Path) -> None:
+    end = straced.run(kind, directory, TURNS, "pwrite64:signal=KILL:when=100")
+    assert end.code == -signal.SIGKILL
+    ledger = ledger_of(end.said)
+    assert ledger.acks > 0
+    assert judge(kind, directory, ledger, random.Random(1)) == ""
+
+
+class Counting(_Around):
+    """Counts what is read."""
+
+    def __init__(self, backend: Backend) -> None:
+        super().__init__(backend)
+        self.entries = 0
+        self.bytes = 0
+
+    def read(
+        self,
+        stream: str,
+        *,
+        after: int = 0,
+        limit: int | None = None,
+        reverse: bool = False,
+        max_body: int | None = None,
+    ) -> Iterator[Entry]:
+        found = super().read(stream, after=after, limit=limit, reverse=reverse, max_body=max_body)
+        for entry in found:
+            self.entries += 1
+            self.bytes += len(entry.header) + len(entry.body or b"")
+            yield entry
+
+
+@each_kind
+def test_recovery_of_a_long_session_reads_only_its_tail(kind: Kind, directory: Path) -> None:
+    address = kind.address(directory)
+    assert collect(*fork(lambda _: _write_and_die(address))).code == -signal.SIGKILL
+
+    counting = Counting(kind.opener(directory)())
+    with perdure.open(counting) as store:
+        session = store.session("long")
+        assert session.position > RECORDS
+        assert [turn.id for turn in session.interrupted] == ["last"]
+        # To the newest snapshot, which a batch may delay, in whole pages; and the last message.
+        assert counting.entries <= SNAPSHOT_EVERY + BATCH + PAGE + 1
+        opened = counting.bytes
+        assert len(list(session.records())) == session.position
+        assert opened < counting.bytes / 10, "the rest is read when it is asked for"
+
+
+def _write_and_die(address: str) -> None:
+    session = perdure.open(address).session("long")
+    for number in range(0, RECORDS, BATCH):
+        session.append(*({"role": "user", "content": f"{number + i}"} for i in range(BATCH)))
+    with session.turn("The last one?", id="last"):
+        os.kill(os.getpid(), signal.SIGKILL)

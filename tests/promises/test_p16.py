@@ -1,0 +1,53 @@
+"""P16, a seeded sample: sessions behave as the model, on every store alike."""
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perdure.core.plans import Plan
+from perdure.sync.session import Session
+from tests.promises import p16_machine as machine
+
+pytestmark = [pytest.mark.durability, pytest.mark.slow]
+
+
+def test_sessions_in_memory_behave_as_the_model(tmp_path: Path) -> None:
+    logs = machine.run(machine.opener("memory", tmp_path), seed=1, runs=100)
+    happened = Counter(word for log in logs for line in log for word in line.split()[-1:])
+    # So many runs, because hypothesis draws from the constants that it finds in the code: how often
+    # something happens changes with them.
+    assert happened["ConflictError"] > 10, "handles met each other"
+    assert happened["DivergenceError"] > 5, "ids were used again"
+    assert happened["deleted"] > 10, "sessions ended"
+
+
+def test_sessions_on_sqlite_behave_as_the_model(tmp_path: Path) -> None:
+    machine.run(machine.opener("sqlite", tmp_path), seed=2, runs=10)
+
+
+def test_sessions_in_files_behave_as_the_model(tmp_path: Path) -> None:
+    machine.run(machine.opener("files", tmp_path), seed=4, runs=10)
+
+
+def test_the_same_is_seen_on_all_stores() -> None:
+    trials = list(machine.compared(3, runs=6))
+    assert [trial.failure for trial in trials if trial.failure] == []
+    assert len(trials) >= 3 * 6
+
+
+BREAKAGES: dict[str, tuple[type, str, Any]] = {
+    "messages commute": (Plan, "invalidated_by", lambda *_: False),
+    "the last message is forgotten": (Session, "last", property(lambda _: None)),
+}
+
+
+@pytest.mark.parametrize("breakage", BREAKAGES)
+def test_the_machine_notices_that(
+    breakage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner, name, broken = BREAKAGES[breakage]
+    monkeypatch.setattr(owner, name, broken)
+    with pytest.raises(AssertionError):
+        machine.run(machine.opener("memory", tmp_path), seed=1, runs=40)

@@ -20,7 +20,7 @@ from perdure.journal import chain, codec
 from perdure.journal.chain import EMPTY_CHAIN, PendingRecord, StreamIdentity
 from perdure.journal.cipher import PlainCipher
 from perdure.journal.ids import random_text
-from perdure.journal.records import Content, Deleted, Labelled, Message
+from perdure.journal.records import Content, Deleted, LabelsChanged, Message
 
 SIZES = (1_000, 10_000, 100_000, 1_000_000)
 AT_ONCE = 2_000  # Sessions in one append while a store is filled.
@@ -72,7 +72,7 @@ def _append(name: str, number: int, *labels: str) -> Append:
     if DELETED in labels:
         contents = [Deleted(reason="retention")]
     elif labels:
-        contents += [Labelled(add=labels)]
+        contents += [LabelsChanged(add=labels)]
     drafts = [
         PendingRecord(f".{random_text()}", content, codec.encode(content)) for content in contents
     ]

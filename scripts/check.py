@@ -21,6 +21,7 @@ from environments import ENVIRONMENTS, Environment
 ROOT = Path(__file__).resolve().parent.parent
 
 STEPS = {
+    "generated": ["scripts.generate_sync", "--check"],
     "format": ["ruff", "format", "--check", "."],
     "lint": ["ruff", "check", "."],
     "types": ["mypy", "--strict"],

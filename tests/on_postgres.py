@@ -21,6 +21,9 @@ BACKENDS = ("own", "postgres")
 # Conversations and effects are tried on Postgres too.
 MODULES = frozenset(
     (
+        "tests.adapters.openai.test_effects",
+        "tests.adapters.openai.test_wrap",
+        "tests.adapters.openai.test_wrap_async",
         "tests.aio.test_lease",
         "tests.aio.test_session",
         "tests.core.effects.test_approvals",

@@ -178,7 +178,7 @@ TABLES = pytest.mark.parametrize("table", restored.tables(), ids=lambda table: t
 
 @TABLES
 def test_a_page_has_the_table_that_the_frameworks_tests_make(table: restored.Table) -> None:
-    assert table.shown() == table.text(), "run: python -m tests.frameworks.restored"
+    assert table.shown() == table.text(), "run: python -m tests.adapters.restored"
 
 
 @TABLES
@@ -187,12 +187,16 @@ def test_every_row_of_such_a_table_names_a_test(table: restored.Table) -> None:
     assert [row.test for row in table.rows if row.function not in known] == []
 
 
+# Raised between a backend and the core, as a kind of a public error.
+INTERNAL_ERRORS = {"StoreMissingError", "UnstorableError"}
+
+
 def test_every_error_is_in_the_reference() -> None:
     text = (ROOT / "docs" / "reference" / "errors.md").read_text("utf-8")
     for name, error in inspect.getmembers(errors, inspect.isclass):
         if issubclass(error, perdure.PerdureError):
             assert f"| `{name}`" in text
-            assert getattr(perdure, name) is error
+            assert getattr(perdure, name, None) is error or name in INTERNAL_ERRORS
 
 
 def test_every_kind_of_record_is_in_the_format() -> None:
@@ -279,7 +283,7 @@ def test_the_architecture_names_functions_that_exist() -> None:
     source = "".join(path.read_text("utf-8") for path in (ROOT / "src").rglob("*.py"))
     text = (ROOT / "ARCHITECTURE.md").read_text("utf-8")
     found = set(re.findall(r"`(?:[\w]+\.)+([a-z_]+)`", text)) - {"py"}
-    assert {"append", "say", "write", "link", "decide"} <= found
+    assert {"append", "append_messages", "write", "link_entries", "decide"} <= found
     defined = set(
         re.findall(r"\b(?:def|class) (\w+)|^ +(\w+): ClassVar|^(\w+) =", source, re.MULTILINE)
     )

@@ -110,7 +110,7 @@ def test_doubt_and_its_end_are_told(log: io.StringIO) -> None:
     session.append(said("a"))
     with pytest.raises(UnavailableError):
         session.append(said("b"), said("c"))
-    (doubt,) = named(log, "doubt")
+    (doubt,) = named(log, "write_in_doubt")
     assert (doubt["first"], doubt["last"], doubt["level"]) == (2, 3, "warning")
     session.append(said("d"))
     (settled,) = named(log, "settled")

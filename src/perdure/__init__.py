@@ -18,7 +18,7 @@ from perdure.errors import (
     ApprovalDeniedError,
     ApprovalError,
     ApprovalPendingError,
-    BudgetError,
+    ContextWindowError,
     ChainError,
     ConflictError,
     DamagedError,
@@ -31,10 +31,10 @@ from perdure.errors import (
     NotFoundError,
     PayloadError,
     PerdureError,
-    RefusedError,
+    ReplayBlockedError,
     ReplayDivergenceError,
     SummaryError,
-    TornError,
+    IncompleteBatchError,
     UnavailableError,
     UnknownOutcomeError,
     UnsupportedError,
@@ -43,21 +43,22 @@ from perdure.errors import (
 )
 
 if TYPE_CHECKING:
-    from perdure.aio.copy import copy, copy_async
+    from perdure.aio.copy import copy_async
     from perdure.aio.session import AsyncSession
     from perdure.aio.store import AsyncStore, open_async
     from perdure.aio.turn import AsyncTurn
     from perdure.aio.values import AsyncValues
     from perdure.backends.guarantees import Guarantees
     from perdure.backends.protocol import Head
-    from perdure.core.effects.calls import Done, Effect, NotDone, current_effect
+    from perdure.core.effects.calls import Happened, Effect, DidNotHappen, current_effect
     from perdure.core.replay.result import Replay
-    from perdure.core.summaries import Summariser
+    from perdure.core.summaries import Summarizer
     from perdure.core.values import Version
-    from perdure.core.verify import Verified
+    from perdure.core.verify import VerifyResult
     from perdure.formats.transcript import Transcript
     from perdure.journal.records import Record
     from perdure.journal.user_types import TypeCodec
+    from perdure.sync.copy import copy
     from perdure.sync.session import Session
     from perdure.sync.store import (
         Store,
@@ -77,12 +78,12 @@ __all__ = [
     "AsyncStore",
     "AsyncTurn",
     "AsyncValues",
-    "BudgetError",
+    "ContextWindowError",
     "ChainError",
     "ConflictError",
     "DamagedError",
     "DivergenceError",
-    "Done",
+    "Happened",
     "Effect",
     "EffectError",
     "FencedError",
@@ -91,19 +92,19 @@ __all__ = [
     "InFlightError",
     "InUseError",
     "LeaseHeldError",
-    "NotDone",
+    "DidNotHappen",
     "NotFoundError",
     "PayloadError",
     "PerdureError",
     "Record",
-    "RefusedError",
+    "ReplayBlockedError",
     "Replay",
     "ReplayDivergenceError",
     "Session",
     "Store",
-    "Summariser",
+    "Summarizer",
     "SummaryError",
-    "TornError",
+    "IncompleteBatchError",
     "Transcript",
     "Turn",
     "TypeCodec",
@@ -112,7 +113,7 @@ __all__ = [
     "UnsupportedError",
     "UsageError",
     "Values",
-    "Verified",
+    "VerifyResult",
     "Version",
     "VersionError",
     "copy",
@@ -131,23 +132,23 @@ _PUBLIC_MODULES = {
     "AsyncStore": "aio.store",
     "AsyncTurn": "aio.turn",
     "AsyncValues": "aio.values",
-    "Done": "core.effects.calls",
+    "Happened": "core.effects.calls",
     "Effect": "core.effects.calls",
     "Guarantees": "backends.guarantees",
     "Head": "backends.protocol",
-    "NotDone": "core.effects.calls",
+    "DidNotHappen": "core.effects.calls",
     "Record": "journal.records",
     "Replay": "core.replay.result",
     "Session": "sync.session",
     "Store": "sync.store",
-    "Summariser": "core.summaries",
+    "Summarizer": "core.summaries",
     "Transcript": "formats.transcript",
     "Turn": "sync.turn",
     "TypeCodec": "journal.user_types",
     "Values": "sync.values",
-    "Verified": "core.verify",
+    "VerifyResult": "core.verify",
     "Version": "core.values",
-    "copy": "aio.copy",
+    "copy": "sync.copy",
     "copy_async": "aio.copy",
     "current_effect": "core.effects.calls",
     "open": "sync.store",
@@ -204,7 +205,7 @@ def replay(
     """
     from perdure.core.replay.result import ReplayRequest, _error_types
     from perdure.journal.records import KINDS
-    from perdure.sync.replay import _replay_sync
+    from perdure.sync.replay import replay as replay_sync
     from perdure.sync.session import Session
 
     if not callable(agent):
@@ -216,7 +217,7 @@ def replay(
         raise UsageError(f"no kind of record: {', '.join(sorted(unknown)) or ignore}")
     request = ReplayRequest(start, end, frozenset(ignore), _error_types(errors))
     if isinstance(session, Session):
-        return _replay_sync(session, agent, request)
+        return replay_sync(session, agent, request)
     if type(session).__name__ != "AsyncSession":
         raise UsageError(f"only a session can be replayed, not a {type(session).__qualname__}")
     from perdure.aio.replay import replay_async  # Imported here: it loads asyncio.

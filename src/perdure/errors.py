@@ -2,7 +2,7 @@
 
     PerdureError
     ├── UsageError        fix the call                       also a ValueError
-    │   └── BudgetError   the newest turn does not fit into the window
+    │   └── ContextWindowError   the newest turn does not fit into the window
     ├── NotFoundError     nothing is stored under that name  also a LookupError
     ├── SummaryError      no summary was made: retry another way, or continue without one
     ├── ConflictError     another writer was first: re-read, decide and retry
@@ -11,7 +11,7 @@
     ├── InUseError        branches or a hold still need the session
     ├── DivergenceError   the same id was used for different content
     │   └── ReplayDivergenceError  a replayed agent differs from its recording
-    ├── RefusedError      a replayed agent used the network, another program or a live session
+    ├── ReplayBlockedError      a replayed agent used the network, another program or a live session
     ├── InFlightError     the same call is running: wait for its outcome
     ├── UnknownOutcomeError  a call may have happened: find out, then reconcile it
     ├── EffectError       a recorded call failed, and is not called again
@@ -23,7 +23,7 @@
     ├── VersionError      written by a newer perdure: upgrade
     └── DamagedError      stored data was altered or lost: stop, copy the store, verify it
         ├── ChainError    an entry is missing, out of order or altered
-        ├── TornError     a crash cut off the end of a batch
+        ├── IncompleteBatchError     a crash cut off the end of a batch
         └── PayloadError  the entry is intact, but is not a valid record
 
 Rules for editing: pass all arguments to `super().__init__`, so that errors survive pickling between
@@ -51,7 +51,7 @@ class UsageError(PerdureError, ValueError):
         return f"{self.path}: {self.reason}" if self.path else self.reason
 
 
-class BudgetError(UsageError):
+class ContextWindowError(UsageError):
     """The newest turn, the instructions and the pins exceed the window. Raise the limit.
 
     `needed` and `given` are counts of `unit`: "tokens" or "messages".
@@ -214,7 +214,7 @@ class ReplayDivergenceError(DivergenceError):
         return f"the agent differs from the recording of {where}: print replay.divergence"
 
 
-class RefusedError(PerdureError):
+class ReplayBlockedError(PerdureError):
     """A replayed agent used the network, another program or another session. It was blocked."""
 
     def __str__(self) -> str:
@@ -339,9 +339,9 @@ class UnavailableError(PerdureError):
     resolves that before it writes anything else. Calling again is safe if the call had an `id`.
     """
 
-    was_waited_for = False
+    retries_exhausted = False
     """Whether the backend already retried until its timeout: an immediate retry is pointless."""
-    of_one = False
+    single_stream = False
     """Whether one stream may be the cause, such as a lock on it; other streams can proceed."""
 
     def __init__(self, backend: str, reason: str, hint: str = "try again later") -> None:
@@ -404,7 +404,7 @@ class ChainError(DamagedError):
     """An entry is missing, out of order, altered, or belongs to another stream."""
 
 
-class TornError(DamagedError):
+class IncompleteBatchError(DamagedError):
     """A crash cut a batch in the middle. It was never acknowledged and counts as absent."""
 
     _hint = "no action is needed, it was never acknowledged"
@@ -418,5 +418,5 @@ class UnstorableError(UsageError):
     """The store rejected an append that it can never hold, such as an oversized entry."""
 
 
-class UnmadeError(UnavailableError):
+class StoreMissingError(UnavailableError):
     """The store does not exist yet, and the address says not to create it."""

@@ -10,17 +10,17 @@ no handler for it, and one that has not imported OpenTelemetry has no tracer.
 | `resume` | an existing session was opened at its end | `count`, `role`, `position` |
 | `append` | records were stored, or not | `plan`, `position`, `turn` |
 | `conflict` | another writer was first | `position`, `head` |
-| `doubt` | the outcome of a write is unknown | `first`, `last` |
+| `write_in_doubt` | the outcome of a write is unknown | `first`, `last` |
 | `settled` | the outcome of a write in doubt is now known | `first`, `last` |
 | `recovery` | a torn batch was found, and counts as absent | `first`, `last` |
-| `skipped` | a state snapshot could not be used | `position`, `reason` |
+| `snapshot_skipped` | a state snapshot could not be used | `position`, `reason` |
 | `lease` | a lease was taken, or not | `ttl`, `epoch` |
 | `release` | a lease was released, or not | `epoch` |
-| `lost` | a lease was lost while in use | `epoch`, `newer`, `who`, `reason` |
+| `lease_lost` | a lease was lost while in use | `epoch`, `newer`, `who`, `reason` |
 | `verify` | a whole session was checked | `entries`, `position` |
 | `summary` | a summary was made, or not | `first`, `last`, `tokens` |
-| `unsummarised` | an automatic summary failed, with no caller waiting for it | `reason` |
-| `unnotified` | waiters could not be notified of a record, and find it by polling | `reason` |
+| `summary_failed` | an automatic summary failed, with no caller waiting for it | `reason` |
+| `notify_failed` | waiters could not be notified of a record, and find it by polling | `reason` |
 | `tools` | the tools offered to a model changed | `turn`, `added`, `removed`, `changed` |
 | `version` | another version of a tool had started a call | `tool`, `recorded`, `now`, `ran` |
 | `approval` | a call waits for an approval | `tool`, `approval`, `decide` |
@@ -52,8 +52,16 @@ correlation_id: ContextVar[str] = ContextVar("perdure_correlation_id", default="
 # Events that a person should see by default.
 _WARNINGS = frozenset(
     {
-        *("approval", "doubt", "downgrade", "lost", "recovery", "skipped", "unnotified"),
-        *("unsummarised", "version"),
+        *(
+            "approval",
+            "write_in_doubt",
+            "downgrade",
+            "lease_lost",
+            "recovery",
+            "snapshot_skipped",
+            "notify_failed",
+        ),
+        *("summary_failed", "version"),
     }
 )
 

@@ -1,6 +1,6 @@
 """What is restored, as a table in a page: each row names the test that tries it.
 
-    python -m tests.frameworks.restored     write the tables into the pages
+    python -m tests.adapters.restored     write the tables into the pages
 
 Imports no framework: the pages are checked where none is installed.
 """
@@ -65,13 +65,13 @@ class Table(NamedTuple):
 
 def tables() -> list[Table]:
     from tests.adapters.agentchat import restored as agentchat
-    from tests.adapters.autogen import restored as classic
+    from tests.adapters.autogen import restored as autogen
 
-    return [agentchat.TABLE, classic.TABLE]
+    return [agentchat.TABLE, autogen.TABLE]
 
 
 def table(page: str, folder: str, period: str, rows: list[Row]) -> Table:
-    tests = ROOT / "tests" / "frameworks" / folder
+    tests = ROOT / "tests" / "adapters" / folder
     return Table(ROOT / "docs" / "how-to" / page, tests, period, rows)
 
 

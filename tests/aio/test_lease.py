@@ -5,19 +5,19 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import perdure
+from perdure.aio import lease as lease_module
 from perdure.aio.group_commit import AsyncBatcher
 from perdure.aio.lease import AsyncLease
 from perdure.backends.memory import MemoryBackend
 from perdure.backends.offload import ThreadedBackend
 from perdure.backends.protocol import Append, Outcome
 from perdure.core.plans import Plan
-from perdure.core.replica import PlanResult
 from perdure.errors import FencedError, LeaseHeldError, UnavailableError, UsageError
-from perdure.sync import lease as lease_module
 from tests.promises.p29_tasks import CancelledAt
 from tests.support import said
 
@@ -55,13 +55,13 @@ async def handles(path: Path) -> AsyncIterator[tuple[perdure.AsyncSession, perdu
 def test_one_holds_and_the_other_waits(tmp_path: Path) -> None:
     async def scene() -> None:
         async with handles(tmp_path / "a.db") as (one, two):
-            async with one.lease(ttl=60, who="one") as lease:
+            async with one.lease(ttl=60, owner="one") as lease:
                 assert (lease.epoch, lease.held) == (1, True)
-                assert one.holder == (1, "one", 60.0, True)
+                assert one.lease_holder == (1, "one", 60.0, True)
                 with pytest.raises(LeaseHeldError, match="held by 'one'"):
                     await two.append(said("x"))
                 with pytest.raises(LeaseHeldError):
-                    async with two.lease(wait=0.05):
+                    async with two.lease(timeout=0.05):
                         pass
                 with pytest.raises(UsageError, match="already"):
                     async with one.lease():
@@ -82,7 +82,7 @@ def test_one_holds_and_the_other_waits(tmp_path: Path) -> None:
 
 
 async def take(session: perdure.AsyncSession) -> int:
-    async with session.lease(wait=True) as lease:
+    async with session.lease(timeout=True) as lease:
         await session.append(said("third"))
         return lease.epoch
 
@@ -92,7 +92,7 @@ def test_whoever_slept_too_long_is_fenced(tmp_path: Path, clock: Clock) -> None:
         async with handles(tmp_path / "a.db") as (one, two), one.lease() as first:
             await two.refresh()
             before = clock.at
-            async with two.lease(wait=True, who="two") as second:
+            async with two.lease(timeout=True, owner="two") as second:
                 assert (second.epoch, clock.at - before) == (2, 30.0)
                 await two.append(said("by two"))
                 clock.at = before  # The one that slept thinks that no time has passed.
@@ -142,7 +142,7 @@ def test_a_store_that_hangs_is_told_of_when_the_time_has_passed() -> None:
             release = asyncio.Event()
             write_all = combiner._run
 
-            def hang(plans: list[Plan], combiner: AsyncBatcher[Plan, PlanResult]) -> None:
+            def hang(plans: list[Plan[Any]], combiner: AsyncBatcher[Plan[Any], Any]) -> None:
                 async def later() -> None:
                     await release.wait()
                     write_all(plans, combiner)
@@ -230,10 +230,10 @@ def test_closing_gives_it_back(tmp_path: Path) -> None:
             await lease.__aenter__()
             await one.close()
             two = await store.session("s")
-            assert two.holder is None
+            assert two.lease_holder is None
             await two.lease().__aenter__()
         with perdure.open(tmp_path / "a.db") as again:
-            assert again.session("s").holder is None
+            assert again.session("s").lease_holder is None
 
     asyncio.run(scene())
 
@@ -250,7 +250,7 @@ def test_cancelled_at_any_await_it_leaves_nothing_behind(tmp_path: Path, nth: in
         async with handles(tmp_path / "a.db") as (one, two):
             with contextlib.suppress(asyncio.CancelledError):
                 await CancelledAt(work(one), nth)
-            async with two.lease(wait=30) as other:  # It would last for a minute.
+            async with two.lease(timeout=30) as other:  # It would last for a minute.
                 assert other.held
             async with one.lease() as lease:
                 assert lease.held
@@ -269,8 +269,8 @@ def test_a_waiting_task_can_be_cancelled(tmp_path: Path, caplog: pytest.LogCaptu
                 with pytest.raises(asyncio.CancelledError):
                     await waiting
             await two.refresh()
-            assert two.holder is None
+            assert two.lease_holder is None
             await two.append(said("second"))
 
     asyncio.run(scene())
-    assert not [record for record in caplog.records if record.message.startswith("lost")]
+    assert not [record for record in caplog.records if record.message.startswith("lease_lost")]

@@ -262,7 +262,7 @@ def test_closing_does_not_wait_for_what_a_loop_that_was_closed_had_begun() -> No
     (session,) = loop.run_until_complete(opened(store, 1))
 
     async def begins() -> "asyncio.Task[None]":
-        return session._handle.background(asyncio.sleep(300))
+        return session._handle.background(asyncio.sleep, 300)
 
     task = loop.run_until_complete(begins())
     assert not task.done()
@@ -278,8 +278,8 @@ def test_closing_gives_a_lease_back_that_was_taken_in_a_loop_that_was_closed() -
     (session,) = loop.run_until_complete(opened(store, 1))
     lease = session.lease()
     loop.run_until_complete(lease.__aenter__())
-    assert lease._renewing is not None
-    lease._renewing._log_destroy_pending = False  # type: ignore[attr-defined]
+    assert lease._renewing.task is not None
+    lease._renewing.task._log_destroy_pending = False  # type: ignore[attr-defined]
     loop.run_until_complete(asyncio.sleep(0))
     loop.close()
 

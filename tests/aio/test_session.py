@@ -30,7 +30,7 @@ def test_a_session_is_resumed_exactly(path: Path) -> None:
         async with perdure.open_async(path) as store:
             session = await store.resume("s")
             assert await session.messages() == [said("question"), said("answer", "assistant")]
-            assert (len(session), session.last) == (2, said("answer", "assistant"))
+            assert (len(session), session.last_message) == (2, said("answer", "assistant"))
             assert (await session.get("plan"), session.interrupted) == ({"step": 1}, ())
             assert [head.stream async for head in store.sessions(labels=["vip"])] == ["s"]
             kinds = [record.kind async for record in session.records()]
@@ -145,7 +145,7 @@ def test_both_colours_share_one_file(path: Path) -> None:
         session.append(said("from a thread"))
         asyncio.run(main())
         session.refresh()
-        assert session.last == said("from a task")
+        assert session.last_message == said("from a task")
 
 
 def test_a_turn_that_is_left_is_interrupted_and_can_be_entered_again(path: Path) -> None:
@@ -156,8 +156,8 @@ def test_a_turn_that_is_left_is_interrupted_and_can_be_entered_again(path: Path)
             charge = session.tool(lambda: charged.append(1), name="charge")
             async with session.turn("Pay.") as turn:
                 await charge.keyed("call-1", in_turn=True)()
-                await turn.leave()
-            assert (session.current, turn.ended) == (None, False)
+                await turn.suspend()
+            assert (session.current_turn, turn.ended) == (None, False)
             (again,) = session.interrupted
             async with again:
                 await charge.keyed("call-1", in_turn=True)()

@@ -215,7 +215,7 @@ def test_a_missing_directory_is_named(tmp_path: Path) -> None:
 
 EXAMPLES: list[PerdureError] = [
     errors.UsageError("reason", "$.path"),
-    errors.BudgetError("s", 9_000, 8_000, "tokens"),
+    errors.ContextWindowError("s", 9_000, 8_000, "tokens"),
     errors.InFlightError("s", "charge", "direct:1"),
     errors.UnknownOutcomeError("s", "charge", ".effect", "key", "The process died."),
     errors.EffectError("s", "charge", "TimeoutError", "no answer"),
@@ -227,7 +227,7 @@ EXAMPLES: list[PerdureError] = [
     errors.ConflictError("s", 1, 2, "reason"),
     errors.LeaseHeldError("s", 3, "worker-1", 30.0, 12),
     errors.FencedError("s", 3, 4, "worker-2"),
-    errors.RefusedError("socket.connect"),
+    errors.ReplayBlockedError("socket.connect"),
     errors.ReplayDivergenceError("s", "position 7", "x", "y"),
     errors.InUseError("s", ("a", "b")),
     errors.DivergenceError("s", "id", "x", "y"),
@@ -236,8 +236,10 @@ EXAMPLES: list[PerdureError] = [
     errors.VersionError("what", "2", "1"),
     errors.DamagedError("s", 0, "reason"),
     errors.ChainError("s", 3, "reason"),
-    errors.TornError("s", 3, "reason"),
+    errors.IncompleteBatchError("s", 3, "reason"),
     errors.PayloadError("s", 3, "reason"),
+    errors.UnstorableError("reason"),
+    errors.StoreMissingError("store", "reason"),
 ]
 
 

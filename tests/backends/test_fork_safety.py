@@ -13,7 +13,7 @@ import perdure
 from perdure.aio import group_commit
 from perdure.backends import fork_safety, offload
 from perdure.backends.watchers import Watchers
-from perdure.sync import handle
+from perdure.sync import concurrency
 from tests.support import said
 
 pytestmark = [
@@ -67,7 +67,7 @@ def test_a_lock_that_another_thread_holds_is_free_in_a_child_and_in_its_parent()
 
 def test_a_fork_in_the_midst_of_what_a_lock_keeps_does_not_wait_for_itself() -> None:
     with contextlib.ExitStack() as held:
-        for lock in (group_commit._loop_switch_lock, offload._start_lock, handle._beginning):
+        for lock in (group_commit._loop_switch_lock, offload._start_lock, concurrency._start_lock):
             held.enter_context(lock)
         assert forked(lambda: None) == 0
 

@@ -23,7 +23,7 @@ from perdure.backends.postgres.backend import PostgresBackend
 from perdure.backends.postgres.backend_async import AsyncPostgresBackend
 from perdure.backends.postgres.connection import AsyncConnection, Connection
 from perdure.errors import DamagedError, PerdureError, UnavailableError
-from perdure.testing.contract.samples import appended, status
+from perdure.testing.contract.samples import append_all, append_of
 from tests.support import said
 
 SOUND = [f"y{number}" for number in range(12)]
@@ -188,13 +188,13 @@ def test_damage_names_the_stream_where_it_can_be_in_no_other(
     postgres_url: str, postgres_store: str
 ) -> None:
     backend = PostgresBackend(postgres_store)
-    status(backend, appended("x", 1, 1), appended("y", 1, 1))
+    append_all(backend, append_of("x", 1, 1), append_of("y", 1, 1))
     spoil_on_server(postgres_url, postgres_store)
     with pytest.raises(DamagedError) as caught:
-        backend.append([appended("x", 2, 2)])
+        backend.append([append_of("x", 2, 2)])
     assert caught.value.stream == "x"
     with pytest.raises(DamagedError) as caught:
-        backend.append([appended("x", 2, 2), appended("y", 2, 2)])
+        backend.append([append_of("x", 2, 2), append_of("y", 2, 2)])
     assert caught.value.stream == backend.name
     backend.close()
 
@@ -216,19 +216,22 @@ def test_a_server_that_hangs_is_told_from_a_lock(
         monkeypatch.setattr(Connection, "cancel_safe", refuse)
         monkeypatch.setattr(AsyncConnection, "cancel_safe", refuse_async)
     backend = PostgresBackend(f"{postgres_store}&patience=0.5")
-    status(backend, appended("x", 1, 1))
+    append_all(backend, append_of("x", 1, 1))
 
     async def in_loop() -> None:
         other = AsyncPostgresBackend(f"{postgres_store}&patience=0.5")
         try:
-            await other.append([appended("x", 2, 2)])
+            await other.append([append_of("x", 2, 2)])
         finally:
             await other.close()
 
     with connected(postgres_url, postgres_store) as holder:
         holder.execute(LOCK, (parse_address(postgres_store).tenant,))
-        for send in (lambda: backend.append([appended("x", 2, 2)]), lambda: asyncio.run(in_loop())):
+        for send in (
+            lambda: backend.append([append_of("x", 2, 2)]),
+            lambda: asyncio.run(in_loop()),
+        ):
             with pytest.raises(UnavailableError, match="did not answer in time") as caught:
                 send()
-            assert caught.value.of_one == (case == "locked")
+            assert caught.value.single_stream == (case == "locked")
     backend.close()

@@ -20,7 +20,7 @@ from perdure.backends.postgres.backend import PostgresBackend
 from perdure.backends.protocol import DELETED, RECENT, Append, Backend, require_recent
 from perdure.backends.sqlite import recent as recent_module
 from perdure.backends.sqlite.backend import SqliteBackend
-from perdure.testing.contract.samples import appended, status
+from perdure.testing.contract.samples import append_all, append_of
 
 LABELS: list[list[str]] = [[], [], ["x"], ["x", "y"], ["y"], [DELETED], [DELETED], [DELETED, "x"]]
 PREFIXES = ["", "a", "b/", "b/1", "c", "é", "\U0010ffff"]
@@ -40,7 +40,7 @@ def write(draw: random.Random, stores: list[Backend], lengths: dict[str, int]) -
     lengths[name] = first + draw.choice([0, 0, 3])
     labels = draw.choice(LABELS)
     for store in stores:
-        assert status(store, appended(name, first, lengths[name], *labels)) == ["stored"]
+        assert append_all(store, append_of(name, first, lengths[name], *labels)) == ["stored"]
         if lengths[name] % 3 == 0:
             store.drop(name, before=lengths[name])
 
@@ -100,11 +100,11 @@ def test_every_listing_is_that_of_the_definition(
 
 
 def deleted(prefix: str, count: int) -> list[Append]:
-    return [appended(f"{prefix}{number:05}", 1, 1, DELETED) for number in range(count)]
+    return [append_of(f"{prefix}{number:05}", 1, 1, DELETED) for number in range(count)]
 
 
 def live(prefix: str, count: int, *labels: str) -> list[Append]:
-    return [appended(f"{prefix}{number:05}", 1, 1, *labels) for number in range(count)]
+    return [append_of(f"{prefix}{number:05}", 1, 1, *labels) for number in range(count)]
 
 
 @pytest.fixture

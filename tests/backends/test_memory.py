@@ -10,7 +10,7 @@ import pytest
 from perdure.backends.memory import MemoryBackend
 from perdure.backends.protocol import Backend
 from perdure.testing.contract import BackendContract
-from perdure.testing.contract.samples import appended, entries, status
+from perdure.testing.contract.samples import append_all, append_of, entries
 
 
 class TestMemory(BackendContract):
@@ -30,12 +30,12 @@ def test_it_says_that_nothing_survives() -> None:
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system can not fork")
 def test_a_child_that_was_forked_while_the_lock_was_held_can_use_its_copy() -> None:
     backend = MemoryBackend()
-    status(backend, appended("s", 1, 1))
+    append_all(backend, append_of("s", 1, 1))
     with backend._lock:
         child = os.fork()
         if child == 0:
             signal.alarm(100)  # Or it would wait for the lock for ever.
-            good = status(backend, appended("s", 2, 2)) == ["stored"]
+            good = append_all(backend, append_of("s", 2, 2)) == ["stored"]
             os._exit(0 if good and list(backend.read("s")) == entries(1, 2) else 1)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert list(backend.read("s")) == entries(1, 1), "the parent has its own"
@@ -48,10 +48,10 @@ def test_an_interrupt_in_the_middle_of_an_append_loses_no_stream() -> None:
             raise KeyboardInterrupt
 
     backend = MemoryBackend()
-    status(backend, appended("s", 1, 1))
+    append_all(backend, append_of("s", 1, 1))
     backend._streams = Interrupting(backend._streams)
     with pytest.raises(KeyboardInterrupt):
-        status(backend, appended("s", 2, 2))
+        append_all(backend, append_of("s", 2, 2))
     backend._streams = {**backend._streams}
-    assert status(backend, appended("s", 2, 2)) == ["stored"]
+    assert append_all(backend, append_of("s", 2, 2)) == ["stored"]
     assert list(backend.read("s")) == entries(1, 2)

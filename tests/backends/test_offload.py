@@ -18,7 +18,7 @@ from perdure.backends.protocol import Append, AsyncBackend, Entry, Outcome
 from perdure.backends.sqlite.backend import SqliteBackend
 from perdure.errors import DamagedError
 from perdure.testing.contract.asynchronous import AsyncBackendContract
-from perdure.testing.contract.samples import appended, entries
+from perdure.testing.contract.samples import append_of, entries
 from perdure.testing.faults import Slow
 
 
@@ -74,7 +74,7 @@ def test_one_thread_does_all_the_work_and_close_ends_it() -> None:
     async def scenario() -> None:
         backend = ThreadedBackend(inner)
         streams = [str(number) for number in range(50)]
-        await asyncio.gather(*(backend.append([appended(name, 1, 1)]) for name in streams))
+        await asyncio.gather(*(backend.append([append_of(name, 1, 1)]) for name in streams))
         assert len(workers() - others) == 1
         await backend.close()
         assert workers() <= others
@@ -99,7 +99,7 @@ def test_a_cancelled_append_is_done_before_the_next_call() -> None:
         asyncio.get_running_loop().set_exception_handler(lambda _, what: complaints.append(what))
         gate = Gate()
         backend = ThreadedBackend(gate)
-        task = asyncio.ensure_future(backend.append([appended("s", 1, 2)]))
+        task = asyncio.ensure_future(backend.append([append_of("s", 1, 2)]))
         while not gate.entered.is_set():  # noqa: ASYNC110 - it is set in another thread
             await asyncio.sleep(0.001)
         task.cancel()
@@ -120,7 +120,7 @@ def test_the_event_loop_goes_on_while_the_store_is_busy() -> None:
     async def scenario() -> None:
         gate = Gate()
         backend = ThreadedBackend(gate)
-        task = asyncio.ensure_future(backend.append([appended("s", 1, 1)]))
+        task = asyncio.ensure_future(backend.append([append_of("s", 1, 1)]))
         while not gate.entered.is_set():  # noqa: ASYNC110 - it is set in another thread
             await asyncio.sleep(0.001)
         for _ in range(5):
@@ -143,9 +143,9 @@ def test_the_thread_has_begun_with_many_appends_before_the_loop_goes_on(
         gate = Gate()
         gate.go_on.set()
         backend = ThreadedBackend(gate)
-        await backend.append([appended("s", 1, 1)])
+        await backend.append([append_of("s", 1, 1)])
         gate.go_on.clear()
-        call = backend.append([appended(f"s{n}", 1, 1) for n in range(offload.BUSY_APPENDS)])
+        call = backend.append([append_of(f"s{n}", 1, 1) for n in range(offload.BUSY_APPENDS)])
         future = call.send(None)  # Up to where it waits; the loop did nothing meanwhile.
         assert backend._worker is not None
         assert backend._worker.busy
@@ -162,7 +162,7 @@ def test_a_busy_thread_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> Non
     async def scenario() -> None:
         backend = ThreadedBackend(Slow(MemoryBackend(), 0.1))
         many = [
-            [appended(f"{turn}-{n}", 1, 1) for n in range(offload.BUSY_APPENDS)]
+            [append_of(f"{turn}-{n}", 1, 1) for n in range(offload.BUSY_APPENDS)]
             for turn in range(3)
         ]
         tasks = [asyncio.ensure_future(backend.append(appends)) for appends in many]
@@ -179,7 +179,7 @@ def test_close_waits_for_what_is_under_way() -> None:
 
     async def scenario() -> None:
         backend = ThreadedBackend(Slow(inner, 0.1))
-        task = asyncio.ensure_future(backend.append([appended("s", 1, 1)]))
+        task = asyncio.ensure_future(backend.append([append_of("s", 1, 1)]))
         await asyncio.sleep(0)
         await backend.close()
         assert [outcome.status for outcome in await task] == ["stored"]
@@ -229,7 +229,7 @@ def test_one_handle_serves_several_event_loops() -> None:
 
 
 async def _append_only(backend: AsyncBackend, position: int) -> None:
-    (outcome,) = await backend.append([appended("s", position, position)])
+    (outcome,) = await backend.append([append_of("s", position, position)])
     assert outcome.status == "stored"
 
 
@@ -237,7 +237,7 @@ def test_work_that_outlives_its_event_loop_does_not_stop_the_thread() -> None:
     backend = ThreadedBackend(Slow(MemoryBackend(), 0.1))
 
     async def abandon() -> None:
-        task = asyncio.ensure_future(backend.append([appended("s", 1, 1)]))
+        task = asyncio.ensure_future(backend.append([append_of("s", 1, 1)]))
         await asyncio.sleep(0)
         task.cancel()
 
@@ -252,14 +252,14 @@ def test_work_that_outlives_its_event_loop_does_not_stop_the_thread() -> None:
 
 FORKING = """
 import asyncio, os, warnings
-from perdure.backends.offload import Offload
+from perdure.backends.offload import ThreadedBackend
 from perdure.backends.sqlite import SqliteBackend
-from perdure.testing.contract_values import appended
+from perdure.testing.contract.samples import append_of
 warnings.simplefilter("ignore", DeprecationWarning)
-backend = Offload(SqliteBackend({path!r}))
+backend = ThreadedBackend(SqliteBackend({path!r}))
 
 async def store(name):
-    await backend.append([appended(name, 1, 1)])
+    await backend.append([append_of(name, 1, 1)])
 
 asyncio.run(store("s"))
 child = os.fork()
@@ -283,7 +283,7 @@ def test_a_forgotten_handle_leaves_no_thread() -> None:
     others = workers()
 
     async def scenario() -> None:
-        await ThreadedBackend(MemoryBackend()).append([appended("s", 1, 1)])
+        await ThreadedBackend(MemoryBackend()).append([append_of("s", 1, 1)])
 
     asyncio.run(scenario())
     deadline = time.monotonic() + 60
@@ -312,7 +312,7 @@ def test_loops_in_several_threads_that_make_the_first_call_share_one_thread(
 
     async def write(number: int) -> None:
         together.wait()
-        await backend.append([appended(f"s{number}", 1, 1)])
+        await backend.append([append_of(f"s{number}", 1, 1)])
 
     monkeypatch.setattr(offload._Worker, "__init__", slowly)
     loops = [threading.Thread(target=asyncio.run, args=(write(n),)) for n in range(many)]
@@ -344,7 +344,7 @@ def test_work_that_nobody_waits_for_is_told_of_when_it_fails_and_the_thread_goes
         async for _ in backend.read("s"):
             break
         async with asyncio.timeout(10):
-            assert (await backend.append([appended("s", 1, 1)]))[0].status == "stored"
+            assert (await backend.append([append_of("s", 1, 1)]))[0].status == "stored"
             await backend.close()
 
     asyncio.run(scenario())

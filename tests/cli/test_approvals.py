@@ -145,7 +145,7 @@ def test_several_that_wait_must_be_named(path: Path) -> None:
             for amount in (1, 2):
                 with pytest.raises(ApprovalPendingError):
                     tool(amount)
-            turn.leave()
+            turn.suspend()
     result = invoke(path, "approve", "s")
     assert result.exit_code == 2
     assert "give one of" in result.stderr

@@ -14,7 +14,6 @@ import pytest
 import perdure
 from perdure.cli.__main__ import main
 from perdure.cli.output import (
-    display_width,
     first_line,
     human_bytes,
     plural,
@@ -430,7 +429,7 @@ def test_safe_text_is_left_alone() -> None:
 def test_lines_are_wrapped_to_their_columns_and_lose_nothing() -> None:
     text = "  indented words that go on\n\n" + "x" * 50 + "\tand 日本語日本語日本語日本語 end"
     lines = list(wrap_lines(text, 20))
-    assert max(map(display_width, lines)) <= 20
+    assert max(map(cell_len, lines)) <= 20
     assert lines[:4] == ["  indented words", "that go on", "", "x" * 20]
     assert "".join("".join(lines).split()) == "".join(text.split())
     assert list(wrap_lines("", 20)) == [""]

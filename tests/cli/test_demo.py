@@ -195,7 +195,7 @@ def test_what_it_says_about_looking_works(tmp_path: Path) -> None:
     ).stdout
     assert "Refine that for high-value policies only." in shown
     assert "{'step': 11}" in shown
-    assert "Verified(" in shown
+    assert "VerifyResult(" in shown
 
 
 @posix
@@ -417,7 +417,7 @@ def _doctored(*, is_lost: bool):  # type: ignore[no-untyped-def] # noqa: ANN202 
 def _judged(path: str, session: str, lives: list[ProcessRun]) -> DemoVerdict:
     lost = check_module.unrecovered(lives)
     problems = check_module._comparison_problems(compare_records(TOLD, lives[-1].found.facts))
-    verified = perdure.Verified(session, 4, 4, "0" * 64, 0, 0)
+    verified = perdure.VerifyResult(session, 4, 4, "0" * 64, 0, 0)
     return DemoVerdict(4, 0, len(lost), 0, 2, {"step": 1}, verified, tuple(problems))
 
 

@@ -18,7 +18,7 @@ from perdure.backends.protocol import STORED, WATCH, Append, Backend, Outcome
 from perdure.backends.sqlite.backend import SqliteBackend
 from perdure.cli.doctor import command, environment, scratch, trials
 from perdure.errors import UnavailableError
-from perdure.testing.faults import Slow, _Around
+from perdure.testing.faults import BackendWrapper, Slow
 from tests.cli.support import fill, invoke, objects, start
 from tests.journal.copying.stores import shown
 
@@ -222,7 +222,7 @@ def test_a_disk_that_is_too_fast_is_remarked_upon(
     assert (code, named(found, "durable append")["verdict"]) == (0, "note")
 
 
-class Overwriting(_Around):
+class Overwriting(BackendWrapper):
     """Answers that everything was stored."""
 
     def append(self, appends: Sequence[Append]) -> Sequence[Outcome]:
@@ -230,7 +230,7 @@ class Overwriting(_Around):
         return [STORED] * len(appends)
 
 
-class Doubling(_Around):
+class Doubling(BackendWrapper):
     """Does not know an append again that it has seen, and takes it for the next one."""
 
     def append(self, appends: Sequence[Append]) -> Sequence[Outcome]:
@@ -243,7 +243,7 @@ class Doubling(_Around):
         return [Outcome("conflict")] if known else outcomes
 
 
-class Failing(_Around):
+class Failing(BackendWrapper):
     """Does not answer after a while."""
 
     def append(self, appends: Sequence[Append]) -> Sequence[Outcome]:
@@ -253,14 +253,14 @@ class Failing(_Around):
         return super().append(appends)
 
 
-class Leaving(_Around):
+class Leaving(BackendWrapper):
     """Is gone when the trials are over, and does not wait either."""
 
     def remove(self, stream: str, *, digest: str) -> bool:
         raise UnavailableError(self.name, "gone")
 
 
-class Restless(_Around):
+class Restless(BackendWrapper):
     """Does not let anybody wait."""
 
     def watch(self, stream: str, *, after: int, timeout: float | None = None) -> bool:
@@ -271,7 +271,7 @@ class Restless(_Around):
     ("kind", "text"), [(Leaving, "completion          gone"), (Restless, "no room to wait")]
 )
 def test_a_store_that_fails_later_is_told_of_in_the_report(
-    monkeypatch: pytest.MonkeyPatch, kind: type[_Around], text: str
+    monkeypatch: pytest.MonkeyPatch, kind: type[BackendWrapper], text: str
 ) -> None:
     result = with_backend(monkeypatch, kind(MemoryBackend()))
     assert result.exit_code == 2
@@ -280,7 +280,7 @@ def test_a_store_that_fails_later_is_told_of_in_the_report(
     assert "try again later" in result.stdout.partition("Advice")[2]
 
 
-class Deaf(_Around):
+class Deaf(BackendWrapper):
     """Declares no watch."""
 
     def __init__(self, backend: Backend) -> None:
@@ -290,7 +290,7 @@ class Deaf(_Around):
 
 @pytest.mark.parametrize("kind", [Overwriting, Doubling, Failing])
 def test_a_store_that_answers_wrongly_is_unusable(
-    monkeypatch: pytest.MonkeyPatch, kind: type[_Around]
+    monkeypatch: pytest.MonkeyPatch, kind: type[BackendWrapper]
 ) -> None:
     result = with_backend(monkeypatch, kind(MemoryBackend()))
     assert result.exit_code == 2

@@ -7,7 +7,7 @@ from click.testing import CliRunner
 
 import perdure
 from perdure.cli.__main__ import main
-from perdure.cli.output import display_width
+from rich.cells import cell_len
 from perdure.sync.store import Store
 from tests.cli.support import damage, fill, invoke, objects, said
 
@@ -32,7 +32,7 @@ def test_sessions_are_listed_with_what_people_ask_about(path: Path) -> None:
     assert claim.endswith("turn-open, vip")
     assert empty.split()[:4] == ["empty-handed", "0", "1", "-"]
     assert branch.split()[:4] == ["what-if", "5", "7", "user"]
-    assert max(map(display_width, done.stdout.splitlines())) < 80
+    assert max(map(cell_len, done.stdout.splitlines())) < 80
 
 
 def test_json_has_stable_keys_and_exact_times(path: Path) -> None:
@@ -157,7 +157,7 @@ def test_a_long_id_is_whole_and_alone_on_its_line(tmp_path: Path) -> None:
         store.session("🦉 日本語").append(said("x"))
     _, long, rest, wide = invoke(path, "ls").stdout.splitlines()
     assert long == name
-    assert display_width(wide[: wide.index(" user")]) == display_width(rest[: rest.index(" user")])
+    assert cell_len(wide[: wide.index(" user")]) == cell_len(rest[: rest.index(" user")])
 
 
 def test_a_store_that_keeps_no_order_of_changes_is_sorted_by_its_last_records(

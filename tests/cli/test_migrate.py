@@ -18,7 +18,7 @@ from perdure.backends.postgres.backend_async import AsyncPostgresBackend
 from perdure.backends.postgres.schema import LATEST_VERSION
 from perdure.cli.__main__ import main
 from perdure.errors import UnavailableError
-from perdure.testing.contract.samples import appended, entries, status
+from perdure.testing.contract.samples import append_all, append_of, entries
 from tests.backends.postgres.test_migrations import FIRST
 from tests.cli.support import invoke
 
@@ -43,7 +43,7 @@ def test_it_makes_tables_and_says_so_once(postgres_empty: str) -> None:
     secret = postgres_empty.partition("://")[2].partition("@")[0].partition(":")[2]
     assert secret not in first.output + again.output
     backend = PostgresBackend(f"{postgres_empty}&migrate=no")
-    assert status(backend, appended("s", 1, 1)) == ["stored"]
+    assert append_all(backend, append_of("s", 1, 1)) == ["stored"]
     backend.close()
 
 
@@ -64,7 +64,7 @@ def test_a_dry_run_prints_what_does_the_same_by_hand(
     by_hand(postgres_url, result.stdout)
     assert "is up to date" in run(postgres_empty, "--dry-run").stdout
     backend = PostgresBackend(f"{postgres_empty}&migrate=no")
-    assert status(backend, appended("s", 1, 1)) == ["stored"]
+    assert append_all(backend, append_of("s", 1, 1)) == ["stored"]
     backend.close()
 
 
@@ -75,7 +75,7 @@ def test_the_same_of_tables_that_are_there(postgres_empty: str, postgres_url: st
     by_hand(postgres_url, result.stdout)
     assert "is up to date" in run(postgres_empty, "--dry-run").stdout
     backend = PostgresBackend(f"{postgres_empty}&migrate=no")
-    assert status(backend, appended("s", 1, 1, "label")) == ["stored"]
+    assert append_all(backend, append_of("s", 1, 1, "label")) == ["stored"]
     backend.close()
 
 
@@ -161,9 +161,9 @@ def test_with_row_level_security_a_tenant_sees_and_writes_only_its_own(
     schema = schema_of(postgres_empty)
     acme, globex = (PostgresBackend(secured[name]) for name in TENANTS)
     for backend in (acme, globex):
-        assert status(backend, appended("s", 1, 2, "l")) == ["stored"]
-        assert status(backend, appended("s", 2, 3, "l")) == ["stored"], "resent in part"
-        assert status(backend, appended("s", 3, 3, mark="other")) == ["conflict"]
+        assert append_all(backend, append_of("s", 1, 2, "l")) == ["stored"]
+        assert append_all(backend, append_of("s", 2, 3, "l")) == ["stored"], "resent in part"
+        assert append_all(backend, append_of("s", 3, 3, mark="other")) == ["conflict"]
     acme.drop("s", before=3)
     assert list(acme.read("s")) == entries(3, 3)
     assert list(globex.read("s")) == entries(1, 3)
@@ -180,7 +180,7 @@ def test_with_row_level_security_a_tenant_sees_and_writes_only_its_own(
     assert list(thief.read("s")) == []
     assert list(thief.streams()) == []
     with pytest.raises(UnavailableError, match=r"row-level security does not .*\?tenant=USER$"):
-        thief.append([appended("s", 1, 1, mark="thief")])
+        thief.append([append_of("s", 1, 1, mark="thief")])
     thief.drop("s", before=9)
     (head,) = globex.streams()
     thief.remove("s", digest=head.digest)
@@ -227,7 +227,7 @@ def test_policies_of_somebody_else_and_owners_are_not_judged(
             more = sql.SQL("create policy shared on {} using (tenant = 'shared')")
             admin.execute(more.format(sql.Identifier(schema_of(postgres_empty), table)))
     backend = PostgresBackend(acme)
-    assert status(backend, appended("s", 1, 1)) == ["stored"]
+    assert append_all(backend, append_of("s", 1, 1)) == ["stored"]
     backend.close()
 
 
@@ -256,7 +256,7 @@ def test_a_role_that_is_missing_does_not_leave_rows_unguarded(
     backend = PostgresBackend(
         f"{tenants[TENANTS[0]]}?schema={schema_of(postgres_empty)}&tenant={TENANTS[0]}&migrate=no"
     )
-    assert status(backend, appended("s", 1, 1)) == ["stored"]
+    assert append_all(backend, append_of("s", 1, 1)) == ["stored"]
     backend.close()
 
 
@@ -266,8 +266,8 @@ def test_a_tenant_with_sql_of_its_own_can_not_take_the_places_of_another(
     """Rows at the victim's next positions, under the attacker's own name, as the policy allows."""
     schema, attacker, victim = schema_of(postgres_empty), *TENANTS
     backend = PostgresBackend(secured[victim])
-    assert status(backend, appended("s", 1, 2, "l")) == ["stored"]
-    key = backend._operations.key("s")
+    assert append_all(backend, append_of("s", 1, 2, "l")) == ["stored"]
+    key = backend._queries.key("s")
     with psycopg.connect(tenants[attacker], autocommit=True) as connection:
         for position in range(1, 9):
             connection.execute(
@@ -280,19 +280,19 @@ def test_a_tenant_with_sql_of_its_own_can_not_take_the_places_of_another(
         connection.execute(insert.format(sql.Identifier(schema, "watch")), (key, attacker, 2**62))
         labels = sql.SQL("insert into {} (tenant, name, label, present) values (%s, %s, %s, true)")
         connection.execute(labels.format(sql.Identifier(schema, "label")), (attacker, b"s", b"l"))
-    assert status(backend, appended("s", 3, 3, "l")) == ["stored"]
-    assert status(backend, appended("s", 3, 4, "l")) == ["stored"], "resent in part"
-    assert status(backend, appended("s", 5, 6), appended("t", 1, 1)) == ["stored"] * 2
-    assert status(backend, appended("s", 3, 3, mark="other")) == ["conflict"]
+    assert append_all(backend, append_of("s", 3, 3, "l")) == ["stored"]
+    assert append_all(backend, append_of("s", 3, 4, "l")) == ["stored"], "resent in part"
+    assert append_all(backend, append_of("s", 5, 6), append_of("t", 1, 1)) == ["stored"] * 2
+    assert append_all(backend, append_of("s", 3, 3, mark="other")) == ["conflict"]
     assert list(backend.read("s")) == entries(1, 6)
     assert list(backend.read("s", reverse=True)) == entries(1, 6)[::-1]
     assert list(backend.streams(labels=["l"])) == []
-    backend._pool.run(partial(backend._operations.register_watch, "s", 30))
+    backend._pool.run(partial(backend._operations.register_watch, stream="s", seconds=30))
     assert backend.watch("s", after=5, timeout=30)
     backend.drop("s", before=4)
     assert list(backend.read("s")) == entries(4, 6)
     (head, _) = backend.streams()
     assert backend.remove("s", digest=head.digest)
     assert list(backend.read("s")) == []
-    assert status(backend, appended("s", 1, 1)) == ["stored"]
+    assert append_all(backend, append_of("s", 1, 1)) == ["stored"]
     backend.close()

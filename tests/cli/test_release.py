@@ -20,7 +20,7 @@ def path(tmp_path: Path) -> Path:
 def lease(path: Path) -> Iterator[tuple[perdure.Session, Lease]]:
     with perdure.open(path) as store:
         session = store.resume("claim-4711")
-        lease = session.lease(who="worker 7")
+        lease = session.lease(owner="worker 7")
         lease.__enter__()
         yield session, lease
         lease.release()
@@ -83,7 +83,7 @@ def test_ls_and_show_say_who_holds_a_session(
 
 
 def test_what_a_holder_calls_itself_does_no_harm(path: Path) -> None:
-    with perdure.open(path) as store, store.resume("claim-4711").lease(who=f"w{SNEAKY}"):
+    with perdure.open(path) as store, store.resume("claim-4711").lease(owner=f"w{SNEAKY}"):
         for command in ("ls", "show", "tail", "release"):
             done = invoke(path, command, *(["claim-4711"] if command != "ls" else []))
             assert "\x1b" not in done.output.replace("\n", "")

@@ -9,7 +9,9 @@ import msgspec
 import pytest
 
 import perdure
-from perdure.cli.output import display_width, safe
+from rich.cells import cell_len
+
+from perdure.cli.output import safe
 from tests.cli.support import damage, fill, flip, invoke, objects, said
 
 # What a person sees in 80 columns.
@@ -97,7 +99,7 @@ def test_a_conversation_is_shown_as_people_read_it(path: Path) -> None:
     expected = SCREEN.format(path=path, x72="x" * 72, x73="x" * 73)
     assert done.stdout.splitlines() == expected.splitlines()
     body = done.stdout.splitlines()[1:]  # The path in the first line is pytest's.
-    assert max(map(display_width, body)) < 80
+    assert max(map(cell_len, body)) < 80
 
 
 def test_json_is_every_record_with_stable_keys(path: Path) -> None:

@@ -90,17 +90,17 @@ def talk(path: Path) -> Path:
             with claim.turn(question) as turn:
                 turn.append(said(answer, "assistant"))
         with claim.turn("Third.") as turn:
-            turn.offer([{"type": "function", "function": {"name": name}} for name in TOOLS])
-            list(turn.stream(CHUNKS, every=0))
+            turn.record_tools([{"type": "function", "function": {"name": name}} for name in TOOLS])
+            list(turn.stream(CHUNKS, flush_every=0))
         claim.pin(3)
         claim.unpin(3)
-        claim.summarise(lambda _: "They asked one thing.", keep_turns=2)
-        claim.summarise(lambda _: "They asked two things.", keep_turns=1)
+        claim.summarize(lambda _: "They asked one thing.", keep_turns=2)
+        claim.summarize(lambda _: "They asked two things.", keep_turns=1)
         claim.undo_summary()
         interrupt(claim, "Fourth.", "req-11")
         (turn,) = perdure.Session(store._driver, claim._replica).interrupted
         with turn:
-            list(turn.stream(CHUNKS, every=0))
+            list(turn.stream(CHUNKS, flush_every=0))
             turn._ended = True  # As a process leaves it that dies here.
     return path
 
@@ -147,10 +147,10 @@ def test_a_summary_can_not_take_over_the_terminal(tmp_path: Path) -> None:
     with perdure.open(path) as store:
         claim = store.session("claim-4711")
         claim.append(*(said("a question of some length " * 9) for _ in range(5)))
-        claim.summarise(lambda _: "Sum " + EVIL)
+        claim.summarize(lambda _: "Sum " + EVIL)
         with claim.turn("go") as turn:
-            turn.offer([{"type": "function", "function": {"name": EVIL}}])
-            list(turn.stream([one_choice(0, {"content": EVIL})], every=0))
+            turn.record_tools([{"type": "function", "function": {"name": EVIL}}])
+            list(turn.stream([one_choice(0, {"content": EVIL})], flush_every=0))
     for command in (["show"], ["tail", "-n", "20"], ["show", "--records"]):
         done = invoke(path, command[0], "claim-4711", *command[1:])
         assert not {*SNEAKY} & {*done.stdout}

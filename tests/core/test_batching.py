@@ -34,13 +34,13 @@ def damaged(_: int = 0) -> Exception:
 
 def away() -> UnavailableError:
     error = UnavailableError("store", "away")
-    error.was_waited_for = True
+    error.retries_exhausted = True
     return error
 
 
 def blocked() -> UnavailableError:
     error = away()
-    error.of_one = True
+    error.single_stream = True
     return error
 
 
@@ -227,7 +227,7 @@ def test_a_batch_that_is_blocked_is_not_sent_twice(callers: Threads | Tasks) -> 
 
     def trouble(_: int) -> Exception:
         error = blocked()
-        error.was_waited_for = False
+        error.retries_exhausted = False
         return error
 
     callers.backend.troubles["b"] = trouble

@@ -113,7 +113,7 @@ def test_after_a_conflict_the_view_is_the_newest_one(
     with pytest.raises(ConflictError, match="refreshed"):
         two.append(said("ours"))
     assert contents(two) == ["first", "theirs"]
-    assert two.last == said("theirs")
+    assert two.last_message == said("theirs")
     two.append(said("ours"))
     assert contents(two) == ["first", "theirs", "ours"]
 

@@ -14,7 +14,7 @@ from perdure.backends.protocol import Append, Outcome
 from perdure.errors import (
     ConflictError,
     DamagedError,
-    TornError,
+    IncompleteBatchError,
     UnavailableError,
     UnstorableError,
     UsageError,
@@ -188,16 +188,16 @@ def test_a_torn_batch_counts_as_absent_and_the_session_goes_on(stored: int) -> N
         dying(backend, keep=stored).append(said("a"), said("b"), said("c"))
 
     after = perdure.open(backend).session("s")
-    assert (contents(after), after.last, len(after)) == (["first"], said("first"), 1)
+    assert (contents(after), after.last_message, len(after)) == (["first"], said("first"), 1)
     reports: list[DamagedError] = []
     assert [record.position for record in after.records(on_damage=reports.append)] == [1]
-    assert [(type(report), report.position) for report in reports] == [(TornError, 2)]
+    assert [(type(report), report.position) for report in reports] == [(IncompleteBatchError, 2)]
     assert after.verify().torn == 1
 
     after.append(said("next"))
     again = perdure.open(backend).session("s")
     assert contents(again) == contents(after) == ["first", "next"]
-    assert [record.kind for record in again.records()] == ["message", "recovered", "message"]
+    assert [record.kind for record in again.records()] == ["message", "batch.discarded", "message"]
     assert (again.verify().torn, again.verify().position) == (1, stored + 3)
     assert again.messages(last=2) == [said("first"), said("next")]
 

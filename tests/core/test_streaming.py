@@ -11,7 +11,7 @@ import perdure
 from perdure.backends.memory import MemoryBackend
 from perdure.core.state.session_state import SessionState
 from perdure.errors import ConflictError, UsageError
-from perdure.journal.records import Message, Piece
+from perdure.journal.records import Message, MessageChunk
 from perdure.sync import stream as stream_module
 from perdure.testing.provider_rules import violations
 from tests.formats.streams import one_choice
@@ -61,7 +61,7 @@ def enter(turn: perdure.Turn) -> perdure.Turn:
 def died(backend: MemoryBackend, *, chunks: int = 2) -> perdure.Session:
     """Die in the middle of an answer, and return the session as the next process opens it."""
     session = perdure.open(backend).session("s")
-    stream = enter(session.turn("go")).stream(iter(WHOLE), every=0)
+    stream = enter(session.turn("go")).stream(iter(WHOLE), flush_every=0)
     for _ in range(chunks):
         next(stream)
     return perdure.open(backend).session("s")
@@ -71,12 +71,12 @@ def test_chunks_are_handed_on_and_the_whole_message_is_the_record() -> None:
     store, _ = store_in_memory()
     session = store.session("s")
     with session.turn("go") as turn:
-        stream = turn.stream(WHOLE, every=0)
+        stream = turn.stream(WHOLE, flush_every=0)
         assert list(stream) == WHOLE
         assert stream.said[0].message["content"] == "one two three"
-        assert not turn.partial
+        assert not turn.is_partial
     assert answers(session) == [("one two three", False)]
-    pieces = [record for record in session.records() if isinstance(record.content, Piece)]
+    pieces = [record for record in session.records() if isinstance(record.content, MessageChunk)]
     assert len(pieces) == 4
     assert texts(session) == ["go", "one two three"]
     meta = [record.content.meta for record in session.records() if record.kind == "message"]  # type: ignore[attr-defined]
@@ -100,9 +100,9 @@ def test_pieces_come_at_a_bounded_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stream_module, "time", clock)
     many = [one_choice(0, {"content": "x"}) for _ in range(100)]
     with session.turn("go") as turn:
-        for _ in turn.stream([*many, WHOLE[-1]], every=0.5):
+        for _ in turn.stream([*many, WHOLE[-1]], flush_every=0.5):
             clock.now += 0.125
-    assert kinds(session).count("piece") == 25
+    assert kinds(session).count("message.chunk") == 25
     assert answers(session) == [("x" * 100, False)]
 
 
@@ -168,7 +168,7 @@ def test_what_a_broken_stream_said_is_durable_at_once() -> None:
     with pytest.raises(DroppedError):
         list(turn.stream(breaking(CUT)))
     (left,) = perdure.open(backend).session("s").interrupted
-    assert left.said()[0].message["content"] == "one two three"
+    assert left.partial_messages()[0].message["content"] == "one two three"
 
 
 def test_an_end_without_a_finish_is_a_cut() -> None:
@@ -176,16 +176,16 @@ def test_an_end_without_a_finish_is_a_cut() -> None:
     session = store.session("s")
     with session.turn("go") as turn:
         assert len(list(turn.stream(CUT))) == 3
-        assert turn.partial
-        assert turn.said()[0].message["content"] == "one two three"
+        assert turn.is_partial
+        assert turn.partial_messages()[0].message["content"] == "one two three"
     assert answers(session) == [("one two three", True)]
 
 
 def test_a_crash_leaves_what_was_durable() -> None:
     again = died(MemoryBackend())
     (turn,) = again.interrupted
-    assert turn.partial
-    assert turn.said()[0].message["content"] == "one two "
+    assert turn.is_partial
+    assert turn.partial_messages()[0].message["content"] == "one two "
     assert answers(again) == []
     assert texts(again) == ["go", "one two "]
 
@@ -214,7 +214,7 @@ def test_the_next_turn_records_what_was_interrupted() -> None:
     with again.turn("and now?"):
         assert answers(again) == [("one two ", True)]
         assert texts(again) == ["go", "one two ", "and now?"]
-    assert not again.interrupted[0].partial
+    assert not again.interrupted[0].is_partial
     again.verify()
 
 
@@ -229,10 +229,10 @@ def test_another_try_in_the_same_turn_supersedes_the_first() -> None:
     session = store.session("s")
     with session.turn("go") as turn:
         with pytest.raises(DroppedError):
-            list(turn.stream(breaking(CUT), every=0))
-        assert turn.partial
-        list(turn.stream(WHOLE, every=0))
-        assert not turn.partial
+            list(turn.stream(breaking(CUT), flush_every=0))
+        assert turn.is_partial
+        list(turn.stream(WHOLE, flush_every=0))
+        assert not turn.is_partial
     assert answers(session) == [("one two three", False)]
     session.verify()
 
@@ -242,8 +242,8 @@ def test_of_answers_that_were_cut_one_after_the_other_the_last_stays() -> None:
     session = store.session("s")
     with session.turn("go") as turn:
         for number in (1, 2):
-            list(turn.stream(CUT[:number], every=0))
-        assert [one.message["content"] for one in turn.said()] == ["one two "]
+            list(turn.stream(CUT[:number], flush_every=0))
+        assert [one.message["content"] for one in turn.partial_messages()] == ["one two "]
     assert answers(session) == [("one two ", True)]
     session.verify()
 
@@ -291,13 +291,13 @@ def test_who_lost_the_turn_can_store_no_pieces() -> None:
     store, backend = store_in_memory()
     session = store.session("s")
     turn = enter(session.turn("go"))
-    stream = turn.stream(WHOLE, every=0)
+    stream = turn.stream(WHOLE, flush_every=0)
     next(stream)
     other = perdure.open(backend).session("s")
     with other.interrupted[0] as taken:
         with pytest.raises(ConflictError):
             list(stream)
-        list(taken.stream(WHOLE, every=0))
+        list(taken.stream(WHOLE, flush_every=0))
     assert answers(other) == [("one two three", False)]
     other.verify()
 
@@ -329,11 +329,11 @@ def test_what_a_session_knows_of_its_talk_comes_back_from_a_snapshot() -> None:
     for number in range(6):
         with session.turn(f"a question of some length, number {number}") as turn:
             turn.append(said("yes", "assistant"))
-    session.summarise(lambda _: "Sum.")
+    session.summarize(lambda _: "Sum.")
     open_call = enter(session.turn("call"))
     open_call.append(chat_call("c1"))
-    open_call.offer([{"type": "function", "function": {"name": "f", "parameters": {}}}])
-    streaming = enter(session.turn("stream", id="own")).stream(WHOLE, every=0)
+    open_call.record_tools([{"type": "function", "function": {"name": "f", "parameters": {}}}])
+    streaming = enter(session.turn("stream", id="own")).stream(WHOLE, flush_every=0)
     next(streaming)
     for number in range(300):
         session.note(number)
@@ -377,17 +377,17 @@ def test_an_async_turn_streams_the_same_way() -> None:
         async with perdure.open_async("memory:") as store:
             session, closed = await store.session("s"), list[str]()
             async with session.turn("whole") as turn:
-                stream = turn.stream(given_by(WHOLE, closed), every=0)
+                stream = turn.stream(given_by(WHOLE, closed), flush_every=0)
                 assert [chunk async for chunk in stream] == WHOLE
             async with session.turn("left") as turn:
-                async for _ in turn.stream(given_by(WHOLE, closed), every=0):
+                async for _ in turn.stream(given_by(WHOLE, closed), flush_every=0):
                     break
             assert await answers_of(session) == [("one two three", False), ("one ", True)]
             assert closed == ["closed", "closed"]
             async with session.turn("again") as turn:
                 assert [chunk async for chunk in turn.stream(given_by(CUT, closed))] == CUT
-                assert turn.partial
-                assert (await turn.said())[0].message["content"] == "one two three"
+                assert turn.is_partial
+                assert (await turn.partial_messages())[0].message["content"] == "one two three"
                 assert len([chunk async for chunk in turn.stream(given_by(WHOLE, closed))]) == 4
             assert (await answers_of(session))[2:] == [("one two three", False)]
             await session.verify()

@@ -69,7 +69,7 @@ def test_a_summary_stands_for_older_turns_which_stay_stored(session: perdure.Ses
         given.append(messages)
         return "They talked."
 
-    made = session.summarise(sum_up, keep_turns=3)
+    made = session.summarize(sum_up, keep_turns=3)
     assert [message["content"] for message in given[0]] == numbered(0, 5)
     assert shown(session) == ["be brief", summary("They talked."), *numbered(5, 8)]
     assert len(session.messages()) == len(session) == 17
@@ -83,7 +83,7 @@ def test_a_summary_stands_for_older_turns_which_stay_stored(session: perdure.Ses
 
 
 def test_the_next_summary_takes_the_one_in_force_in(session: perdure.Session) -> None:
-    first = session.summarise(lambda _: "First.", keep_turns=3)
+    first = session.summarize(lambda _: "First.", keep_turns=3)
     at = session.position
     given: list[Any] = []
 
@@ -91,7 +91,7 @@ def test_the_next_summary_takes_the_one_in_force_in(session: perdure.Session) ->
         given.extend(message["content"] for message in messages)
         return "Second."
 
-    made = session.summarise(sum_up, keep_turns=1)
+    made = session.summarize(sum_up, keep_turns=1)
     assert given == [summary("First."), *numbered(5, 7)]
     assert made.previous == at
     assert made.first > first.last
@@ -100,22 +100,22 @@ def test_the_next_summary_takes_the_one_in_force_in(session: perdure.Session) ->
 
 def test_undoing_goes_back_step_by_step(session: perdure.Session) -> None:
     before = shown(session)
-    session.summarise(lambda _: "First.", keep_turns=3)
+    session.summarize(lambda _: "First.", keep_turns=3)
     between = shown(session)
-    session.summarise(lambda _: "Second.", keep_turns=1)
+    session.summarize(lambda _: "Second.", keep_turns=1)
     session.undo_summary()
     assert shown(session) == between
     session.undo_summary()
     assert shown(session) == before
     with pytest.raises(NotFoundError, match="a summary to undo"):
         session.undo_summary()
-    session.summarise(lambda _: "Again.", keep_turns=3)
+    session.summarize(lambda _: "Again.", keep_turns=3)
     assert summary("Again.") in shown(session)
     session.verify()
 
 
 def test_another_handle_and_a_later_process_see_the_same(session: perdure.Session) -> None:
-    session.summarise(lambda _: "They talked.")
+    session.summarize(lambda _: "They talked.")
     backend = session._handle.driver._backend
     again = perdure.open(backend).session("s")
     assert shown(again) == shown(session)
@@ -130,7 +130,7 @@ def test_another_handle_and_a_later_process_see_the_same(session: perdure.Sessio
 
 def test_a_branch_has_the_summaries_of_the_past_that_it_shares(session: perdure.Session) -> None:
     before = session.position
-    session.summarise(lambda _: "They talked.")
+    session.summarize(lambda _: "They talked.")
     assert shown(session.branch("with")) == shown(session)
     assert shown(session.branch("without", at=before)) == ["be brief", *numbered(0, 8)]
 
@@ -143,7 +143,7 @@ def test_pinned_messages_and_instructions_stay_beside_a_summary(session: perdure
         given.append(messages)
         return "Sum."
 
-    session.summarise(sum_up, keep_turns=2)
+    session.summarize(sum_up, keep_turns=2)
     assert shown(session) == ["be brief", f"{LONG}0", summary("Sum."), *numbered(6, 8)]
     assert said("be brief", "system") not in given[0]
     assert given[0][0] == said(f"{LONG}0")  # So that unpinning it loses nothing.
@@ -161,7 +161,7 @@ def test_calls_are_not_torn_from_their_results() -> None:
         given.append(messages)
         return "They did things."
 
-    session.summarise(sum_up, keep_turns=2)
+    session.summarize(sum_up, keep_turns=2)
     assert len(given[0]) == 12
     assert violations("openai.chat", given[0]) == []
     assert len(shown(session)) == 9
@@ -170,7 +170,7 @@ def test_calls_are_not_torn_from_their_results() -> None:
 def test_a_turn_that_is_going_on_is_not_summed_up(session: perdure.Session) -> None:
     with session.turn("an early question") as early:
         talked(session, 6, first=8)
-        session.summarise(lambda _: "Sum.", keep_turns=1)
+        session.summarize(lambda _: "Sum.", keep_turns=1)
         assert shown(session)[:3] == ["be brief", summary("Sum."), "an early question"]
         early.append(said("its answer", "assistant"))
     assert "its answer" in shown(session)
@@ -216,12 +216,12 @@ def test_a_bad_summary_is_refused_and_the_view_is_as_it_was(
     before, position = shown(session), session.position
     started = time.monotonic()
     with pytest.raises(SummaryError) as caught:
-        session.summarise(with_, **asked)
+        session.summarize(with_, **asked)
     assert time.monotonic() - started < 40
     assert reason in str(caught.value)
     assert "number" not in str(caught.value)  # What the conversation says is not for logs.
     assert (shown(session), session.position) == (before, position)
-    assert session.summarise(lambda _: "sum").text == "sum"
+    assert session.summarize(lambda _: "sum").text == "sum"
 
 
 @pytest.mark.parametrize(("with_", "asked", "reason"), BAD, ids=NAMES)
@@ -233,7 +233,7 @@ def test_a_bad_summary_is_refused_in_an_event_loop_too(
             session = await talked_async(store)
             position = session.position
             with pytest.raises(SummaryError) as caught:
-                await session.summarise(with_, **asked)
+                await session.summarize(with_, **asked)
             assert reason in str(caught.value)
             assert session.position == position
 
@@ -242,14 +242,14 @@ def test_a_bad_summary_is_refused_in_an_event_loop_too(
 
 def test_the_cause_of_a_failure_is_kept(session: perdure.Session) -> None:
     with pytest.raises(SummaryError) as caught:
-        session.summarise(fail)
+        session.summarize(fail)
     assert isinstance(caught.value.__cause__, RuntimeError)
 
 
 def test_an_empty_session_has_nothing_to_sum_up() -> None:
     store, _ = store_in_memory()
     with pytest.raises(SummaryError, match="nothing to summarize"):
-        store.session("s").summarise(lambda _: "sum", keep_turns=1)
+        store.session("s").summarize(lambda _: "sum", keep_turns=1)
 
 
 WRONG: list[tuple[Any, dict[str, Any], str]] = [
@@ -269,17 +269,17 @@ def test_what_can_make_no_summary_is_told_at_once(
     session: perdure.Session, with_: Any, asked: dict[str, Any], reason: str
 ) -> None:
     with pytest.raises(UsageError, match=reason):
-        session.summarise(with_, **asked)
+        session.summarize(with_, **asked)
     with pytest.raises(UsageError, match=reason):
-        session.summarise_in_background(with_, **asked)
+        session.summarize_in_background(with_, **asked)
     with pytest.raises(UsageError, match=reason):
-        session.messages(max_tokens=100, summarise=perdure.Summariser(with_, **asked))
+        session.messages(max_tokens=100, summarize=perdure.Summarizer(with_, **asked))
 
 
 def test_only_a_window_can_overflow(session: perdure.Session) -> None:
     for asked in ({}, {"format": "openai.chat"}, {"last": 3}):
         with pytest.raises(UsageError, match="pass max_tokens or max_messages"):
-            session.messages(summarise=len, **asked)
+            session.messages(summarize=len, **asked)
 
 
 def test_an_async_function_needs_an_event_loop(session: perdure.Session) -> None:
@@ -287,7 +287,7 @@ def test_an_async_function_needs_an_event_loop(session: perdure.Session) -> None
         return "sum"
 
     with pytest.raises(UsageError, match="needs open_async"):
-        session.summarise(sum_up)
+        session.summarize(sum_up)
 
 
 def test_undoing_ends_where_the_fold_ends() -> None:
@@ -295,7 +295,7 @@ def test_undoing_ends_where_the_fold_ends() -> None:
     session = store.session("s")
     for number in range(SUMMARIES_MAX + 2):
         talked(session, 2, first=2 * number)
-        session.summarise(lambda _: "Sum.", keep_turns=1)
+        session.summarize(lambda _: "Sum.", keep_turns=1)
     for _ in range(SUMMARIES_MAX - 1):
         session.undo_summary()
     before = shown(session)
@@ -315,7 +315,7 @@ def test_turns_go_on_while_a_summary_is_made(session: perdure.Session) -> None:
         assert go_on.wait(60)
         return "Sum."
 
-    future = session.summarise_in_background(sum_up, keep_turns=2)
+    future = session.summarize_in_background(sum_up, keep_turns=2)
     assert begun.wait(60)
     talked(session, 2, first=8)
     other = perdure.open(session._handle.driver._backend).session("s")
@@ -331,7 +331,7 @@ def test_the_first_of_two_summaries_wins(session: perdure.Session) -> None:
     other = perdure.open(session._handle.driver._backend).session("s")
 
     def sum_up(_: Transcript) -> str:
-        other.summarise(lambda _: "Theirs.")
+        other.summarize(lambda _: "Theirs.")
         return "Mine."
 
     def undo(_: Transcript) -> str:
@@ -339,20 +339,20 @@ def test_the_first_of_two_summaries_wins(session: perdure.Session) -> None:
         return "Mine."
 
     with pytest.raises(ConflictError, match="summary record came first"):
-        session.summarise(sum_up)
+        session.summarize(sum_up)
     assert summary("Theirs.") in shown(session)
     with pytest.raises(ConflictError, match="another summary came first"):
-        session.summarise(undo, keep_turns=1)
+        session.summarize(undo, keep_turns=1)
     assert shown(session) == ["be brief", *numbered(0, 8)]
 
 
 def test_closing_waits_for_a_summary_in_the_background(session: perdure.Session) -> None:
-    future = session.summarise_in_background(slow)
+    future = session.summarize_in_background(slow)
     session.close()
     assert future.done()
     assert future.result().text == "Sum."
     with pytest.raises(UsageError, match="closed"):
-        session.summarise_in_background(slow)
+        session.summarize_in_background(slow)
 
 
 def slow(_: Transcript) -> str:
@@ -364,14 +364,14 @@ def test_closing_the_store_waits_too(tmp_path: Any) -> None:
     with perdure.open(tmp_path / "agents.db") as store:
         session = store.session("s")
         talked(session, 8)
-        future = session.summarise_in_background(slow)
+        future = session.summarize_in_background(slow)
     assert future.result(0).text == "Sum."
     with perdure.open(tmp_path / "agents.db") as store:
         assert summary("Sum.") in shown(store.session("s"))
 
 
 def test_closing_does_not_wait_for_what_hangs(session: perdure.Session) -> None:
-    future = session.summarise_in_background(hang, timeout=0.1)
+    future = session.summarize_in_background(hang, timeout=0.1)
     started = time.monotonic()
     session.close()
     assert time.monotonic() - started < 40
@@ -382,16 +382,16 @@ def test_a_refusal_in_the_background_is_told_of(
     session: perdure.Session, caplog: pytest.LogCaptureFixture
 ) -> None:
     with pytest.raises(SummaryError):
-        session.summarise_in_background(lambda _: "").result(60)
+        session.summarize_in_background(lambda _: "").result(60)
     (told,) = [record for record in caplog.records if record.levelno == logging.WARNING]
-    assert told.getMessage() == ("unsummarised store=memory: session=s reason=the text is empty")
+    assert told.getMessage() == ("unsummarized store=memory: session=s reason=the text is empty")
 
 
 def test_summaries_are_events(session: perdure.Session, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "perdure")
-    made = session.summarise(lambda _: "Sum.")
+    made = session.summarize(lambda _: "Sum.")
     with pytest.raises(SummaryError):
-        session.summarise(lambda _: "", keep_turns=1)
+        session.summarize(lambda _: "", keep_turns=1)
     found = [vars(record) for record in caplog.records if vars(record)["event"] == "summary"]
     assert [(each["outcome"], each["first"]) for each in found] == [
         ("ok", made.first),
@@ -411,14 +411,14 @@ def test_a_window_that_would_be_cut_is_summed_up_first(session: perdure.Session)
         calls.append(len(messages))
         return "Sum."
 
-    everything = session.messages(format="openai.chat", max_tokens=5000, summarise=sum_up)
+    everything = session.messages(format="openai.chat", max_tokens=5000, summarize=sum_up)
     assert (calls, len(everything)) == ([], 17)
-    found = session.messages(format="openai.chat", max_tokens=300, summarise=sum_up)
+    found = session.messages(format="openai.chat", max_tokens=300, summarize=sum_up)
     assert len(calls) == 1
-    assert found.cut == 0
+    assert found.truncated_before == 0
     assert (found.tokens or 0) <= 300
     assert found[1]["content"] == summary("Sum.")
-    again = session.messages(format="openai.chat", max_tokens=300, summarise=sum_up)
+    again = session.messages(format="openai.chat", max_tokens=300, summarize=sum_up)
     assert (again, len(calls)) == (found, 1)
 
 
@@ -426,8 +426,8 @@ def test_a_window_that_would_be_cut_is_summed_up_first(session: perdure.Session)
 def test_as_few_turns_stay_as_leave_room_for_the_summary(
     session: perdure.Session, budget: int
 ) -> None:
-    found = session.messages(format="openai.chat", max_tokens=budget, summarise=lambda _: "Sum.")
-    assert (found.cut, found[1]["content"]) == (0, summary("Sum."))
+    found = session.messages(format="openai.chat", max_tokens=budget, summarize=lambda _: "Sum.")
+    assert (found.truncated_before, found[1]["content"]) == (0, summary("Sum."))
     assert found[-1]["content"] == "answer 7"
 
 
@@ -445,9 +445,9 @@ def test_in_a_long_conversation_nothing_is_ever_left_out_without_a_summary() -> 
             found = session.messages(
                 format="openai.chat",
                 max_tokens=300,
-                summarise=perdure.Summariser(sum_up, keep_turns=2),
+                summarize=perdure.Summarizer(sum_up, keep_turns=2),
             )
-            assert found.cut == 0
+            assert found.truncated_before == 0
             assert violations("openai.chat", found) == []
             in_view = known | {message["content"] for message in found}
             assert {f"{LONG}{n}" for n in range(number + 1)} <= in_view
@@ -458,8 +458,8 @@ def test_in_a_long_conversation_nothing_is_ever_left_out_without_a_summary() -> 
 
 
 def test_messages_can_be_what_overflows(session: perdure.Session) -> None:
-    found = session.messages(max_messages=10, summarise=lambda _: "Sum.")
-    assert found.cut == 0
+    found = session.messages(max_messages=10, summarize=lambda _: "Sum.")
+    assert found.truncated_before == 0
     assert len(found) <= 10
     assert found[1]["content"] == summary("Sum.")
 
@@ -472,21 +472,21 @@ def test_a_window_without_its_summary_is_as_without_asking(
 ) -> None:
     plain = session.messages(format="openai.chat", max_tokens=200)
     position = session.position
-    found = session.messages(format="openai.chat", max_tokens=200, summarise=with_)
-    assert (found, found.cut, session.position) == (plain, plain.cut, position)
-    assert found.cut
+    found = session.messages(format="openai.chat", max_tokens=200, summarize=with_)
+    assert (found, found.truncated_before, session.position) == (plain, plain.truncated_before, position)
+    assert found.truncated_before
     (told,) = [record for record in caplog.records if record.levelno == logging.WARNING]
-    assert vars(told)["event"] == "unsummarised"
+    assert vars(told)["event"] == "summary_failed"
 
 
 def test_somebody_elses_summary_will_do(session: perdure.Session) -> None:
     other = perdure.open(session._handle.driver._backend).session("s")
 
     def sum_up(_: Transcript) -> str:
-        other.summarise(lambda _: "Theirs.", keep_turns=1)
+        other.summarize(lambda _: "Theirs.", keep_turns=1)
         return "Mine."
 
-    found = session.messages(format="openai.chat", max_tokens=300, summarise=sum_up)
+    found = session.messages(format="openai.chat", max_tokens=300, summarize=sum_up)
     assert found[1]["content"] == summary("Theirs.")
 
 
@@ -495,7 +495,7 @@ def test_somebody_elses_summary_will_do(session: perdure.Session) -> None:
 
 def test_a_client_makes_summaries(session: perdure.Session) -> None:
     with ModelServer() as server, openai.OpenAI(base_url=server.url, api_key="test") as client:
-        made = session.summarise(client, model="gpt-4o-mini", max_tokens=4000)
+        made = session.summarize(client, model="gpt-4o-mini", max_tokens=4000)
         (request,) = server.requests
     assert made.text
     assert made.meta["model"].startswith("gpt-4o-mini")
@@ -515,7 +515,7 @@ def test_a_client_that_fails_leaves_all_as_it_was(session: perdure.Session) -> N
         openai.OpenAI(base_url="http://127.0.0.1:9/v1", api_key="test", max_retries=0) as client,
         pytest.raises(SummaryError, match="raised APIConnectionError"),
     ):
-        session.summarise(client, model="gpt-4o-mini")
+        session.summarize(client, model="gpt-4o-mini")
 
 
 @pytest.mark.parametrize(
@@ -542,7 +542,7 @@ def test_what_a_model_did_not_finish_is_no_summary(
     client.chat = Client()
     client.chat.completions = client
     with pytest.raises(SummaryError, match=reason):
-        session.summarise(client, model="m")
+        session.summarize(client, model="m")
 
 
 # In an event loop.
@@ -564,7 +564,7 @@ async def in_background(session: perdure.AsyncSession) -> None:
         await go_on.wait()
         return "Second."
 
-    task = session.summarise_in_background(sum_up, keep_turns=2)
+    task = session.summarize_in_background(sum_up, keep_turns=2)
     await asyncio.sleep(0.01)
     async with session.turn("meanwhile"):
         assert not task.done()
@@ -584,15 +584,15 @@ def test_an_async_session_does_the_same() -> None:
                 await asyncio.sleep(0)
                 return f"{len(messages)} messages."
 
-            assert (await session.summarise(sum_up)).text == "8 messages."
+            assert (await session.summarize(sum_up)).text == "8 messages."
             await in_background(session)
             await session.undo_summary()
-            assert (await session.summarise(lambda messages: f"{len(messages)}.")).text == "10."
+            assert (await session.summarize(lambda messages: f"{len(messages)}.")).text == "10."
             await session.undo_summary()
-            found = await session.messages(max_tokens=300, summarise=sum_up)
+            found = await session.messages(max_tokens=300, summarize=sum_up)
             assert found[1]["content"].startswith(SUMMARY_HEADING)
-            refused = await session.messages(max_tokens=130, summarise=lambda _: "")
-            assert refused.cut
+            refused = await session.messages(max_tokens=130, summarize=lambda _: "")
+            assert refused.truncated_before
             await session.verify()
 
     asyncio.run(main())
@@ -603,10 +603,10 @@ def test_an_async_client_and_a_plain_one_both_serve_in_a_loop() -> None:
         async with perdure.open_async("memory:") as store:
             session = await talked_async(store)
             async with openai.AsyncOpenAI(base_url=url, api_key="test") as client:
-                made = await session.summarise(client, model="gpt-4o-mini")
+                made = await session.summarize(client, model="gpt-4o-mini")
             assert made.meta["usage"]
             with openai.OpenAI(base_url=url, api_key="test") as plain:
-                again = await session.summarise(plain, model="gpt-4o-mini", keep_turns=1)
+                again = await session.summarize(plain, model="gpt-4o-mini", keep_turns=1)
             assert again.previous
 
     with ModelServer() as server:
@@ -621,10 +621,10 @@ def test_closing_an_async_session_waits_and_a_task_can_be_cancelled() -> None:
     async def main() -> None:
         store = perdure.open_async("memory:")
         session = await talked_async(store)
-        cancelled = session.summarise_in_background(sum_up)
+        cancelled = session.summarize_in_background(sum_up)
         await asyncio.sleep(0)
         cancelled.cancel()
-        task = session.summarise_in_background(sum_up)
+        task = session.summarize_in_background(sum_up)
         await session.close()
         assert cancelled.cancelled()
         assert task.done()
@@ -644,7 +644,7 @@ def test_a_summary_of_something_else_is_found_out(
     session: perdure.Session, changed: str, value: Any
 ) -> None:
     session.verify()
-    good = session.summarise(lambda _: "Sum.")
+    good = session.summarize(lambda _: "Sum.")
     session.verify()
     session.undo_summary()
     fields = {name: getattr(good, name) for name in Summary.__struct_fields__}
@@ -663,5 +663,5 @@ def test_a_store_of_ones_own_counter_counts_summaries_with_it() -> None:
 
     session = perdure.open(MemoryBackend(), tokens=Words()).session("s")
     talked(session, 8)
-    made = session.summarise(lambda _: "one two three")
+    made = session.summarize(lambda _: "one two three")
     assert (made.tokens, made.counter) == (9, "words")

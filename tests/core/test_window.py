@@ -16,7 +16,7 @@ from perdure.backends.protocol import Entry
 from perdure.core import window
 from perdure.core.history import MessageCounter
 from perdure.core.window import WindowRequest
-from perdure.errors import BudgetError, UsageError
+from perdure.errors import ContextWindowError, UsageError
 from perdure.formats.intake import extract_messages, require_role
 from perdure.formats.tokens import ESTIMATE, REPLY_TOKENS
 from perdure.formats.transcript import FORMATS, Transcript
@@ -61,9 +61,9 @@ def test_the_newest_turns_that_fit_are_given_and_the_rest_is_left_out() -> None:
     found = session.messages(max_tokens=REPLY_TOKENS + 59, counter=LETTERS)
     assert texts(found) == ["question8", "answer..8", "question9", "answer..9"]
     assert found.tokens == REPLY_TOKENS + 40
-    assert session.messages()[found.cut // 4 * 2] == said("question8")
+    assert session.messages()[found.truncated_before // 4 * 2] == said("question8")
     whole = session.messages(max_tokens=REPLY_TOKENS + 200, counter=LETTERS)
-    assert (len(whole), whole.cut, whole.tokens) == (20, 0, REPLY_TOKENS + 200)
+    assert (len(whole), whole.truncated_before, whole.tokens) == (20, 0, REPLY_TOKENS + 200)
 
 
 def test_instructions_and_pinned_messages_stay_in_every_window() -> None:
@@ -102,7 +102,7 @@ def test_a_budget_below_the_newest_turn_is_an_error_with_both_numbers(
     with session.turn("question0") as turn:
         turn.append(said("answer..0", "assistant"), said("and......", "assistant"))
     limit: dict[str, Any] = {f"max_{unit}": needed - 1, "counter": LETTERS}
-    with pytest.raises(BudgetError) as caught:
+    with pytest.raises(ContextWindowError) as caught:
         session.messages(**limit)
     assert (caught.value.needed, caught.value.given) == (needed, needed - 1)
     assert f"{needed} {unit}; max_{unit} is {needed - 1}" in str(caught.value)
@@ -114,14 +114,14 @@ def test_instructions_alone_can_be_too_much() -> None:
     store, _ = store_in_memory()
     session = store.session("s")
     session.append(said("x" * 100, "system"))
-    with pytest.raises(BudgetError, match="104 tokens; max_tokens is 50"):
+    with pytest.raises(ContextWindowError, match="104 tokens; max_tokens is 50"):
         session.messages(max_tokens=50, counter=LETTERS)
 
 
 def test_an_empty_session_has_an_empty_window() -> None:
     store, _ = store_in_memory()
     found = store.session("s").messages(format="openai.chat", max_tokens=10)
-    assert (list(found), found.cut, found.tokens) == ([], 0, REPLY_TOKENS)
+    assert (list(found), found.truncated_before, found.tokens) == ([], 0, REPLY_TOKENS)
 
 
 def test_a_window_never_begins_within_a_call() -> None:
@@ -165,10 +165,10 @@ def test_every_format_is_valid_with_a_call_that_nobody_answered(format: str | No
     talked(session, 5)
     session.append(said("go"), chat_call("c1"))
     found = session.messages(format=format, max_tokens=400)
-    assert found.cut == 0
+    assert found.truncated_before == 0
     if format is not None:
         assert violations(format, found, system=found.system) == []
-        assert [call.id for call in found.closed] == ["c1"]
+        assert [call.id for call in found.interrupted_calls] == ["c1"]
 
 
 def test_a_notice_for_an_open_call_is_part_of_the_budget() -> None:
@@ -239,7 +239,7 @@ def test_a_cut_answer_is_shown_unless_its_turn_is_held_here() -> None:
     session = store.session("s")
     turn = session.turn("go")
     turn.__enter__()
-    stream = turn.stream([one_choice(0, {"role": "assistant", "content": "half"})], every=0)
+    stream = turn.stream([one_choice(0, {"role": "assistant", "content": "half"})], flush_every=0)
     next(stream)
     assert texts(session.messages(format="openai.chat")) == ["go"]
     other = perdure.open(backend).session("s")
@@ -300,7 +300,7 @@ def cost(messages: int) -> tuple[int, int, int]:
     again = perdure.open(backend).session("s")
     backend.entries = backend.size = 0
     found = again.messages(format="openai.chat", max_tokens=1000)
-    assert found.cut
+    assert found.truncated_before
     return len(found), backend.entries, backend.size
 
 
@@ -330,7 +330,7 @@ def test_the_summary_in_force_is_not_counted_again() -> None:
     counter = Letters()
     session = perdure.open(MemoryBackend(), tokens=counter).session("s")
     talked(session, 10)
-    session.summarise(lambda _: "they talked")
+    session.summarize(lambda _: "they talked")
     counter.asked = 0
     assert len(session.messages(format="openai.chat", max_tokens=300)) == 9
     assert counter.asked == 0
@@ -352,7 +352,7 @@ def test_a_window_is_all_of_one_state_while_others_write() -> None:
     talked(session, 10)
     steps = window.read_window(session._replica, WindowRequest(max_messages=21), live=())
     request = next(steps)
-    session.summarise(lambda _: "sum")
+    session.summarize(lambda _: "sum")
     assert len(finished(session, steps, request)) == 21
     assert len(session.messages(max_messages=21)) == 10
 
@@ -378,7 +378,7 @@ def test_any_window_is_valid_and_within_its_budget_and_cut_only_if_need_be(
     for position in source.sample(pinnable, min(len(pinnable), source.randint(0, 3))):
         session.pin(position)
     found = given(session, format=format, max_tokens=tokens, max_messages=most)
-    if isinstance(found, BudgetError):
+    if isinstance(found, ContextWindowError):
         assert found.needed > found.given
         assert found.given in (tokens, most)
         return
@@ -388,22 +388,22 @@ def test_any_window_is_valid_and_within_its_budget_and_cut_only_if_need_be(
     if tokens is not None and format == "openai.chat":
         assert sum(map(ESTIMATE.count, found)) + REPLY_TOKENS <= tokens
     everything = session.messages(format=format)
-    if not found.cut:
+    if not found.truncated_before:
         assert list(found) == list(everything)
         return
     counted = sum(map(ESTIMATE.count, everything)) + REPLY_TOKENS
     stored = sum(map(ESTIMATE.count, session.messages())) + REPLY_TOKENS
     # Room is kept for the results that calls without one will get.
-    stored += sum(MessageCounter.of(session._replica, ESTIMATE).notices.values())
+    stored += sum(MessageCounter.of(session._replica.state, ESTIMATE).notices.values())
     longest = max(len(everything), len(session))
     too_many = most is not None and longest > most
     assert too_many or (tokens is not None and max(counted, stored) > tokens)
 
 
-def given(session: perdure.Session, **asked: Any) -> Transcript | BudgetError:
+def given(session: perdure.Session, **asked: Any) -> Transcript | ContextWindowError:
     try:
         return session.messages(**asked)
-    except BudgetError as error:
+    except ContextWindowError as error:
         return error
 
 

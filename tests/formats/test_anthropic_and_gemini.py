@@ -221,7 +221,7 @@ def test_gemini_calls_without_ids_are_paired_by_name_and_get_ids_elsewhere() -> 
     there = give(CHAT, *history)
     ids = [call["id"] for call in there[1]["tool_calls"]]
     assert len({*ids}) == 2
-    assert (there.closed, there.losses) == ((), ())
+    assert (there.interrupted_calls, there.losses) == ((), ())
     own = give(GEMINI, *history)
     names = [part["functionResponse"]["name"] for part in own[2]["parts"]]
     assert names == ["f", "g"]
@@ -307,7 +307,7 @@ def test_a_gemini_result_has_the_id_of_its_call_or_none() -> None:
     result["parts"][0]["functionResponse"]["id"] = "x"
     transcript = give(GEMINI, USER, gemini_call("f"), result)
     assert "id" not in transcript[2]["parts"][0]["functionResponse"]
-    assert transcript.closed == ()
+    assert transcript.interrupted_calls == ()
 
 
 @pytest.mark.parametrize("message", [assistant(HI), {"role": "model", "parts": [{"text": "hi"}]}])

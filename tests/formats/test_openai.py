@@ -341,7 +341,7 @@ def test_autogens_answers_to_several_calls_are_told_apart() -> None:
     answer = {"role": "tool", "content": "aaa\n\nbbb", "tool_responses": several}
     transcript = give(CHAT, USER, chat_call("a", "b"), answer)
     assert [*transcript[2:]] == [chat_result("a", "aaa"), chat_result("b", "bbb")]
-    assert (transcript.losses, transcript.closed) == ((), ())
+    assert (transcript.losses, transcript.interrupted_calls) == ((), ())
 
 
 def test_results_come_before_what_is_said_after_the_calls() -> None:
@@ -423,7 +423,7 @@ def test_the_output_of_a_local_shell_finds_its_call_by_either_id(named: dict[str
     output = {"type": "local_shell_call_output", "output": "done", **named}
     transcript = give(RESPONSES, USER, call, output)
     assert transcript[2] == {"type": "local_shell_call_output", "id": "lsh_1", "output": "done"}
-    assert (transcript.closed, transcript.losses) == ((), ())
+    assert (transcript.interrupted_calls, transcript.losses) == ((), ())
 
 
 def test_items_that_lack_what_they_must_have_go_with_their_results() -> None:

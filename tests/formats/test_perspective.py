@@ -105,15 +105,15 @@ def test_the_calls_of_others_are_left_out_with_their_results(format: str) -> Non
     assert "found" not in there
     assert "mine" in there
     assert [loss.position for loss in transcript.losses] == [1, 2]
-    assert transcript.closed == ()
+    assert transcript.interrupted_calls == ()
 
 
 @pytest.mark.parametrize("format", FORMATS)
 def test_an_open_call_of_another_is_not_closed_here(format: str) -> None:
     transcript = side(format, "bob", ("ann", "", chat_call("a")), ("bob", "", "So?"))
-    assert transcript.closed == ()
+    assert transcript.interrupted_calls == ()
     mine = side(format, "ann", ("ann", "", chat_call("a")), ("bob", "", "So?"))
-    assert [each.id for each in mine.closed] == ["a"]
+    assert [each.id for each in mine.interrupted_calls] == ["a"]
 
 
 def test_the_reasoning_of_another_is_left_out() -> None:

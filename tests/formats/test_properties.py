@@ -41,7 +41,7 @@ def test_a_window_from_a_safe_cut_loses_no_result_and_no_reasoning(source: rando
     for index, safe in enumerate(safe_cuts(history.said)):
         if safe:
             window = render(history.said[index:], "openai.responses")
-            assert window.closed == ()
+            assert window.interrupted_calls == ()
             assert {loss.position for loss in window.losses} <= before
 
 

@@ -225,7 +225,7 @@ def test_without_the_package_the_error_says_what_to_install(
 
 def test_the_estimate_imports_no_tokenizer() -> None:
     code = (
-        "import sys; from perdure.tokens import ESTIMATE, counter_for;"
+        "import sys; from perdure.formats.tokens import ESTIMATE, counter_for;"
         "ESTIMATE.count({'role': 'user', 'content': 'x'}); before = 'splintr' in sys.modules;"
         "counter_for('gpt-4o'); print(before, 'splintr' in sys.modules)"
     )

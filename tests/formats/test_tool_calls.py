@@ -101,9 +101,9 @@ def test_an_open_call_can_be_closed_in_its_own_format(message: dict[str, Any], f
     assert [id for result in results for id in answers(result)] == [
         call.id for call in open_calls(message)
     ]
-    assert give(format, USER, message).closed
+    assert give(format, USER, message).interrupted_calls
     transcript = give(format, USER, message, *results)
-    assert transcript.closed == ()
+    assert transcript.interrupted_calls == ()
     assert str([*transcript]).count(INTERRUPTED_NOTICE) == len(results)
 
 

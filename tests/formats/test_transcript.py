@@ -97,13 +97,13 @@ def test_the_format_of_a_message_is_told_from_the_message(
 def test_an_open_call_is_closed_by_a_notice(call: Any, result: Any, format: str) -> None:
     transcript = give(format, USER, call("c1"), ANSWER)
     assert INTERRUPTED_NOTICE in dumped([*transcript])
-    assert [(each.position, each.id) for each in transcript.closed] == [(2, "c1")]
-    assert give(format, USER, call("c1"), result("c1"), ANSWER).closed == ()
+    assert [(each.position, each.id) for each in transcript.interrupted_calls] == [(2, "c1")]
+    assert give(format, USER, call("c1"), result("c1"), ANSWER).interrupted_calls == ()
 
 
 def test_what_was_closed_bears_its_stored_name_and_id() -> None:
     transcript = give(ANTHROPIC, USER, chat_call("an id!", name="a tool"))
-    assert transcript.closed == (InterruptedCall(2, "an id!", "a tool"),)
+    assert transcript.interrupted_calls == (InterruptedCall(2, "an id!", "a tool"),)
 
 
 @every_format
@@ -112,7 +112,7 @@ def test_a_late_result_goes_to_its_call(call: Any, result: Any, format: str) -> 
     late = give(format, USER, call("c1"), {"role": "user", "content": "still there?"}, result("c1"))
     there = dumped([*late])
     assert there.index("done") < there.index("still there?")
-    assert late.closed == ()
+    assert late.interrupted_calls == ()
 
 
 @every_format
@@ -129,7 +129,7 @@ def test_a_result_is_never_given_to_a_later_call(call: Any, result: Any, format:
     """It may be that of an earlier call with the same id, which a window left out."""
     transcript = give(format, USER, result("c1"), call("c1"))
     assert "done" not in dumped([*transcript])
-    assert len(transcript.closed) == 1
+    assert len(transcript.interrupted_calls) == 1
 
 
 @every_format
@@ -156,7 +156,7 @@ def test_a_result_takes_the_place_of_a_notice_before_it(format: str) -> None:
 def test_ids_that_repeat_are_told_apart(format: str) -> None:
     """The crashed call is not given the result of the call that was made again after it."""
     transcript = give(format, USER, chat_call("c1"), USER, chat_call("c1"), chat_result("c1"))
-    assert [each.position for each in transcript.closed] == [2]
+    assert [each.position for each in transcript.interrupted_calls] == [2]
     there = dumped([*transcript])
     assert there.index(INTERRUPTED_NOTICE) < there.index("done")
     assert "c1_2" in there
@@ -183,7 +183,7 @@ def test_results_of_any_format_answer_calls_of_any_other(format: str) -> None:
     asked = [chat_call("a"), item_call("b"), use("c")]
     given = [item_result("a"), used("b"), chat_result("c")]
     transcript = give(format, USER, *asked, *given)
-    assert (transcript.closed, transcript.losses) == ((), ())
+    assert (transcript.interrupted_calls, transcript.losses) == ((), ())
 
 
 @every_format
@@ -218,7 +218,7 @@ def test_an_unknown_role_is_given_as_the_user_and_told(format: str) -> None:
 def test_whoever_makes_calls_is_given_as_the_assistant(format: str) -> None:
     transcript = give(format, USER, {**chat_call("a"), "role": "bot"}, chat_result("a"))
     assert "the role 'bot' is sent as 'assistant'" in whats(transcript)
-    assert transcript.closed == ()
+    assert transcript.interrupted_calls == ()
 
 
 @every_format
@@ -228,7 +228,7 @@ def test_the_words_of_an_answer_that_was_cut_off_are_given(format: str) -> None:
     transcript = accepted(format, render(history, format))
     assert "The answer is" in dumped([*transcript])
     assert "c1" not in dumped([*transcript])
-    assert transcript.closed == ()
+    assert transcript.interrupted_calls == ()
     assert whats(transcript) == ["a call of 'f' was left out: the answer was interrupted"]
 
 

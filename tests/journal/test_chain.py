@@ -20,7 +20,7 @@ from perdure.journal.chain import (
     VerifiedEntry,
 )
 from perdure.journal.cipher import PlainCipher
-from perdure.journal.records import Branched, Content, Deleted, Note, Recovered
+from perdure.journal.records import Branched, Content, Deleted, Note, BatchDiscarded
 
 STREAM = StreamIdentity("claim-4711", "abc")
 TIME = "2026-11-16T05:15:25.123456Z"
@@ -160,7 +160,7 @@ def test_a_batch_is_whole_when_its_last_entry_is_there() -> None:
 
 def test_a_torn_batch_is_dropped_whole_when_a_recovered_record_follows() -> None:
     one, two, _ = linked("a", "b", "c")
-    recovered = draft(Recovered(first=1, last=2))
+    recovered = draft(BatchDiscarded(first=1, last=2))
     entries, _ = chain.link_entries(
         STREAM, two.tip, [recovered, *drafts("d")], time=TIME, cipher=PlainCipher()
     )

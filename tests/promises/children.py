@@ -1,6 +1,6 @@
 """Child processes that run the script on a store, tell what was sent and stored, and may be killed.
 
-Run as a program (`python -m tests.durability.children DIRECTORY TURNS files`) it reports on its
+Run as a program (`python -m tests.promises.children DIRECTORY TURNS files`) it reports on its
 standard output; forked from a process that has imported everything, a child costs a few
 milliseconds.
 """

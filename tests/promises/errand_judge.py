@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import perdure
-from perdure.core.effects.calls import Done, NotDone
+from perdure.core.effects.calls import Happened, DidNotHappen
 from perdure.formats.tool_calls import INTERRUPTED_NOTICE
 from perdure.journal.records import EffectIntended, EffectSettled
 from perdure.testing.provider_rules import violations
@@ -222,8 +222,8 @@ class Judge:
         for format in FORMATS:
             found = self._session.messages(format=format)
             system = found.system if format in ("anthropic", "gemini") else None
-            if found.closed:
-                yield f"calls {found.closed} stayed open"
+            if found.interrupted_calls:
+                yield f"calls {found.interrupted_calls} stayed open"
             for wrong in violations(format, found, system=system):
                 yield f"{format} would not accept: {wrong}"
         self._session.verify()
@@ -232,7 +232,7 @@ class Judge:
         """Find out about what is unknown, as a person would; return what is wrong then."""
         for one in self._session.effects.unknown():
             done = self._counts[one.identity] > 0
-            self._session.effects.reconcile(one.id, Done("it was") if done else NotDone())
+            self._session.effects.reconcile(one.id, Happened("it was") if done else DidNotHappen())
         if self._session.effects.unknown() or self._session.labels:
             return f"something stayed unknown: {self._session.labels}"
         states = Counter(deed.state for deed in deeds(self._session).values())

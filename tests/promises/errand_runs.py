@@ -1,7 +1,7 @@
 """Processes that run errands, one after the other, until one of them lives to the end.
 
 Each tells, before it goes on, what its predecessors left in the record. Run as a program (`python
--m tests.durability.errand_runs DIRECTORY files unsafe blocking`) it can be killed by `strace`.
+-m tests.promises.errand_runs DIRECTORY files unsafe blocking`) it can be killed by `strace`.
 """
 
 import asyncio

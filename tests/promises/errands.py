@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import perdure
-from perdure.core.effects.calls import Done, Effect, NotDone
+from perdure.core.effects.calls import Happened, Effect, DidNotHappen
 from perdure.errors import EffectError, UnknownOutcomeError
 from tests.promises.world import World
 
@@ -127,10 +127,10 @@ class Errands:
         await self._run_async(ASKED)
         return self._scenario.calls
 
-    def _find_out(self, effect: Effect) -> Done | NotDone:
+    def _find_out(self, effect: Effect) -> Happened | DidNotHappen:
         if self._world.has(effect.key):
-            return Done(result(effect.arguments["errand"]))
-        return NotDone()
+            return Happened(result(effect.arguments["errand"]))
+        return DidNotHappen()
 
 
 def attempt(call: Callable[[], object]) -> str:

@@ -1,6 +1,6 @@
 """Try the promises for as long as is wanted, and add what was found to a results file.
 
-    python -m tests.durability.full --minutes 5 --seed 1 --only P8 --results full-results.json
+    python -m tests.promises.full --minutes 5 --seed 1 --only P8 --results full-results.json
 
 Every module `pNN_*.py` here that has a `PROMISE`, or `PROMISES` for several kinds of store, takes
 part. `--only P8` means all of its kinds, `--only P8-files` one. The time is divided evenly. Counts
@@ -142,7 +142,7 @@ def row(promise: Promise, total: dict[str, Any]) -> str:
 
 
 def arguments(words: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m tests.durability.full", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tests.promises.full", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--minutes", type=float, default=5.0, help="for all promises together")
     parser.add_argument("--seed", type=int, help="from the clock if it is not given")

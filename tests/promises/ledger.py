@@ -12,7 +12,7 @@ import perdure
 from perdure.backends.digests import digest_of
 from perdure.backends.protocol import Append, Backend, Outcome
 from perdure.errors import PerdureError
-from perdure.testing.faults import _Around
+from perdure.testing.faults import BackendWrapper
 
 OPENED = 0.3  # Of sampled stores, those in which the session written to last is opened.
 WHOLE = 0.06  # And those in which all of some session is read and verified.
@@ -28,7 +28,7 @@ class Event(NamedTuple):
     before: int = 0
 
 
-class Witness(_Around):
+class Witness(BackendWrapper):
     """A backend that reports what is sent, and what was acknowledged as soon as it was."""
 
     def __init__(self, backend: Backend, report: Callable[[Event], object]) -> None:

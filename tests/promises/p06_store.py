@@ -94,7 +94,7 @@ def build_killed(directory: Path) -> int:
     Returns how many states it had acknowledged; `acked(n)` names their copies.
     """
     build(directory / "store.db")
-    code = f"from tests.durability import p06_store as s; s.die_writing({str(directory)!r})"
+    code = f"from tests.promises import p06_store as s; s.die_writing({str(directory)!r})"
     paths = os.pathsep.join(map(str, (ROOT, Path(perdure.__file__).parents[1])))
     done = subprocess.run(
         [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": paths}, check=False
@@ -177,7 +177,7 @@ def _read_session(store: perdure.Store, name: str, answers: Answers) -> None:
     answers[f"{name}: resume"] = (
         session.position,
         len(session),
-        session.last,
+        session.last_message,
         session.labels,
         [turn.id for turn in session.interrupted],
         session.values.keys(),

@@ -64,7 +64,7 @@ class Worker:
             self._say(0, self._session.append)
             return
         force = self._draw.random() < 0.05
-        lease = self._session.lease(ttl=TTL, wait=True, who=self._name, force=force)
+        lease = self._session.lease(ttl=TTL, timeout=True, owner=self._name, force=force)
 
         def take() -> int:
             lease.__enter__()

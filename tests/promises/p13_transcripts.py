@@ -51,7 +51,7 @@ def unstable(transcript: Transcript, format: str) -> str:
     )
     if [*again] != [*transcript]:
         return f"rendered again it is another: {dumped(transcript)} then {dumped(again)}"
-    return f"rendered again, calls are closed: {again.closed}" if again.closed else ""
+    return f"rendered again, calls are closed: {again.interrupted_calls}" if again.interrupted_calls else ""
 
 
 def incomplete(transcript: Transcript, format: str, history: History) -> str:
@@ -65,7 +65,7 @@ def incomplete(transcript: Transcript, format: str, history: History) -> str:
     ]
     if gone:
         return f"{gone} are missing, though {format} can say them"
-    return f"calls were closed: {transcript.closed}" if transcript.closed else ""
+    return f"calls were closed: {transcript.interrupted_calls}" if transcript.interrupted_calls else ""
 
 
 def failure(history: History, format: str) -> str:

@@ -97,7 +97,7 @@ class Block:
         self.values.append(value)
         if version != len(self.values):
             failure += f"; version {version} of {len(self.values)}"
-        for back in (self._session.get("key"), (self._session.last or {}).get("value")):
+        for back in (self._session.get("key"), (self._session.last_message or {}).get("value")):
             failure += "" if same(value, back) else f"; {value!r} is read as {back!r}"
         return Trial("a value", failure)
 

@@ -53,7 +53,7 @@ def run(open_backend: Opener, *, seed: int, runs: int, steps: int = STEPS) -> li
     class Logged(machine):  # type: ignore[misc]
         def teardown(self) -> None:
             super().teardown()
-            logs.append(self.driving.log)
+            logs.append(self.driver.log)
 
     options = settings(
         max_examples=runs,

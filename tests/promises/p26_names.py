@@ -16,7 +16,7 @@ from typing import Literal
 
 import perdure
 from perdure.errors import UsageError
-from perdure.testing.contract.samples import appended, entries
+from perdure.testing.contract.samples import append_of, entries
 from tests.promises import places
 from tests.promises.kinds import FILES, KINDS, Kind
 from tests.promises.promise import Promise, Trial, in_time
@@ -111,7 +111,7 @@ def block(store: perdure.Store, some: list[str], known: set[str]) -> Iterator[tu
         if CONTROL.search(text):
             if wrong := refused(store, text):
                 yield text, wrong
-            store._backend.append([appended(text, 1, 1)])
+            store._backend.append([append_of(text, 1, 1)])
         else:
             store.session(text).append({"role": "user", "content": text})
     known.update(some)

@@ -99,9 +99,9 @@ class World:
 
     def _take(self, machine: Machine) -> int:
         machine.session.refresh()
-        before = machine.session.holder
+        before = machine.session.lease_holder
         renewed = _renewed(machine.session)
-        lease = machine.session.lease(ttl=TTL, who=machine.name)
+        lease = machine.session.lease(ttl=TTL, owner=machine.name)
         sent = self.time
         try:
             lease.__enter__()

@@ -116,7 +116,7 @@ def thread_trial(seed: int, kind: Kind, directory: Path) -> Trial:
     )
 
 
-class Interrupted(faults._Around):
+class Interrupted(faults.BackendWrapper):
     """Raises what ctrl-C or sys.exit would, from the nth append, before or after it was stored."""
 
     def __init__(

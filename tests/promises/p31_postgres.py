@@ -15,7 +15,7 @@ import perdure
 from perdure.backends.postgres.backend import PostgresBackend
 from perdure.backends.postgres.statements import FORCE_SYNC_COMMIT
 from perdure.errors import UnsupportedError
-from perdure.testing.contract.samples import appended, positions
+from perdure.testing.contract.samples import append_of, positions
 from tests.backends.postgres.server_keeper import Server, running
 from tests.promises.promise import Promise, Trial, in_time
 
@@ -76,7 +76,7 @@ def unlogged(table: str, count: int = 5) -> Trial:
             admin.execute(f"alter table perdure.{table} set logged".encode())
         backend = PostgresBackend(server.url)
         for position in range(1, count + 1):
-            backend.append([appended("s", position, position)])
+            backend.append([append_of("s", position, position)])
         server.stop(SIGKILL)
         server.start()
         kept = positions(backend.read("s"))
@@ -107,7 +107,7 @@ def lost_appends(server: Server, draw: random.Random) -> Trial:
     address = f"{server.url}?tenant=t{draw.randrange(10**9)}"
     backend = PostgresBackend(address)
     for position in range(1, count + 1):
-        (outcome,) = backend.append([appended("s", position, position)])
+        (outcome,) = backend.append([append_of("s", position, position)])
         assert outcome.status == "stored"
     server.stop(SIGKILL)
     server.start()
@@ -122,7 +122,7 @@ def lost_deletions(server: Server, draw: random.Random) -> Trial:
     count = draw.randint(5, 40)
     before = draw.randint(2, count)
     backend = PostgresBackend(f"{server.url}?tenant=t{draw.randrange(10**9)}")
-    backend.append([appended("s", 1, count), appended("gone", 1, 2)])
+    backend.append([append_of("s", 1, count), append_of("gone", 1, 2)])
     ends = {head.stream: head.digest for head in backend.streams()}
     # Each is the last thing that the server was told, or the next one would make it durable too.
     backend.drop("s", before=before)
@@ -148,10 +148,10 @@ def lost_answers(server: Server, draw: random.Random) -> Trial:
     count = draw.randint(1, 20)
     address = f"{server.url}?tenant=t{draw.randrange(10**9)}"
     hasty, backend = PostgresBackend(address), PostgresBackend(address)
-    sql = hasty._operations.sql
-    hasty._operations.sql = sql._replace(append=sql.append.replace(FORCE_SYNC_COMMIT, "null"))
+    sql = hasty._queries.sql
+    hasty._queries.sql = sql._replace(append=sql.append.replace(FORCE_SYNC_COMMIT, "null"))
     for one in (hasty, backend):
-        (outcome,) = one.append([appended("s", 1, count)])
+        (outcome,) = one.append([append_of("s", 1, count)])
         assert outcome.status == "stored"
     server.stop(SIGKILL)
     server.start()

@@ -21,7 +21,7 @@ import apsw
 import perdure
 from perdure.backends.protocol import Append, Backend, Outcome
 from perdure.errors import PerdureError, UnavailableError
-from perdure.testing.faults import _Around
+from perdure.testing.faults import BackendWrapper
 from tests.promises import errand_runs, errands, places
 from tests.promises.calls import Call, Done, recording_in
 from tests.promises.errand_judge import deeds
@@ -54,7 +54,7 @@ class ReadOnlySqlite(SqliteSpoiler):
         return super().error(call)
 
 
-class Broken(_Around):
+class Broken(BackendWrapper):
     """A backend that fails from its nth append on, before or after it has stored."""
 
     def __init__(self, backend: Backend, nth: int, error: BaseException, *, stores: bool) -> None:
@@ -213,7 +213,7 @@ def _gone(kind: Kind, directory: Path, scenario: Scenario, draw: random.Random) 
     shutil.rmtree(away, ignore_errors=True)
     away.mkdir()
 
-    class Going(_Around):
+    class Going(BackendWrapper):
         def append(self, appends: Sequence[Append]) -> Sequence[Outcome]:
             if next(numbers) == at:
                 for one in directory.glob(f"{place.name}*"):
@@ -236,7 +236,7 @@ def _locked(directory: Path, scenario: Scenario, draw: random.Random) -> Trial:
     at, numbers = draw.randint(2, 30), itertools.count(1)
     other: list[apsw.Connection] = []
 
-    class Locking(_Around):
+    class Locking(BackendWrapper):
         def append(self, appends: Sequence[Append]) -> Sequence[Outcome]:
             if next(numbers) == at:
                 other.append(apsw.Connection(SQLITE.address(directory).partition(":")[2]))

@@ -73,7 +73,7 @@ def agent(session: perdure.Session, outside: World) -> None:
         except ApprovalPendingError:
             pending = True
         if pending:
-            turn.leave()
+            turn.suspend()
 
 
 def person(session: perdure.Session, _: World) -> None:

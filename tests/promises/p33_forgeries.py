@@ -15,7 +15,7 @@ import msgspec
 
 import perdure
 from perdure.backends.memory import MemoryBackend
-from perdure.core.plans import Plan, PlanSteps, RecordBatch
+from perdure.core.plans import Plan, RecordBatch
 from perdure.errors import ApprovalError, ApprovalPendingError, PerdureError
 from perdure.journal.records import ApprovalAsked, ApprovalDecided, Content
 from tests.promises import children, places
@@ -54,7 +54,7 @@ class Agent:
                 try:
                     (tool.keyed(key) if key else tool)(to)
                 except PerdureError as error:
-                    turn.leave()
+                    turn.suspend()
                     return getattr(error, "approval", type(error).__name__)
         except PerdureError as error:
             return type(error).__name__
@@ -128,8 +128,7 @@ def forged_record(draw: random.Random) -> Trial:
 
 
 def _append(session: perdure.Session, content: Content) -> None:
-    def make(batch: RecordBatch) -> PlanSteps:
-        yield from ()
+    def make(batch: RecordBatch) -> int:
         return batch.add_content(session._replica.settings.new_id(), content)
 
     session._handle.write(Plan("note", "", make))
@@ -189,7 +188,7 @@ def raced(kind: Kind, directory: Path, draw: random.Random) -> Trial:
                 try:
                     tool.keyed("once")(name)
                 except ApprovalPendingError:
-                    turn.leave()
+                    turn.suspend()
                     raise
             return True
 

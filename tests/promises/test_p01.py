@@ -81,7 +81,7 @@ def test_the_script_holds_checkpoints_group_commits_snapshots_and_deletions() ->
     assert sum(call.at == 0 for call in restarts) > 10, "the log was begun anew"
     assert sum(call.op == "sync" and call.path == "store.db" for call in calls) > 10
     assert any(len(event.appends) > 1 for event in sent), "sessions committed together"
-    assert {"snapshot", "value", "note", "labelled", "kept", "turn.failed"} <= kinds
+    assert {"snapshot", "value", "note", "labels", "branch.kept", "turn.failed"} <= kinds
     assert len(deleted) == 10
 
 

@@ -12,7 +12,7 @@ import perdure
 from perdure.backends.protocol import Backend, Entry
 from perdure.core.state.session_state import SNAPSHOT_EVERY
 from perdure.journal.reader import PAGE
-from perdure.testing.faults import _Around
+from perdure.testing.faults import BackendWrapper
 from tests.promises import p03_kills, straced
 from tests.promises.children import collect, fork, ledger_of
 from tests.promises.kinds import KINDS, Kind
@@ -72,7 +72,7 @@ def test_strace_kills_a_child_at_a_system_call(kind: Kind, directory: Path) -> N
     assert judge(kind, directory, ledger, random.Random(1)) == ""
 
 
-class Counting(_Around):
+class Counting(BackendWrapper):
     """Counts what is read."""
 
     def __init__(self, backend: Backend) -> None:

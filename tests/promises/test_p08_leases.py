@@ -101,7 +101,7 @@ def test_a_holder_that_is_stopped_or_killed_is_taken_over_from(
         start, session = time.monotonic(), store.session("s")
         with pytest.raises(LeaseHeldError, match="held by 'holder'"):
             session.append({"role": "user", "content": "too early"})
-        with session.lease(wait=60) as lease:
+        with session.lease(timeout=60) as lease:
             assert time.monotonic() - start >= 2
             assert lease.epoch == 2
             with session.interrupted[0] as turn:

@@ -33,11 +33,11 @@ def test_a_store_that_only_says_that_it_stored_is_caught(
     """The control, with its positive twin."""
     real = PostgresPool._attempt
 
-    def lying(pool: PostgresPool, steps: Any, deadline: float) -> Any:
+    def lying(pool: PostgresPool, operation: Any, deadline: float) -> Any:
         try:
-            return real(pool, steps, deadline)
+            return real(pool, operation, deadline)
         except psycopg.OperationalError:
-            if steps.__name__ != "append":
+            if getattr(operation, "func", operation).__name__ != "append":
                 raise
             return [STORED]
 

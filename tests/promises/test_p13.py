@@ -38,7 +38,7 @@ def test_the_histories_have_what_transcripts_can_stumble_over() -> None:
         seen["reasoning"] += bool(history.reasoning_of)
         for format in FORMATS:
             transcript = transcript_module.render(history.said, format)
-            seen["closed"] += bool(transcript.closed)
+            seen["closed"] += bool(transcript.interrupted_calls)
             seen["losses"] += bool(transcript.losses)
             for loss in transcript.losses:
                 seen[loss.what.rpartition(": ")[2]] += 1

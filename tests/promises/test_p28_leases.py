@@ -29,7 +29,7 @@ def is_found(fault: str) -> bool:
 
 def test_a_contender_that_does_not_wait_is_found() -> None:
     """The twin: leases are taken over when half of their time has passed."""
-    look = LeaseAttempt.look
+    look = LeaseAttempt.seconds_until_free
 
     def hasty(claim: LeaseAttempt, now: float) -> float:
         look(claim, now)
@@ -39,17 +39,17 @@ def test_a_contender_that_does_not_wait_is_found() -> None:
         claim._overdue = sighting[0]
         return 0.0
 
-    with mock.patch.object(LeaseAttempt, "look", hasty):
+    with mock.patch.object(LeaseAttempt, "seconds_until_free", hasty):
         assert is_found("over too early")
 
 
 def test_a_contender_that_never_takes_over_is_found() -> None:
-    look = LeaseAttempt.look
+    look = LeaseAttempt.seconds_until_free
 
     def shy(claim: LeaseAttempt, now: float) -> float:
         return look(claim, now) or float(claim._overdue is not None)
 
-    with mock.patch.object(LeaseAttempt, "look", shy):
+    with mock.patch.object(LeaseAttempt, "seconds_until_free", shy):
         assert is_found("for long enough")
 
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import perdure
 from perdure.backends.protocol import Append, Backend, Outcome
-from perdure.testing.faults import _Around
+from perdure.testing.faults import BackendWrapper
 from tests.promises.calls import LOOKS, Call, Watcher, let_pass
 
 _WHOLE = "whole"
@@ -62,7 +62,7 @@ def read(path: Path) -> list[Line]:
     return [Line(*found[:3]) for found in words if len(found) == 4 and found[3] == _WHOLE]
 
 
-class Boundary(_Around):
+class Boundary(BackendWrapper):
     """A backend whose appends are points to die at."""
 
     def __init__(self, backend: Backend, watcher: Watcher) -> None:

@@ -164,7 +164,7 @@ def test_one_that_was_waited_for_is_tried_once() -> None:
     committer = GroupCommitter(gate)
     committer.append(append("a"))
     gate.error = UnavailableError("store", "away")
-    gate.error.was_waited_for = True
+    gate.error.retries_exhausted = True
     with pytest.raises(UnavailableError):
         committer.append(append("b"))
     assert gate.batches == [["a"], ["b"]]

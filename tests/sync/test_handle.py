@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import perdure
-from perdure.core.effects.calls import Done
+from perdure.core.effects.calls import Happened
 from perdure.errors import ConflictError, InFlightError, UnavailableError, UsageError
 from perdure.journal.records import Message
 from perdure.testing.provider_rules import violations
@@ -64,7 +64,7 @@ def test_an_answer_that_was_heard_is_kept_though_somebody_spoke_meanwhile(path: 
 def test_an_answer_that_another_handle_took_for_cut_is_shown_once(path: Path) -> None:
     one, other = two(path)
     with one.turn("q") as turn:
-        stream = turn.stream(WHOLE, every=0)
+        stream = turn.stream(WHOLE, flush_every=0)
         next(stream)
         other.refresh()
         with other.turn("another question") as second:
@@ -117,7 +117,7 @@ def test_an_odd_chunk_is_refused_and_the_session_goes_on(path: Path, odd: Any) -
         yield odd
 
     with pytest.raises(UsageError), session.turn("q") as turn:
-        list(turn.stream(chunks(), every=0))
+        list(turn.stream(chunks(), flush_every=0))
     with session.turn("again") as turn:
         turn.append({"role": "assistant", "content": "fine"})
     assert texts(session)[-1] == "fine"
@@ -160,7 +160,7 @@ def test_a_call_without_an_outcome_is_unknown_when_its_turn_is_given_up(path: Pa
 
     write = one._handle.write
 
-    def dies(plan: Any) -> int:
+    def dies(plan: Any) -> Any:
         if plan.kind == "effect.settle":
             raise SystemExit
         return write(plan)
@@ -171,7 +171,7 @@ def test_a_call_without_an_outcome_is_unknown_when_its_turn_is_given_up(path: Pa
     other.refresh()
     other.interrupted[0].abandon()
     (found,) = other.effects.unknown()
-    other.effects.reconcile(found.id, Done("it was paid"))
+    other.effects.reconcile(found.id, Happened("it was paid"))
     assert other.effects.list()[0].state == "reconciled"
     other.verify()
 
@@ -223,7 +223,7 @@ def test_an_unknown_call_is_told_again_after_a_summary(path: Path) -> None:
     for number in range(2):
         with session.turn(f"q{number} " * 50) as turn:
             turn.append({"role": "assistant", "content": "a" * 200})
-    session.summarise(lambda _: "They paid.", keep_turns=1)
+    session.summarize(lambda _: "They paid.", keep_turns=1)
     assert any("may have happened" in str(text) for text in texts(session))
 
 

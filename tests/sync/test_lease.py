@@ -90,7 +90,7 @@ def pair(store: perdure.Store, backend: Away) -> Pair:
 def held(pair: Pair, clock: Clock) -> Iterator[tuple[perdure.Session, perdure.Session, Any]]:
     """A session that one handle holds, another handle, and the lease. The clock stands."""
     one, two = pair
-    lease = one.lease(who="one")
+    lease = one.lease(owner="one")
     lease.__enter__()
     two.refresh()
     yield one, two, lease
@@ -123,7 +123,7 @@ BARRED: dict[str, Callable[[perdure.Session], object]] = {
     "set": lambda session: session.set("key", 1),
     "delete": lambda session: session.delete("known"),
     "pin": lambda session: session.pin(1),
-    "summarise": lambda session: session.summarise(lambda _: "short", keep_turns=1),
+    "summarize": lambda session: session.summarize(lambda _: "short", keep_turns=1),
 }
 
 
@@ -142,7 +142,7 @@ def test_others_can_not_change_what_one_holds(
     busy: Pair, act: Callable[[perdure.Session], object]
 ) -> None:
     one, two = busy
-    with one.lease(who="worker 1") as lease:
+    with one.lease(owner="worker 1") as lease:
         with pytest.raises(LeaseHeldError, match="held by 'worker 1'") as refused:
             act(two)
         assert (refused.value.epoch, refused.value.ttl) == (lease.epoch, 30.0)
@@ -176,7 +176,7 @@ def test_notes_labels_and_branches_are_open_to_all(held: Held, store: perdure.St
     two.note("seen")
     two.label("vip")
     branch = two.branch("b")
-    assert branch.holder is None
+    assert branch.lease_holder is None
     branch.append(said("free"))
     one.append(said("second"))
     assert {"vip", "leased"} <= one.labels
@@ -247,20 +247,20 @@ def store_effects(session: perdure.Session) -> Any:
 
 def test_who_holds_a_session_is_seen(pair: Pair, store: perdure.Store) -> None:
     one, two = pair
-    assert one.holder is None
-    with one.lease(ttl=5, who="one") as lease:
+    assert one.lease_holder is None
+    with one.lease(ttl=5, owner="one") as lease:
         assert (lease.epoch, lease.held, lease.lost.is_set()) == (1, True, False)
-        assert one.holder == (1, "one", 5.0, True)
+        assert one.lease_holder == (1, "one", 5.0, True)
         two.refresh()
-        assert two.holder == (1, "one", 5.0, False)
-        assert store.session("s").holder == two.holder
+        assert two.lease_holder == (1, "one", 5.0, False)
+        assert store.session("s").lease_holder == two.lease_holder
         assert [head.stream for head in store.sessions(labels=["leased"])] == ["s"]
     assert not lease.held
-    assert one.holder is None
+    assert one.lease_holder is None
     assert [*store.sessions(labels=["leased"])] == []
     with two.lease() as second:
         assert second.epoch == 2
-        assert str(os.getpid()) in (two.holder or ("", ""))[1]
+        assert str(os.getpid()) in (two.lease_holder or ("", ""))[1]
 
 
 def test_without_waiting_a_held_session_is_refused_at_once(held: Held, clock: Clock) -> None:
@@ -269,7 +269,7 @@ def test_without_waiting_a_held_session_is_refused_at_once(held: Held, clock: Cl
     with pytest.raises(LeaseHeldError), two.lease():
         pass
     assert clock.at == before
-    with pytest.raises(LeaseHeldError), two.lease(wait=12):
+    with pytest.raises(LeaseHeldError), two.lease(timeout=12):
         pass
     assert before + 12 <= clock.at < before + 13
 
@@ -277,7 +277,7 @@ def test_without_waiting_a_held_session_is_refused_at_once(held: Held, clock: Cl
 def test_a_lease_is_taken_over_when_its_time_has_passed(held: Held, clock: Clock) -> None:
     one, two, first = held
     before = clock.at
-    with two.lease(wait=True, who="two") as second:
+    with two.lease(timeout=True, owner="two") as second:
         assert second.epoch == 2
         assert before + 30 <= clock.at < before + 31
         two.append(said("by two"))
@@ -290,12 +290,12 @@ def test_a_lease_is_taken_over_when_its_time_has_passed(held: Held, clock: Clock
 
 def test_a_renewal_makes_a_contender_wait_again(held: Held, clock: Clock) -> None:
     _, two, first = held
-    with pytest.raises(LeaseHeldError), two.lease(wait=29):
+    with pytest.raises(LeaseHeldError), two.lease(timeout=29):
         pass
     first._renew()
-    with pytest.raises(LeaseHeldError), two.lease(wait=29):
+    with pytest.raises(LeaseHeldError), two.lease(timeout=29):
         pass
-    with two.lease(wait=3):  # This handle has seen the renewal 29 seconds ago.
+    with two.lease(timeout=3):  # This handle has seen the renewal 29 seconds ago.
         pass
 
 
@@ -332,7 +332,7 @@ def test_whoever_was_taken_over_from_is_fenced_by_position(held: Held, clock: Cl
     """Its own clock stood still, as that of a machine that slept: it believes in its lease."""
     one, two, first = held
     with one.turn("question") as turn:
-        with two.lease(force=True, who="operator"):
+        with two.lease(force=True, owner="operator"):
             with two.interrupted[0] as taken:
                 taken.append(said("answer", "assistant"))
             acts: list[Callable[[], object]] = [
@@ -364,7 +364,7 @@ def test_whoever_was_taken_over_from_is_fenced_by_position(held: Held, clock: Cl
 def test_a_renewal_that_comes_too_late_renews_nothing(held: Held) -> None:
     """Its machine slept, and it has not seen that it was taken over from."""
     _, two, first = held
-    with two.lease(force=True, who="two"):
+    with two.lease(force=True, owner="two"):
         assert first._renew() is None
         assert first.lost.is_set()
         assert not first.held
@@ -495,7 +495,7 @@ def test_an_interrupted_caller_leaves_no_lease_behind(
     with pytest.raises(KeyboardInterrupt), one.lease():
         pass
     two.refresh()
-    assert two.holder is None
+    assert two.lease_holder is None
     two.append(said("second"))
 
 
@@ -518,15 +518,15 @@ def test_whoever_takes_a_lease_sees_what_is_there(pair: Pair) -> None:
 
 def test_a_lease_is_known_from_a_snapshot(store: perdure.Store, clock: Clock) -> None:
     one = store.session("s")
-    with one.lease(who="one", ttl=7):
+    with one.lease(owner="one", ttl=7):
         for number in range(300):
             one.append(said(str(number)))
         two = store.session("s")
-        assert two.holder == (1, "one", 7.0, False)
+        assert two.lease_holder == (1, "one", 7.0, False)
         with pytest.raises(LeaseHeldError):
             two.append(said("x"))
         assert two.verify().snapshots == 1
-    assert store.session("s").holder is None
+    assert store.session("s").lease_holder is None
 
 
 def test_a_renewal_or_release_of_another_lease_says_nothing() -> None:
@@ -556,7 +556,7 @@ def test_after_a_deletion_leases_begin_anew(store: perdure.Store) -> None:
         one.append(said("first"))
     store.delete("s")
     anew = store.session("s")
-    assert anew.holder is None
+    assert anew.lease_holder is None
     with anew.lease() as lease:
         anew.append(said("second"))
         assert lease.epoch == 1
@@ -596,14 +596,14 @@ def test_closing_gives_the_lease_back(tmp_path: Path) -> None:
     lease = one.lease()
     lease.__enter__()
     one.close()
-    assert store.session("s").holder is None
+    assert store.session("s").lease_holder is None
     lease.__exit__(None, None, None)
     second = store.session("s").lease()
     second.__enter__()
     store.close()
-    assert second._renewing is not None
-    assert not second._renewing.is_alive()
-    assert perdure.open(tmp_path / "a.db").session("s").holder is None
+    assert second._renewing.task is not None
+    assert not second._renewing.task.is_alive()
+    assert perdure.open(tmp_path / "a.db").session("s").lease_holder is None
     second.__exit__(None, None, None)
 
 
@@ -749,7 +749,7 @@ def test_threads_wait_for_each_other(store: perdure.Store) -> None:
     def work(name: str) -> None:
         session = store.session("s")
         for _ in range(5):
-            with session.lease(ttl=60, wait=True, who=name) as lease:
+            with session.lease(ttl=60, timeout=True, owner=name) as lease:
                 session.append(said(f"{len(session)} {lease.epoch}"))
 
     threads = [threading.Thread(target=work, args=(f"t{number}",)) for number in range(4)]
@@ -768,5 +768,5 @@ def test_a_lost_lease_is_told_of(
     clock.at += 31
     with pytest.raises(FencedError):
         one.append(said("late"))
-    (record,) = [record for record in caplog.records if record.message.startswith("lost")]
+    (record,) = [record for record in caplog.records if record.message.startswith("lease_lost")]
     assert (record.levelname, record.epoch) == ("WARNING", first.epoch)  # type: ignore[attr-defined]

@@ -57,7 +57,7 @@ class Forgetful(MemoryBackend):
 
 def test_a_store_that_does_not_know_says_what_to_do_instead() -> None:
     store = perdure.open(Forgetful())
-    with pytest.raises(UnsupportedError, match=r"memory: does not know .* list them by id"):
+    with pytest.raises(UnsupportedError, match=r"memory: cannot list sessions by last change: list them by id"):
         list(store.sessions(recent=True))
     assert list(store.sessions()) == []
 

@@ -34,7 +34,7 @@ def test_a_session_is_resumed_exactly(store: perdure.Store, session: perdure.Ses
     session.set("plan", {"step": 3})
     again = store.session("claim-4711")
     assert again.messages() == [said("Draft a checklist."), said("1. …", "assistant")]
-    assert (len(again), again.last, again.get("plan")) == (
+    assert (len(again), again.last_message, again.get("plan")) == (
         2,
         said("1. …", "assistant"),
         {"step": 3},
@@ -45,7 +45,7 @@ def test_a_session_is_resumed_exactly(store: perdure.Store, session: perdure.Ses
 
 def test_a_new_session_is_empty_and_exists_from_its_first_record(store: perdure.Store) -> None:
     session = store.session("new")
-    assert (len(session), session.last, session.messages(), session.position) == (0, None, [], 0)
+    assert (len(session), session.last_message, session.messages(), session.position) == (0, None, [], 0)
     assert session
     with pytest.raises(NotFoundError, match="'new' not found"):
         store.resume("new")
@@ -150,7 +150,7 @@ def test_an_interrupted_turn_is_continued(store: perdure.Store, session: perdure
     session.turn("question", correlation_id="req-9").__enter__()
     again = store.session("claim-4711")
     (turn,) = again.interrupted
-    assert (turn.correlation_id, turn.start) == ("req-9", 0)
+    assert (turn.correlation_id, turn.branch_point) == ("req-9", 0)
     with turn:
         turn.append(said("answer", "assistant"))
     assert store.session("claim-4711").interrupted == ()
@@ -178,7 +178,7 @@ def test_an_interrupted_turn_that_another_has_ended_is_not_entered(
     for text in ("one", "two"):
         turn = session.turn(text)
         turn.__enter__()
-        turn.leave()
+        turn.suspend()
     mine, other = store.session("claim-4711"), store.session("claim-4711")
     seen = mine.interrupted
     for turn in other.interrupted:
@@ -211,10 +211,10 @@ def test_a_turn_that_is_left_is_interrupted_and_can_be_entered_again(
     store: perdure.Store, session: perdure.Session
 ) -> None:
     with session.turn("question", correlation_id="req-9") as turn:
-        turn.leave()
+        turn.suspend()
         with pytest.raises(UsageError, match="not open"):
             turn.append(said("too late", "assistant"))
-    assert (session.current, turn.ended) == (None, False)
+    assert (session.current_turn, turn.ended) == (None, False)
     assert [one.id for one in session.interrupted] == [turn.id]
     assert [one.id for one in store.session("claim-4711").interrupted] == [turn.id]
     with turn:
@@ -222,7 +222,7 @@ def test_a_turn_that_is_left_is_interrupted_and_can_be_entered_again(
     assert (session.interrupted, turn.ended) == ((), True)
     assert contents(session) == ["question", "answer"]
     with pytest.raises(UsageError, match="has ended"):
-        turn.leave()
+        turn.suspend()
 
 
 def test_a_turn_with_an_id_is_entered_again_after_a_crash(
@@ -247,7 +247,7 @@ def test_a_turn_is_used_inside_with_only(session: perdure.Session) -> None:
     with pytest.raises(UsageError, match="enter it"):
         turn.append(said("x"))
     with pytest.raises(UsageError, match="has not begun"):
-        _ = turn.start
+        _ = turn.branch_point
     with turn:
         turn.complete()
         with pytest.raises(UsageError, match="has ended"):
@@ -380,7 +380,7 @@ def test_a_branch_shares_the_past_and_goes_its_own_way(
     session.set("plan", {"step": 1})
     with session.turn("b") as turn:
         turn.append(said("c", "assistant"))
-    branch = session.branch("what-if", at=turn.start)
+    branch = session.branch("what-if", at=turn.branch_point)
     branch.append(said("d"))
     branch.set("plan", {"step": 2})
     session.append(said("e"))
@@ -403,7 +403,7 @@ def test_a_branch_in_the_middle_of_a_turn_has_that_turn_interrupted(
 ) -> None:
     with session.turn("question") as turn:
         turn.append(said("answer", "assistant"))
-    branch = session.branch("retry", at=turn.start + 2)
+    branch = session.branch("retry", at=turn.branch_point + 2)
     assert [found.id for found in branch.interrupted] == [turn.id]
     assert branch.labels == {"turn-open"}
     branch.verify()
@@ -480,7 +480,7 @@ def test_a_stale_handle_does_not_bring_a_deleted_session_back(
     for call in (lambda: session.append(said("c")), session.messages, session.refresh):
         with pytest.raises(NotFoundError, match="it was deleted"):
             call()
-    assert (len(session), session.last) == (0, None)
+    assert (len(session), session.last_message) == (0, None)
     session.close()
     assert list(store.sessions()) == []
 
@@ -502,7 +502,7 @@ def test_opening_reads_the_tail_only(
         session.note(number)
     with session.turn("open", id="t-1"):
         again = store.session("claim-4711")
-        assert (len(again), again.last, again.get("plan")) == (2, said("open"), {"step": 0})
+        assert (len(again), again.last_message, again.get("plan")) == (2, said("open"), {"step": 0})
         assert [turn.id for turn in again.interrupted] == ["t-1"]
         with pytest.raises(DivergenceError):
             again.append(said("other"), id="m-1")
@@ -564,7 +564,7 @@ def test_a_snapshot_of_another_version_is_skipped_and_reported(
     assert contents(store.session("claim-4711")) == [str(number) for number in range(10)]
     assert caplog.records == []
     monkeypatch.setattr("perdure.core.replica.STATE_VERSION", session_state.STATE_VERSION + 1)
-    monkeypatch.setattr("perdure.core.history.STATE_VERSION", session_state.STATE_VERSION + 1)
+    monkeypatch.setattr("perdure.core.verify.STATE_VERSION", session_state.STATE_VERSION + 1)
     again = store.session("claim-4711")
     assert contents(again) == [str(number) for number in range(10)]
     assert "a state snapshot of another version" in caplog.text
@@ -649,7 +649,7 @@ def test_a_session_opens_without_the_types_of_its_last_message() -> None:
     with_types.session("s").append({"role": "user", "content": {1, 2}})
     session = perdure.open(backend).session("s")
     session.append(said("next"))
-    assert (len(session), session.last) == (2, said("next"))
+    assert (len(session), session.last_message) == (2, said("next"))
 
 
 def test_a_snapshot_that_is_too_large_is_left_out(
@@ -668,7 +668,7 @@ def test_a_branch_at_the_start_of_a_first_turn_is_empty(
 ) -> None:
     with session.turn("question") as turn:
         pass
-    again = session.branch("again", at=turn.start)
+    again = session.branch("again", at=turn.branch_point)
     again.append(said("otherwise"))
     assert contents(store.session("again")) == ["otherwise"]
 

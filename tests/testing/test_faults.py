@@ -10,25 +10,25 @@ import pytest
 from perdure.backends.memory import MemoryBackend
 from perdure.backends.protocol import Backend
 from perdure.errors import UnavailableError
-from perdure.testing.contract.samples import appended, entries, status
+from perdure.testing.contract.samples import append_all, append_of, entries
 from perdure.testing.faults import Crash, CrashAt, Flaky, Slow, Torn
 
 
 def test_a_crash_before_the_append_leaves_nothing() -> None:
     inner = MemoryBackend()
     backend = CrashAt(inner, "append.before", nth=2)
-    assert status(backend, appended("s", 1, 1)) == ["stored"]
+    assert append_all(backend, append_of("s", 1, 1)) == ["stored"]
     with pytest.raises(Crash):
-        backend.append([appended("s", 2, 2)])
+        backend.append([append_of("s", 2, 2)])
     assert list(inner.read("s")) == entries(1, 1)
-    assert status(backend, appended("s", 2, 2)) == ["stored"], "only the nth call dies"
+    assert append_all(backend, append_of("s", 2, 2)) == ["stored"], "only the nth call dies"
 
 
 def test_a_crash_after_the_append_leaves_it_stored() -> None:
     inner = MemoryBackend()
     backend = CrashAt(inner, "append.after")
     with pytest.raises(Crash):
-        backend.append([appended("s", 1, 2)])
+        backend.append([append_of("s", 1, 2)])
     assert list(inner.read("s")) == entries(1, 2)
 
 
@@ -41,9 +41,9 @@ def test_a_flaky_store_fails_before_or_after_the_commit(*, after_commit: bool) -
     inner = MemoryBackend()
     backend = Flaky(inner, fail=lambda call: call == 1, after_commit=after_commit)
     with pytest.raises(UnavailableError):
-        backend.append([appended("s", 1, 1)])
+        backend.append([append_of("s", 1, 1)])
     assert list(inner.read("s")) == (entries(1, 1) if after_commit else [])
-    assert status(backend, appended("s", 1, 1)) == ["stored"]
+    assert append_all(backend, append_of("s", 1, 1)) == ["stored"]
     assert list(inner.read("s")) == entries(1, 1)
 
 
@@ -52,7 +52,7 @@ def _failures(seed: int, fail: float) -> list[int]:
     failed = []
     for number in range(100):
         try:
-            backend.append([appended(str(number), 1, 1)])
+            backend.append([append_of(str(number), 1, 1)])
         except UnavailableError:
             failed.append(number)
     return failed
@@ -68,7 +68,7 @@ def test_a_flaky_store_fails_as_often_as_asked_and_the_same_way_again() -> None:
 def test_a_slow_store_waits_and_then_does_what_it_should() -> None:
     backend = Slow(MemoryBackend(), 0.02)
     begin = time.monotonic()
-    status(backend, appended("s", 1, 2))
+    append_all(backend, append_of("s", 1, 2))
     assert list(backend.read("s")) == entries(1, 2)
     assert len(list(backend.streams())) == 1
     backend.drop("s", before=2)
@@ -78,19 +78,19 @@ def test_a_slow_store_waits_and_then_does_what_it_should() -> None:
 def test_a_torn_append_keeps_the_first_entries_and_can_be_completed() -> None:
     inner = MemoryBackend()
     backend = Torn(inner, keep=2, nth=2)
-    status(backend, appended("s", 1, 1))
+    append_all(backend, append_of("s", 1, 1))
     with pytest.raises(UnavailableError):
-        backend.append([appended("s", 2, 5), appended("t", 1, 1)])
+        backend.append([append_of("s", 2, 5), append_of("t", 1, 1)])
     assert list(inner.read("s")) == entries(1, 3)
     assert list(inner.read("t")) == entries(1, 1)
-    assert status(backend, appended("s", 2, 5)) == ["stored"]
+    assert append_all(backend, append_of("s", 2, 5)) == ["stored"]
     assert list(inner.read("s")) == entries(1, 5)
 
 
 def test_a_tear_before_the_first_entry_stores_nothing() -> None:
     inner = MemoryBackend()
     with pytest.raises(UnavailableError):
-        Torn(inner, keep=0).append([appended("s", 1, 2)])
+        Torn(inner, keep=0).append([append_of("s", 1, 2)])
     assert list(inner.streams()) == []
 
 

@@ -1,0 +1,1 @@
+"""The async API: sessions, turns, tools and stores for an event loop."""

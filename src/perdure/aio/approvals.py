@@ -5,6 +5,7 @@ from perdure.core.effects import approvals, listing
 from perdure.core.effects.calls import Decision
 from perdure.core.effects.listing import Approval
 from perdure.core.plans import REFRESH_SILENTLY
+from perdure.core.state.approvals import EXPIRED
 from perdure.errors import ApprovalError, NotFoundError
 
 ApprovalList = list[Approval]
@@ -43,14 +44,12 @@ class AsyncApprovals:
         self, id: str, decision: Decision, by: str, reason: str, digest: str | None
     ) -> None:
         handle, replica = self._handle, self._handle.replica
-        plan, was_late = approvals.plan_decision(
-            replica, id, decision, by=by, reason=reason, digest=digest
-        )
+        plan = approvals.plan_decision(replica, id, decision, by=by, reason=reason, digest=digest)
         await handle.write(REFRESH_SILENTLY)
         try:
-            await handle.write(plan)
+            recorded = await handle.write(plan)
         except NotFoundError:
             error = await handle.run(listing.explain_not_pending(replica, id))
             raise error from None
-        if was_late():
+        if recorded == EXPIRED:
             raise ApprovalError(replica.name, id, "expired", "and nothing was decided")

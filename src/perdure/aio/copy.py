@@ -1,8 +1,8 @@
 """Copy sessions between two stores: validates the call, opens both, and drives the copy's steps."""
 
 import os
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 from perdure.backends.addresses import (
@@ -14,9 +14,15 @@ from perdure.backends.addresses import (
     without_migration,
 )
 from perdure.backends.guarantees import guarantees_of
-from perdure.backends.protocol import AsyncBackend, Backend, Entry, require_remove
+from perdure.backends.protocol import AsyncBackend, Entry, require_remove
 from perdure.core.validation import require_labels, require_session_id, require_str
-from perdure.errors import DamagedError, NotFoundError, UnavailableError, UnmadeError, UsageError
+from perdure.errors import (
+    DamagedError,
+    NotFoundError,
+    StoreMissingError,
+    UnavailableError,
+    UsageError,
+)
 from perdure.journal.copying.pairs import Selection
 from perdure.journal.copying.requests import (
     CopyProgress,
@@ -40,9 +46,9 @@ T = TypeVar("T")
 OnProgress = Callable[[CopyProgress], object]
 
 
-def copy(  # noqa: PLR0913 - each is a choice of its own
-    source: "Address | Backend",
-    target: "Address | Backend",
+async def copy_async(  # noqa: PLR0913 - each is a choice of its own
+    source: "Address | AsyncBackend",
+    target: "Address | AsyncBackend",
     *,
     prefix: str = "",
     labels: Sequence[str] = (),
@@ -64,43 +70,20 @@ def copy(  # noqa: PLR0913 - each is a choice of its own
     """
     copying = CopyRun(parse_selection(prefix, labels, sessions), final=final, dry_run=dry_run)
     require_distinct(source, target)
-    with (
+    async with (
         _borrow_backend(_require_existing(source)) as source_backend,
         _borrow_backend(missing_store(target) if dry_run else target) as target_backend,
     ):
-        return run_copy(copying, source_backend, target_backend, on_progress)
+        return await run_copy(copying, source_backend, target_backend, on_progress)
 
 
-async def copy_async(  # noqa: PLR0913 - as `copy`
-    source: "Address | AsyncBackend",
-    target: "Address | AsyncBackend",
-    *,
-    prefix: str = "",
-    labels: Sequence[str] = (),
-    sessions: Sequence[str] = (),
-    final: bool = False,
-    dry_run: bool = False,
-    on_progress: OnProgress | None = None,
-) -> CopyResult:
-    """Like `copy`, for async code."""
-    copying = CopyRun(parse_selection(prefix, labels, sessions), final=final, dry_run=dry_run)
-    require_distinct(source, target)
-    async with (
-        _borrow_async_backend(_require_existing(source)) as source_backend,
-        _borrow_async_backend(missing_store(target) if dry_run else target) as target_backend,
-    ):
-        _require_distinct_backends(source_backend, target_backend)
-        sides = {"source": source_backend, "target": target_backend}
-        return await _run_async(copying.steps(), sides, on_progress or _ignore_progress)
-
-
-def run_copy(
-    copying: CopyRun, source: Backend, target: Backend, on_progress: OnProgress | None
+async def run_copy(
+    copying: CopyRun, source: AsyncBackend, target: AsyncBackend, on_progress: OnProgress | None
 ) -> CopyResult:
     """Run a copy between two open stores, which stay open, and return its result."""
     _require_distinct_backends(source, target)
     sides = {"source": source, "target": target}
-    return _run(copying.steps(), sides, on_progress or _ignore_progress)
+    return await _run(copying.steps(), sides, on_progress or _ignore_progress)
 
 
 def _ignore_progress(progress: CopyProgress) -> None:
@@ -131,9 +114,7 @@ def require_distinct(source: object, target: object) -> None:
         raise UsageError(SAME_STORE)
 
 
-def _require_distinct_backends(
-    source: Backend | AsyncBackend, target: Backend | AsyncBackend
-) -> None:
+def _require_distinct_backends(source: AsyncBackend, target: AsyncBackend) -> None:
     """Raise UsageError if two backends are the same store under different addresses."""
     # Names identify durable stores only: all in-memory stores have the same name.
     is_durable = guarantees_of(source).survives in {"process death", "power loss"}
@@ -161,27 +142,14 @@ def missing_store(target: Any) -> Any:
     target = without_migration(target)
     try:
         open_backend(target).close()
-    except UnmadeError:
+    except StoreMissingError:
         return "memory:"
     return target
 
 
-@contextmanager
-def _borrow_backend(store: "Address | Backend") -> Iterator[Backend]:
-    """Yield a backend; close it afterwards only if it was opened here."""
-    if not isinstance(store, str | os.PathLike):
-        require_backend(store)
-        yield store
-        return
-    backend = open_backend(store)
-    try:
-        yield backend
-    finally:
-        backend.close()
-
-
 @asynccontextmanager
-async def _borrow_async_backend(store: "Address | AsyncBackend") -> AsyncIterator[AsyncBackend]:
+async def _borrow_backend(store: "Address | AsyncBackend") -> AsyncIterator[AsyncBackend]:
+    """Yield a backend; close it afterwards only if it was opened here."""
     if not isinstance(store, str | os.PathLike):
         require_backend(store)
         yield store
@@ -193,7 +161,7 @@ async def _borrow_async_backend(store: "Address | AsyncBackend") -> AsyncIterato
         await backend.close()
 
 
-def _run(steps: CopySteps[T], sides: dict[str, Backend], on_progress: OnProgress) -> T:
+async def _run(steps: CopySteps[T], sides: dict[str, AsyncBackend], on_progress: OnProgress) -> T:
     """Drive the steps to their result; a store's error is thrown into the requesting step."""
     try:
         request = next(steps)
@@ -203,7 +171,7 @@ def _run(steps: CopySteps[T], sides: dict[str, Backend], on_progress: OnProgress
                 request = next(steps)
                 continue
             try:
-                answer = _perform(sides[request.side], request)
+                answer = await _perform(sides[request.side], request)
             except BaseException as error:  # noqa: BLE001 - rethrown inside the steps, which decide
                 request = steps.throw(error)
             else:
@@ -212,71 +180,17 @@ def _run(steps: CopySteps[T], sides: dict[str, Backend], on_progress: OnProgress
         return end.value  # type: ignore[no-any-return]
 
 
-def _perform(backend: Backend, request: StoreRequest) -> Any:
-    match request.request:
-        case Read(stream, after, limit, reverse):
-            entries = backend.read(stream, after=after, limit=limit, reverse=reverse)
-            return list(_limit_bytes(entries))
-        case Heads():
-            return _list_heads(backend, request.request)
-        case Send(appends):
-            try:
-                return backend.append(appends)
-            except UnavailableError:  # An append is idempotent, so one retry is safe.
-                return backend.append(appends)
-        case Drop(stream, before):
-            return backend.drop(stream, before=before)
-        case Remove(stream, digest):
-            return require_remove(backend).remove(stream, digest=digest)
+async def _perform(backend: AsyncBackend, request: StoreRequest) -> Any:
+    """Perform one request of the copy and return the reply.
 
-
-def _list_heads(backend: Backend, request: Heads) -> HeadPage:
-    heads = []
-    prefix, after, labels, limit, _ = request
-    try:
-        for head in backend.streams(prefix=prefix, after=after, labels=labels, limit=limit):
-            heads.append(head)  # noqa: PERF402 - keep the heads listed before damage
-    except DamagedError as error:
-        return HeadPage(heads, error)
-    return HeadPage(heads, None)
-
-
-def _limit_bytes(entries: Iterator[Entry]) -> Iterator[Entry]:
-    size = 0
-    for entry in entries:
-        yield entry
-        size += len(entry.header) + len(entry.body or b"")
-        if size >= PAGE_BYTES:
-            return
-
-
-async def _run_async(
-    steps: CopySteps[T], sides: dict[str, AsyncBackend], on_progress: OnProgress
-) -> T:
-    """Like `_run`."""
-    try:
-        request = next(steps)
-        while True:
-            if isinstance(request, CopyProgress):
-                on_progress(request)
-                request = next(steps)
-                continue
-            try:
-                answer = await _perform_async(sides[request.side], request)
-            except BaseException as error:  # noqa: BLE001 - rethrown inside the steps, which decide
-                request = steps.throw(error)
-            else:
-                request = steps.send(answer)
-    except StopIteration as end:
-        return end.value  # type: ignore[no-any-return]
-
-
-async def _perform_async(backend: AsyncBackend, request: StoreRequest) -> Any:
+    Unlike a session's driver: pages are short in bytes, damage is part of a reply, and an append
+    is one for many streams.
+    """
     match request.request:
         case Read():
-            return await _read_entries_async(backend, request.request)
+            return await _read_entries(backend, request.request)
         case Heads():
-            return await _list_heads_async(backend, request.request)
+            return await _list_heads(backend, request.request)
         case Send(appends):
             try:
                 return await backend.append(appends)
@@ -288,7 +202,7 @@ async def _perform_async(backend: AsyncBackend, request: StoreRequest) -> Any:
             return await require_remove(backend).remove(stream, digest=digest)
 
 
-async def _read_entries_async(backend: AsyncBackend, request: Read) -> list[Entry]:
+async def _read_entries(backend: AsyncBackend, request: Read) -> list[Entry]:
     entries, size = [], 0
     stream, after, limit, reverse = request
     async for entry in backend.read(stream, after=after, limit=limit, reverse=reverse):
@@ -299,7 +213,7 @@ async def _read_entries_async(backend: AsyncBackend, request: Read) -> list[Entr
     return entries
 
 
-async def _list_heads_async(backend: AsyncBackend, request: Heads) -> HeadPage:
+async def _list_heads(backend: AsyncBackend, request: Heads) -> HeadPage:
     heads = []
     prefix, after, labels, limit, _ = request
     try:

@@ -1,13 +1,13 @@
-"""Wait for records: with the store's `watch` capability, or by polling a stream's head.
+"""AsyncDriver: performs the requests of steps on a backend.
 
-A backend, a stream and a position come in; whether the head is beyond the position goes out.
+To wait for records it uses the store's `watch` capability, or polls the head of a stream.
 """
 
-import asyncio
 import time
 from typing import Any
 from weakref import WeakSet
 
+from perdure.aio.concurrency import collect, sleep
 from perdure.aio.group_commit import AsyncGroupCommitter
 from perdure.backends import watchers
 from perdure.backends.protocol import WATCH, AsyncBackend, require_watch
@@ -17,7 +17,7 @@ from perdure.journal.requests import Commit, Drop, Heads, Read, Request, Steps, 
 
 
 class AsyncDriver:
-    """Runs steps: performs their requests on an async backend."""
+    """Runs steps: performs their requests on a backend."""
 
     def __init__(self, backend: AsyncBackend, committer: AsyncGroupCommitter) -> None:
         self.name = backend.name
@@ -56,13 +56,14 @@ class AsyncDriver:
             case Commit(append):
                 return await self.committer.append(append)
             case Read(stream, after, limit, reverse):
-                entries = backend.read(stream, after=after, limit=limit, reverse=reverse)
-                return [entry async for entry in entries]
+                return await collect(
+                    backend.read(stream, after=after, limit=limit, reverse=reverse)
+                )
             case Heads(prefix, after_name, labels, limit, without):
                 heads = backend.streams(
                     prefix=prefix, after=after_name, labels=labels, without=without, limit=limit
                 )
-                return [head async for head in heads]
+                return await collect(heads)
             case Drop(stream, before):
                 return await backend.drop(stream, before=before)
             case Wait(stream, after, timeout):
@@ -70,8 +71,12 @@ class AsyncDriver:
 
 
 async def wait_for_records(
-    backend: AsyncBackend, stream: str, *, after: int, timeout: float
-) -> bool:  # noqa: ASYNC109 - as in `Watch`
+    backend: AsyncBackend,
+    stream: str,
+    *,
+    after: int,
+    timeout: float,  # noqa: ASYNC109 - as in the backend's `watch`
+) -> bool:
     """Return True once a stream's head is beyond a position, False after `timeout` seconds."""
     if WATCH in backend.capabilities:
         return await require_watch(backend).watch(stream, after=after, timeout=timeout)
@@ -80,7 +85,7 @@ async def wait_for_records(
         delay = min(pause, deadline - time.monotonic())
         if delay <= 0:
             return False
-        await asyncio.sleep(delay)
+        await sleep(delay)
         pause = min(pause * 1.5, LONGEST_PAUSE)
     return True
 

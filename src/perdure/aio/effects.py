@@ -4,7 +4,7 @@ from datetime import datetime
 
 from perdure.aio.handle import AsyncHandle
 from perdure.core.effects import listing
-from perdure.core.effects.calls import Done, Kind, NotDone, VersionMismatch
+from perdure.core.effects.calls import DidNotHappen, Happened, Kind, VersionMismatch
 from perdure.core.effects.listing import EffectFilter, EffectInfo
 
 EffectList = list[EffectInfo]
@@ -48,6 +48,6 @@ class AsyncEffects:
         """Return the effects that may have happened: the process died before their outcome."""
         return await self._handle.run(listing.list_unknown(self._handle.replica))
 
-    async def reconcile(self, effect: str | EffectInfo, outcome: Done | NotDone) -> None:
+    async def reconcile(self, effect: str | EffectInfo, outcome: Happened | DidNotHappen) -> None:
         """Record the real outcome of an unknown effect, and a message about it for the model."""
         await self._handle.write(listing.plan_reconciliation(self._handle.replica, effect, outcome))

@@ -31,6 +31,8 @@ from perdure.core.batching import (
     is_store_down,
     isolates_stream,
 )
+from perdure.core.plans import Plan
+from perdure.core.replica import Replica
 from perdure.errors import UnavailableError, UsageError
 from perdure.journal.requests import Commit, Request, Steps
 
@@ -315,15 +317,17 @@ class AsyncGroupCommitter:
         return self.combiner if isolated is None else isolated
 
     def _new_combiner(self) -> AsyncBatcher[Append | None, Outcome]:
-        return AsyncBatcher(
-            lambda appends, combiner: run_in_task(self.tasks, self._send(appends), combiner.finish),
-            batch_size,
-            ResultDispatcher(self.tasks),
-        )
+        return AsyncBatcher(self._start, batch_size, ResultDispatcher(self.tasks))
+
+    def _start(
+        self, appends: list[Append | None], combiner: AsyncBatcher[Append | None, Outcome]
+    ) -> None:
+        # The short path: the task of a lone append calls the backend from its first frame.
+        first = appends[0] if len(appends) == 1 else None
+        work = self._send(appends) if first is None else self._send_alone(first)
+        run_in_task(self.tasks, work, combiner.finish)
 
     async def _send(self, appends: list[Append | None]) -> Sequence[AsyncCommitResult]:
-        if len(appends) == 1 and appends[0] is not None:
-            return await self._send_one(appends[0])
         results: list[AsyncCommitResult] = [STORED] * len(appends)
         for group in group_by_stream(appends):
             for (number, _), result in zip(group, await self._send_group(group), strict=True):
@@ -333,8 +337,8 @@ class AsyncGroupCommitter:
     async def _send_group(self, group: list[tuple[int, Append]]) -> Sequence[AsyncCommitResult]:
         try:
             if len(group) == 1:
-                return await self._send_one(group[0][1])
-            return await self._attempt([append for _, append in group])
+                return await self._send_alone(group[0][1])
+            return await self._append([append for _, append in group])
         except Exception as error:
             if is_store_down(error):
                 raise
@@ -351,11 +355,15 @@ class AsyncGroupCommitter:
         """Send an append of a failed commit again, on its own."""
         async with parting.lock:
             with parting.attempt():
-                return await self._send_one(append)
+                return await self._send_alone(append)
 
-    async def _send_one(self, append: Append) -> Sequence[Outcome]:
+    async def _send_alone(self, append: Append) -> Sequence[Outcome]:
+        """Send one append that shares its commit with no other."""
         try:
-            outcomes = await self._attempt([append])
+            try:
+                outcomes = await self._backend.append([append])
+            except UnavailableError as error:
+                outcomes = await self._append_again([append], error)
         except Exception as error:
             if isolates_stream(error):
                 self._isolated.setdefault(append.stream, self._new_combiner())
@@ -364,17 +372,28 @@ class AsyncGroupCommitter:
             self._isolated.pop(append.stream, None)
         return outcomes
 
-    async def _attempt(self, batch: list[Append]) -> Sequence[Outcome]:
+    async def _append(self, batch: list[Append]) -> Sequence[Outcome]:
         try:
             return await self._backend.append(batch)
         except UnavailableError as error:
-            if error.was_waited_for or (error.of_one and len(batch) > 1):
-                raise
-            # The backend reconnects by itself, and appends are idempotent, so a retry is safe.
-            try:
-                return await self._backend.append(batch)
-            except UsageError:  # Closed meanwhile: the first attempt's outcome stays unknown.
-                raise error from None
+            return await self._append_again(batch, error)
+
+    async def _append_again(
+        self, batch: list[Append], error: UnavailableError
+    ) -> Sequence[Outcome]:
+        """Repeat an append that failed, unless that is pointless."""
+        if error.retries_exhausted or (error.single_stream and len(batch) > 1):
+            raise error
+        # The backend reconnects by itself, and appends are idempotent, so a retry is safe.
+        try:
+            return await self._backend.append(batch)
+        except UsageError:  # Closed meanwhile: the first attempt's outcome stays unknown.
+            raise error from None
+
+
+def plan_batcher(driver: "AsyncDriver", replica: Replica) -> AsyncBatcher[Plan[Any], Any]:
+    """Return the batcher of a session's writes."""
+    return AsyncBatcher(lambda plans, combiner: start_steps(driver, replica.write(plans), combiner))
 
 
 def start_steps(driver: "AsyncDriver", steps: Steps[Any], combiner: AsyncBatcher[Any, Any]) -> None:

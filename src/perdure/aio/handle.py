@@ -4,24 +4,27 @@ In: plans and steps. Out: results, or errors raised in the caller. It also emits
 notices as events. Nothing is decided here.
 """
 
-import asyncio
 import time
 from collections.abc import Callable, Coroutine
 from contextlib import AbstractContextManager
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from perdure import events
+from perdure.aio.concurrency import AsyncBackground
 from perdure.aio.driver import AsyncDriver
-from perdure.aio.group_commit import AsyncBatcher, start_steps
+from perdure.aio.group_commit import plan_batcher
 from perdure.core.effects.calls import ActiveTurn, VersionMismatch
 from perdure.core.effects.model_calls import CallReplayer
 from perdure.core.plans import NO_OP, REFRESH, Plan
-from perdure.core.replica import PlanResult, Replica
+from perdure.core.replica import Replica
 from perdure.errors import NotFoundError, PerdureError, UsageError
 from perdure.events import ActiveEvent
 from perdure.journal import requests
 from perdure.journal.reader import History
 from perdure.journal.requests import Steps
+
+if TYPE_CHECKING:
+    from asyncio import Task
 
 T = TypeVar("T")
 
@@ -42,33 +45,30 @@ class AsyncHandle:
         """Serves recorded results in a replay, where no call may run; otherwise None."""
         self.changed: list[VersionMismatch] = []
         """Calls that were started by another version of their tool."""
-        self._combiner: AsyncBatcher[Plan, PlanResult] = AsyncBatcher(
-            lambda plans, combiner: start_steps(driver, replica.write(plans), combiner)
-        )
+        self._combiner = plan_batcher(driver, replica)
         self.on_close: set[Callable[[], Coroutine[Any, Any, None]]] = set()
         """Called before this handle closes, to release what it holds."""
         self._closed = False
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._background = AsyncBackground()
         driver.handles.add(self)
         self.emit_notices()
 
-    async def write(self, plan: Plan) -> int:
+    async def write(self, plan: Plan[T]) -> T:
         """Execute a plan and return its result. On return it is durable."""
         if self._closed or self.replica.deleted:
             self.require_open()
         try:
-            if events.enabled():
-                result = await self._write_observed(plan)
-            else:
-                result = await self._combiner.submit(plan)
+            result = await (
+                self._write_observed(plan) if events.enabled() else self._combiner.submit(plan)
+            )
         finally:
             if self.replica.notices:
                 self.emit_notices()
         if isinstance(result, PerdureError):
             raise result
-        return result
+        return result  # type: ignore[no-any-return] # plans of one batch have different results
 
-    async def _write_observed(self, plan: Plan) -> PlanResult:
+    async def _write_observed(self, plan: Plan[Any]) -> Any:
         with self.observed("append", plan=plan.kind, turn=plan.turn) as span:
             result = await self._combiner.submit(plan)
             span.fields["position"] = self.replica.tip.position
@@ -81,7 +81,7 @@ class AsyncHandle:
         self.require_open()
         return await self.driver.run(steps)
 
-    async def wait(self, after: int, timeout: float | None) -> bool:  # noqa: ASYNC109 - the same parameters as in `Handle`
+    async def wait(self, after: int, timeout: float | None) -> bool:  # noqa: ASYNC109 - the same as for threads
         """Return True once there are records after a position, here or in the store.
 
         False after the timeout, or when the session or its store is closed meanwhile.
@@ -130,22 +130,23 @@ class AsyncHandle:
                 return
             events.emit(notice.event, {**context, **notice.fields})
 
-    def background(self, work: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
-        """Run a coroutine in the background; closing waits for it. It reports its own errors."""
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
+    def background(self, work: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> "Task[T]":
+        """Do work in the background; closing waits for it. It reports its own errors."""
+        return self._background.start(work, *args)
+
+    async def finish(self, work: Callable[..., Coroutine[Any, Any, None]], *args: Any) -> None:
+        """Do work that must not stop halfway, and wait for it; so does closing."""
+        await self._background.finish(work, *args)
+
+    def clean_up(self, work: Callable[..., Coroutine[Any, Any, None]], *args: Any) -> None:
+        """Do work after the caller was interrupted; closing waits for it."""
+        self._background.clean_up(work, *args)
 
     async def drain(self) -> None:
         """Release what this handle holds, and wait for everything in flight."""
         for release in [*self.on_close]:
             await release()
-        loop, own = asyncio.get_running_loop(), asyncio.current_task()
-        # Tasks of another loop (closed, or running in the parent of a fork) would never end here.
-        pending = [task for task in self._tasks if task is not own and task.get_loop() is loop]
-        if pending:
-            await asyncio.wait(pending)
+        await self._background.join()
         if not self._closed and not self.replica.deleted:
             await self._combiner.submit(NO_OP)
 
@@ -170,4 +171,5 @@ class AsyncHandle:
         if self._closed:
             name = self.replica.name
             raise UsageError(f"session {name!r} is closed: open it again from the store")
-        self.replica.require_present()
+        if self.replica.deleted:
+            self.replica.require_present()

@@ -1,12 +1,14 @@
 """AsyncLease: the exclusive right to write to a session, renewed in the background."""
 
-import asyncio
 import os
+import time
 from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
+from perdure.aio.concurrency import AsyncRepeater, Event, sleep, within
 from perdure.aio.handle import AsyncHandle
+from perdure.backends import fork_safety
 from perdure.core import leases
 from perdure.core.leases import (
     CONTENDER_PAUSE_MAX,
@@ -15,10 +17,23 @@ from perdure.core.leases import (
     HeldLease,
     LeaseAttempt,
     LeaseRequest,
-    this_process,
 )
 from perdure.core.plans import REFRESH
 from perdure.errors import ConflictError, FencedError, LeaseHeldError, NotFoundError, PerdureError
+
+_begin_lock = fork_safety.fork_safe_lock()
+
+
+def now() -> float:
+    """Return the time by which leases expire: the wall clock does not affect it."""
+    return time.monotonic()
+
+
+def this_process() -> str:
+    """Return the machine and the process, for people who find it in the record."""
+    from socket import gethostname
+
+    return f"{gethostname()} pid {os.getpid()}"
 
 
 class AsyncLease:
@@ -28,12 +43,12 @@ class AsyncLease:
     """
 
     def __init__(self, handle: AsyncHandle, request: LeaseRequest) -> None:
-        self.lost = asyncio.Event()
+        self.lost = Event()
         """Set when the loss of the lease is detected; `held` also checks the clock."""
         self._handle = handle
         self._request = request
         self._holding: HeldLease | None = None
-        self._renewing: asyncio.Task[None] | None = None
+        self._renewing = AsyncRepeater("perdure-lease")
 
     def __repr__(self) -> str:
         state = f"epoch {self.epoch}" if self.held else "not held"
@@ -55,14 +70,16 @@ class AsyncLease:
     async def __aenter__(self) -> Self:
         pid = os.getpid()
         self._handle.require_open()
-        holding = leases.begin_lease(
-            self._handle.replica,
-            self._request.ttl,
-            now=leases.now,
-            here=lambda: os.getpid() == pid,
-            lost=self.lost.set,
-        )
+        with _begin_lock:  # Two threads may enter leases of one handle at the same time.
+            holding = leases.begin_lease(
+                self._handle.replica,
+                self._request.ttl,
+                now=now,
+                here=lambda: os.getpid() == pid,
+                lost=self.lost.set,
+            )
         self._holding = holding
+        self._renewing = AsyncRepeater("perdure-lease")
         self.lost.clear()
         try:
             await self._take(holding)
@@ -74,7 +91,7 @@ class AsyncLease:
         return self
 
     async def _take(self, holding: HeldLease) -> None:
-        handle, until = self._handle, leases.now() + self._request.wait
+        handle, until = self._handle, now() + self._request.wait
         attempt = LeaseAttempt(
             handle.replica, self._request, holding, self._request.who or this_process()
         )
@@ -82,14 +99,15 @@ class AsyncLease:
         with handle.observed("lease", ttl=self._request.ttl) as span:
             while True:
                 await handle.write(REFRESH)
-                delay = attempt.seconds_until_free(leases.now())
+                delay = attempt.seconds_until_free(now())
                 if not delay:
-                    sent = leases.now()
+                    sent = now()
                     with suppress(LeaseHeldError):  # It was renewed or taken meanwhile.
-                        holding.take(await handle.write(attempt.plan()), sent)
+                        taken = await handle.write(attempt.plan())
+                        holding.take(taken.epoch, sent)
                         span.fields["epoch"] = holding.epoch
                         return
-                elif (remaining := until - leases.now()) <= 0:
+                elif (remaining := until - now()) <= 0:
                     raise attempt.refusal()
                 else:
                     await self._wait(min(delay, remaining), pause)
@@ -98,25 +116,21 @@ class AsyncLease:
     async def _wait(self, seconds: float, pause: float) -> None:
         """Wait until the session is written to, or until the seconds have passed."""
         if await self._handle.wait(self._handle.replica.tip.position, seconds):
-            await asyncio.sleep(min(pause, seconds))
+            await sleep(min(pause, seconds))
 
     def _start(self) -> None:
-        self._renewing = asyncio.create_task(self._renew_periodically(), name="perdure-lease")
+        self._renewing.start(
+            self._renew_with_timeout,
+            first=self._request.ttl * RENEW_AFTER,
+            at_end=self._handle.emit_notices,
+        )
 
     def _abandon(self, holding: HeldLease, error: BaseException) -> None:
         """Release a lease that may have been taken while the caller was interrupted."""
         self._handle.on_close.discard(self.release)
         holding.end()
         if not isinstance(error, PerdureError):
-            # A cancelled caller must not wait; the write continues in the background.
-            self._handle.background(self._release(holding))
-
-    async def _renew_periodically(self) -> None:
-        pause: float | None = self._request.ttl * RENEW_AFTER
-        while pause is not None:
-            await asyncio.sleep(pause)
-            pause = await self._renew_with_timeout()
-        self._handle.emit_notices()
+            self._handle.clean_up(self._release, holding)
 
     async def _renew_with_timeout(self) -> float | None:
         """Renew the lease, but time out when it expires: a store may hang."""
@@ -124,8 +138,7 @@ class AsyncLease:
         if holding is None:
             return None
         try:
-            async with asyncio.timeout(holding.seconds_left()):
-                return await self._renew()
+            return await within(holding.seconds_left(), self._renew, name="perdure-renewal")
         except TimeoutError as error:
             return leases.retry_delay(self._handle.replica, holding, error)
 
@@ -134,7 +147,7 @@ class AsyncLease:
         holding, replica = self._holding, self._handle.replica
         if holding is None or not holding.active:
             return None
-        sent = leases.now()
+        sent = now()
         try:
             await self._handle.write(leases.plan_renewal(replica, holding))
         except Exception as error:  # noqa: BLE001 - on any error, the lease expires by itself
@@ -143,7 +156,7 @@ class AsyncLease:
         return self._request.ttl * RENEW_AFTER
 
     async def release(self) -> None:
-        """Release the lease. Leaving `with` does this; calling it twice is harmless.
+        """Release the lease. Leaving `async with` does this; calling it twice is harmless.
 
         If the store cannot be reached, other workers have to wait until the lease expires.
         """
@@ -151,19 +164,18 @@ class AsyncLease:
         self._handle.on_close.discard(self.release)
         if holding is None or not holding.end():
             return
-        if self._renewing is not None:
-            with suppress(RuntimeError):  # Its event loop may be closed.
-                self._renewing.cancel()
+        self._renewing.stop()
         if holding.here():
-            # Shielded: otherwise a cancelled caller would make others wait for the whole ttl.
-            await asyncio.shield(self._handle.background(self._release(holding)))
+            # To its end: otherwise a cancelled caller would make others wait for the whole ttl.
+            await self._handle.finish(self._release, holding)
+            await self._renewing.join()
 
     async def _release(self, holding: HeldLease) -> None:
         replica = self._handle.replica
         with self._handle.observed("release", epoch=holding.epoch) as span:
             try:
-                answer = await self._handle.write(leases.plan_release(replica, holding))
-                leases.after_release(replica, holding, answer)
+                was_held = await self._handle.write(leases.plan_release(replica, holding))
+                leases.after_release(replica, holding, was_held=was_held)
             except (ConflictError, NotFoundError) as error:
                 leases.retry_delay(replica, holding, error)
             except PerdureError as error:

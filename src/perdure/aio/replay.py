@@ -4,11 +4,10 @@ For the agent it behaves like the recorded session, but its calls are served fro
 writes are compared with it. It never writes to the store.
 """
 
-import asyncio
-import inspect
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Self, TypeVar
 
+from perdure.aio.concurrency import exclusive, require_plain_agent, resolve
 from perdure.aio.driver import AsyncDriver
 from perdure.aio.handle import AsyncHandle
 from perdure.aio.session import AsyncSession
@@ -42,16 +41,17 @@ class AsyncReplayHandle(AsyncHandle):
         super().__init__(driver, replica)
         self.replay = serving
         self._cursor = cursor
-        self._lock = asyncio.Lock()
+        self._lock = exclusive(serving.lock)
 
-    async def write(self, plan: Plan) -> int:
+    async def write(self, plan: Plan[T]) -> T:
         """Compare the records of a plan with the recorded ones; return the recorded position."""
         self.require_open()
         async with self._lock:
             self._cursor.require_running()
-            batch = RecordBatch(self.replica.name, self.replica.state, self.replica.tip)
-            answer = await self.run(plan.execute(batch))
-            return self._cursor.match(plan, batch, answer, execution_lane())
+            replica = self.replica
+            batch = RecordBatch(replica.name, replica.state.draft(), replica.past)
+            result = await self.run(plan.execute(batch))
+            return self._cursor.match(plan, batch, result, execution_lane())
 
     async def run(self, steps: Steps[T]) -> T:
         """Run steps that only read. The guard does not apply to the store's own I/O."""
@@ -105,22 +105,19 @@ class AsyncReplaySession(AsyncSession):
 
 
 async def replay_async(
-    session: AsyncSession,
-    agent: Callable[[AsyncSession], Awaitable[Any] | Any],
-    request: ReplayRequest,
+    session: AsyncSession, agent: Callable[[AsyncSession], Any], request: ReplayRequest
 ) -> Replay:
-    """Run an async agent again on the record of a session, and compare."""
+    """Run an agent again on the record of a session, and compare."""
+    require_plain_agent(agent)
     handle = session._handle  # noqa: SLF001 - the replay shares the session's driver
     replica, cursor = await handle.run(prepare_replay(handle.replica, request))
     replayed = AsyncReplaySession.over(handle.driver, replica, cursor, request.errors)
     returned, error = None, None
     with guard.guarded() as guarding:
         try:
-            returned = agent(replayed)
-            if inspect.isawaitable(returned):
-                returned = await returned
+            returned = await resolve(agent(replayed))
         except ReplayStopped:
-            returned = None
+            pass
         except BaseException as raised:  # noqa: BLE001 - re-raised unless the agent raised it
             error = require_agent_error(raised)
     await replayed.close()

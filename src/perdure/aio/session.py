@@ -3,10 +3,9 @@
 Nothing is decided here: each method creates a plan or steps, and runs them through the handle.
 """
 
-import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from perdure import events
 from perdure.aio.approvals import AsyncApprovals
@@ -38,12 +37,12 @@ from perdure.core.replica import Replica
 from perdure.core.summaries import (
     KEEP_TURNS,
     TIMEOUT,
-    Summariser,
+    Summarizer,
     parse_summarizer,
     window_summarizer,
 )
 from perdure.core.validation import require_int, require_timeout
-from perdure.core.verify import Verified
+from perdure.core.verify import VerifyResult
 from perdure.core.window import EVERYTHING, WindowRequest
 from perdure.errors import UsageError
 from perdure.formats.tokens import Counter
@@ -52,11 +51,27 @@ from perdure.journal.ids import GENERATED_PREFIX
 from perdure.journal.reader import OnDamage
 from perdure.journal.records import Record, Summary
 
+if TYPE_CHECKING:
+    from asyncio import Task
 
-class Seen:
-    """Properties of a session's current view."""
 
-    _replica: Replica
+class AsyncSession:
+    """One agent's conversation and working state.
+
+    An object has one view of its session: the state when it was opened or refreshed, and its own
+    writes. Tasks may share an object; their appends never race. If another handle or process
+    wrote first, a call that depends on the view raises ConflictError and refreshes it.
+    """
+
+    def __init__(
+        self, driver: AsyncDriver, replica: Replica, handle: AsyncHandle | None = None
+    ) -> None:
+        self._handle = handle or AsyncHandle(driver, replica)
+        self.effects = AsyncEffects(self._handle)
+        self.approvals = AsyncApprovals(self._handle)
+        self._replica = replica
+        self.values = AsyncValues(self._handle)
+        self._summaries = AsyncSummaries(self._handle)
 
     @property
     def id(self) -> str:
@@ -69,7 +84,7 @@ class Seen:
         return self._replica.tip.position
 
     @property
-    def last(self) -> dict[str, Any] | None:
+    def last_message(self) -> dict[str, Any] | None:
         """The newest message in this view, or None."""
         return history.read_last_message(self._replica)
 
@@ -79,7 +94,7 @@ class Seen:
         return self._replica.state.head_labels
 
     @property
-    def holder(self) -> LeaseHolder | None:
+    def lease_holder(self) -> LeaseHolder | None:
         """The holder of the session's lease in this view, or None; the lease may have expired."""
         return leases.lease_holder(self._replica)
 
@@ -94,120 +109,6 @@ class Seen:
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.id!r}: {len(self)} messages, at {self.position}>"
 
-
-async def watch_records(
-    handle: AsyncHandle,
-    at: int,
-    timeout: float | None,  # noqa: ASYNC109 - the same parameters as in the sync version
-) -> AsyncIterator[Record]:
-    """Yield the records after a position, until none arrives within the timeout or it is closed.
-
-    A deletion record is the last one. Closing the session or the store ends it without an error.
-    """
-    handle.require_open()
-    try:
-        while await handle.wait(at, timeout):
-            past = await handle.catch_up(at)
-            records = history.RecordReader(past, handle.replica.settings, after=at, on_damage=None)
-            while (page := await handle.driver.run(records.page())) is not None:
-                for record in page:
-                    yield record
-            at = past.tip.position
-            if handle.replica.deleted:
-                return
-    except UsageError:
-        if not handle.closed:
-            raise
-
-
-class AsyncMaking:
-    """The part of a session that creates tools and models."""
-
-    _handle: AsyncHandle
-
-    def tool(  # noqa: PLR0913 - every option of a tool, by name
-        self,
-        function: Callable[..., Any],
-        *,
-        effect: Policy = "unsafe",
-        name: str = "",
-        version: str = "",
-        actor: str = "",
-        reconcile: Callable[[Effect], Any] | None = None,
-        timeout: float | None = None,
-        unstorable: Literal["raise", "return"] = "raise",
-        approval: bool | Callable[[dict[str, Any]], Any] = False,
-        approval_ttl: float | None = None,
-        approval_wait: float | None = None,
-    ) -> AsyncTool:
-        """Return a tool that runs once for each call, or reports that its outcome is unknown.
-
-        Call it in a turn, like the function. `effect` is the policy for a call whose process died
-        before its outcome was recorded. "unsafe": it is not made again and raises
-        UnknownOutcomeError. "read_only" and "idempotent": it is made again; an idempotent tool gets
-        the same `perdure.current_effect().key`. "reconcile": the function `reconcile` finds out
-        whether it happened, and returns Done(result) or NotDone().
-
-        With `approval` (True, or a function of the arguments), a call runs only after it was
-        approved (`session.approvals`, `perdure approve`) within `approval_ttl` seconds. The caller
-        waits up to `approval_wait` seconds (None: no limit), then gets ApprovalPendingError.
-        """
-        options = ToolSpec(function, name, effect, version, actor, reconcile, timeout, unstorable)
-        spec = options._replace(
-            approval=approval, approval_ttl=approval_ttl, approval_wait=approval_wait
-        )
-        return AsyncTool(self._handle, require_spec(spec))
-
-    def model(
-        self,
-        function: Callable[..., Any],
-        *,
-        name: str = "",
-        version: str = "",
-        actor: str = "",
-        timeout: float | None = None,
-        digest_of: Callable[[dict[str, Any]], Any] | None = None,
-    ) -> AsyncModel:
-        """Return a model whose answers are recorded, so that no answer is paid for twice.
-
-        Call it in a turn, with a request; the function returns the answer as storable data. A
-        request that was answered in this turn, before its process died, gets the recorded answer;
-        a request without an answer is sent again. The record has a digest of the request, not the
-        request itself; `digest_of` maps the arguments, by name, to the data that is digested.
-        """
-        options = ToolSpec(function, name, "read_only", version, actor, timeout=timeout)
-        spec = options._replace(kind="model", digest_of=digest_of)
-        return AsyncModel(self._handle, require_spec(spec))
-
-    async def run_tool_calls(
-        self, message: object | None = None, tools: ToolSet = (), *, parallel: int = 8
-    ) -> list[dict[str, Any]]:
-        """Make the tool calls of a message that was appended to the turn, each once, in parallel.
-
-        Without a message: all open calls of the turn, such as those left by a killed process.
-        Returns the result messages for the model; they are stored with the outcomes.
-        """
-        return await run_tool_calls(self._handle, message, tools, parallel=parallel)
-
-
-class AsyncSession(Seen, AsyncMaking):
-    """One agent's conversation and working state.
-
-    An object has one view of its session: the state when it was opened or refreshed, and its own
-    writes. Tasks may share an object; their appends never race. If another handle or process wrote
-    first, a call that depends on the view raises ConflictError and refreshes it.
-    """
-
-    def __init__(
-        self, driver: AsyncDriver, replica: Replica, handle: AsyncHandle | None = None
-    ) -> None:
-        self._handle = handle or AsyncHandle(driver, replica)
-        self.effects = AsyncEffects(self._handle)
-        self.approvals = AsyncApprovals(self._handle)
-        self._replica = replica
-        self.values = AsyncValues(self._handle)
-        self._summaries = AsyncSummaries(self._handle)
-
     @property
     def interrupted(self) -> tuple[AsyncTurn, ...]:
         """The turns that have begun and not ended, except those running in this handle.
@@ -221,7 +122,7 @@ class AsyncSession(Seen, AsyncMaking):
         )
 
     @property
-    def current(self) -> AsyncTurn | None:
+    def current_turn(self) -> AsyncTurn | None:
         """The turn of this handle that the running code is inside of, or None.
 
         Each thread and task has its own.
@@ -280,8 +181,8 @@ class AsyncSession(Seen, AsyncMaking):
         self,
         *,
         ttl: float = 30.0,
-        wait: float | bool | None = None,
-        who: str = "",
+        timeout: float | bool | None = None,
+        owner: str = "",
         force: bool = False,
     ) -> AsyncLease:
         """Return a lease for `async with`: while it is held, only this handle writes.
@@ -289,11 +190,75 @@ class AsyncSession(Seen, AsyncMaking):
         Other handles get LeaseHeldError for all writes but notes, labels, approval decisions and
         outcomes of calls. The lease is renewed in the background. After `ttl` seconds without a
         renewal it expires: any handle may take it over, and writes of this one are FencedError.
-        While another handle holds it, entering waits up to `wait` seconds (True: forever; None: not
-        at all), then raises LeaseHeldError. `force` takes it from a live holder. `who` is recorded
+        While another handle holds it, entering waits up to `timeout` seconds (True: forever; None: not
+        at all), then raises LeaseHeldError. `force` takes it from a live holder. `owner` is recorded
         and shown to others; the default is the machine and process.
         """
-        return AsyncLease(self._handle, leases.parse_request(ttl, wait, who, force=force))
+        return AsyncLease(self._handle, leases.parse_request(ttl, timeout, owner, force=force))
+
+    def tool(  # noqa: PLR0913 - every option of a tool, by name
+        self,
+        function: Callable[..., Any],
+        *,
+        effect: Policy = "unsafe",
+        name: str = "",
+        version: str = "",
+        actor: str = "",
+        reconcile: Callable[[Effect], Any] | None = None,
+        timeout: float | None = None,
+        on_unserializable: Literal["raise", "return"] = "raise",
+        approval: bool | Callable[[dict[str, Any]], Any] = False,
+        approval_ttl: float | None = None,
+        approval_wait: float | None = None,
+    ) -> AsyncTool:
+        """Return a tool that runs once for each call, or reports that its outcome is unknown.
+
+        Call it in a turn, like the function. `effect` is the policy for a call whose process died
+        before its outcome was recorded. "unsafe": it is not made again and raises
+        UnknownOutcomeError. "read_only" and "idempotent": it is made again; an idempotent tool gets
+        the same `perdure.current_effect().key`. "reconcile": the function `reconcile` finds out
+        whether it happened, and returns Done(result) or DidNotHappen().
+
+        With `approval` (True, or a function of the arguments), a call runs only after it was
+        approved (`session.approvals`, `perdure approve`) within `approval_ttl` seconds. The caller
+        waits up to `approval_wait` seconds (None: no limit), then gets ApprovalPendingError.
+        """
+        options = ToolSpec(function, name, effect, version, actor, reconcile, timeout, on_unserializable)
+        spec = options._replace(
+            approval=approval, approval_ttl=approval_ttl, approval_wait=approval_wait
+        )
+        return AsyncTool(self._handle, require_spec(spec))
+
+    def model(
+        self,
+        function: Callable[..., Any],
+        *,
+        name: str = "",
+        version: str = "",
+        actor: str = "",
+        timeout: float | None = None,
+        digest_of: Callable[[dict[str, Any]], Any] | None = None,
+    ) -> AsyncModel:
+        """Return a model whose answers are recorded, so that no answer is paid for twice.
+
+        Call it in a turn, with a request; the function returns the answer as storable data. A
+        request that was answered in this turn, before its process died, gets the recorded answer;
+        a request without an answer is sent again. The record has a digest of the request, not the
+        request itself; `digest_of` maps the arguments, by name, to the data that is digested.
+        """
+        options = ToolSpec(function, name, "read_only", version, actor, timeout=timeout)
+        spec = options._replace(kind="model", digest_of=digest_of)
+        return AsyncModel(self._handle, require_spec(spec))
+
+    async def run_tool_calls(
+        self, message: object | None = None, tools: ToolSet = (), *, parallel: int = 8
+    ) -> list[dict[str, Any]]:
+        """Make the tool calls of a message that was appended to the turn, each once, in parallel.
+
+        Without a message: all open calls of the turn, such as those left by a killed process.
+        Returns the result messages for the model; they are stored with the outcomes.
+        """
+        return await run_tool_calls(self._handle, message, tools, parallel=parallel)
 
     async def messages(
         self,
@@ -304,7 +269,7 @@ class AsyncSession(Seen, AsyncMaking):
         perspective: str = "",
         counter: Counter | None = None,
         last: int | None = None,
-        summarise: Callable[..., Any] | Summariser | None = None,
+        summarize: Callable[..., Any] | Summarizer | None = None,
     ) -> Transcript:
         """Return the messages in this view, in order: all of them as appended, or a window.
 
@@ -313,13 +278,13 @@ class AsyncSession(Seen, AsyncMaking):
         calls without a result. `perspective` is the name of the agent to render it for.
 
         With `max_tokens` or `max_messages`, it has the newest messages that fit, cut at the start
-        of a turn, and always the instructions, pinned messages and the current summary. BudgetError
-        if the newest turn alone is too long. With `summarise`, a function or a Summariser, messages
-        that would be cut are summarized first; a rejected summary is logged and changes nothing.
-        `last` returns the last few messages unchanged.
+        of a turn, and always the instructions, pinned messages and the current summary.
+        ContextWindowError if the newest turn alone is too long. With `summarize`, a function or a
+        Summarizer, messages that would be cut are summarized first; a rejected summary is logged
+        and changes nothing. `last` returns the last few messages unchanged.
         """
         request = WindowRequest(format, max_tokens, max_messages, perspective, counter)
-        summarizer = window_summarizer(summarise, request, last)
+        summarizer = None if summarize is None else window_summarizer(summarize, request, last)
         if request == EVERYTHING or last is not None:
             window.require_last_alone(request, last)
             return Transcript(
@@ -328,7 +293,7 @@ class AsyncSession(Seen, AsyncMaking):
         transcript = await self._window(request)
         if (
             summarizer is None
-            or not transcript.cut
+            or not transcript.truncated_before
             or not await self._summaries.make_room(summarizer, request)
         ):
             return transcript
@@ -346,43 +311,43 @@ class AsyncSession(Seen, AsyncMaking):
         """Unpin a message, so that windows may cut it again; NotFoundError if it is not pinned."""
         await self._handle.write(annotations.pin_message(self._replica, position, on=False))
 
-    async def summarise(
+    async def summarize(
         self,
-        with_: Any,
+        summarizer: Any,
         *,
         model: str = "",
         keep_turns: int = KEEP_TURNS,
         max_tokens: int | None = None,
-        timeout: float | None = TIMEOUT,  # noqa: ASYNC109 - the same parameters as in `Session`
+        timeout: float | None = TIMEOUT,  # noqa: ASYNC109 - the same parameters as for threads
         counter: Counter | None = None,
     ) -> Summary:
         """Summarize older turns: windows show the summary in their place. They stay stored.
 
-        `with_` is a function that gets the messages and returns a text, or an OpenAI client, with
+        `summarizer` is a function that gets the messages and returns a text, or an OpenAI client, with
         a `model`. The newest `keep_turns` turns are not summarized. On return the summary is
         durable. SummaryError, with nothing changed, if the summary is empty, longer than what it
         replaces or than `max_tokens`, if creating it failed or took longer than `timeout` seconds,
         or if there is nothing to summarize. Other writers can continue meanwhile; only another
         summary is a conflict.
         """
-        summarizer = Summariser(with_, model, keep_turns, max_tokens, timeout, counter)
+        summarizer = Summarizer(summarizer, model, keep_turns, max_tokens, timeout, counter)
         return await self._summaries.make(parse_summarizer(summarizer))
 
-    def summarise_in_background(
+    def summarize_in_background(
         self,
-        with_: Any,
+        summarizer: Any,
         *,
         model: str = "",
         keep_turns: int = KEEP_TURNS,
         max_tokens: int | None = None,
         timeout: float | None = TIMEOUT,
         counter: Counter | None = None,
-    ) -> "asyncio.Task[Summary]":
-        """Start `summarise` in the background while the conversation continues; return its task.
+    ) -> "Task[Summary]":
+        """Start `summarize` in the background while the conversation continues; return its task.
 
         Closing the session waits for it, at most for its `timeout`.
         """
-        summarizer = Summariser(with_, model, keep_turns, max_tokens, timeout, counter)
+        summarizer = Summarizer(summarizer, model, keep_turns, max_tokens, timeout, counter)
         return self._summaries.start(parse_summarizer(summarizer))
 
     async def undo_summary(self) -> None:
@@ -467,7 +432,7 @@ class AsyncSession(Seen, AsyncMaking):
         """Apply the records of other writers; return the position of the newest record."""
         return await self._handle.write(plans.REFRESH)
 
-    async def verify(self) -> Verified:
+    async def verify(self) -> VerifyResult:
         """Read and check the whole history: chain, bodies, snapshots, labels. Raise if damaged."""
         with self._handle.observed("verify") as span:
             result = await self._handle.run(verify.verify_session(self._replica))
@@ -488,3 +453,28 @@ class AsyncSession(Seen, AsyncMaking):
         traceback: TracebackType | None,
     ) -> None:
         await self.close()
+
+
+async def watch_records(
+    handle: AsyncHandle,
+    at: int,
+    timeout: float | None,  # noqa: ASYNC109 - the same parameters as for threads
+) -> AsyncIterator[Record]:
+    """Yield the records after a position, until none arrives within the timeout or it is closed.
+
+    A deletion record is the last one. Closing the session or the store ends it without an error.
+    """
+    handle.require_open()
+    try:
+        while await handle.wait(at, timeout):
+            past = await handle.catch_up(at)
+            records = history.RecordReader(past, handle.replica.settings, after=at, on_damage=None)
+            while (page := await handle.driver.run(records.page())) is not None:
+                for record in page:
+                    yield record
+            at = past.tip.position
+            if handle.replica.deleted:
+                return
+    except UsageError:
+        if not handle.closed:
+            raise

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
+from weakref import WeakSet
 
 from perdure import events
 from perdure.aio.driver import AsyncDriver
@@ -34,29 +35,6 @@ from perdure.journal.records import Record
 
 if TYPE_CHECKING:
     from perdure.formats.tokens import Counter
-
-
-def open_async(
-    address: "Address | AsyncBackend",
-    *,
-    types: Types | None = None,
-    clock: Callable[[], float] = time.time,
-    verify_writes: bool = False,
-    tokens: "str | Counter | None" = None,
-) -> "AsyncStore":
-    """Open a store for code in an event loop; otherwise the same as `open`.
-
-    The call itself blocks: it opens the file, or connects to the server, at once. Call it when the
-    application starts. The methods of the store are awaited.
-    """
-    pass
-
-    settings = settings_of(types, clock, verify_writes=verify_writes, tokens=tokens)
-    if isinstance(address, str | os.PathLike):
-        return AsyncStore(open_async_backend(address), settings)
-    require_backend(address)
-    _emit_downgrades(address)
-    return AsyncStore(address, settings)
 
 
 class AsyncStore:
@@ -180,13 +158,13 @@ class AsyncStore:
         """Finish everything in flight and close the store. Closing twice is harmless."""
         if not self._closed:
             self._closed = self._driver.closed = True
-            with events.span("close", store=self._backend.name, session=""):
-                # A stack, so that an error of one does not stop the others. It runs in reverse.
-                async with AsyncExitStack() as stack:
-                    stack.push_async_callback(self._backend.close)
-                    stack.push_async_callback(self._committer.drain)
-                    for handle in [*self._driver.handles]:
-                        stack.push_async_callback(handle.drain)
+            # A stack, so that an error of one does not stop the others. It runs in reverse.
+            async with AsyncExitStack() as stack:
+                stack.enter_context(events.span("close", store=self._backend.name, session=""))
+                stack.push_async_callback(self._backend.close)
+                stack.push_async_callback(self._committer.drain)
+                for handle in _all_handles(self._driver.handles):
+                    stack.push_async_callback(handle.drain)
 
     async def __aenter__(self) -> Self:
         return self
@@ -198,3 +176,44 @@ class AsyncStore:
         traceback: TracebackType | None,
     ) -> None:
         await self.close()
+
+
+def _all_handles(handles: WeakSet[AsyncHandle]) -> list[AsyncHandle]:
+    """Return all handles, even while other threads open sessions."""
+    while True:
+        try:
+            return [*handles]
+        except RuntimeError:  # One was added during the iteration.
+            continue
+
+
+def open_async(
+    address: "Address | AsyncBackend",
+    *,
+    types: Types | None = None,
+    clock: Callable[[], float] = time.time,
+    verify_writes: bool = False,
+    tokens: "str | Counter | None" = None,
+) -> AsyncStore:
+    """Open a store: a path, `files:directory`, `postgresql://…`, `memory:`, or a backend.
+
+    A path is a SQLite file, as is `sqlite:path`; `memory:` is for tests. `types` registers the
+    caller's own classes that values may hold: dataclasses, pydantic models, or a TypeCodec. `clock`
+    returns the recorded times, in seconds since 1970; nothing else depends on it. With
+    `verify_writes` every append is read back and compared before it counts as stored. `tokens`, a
+    model's name or a custom Counter, counts the tokens of messages as they are stored, so that
+    windows need not count them again.
+
+    A setting that would break a promise of the store raises UnsupportedError, unless the address
+    accepts it by name: `sqlite:agents.db?accept=network-filesystem`. `AsyncStore.guarantees` lists
+    what is guaranteed.
+
+    The call itself blocks: it opens the file, or connects to the server, at once. Call it when the
+    application starts. The methods of the store are awaited.
+    """
+    settings = settings_of(types, clock, verify_writes=verify_writes, tokens=tokens)
+    if isinstance(address, str | os.PathLike):
+        return AsyncStore(open_async_backend(address), settings)
+    require_backend(address)
+    _emit_downgrades(address)
+    return AsyncStore(address, settings)

@@ -1,11 +1,11 @@
 """AsyncStream: pass on the chunks of a streamed answer and make them durable."""
 
-import inspect
 import time
 from collections.abc import AsyncIterable, AsyncIterator
 from types import TracebackType
 from typing import Any, Self
 
+from perdure.aio.concurrency import close_source
 from perdure.aio.handle import AsyncHandle
 from perdure.core.plans import Plan
 from perdure.core.streaming import AnswerRecorder
@@ -74,17 +74,13 @@ class AsyncStream:
         """Stop reading and close the source. The answer so far is durable on return. Idempotent."""
         if not self._ended:
             await self._end(self._answering.end(time.monotonic() - self._begun_at))
-            close = getattr(self.source, "close", None) or getattr(self.source, "aclose", None)
-            if close is not None:
-                closing = close()
-                if inspect.isawaitable(closing):
-                    await closing
+            await close_source(self.source)
 
-    async def _end(self, plan: Plan | None) -> None:
+    async def _end(self, plan: Plan[int] | None) -> None:
         self._ended = True
         await self._store(plan)
 
-    async def _store(self, plan: Plan | None) -> None:
+    async def _store(self, plan: Plan[int] | None) -> None:
         if plan is not None:
             await self._handle.write(plan)
         self._stored_at = time.monotonic()

@@ -1,20 +1,18 @@
 """AsyncSummaries: have a summary written and put it in force, now or in the background."""
 
-import asyncio
-import contextvars
-import threading
-from collections.abc import Callable
-from contextlib import suppress
-from inspect import isawaitable, iscoroutinefunction
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from perdure import events
+from perdure.aio.concurrency import call_function, require_resolved
 from perdure.aio.handle import AsyncHandle
 from perdure.core import summaries
-from perdure.core.summaries import Summariser, SummaryJob
+from perdure.core.summaries import Summarizer, SummaryJob
 from perdure.core.window import EVERYTHING, WindowRequest
 from perdure.errors import ConflictError, SummaryError
 from perdure.journal.records import Summary
+
+if TYPE_CHECKING:
+    from asyncio import Task
 
 
 class AsyncSummaries:
@@ -23,7 +21,7 @@ class AsyncSummaries:
     def __init__(self, handle: AsyncHandle) -> None:
         self._handle = handle
 
-    async def make(self, summarizer: Summariser, room: WindowRequest = EVERYTHING) -> Summary:
+    async def make(self, summarizer: Summarizer, room: WindowRequest = EVERYTHING) -> Summary:
         """Have a summary written and put it in force; SummaryError if it is rejected."""
         handle, replica = self._handle, self._handle.replica
         with handle.observed("summary") as seen:
@@ -35,7 +33,7 @@ class AsyncSummaries:
             seen.fields["tokens"] = content.tokens
         return content
 
-    def start(self, summarizer: Summariser) -> "asyncio.Task[Summary]":
+    def start(self, summarizer: Summarizer) -> "Task[Summary]":
         """Make a summary in the background; closing the handle waits for it."""
         self._handle.require_open()
 
@@ -46,9 +44,9 @@ class AsyncSummaries:
                 self._report_failure(error)
                 raise
 
-        return self._handle.background(work())
+        return self._handle.background(work)
 
-    async def make_room(self, summarizer: Summariser, room: WindowRequest) -> bool:
+    async def make_room(self, summarizer: Summarizer, room: WindowRequest) -> bool:
         """Summarize messages that a window has no room for; log a failure and return False."""
         try:
             await self.make(summarizer, room)
@@ -66,46 +64,20 @@ class AsyncSummaries:
     def _report_failure(self, error: BaseException) -> None:
         name, reason = self._handle.replica.name, getattr(error, "reason", type(error).__name__)
         where = {"store": self._handle.driver.name, "session": name}
-        events.emit("unsummarised", {**where, "reason": reason})
+        events.emit("summary_failed", {**where, "reason": reason})
 
-    async def _ask(self, summarizer: Summariser, work: SummaryJob) -> Any:
-        call = summaries.summary_call(summarizer, work)
-        limit = asyncio.timeout(summarizer.timeout)
-        try:
-            async with limit:
-                if iscoroutinefunction(summarizer.with_):
-                    return await call()
-                answer, error = await _run_in_thread(call)
-                if error is None:
-                    return await answer if isawaitable(answer) else answer
-        except Exception as failure:
-            if limit.expired():
-                raise summaries.timeout_failure(work, summarizer) from None
-            raise summaries.failure(work, failure) from failure
-        raise summaries.failure(work, error) from error
-
-
-async def _run_in_thread(call: Callable[[], Any]) -> tuple[Any, BaseException | None]:
-    """Call a plain function in a daemon thread, which does not delay the end of the program.
-
-    Return its result or its exception: a SystemExit raised there must not end the event loop.
-    """
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[tuple[Any, BaseException | None]] = loop.create_future()
-
-    def settle(answer: Any, error: BaseException | None) -> None:
-        if not future.done():  # Otherwise the caller no longer waits.
-            future.set_result((answer, error))
-
-    def run() -> None:
-        answer, failure = None, None
-        try:
-            answer = call()
-        except BaseException as error:  # noqa: BLE001 - raised where the answer is waited for
-            failure = error
-        with suppress(RuntimeError):  # The loop has ended in the meantime.
-            loop.call_soon_threadsafe(settle, answer, failure)
-
-    context = contextvars.copy_context()
-    threading.Thread(target=context.run, args=(run,), name="perdure-summary", daemon=True).start()
-    return await future
+    async def _ask(self, summarizer: Summarizer, work: SummaryJob) -> Any:
+        # In a thread of its own: a function that hangs must not delay the end of the process.
+        called = await call_function(
+            summaries.summary_call(summarizer, work),
+            timeout=summarizer.timeout,
+            name="perdure-summary",
+            detached=True,
+        )
+        if called is None:
+            raise summaries.timeout_failure(work, summarizer)
+        answer, error = called
+        if error is not None:
+            raise summaries.failure(work, error) from error
+        require_resolved(answer)
+        return answer

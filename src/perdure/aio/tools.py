@@ -5,28 +5,31 @@ the function never runs again for it. A call that may have happened is reported,
 policy decides whether it runs again.
 """
 
-import asyncio
-import inspect
 import time
-from asyncio import Semaphore
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from contextvars import copy_context
 from functools import partial
-from threading import Thread
 from typing import Any
 
+from perdure.aio.concurrency import (
+    Semaphore,
+    call_function,
+    gather,
+    require_plain_tool,
+    resolve,
+    shielded,
+)
 from perdure.aio.handle import AsyncHandle
 from perdure.core import messages
 from perdure.core.effects import approvals, calls, pending, plans
 from perdure.core.effects.approvals import ApprovalWait
 from perdure.core.effects.calls import (
+    ActiveTurn,
     CallArguments,
     CallDecision,
     CallOutcome,
     CallRequest,
-    Done,
     Effect,
+    Happened,
     ResultMessage,
     ToolSpec,
 )
@@ -36,7 +39,6 @@ from perdure.core.effects.results import (
     encode_reconciliation,
     failure_outcome,
     failure_text,
-    replay_result,
     to_model_text,
     unreconciled_outcome,
     unstorable_outcome,
@@ -61,6 +63,7 @@ class AsyncTool:
     def __init__(
         self, handle: AsyncHandle, spec: ToolSpec, key: str = "", *, in_turn: bool = False
     ) -> None:
+        require_plain_tool(spec)
         self._handle = handle
         self.spec = spec
         self._key = key
@@ -96,7 +99,7 @@ class AsyncTool:
             identity, spec.name, packed, digest, spec.policy, spec.version, spec.actor, parent
         )
         try:
-            return await self.make(call, CallArguments(arguments, args, kwargs))
+            return await self.make(call, CallArguments(arguments, args, kwargs), running)
         except ApprovalPendingError:
             running.sequence.reuse(call, turn)
             raise
@@ -105,6 +108,7 @@ class AsyncTool:
         self,
         call: CallRequest,
         given: CallArguments,
+        turn: ActiveTurn,
         reply: ResultMessage | None = None,
         slots: Semaphore | None = None,
     ) -> Any:
@@ -116,43 +120,30 @@ class AsyncTool:
         """
         if self._handle.replay is not None:
             return self._handle.replay.serve(self.spec, call, reply)
-        guard.require_live(f"a live call of {call.tool!r}")
-        replica, arguments = self._handle.replica, given.arguments
-        running = calls.active_turn(self._handle, call.tool)
-        decision = CallDecision(running.ownership.turn, running.sequence.ended_attempts)
+        if guard.active:
+            guard.require_live(f"a live call of {call.tool!r}")
         if self.spec.approval is not False:
             call = await self._with_approval(call)
-        await self._intend(call, given, decision, reply, slots)
-        calls.report_version_mismatch(self._handle, call, decision)
+        decision = await self._intend(call, given, turn, reply, slots)
         if decision.action == "reconcile":
-            reconciled = await self._reconcile(call, arguments, decision, reply)
-            if isinstance(reconciled, Done):
+            reconciled = await self._reconcile(call, given.arguments, turn, decision, reply)
+            if isinstance(reconciled, Happened):
                 return reconciled.result
-            await self._intend(call, given, decision, reply, slots, again=True)
-            calls.report_version_mismatch(self._handle, call, decision)
-        if decision.action == "unknown":
-            if reply is not None:
-                reply.stored = reply.latest
-            raise UnknownOutcomeError(
-                replica.name, call.tool, decision.effect, decision.key, plans.PROCESS_DIED_REASON
-            )
-        if decision.action == "refused" and reply is not None:
-            reply.stored = reply.latest
-        if decision.action in ("serve", "refused") and decision.outcome is not None:
-            result = replay_result(replica.name, call.tool, decision.key, decision.outcome)
-            return replica.settings.codec.unpack(result, stream=replica.name)
+            decision = await self._intend(call, given, turn, reply, slots, again=True)
+        if decision.action != "run":
+            return plans.conclude(self._handle.replica, call, decision, reply)
         try:
-            return await self._run(call, given, decision, reply)
+            return await self._run(call, given, turn, decision, reply)
         except BaseException:
             # Its outcome may not be stored: a repeated call must follow the policy, and not be
             # taken for one that is still in flight.
-            running.sequence.ended_attempts[decision.effect] = True
+            turn.sequence.ended_attempts[decision.effect] = True
             raise
 
     async def _with_approval(self, call: CallRequest) -> CallRequest:
         needed = approvals.needs_approval(self._handle.replica, self.spec, call)
         try:
-            needed = await needed if inspect.isawaitable(needed) else needed
+            needed = await resolve(needed)
         except Exception as error:
             raise approvals.approval_check_failed(self.spec, error) from error
         return approvals.with_approval(call, self.spec, needed)
@@ -161,29 +152,38 @@ class AsyncTool:
         self,
         call: CallRequest,
         given: CallArguments,
-        decision: CallDecision,
+        turn: ActiveTurn,
         reply: ResultMessage | None,
         slots: Semaphore | None,
         *,
         again: bool = False,
-    ) -> None:
-        """Record the intent of a call, after waiting for its approval if it needs one."""
+    ) -> CallDecision:
+        """Record the intent of a call, after waiting for its approval if it needs one.
+
+        Return what is to be done about the call: `plans.decide_rerun` lists the actions.
+        """
         handle, replica = self._handle, self._handle.replica
-        ownership, sequence = calls.active_turn(handle, call.tool)
         waiting: ApprovalWait | None = None
         notice = reply.build(INTERRUPTED_NOTICE, failed=True) if reply and not again else None
-        build = reply.build if reply else None
         while True:
-            plan = plans.plan_intent(
-                replica, ownership, call, decision, again=again, notice=notice, build=build
+            plan, attempt = plans.plan_intent(
+                replica,
+                turn,
+                call,
+                again=again,
+                overdue=waiting is not None and waiting.overdue,
+                notice=notice,
+                build=reply.build if reply else None,
             )
             try:
-                await handle.write(plan)
+                decision = await handle.write(plan)
             except BaseException as error:
-                sequence.intent_failed(call, ownership.turn, decision.attempt, error)
+                turn.sequence.intent_failed(call, turn.ownership.turn, attempt, error)
                 raise
             if decision.action != "wait":
-                return
+                if decision.begun_version is not None:
+                    calls.report_version_mismatch(handle, call, decision)
+                return decision
             now = time.monotonic()
             waiting = waiting or ApprovalWait(handle.driver.name, self.spec.approval_wait, now)
             seconds = waiting.seconds(replica, call, decision, now)
@@ -206,6 +206,7 @@ class AsyncTool:
         self,
         call: CallRequest,
         given: CallArguments,
+        turn: ActiveTurn,
         decision: CallDecision,
         reply: ResultMessage | None,
     ) -> Any:
@@ -213,81 +214,60 @@ class AsyncTool:
         start = time.perf_counter()
         try:
             with calls.effect_context(effect, call.identity):
-                result = await self._within_time(given.args, given.kwargs)
+                called = await call_function(
+                    partial(self.spec.function, *given.args, **given.kwargs),
+                    timeout=self.spec.timeout,
+                    name=f"perdure tool {call.tool}",
+                )
+                result = calls.require_returned(called, self.spec.timeout)
         except BaseException as error:
             outcome = failure_outcome(error, time.perf_counter() - start, call.kind)
-            await self._record_failure(call, decision, outcome, error, reply)
+            await self._record_failure(call, turn, decision, outcome, error, reply)
             raise
         duration = time.perf_counter() - start
         try:
             packed = self._handle.replica.settings.codec.pack(result, root="$.result")
             outcome = CallOutcome("succeeded", packed, duration=duration)
-            await self._settle(call, decision, outcome, to_model_text(result), reply)
+            text = to_model_text(result) if reply else ""
+            await self._settle(call, turn, decision, outcome, text, reply)
         except UsageError as error:  # The result has a type that cannot be stored, or is too large.
             outcome = unstorable_outcome(error, duration)
-            await self._settle(call, decision, outcome, outcome.reason, reply)
-            if self.spec.unstorable == "return":
+            await self._settle(call, turn, decision, outcome, outcome.reason, reply)
+            if self.spec.on_unserializable == "return":
                 return result
             raise
         return result
-
-    async def _within_time(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        timeout = self.spec.timeout
-        if timeout is None:
-            return await self._awaited(args, kwargs)
-        # Not `wait_for`: it cannot tell its own timeout from a TimeoutError that the tool raised.
-        task = asyncio.ensure_future(self._awaited(args, kwargs))
-        try:
-            done, _ = await asyncio.wait([task], timeout=timeout)
-        except asyncio.CancelledError:
-            task.cancel()
-            raise
-        if not done:
-            task.cancel()
-            raise calls.ToolTimeoutError(timeout)
-        return task.result()
-
-    async def _awaited(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self.spec.is_async:
-            return await self.spec.function(*args, **kwargs)
-        work = partial(_capture, partial(self.spec.function, *args, **kwargs))
-        if self.spec.timeout is None:
-            result, error = await asyncio.to_thread(work)
-        else:
-            result, error = await _run_in_daemon(work, f"perdure tool {self.name}")
-        if error is not None:
-            raise error
-        return await result if inspect.isawaitable(result) else result
 
     async def _reconcile(
         self,
         call: CallRequest,
         arguments: dict[str, Any],
+        turn: ActiveTurn,
         decision: CallDecision,
         reply: ResultMessage | None,
     ) -> Any:
         effect = Effect(decision.effect, call.tool, decision.key, arguments)
         assert self.spec.reconcile is not None  # noqa: S101 - checked by `require_spec`
         try:
-            reconciled = self.spec.reconcile(effect)
-            if inspect.isawaitable(reconciled):
-                reconciled = await reconciled
+            reconciled = await resolve(self.spec.reconcile(effect))
             packed = encode_reconciliation(self._handle.replica, reconciled)
         except Exception as error:
             outcome = unreconciled_outcome(error)
-            await self._settle(call, decision, outcome, INTERRUPTED_NOTICE, reply)
+            await self._settle(call, turn, decision, outcome, INTERRUPTED_NOTICE, reply)
             name = self._handle.replica.name
             raise UnknownOutcomeError(
                 name, call.tool, decision.effect, decision.key, outcome.reason
             ) from error
-        if isinstance(reconciled, Done):
+        if isinstance(reconciled, Happened):
             outcome = CallOutcome("reconciled", packed)
-            await self._settle(call, decision, outcome, to_model_text(reconciled.result), reply)
+            text = to_model_text(reconciled.result)
+            await self._settle(call, turn, decision, outcome, text, reply)
         return reconciled
 
     async def _settle(
         self,
         call: CallRequest,
+        turn: ActiveTurn,
         decision: CallDecision,
         outcome: CallOutcome,
         text: str,
@@ -301,20 +281,15 @@ class AsyncTool:
             decision.effect,
             outcome,
             message=message,
-            turn=decision.turn,
+            turn=turn.ownership.turn,
         )
         # Cancelling the caller does not undo what the tool did: its outcome is recorded.
-        writing = asyncio.ensure_future(self._handle.write(plan))
         try:
-            await asyncio.shield(writing)
-        except asyncio.CancelledError:
-            await writing
-            raise
+            await shielded(self._handle.write, plan)
         except UnavailableError:
-            if (
-                not failed
-            ):  # If the caller repeats the call, it must be the same call, not a new one.
-                calls.active_turn(self._handle, call.tool).sequence.reuse(call, decision.turn)
+            # If the caller repeats the call, it must be the same call, not a new one.
+            if not failed:
+                turn.sequence.reuse(call, turn.ownership.turn)
             raise
         if reply is not None and message is not None:
             reply.stored = message.message
@@ -322,46 +297,17 @@ class AsyncTool:
     async def _record_failure(
         self,
         call: CallRequest,
+        turn: ActiveTurn,
         decision: CallDecision,
         outcome: CallOutcome,
         error: BaseException,
         reply: ResultMessage | None,
     ) -> None:
         try:
-            await self._settle(call, decision, outcome, failure_text(outcome), reply)
+            await self._settle(call, turn, decision, outcome, failure_text(outcome), reply)
         except PerdureError as failed:
             # The caller gets the tool's own error; the failure to record it must not hide it.
             error.add_note(f"perdure could not record that the call failed: {failed}")
-
-
-ThreadResult = tuple[Any, BaseException | None]
-
-
-def _capture(function: Callable[[], Any]) -> ThreadResult:
-    """Return a function's result and error: a future does not accept every error."""
-    try:
-        return function(), None
-    except BaseException as error:  # noqa: BLE001 - raised where the caller waits
-        return None, error
-
-
-async def _run_in_daemon(work: Callable[[], ThreadResult], name: str) -> ThreadResult:
-    """Run work in a daemon thread: the loop's own threads are joined when the process ends."""
-    loop, context = asyncio.get_running_loop(), copy_context()
-    future: asyncio.Future[ThreadResult] = loop.create_future()
-
-    def deliver(returned: ThreadResult) -> None:
-        if not future.done():
-            future.set_result(returned)
-
-    def run() -> None:
-        returned = context.run(work)
-        with suppress(RuntimeError):  # The loop is closed: it is too late to deliver.
-            loop.call_soon_threadsafe(deliver, returned)
-
-    # A tool that hangs must not keep the process from ending.
-    Thread(target=run, name=name, daemon=True).start()
-    return await future
 
 
 class AsyncModel:
@@ -382,7 +328,7 @@ class AsyncModel:
         running = calls.active_turn(self._handle, spec.name)
         arguments = calls.bind_arguments(spec, args, request)
         call = calls.model_call(self._handle.replica, running, spec, arguments)
-        return await self._tool.make(call, CallArguments(arguments, args, request))
+        return await self._tool.make(call, CallArguments(arguments, args, request), running)
 
 
 ToolSet = (
@@ -400,16 +346,12 @@ async def run_tool_calls(
         pending.read_pending_calls(handle.replica, running.ownership.turn, message)
     )
     by_name = _tools_by_name(handle, offered)
-    limit = asyncio.Semaphore(max(parallel, 1))
 
-    async def run(job: PendingCall) -> dict[str, Any]:
-        async with limit:
-            # With parallel=1 the slot is kept while a call waits for its approval, so that the
-            # calls are made strictly in order.
-            return await _run_call(handle, job, by_name, limit if parallel > 1 else None)
+    async def run(job: PendingCall, slots: Semaphore | None) -> dict[str, Any]:
+        return await _run_call(handle, running, job, by_name, slots)
 
-    results = await asyncio.gather(*map(run, jobs), return_exceptions=True)
-    return collect_results(results)
+    may_wait = any(tool.spec.approval for tool in by_name.values())
+    return collect_results(await gather(run, jobs, parallel=parallel, may_wait=may_wait))
 
 
 def _tools_by_name(handle: AsyncHandle, offered: ToolSet) -> dict[str, AsyncTool]:
@@ -428,16 +370,17 @@ def _tools_by_name(handle: AsyncHandle, offered: ToolSet) -> dict[str, AsyncTool
 
 async def _run_call(
     handle: AsyncHandle,
+    turn: ActiveTurn,
     job: PendingCall,
     by_name: Mapping[str, AsyncTool],
-    slots: asyncio.Semaphore | None,
+    slots: Semaphore | None,
 ) -> dict[str, Any]:
     """Make one call and return its result message, which is stored whatever the outcome is."""
     reply = ResultMessage(job.answer)
     tool = by_name.get(job.issued.call.name)
     problem = job.problem(by_name)
     if tool is None or problem:
-        return await _store_result(handle, reply, problem, failed=True)
+        return await _store_result(handle, turn, reply, problem, failed=True)
     spec, arguments = tool.spec, job.issued.arguments
     packed, digest = calls.encode_arguments(handle.replica, arguments)
     failed = False
@@ -445,21 +388,20 @@ async def _run_call(
         job.identity, spec.name, packed, digest, spec.policy, spec.version, spec.actor
     )
     try:
-        result = await tool.make(call, CallArguments(arguments, (), arguments), reply, slots)
+        result = await tool.make(call, CallArguments(arguments, (), arguments), turn, reply, slots)
     except Exception as error:
         # An error that was stored with a message for the model does not stop the agent.
         if reply.stored is None and not isinstance(error, UnknownOutcomeError | EffectError):
             raise
         result, failed = str(error), True
     if reply.stored is None:  # The outcome was recorded earlier, without a message for the model.
-        return await _store_result(handle, reply, to_model_text(result), failed=failed)
+        return await _store_result(handle, turn, reply, to_model_text(result), failed=failed)
     return reply.stored
 
 
 async def _store_result(
-    handle: AsyncHandle, reply: ResultMessage, text: str, *, failed: bool
+    handle: AsyncHandle, turn: ActiveTurn, reply: ResultMessage, text: str, *, failed: bool
 ) -> dict[str, Any]:
-    running = calls.active_turn(handle, "run_tool_calls")
     message = reply.build(text, failed=failed)
-    await handle.write(messages.append_parsed(handle.replica, [message], turn=running.ownership))
+    await handle.write(messages.append_parsed(handle.replica, [message], turn=turn.ownership))
     return message.message

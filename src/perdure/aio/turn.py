@@ -13,7 +13,7 @@ from perdure.core.effects.calls import ActiveTurn, CallSequence, adapter_model_c
 from perdure.core.effects.catalogue import ToolChanges
 from perdure.core.effects.model_calls import PendingModelCall
 from perdure.core.messages import ANONYMOUS, Attribution, append_messages, make_attribution
-from perdure.core.plans import Plan, TurnOwnership
+from perdure.core.plans import Plan, T, TurnOwnership
 from perdure.core.replay import guard
 from perdure.core.streaming import AnswerRecorder
 from perdure.core.turn_context import TurnContext
@@ -39,7 +39,7 @@ class AsyncTurn:
         voice: Attribution = ANONYMOUS,
         begun: int = 0,
     ) -> None:
-        self.id = id if id is not None else handle.replica.settings.new_id()
+        self.id = id if id is not None else handle.replica.new_id()
         self.correlation_id = correlation_id
         self._handle = handle
         self._message = message
@@ -59,7 +59,7 @@ class AsyncTurn:
         return f"<{type(self).__name__} {self.id!r} of {self._handle.replica.name!r}: {state}>"
 
     @property
-    def start(self) -> int:
+    def branch_point(self) -> int:
         """The position before the turn: branch there to run the turn again, differently."""
         if not self._begun:
             raise UsageError("the turn has not begun: enter it with `async with`")
@@ -98,10 +98,10 @@ class AsyncTurn:
                 voice=self._voice,
                 live=self._handle.own_turns,
             )
-            position = await self._write(plan, TurnOwnership(self.id, self.id))
-            if position > 0:  # Negative: the turn had begun already, under this id.
+            start = await self._write(plan, TurnOwnership(self.id, self.id))
+            self._begun = start.position
+            if not start.resumed:
                 self._ownership = TurnOwnership(self.id, self.id)
-            self._begun = abs(position)
         if self._ownership is None:
             await self._resume(may_be_over=is_new)
 
@@ -127,38 +127,38 @@ class AsyncTurn:
         channel: str = "",
         origin: str = "",
         id: str | None = None,
-        answers: PendingModelCall | None = None,
+        reply_to: PendingModelCall | None = None,
     ) -> int:
         """Append messages to the turn, as `session.append` does.
 
-        `answers` is the call begun with `turn.ask` that these messages reply to.
+        `reply_to` is the call begun with `turn.ask` that these messages reply to.
         """
         voice, turn = make_attribution(author, recipient, channel, origin), self._owned()
         replica = self._handle.replica
         plan = append_messages(replica, messages, voice=voice, turn=turn, record_id=id)
-        if answers is not None:
-            plan = answers.answering(plan, turn, time.monotonic() - answers.since)
+        if reply_to is not None:
+            plan = reply_to.answering(plan, turn, time.monotonic() - reply_to.since)
         return await self._write(plan, turn)
 
     def stream(
         self,
         chunks: AsyncIterable[Any],
         *,
-        every: float = FLUSH_EVERY,
+        flush_every: float = FLUSH_EVERY,
         author: str = "",
-        answers: PendingModelCall | None = None,
+        reply_to: PendingModelCall | None = None,
     ) -> AsyncStream:
         """Pass on the chunks of a streamed answer, and store them meanwhile.
 
-        New chunks are stored at most every `every` seconds, and the whole message at the end. A
+        New chunks are stored at most flush_every `flush_every` seconds, and the whole message at the end. A
         stream that breaks, or that is not read to its end, leaves a partial answer.
         """
-        recorder = AnswerRecorder(self._handle.replica, self._owned(), Attribution(author), answers)
-        stream = AsyncStream(self._handle, recorder, chunks, every)
+        recorder = AnswerRecorder(self._handle.replica, self._owned(), Attribution(author), reply_to)
+        stream = AsyncStream(self._handle, recorder, chunks, flush_every)
         self._streams.append(stream)
         return stream
 
-    async def offer(self, tools: Sequence[Any]) -> ToolChanges:
+    async def record_tools(self, tools: Sequence[Any]) -> ToolChanges:
         """Record the tools offered to the model; return the changes since the last record."""
         turn = self._owned()
         previous = await self._handle.run(catalogue.latest_catalogue(self._handle.replica))
@@ -169,7 +169,7 @@ class AsyncTurn:
             else NO_CHANGES
         )
 
-    def ask(self, name: str, request: object) -> PendingModelCall:
+    def begin_model_call(self, name: str, request: object) -> PendingModelCall:
         """Record with the turn's next append that a model call begins. For adapters.
 
         Pass the returned object as `answers` with the reply, or call its `failed`. Only a digest of
@@ -181,7 +181,7 @@ class AsyncTurn:
             replica, call, self._model_calls, time.monotonic(), self._handle.replay
         )
 
-    async def _write(self, plan: Plan, turn: TurnOwnership) -> int:
+    async def _write(self, plan: Plan[T], turn: TurnOwnership) -> T:
         """Write a plan, together with the model calls that began since the last write."""
         calls = [*self._model_calls]
         if not calls:
@@ -192,18 +192,19 @@ class AsyncTurn:
         return result
 
     @property
-    def partial(self) -> bool:
+    def is_partial(self) -> bool:
         """Whether an answer of this turn was interrupted and not replaced since."""
         partials = self._handle.replica.state.talk.partials.values()
         return any(partial.turn == self.id for partial in partials)
 
-    async def said(self) -> list[IncomingMessage]:
+    async def partial_messages(self) -> list[IncomingMessage]:
         """Return the messages, with their metadata, of interrupted answers of this turn."""
-        partials = self._handle.replica.state.talk.cut.values()
+        replica = self._handle.replica
+        partials = replica.state.talk.cut.values()
         messages: list[IncomingMessage] = []
         for partial in [partial for partial in partials if partial.turn == self.id]:
             messages += await self._handle.run(
-                streaming.read_partial_answer(self._handle.replica, partial)
+                streaming.read_partial_answer(replica.past, replica.settings.codec, partial)
             )
         return messages
 
@@ -233,7 +234,7 @@ class AsyncTurn:
         await self._handle.write(turns.abandon_turn(self._handle.replica, self.id, reason))
         self._ended = True
 
-    async def leave(self) -> None:
+    async def suspend(self) -> None:
         """Stop here and leave the turn open, as a process that dies does: it is interrupted.
 
         Entering it again, here or elsewhere, continues it. `async with` then does not end it.
@@ -252,7 +253,7 @@ class AsyncTurn:
         if self._suspended:
             return
         if isinstance(error, ApprovalPendingError) and self._ownership and not self._ended:
-            await self.leave()  # It can be continued after the decision.
+            await self.suspend()  # It can be continued after the decision.
             return
         try:
             if error is None and not self._ended:

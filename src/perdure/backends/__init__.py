@@ -1,0 +1,1 @@
+"""Storage backends, the protocol they implement, and their guarantees."""

@@ -29,7 +29,7 @@ SCHEMES = {
 }
 
 
-# Schemes with an async driver; all others run in a thread (`Offload`).
+# Schemes with an async driver; all others run in a thread (`ThreadedBackend`).
 ASYNC_SCHEMES = {
     "postgresql": (
         "perdure.backends.postgres.backend_async",
@@ -39,7 +39,7 @@ ASYNC_SCHEMES = {
 }
 
 ADDRESS_PARSERS = {
-    "postgresql": ("perdure.backends.postgres.address", "parse", "perdure[postgres]"),
+    "postgresql": ("perdure.backends.postgres.address", "parse_address", "perdure[postgres]"),
 }
 
 SERVER_SCHEMES = frozenset(

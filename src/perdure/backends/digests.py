@@ -1,3 +1,8 @@
+"""SHA-256 digests of headers and bodies, in base64. Pure.
+
+The digests are stored: never change how they are computed.
+"""
+
 from binascii import b2a_base64
 from hashlib import sha256
 

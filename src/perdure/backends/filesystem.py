@@ -14,8 +14,8 @@ from perdure.errors import UnsupportedError, UsageError
 NETWORK_FILESYSTEM = "network-filesystem"
 
 ACCEPTABLE = {
-    NETWORK_FILESYSTEM: "other machines must not open the store, and stored data may be lost with the "
-    "server that keeps the files"
+    NETWORK_FILESYSTEM: "other machines must not open the store, and stored data may be lost with "
+    "the server that keeps the files"
 }
 
 """The weaknesses that stores in files can accept, and what each costs."""

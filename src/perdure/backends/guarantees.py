@@ -115,7 +115,7 @@ class Acceptance:
         self._used.update({word: Downgrade(word, self._acceptable[word]) for word in words})
 
     @property
-    def taken(self) -> tuple[Downgrade, ...]:
+    def used(self) -> tuple[Downgrade, ...]:
         """The accepted weaknesses that were necessary to open the store."""
         return tuple(self._used.values())
 

@@ -77,7 +77,7 @@ class MemoryBackend:
         check(appends)
         with self._open():
             outcomes = [self._append(append) for append in appends]
-        self.watchers.ring(appends)
+        self.watchers.notify(appends)
         return outcomes
 
     def read(
@@ -123,7 +123,7 @@ class MemoryBackend:
         without: Collection[str] = (),
         limit: int | None = None,
     ) -> Iterator[Head]:
-        """As `Recent.recent`; later writes are not listed."""
+        """As `RecencyCapability.recent`; later writes are not listed."""
         with self._open():
             heads = self._heads(reversed(self._streams), prefix, labels, without)
         yield from heads[: None if limit is None else max(limit, 0)]
@@ -137,7 +137,7 @@ class MemoryBackend:
                 del state.entries[: max(min(before, state.last) - state.first, 0)]
 
     def remove(self, stream: str, *, digest: str) -> bool:
-        """As `Removing.remove`."""
+        """As `RemovalCapability.remove`."""
         check_name(stream)
         with self._open():
             state = self._streams.get(stream)
@@ -147,14 +147,14 @@ class MemoryBackend:
             return True
 
     def watch(self, stream: str, *, after: int, timeout: float | None = None) -> bool:
-        """As `Watch.watch`; only this process can append, so nothing is polled."""
+        """As `WatchCapability.watch`; only this process can append, so nothing is polled."""
         return self.watchers.wait(stream, after, timeout, self._head)
 
     def close(self) -> None:
         """Discard everything. Closing twice is harmless."""
         self._closed = True
         self._streams = {}
-        self.watchers.ring_all()
+        self.watchers.notify_all()
 
     def _head(self, name: str) -> Head | None:
         with self._open():
@@ -192,7 +192,7 @@ class MemoryBackend:
     ) -> list[Head]:
         choice = StreamFilter(prefix, labels, without)
         heads = (_head(name, self._streams[name]) for name in names)
-        return [head for head in heads if choice.has(head)]
+        return [head for head in heads if choice.matches(head)]
 
     def _page(self, stream: str, after: int, size: int, *, reverse: bool) -> list[Entry]:
         with self._open():

@@ -68,7 +68,7 @@ class ThreadedBackend:
         )
         outcomes = await stored
         if self._must_notify:
-            self.watchers.ring(appends)
+            self.watchers.notify(appends)
         return outcomes
 
     def read(
@@ -113,15 +113,15 @@ class ThreadedBackend:
         without: Collection[str] = (),
         limit: int | None = None,
     ) -> AsyncIterator[Head]:
-        """As `Recent.recent`, where the store declares it; otherwise UnsupportedError."""
+        """As `RecencyCapability.recent`; UnsupportedError if the store does not declare it."""
         backend = require_recent(self._backend)
         return self._iterate(
             lambda: backend.recent(prefix=prefix, labels=labels, without=without, limit=limit),
             lambda _: 0,
         )
 
-    async def watch(self, stream: str, *, after: int, timeout: float | None = None) -> bool:  # noqa: ASYNC109 - as in `Watch`
-        """As `Watch.watch`, where the store declares it; otherwise UnsupportedError.
+    async def watch(self, stream: str, *, after: int, timeout: float | None = None) -> bool:  # noqa: ASYNC109 - as in `WatchCapability`
+        """As `WatchCapability.watch`; UnsupportedError if the store does not declare it.
 
         Waiters do not occupy the worker thread: it only checks the head when one is woken.
         """
@@ -134,11 +134,11 @@ class ThreadedBackend:
             with contextlib.suppress(RuntimeError):  # The loop may be closed by now.
                 loop.call_soon_threadsafe(woken.set)
 
-        with self.watchers.waking(stream, wake):
+        with self.watchers.registered(stream, wake):
             timer = WaitTimer(self.watchers, stream, timeout)
             while not await self._call(lambda: backend.watch(stream, after=after, timeout=0)):
                 # A store without watchers of its own wakes nothing for other processes: poll it.
-                delay = min(timer.pause(), POLL_INTERVAL) if self._must_notify else timer.pause()
+                delay = min(timer.next_sleep(), POLL_INTERVAL) if self._must_notify else timer.next_sleep()
                 if delay <= 0:
                     return False
                 with contextlib.suppress(TimeoutError):
@@ -152,7 +152,7 @@ class ThreadedBackend:
         await self._call(lambda: self._backend.drop(stream, before=before))
 
     async def remove(self, stream: str, *, digest: str) -> bool:
-        """As `Removing.remove`, where the store declares it; otherwise UnsupportedError."""
+        """As `RemovalCapability.remove`; UnsupportedError if the store does not declare it."""
         backend = require_remove(self._backend)
         return await self._call(lambda: backend.remove(stream, digest=digest))
 
@@ -162,7 +162,7 @@ class ThreadedBackend:
             return
         worker = self._running()
         self._closed = True
-        self.watchers.ring_all()
+        self.watchers.notify_all()
         done = _post(worker, self._backend.close)
         worker.stop()
         await done
@@ -236,7 +236,7 @@ def _run_jobs(worker: _Worker) -> None:
 
 
 def _post_and_await_start(worker: _Worker, work: Callable[[], T]) -> "Future[T]":
-    """Queue the work like `_posted`, but return only once an idle thread has started it.
+    """Queue the work like `_post`, but return only once an idle thread has started it.
 
     A thread that wakes up must wait until the event loop is idle for a moment (the GIL). With many
     sessions that is after all of them have prepared their next appends, which then wait for this.

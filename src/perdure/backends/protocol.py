@@ -24,13 +24,13 @@ LABEL_BYTES_MAX = 64  # bytes of UTF-8; keeps the head of a stream within one sm
 DELETED = "deleted"  # The only label on the head of a deleted session.
 
 
-RECENT = "recent"  # capability: the store implements `Recent`
+RECENT = "recent"  # capability: the store implements `RecencyCapability`
 
-CLOCK = "clock"  # capability: the store implements `Timed`
+CLOCK = "clock"  # capability: the store implements `ClockCapability`
 
-REMOVE = "remove"  # capability: the store implements `Removing`
+REMOVE = "remove"  # capability: the store implements `RemovalCapability`
 
-WATCH = "watch"  # capability: the store implements `Watch`
+WATCH = "watch"  # capability: the store implements `WatchCapability`
 
 
 class Entry(NamedTuple):
@@ -223,7 +223,7 @@ class RecencyCapability(Protocol):
 
 
 class AsyncRecencyCapability(Protocol):
-    """`Recent` for callers in an event loop."""
+    """`RecencyCapability` for callers in an event loop."""
 
     def recent(
         self,
@@ -233,7 +233,7 @@ class AsyncRecencyCapability(Protocol):
         without: Collection[str] = (),
         limit: int | None = None,
     ) -> AsyncIterator[Head]:
-        """As `Recent.recent`."""
+        """As `RecencyCapability.recent`."""
         ...
 
 
@@ -246,7 +246,7 @@ def require_recent(backend: AsyncBackend) -> AsyncRecencyCapability: ...
 
 
 def require_recent(backend: Backend | AsyncBackend) -> RecencyCapability | AsyncRecencyCapability:
-    """Return the backend typed as `Recent`, or raise UnsupportedError."""
+    """Return the backend typed as `RecencyCapability`, or raise UnsupportedError."""
     if RECENT not in backend.capabilities:
         reason = f"{backend.name} cannot list sessions by last change"
         raise UnsupportedError(reason, "list them by id")
@@ -270,10 +270,10 @@ class RemovalCapability(Protocol):
 
 
 class AsyncRemovalCapability(Protocol):
-    """`Removing` for callers in an event loop."""
+    """`RemovalCapability` for callers in an event loop."""
 
     async def remove(self, stream: str, *, digest: str) -> bool:
-        """As `Removing.remove`."""
+        """As `RemovalCapability.remove`."""
         ...
 
 
@@ -286,7 +286,7 @@ def require_remove(backend: AsyncBackend) -> AsyncRemovalCapability: ...
 
 
 def require_remove(backend: Backend | AsyncBackend) -> RemovalCapability | AsyncRemovalCapability:
-    """Return the backend typed as `Removing`, or raise UnsupportedError."""
+    """Return the backend typed as `RemovalCapability`, or raise UnsupportedError."""
     if REMOVE not in backend.capabilities:
         reason = f"{backend.name} cannot remove a stream entirely"
         raise UnsupportedError(reason, "delete the session, which keeps its last entry")
@@ -308,10 +308,10 @@ class WatchCapability(Protocol):
 
 
 class AsyncWatchCapability(Protocol):
-    """`Watch` for callers in an event loop."""
+    """`WatchCapability` for callers in an event loop."""
 
-    async def watch(self, stream: str, *, after: int, timeout: float | None = None) -> bool:  # noqa: ASYNC109 - as in `Watch`
-        """As `Watch.watch`. It may be cancelled at any time."""
+    async def watch(self, stream: str, *, after: int, timeout: float | None = None) -> bool:  # noqa: ASYNC109 - as in `WatchCapability`
+        """As `WatchCapability.watch`. It may be cancelled at any time."""
         ...
 
 
@@ -324,7 +324,7 @@ def require_watch(backend: AsyncBackend) -> AsyncWatchCapability: ...
 
 
 def require_watch(backend: Backend | AsyncBackend) -> WatchCapability | AsyncWatchCapability:
-    """Return the backend typed as `Watch`, or raise UnsupportedError."""
+    """Return the backend typed as `WatchCapability`, or raise UnsupportedError."""
     if WATCH not in backend.capabilities:
         reason = f"{backend.name} cannot wait for records"
         raise UnsupportedError(reason, "use session.watch, which polls")
@@ -343,7 +343,7 @@ class ClockCapability(Protocol):
 
 
 def require_clock(backend: Backend) -> ClockCapability:
-    """Return the backend typed as `Timed`, or raise UnsupportedError."""
+    """Return the backend typed as `ClockCapability`, or raise UnsupportedError."""
     if CLOCK not in backend.capabilities:
         raise UnsupportedError(f"{backend.name} has no server clock", "use this machine's clock")
     return cast("ClockCapability", backend)
@@ -361,14 +361,14 @@ class StreamFilter:
         self.label = min(self.labels, default=None)
         """The label to look streams up by, if the store has an index of labels."""
         self.without = frozenset(without)
-        self.is_none = not self.labels.isdisjoint(self.without)
+        self.matches_nothing = not self.labels.isdisjoint(self.without)
         """Whether no head can match."""
-        self.lives = DELETED in self.without
+        self.only_live = DELETED in self.without
         """Whether an index without deleted streams contains all matches."""
         self.is_narrow = bool(prefix or labels)
         """Whether a prefix or a label limits the listing, so that few heads may match."""
 
-    def has(self, head: Head) -> bool:
+    def matches(self, head: Head) -> bool:
         """Return whether a head matches."""
         return (
             self.labels <= head.labels

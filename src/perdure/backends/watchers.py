@@ -49,22 +49,23 @@ class Watchers:
     def _begin_in_this_process(self) -> None:
         self._pid = os.getpid()
         self._lock = threading.Lock()
-        self._waiting: dict[str, list[Wake]] = {}
+        self.waiting: dict[str, list[Wake]] = {}
+        """The waiters by stream. Backends need not call `ring` while it is empty."""
         self._files: dict[str, str] = {}
         self._traces: dict[str, tuple[int, ...]] = {}
         self._ended: dict[str, int] = {}
         self._count = 0
         self._polling = False
-        self.told = False
+        self.server_notifies = False
         """Whether a server pushes notifications of appends to this process."""
 
-    def trusted(self, previous: float) -> float:
+    def max_sleep(self, previous: float) -> float:
         """Return how long a waiter may sleep, in seconds, before it must re-read the head.
 
         `previous` is its last sleep. A server notifies only waiters that the writer could see: an
         append that was in progress when the wait began is found by re-reading, soon at first.
         """
-        if self.told:
+        if self.server_notifies:
             return min(max(previous * 2, REREAD_INTERVAL), REREAD_MAX)
         return REREAD_INTERVAL + self._count * REREAD_PER_WAITER
 
@@ -73,7 +74,7 @@ class Watchers:
         if self._pid != os.getpid():
             self._begin_in_this_process()  # Forked: the waiters exist only in the parent.
         with self._lock:
-            self._waiting.setdefault(stream, []).append(wake)
+            self.waiting.setdefault(stream, []).append(wake)
             self._count += 1
             if self._file is None:
                 return
@@ -87,19 +88,19 @@ class Watchers:
 
     def remove(self, stream: str, wake: Wake) -> None:
         """Unregister a function that `add` registered."""
-        if self._pid != os.getpid() or wake not in self._waiting.get(stream, ()):
+        if self._pid != os.getpid() or wake not in self.waiting.get(stream, ()):
             return  # In a forked child the lock may be held forever, and nothing waits here.
         with self._lock:
-            self._waiting[stream].remove(wake)
+            self.waiting[stream].remove(wake)
             self._count -= 1
-            if not self._waiting[stream]:
-                del self._waiting[stream]
+            if not self.waiting[stream]:
+                del self.waiting[stream]
                 self._files.pop(stream, None)
                 self._ended.pop(stream, None)
 
-    def ring(self, appends: Iterable[Append]) -> None:
+    def notify(self, appends: Iterable[Append]) -> None:
         """Wake the waiters of the streams that were appended to."""
-        if self._waiting and self._pid == os.getpid():
+        if self.waiting and self._pid == os.getpid():
             with self._lock:
                 self._wake({append.stream for append in appends})
 
@@ -108,35 +109,35 @@ class Watchers:
         if self._pid != os.getpid():
             return []
         with self._lock:
-            return [*self._waiting]
+            return [*self.waiting]
 
-    def ring_all(self) -> None:
+    def notify_all(self) -> None:
         """Wake all waiters: the store was closed, or notifications may have been missed."""
-        if self._waiting and self._pid == os.getpid():
+        if self.waiting and self._pid == os.getpid():
             with self._lock:
-                self._wake(self._waiting)
+                self._wake(self.waiting)
 
-    def end(self, stream: str) -> None:
+    def cancel(self, stream: str) -> None:
         """Wake all waiters of a stream and end their wait (a session is closing)."""
-        if stream in self._waiting and self._pid == os.getpid():
+        if stream in self.waiting and self._pid == os.getpid():
             with self._lock:
-                self._ended[stream] = self.ended(stream) + 1
+                self._ended[stream] = self.cancel_count(stream) + 1
                 self._wake([stream])
 
-    def ended(self, stream: str) -> int:
+    def cancel_count(self, stream: str) -> int:
         """Return how often `end` was called while this stream had waiters."""
         return self._ended.get(stream, 0)
 
     def _wake(self, streams: Iterable[str]) -> None:
         for stream in streams:
-            for wake in self._waiting.get(stream, ()):
+            for wake in self.waiting.get(stream, ()):
                 wake()
 
     def _poll(self) -> None:
         while True:
             time.sleep(POLL_INTERVAL)
             with self._lock:
-                if not self._waiting:
+                if not self.waiting:
                     self._polling = False
                     self._traces = {}
                     return
@@ -164,10 +165,10 @@ class Watchers:
             return is_beyond()
         woken = threading.Event()
         # Register before the first read of the head: an append in between must wake this waiter.
-        with self.waking(stream, woken.set):
+        with self.registered(stream, woken.set):
             timer = WaitTimer(self, stream, timeout)
             while not is_beyond():
-                delay = timer.pause()
+                delay = timer.next_sleep()
                 if delay <= 0:
                     return False
                 woken.wait(delay)
@@ -175,7 +176,7 @@ class Watchers:
             return True
 
     @contextlib.contextmanager
-    def waking(self, stream: str, wake: Wake) -> Iterator[None]:
+    def registered(self, stream: str, wake: Wake) -> Iterator[None]:
         """Register a function while the block runs."""
         self.add(stream, wake)
         try:
@@ -191,14 +192,14 @@ class WaitTimer:
         self._watchers = watchers
         self._stream = stream
         self._deadline = None if timeout is None else time.monotonic() + timeout
-        self._ended = watchers.ended(stream)
+        self._ended = watchers.cancel_count(stream)
         self._pause = 0.0
 
-    def pause(self) -> float:
+    def next_sleep(self) -> float:
         """Return how many seconds to sleep now; 0 or less ends the wait."""
-        if self._watchers.ended(self._stream) != self._ended:
+        if self._watchers.cancel_count(self._stream) != self._ended:
             return 0.0
-        self._pause = self._watchers.trusted(self._pause)
+        self._pause = self._watchers.max_sleep(self._pause)
         if self._deadline is None:
             return self._pause
         return min(self._pause, self._deadline - time.monotonic())
@@ -223,7 +224,7 @@ def cancel_waiters(backend: Backend | AsyncBackend, stream: str) -> None:
     """Cancel this process's waiters on a stream, if the backend supports it."""
     watchers = _watchers(backend)
     if watchers is not None:
-        watchers.end(stream)
+        watchers.cancel(stream)
 
 
 def _watchers(backend: Backend | AsyncBackend) -> Watchers | None:

@@ -7,6 +7,8 @@ cannot be read (see `stores`). Command modules are imported only when called: ke
 
 import errno
 import os
+import sys
+from io import TextIOWrapper
 from typing import Any
 
 import click
@@ -16,41 +18,27 @@ from perdure.cli.registry import LazyCommands, LazyGroup
 from perdure.errors import PerdureError
 
 
-class CliError(click.ClickException):
-    """The command cannot be carried out; the message says why."""
-
-    exit_code = 2
-
-
 class CommandGroup(LazyGroup):
     """Reports errors of perdure and of the operating system without a traceback."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
-        except PerdureError as error:
-            raise CliError(str(error)) from error
-        except OSError as error:
-            if error.errno == errno.EPIPE:  # The reader of the output is gone: click exits quietly.
+        except (PerdureError, OSError) as error:
+            # The reader of the output is gone: click exits quietly.
+            if isinstance(error, OSError) and error.errno == errno.EPIPE:
                 raise
-            raise CliError(str(error)) from error
+            from perdure.cli.stores import InvalidCallError
+
+            raise InvalidCallError(str(error)) from error
         except click.UsageError as error:
             from perdure.backends.addresses import looks_like_address
-            from perdure.cli.stores import misplaced_address
+            from perdure.cli.stores import InvalidCallError, misplaced_address
 
             if not looks_like_address(error.format_message()):
                 raise
-            raise CliError(
-                misplaced_address(error.ctx)
-            ) from None  # click would print it, password included.
-        except (click.ClickException, click.exceptions.Exit, click.Abort):
-            raise
-        except Exception as error:
-            from perdure.cli.demo.run import AssistantError
-
-            if not isinstance(error, AssistantError):
-                raise
-            raise CliError(str(error)) from error
+            # click would print it, password included.
+            raise InvalidCallError(misplaced_address(error.ctx)) from None
 
 
 EPILOG = """\b
@@ -83,6 +71,9 @@ Exit codes:
 @click.pass_context
 def main(ctx: click.Context) -> None:
     """Inspect, verify and copy stores of durable AI agent sessions."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):  # A path may have characters that it cannot encode.
+            stream.reconfigure(errors="backslashreplace")
     if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
         ctx.color = False
     elif os.environ.get("FORCE_COLOR"):

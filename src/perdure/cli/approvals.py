@@ -1,21 +1,24 @@
-"""Print approvals, and decide one at a terminal. The call shown is the call that will run."""
+"""`perdure approvals`, `approve` and `deny`: list pending calls, and decide one at a terminal.
+
+The call that is shown is the call that will run.
+"""
 
 import json
-from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple
 
 import click
+from rich.text import Text
 
-from perdure.backends.protocol import DELETED
 from perdure.cli.output import (
     echo,
     echo_json,
+    echo_table,
+    grid,
     relative_time,
     safe,
-    terminal_width,
+    safe_lines,
     timestamp,
     timestamp_seconds,
-    wrap_lines,
 )
 from perdure.cli.registry import COMMANDS
 from perdure.cli.release import current_operator
@@ -23,19 +26,19 @@ from perdure.cli.stores import (
     BAD_NEWS,
     InvalidCallError,
     NoMatchError,
-    OpenStore,
     StoreCommand,
-    list_heads,
     open_store,
+    print_damage,
+    read_sessions,
     require_head,
     store_option,
 )
 from perdure.core.effects.listing import Approval
 from perdure.core.state.labels import APPROVAL_WAITING
-from perdure.errors import ApprovalError, DamagedError, NotFoundError
+from perdure.errors import ApprovalError, DamagedError
 from perdure.sync.session import Session
 
-INDENT = "  "
+LABEL_WIDTH = 12  # Columns.
 
 
 def approval_json(approval: Approval) -> dict[str, Any]:
@@ -50,29 +53,26 @@ def approval_json(approval: Approval) -> dict[str, Any]:
 
 def print_approval(approval: Approval) -> None:
     """Print an approval in full: the tool, its version, the arguments, and their digest."""
-    color = {"waiting": "yellow", "denied": "red", "used": "green"}.get(approval.state)
-    state = click.style(approval.state, fg=color, bold=approval.state == "waiting")
-    heading = click.style(safe(approval.id), bold=True)
-    echo(f"{heading}  {state}, requested {relative_time(approval.time)}{_expiry_text(approval)}")
-    _print_field("session", safe(approval.session))
-    _print_field("tool", safe(approval.tool))
-    _print_field("version", safe(approval.version) or "-")
-    if approval.actor:
-        _print_field("actor", safe(approval.actor))
-    for name, value in _argument_lines(approval.arguments):
-        _print_field(name, value)
-    _print_field("digest", approval.digest)
-    if approval.by or approval.decided:
-        when = f" at {timestamp_seconds(approval.decided)}" if approval.decided else ""
-        _print_field(
-            "decided", f"{'by ' + safe(approval.by) if approval.by else 'automatically'}{when}"
-        )
-    if approval.reason:
-        _print_field("reason", approval.reason)
-
-
-def _expiry_text(approval: Approval) -> str:
-    return f", until {timestamp_seconds(approval.expires)} UTC" if approval.expires else ""
+    style = {"waiting": "bold yellow", "denied": "red", "used": "green"}.get(approval.state, "")
+    until = f", until {timestamp_seconds(approval.expires)} UTC" if approval.expires else ""
+    asked = f", requested {relative_time(approval.time)}{until}"
+    echo(Text.assemble((safe(approval.id), "bold"), "  ", (approval.state, style), asked))
+    decided = f"by {approval.by}" if approval.by else "automatically" if approval.decided else ""
+    decided += f" at {timestamp_seconds(approval.decided)}" if approval.decided else ""
+    table = grid(LABEL_WIDTH, None)
+    for name, text in (
+        ("session", approval.session),
+        ("tool", approval.tool),
+        ("version", approval.version or "-"),
+        ("actor", approval.actor),
+        *_argument_lines(approval.arguments),
+        ("digest", approval.digest),
+        ("decided", decided),
+        ("reason", approval.reason),
+    ):
+        if text:
+            table.add_row(f"  {name}", safe_lines(text))
+    echo_table(table)
 
 
 def _argument_lines(arguments: Any) -> list[tuple[str, str]]:
@@ -83,12 +83,6 @@ def _argument_lines(arguments: Any) -> list[tuple[str, str]]:
         ("arguments" if not number else "", f"{key} = {json.dumps(value, ensure_ascii=False)}")
         for number, (key, value) in enumerate(arguments.items())
     ]
-
-
-def _print_field(name: str, text: str) -> None:
-    label = f"{INDENT}{name:<10}"
-    for number, line in enumerate(wrap_lines(text, terminal_width() - 1 - len(label))):
-        echo(f"{label if not number else ' ' * len(label)}{line}")
 
 
 class ApprovalDecision(NamedTuple):
@@ -193,12 +187,17 @@ def approvals(address: str | None, session: str | None, *, everything: bool, as_
     `perdure approve` and `perdure deny` decide them. With --all and no session, every session is
     read.
     """
+
+    def read(opened: Session) -> list[Approval]:
+        return opened.approvals.list() if everything else opened.approvals.pending()
+
     damaged = False
     with open_store(address) as source:
         count = 0
-        for item in _list_approvals(source, session, everything=everything):
+        labels = () if everything else (APPROVAL_WAITING,)
+        for name, item in read_sessions(source, session, labels, read):
             if isinstance(item, DamagedError):
-                echo(f"{safe(item.stream)}: DAMAGED: {safe(item.reason)}", err=True, fg="red")
+                print_damage(name, item)
                 damaged = True
                 continue
             if as_json:
@@ -212,32 +211,6 @@ def approvals(address: str | None, session: str | None, *, everything: bool, as_
             echo("There are no pending approvals." if not everything else "There are no approvals.")
     if damaged:
         raise SystemExit(BAD_NEWS)
-
-
-def _list_approvals(
-    source: OpenStore, session: str | None, *, everything: bool
-) -> Iterator[Approval | DamagedError]:
-    if session is not None:
-        yield from _session_approvals(
-            source, require_head(source, session).stream, everything=everything
-        )
-        return
-    labels = () if everything else (APPROVAL_WAITING,)
-    for head in list_heads(source.backend, labels=labels, without=[DELETED]):
-        if isinstance(head, DamagedError):
-            yield head
-        else:
-            try:
-                yield from _session_approvals(source, head.stream, everything=everything)
-            except NotFoundError:
-                continue  # Deleted since it was listed.
-            except DamagedError as error:
-                yield error
-
-
-def _session_approvals(source: OpenStore, name: str, *, everything: bool) -> list[Approval]:
-    with source.store.resume(name) as session:
-        return session.approvals.list() if everything else session.approvals.pending()
 
 
 DECIDE_HELP = """{summary}

@@ -4,13 +4,11 @@ import shlex
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
-from types import TracebackType
 from typing import Any, Self
 
 import click
 
-from perdure.aio.copy import missing_store, parse_selection, require_distinct, run_copy
-from perdure.backends.addresses import open_backend, scheme_of
+from perdure.backends.addresses import open_backend
 from perdure.backends.protocol import Backend
 from perdure.cli.output import ProgressBar, echo, echo_json, human_bytes, plural, safe
 from perdure.cli.stores import (
@@ -18,12 +16,14 @@ from perdure.cli.stores import (
     InvalidCallError,
     StoreCommand,
     UnreadableStoreError,
+    refuse_memory,
     require_existing,
     without_password,
 )
 from perdure.errors import UnavailableError
 from perdure.journal.copying.requests import CopyProgress as Reached
 from perdure.journal.copying.rounds import CopyResult, CopyRun
+from perdure.sync.copy import missing_store, parse_selection, require_distinct, run_copy
 
 LISTED_MAX = 20  # Sessions listed one by one; --json lists all.
 
@@ -98,16 +98,9 @@ def copy(source: str, target: str, *, as_json: bool, watch: bool, **options: Any
 def _open_stores(source: str, target: str, *, dry_run: bool) -> Iterator[tuple[Backend, Backend]]:
     with ExitStack() as stack:
         source_backend = stack.enter_context(closing(open_backend(require_existing(source))))
-        if scheme_of(target)[0] == "memory":
-            raise InvalidCallError(
-                "A memory store is gone when the command ends: name one on disk."
-            )
-        yield (
-            source_backend,
-            stack.enter_context(
-                closing(open_backend(missing_store(target) if dry_run else target))
-            ),
-        )
+        refuse_memory(target)
+        target = missing_store(target) if dry_run else target
+        yield source_backend, stack.enter_context(closing(open_backend(target)))
 
 
 def _copy_once(
@@ -147,7 +140,7 @@ class _PhaseBars:
         if is_copying:
             total, noun, done = reached.of_entries, "entry", reached.entries
         if reached.phase != self._phase:
-            self.__exit__(None, None, None)
+            self.__exit__()
             self._phase = reached.phase
             self._bar = ProgressBar(reached.phase, noun, lambda: total).__enter__()
         if self._bar is not None:
@@ -157,14 +150,9 @@ class _PhaseBars:
                     human_bytes(reached.bytes) if is_copying else plural(reached.entries, "entry")
                 )
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._bar is not None:
-            self._bar.__exit__(kind, error, traceback)
+            self._bar.__exit__()
             self._bar = None
 
 
@@ -185,7 +173,7 @@ def _watch(
                 _print_result(source_backend, target_backend, copied, as_json=as_json)
             has_problems = bool(copied.problems)
             if first and not as_json:
-                echo("Watching for new records; Ctrl-C stops.", err=True, dim=True)
+                echo("Watching for new records; Ctrl-C stops.", err=True, style="dim")
             took = time.monotonic() - start
             pause = FIRST_PAUSE if copied.entries else min(pause * 1.5, LONGEST_PAUSE)
             first = False
@@ -213,12 +201,12 @@ def _print_result(
     echo(f"{verb} {amount} from {safe(source_backend.name)}{where}")
     existing_count = copied.of_sessions - copied.sessions - len(copied.problems)
     if existing_count > 0:
-        echo(f"  {plural(existing_count, 'session')} already copied", dim=True)
+        echo(f"  {plural(existing_count, 'session')} already copied", style="dim")
     if copied.ancestors:
         names = ", ".join(map(safe, copied.ancestors[:LISTED_MAX]))
-        echo(f"  also copied, as parents of branches: {names}", dim=True)
+        echo(f"  also copied, as parents of branches: {names}", style="dim")
     if copied.problems:
-        echo(f"not copied: {plural(len(copied.problems), 'session')}", fg="red", bold=True)
+        echo(f"not copied: {plural(len(copied.problems), 'session')}", style="bold red")
     for problem in copied.problems[:LISTED_MAX]:
         where = f" (entry {problem.position})" if problem.position else ""
         echo(f"  {safe(problem.session)}: {problem.kind}{where}: {safe(problem.reason)}")
@@ -237,7 +225,7 @@ def _print_next_step(source: str, target: str, copied: CopyResult, options: dict
             echo("Stop the writers, then run it again.")
         elif not copied.problems:
             entries = plural(copied.verified, "entry")
-            echo(f"Complete: {entries} compared in both stores, all equal.", fg="green")
+            echo(f"Complete: {entries} compared in both stores, all equal.", style="green")
         return
     if copied.left:
         echo(f"Writers are active: the last round still found {plural(copied.left, 'entry')}.")

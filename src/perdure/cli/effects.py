@@ -1,18 +1,15 @@
 """`perdure effects`: list tool and model calls and their outcomes."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import click
+from rich.text import Text
 
-from perdure.backends.protocol import DELETED
 from perdure.cli.output import (
     compact_json,
-    display_width,
     echo,
     echo_json,
     first_line,
-    pad,
     safe,
     terminal_width,
     timestamp,
@@ -20,16 +17,16 @@ from perdure.cli.output import (
 )
 from perdure.cli.stores import (
     BAD_NEWS,
-    OpenStore,
     StoreCommand,
-    list_heads,
     open_store,
-    require_head,
+    print_damage,
+    read_sessions,
     store_option,
 )
 from perdure.core.effects.listing import EffectInfo
 from perdure.core.state.labels import UNKNOWN_EFFECT
-from perdure.errors import DamagedError, NotFoundError
+from perdure.errors import DamagedError
+from perdure.sync.session import Session
 
 STATE_COLORS = {"unknown": "red", "failed": "yellow", "intended": "yellow"}
 
@@ -65,11 +62,16 @@ def effects(
     recorded. Find out, then call `session.effects.reconcile(id, …)`. Without --unknown, whole
     sessions are read.
     """
+
+    def read(opened: Session) -> list[EffectInfo]:
+        return opened.effects.unknown() if unknown else opened.effects.list()
+
     damaged, last_session = False, ""
     with open_store(address) as source:
-        for name, effect in _list_effects(source, session, unknown=unknown):
+        labels = (UNKNOWN_EFFECT,) if unknown else ()
+        for name, effect in read_sessions(source, session, labels, read):
             if isinstance(effect, DamagedError):
-                echo(f"{safe(name)}: DAMAGED: {safe(effect.reason)}", err=True, fg="red")
+                print_damage(name, effect)
                 damaged = True
                 continue
             if tool is not None and effect.tool != tool:
@@ -78,7 +80,7 @@ def effects(
                 echo_json(effect_json(name, effect))
             else:
                 if last_session != name:
-                    echo(f"{chr(10) if last_session else ''}{click.style(safe(name), bold=True)}")
+                    echo(f"{chr(10) if last_session else ''}{safe(name)}", style="bold")
                 _print_effect(effect)
             last_session = name
         if not last_session and not as_json:
@@ -92,52 +94,19 @@ def effect_json(session: str, effect: EffectInfo) -> dict[str, Any]:
     return {"session": session, **effect._asdict(), "time": timestamp(effect.time)}
 
 
-def _list_effects(
-    source: OpenStore, session: str | None, *, unknown: bool
-) -> Iterator[tuple[str, EffectInfo | DamagedError]]:
-    if session is not None:
-        name = require_head(source, session).stream
-        yield from ((name, effect) for effect in _session_effects(source, name, unknown=unknown))
-        return
-    labels = (UNKNOWN_EFFECT,) if unknown else ()
-    for head in list_heads(source.backend, labels=labels, without=[DELETED]):
-        if isinstance(head, DamagedError):
-            yield head.stream, head
-        else:
-            try:
-                yield from (
-                    (head.stream, effect)
-                    for effect in _session_effects(source, head.stream, unknown=unknown)
-                )
-            except NotFoundError:
-                continue  # Deleted since it was listed.
-            except DamagedError as error:
-                yield head.stream, error
-
-
-def _session_effects(source: OpenStore, name: str, *, unknown: bool) -> list[EffectInfo]:
-    with source.store.resume(name) as session:
-        return session.effects.unknown() if unknown else session.effects.list()
-
-
 def _print_effect(effect: EffectInfo) -> None:
     """Print a call on one line; below it, the error, or the ids needed to reconcile it."""
     prefix = f"{effect.position:>6}  {timestamp_seconds(effect.time)}  "
-    state = click.style(pad(effect.state, STATE_WIDTH), fg=STATE_COLORS.get(effect.state))
+    state = f"{effect.state:<{STATE_WIDTH}} ", STATE_COLORS.get(effect.state, "")
     call = f"{effect.tool}({_arguments_text(effect)})"
-    room = terminal_width() - 1 - display_width(prefix) - STATE_WIDTH - 1
-    echo(click.style(prefix, dim=True) + f"{state} {first_line(call, max(room, 20))}")
-    if effect.error or effect.reason:
-        reason = (
-            f"{effect.error}: {effect.reason}"
-            if effect.error and effect.reason
-            else effect.error or effect.reason
-        )
+    room = terminal_width() - 1 - len(prefix) - STATE_WIDTH - 1
+    echo(Text.assemble((prefix, "dim"), state, first_line(call, max(room, 20))))
+    if reason := ": ".join(filter(None, (effect.error, effect.reason))):
         echo(" " * 8 + first_line(reason, terminal_width() - 9))
     if effect.state == "unknown":
         echo(
             f"        effect {safe(effect.id)}, key {safe(effect.key)}, {safe(effect.policy)}",
-            dim=True,
+            style="dim",
         )
 
 

@@ -6,15 +6,15 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 import click
+from rich.cells import cell_len, set_cell_size
+from rich.text import Text
 
 from perdure.backends.protocol import DELETED, Head
 from perdure.cli.output import (
     ProgressBar,
-    display_width,
     echo,
     echo_json,
     first_line,
-    pad,
     relative_time,
     safe,
     terminal_width,
@@ -38,11 +38,10 @@ from perdure.sync.store import Store
 
 PAGE_SIZE = 50  # Sessions; two screens, and each session shown costs a few reads.
 
-CELLS_WIDTH, LABELS_MIN, ID_MIN = (
-    48,
-    6,
-    12,
-)  # Columns: between id and labels; minimum for labels and id.
+TITLES = ("messages", "position", "last role", "last change", "labels")
+
+# Columns: between id and labels; minimum for labels and id.
+CELLS_WIDTH, LABELS_MIN, ID_MIN = 48, 6, 12
 
 HOLDER_WIDTH = 24  # Columns for the name of the lease holder.
 
@@ -106,9 +105,14 @@ def ls(address: str | None, *, as_json: bool, limit: int, **filters: Any) -> Non
         count = 0
         states: set[str] = set()
         last = ""
-        table = _SessionTable([head for head in shown if isinstance(head, Head)] if limit else [])
+        width = _id_width([head for head in shown if isinstance(head, Head)] if limit else [])
         for row in rows:
-            echo_json(_row_json(row)) if as_json else table.line(row, first=not count)
+            if as_json:
+                echo_json(_row_json(row))
+            else:
+                if not count:
+                    echo(f"{'session':<{width}}  {_cells(*TITLES)}", style="dim")
+                _print_row(row, width)
             count += 1
             states.add(row.state)
             last = row.head.stream
@@ -116,7 +120,7 @@ def ls(address: str | None, *, as_json: bool, limit: int, **filters: Any) -> Non
         if limit and next(heads, None) is not None:
             _report_more(count, last, recent=filters["recent"])
     if "damaged" in states:
-        echo("Some of these sessions are damaged: run `perdure verify`.", err=True, fg="red")
+        echo("Some of these sessions are damaged: run `perdure verify`.", err=True, style="red")
         raise SystemExit(BAD_NEWS)
     if "newer" in states:
         raise SystemExit(UNAVAILABLE)
@@ -183,7 +187,7 @@ def _report_empty(source: OpenStore, filters: dict[str, Any], count: int, *, as_
 
 def _report_more(count: int, last: str, *, recent: bool) -> None:
     option = f"--limit {count * 4}" if recent else f"--after {safe(last)!r}"
-    echo(f"There are more: use {option}, or --limit 0 for all.", err=True, dim=True)
+    echo(f"There are more: use {option}, or --limit 0 for all.", err=True, style="dim")
 
 
 def read_row(store: Store, head: Head | DamagedError) -> SessionRow | None:
@@ -197,11 +201,11 @@ def read_row(store: Store, head: Head | DamagedError) -> SessionRow | None:
             (record, *_) = store.records(head.stream, after=head.position - 1)
             return SessionRow(head, "deleted", 0, None, record.time)
         with store.resume(head.stream) as session:
-            role = (session.last or {}).get("role")
+            role = (session.last_message or {}).get("role")
             (record,) = islice(session.records(after=session.position - 1), 1)
             current = head._replace(position=session.position, labels=session.labels)
             facts = (len(session), role and str(role), record.time)
-            return SessionRow(current, "live", *facts, holder=session.holder)
+            return SessionRow(current, "live", *facts, holder=session.lease_holder)
     except NotFoundError:
         return None
     except DamagedError as error:
@@ -237,36 +241,34 @@ def _labels_cell(row: SessionRow) -> str:
     return f"{held}, {text}" if text else held
 
 
-class _SessionTable:
-    """Aligns the columns. An id that is too long for its column gets its own line."""
+def _id_width(heads: list[Head]) -> int:
+    """Return the width of the column of ids: the longest id, unless labels need the room."""
+    labels = max((cell_len(labels_text(head.labels)) for head in heads), default=0)
+    room = max(terminal_width() - 1 - CELLS_WIDTH - max(labels, LABELS_MIN), ID_MIN)
+    longest = max((cell_len(safe(head.stream)) for head in heads), default=room)
+    return min(max(longest, len("session")), room)
 
-    def __init__(self, heads: list[Head]) -> None:
-        width = terminal_width() - 1
-        labels = max((display_width(labels_text(head.labels)) for head in heads), default=0)
-        room = max(width - CELLS_WIDTH - max(labels, LABELS_MIN), ID_MIN)
-        longest = max((display_width(safe(head.stream)) for head in heads), default=room)
-        self._id = min(max(longest, len("session")), room)
 
-    def line(self, row: SessionRow, *, first: bool) -> None:
-        if first:
-            titles = self._cells("messages", "position", "last role", "last change", "labels")
-            echo(f"{pad('session', self._id)}  {titles}", dim=True)
-        name = safe(row.head.stream)
-        if display_width(name) > self._id:
-            echo(name)
-            name = ""
-        cells = self._cells(
+def _print_row(row: SessionRow, id_width: int) -> None:
+    """Print the line of a session. An id that is too long for its column gets its own line."""
+    name = safe(row.head.stream)
+    if cell_len(name) > id_width:
+        echo(name)
+        name = ""
+    style = {"live": "", "deleted": "dim"}.get(row.state, "red")
+    if row.damage is not None:
+        text = f"{row.state.upper()}: {safe(row.damage)}"
+    else:
+        text = _cells(
             "-" if row.messages is None else f"{row.messages:,}",
             f"{row.head.position:,}",
             first_line(row.last_role or "-", 10),
             relative_time(row.changed) if row.changed else "-",
             _labels_cell(row),
         )
-        if row.state in {"damaged", "newer"}:
-            cells = click.style(f"{row.state.upper()}: {safe(row.damage or '')}", fg="red")
-        elif row.state == "deleted":
-            cells = click.style(cells, dim=True)
-        echo(f"{pad(name, self._id)}  {cells}".rstrip())
+    echo(Text.assemble(f"{set_cell_size(name, id_width)}  ", (text, style)))
 
-    def _cells(self, messages: str, position: str, role: str, changed: str, labels: str) -> str:
-        return f"{messages:>8} {position:>8}  {pad(role, 10)} {pad(changed, 14)}  {labels}".rstrip()
+
+def _cells(messages: str, position: str, role: str, changed: str, labels: str) -> str:
+    cells = f"{messages:>8} {position:>8}  {set_cell_size(role, 10)} {changed:<14}  {labels}"
+    return cells.rstrip()

@@ -1,24 +1,32 @@
-"""Text output for a terminal or a pipe. Stored text is untrusted and is never printed raw.
+"""Text output for a terminal or a pipe; rich draws tables, bars and colors.
 
-Stored text can hold escape sequences that rewrite the screen and invisible characters that reverse
-the reading direction. `safe` shows such characters as escapes; nothing reaches a terminal without
-it. Colors are `click.style`s around safe text; `click.echo` strips them for a pipe.
+Stored text is untrusted and never printed raw: it can hold escape sequences that rewrite the screen
+and invisible characters that reverse the reading direction. `safe` shows such characters as
+escapes; nothing reaches a terminal without it. Stored text is never read as markup either.
 """
 
+import errno
 import json
+import os
 import re
 import shutil
 import sys
 import threading
 import time
-import unicodedata
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from types import TracebackType
+from functools import lru_cache
 from typing import Any, Self, TextIO
 
 import click
+from rich.cells import cell_len, chop_cells
+from rich.console import Console
+from rich.live import Live
+from rich.padding import Padding
+from rich.progress_bar import ProgressBar as Bar
+from rich.table import Table
+from rich.text import Text
 
 from perdure.events import LOGGER
 
@@ -50,12 +58,61 @@ def compact_json(value: Any) -> str:
     return safe(json.dumps(value, ensure_ascii=False))
 
 
-def echo(text: str = "", *, err: bool = False, nl: bool = True, **style: Any) -> None:
-    """Print a line of safe text; characters that the output cannot encode become escapes."""
+class _Console(Console):
+    """Leaves a broken pipe to the command, which ends with the exit code that shells expect."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+
+
+def _console(stream: TextIO) -> Console:
+    """Return the console of a stream. Text is never markup, and no color goes into a pipe."""
+    context = click.get_current_context(silent=True)
+    wanted = None if context is None else context.color
+    has_colors = is_tty(stream) if wanted is None else wanted
+    return _make_console(stream, terminal_width() - 1, has_colors)
+
+
+@lru_cache(maxsize=2)  # Standard output and standard error; a test may replace them.
+def _make_console(stream: TextIO, width: int, has_colors: bool) -> Console:  # noqa: FBT001 - for the cache
+    return _Console(
+        file=stream,
+        width=width,
+        color_system="standard" if has_colors else None,
+        force_terminal=is_tty(stream),
+        force_jupyter=False,
+        markup=False,
+        emoji=False,
+        highlight=False,
+    )
+
+
+def echo(text: str | Text = "", *, style: str = "", err: bool = False, nl: bool = True) -> None:
+    """Print safe text as it is; it is wrapped neither on a terminal nor in a pipe."""
     stream = sys.stderr if err else sys.stdout
-    encoding = getattr(stream, "encoding", None) or "utf-8"
-    text = text.encode(encoding, "backslashreplace").decode(encoding)
-    click.echo(click.style(text, **style) if style else text, err=err, nl=nl)
+    if isinstance(text, str) and not style:
+        click.echo(text, err=err, nl=nl)
+    elif stream is not None:  # None if it is closed.
+        styled = Text(text, style) if isinstance(text, str) else text
+        _console(stream).print(styled, soft_wrap=True, end="\n" if nl else "")
+
+
+def grid(*widths: int | None) -> Table:
+    """Return an empty table without lines; a column without a width takes the rest and wraps."""
+    table = Table.grid()
+    for width in widths:
+        table.add_column(width=width, overflow="fold")
+    return table
+
+
+def echo_table(table: Table | Padding) -> None:
+    """Print a table of safe cells, without the spaces that fill its last column."""
+    if sys.stdout is not None:
+        console = _console(sys.stdout)
+        with console.capture() as capture:
+            console.print(table)
+        for line in capture.get().splitlines():
+            echo(line.rstrip())
 
 
 def echo_json(value: Any) -> None:
@@ -73,65 +130,25 @@ def terminal_width() -> int:
     return min(max(shutil.get_terminal_size((80, 24)).columns, WIDTH_MIN), WIDTH_MAX)
 
 
-def display_width(text: str) -> int:
-    """Return the display width of a safe text, in columns."""
-    return len(text) if text.isascii() else sum(map(_character_width, text))
-
-
-def _character_width(character: str) -> int:
-    if unicodedata.category(character) in {"Mn", "Me", "Cf"}:
-        return 0
-    return 2 if unicodedata.east_asian_width(character) in {"W", "F"} else 1
-
-
-def pad(text: str, width: int) -> str:
-    """Pad a text with spaces to at least `width` columns."""
-    return text + " " * max(width - display_width(text), 0)
+def safe_lines(text: str) -> str:
+    """Return a stored text safe to print; its line breaks stay."""
+    return "\n".join(safe(line.expandtabs(TAB_WIDTH)) for line in re.split(r"\r?\n", text))
 
 
 def wrap_lines(text: str, width: int) -> Iterator[str]:
     """Yield a stored text as safe lines, none wider than `width` columns."""
-    for line in re.split(r"\r?\n", text):
-        yield from _fill(safe(line.expandtabs(TAB_WIDTH)), width)
-
-
-def _fill(line: str, width: int) -> Iterator[str]:
-    filled, used = "", 0
-    for token in re.findall(r" +|[^ ]+", line):
-        size = display_width(token)
-        if filled and used + size > width:
-            yield filled.rstrip(" ")
-            filled, used = "", 0
-            if token.isspace():
-                continue
-        while size > width:
-            cut = _fitting_length(token, width)
-            yield token[:cut]
-            token = token[cut:]  # noqa: PLW2901 - the rest of the token
-            size = display_width(token)
-        filled, used = filled + token, used + size
-    yield filled.rstrip(" ")
-
-
-def _fitting_length(token: str, width: int) -> int:
-    if token[:width].isascii():
-        return width
-    used = 0
-    for index, character in enumerate(token):
-        used += _character_width(character)
-        if used > width:
-            return max(index, 1)
-    return len(token)
+    for line in Text(safe_lines(text)).wrap(Console(), width):
+        yield line.plain.rstrip(" ")
 
 
 def first_line(text: str, width: int | None) -> str:
     """Return a stored text on one safe line; a cut line ends with the number of cut characters."""
     line = safe(re.sub(r"\r?\n", " ⏎ ", text.strip()).expandtabs(TAB_WIDTH))
-    if width is None or display_width(line) <= width:
+    if width is None or cell_len(line) <= width:
         return line
     room = max(width - 12, 8)
-    cut = _fitting_length(line, room)
-    return f"{line[:cut].rstrip()} … +{len(line) - cut:,}"
+    start = chop_cells(line[:room], room)[0]
+    return f"{start.rstrip()} … +{len(line) - len(start):,}"
 
 
 def timestamp_seconds(time: datetime) -> str:
@@ -178,7 +195,7 @@ def human_bytes(number: int) -> str:
 
 BAR_DELAY = 1.0  # Seconds; shorter work needs no bar.
 
-PAINT_INTERVAL = 0.1  # Seconds between two paints.
+PAINTS_PER_SECOND = 10
 
 BAR_WIDTH = 20  # Columns.
 
@@ -188,69 +205,67 @@ NAME_MIN = 16  # Columns; a session name cut shorter than this is useless.
 class ProgressBar:
     """Shows how far a command has come; update `done` and `at` as it runs.
 
-    `total` is called once, and only if a bar is shown. A total of 0 means unknown: the bar then
-    shows the count alone.
+    `total` is called once, and only if a bar is shown. A total of 0 means unknown: the count is
+    then shown without a bar.
     """
 
     def __init__(self, activity: str, noun: str, total: Callable[[], int]) -> None:
         self.done = 0
         self.at = ""
-        self._activity, self._noun = activity, noun
-        self._total = total
-        self._shown = False
-        self._finished = threading.Event()
-        self._paint_lock = threading.Lock()
-        self._thread = threading.Thread(target=self._paint_loop, daemon=True)
+        self._activity, self._noun, self._count_all = activity, noun, total
+        self._total = 0
+        self._start = time.monotonic()
+        self._hidden = False
+        self._live: Live | None = None
+        self._lock = threading.Lock()
+        self._timer = threading.Timer(BAR_DELAY, self._show)
+        self._timer.daemon = True
 
     def __enter__(self) -> Self:
         if is_tty(sys.stderr):
-            self._thread.start()
+            self._live = Live(
+                console=_console(sys.stderr),
+                get_renderable=self._line,
+                refresh_per_second=PAINTS_PER_SECOND,
+                transient=True,
+                redirect_stdout=False,  # Otherwise a redirected output would go to the terminal.
+                redirect_stderr=False,
+            )
+            self._timer.start()
         return self
+
+    def _show(self) -> None:
+        self._total = self._count_all()
+        with self._lock:
+            if self._live is not None:
+                self._live.start(refresh=True)
 
     def hide(self) -> None:
         """Erase the bar so that a line can be printed; the next paint restores it."""
-        with self._paint_lock:
-            self._erase()
+        if self._live is not None and self._live.is_started:
+            self._hidden = True
+            self._live.refresh()
+            self._hidden = False
 
-    def _paint_loop(self) -> None:
-        start = time.monotonic()
-        if self._finished.wait(BAR_DELAY):
-            return
-        total = self._total()
-        while not self._finished.is_set():
-            line = self._line(total, time.monotonic() - start)
-            with self._paint_lock:
-                click.echo(f"\r\x1b[2K{line}", nl=False, err=True)
-                self._shown = True
-            self._finished.wait(PAINT_INTERVAL)
+    def _line(self) -> Table | str:
+        if self._hidden:
+            return ""
+        count = f"{self.done:,} of " if self._total else ""
+        count += plural(self._total or self.done, self._noun)
+        count += f", {time.monotonic() - self._start:.0f} s"
+        bar = [Bar(self._total, self.done, width=BAR_WIDTH)] if self._total else []
+        room = terminal_width() - len(self._activity + count) - (BAR_WIDTH + 1) * len(bar) - 4
+        at = f" {first_line(self.at, room)}" if self.at and room >= NAME_MIN else ""
+        table = Table.grid(padding=(0, 1))
+        table.add_row(self._activity, *bar, count, at)
+        return table
 
-    def _line(self, total: int, seconds: float) -> str:
-        line = f"{self._activity} {self._share(total)}, {seconds:.0f} s"
-        room = terminal_width() - display_width(line) - 3
-        return f"{line}  {first_line(self.at, room)}" if self.at and room >= NAME_MIN else line
-
-    def _share(self, total: int) -> str:
-        if not total:
-            return plural(self.done, self._noun)
-        filled = int(min(self.done / total, 1.0) * BAR_WIDTH)
-        bar = "#" * filled + "." * (BAR_WIDTH - filled)
-        return f"[{bar}] {self.done:,} of {plural(total, self._noun)}"
-
-    def _erase(self) -> None:
-        if self._shown:
-            click.echo("\r\x1b[2K", nl=False, err=True)
-            self._shown = False
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._finished.set()
-        if self._thread.is_alive():
-            self._thread.join(timeout=BAR_DELAY)
-        self._erase()
+    def __exit__(self, *_: object) -> None:
+        self._timer.cancel()
+        with self._lock:
+            live, self._live = self._live, None
+        if live is not None:
+            live.stop()
 
 
 @contextmanager

@@ -6,7 +6,7 @@ import click
 
 from perdure.cli.output import echo, safe
 from perdure.cli.stores import BAD_NEWS, StoreCommand, open_store, require_head, store_option
-from perdure.core.leases import this_process
+from perdure.sync.lease import this_process
 
 EXAMPLES = """\b
 Examples:
@@ -35,7 +35,7 @@ def release(address: str | None, session: str, who: str, *, force: bool) -> None
     with open_store(address) as source:
         head = require_head(source, session)
         with source.store.resume(head.stream) as held:
-            holder = held.holder
+            holder = held.lease_holder
             if holder is None:
                 echo(f"No worker holds {safe(session)}.")
                 return
@@ -43,7 +43,7 @@ def release(address: str | None, session: str, who: str, *, force: bool) -> None
             if not force:
                 echo(f"{safe(session)} is held by {name}: --force ends the lease.", err=True)
                 raise SystemExit(BAD_NEWS)
-            with held.lease(force=True, who=who or current_operator()) as lease:
+            with held.lease(force=True, owner=who or current_operator()) as lease:
                 pass
             echo(f"{safe(session)} was held by {name}; taken as epoch {lease.epoch}, and released.")
 

@@ -3,7 +3,7 @@
 The JSON of a record has the keys `session`, `position`, `id`, `kind`, `time`, `digest` and
 `content`, the payload as the format describes it. An unreadable record has `session`, `position`
 (0 if the damage is not in one entry) and `unreadable`, the reason. Headings are safe to print;
-texts are returned as stored, so callers must pass them through `perdure.cli.text`.
+texts are returned as stored, so callers must pass them through `perdure.cli.output.safe`.
 """
 
 import json
@@ -20,22 +20,22 @@ from perdure.journal.ids import GENERATED_PREFIX
 from perdure.journal.records import (
     ApprovalAsked,
     ApprovalDecided,
+    BatchDiscarded,
     Branched,
+    BranchKept,
+    BranchReleased,
     Content,
     Deleted,
     EffectIntended,
     EffectSettled,
-    Kept,
-    Labelled,
+    LabelsChanged,
     LeaseChange,
     LeaseTaken,
     Message,
+    MessageChunk,
     Note,
-    Piece,
     Pinned,
     Record,
-    Recovered,
-    Released,
     Snapshot,
     Summary,
     SummaryUndone,
@@ -105,7 +105,7 @@ def render_record(content: Content, record_id: str) -> RenderedRecord:
         case TurnChange(turn=turn):
             words = {"turn.continued": "is resumed", "turn.completed": "is complete"}
             return RenderedRecord(f"{turn_name(turn)} {words.get(content.kind, content.kind)}")
-        case Piece() | Pinned() | Summary() | SummaryUndone() | Tools():
+        case MessageChunk() | Pinned() | Summary() | SummaryUndone() | Tools():
             return _render_conversation(content)
         case EffectIntended() | EffectSettled() | ApprovalAsked() | ApprovalDecided():
             return _render_effect(content, record_id)
@@ -116,7 +116,7 @@ def render_record(content: Content, record_id: str) -> RenderedRecord:
 def _render_conversation(content: Content) -> RenderedRecord:
     """Render a conversation record other than a message."""
     match content:
-        case Piece():
+        case MessageChunk():
             return RenderedRecord("a chunk of a streamed answer", _chunk_text(content))
         case Pinned(message=message, on=on):
             return RenderedRecord(f"message {message} is {'pinned' if on else 'no longer pinned'}")
@@ -173,7 +173,7 @@ def _render_approval(content: ApprovalAsked | ApprovalDecided, record_id: str) -
     return RenderedRecord(f"{which} is {content.decision}{by}", content.reason)
 
 
-def _chunk_text(content: Piece) -> str:
+def _chunk_text(content: MessageChunk) -> str:
     """Return the text of a chunk. Chunks are cut anywhere, so some have no readable text."""
     try:
         return messages_text(rebuild([content.data]))
@@ -188,23 +188,23 @@ def messages_text(messages: Sequence[IncomingMessage]) -> str:
 
 def _render_other(content: Content) -> RenderedRecord:
     match content:
-        case Labelled(add=add, remove=remove):
+        case LabelsChanged(add=add, remove=remove):
             marks = [f"+{label}" for label in add] + [f"-{label}" for label in remove]
             return RenderedRecord(f"labels {safe(' '.join(marks))}")
         case Branched(parent=parent, at=at):
             return RenderedRecord(f"branch of {safe(parent)} at {at}: shared up to here")
-        case Kept(branch=branch) if branch:
+        case BranchKept(branch=branch) if branch:
             state = "begins" if not content.complete else "is complete, and keeps this session"
             return RenderedRecord(f"branch {safe(branch)} {state}")
-        case Kept(reason=reason):
+        case BranchKept(reason=reason):
             return RenderedRecord("kept", reason)
-        case Released(keep=keep):
+        case BranchReleased(keep=keep):
             return RenderedRecord(f"keep {safe(keep)} is released")
         case LeaseChange():
             return _render_lease(content)
         case Deleted(reason=reason):
             return RenderedRecord("DELETED: all earlier records are dropped", reason)
-        case Recovered(first=first, last=last):
+        case BatchDiscarded(first=first, last=last):
             return RenderedRecord(
                 f"a crash cut off entries {first} to {last}: they were never stored"
             )
@@ -316,7 +316,7 @@ def _render_value(content: Value) -> tuple[str, str]:
 
 
 def _render_edit(edit: Any) -> str:
-    """Render one edit of a delta; see `perdure.deltas`."""
+    """Render one edit of a delta; see `perdure.core.state.values`."""
     path, operation, *arguments = edit
     path_text = (
         "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path) or "."

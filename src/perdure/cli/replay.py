@@ -156,11 +156,11 @@ def _print_replay(result: Replay) -> None:
     echo(f"  {len(result.served)} calls served from the record" + (f": {served}" if served else ""))
     echo(f"  {result.compared} records compared, {len(result.outputs)} messages")
     for event in dict.fromkeys(result.refused):
-        echo(f"  blocked: {safe(event)}", fg="red")
+        echo(f"  blocked: {safe(event)}", style="red")
     if result.error is not None:
         echo(f"  the agent raised {type(result.error).__name__}: {safe(str(result.error))}")
     if result.divergence is not None:
-        echo("different", fg="red", bold=True)
+        echo("different", style="bold red")
         for line in str(result.divergence).splitlines():
             echo(f"  {safe(line)}")
     elif result.identical:
@@ -169,9 +169,7 @@ def _print_replay(result: Replay) -> None:
             + (f", up to the end of the record: {safe(result.ended)}" if result.ended else "")
         )
     else:
-        echo(
-            "different: the agent tried to access something outside the record", fg="red", bold=True
-        )
+        echo("different: the agent tried to access something outside the record", style="bold red")
 
 
 def _replay_json(result: Replay) -> dict[str, Any]:

@@ -1,14 +1,15 @@
-"""The output of `perdure show`: title, records in order, open turns, values."""
+"""`perdure show`: print a session's title, its records in order, open turns and values."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 import click
+from rich.cells import cell_len
+from rich.text import Text
 
 from perdure.backends.protocol import DELETED, Head
 from perdure.cli.output import (
     compact_json,
-    display_width,
     echo,
     echo_json,
     plural,
@@ -36,14 +37,27 @@ from perdure.cli.stores import (
     require_head,
     store_option,
 )
-from perdure.errors import DamagedError, NotFoundError, TornError
-from perdure.journal.records import Kept, LeaseRenewed, Message, Piece, Record, Snapshot, TurnBegun
+from perdure.errors import DamagedError, IncompleteBatchError, NotFoundError
+from perdure.journal.records import (
+    BranchKept,
+    LeaseRenewed,
+    Message,
+    MessageChunk,
+    Record,
+    Snapshot,
+    TurnBegun,
+)
 from perdure.sync.session import Session
 from perdure.sync.store import Store
 
 TEXT_MAX = 2000  # Characters; a longer text fills more than a screen, and is cut without --full.
 
-ROLE_COLORS = {"user": "cyan", "assistant": "green", "tool": "magenta", "system": "yellow"}
+ROLE_STYLES = {
+    "user": "bold cyan",
+    "assistant": "bold green",
+    "tool": "bold magenta",
+    "system": "bold yellow",
+}
 
 
 class SessionView:
@@ -63,40 +77,40 @@ class SessionView:
         self, store: str, head: Head, state: Session | DamagedError | None, *, at: int | None
     ) -> None:
         self._indent = max(len(str(head.position)) + 2, 6)
-        echo(click.style(safe(head.stream), bold=True) + f"  in {store}")
+        echo(Text.assemble((safe(head.stream), "bold"), f"  in {store}"))
         if DELETED in head.labels:
-            facts = [f"deleted at position {head.position}"]
+            facts = [Text(f"deleted at position {head.position}")]
         elif isinstance(state, Session):
-            facts = [plural(len(state), "message"), f"position {head.position}"]
+            facts = [Text(plural(len(state), "message")), Text(f"position {head.position}")]
             if state.interrupted:
-                facts.append(click.style(plural(len(state.interrupted), "open turn"), fg="red"))
-            if state.holder:
-                holder = f"held by {safe(state.holder.who)} (epoch {state.holder.epoch})"
-                facts.append(click.style(holder, fg="yellow"))
+                facts.append(Text(plural(len(state.interrupted), "open turn"), "red"))
+            if state.lease_holder:
+                holder = f"held by {safe(state.lease_holder.who)} (epoch {state.lease_holder.epoch})"
+                facts.append(Text(holder, "yellow"))
         else:
-            facts = [f"position {head.position}", click.style("DAMAGED", fg="red", bold=True)]
+            facts = [Text(f"position {head.position}"), Text("DAMAGED", "bold red")]
         if head.labels:
-            facts.append(f"labels {labels_text(head.labels)}")
-        echo(", ".join(facts))
+            facts.append(Text(f"labels {labels_text(head.labels)}"))
+        echo(Text(", ").join(facts))
         if at is not None and at < head.position:
-            echo(f"State at position {at}; the counts above are current.", bold=True)
+            echo(f"State at position {at}; the counts above are current.", style="bold")
 
     def earlier(self, upto: int, state: Session | DamagedError | None) -> None:
         """Report the records before the first one shown."""
         for turn in state.interrupted if isinstance(state, Session) else ():
-            if turn.start < upto:
-                self._turns[turn.id] = (turn.start + 1, turn.correlation_id)
+            if turn.branch_point < upto:
+                self._turns[turn.id] = (turn.branch_point + 1, turn.correlation_id)
         echo()
         what, them = ("Record 1 is", "it") if upto == 1 else (f"Records 1 to {upto} are", "them")
-        echo(f"{what} not shown: omit --last to see {them}.", dim=True)
+        echo(f"{what} not shown: omit --last to see {them}.", style="dim")
 
     def record(self, record: Record) -> None:
         """Print one record."""
         if self._raw:
             self._print_raw(record)
-        elif isinstance(record.content, Snapshot | Piece | LeaseRenewed) or _is_branch_completion(
-            record
-        ):
+        elif isinstance(
+            record.content, Snapshot | MessageChunk | LeaseRenewed
+        ) or _is_branch_completion(record):
             self._hidden += 1
         elif record.kind.startswith("turn.") or record.kind in {"branched", "deleted"}:
             self._rule(record)
@@ -114,22 +128,26 @@ class SessionView:
 
     def _print_raw(self, record: Record) -> None:
         echo()
-        kind = click.style(safe(record.kind), bold=True)
-        echo(f"{self._place(record)}{kind}  {timestamp(record.time)}")
+        kind = safe(record.kind), "bold"
+        echo(Text.assemble(self._place(record), kind, f"  {timestamp(record.time)}"))
         pad = " " * self._indent
-        echo(f"{pad}id {safe(record.id)}", dim=True)
-        echo(f"{pad}digest {record.digest}", dim=True)
+        echo(f"{pad}id {safe(record.id)}", style="dim")
+        echo(f"{pad}digest {record.digest}", style="dim")
         self._text(raw_json(record))
 
     def _rule(self, record: Record) -> None:
         """Print the beginning or end of a turn as a horizontal rule."""
         heading, text = self._named(record)
-        colors = {"turn.failed": "red", "turn.abandoned": "yellow", "deleted": "red"}
+        styles = {
+            "turn.completed": "",
+            "turn.failed": "bold red",
+            "turn.abandoned": "bold yellow",
+            "deleted": "bold red",
+        }
         line = f"── {heading} ── {timestamp_seconds(record.time)} "
-        line += "─" * max(self._width - self._indent - display_width(line), 0)
+        line += "─" * max(self._width - self._indent - cell_len(line), 0)
         echo()
-        bold = record.kind != "turn.completed"
-        echo(self._place(record) + click.style(line, fg=colors.get(record.kind), bold=bold))
+        echo(Text.assemble(self._place(record), (line, styles.get(record.kind, "bold"))))
         if text:
             self._text(text)
         self._needs_gap = True
@@ -145,14 +163,14 @@ class SessionView:
 
     def _print(self, record: Record) -> None:
         heading, text = render_record(record.content, record.id)
-        color = None
+        style = ""
         if self._needs_gap or isinstance(record.content, Message):
             echo()
         self._needs_gap = False
         if isinstance(record.content, Message):
-            color = ROLE_COLORS.get(str(record.content.message.get("role")))
+            style = ROLE_STYLES.get(str(record.content.message.get("role")), "")
             heading += self._within(record.content.turn)
-        echo(self._place(record) + click.style(heading, fg=color, bold=color is not None))
+        echo(Text.assemble(self._place(record), (heading, style)))
         if text:
             self._text(text)
 
@@ -164,8 +182,8 @@ class SessionView:
         name = turn_name(turn, correlation_id) if turn else "turn"
         return "" if name == "turn" else f", in {name}"
 
-    def _place(self, record: Record) -> str:
-        return click.style(f"{record.position:>{self._indent - 2}}  ", dim=True)
+    def _place(self, record: Record) -> tuple[str, str]:
+        return f"{record.position:>{self._indent - 2}}  ", "dim"
 
     def _text(self, text: str) -> None:
         shown = text if self._full else text[:TEXT_MAX]
@@ -175,13 +193,13 @@ class SessionView:
         if len(shown) < len(text):
             missing = len(text) - len(shown)
             self._cut += missing
-            echo(f"{pad}… {plural(missing, 'character')} more: --full shows them", fg="yellow")
+            echo(f"{pad}… {plural(missing, 'character')} more: --full shows them", style="yellow")
 
     def unreadable(self, error: DamagedError) -> None:
         """Print the error of an unreadable record in its place."""
         echo()
         where = f"{error.position:>{self._indent - 2}}" if error.position else " " * 4
-        echo(f"{where}  UNREADABLE: {safe(error.reason)}", fg="red", bold=True)
+        echo(f"{where}  UNREADABLE: {safe(error.reason)}", style="bold red")
 
     def open_turns(self, partial: Mapping[str, str], *, past: bool) -> None:
         """Print the open turns and their partial answers."""
@@ -189,9 +207,9 @@ class SessionView:
             name = turn_name(turn, correlation_id)
             echo()
             if past:
-                echo(f"── {name}, begun at {position}, was open then", fg="yellow", bold=True)
+                echo(f"── {name}, begun at {position}, was open then", style="bold yellow")
                 continue
-            echo(f"── {name}, begun at {position}: INTERRUPTED", fg="red", bold=True)
+            echo(f"── {name}, begun at {position}: INTERRUPTED", style="bold red")
             self._text("It has no end: its process died, or is still running.")
             if turn in partial:
                 self._text("Its partial answer:")
@@ -202,11 +220,11 @@ class SessionView:
         for number, (key, version, value) in enumerate(items):
             if not number:
                 echo()
-                echo("Values", bold=True)
+                echo("Values", style="bold")
             if isinstance(value, DamagedError):
-                echo(f"  {safe(key)}: UNREADABLE: {safe(value.reason)}", fg="red")
+                echo(f"  {safe(key)}: UNREADABLE: {safe(value.reason)}", style="red")
                 continue
-            echo(f"  {safe(key)} (version {version})", fg="blue", bold=True)
+            echo(f"  {safe(key)} (version {version})", style="bold blue")
             self._text(compact_json(value))
 
     def end(self) -> None:
@@ -214,17 +232,18 @@ class SessionView:
         if self._hidden:
             echo()
             hidden = plural(self._hidden, "record")
-            echo(f"{hidden} of bookkeeping not shown: --records shows every record.", dim=True)
+            echo(f"{hidden} of bookkeeping not shown: --records shows every record.", style="dim")
         if self._cut:
             echo(
-                f"{plural(self._cut, 'character')} were cut: --full shows everything.", fg="yellow"
+                f"{plural(self._cut, 'character')} were cut: --full shows everything.",
+                style="yellow",
             )
 
 
 def _is_branch_completion(record: Record) -> bool:
     """Return whether a record only completes a branch whose beginning was shown before."""
     content = record.content
-    return isinstance(content, Kept) and bool(content.branch) and content.complete
+    return isinstance(content, BranchKept) and bool(content.branch) and content.complete
 
 
 LOOK_BACK = 64  # Records; the first step back, which grows until enough messages are found.
@@ -327,7 +346,7 @@ def read_span(store: Store, session: str, span: PositionSpan) -> Iterator[Record
         damage.sort(key=lambda error: error.position)
         while damage and (before is None or damage[0].position < before):
             error = damage.pop(0)
-            if not isinstance(error, TornError):
+            if not isinstance(error, IncompleteBatchError):
                 yield error
 
     try:
@@ -388,9 +407,9 @@ def _partial_answers(state: Session | DamagedError | None) -> dict[str, str]:
     """Return the readable text of the partial answers of open turns, by turn id."""
     texts = {}
     for turn in state.interrupted if isinstance(state, Session) else ():
-        if turn.partial:
+        if turn.is_partial:
             try:
-                texts[turn.id] = messages_text(turn.said())
+                texts[turn.id] = messages_text(turn.partial_messages())
             except DamagedError as error:
                 texts[turn.id] = f"UNREADABLE: {error.reason}"
     return texts

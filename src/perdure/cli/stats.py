@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import click
+from rich.text import Text
 
 from perdure.backends.protocol import DELETED, Entry, Head
 from perdure.cli.output import ProgressBar, echo, echo_json, human_bytes, plural, safe
@@ -20,7 +21,7 @@ from perdure.core.state.labels import TURN_OPEN
 from perdure.errors import DamagedError, NotFoundError, VersionError
 from perdure.journal import chain
 from perdure.journal.chain import BatchAssembler
-from perdure.journal.records import Recovered
+from perdure.journal.records import BatchDiscarded
 
 LARGEST_LISTED = 5  # Sessions.
 
@@ -75,7 +76,7 @@ def stats(address: str | None, *, as_json: bool) -> None:
         echo(
             "Some sessions are damaged and not fully counted: run `perdure verify`.",
             err=True,
-            fg="red",
+            style="red",
         )
         raise SystemExit(BAD_NEWS)
 
@@ -124,7 +125,7 @@ class StoreCounts:
         """Return the kinds of the records that this entry completed."""
         try:
             linked = chain.verify_entry(name, entry)
-            if linked.header.kind == Recovered.kind:
+            if linked.header.kind == BatchDiscarded.kind:
                 self._torn(batches)
             return [whole.header.kind for whole in batches.add(linked)]
         except (DamagedError, VersionError):
@@ -143,7 +144,7 @@ class StoreCounts:
                     {
                         "session": name,
                         "turn": turn.id,
-                        "position": turn.start + 1,
+                        "position": turn.branch_point + 1,
                         "correlation_id": turn.correlation_id,
                     }
                     for turn in session.interrupted
@@ -174,7 +175,7 @@ class StoreCounts:
 
 
 def _print_counts(result: dict[str, Any]) -> None:
-    echo(safe(result["store"]), bold=True)
+    echo(safe(result["store"]), style="bold")
     sessions = result["sessions"]
     branches = f" ({plural(sessions['branches'], 'branch')})" if sessions["branches"] else ""
     parts = [f"{sessions['live']:,}{branches}"]
@@ -203,8 +204,8 @@ def _print_counts(result: dict[str, Any]) -> None:
     _print_fact("", f"shared by {guarantees['shared_by']}")
     _print_fact("", guarantees["detail"])
     echo()
-    echo(FOOTNOTE, dim=True)
+    echo(FOOTNOTE, style="dim")
 
 
 def _print_fact(label: str, text: str) -> None:
-    echo(f"  {click.style(label.ljust(12), dim=True)}{text}")
+    echo(Text.assemble((f"  {label:<12}", "dim"), text))

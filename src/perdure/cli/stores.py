@@ -2,7 +2,7 @@
 
 Reading never creates a store: a missing store is an error. Exit codes are for scripts: 0 success,
 1 damage was found or nothing matched, 2 invalid arguments, 3 the store cannot be read. Addresses
-can hold passwords: never print one except through `named` or `without_password`.
+can hold passwords: never print one except through `printable_name` or `without_password`.
 """
 
 import errno
@@ -27,13 +27,16 @@ from perdure.backends.addresses import (
     without_migration,
 )
 from perdure.backends.protocol import DELETED, Backend, Head
-from perdure.cli.output import safe
+from perdure.cli.output import echo, safe
 from perdure.core.settings import settings_of
 from perdure.errors import DamagedError, NotFoundError, PerdureError, UsageError
 from perdure.journal.codec import Codec
+from perdure.sync.session import Session
 from perdure.sync.store import Store
 
 BAD_NEWS, INVALID_CALL, UNAVAILABLE = 1, 2, 3
+
+INTERRUPTED = 128 + 2  # The exit code that a shell reports for a program ended by SIGINT.
 
 BROKEN_PIPE = 128 + 13  # The exit code that a shell reports for a program ended by SIGPIPE.
 
@@ -43,6 +46,8 @@ SUGGESTIONS_MAX = 5  # Ids; more are not helpful.
 
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+T = TypeVar("T")
 
 
 # Options of a Postgres address that may be printed. Any other option may be a secret.
@@ -210,6 +215,12 @@ def require_existing(address: str | None) -> str:
     return without_migration(address)  # Postgres tables are not created either.
 
 
+def refuse_memory(address: str) -> None:
+    """Raise if an address names a store that does not outlive the command."""
+    if scheme_of(address)[0] == "memory":
+        raise InvalidCallError("A memory store is gone when the command ends: name one on disk.")
+
+
 def _no_store_text() -> str:
     reason, url = f"Which store? There is no {DEFAULT_STORE} here", "URL"
     files = [path.name for path in Path().glob("*.db") if path.is_file()]
@@ -305,3 +316,35 @@ def list_heads(
             after = error.stream
         else:
             return
+
+
+def read_sessions(
+    source: OpenStore,
+    session: str | None,
+    labels: Collection[str],
+    read: Callable[[Session], list[T]],
+) -> Iterator[tuple[str, T | DamagedError]]:
+    """Yield what `read` returns for one session, or for each with all these labels, by its id.
+
+    If all are read, a damaged session yields its error instead.
+    """
+    if session is not None:
+        with source.store.resume(require_head(source, session).stream) as opened:
+            yield from ((session, item) for item in read(opened))
+        return
+    for head in list_heads(source.backend, labels=labels, without=[DELETED]):
+        try:
+            if isinstance(head, DamagedError):
+                raise head
+            with source.store.resume(head.stream) as opened:
+                items: list[T | DamagedError] = [*read(opened)]
+        except NotFoundError:
+            continue  # Deleted since it was listed.
+        except DamagedError as error:
+            items = [error]
+        yield from ((head.stream, item) for item in items)
+
+
+def print_damage(session: str, error: DamagedError) -> None:
+    """Report a damaged session among others."""
+    echo(f"{safe(session)}: DAMAGED: {safe(error.reason)}", err=True, style="red")

@@ -5,10 +5,10 @@ import time
 from collections.abc import Callable
 
 import click
+from rich.text import Text
 
 from perdure.backends.protocol import DELETED
 from perdure.cli.output import (
-    display_width,
     echo,
     echo_json,
     first_line,
@@ -28,7 +28,7 @@ from perdure.cli.stores import (
     require_head,
     store_option,
 )
-from perdure.errors import DamagedError, NotFoundError, TornError, UnavailableError
+from perdure.errors import DamagedError, IncompleteBatchError, NotFoundError, UnavailableError
 from perdure.journal.records import Record
 
 FIRST_PAUSE = 0.05  # Seconds between polls; shorter than people notice.
@@ -148,20 +148,20 @@ class _RecordPrinter:
 
     def _print(self, record: Record) -> None:
         prefix = f"{record.position:>6}  {timestamp_seconds(record.time)}  "
-        room = None if self._width is None else self._width - display_width(prefix)
-        echo(click.style(prefix, dim=True) + first_line(one_line(record), room))
+        room = None if self._width is None else self._width - len(prefix)
+        echo(Text.assemble((prefix, "dim"), first_line(one_line(record), room)))
 
     def _unreadable(self, damage: list[DamagedError], *, before: int | None) -> None:
         while damage and (before is None or damage[0].position < before):
             error = damage.pop(0)
             self._position = max(self._position, error.position)
-            if isinstance(error, TornError):
+            if isinstance(error, IncompleteBatchError):
                 continue
             self.damaged = True
             if self._as_json:
                 echo_json(damage_json(self._session, error))
             else:
-                echo(f"{error.position:>6}  UNREADABLE: {safe(error.reason)}", fg="red")
+                echo(f"{error.position:>6}  UNREADABLE: {safe(error.reason)}", style="red")
 
     def _notify(self, text: str) -> None:
-        echo(safe(text), err=True, dim=True)
+        echo(safe(text), err=True, style="dim")

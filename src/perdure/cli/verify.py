@@ -1,4 +1,4 @@
-"""`perdure verify`: check sessions for damage, and salvage readable records."""
+"""`perdure verify`: check sessions for damage, print the results, and salvage readable records."""
 
 import json
 import os
@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self, TextIO
 
 import click
+from rich.text import Text
 
 from perdure.backends.protocol import DELETED, Head
 from perdure.cli.output import ProgressBar, echo, echo_json, plural, safe
@@ -23,8 +24,8 @@ from perdure.cli.stores import (
     require_head,
     store_option,
 )
-from perdure.core.verify import Verified
-from perdure.errors import DamagedError, NotFoundError, TornError, VersionError
+from perdure.core.verify import VerifyResult
+from perdure.errors import DamagedError, IncompleteBatchError, NotFoundError, VersionError
 from perdure.sync.store import Store
 
 RANGES_LISTED = 10  # Ranges of unreadable entries listed one by one; --json lists all.
@@ -35,7 +36,7 @@ class SessionResult(NamedTuple):
 
     session: str
     state: str
-    verified: Verified | None = None
+    verified: VerifyResult | None = None
     problems: tuple[DamagedError, ...] = ()
     saved: int = 0
     reason: str = ""
@@ -68,14 +69,14 @@ def print_result(result: SessionResult) -> None:
         entries = plural(result.verified.entries, "entry") if result.verified else "deleted"
         half = result.verified is not None and result.verified.half_copied
         missing = "; an incomplete copy: copy it again" if half else ""
-        echo(f"{click.style('OK', fg='green')}       {name}  {entries}{missing}")
+        echo(Text.assemble(("OK", "green"), f"       {name}  {entries}{missing}"))
         return
     if result.state == "newer":
-        echo(f"{click.style('NEWER', fg='yellow')}    {name}  {safe(result.reason)}")
+        echo(Text.assemble(("NEWER", "yellow"), f"    {name}  {safe(result.reason)}"))
         return
     first = result.first_bad
     where = f"first bad position {first}" if first else "not in one entry"
-    echo(f"{click.style('DAMAGED', fg='red', bold=True)}  {name}  {where}")
+    echo(Text.assemble(("DAMAGED", "bold red"), f"  {name}  {where}"))
     ranges = list(_damaged_ranges(result.problems))
     for damaged_range in ranges[:RANGES_LISTED]:
         echo(f"         {safe(damaged_range)}")
@@ -112,7 +113,7 @@ def print_summary(checked: int, results: list[SessionResult], target: str | None
     parts.append(f"{len(damaged)} damaged" if damaged else "none damaged")
     if newer:
         parts.append(f"{newer} of a newer version")
-    echo(", ".join(parts) + ".", bold=True, fg="red" if damaged else None)
+    echo(", ".join(parts) + ".", style="bold red" if damaged else "bold")
     if damaged and target is not None:
         saved = sum(result.saved for result in damaged)
         lost = sum(len(result.problems) for result in damaged)
@@ -271,7 +272,9 @@ def _examine_damage(
     except (NotFoundError, VersionError) as error:
         damage.append(DamagedError(session, 0, str(error)))
     # The same damage can be reported more than once.
-    damage = [problem for problem in damage if not isinstance(problem, TornError)] or [first_error]
+    damage = [problem for problem in damage if not isinstance(problem, IncompleteBatchError)] or [
+        first_error
+    ]
     problems = list({(problem.position, problem.reason): problem for problem in damage}.values())
     for problem in problems:
         salvage.write(damage_json(session, problem))

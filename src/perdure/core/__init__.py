@@ -1,0 +1,1 @@
+"""The logic of sessions, without I/O and independent of sync and async."""

@@ -1,7 +1,8 @@
 from collections.abc import Sequence
+from functools import partial
 
 from perdure.backends.protocol import DELETED, HALF_COPIED, LABEL_BYTES_MAX, LABELS_MAX
-from perdure.core.plans import Plan, PlanSteps, RecordBatch, add_drafts
+from perdure.core.plans import Plan, RecordBatch, add_unless_stored
 from perdure.core.replica import Replica
 from perdure.core.state.conversation import PINS_MAX
 from perdure.core.state.labels import RESERVED_LABELS
@@ -16,31 +17,31 @@ from perdure.errors import NotFoundError, UsageError
 from perdure.formats.tool_calls import answers, open_calls
 from perdure.journal import codec, reader
 from perdure.journal.chain import PendingRecord
-from perdure.journal.records import Labelled, Message, Note, Pinned
+from perdure.journal.records import LabelsChanged, Message, Note, Pinned
 from perdure.journal.requests import Steps
 
 
-def add_note(replica: Replica, data: object, *, author: str, record_id: str | None) -> Plan:
+def add_note(replica: Replica, data: object, *, author: str, record_id: str | None) -> Plan[int]:
     """Plan a note: data that is not part of the conversation."""
     content = Note(data=replica.settings.codec.pack(data), author=require_str(author, "author"))
-    note_id = require_record_id(record_id) if record_id is not None else replica.settings.new_id()
-    return Plan("note", "", add_drafts([PendingRecord(note_id, content, codec.encode(content))]))
+    note_id = require_record_id(record_id) if record_id is not None else replica.new_id()
+    draft = PendingRecord(note_id, content, codec.encode(content))
+    return Plan("note", "", partial(add_unless_stored, [draft]))
 
 
-def change_labels(replica: Replica, add: Sequence[str], remove: Sequence[str]) -> Plan:
+def change_labels(replica: Replica, add: Sequence[str], remove: Sequence[str]) -> Plan[int]:
     """Plan a change of labels."""
     require_labels(remove)
     for text in (*add, *remove):
         require_text(text, "a label", longest=LABEL_BYTES_MAX)
         if text in RESERVED_LABELS:
             raise UsageError(f"the label {text!r} is reserved: choose another")
-    record_id = replica.settings.new_id()
-    content = Labelled(add=tuple(add), remove=tuple(remove))
+    record_id = replica.new_id()
+    content = LabelsChanged(add=tuple(add), remove=tuple(remove))
     # A head must have room for the reserved labels too. These two never occur with others.
     limit = LABELS_MAX - len(RESERVED_LABELS - {DELETED, HALF_COPIED})
 
-    def make(batch: RecordBatch) -> PlanSteps:
-        yield from ()
+    def make(batch: RecordBatch) -> int:
         if len((batch.state.labels | set(add)) - set(remove)) > limit:
             raise UsageError(f"a session has at most {limit} labels: remove one first")
         return batch.add_content(record_id, content)
@@ -48,12 +49,12 @@ def change_labels(replica: Replica, add: Sequence[str], remove: Sequence[str]) -
     return Plan("label", "", make)
 
 
-def pin_message(replica: Replica, position: int, *, on: bool) -> Plan:
+def pin_message(replica: Replica, position: int, *, on: bool) -> Plan[int]:
     """Plan to pin a message, so that every window has it, or to unpin it."""
     require_int(position, "position")
-    record_id = replica.settings.new_id()
+    record_id = replica.new_id()
 
-    def make(batch: RecordBatch) -> PlanSteps:
+    def make(batch: RecordBatch) -> Steps[int]:
         if not on and position not in batch.state.talk.pins:
             raise NotFoundError(f"a pin on the message at {position}")
         if on:

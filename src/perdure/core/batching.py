@@ -65,7 +65,7 @@ class RetryAlone(Generic[LockT]):
 
 def is_store_down(error: BaseException) -> bool:
     """Return whether an error concerns the whole store, so that retrying others is pointless."""
-    return isinstance(error, UnavailableError) and not error.of_one
+    return isinstance(error, UnavailableError) and not error.single_stream
 
 
 def isolates_stream(error: Exception) -> bool:

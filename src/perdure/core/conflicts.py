@@ -6,7 +6,7 @@ a ConflictError, so that a later plan made without them is still rejected.
 """
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from perdure.errors import ConflictError
 from perdure.journal.records import Content, Message
@@ -30,14 +30,14 @@ _HISTORY_CHANGES = frozenset({"deleted", "branched"})
 _TURN_CHANGES = frozenset({"turn.continued", "turn.completed", "turn.failed", "turn.abandoned"})
 
 
-# The only definition of which records invalidate which plans. `_NEW_PAST` also invalidates every
-# plan but `delete`. Plans that do not bypass the lease fail while another handle holds it.
+# The only definition of which records invalidate which plans. `_HISTORY_CHANGES` also invalidate
+# every plan but `delete`. Plans that do not bypass the lease fail while another handle holds it.
 CONFLICT_RULES: dict[str, ConflictRule] = {
     # Written in view of a conversation that has changed since: the caller must re-read it.
     "message": ConflictRule(any_subject=frozenset({"message"}), same_subject=_TURN_CHANGES),
     # A chunk is no message yet, so only the loss of its turn invalidates it. The end of a streamed
     # answer was already shown to the user, so another writer's message does not invalidate it.
-    "piece": ConflictRule(same_subject=_TURN_CHANGES),
+    "message.chunk": ConflictRule(same_subject=_TURN_CHANGES),
     "answer": ConflictRule(same_subject=_TURN_CHANGES),
     "summary": ConflictRule(any_subject=frozenset({"summary", "summary.undone"})),
     "turn.begin": ConflictRule(any_subject=frozenset({"message", "turn.begun"})),
@@ -95,7 +95,7 @@ class UnseenRecords:
         self.contents = {}
 
     def find_conflict(
-        self, plan: "Plan", newer: Iterable[Content], after: int, head: int
+        self, plan: "Plan[Any]", newer: Iterable[Content], after: int, head: int
     ) -> ConflictError | None:
         """Return a ConflictError if records after a position invalidate a plan, else None."""
         kinds = [content.kind for content in newer if plan.invalidated_by(content)]

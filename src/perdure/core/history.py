@@ -1,17 +1,22 @@
-"""Read messages, values, versions and records of a session, and verify it. Pure.
+"""Read the messages and records of a session, newest first or in order. Pure.
 
-In: a replica or a history. Out: steps that return public values. Nothing here writes, and nothing
-changes the replica but its cache of values. Damage is raised, never skipped in silence.
+In: a replica, a published view or a history, and the codec of the caller's types. Out: steps that
+return messages and records. Nothing here writes. Damage is raised, never skipped in silence.
+
+To edit: take the view or the history once and pass it on. Another step may replace the view of the
+replica, and a window must not mix two states.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from perdure.core.replica import Replica
+from perdure.core.replica import Replica, StateView
 from perdure.core.settings import Settings
+from perdure.core.state.conversation import SummaryRef
 from perdure.core.state.effects import UNKNOWN
+from perdure.core.state.session_state import SessionState
 from perdure.core.validation import require_int
-from perdure.errors import ChainError, DamagedError, UsageError
+from perdure.errors import DamagedError, UsageError
 from perdure.formats.parts import StoredMessage
 from perdure.formats.tokens import Counter, count_tokens
 from perdure.formats.tool_calls import Call, closing
@@ -20,7 +25,7 @@ from perdure.journal import chain, codec, reader
 from perdure.journal.chain import VerifiedEntry
 from perdure.journal.codec import Codec
 from perdure.journal.reader import BackwardReader, ForwardReader, History, OnDamage
-from perdure.journal.records import Content, Message, Note, Record, Recovered, Summary
+from perdure.journal.records import BatchDiscarded, Content, Message, Note, Record, Summary
 from perdure.journal.requests import Steps
 
 _MESSAGE_KINDS = frozenset({Message.kind})
@@ -36,18 +41,19 @@ def read_messages(replica: Replica, *, last: int | None) -> Steps[list[dict[str,
     entries = yield from reader.read_newest(past, kinds=_MESSAGE_KINDS, count=count)
     if len(entries) != count:
         raise DamagedError(replica.name, 0, f"{len(entries)} of {count} messages were found")
-    return [_decode_entry(replica, linked) for linked in reversed(entries)]
-
-
-def _decode_entry(replica: Replica, linked: VerifiedEntry) -> dict[str, Any]:
-    payload = chain.open_body(replica.name, linked, replica.settings.cipher)
-    return decode_message(replica, payload, linked.entry.position)
+    own = replica.settings.codec
+    return [decode_message(past, own, linked).message for linked in reversed(entries)]
 
 
 def read_last_message(replica: Replica) -> dict[str, Any] | None:
     """Return the newest message, or None. It is part of the view, so nothing is read."""
-    state, _, payload = replica.view
-    return None if payload is None else decode_message(replica, payload, state.last_message)
+    state, past, payload = replica.view
+    if payload is None:
+        return None
+    name, position = past.stream.session, state.last_message
+    content = codec.decode(Message.kind, payload, stream=name, position=position)
+    unpacked = _unpack(replica.settings.codec, content, payload, name, position)
+    return reader.require_kind(name, position, unpacked, Message).message
 
 
 def read_last_role(replica: Replica) -> str:
@@ -60,23 +66,19 @@ def read_last_role(replica: Replica) -> str:
     return role if isinstance(role, str) else ""
 
 
-def decode_message(replica: Replica, payload: bytes, position: int) -> dict[str, Any]:
-    """Return a message as the caller passed it."""
-    return stored_message(replica, payload, position).message
-
-
-def stored_message(replica: Replica, payload: bytes, position: int) -> Message:
-    """Return the content of a message record, with values of the caller's types restored."""
-    content = codec.decode(Message.kind, payload, stream=replica.name, position=position)
-    unpacked = _unpack(replica.settings.codec, content, payload, replica.name, position)
-    if not isinstance(unpacked, Message):
-        raise ChainError(replica.name, position, "a message is expected here")
-    return unpacked
+def decode_message(past: History, own: Codec, linked: VerifiedEntry) -> Message:
+    """Return the message in an entry, with values of the caller's types restored by `own`."""
+    name, position = past.stream.session, linked.entry.position
+    payload = chain.open_body(name, linked, past.cipher)
+    content = codec.decode(Message.kind, payload, stream=name, position=position)
+    # Every tagged value contains `"$` in JSON; most messages contain none and need no unpacking.
+    if b'"$' in payload:
+        content = _unpack(own, content, payload, name, position)
+    return content  # type: ignore[return-value] # The codec decodes a kind to its class.
 
 
 def _unpack(own: Codec, content: Content, payload: bytes, name: str, position: int) -> Content:
     """Restore values of the caller's types in a record."""
-    # Every tagged value contains `"$` in JSON; most records contain none and need no unpacking.
     if b'"$' not in payload or not isinstance(content, Message | Note):
         return content
     fields = ("message", "meta") if isinstance(content, Message) else ("data",)
@@ -135,13 +137,6 @@ SUMMARY_HEADING = "Summary of the conversation so far:\n"
 SUMMARY_AUTHOR = "perdure:summary"
 
 
-class CountedMessage(NamedTuple):
-    """A stored message and its number of tokens; 0 without a counter."""
-
-    stored: StoredMessage
-    tokens: int
-
-
 class MessageCounter(NamedTuple):
     """Counts the tokens of messages, reusing the counts in records made by the same counter."""
 
@@ -150,11 +145,11 @@ class MessageCounter(NamedTuple):
     """By position: the tokens of the interruption notices that unanswered calls will get."""
 
     @classmethod
-    def of(cls, replica: Replica, counter: Counter | None) -> "MessageCounter":
+    def of(cls, state: SessionState, counter: Counter | None) -> "MessageCounter":
         """Return the counter of a session's messages; None as `counter` counts every one as 0."""
         notices: dict[int, int] = {}
         if counter is not None:
-            for call_id, call in replica.state.talk.calls.items():
+            for call_id, call in state.talk.calls.items():
                 notice = closing({"role": "assistant"}, Call(call_id, call.name))
                 notices[call.position] = notices.get(call.position, 0) + counter.count(notice)
         return cls(counter, notices)
@@ -163,9 +158,17 @@ class MessageCounter(NamedTuple):
         """Return the number of tokens of a message that has no record."""
         return 0 if self.counter is None else count_tokens(self.counter, message)
 
-    def record(self, position: int, content: Message) -> CountedMessage:
-        """Return the message of a record, counted."""
-        stored = StoredMessage(
+    def read(self, past: History, own: Codec, linked: VerifiedEntry) -> StoredMessage:
+        """Return the message in an entry, counted."""
+        position, content = linked.entry.position, decode_message(past, own, linked)
+        if self.counter is None:
+            tokens = 0
+        elif content.counter == self.counter.name:
+            tokens = content.tokens + self.notices.get(position, 0)
+        else:
+            counted = count_tokens(self.counter, content.message)
+            tokens = counted + self.notices.get(position, 0)
+        return StoredMessage(
             position,
             content.message,
             content.author,
@@ -173,27 +176,15 @@ class MessageCounter(NamedTuple):
             content.channel,
             content.turn,
             content.interrupted,
+            tokens,
         )
-        if self.counter is None:
-            return CountedMessage(stored, 0)
-        same_counter = content.counter == self.counter.name
-        tokens = content.tokens if same_counter else count_tokens(self.counter, content.message)
-        return CountedMessage(stored, tokens + self.notices.get(position, 0))
 
-    def summary(self, last: int, content: Summary) -> CountedMessage:
+    def summary(self, last: int, content: Summary) -> StoredMessage:
         """Return a summary as a counted message that replaces everything up to `last`."""
         message = summary_message(content.text)
-        stored = StoredMessage(last, message, SUMMARY_AUTHOR)
-        if self.counter is not None and content.counter == self.counter.name:
-            return CountedMessage(stored, content.tokens)
-        return CountedMessage(stored, self.message(message))
-
-
-def frozen_copy(replica: Replica) -> Replica:
-    """Return a copy of a replica that later writes do not change: a consistent view."""
-    copy = Replica(replica.name, replica.settings)
-    copy.view = replica.view
-    return copy
+        same_counter = self.counter is not None and content.counter == self.counter.name
+        tokens = content.tokens if same_counter else self.message(message)
+        return StoredMessage(last, message, SUMMARY_AUTHOR, tokens=tokens)
 
 
 def summary_message(text: str) -> dict[str, Any]:
@@ -201,104 +192,102 @@ def summary_message(text: str) -> dict[str, Any]:
     return {"role": SUMMARY_ROLE, "content": SUMMARY_HEADING + text}
 
 
-def unknown_effect_notices(replica: Replica, counting: MessageCounter) -> list[CountedMessage]:
+def unknown_effect_notices(
+    state: SessionState, summary: SummaryRef, counting: MessageCounter
+) -> list[StoredMessage]:
     """Return a notice for each call of unknown outcome whose own notice was summarized away."""
-    summary, notices = replica.state.talk.summary, []
-    for deed in replica.state.deeds.by_identity.values():
-        if deed.state == UNKNOWN and summary is not None and deed.outcome <= summary.last:
+    notices = []
+    for deed in state.deeds.by_identity.values():
+        if deed.state == UNKNOWN and deed.outcome <= summary.last:
             text = f"A call of {deed.tool!r} may have happened; its outcome is still unknown."
             message = {"role": "system", "content": text}
-            notices.append(
-                CountedMessage(StoredMessage(deed.outcome, message), counting.message(message))
-            )
+            tokens = counting.message(message)
+            notices.append(StoredMessage(deed.outcome, message, tokens=tokens))
     return notices
 
 
 class MessageReader:
     """Reads the messages after a position in pages, newest first, without torn batches."""
 
-    def __init__(self, replica: Replica, *, after: int, counting: MessageCounter) -> None:
-        past = replica.past
-        self._replica = replica
+    def __init__(self, past: History, own: Codec, *, after: int, counting: MessageCounter) -> None:
+        self._past = past
+        self._own = own
         self._after = after
         self._counting = counting
-        self._backward = BackwardReader(replica.name, past.cipher, past, tenant=past.stream.tenant)
+        self._backward = BackwardReader(
+            past.stream.session, past.cipher, past, tenant=past.stream.tenant
+        )
         self._torn = past.torn or (0, 0)
         self._ids: set[str] = set()
         """Record ids so far: a whole answer has the id of the interrupted one it supersedes."""
 
-    def page(self) -> Steps[list[CountedMessage] | None]:
+    def page(self) -> Steps[list[StoredMessage] | None]:
         """Return the next messages, newest first and perhaps none; None at the end."""
         if self._backward.ended:
             return None
-        messages: list[CountedMessage] = []
-        name, cipher = self._replica.name, self._replica.past.cipher
+        messages: list[StoredMessage] = []
+        past = self._past
         for linked in (yield from self._backward.page(PAGE_ENTRIES)):
             position, kind = linked.entry.position, linked.header.kind
             if position <= self._after:
                 self._backward.ended = True
                 break
-            if kind == Recovered.kind:
-                content = chain.decode_content(name, linked, cipher)
-                if isinstance(content, Recovered):
+            if kind == BatchDiscarded.kind:
+                content = chain.decode_content(past.stream.session, linked, past.cipher)
+                if isinstance(content, BatchDiscarded):
                     self._torn = (content.first, content.last)
             if kind == Message.kind and not self._torn[0] <= position <= self._torn[1]:
-                payload = chain.open_body(name, linked, cipher)
-                message = stored_message(self._replica, payload, position)
+                message = self._counting.read(past, self._own, linked)
                 if not (message.interrupted and linked.header.id in self._ids):
-                    messages.append(self._counting.record(position, message))
+                    messages.append(message)
                 self._ids.add(linked.header.id)
         return messages
 
 
-def read_instructions(replica: Replica, counting: MessageCounter) -> Steps[list[CountedMessage]]:
+def read_instructions(
+    view: StateView, own: Codec, counting: MessageCounter
+) -> Steps[list[StoredMessage]]:
     """Read the instructions and pinned messages, which are part of every window."""
-    talk = replica.state.talk
-    messages: list[CountedMessage] = []
+    talk, past = view.state.talk, view.past
+    messages: list[StoredMessage] = []
     for position in sorted({*talk.systems, *talk.pins}):
-        linked = yield from reader.read_entry(replica.past, position)
-        payload = chain.open_body(replica.name, linked, replica.past.cipher)
-        messages.append(counting.record(position, stored_message(replica, payload, position)))
+        linked = yield from reader.read_entry(past, position)
+        messages.append(counting.read(past, own, linked))
     return messages
 
 
-def read_summary(replica: Replica, counting: MessageCounter) -> Steps[list[CountedMessage]]:
-    """Read the summary in force: a list of one message, or of none."""
-    summary = replica.state.talk.summary
-    if summary is None:
-        return []
-    content = yield from reader.read_content(replica.past, summary.position)
-    if not isinstance(content, Summary):
-        raise ChainError(replica.name, summary.position, "a summary is expected here")
+def read_summary(
+    past: History, summary: SummaryRef, counting: MessageCounter
+) -> Steps[list[StoredMessage]]:
+    """Read the summary in force as a list of one message."""
+    content = yield from reader.read_kind(past, summary.position, Summary)
     return [counting.summary(summary.last, content)]
 
 
-def is_turn_start(message: CountedMessage, previous: CountedMessage | None) -> bool:
+def is_turn_start(message: StoredMessage, previous: StoredMessage | None) -> bool:
     """Whether a message is the first of its turn; without a turn, every user message is."""
-    turn = message.stored.turn
+    turn = message.turn
     if turn:
-        return previous is None or previous.stored.turn != turn
-    return message.stored.message.get("role") == "user"
+        return previous is None or previous.turn != turn
+    return message.message.get("role") == "user"
 
 
-def window_starts(ordered: Sequence[CountedMessage], *, whole: bool) -> list[int]:
+def window_starts(ordered: Sequence[StoredMessage], *, whole: bool) -> list[int]:
     """Return the indexes at which a window may begin: starts of turns that are safe cuts.
 
     Without any turn or user message, every safe cut is one. Unless the messages are the `whole`
     conversation, the turn of the first message is skipped: it may have begun earlier.
     """
-    safe = safe_cuts([message.stored for message in ordered])
-    indexes, seen_turns = [], set() if whole or not ordered else {ordered[0].stored.turn}
+    safe = safe_cuts(ordered)
+    indexes, seen_turns = [], set() if whole or not ordered else {ordered[0].turn}
     for index, message in enumerate(ordered):
-        turn = message.stored.turn
+        turn = message.turn
         begins = turn not in seen_turns if turn else is_turn_start(message, None)
         seen_turns.add(turn)
         if begins and safe[index]:
             indexes.append(index)
     if whole and ordered and 0 not in indexes:
         indexes.insert(0, 0)
-    if any(
-        message.stored.turn or message.stored.message.get("role") == "user" for message in ordered
-    ):
+    if any(message.turn or message.message.get("role") == "user" for message in ordered):
         return indexes
     return [index for index in range(len(ordered)) if safe[index]]

@@ -6,12 +6,10 @@ contender waits again.
 """
 
 import math
-import os
-import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
-from perdure.core.plans import PendingEvent, Plan, PlanSteps, RecordBatch
+from perdure.core.plans import PendingEvent, Plan, RecordBatch
 from perdure.core.state.leases import LeaseState
 from perdure.core.validation import require_str
 from perdure.errors import (
@@ -203,11 +201,17 @@ def begin_lease(
     def on_loss(loss: FencedError) -> None:
         lost()
         fields = {"epoch": loss.epoch, "newer": loss.newer, "who": loss.who, "reason": loss.reason}
-        replica.notices.append(PendingEvent("lost", fields))
+        replica.notices.append(PendingEvent("lease_lost", fields))
 
     token = replica.settings.token()
     replica.holding = HeldLease(token, ttl, earlier, now=now, here=here, on_loss=on_loss)
     return replica.holding
+
+
+class TakenLease(NamedTuple):
+    """A lease that this handle took. `epoch` is its number among the leases of the session."""
+
+    epoch: int
 
 
 class LeaseAttempt:
@@ -245,12 +249,11 @@ class LeaseAttempt:
         assert lease is not None  # noqa: S101 - only a stored lease can make the caller wait
         return lease_held_error(self._replica.name, lease)
 
-    def plan(self) -> Plan:
-        """Plan to take the lease; returns its epoch, raises LeaseHeldError if it is still held."""
-        record_id = self._replica.settings.new_id()
+    def plan(self) -> Plan[TakenLease]:
+        """Plan to take the lease; LeaseHeldError if it is still held by another handle."""
+        record_id = self._replica.new_id()
 
-        def make(batch: RecordBatch) -> PlanSteps:
-            yield from ()
+        def make(batch: RecordBatch) -> TakenLease:
             lease = batch.state.lease
             # A renewal stored since `seconds_until_free` means that the holder is alive.
             if (
@@ -268,46 +271,45 @@ class LeaseAttempt:
                 forced=self._request.force and is_held,
             )
             batch.add_content(record_id, content)
-            return content.epoch
+            return TakenLease(content.epoch)
 
         return Plan("lease.take", "", make)
 
 
-def plan_renewal(replica: "Replica", holding: HeldLease) -> Plan:
-    """Plan a renewal. It does nothing after the lease was released."""
-    record_id = replica.settings.new_id()
+def plan_renewal(replica: "Replica", holding: HeldLease) -> Plan[bool]:
+    """Plan a renewal. The result is False, and nothing is added, after the lease was released."""
+    record_id = replica.new_id()
 
-    def make(batch: RecordBatch) -> PlanSteps:
-        yield from ()
+    def make(batch: RecordBatch) -> bool:
         if not holding.active:
-            return batch.position
+            return False
         fenced = holding.fenced(batch.name, batch.state.lease)
         if fenced is not None:
             raise fenced
-        content = LeaseRenewed(epoch=holding.epoch, owner=holding.owner)
-        return batch.add_content(record_id, content)
+        batch.add_content(record_id, LeaseRenewed(epoch=holding.epoch, owner=holding.owner))
+        return True
 
     return Plan("lease.renew", "", make)
 
 
-def plan_release(replica: "Replica", holding: HeldLease) -> Plan:
-    """Plan to release the lease. The result is 0 if this handle no longer held it."""
-    record_id = replica.settings.new_id()
+def plan_release(replica: "Replica", holding: HeldLease) -> Plan[bool]:
+    """Plan to release the lease. The result is False if this handle no longer held it."""
+    record_id = replica.new_id()
 
-    def make(batch: RecordBatch) -> PlanSteps:
-        yield from ()
+    def make(batch: RecordBatch) -> bool:
         lease = batch.state.lease
         if lease is None or not holding.owns(lease):
-            return 0
-        return batch.add_content(record_id, LeaseReleased(epoch=lease.epoch, owner=lease.owner))
+            return False
+        batch.add_content(record_id, LeaseReleased(epoch=lease.epoch, owner=lease.owner))
+        return True
 
     return Plan("lease.release", "", make)
 
 
-def after_release(replica: "Replica", holding: HeldLease, position: int) -> None:
+def after_release(replica: "Replica", holding: HeldLease, *, was_held: bool) -> None:
     """Update a lease after its release: another handle may have taken it over before."""
     holding.owners = frozenset()
-    if not position and holding.epoch:  # Epoch 0: it was never taken.
+    if not was_held and holding.epoch:  # Epoch 0: it was never taken.
         holding.fenced(replica.name, replica.state.lease)
 
 
@@ -329,15 +331,3 @@ def lease_holder(replica: "Replica") -> LeaseHolder | None:
     holding = replica.holding
     here = holding is not None and holding.active and holding.owns(lease)
     return LeaseHolder(lease.epoch, lease.who, lease.ttl, here)
-
-
-def now() -> float:
-    """Tell the time that leases go by: no change of the wall clock changes it."""
-    return time.monotonic()
-
-
-def this_process() -> str:
-    """Say which process this is, to people who find it in the record."""
-    from socket import gethostname
-
-    return f"{gethostname()} pid {os.getpid()}"

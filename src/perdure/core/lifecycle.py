@@ -13,16 +13,16 @@ To edit: a crash may happen between any two writes, so the order above must not 
 from collections.abc import Sequence
 
 from perdure.backends.protocol import DELETED, Append, Head
-from perdure.core.plans import Plan, PlanSteps, RecordBatch
+from perdure.core.plans import Plan, RecordBatch, T
 from perdure.core.replica import Replica
 from perdure.core.settings import Settings
 from perdure.core.state.session_state import SessionState
 from perdure.core.validation import require_int, require_labels, require_session_id, require_str
-from perdure.errors import ConflictError, InUseError, NotFoundError, UsageError
+from perdure.errors import ConflictError, InUseError, NotFoundError, PerdureError, UsageError
 from perdure.journal import chain, codec, reader, requests
 from perdure.journal.chain import ChainTip, PendingRecord, StreamIdentity, VerifiedEntry
 from perdure.journal.reader import History, ParentStream
-from perdure.journal.records import Branched, Deleted, Kept, Recovered, Released
+from perdure.journal.records import BatchDiscarded, Branched, BranchKept, BranchReleased, Deleted
 from perdure.journal.requests import Steps
 
 PAGE = 256  # heads per request
@@ -141,7 +141,7 @@ def create_branch(source: Replica, name: object, *, at: object) -> Steps[Replica
     # has to keep the branch.
     owner = Replica(past.segment(position).stream.session, source.settings)
     yield from owner.load()
-    kept = Kept(reason=Kept.BEGINS, branch=stream.session, stream=stream.id)
+    kept = BranchKept(reason=BranchKept.BEGINS, branch=stream.session, stream=stream.id)
     keep = source.settings.new_id()
     yield from _write_plan(owner, _plan_keep(keep, kept, position))
     yield from _store_first_entry(stream, state, owner, shared.tip, keep)
@@ -163,7 +163,7 @@ def _require_complete_batch(past: History, linked: VerifiedEntry) -> Steps[None]
     name = past.segment(position).stream.session
     rest = yield from requests.read(name, after=position, limit=left)
     headers = [chain.verify_entry(name, entry).header for entry in rest]
-    if len(headers) < left or any(header.kind == Recovered.kind for header in headers):
+    if len(headers) < left or any(header.kind == BatchDiscarded.kind for header in headers):
         reason = f"entry {position} of {name!r} is part of a batch that a crash interrupted"
         raise UsageError(f"{reason}: choose another position")
 
@@ -180,15 +180,14 @@ def _require_free(name: str) -> Steps[None]:
         raise UsageError(f"session {name!r} {reason}: choose another name")
 
 
-def _as_complete(kept: Kept) -> Kept:
-    return Kept(reason=Kept.STANDS, branch=kept.branch, stream=kept.stream)
+def _as_complete(kept: BranchKept) -> BranchKept:
+    return BranchKept(reason=BranchKept.STANDS, branch=kept.branch, stream=kept.stream)
 
 
-def _plan_keep(keep: str, kept: Kept, position: int) -> Plan:
+def _plan_keep(keep: str, kept: BranchKept, position: int) -> Plan[int]:
     """Plan a keep for a branch; NotFoundError if its position has been deleted since."""
 
-    def make(batch: RecordBatch) -> PlanSteps:
-        yield from ()
+    def make(batch: RecordBatch) -> int:
         if batch.state.deleted or batch.state.begin > position:
             raise NotFoundError(f"session {batch.name!r}", "it was deleted in the meantime")
         return batch.add_content(keep, kept)
@@ -213,15 +212,14 @@ def _store_first_entry(
         raise UsageError(f"session {stream.session!r} exists: choose another name")
 
 
-def _plan_release(owner: Replica, keep: str) -> Plan:
+def _plan_release(owner: Replica, keep: str) -> Plan[int]:
     """Plan the release of a keep; adds nothing if it is released already."""
-    record_id = owner.settings.new_id()
+    record_id = owner.new_id()
 
-    def make(batch: RecordBatch) -> PlanSteps:
-        yield from ()
+    def make(batch: RecordBatch) -> int:
         if keep not in batch.state.keeps:
             return batch.position
-        return batch.add_content(record_id, Released(keep=keep))
+        return batch.add_content(record_id, BranchReleased(keep=keep))
 
     return Plan("release", keep, make)
 
@@ -238,7 +236,7 @@ def delete_session(name: object, settings: Settings, *, reason: str) -> Steps[No
     yield from _delete_and_drop(replica, reason)
 
 
-def _is_needed(kept: Kept) -> Steps[bool]:
+def _is_needed(kept: BranchKept) -> Steps[bool]:
     """Whether a keep is still needed: a hold always is, a branch only if it was created."""
     if not kept.branch:
         return True
@@ -252,9 +250,9 @@ def _is_needed(kept: Kept) -> Steps[bool]:
 
 def _delete_and_drop(replica: Replica, reason: str) -> Steps[None]:
     """Append the deletion record, drop what is before it, and release the keep in the parent."""
-    record_id = replica.settings.new_id()
+    record_id = replica.new_id()
 
-    def make(batch: RecordBatch) -> PlanSteps:
+    def make(batch: RecordBatch) -> Steps[int]:
         if batch.state.deleted:
             raise NotFoundError(f"session {batch.name!r}")
         users = []
@@ -266,7 +264,8 @@ def _delete_and_drop(replica: Replica, reason: str) -> Steps[None]:
         return batch.add_content(record_id, Deleted(reason=reason))
 
     lineage = replica.state.lineage  # Before the write: the deletion clears it.
-    position = yield from _write_plan(replica, Plan("delete", "", make))
+    deletion: Plan[int] = Plan("delete", "", make)
+    position = yield from _write_plan(replica, deletion)
     yield from requests.drop(replica.name, before=position)
     if lineage:
         yield from _release_in_parent(replica, lineage[0].name)
@@ -305,9 +304,9 @@ def _release_in_parent(child: Replica, parent: str) -> Steps[None]:
         return
 
 
-def _write_plan(replica: Replica, plan: Plan) -> Steps[int]:
+def _write_plan(replica: Replica, plan: Plan[T]) -> Steps[T]:
     """Write one plan; return its result, or raise its error."""
     (answer,) = yield from replica.write([plan])
-    if isinstance(answer, int):
-        return answer
-    raise answer
+    if isinstance(answer, PerdureError):
+        raise answer
+    return answer  # type: ignore[no-any-return] # the answers of a batch have different types

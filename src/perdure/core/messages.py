@@ -11,7 +11,13 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from perdure.core.plans import Plan, RecordBatch, TurnOwnership, add_drafts, require_turn_owner
+from perdure.core.plans import (
+    Plan,
+    RecordBatch,
+    TurnOwnership,
+    add_unless_stored,
+    require_turn_owner,
+)
 from perdure.core.replica import Replica
 from perdure.core.state.session_state import fingerprint, strip_token_count
 from perdure.core.validation import require_record_id, require_str
@@ -44,7 +50,7 @@ def make_attribution(author: str, recipient: str, channel: str, origin: str) -> 
 
 ParsedMessage = tuple[dict[str, Any], dict[str, Any]]
 
-"""A message and its metadata: a `Taken`, or an equal pair."""
+"""A message and its metadata: an `IncomingMessage`, or an equal pair."""
 
 
 def append_messages(
@@ -54,8 +60,8 @@ def append_messages(
     voice: Attribution = ANONYMOUS,
     turn: TurnOwnership | None = None,
     record_id: str | None = None,
-) -> Plan:
-    """Plan to append messages, all or none."""
+) -> Plan[int]:
+    """Plan to append messages, all or none. The result is the position of the last one."""
     if not messages:
         raise UsageError("nothing to append: give at least one message")
     parsed: list[ParsedMessage] = []
@@ -88,7 +94,7 @@ def append_parsed(
     turn: TurnOwnership | None = None,
     record_id: str | None = None,
     answer: str = "",
-) -> Plan:
+) -> Plan[int]:
     """Plan to append parsed messages, all or none.
 
     `answer` is the record id of a streamed answer that they complete.
@@ -97,9 +103,11 @@ def append_parsed(
     drafts = encode_messages(replica, parsed, voice, turn_id, record_id)
     if answer:
         drafts[0] = msgspec.structs.replace(drafts[0], id=answer)
-    make = add_drafts(drafts)
-    if turn is not None:
-        make = partial(_append_in_turn, turn, drafts)
+    make = (
+        partial(add_unless_stored, drafts)
+        if turn is None
+        else partial(_append_in_turn, turn, drafts)
+    )
     return Plan("answer" if answer else "message", turn_id, make)
 
 
@@ -109,7 +117,7 @@ def _append_in_turn(
     # Messages stored by an earlier attempt are no conflict, even if the turn has ended since.
     if batch.find_stored(drafts) is None:
         require_turn_owner(batch, turn)
-    return add_drafts(drafts)(batch)
+    return add_unless_stored(drafts, batch)
 
 
 def encode_messages(
@@ -127,11 +135,12 @@ def encode_messages(
         for field, text in voice._asdict().items():
             require_str(text, field)
     for message, meta in parsed:
+        draft_id = GENERATED_PREFIX + token()
         if voice is ANONYMOUS and counter is None and not meta:  # The usual case, in half the time.
             content = Message(message=pack(message), turn=turn)
         else:
             content = _attributed_message(pack(message), turn, voice, pack(meta), counter, message)
-        drafts.append(PendingRecord(GENERATED_PREFIX + token(), content, codec.encode(content)))
+        drafts.append(PendingRecord(draft_id, content, codec.encode(content)))
     if record_id is not None:
         drafts[0] = with_caller_id(drafts, require_record_id(record_id))
     return drafts

@@ -1,17 +1,17 @@
 """Writes as plans over a session's state: the records to add, and the records that conflict. Pure.
 
-In: arguments that were checked and encoded already. Out: a `Plan`, whose `make` adds records to a
-`Batch`. No plan does I/O itself; one that has to read yields steps.
+In: arguments that were checked and encoded already. Out: a `Plan[T]`, whose `make` adds records to
+a `RecordBatch` and returns a T. No plan does I/O itself; one that has to read yields steps.
 
 A plan is created once and may be executed several times. When another writer was first, the session
 catches up and calls `invalidated_by` for each new record; a plan that is still valid is executed
 again on the newer state, with the same record ids. To edit: `make` must therefore decide from the
-batch alone and must not generate ids, and a new plan kind needs a row in `YIELDS`.
+batch alone and must not generate ids, and a new plan kind needs a row in `CONFLICT_RULES`.
 """
 
 from collections.abc import Callable, Sequence
-from functools import partial
-from typing import NamedTuple
+from types import GeneratorType
+from typing import Generic, NamedTuple, TypeVar
 
 import msgspec
 
@@ -25,24 +25,31 @@ from perdure.core.state.session_state import (
     turn_key,
 )
 from perdure.errors import ConflictError, DivergenceError
-from perdure.journal import codec
-from perdure.journal.chain import ChainTip, PendingRecord
+from perdure.journal import codec, reader
+from perdure.journal.chain import PendingRecord
 from perdure.journal.ids import GENERATED_PREFIX
+from perdure.journal.reader import ContentT, History
 from perdure.journal.records import Content
 from perdure.journal.requests import Steps
 
+T = TypeVar("T")
+
 _TURN_PLANS = frozenset(
-    {"answer", "message", "piece", "tools", "turn.begin", "turn.continue", "turn.end"}
+    {"answer", "message", "message.chunk", "tools", "turn.begin", "turn.continue", "turn.end"}
 )
 
 
 class RecordBatch:
-    """The records of one append while it is being built, applied to a draft of the state."""
+    """The records of one append while it is being built, applied to a draft of the state.
 
-    def __init__(self, name: str, state: SessionState, tip: ChainTip) -> None:
+    `state` is a draft at the end of `past`; the batch changes it.
+    """
+
+    def __init__(self, name: str, state: SessionState, past: History) -> None:
         self.name = name
-        self.state = state.draft()
-        self.tip = tip
+        self.state = state
+        self.past = past
+        self.tip = past.tip
         self.drafts: list[PendingRecord] = []
         self.values: dict[str, bytes] = {}
         """The full values that this batch sets, by key."""
@@ -54,12 +61,8 @@ class RecordBatch:
         """The position of the newest record, drafts included."""
         return self.tip.position + len(self.drafts)
 
-    def add(self, draft: PendingRecord) -> int:
-        """Add a record; later plans of the batch see its effect. Return its position."""
-        return self.add_all((draft,))
-
     def add_all(self, drafts: Sequence[PendingRecord]) -> int:
-        """Add records, as `add` does; return the position of the last one."""
+        """Add records; later plans of the batch see their effect. Return the last position."""
         apply, position = self.state.apply, self.tip.position + len(self.drafts)
         for draft in drafts:
             content, payload = draft.content, draft.payload
@@ -71,7 +74,25 @@ class RecordBatch:
         return position
 
     def add_content(self, record_id: str, content: Content) -> int:
-        return self.add(PendingRecord(record_id, content, codec.encode(content)))
+        """Encode a record and add it, as `add_all` does; return its position."""
+        payload = codec.encode(content)
+        self.drafts.append(PendingRecord(record_id, content, payload))
+        position = self.tip.position + len(self.drafts)
+        self.state.apply(position, record_id, content, payload)
+        if content.kind == "message":
+            self.last = payload
+        return position
+
+    def read(self, position: int, kind: type[ContentT]) -> Steps[ContentT]:
+        """Return the record at a position, of this batch or stored; ChainError for another kind."""
+        if position <= self.tip.position:
+            return (yield from reader.read_kind(self.past, position, kind))
+        content = self.drafts[position - self.tip.position - 1].content
+        return reader.require_kind(self.name, position, content, kind)
+
+    def conflict(self, reason: str) -> ConflictError:
+        """Return the error for a plan that does not fit the state of this batch."""
+        return ConflictError(self.name, self.position, self.position, reason)
 
     def find_stored(self, drafts: Sequence[PendingRecord]) -> KnownRecord | None:
         """Return where drafts are already stored under the caller's id, or None if they are not.
@@ -92,25 +113,22 @@ class RecordBatch:
         return stored
 
 
-PlanSteps = Steps[int]
-
-"""The steps that execute a plan. An alias, because annotations are evaluated at every `def`."""
-
-
-class Plan(msgspec.Struct, frozen=True, gc=False):
+class Plan(msgspec.Struct, Generic[T], frozen=True, gc=False):
     """A write: `make` adds its records to a batch and returns the result for the caller.
 
-    `make` is a generator of steps if it has to read; otherwise a plain function will do.
+    `make` is a generator function if it has to read, and a plain function if not.
     """
 
     kind: str
     subject: str
-    make: Callable[[RecordBatch], PlanSteps | int]
+    make: Callable[[RecordBatch], T | Steps[T]]
 
-    def execute(self, batch: RecordBatch) -> PlanSteps:
-        """Add the plan's records to a batch, whether `make` is a generator or not."""
+    def execute(self, batch: RecordBatch) -> Steps[T]:
+        """Add the plan's records to a batch, whether `make` is a generator function or not."""
         result = self.make(batch)
-        return result if isinstance(result, int) else (yield from result)
+        if type(result) is GeneratorType:
+            result = yield from result
+        return result  # type: ignore[return-value] # mypy does not narrow by `type(…) is`
 
     @property
     def turn(self) -> str:
@@ -132,12 +150,11 @@ class Plan(msgspec.Struct, frozen=True, gc=False):
         return content.kind in rule.same_subject and content.subject == self.subject
 
 
-def add_drafts(drafts: Sequence[PendingRecord]) -> Callable[[RecordBatch], int]:
-    """Return a `make` that adds fixed records, unless they are already stored under their id."""
-    return partial(_add_unless_stored, drafts)
+def add_unless_stored(drafts: Sequence[PendingRecord], batch: RecordBatch) -> int:
+    """Add records unless they are already stored under their id; return the last position.
 
-
-def _add_unless_stored(drafts: Sequence[PendingRecord], batch: RecordBatch) -> int:
+    As `partial(add_unless_stored, drafts)` it is the `make` of a plan for fixed records.
+    """
     stored = batch.find_stored(drafts) if drafts[0].id[:1] != GENERATED_PREFIX else None
     return batch.add_all(drafts) if stored is None else stored.position + len(drafts) - 1
 
@@ -160,27 +177,25 @@ def require_open_turn(batch: RecordBatch, turn: str) -> OpenTurn:
     """Return a turn that has not ended; ConflictError if it has."""
     open_turn = batch.state.turns.get(turn)
     if open_turn is None:
-        raise ConflictError(batch.name, batch.position, batch.position, "the turn has ended")
+        raise batch.conflict("the turn has ended")
     return open_turn
 
 
 def require_turn_owner(batch: RecordBatch, turn: TurnOwnership) -> None:
     """Raise ConflictError unless the turn is open and still owned by this handle."""
     if require_open_turn(batch, turn.turn).owner != turn.owner:
-        reason = "another handle continued the turn"
-        raise ConflictError(batch.name, batch.position, batch.position, reason)
+        raise batch.conflict("another handle continued the turn")
 
 
-def add_nothing(batch: RecordBatch) -> Steps[int]:
+def add_nothing(batch: RecordBatch) -> int:
     """Add nothing. Writing it waits for all plans queued before."""
-    yield from ()
     return batch.position
 
 
 NO_OP = Plan("note", "", add_nothing)
 
 # `Replica.write` catches up before these two kinds. REFRESH also counts the new records as seen by
-# the caller; after CATCH_UP, a later plan made without knowing them is still a conflict.
+# the caller; after REFRESH_SILENTLY, a later plan made without knowing them is still a conflict.
 REFRESH_SILENTLY = Plan("catch-up", "", add_nothing)
 
 REFRESH = Plan("refresh", "", add_nothing)

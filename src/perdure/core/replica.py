@@ -3,7 +3,7 @@
 In: plans to write, and entries read from the store. Out: steps (requests for I/O), one result per
 plan, a published `view`, and notices that the handle emits as events.
 
-    plans ── Batch ── link ── commit ──┬─ stored:   the draft becomes the state
+    plans ── batch ── link ── commit ──┬─ stored:   the draft becomes the state
                                        ├─ conflict: catch up; retry the plans that are still valid
                                        └─ error:    in doubt; resolved before the next write
 
@@ -15,7 +15,8 @@ another step may replace it. Never change a published state or view in place.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from types import GeneratorType
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -46,8 +47,9 @@ from perdure.journal.chain import (
     StreamIdentity,
     VerifiedEntry,
 )
+from perdure.journal.ids import GENERATED_PREFIX
 from perdure.journal.reader import PAGE, History
-from perdure.journal.records import Branched, Content, Message, Recovered, Snapshot
+from perdure.journal.records import BatchDiscarded, Branched, Content, Message, Snapshot
 from perdure.journal.requests import Commit, Steps
 
 
@@ -69,7 +71,8 @@ class StateView(NamedTuple):
     """The payload of the newest message."""
 
 
-PlanResult = int | PerdureError
+PlanAnswers = dict[int, Any]
+"""By the number of a plan: its result, or the PerdureError that it raised or was rejected with."""
 
 
 class Replica:
@@ -94,6 +97,10 @@ class Replica:
         self.deleted = False
         """Whether this handle has seen the session deleted, or its name reused for a branch."""
         self._batches = BatchAssembler(name)
+
+    def new_id(self) -> str:
+        """Return a new record id, marked as generated."""
+        return GENERATED_PREFIX + self.settings.token()
 
     @property
     def exists(self) -> bool:
@@ -128,8 +135,9 @@ class Replica:
         tip: ChainTip,
         last: bytes | None,
         batches: BatchAssembler,
+        torn: tuple[int, int] | None = None,
     ) -> None:
-        past = History(stream, tip, self.settings.cipher, state.lineage, state.begin, batches.torn)
+        past = History(stream, tip, self.settings.cipher, state.lineage, state.begin, torn)
         # `tuple.__new__` is faster than calling the class, and every write comes through here.
         self.view, self._batches = tuple.__new__(StateView, (state, past, last)), batches
 
@@ -148,7 +156,7 @@ class Replica:
         if tail:
             state, batches = self._rebuild(tail, base)
             stream = StreamIdentity(self.name, tail[0].header.stream, self.settings.tenant)
-            self._publish(state, stream, tail[0].tip, None, batches)
+            self._publish(state, stream, tail[0].tip, None, batches, batches.torn)
             self._unseen.clear()
             if batches.torn is not None:
                 self._add_notice("recovery", first=batches.torn[0], last=batches.torn[1])
@@ -199,12 +207,12 @@ class Replica:
         payload = chain.open_body(self.name, linked, self.settings.cipher)
         try:
             content = codec.decode(Snapshot.kind, payload, stream=self.name, position=position)
-            if isinstance(content, Snapshot) and content.fold == STATE_VERSION:
+            if isinstance(content, Snapshot) and content.state == STATE_VERSION:
                 return SessionState.restore(content, payload, name=self.name, position=position)
             reason = "a state snapshot of another version"
         except PayloadError as error:
             reason = error.reason
-        self._add_notice("skipped", position=position, reason=reason)
+        self._add_notice("snapshot_skipped", position=position, reason=reason)
         return None
 
     def _add_notice(self, event: str, **fields: object) -> None:
@@ -258,7 +266,7 @@ class Replica:
                         last = chain.open_body(self.name, whole, self.settings.cipher)
                     elif state.deleted:
                         last = None
-        self._publish(state, stream, tip, last, batches)
+        self._publish(state, stream, tip, last, batches, batches.torn)
         self.deleted = self.deleted or any(content.kind == "deleted" for content in newer)
         return newer
 
@@ -288,8 +296,8 @@ class Replica:
 
     # Writing.
 
-    def write(self, plans: Sequence[Plan]) -> Steps[list[PlanResult]]:
-        """Write plans as one append; return for each its result or its own error.
+    def write(self, plans: Sequence[Plan[Any]]) -> Steps[list[Any]]:
+        """Write plans as one append; return for each its result, or its own PerdureError.
 
         An exception means that the outcome is unknown for all of them.
         """
@@ -304,14 +312,14 @@ class Replica:
         elif "catch-up" in kinds:
             base = self.tip.position
             self._unseen.add((yield from self.catch_up()), base)
-        answers: dict[int, PlanResult] = {}
+        answers: PlanAnswers = {}
         if self.state.lease is not None:
             yield from self._enforce_lease(plans, answers)
         if self._unseen.contents:
             yield from self._reject_unseen(plans, answers)
         while True:
             batch = yield from self._build_batch(plans, answers)
-            if not batch.drafts or (yield from self._commit(batch)):
+            if not batch.drafts or (yield from self._commit(batch, batch.state.head_labels)):
                 conflicts = [item for item in answers.values() if isinstance(item, ConflictError)]
                 # A caller that takes a lease is expected to re-read the session, as after a
                 # conflict.
@@ -328,17 +336,18 @@ class Replica:
 
     def _reject_invalidated(
         self,
-        plans: Sequence[Plan],
+        plans: Sequence[Plan[Any]],
         newer: Sequence[Content],
         after: int,
-        answers: dict[int, PlanResult],
+        answers: PlanAnswers,
     ) -> Steps[None]:
         """Reject plans invalidated by newer records; discard the results of the others.
 
         Results of plans that were executed on the old state no longer count, but errors stay.
         """
-        for number in [number for number, answer in answers.items() if isinstance(answer, int)]:
-            del answers[number]
+        for number, answer in [*answers.items()]:
+            if not isinstance(answer, PerdureError):
+                del answers[number]
         if self.state.lease is not None:
             yield from self._enforce_lease(plans, answers)
         for number, plan in enumerate(plans):
@@ -348,7 +357,7 @@ class Replica:
                     answers[number] = conflict
         self._unseen.add(newer, after)
 
-    def _enforce_lease(self, plans: Sequence[Plan], answers: dict[int, PlanResult]) -> Steps[None]:
+    def _enforce_lease(self, plans: Sequence[Plan[Any]], answers: PlanAnswers) -> Steps[None]:
         """Reject plans that need the lease if this handle does not hold it."""
         error = leases.lease_refusal(self.name, self.state.lease, self.holding)
         if error is not None:
@@ -356,7 +365,7 @@ class Replica:
                 if number not in answers and not plan.bypasses_lease:
                     answers[number] = yield from self._allow_if_stored(plan, error)
 
-    def _reject_unseen(self, plans: Sequence[Plan], answers: dict[int, PlanResult]) -> Steps[None]:
+    def _reject_unseen(self, plans: Sequence[Plan[Any]], answers: PlanAnswers) -> Steps[None]:
         """Reject plans invalidated by records that were applied without notifying the caller."""
         unseen, position = self._unseen.contents.values(), self.tip.position
         for number, plan in enumerate(plans):
@@ -365,37 +374,37 @@ class Replica:
                 if conflict is not None:
                     answers[number] = yield from self._allow_if_stored(plan, conflict)
 
-    def _allow_if_stored(self, plan: Plan, refusal: PerdureError) -> Steps[PlanResult]:
+    def _allow_if_stored(self, plan: Plan[Any], refusal: PerdureError) -> Steps[Any]:
         """Return a refusal, or the stored result if the plan's records are stored already.
 
         A caller that repeats a write with its own id gets the position of the first attempt.
         """
-        trial = RecordBatch(self.name, self.state, self.tip)
+        trial = RecordBatch(self.name, self.state.draft(), self.past)
         try:
-            answer: PlanResult = yield from plan.execute(trial)
+            answer = yield from plan.execute(trial)
         except ConflictError:
             return refusal
         except PerdureError as error:
             answer = error
         return refusal if trial.drafts else answer
 
-    def _build_batch(
-        self, plans: Sequence[Plan], answers: dict[int, PlanResult]
-    ) -> Steps[RecordBatch]:
+    def _build_batch(self, plans: Sequence[Plan[Any]], answers: PlanAnswers) -> Steps[RecordBatch]:
         """Execute the unanswered plans on one batch; set their results as if it were stored."""
         view = self.view
-        batch = RecordBatch(self.name, view.state, view.past.tip)
+        batch = RecordBatch(self.name, view.state.draft(), view.past)
         torn = view.past.torn
         if torn is not None:
             # Discards the incomplete batch that a crash left at the end of the stream.
-            batch.add_content(self.settings.new_id(), Recovered(first=torn[0], last=torn[1]))
+            batch.add_content(self.new_id(), BatchDiscarded(first=torn[0], last=torn[1]))
         recovered = len(batch.drafts)
         for number, plan in enumerate(plans):
             if number not in answers:
                 try:
                     # As `plan.execute`, without a generator for plans that do not read.
                     result = plan.make(batch)
-                    answers[number] = result if isinstance(result, int) else (yield from result)
+                    if type(result) is GeneratorType:
+                        result = yield from result
+                    answers[number] = result
                 except PerdureError as error:
                     answers[number] = error
         if len(batch.drafts) == recovered:  # No plan added a record: append nothing at all.
@@ -407,19 +416,19 @@ class Replica:
     def _add_snapshot(self, batch: RecordBatch) -> None:
         facts = batch.state.facts()
         try:
-            batch.add_content(self.settings.new_id(), Snapshot(fold=STATE_VERSION, facts=facts))
+            batch.add_content(self.new_id(), Snapshot(state=STATE_VERSION, facts=facts))
         except UsageError as error:  # Too large. Snapshots only save reading, so continue without.
-            self._add_notice("skipped", position=batch.position + 1, reason=error.reason)
+            self._add_notice("snapshot_skipped", position=batch.position + 1, reason=error.reason)
 
-    def _commit(self, batch: RecordBatch) -> Steps[bool]:
+    def _commit(self, batch: RecordBatch, labels: frozenset[str]) -> Steps[bool]:
         """Number and link a batch; return the steps that send it, True if it was stored."""
         settings, stream = self.settings, self.view.past.stream
         if not stream.id:
             stream = stream._replace(id=settings.token())
-        time, cipher = settings.now(), settings.cipher
+        time, cipher = chain.now(settings.clock), settings.cipher
         entries, tip = chain.link_entries(stream, batch.tip, batch.drafts, time=time, cipher=cipher)
         # Takes half the time of calling the class.
-        append = tuple.__new__(Append, (self.name, entries, batch.state.head_labels, False))
+        append = tuple.__new__(Append, (self.name, entries, labels, False))
         return self._send(InDoubtWrite(append, batch, stream, tip))
 
     def _resolve_doubt(self) -> Steps[None]:
@@ -443,7 +452,7 @@ class Replica:
         except BaseException as error:
             # Cancellation and KeyboardInterrupt too: the append may have reached the backend.
             self.doubt = doubt
-            self._add_notice("doubt", first=append.entries[0].position, last=tip.position)
+            self._add_notice("write_in_doubt", first=append.entries[0].position, last=tip.position)
             if isinstance(error, UnavailableError):
                 hint = (
                     f"{error.hint}. This write may still be stored: check with session.refresh(),"
@@ -458,7 +467,7 @@ class Replica:
             return False
         if self.settings.verify_writes:
             yield from reader.verify_stored(append)
-        # The stored batch discarded an incomplete one, so nothing is left to assemble.
+        # The stored batch discarded an incomplete one, so nothing is left to assemble or torn.
         batches = self._batches if self.view.past.torn is None else BatchAssembler(self.name)
         self._publish(batch.state, stream, tip, batch.last or self.view.last, batches)
         for key, data in batch.values.items():

@@ -30,10 +30,7 @@ class Settings(NamedTuple):
 
     def now(self) -> str:
         """Return the time in the format of headers; UsageError if the clock returns none."""
-        try:
-            return chain.timestamp(self.clock())
-        except Exception as error:
-            raise UsageError(f"clock= must return seconds since the epoch: {error!r}") from error
+        return chain.now(self.clock)
 
 
 Types = Mapping[str, type | TypeCodec]

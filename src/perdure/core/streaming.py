@@ -12,16 +12,17 @@ from typing import Any
 
 from perdure.core.effects.model_calls import PendingModelCall
 from perdure.core.messages import Attribution, append_parsed
-from perdure.core.plans import Plan, PlanSteps, RecordBatch, TurnOwnership
+from perdure.core.plans import Plan, RecordBatch, TurnOwnership, require_open_turn
 from perdure.core.replica import Replica
 from perdure.core.state.conversation import PartialAnswer
-from perdure.errors import ChainError, ConflictError, UsageError, VersionError
+from perdure.errors import UsageError, VersionError
 from perdure.formats.intake import IncomingMessage
 from perdure.formats.streaming import Collector, collector_for, rebuild
 from perdure.formats.tool_calls import Call, closing, open_calls
-from perdure.journal import codec, reader
-from perdure.journal.chain import PendingRecord
-from perdure.journal.records import Message, Piece
+from perdure.journal import reader
+from perdure.journal.codec import Codec
+from perdure.journal.reader import History
+from perdure.journal.records import Message, MessageChunk
 from perdure.journal.requests import Steps
 
 
@@ -39,7 +40,7 @@ class AnswerRecorder:
         self._model_call = model_call
         self._turn = turn
         self._voice = voice
-        self._id = replica.settings.new_id()
+        self._id = replica.new_id()
         self._collector: Collector | None = None
 
     def take(self, chunk: object) -> None:
@@ -56,14 +57,14 @@ class AnswerRecorder:
         """The messages of the answer so far."""
         return self._collector.messages() if self._collector else []
 
-    def piece(self) -> Plan | None:
+    def piece(self) -> Plan[int] | None:
         """Return a plan that stores the chunks since the last piece; None if there are none."""
         data = self._collector.piece() if self._collector else None
         if data is None:
             return None
         return add_piece(self._replica, self._turn.turn, self._id, data)
 
-    def end(self, duration: float = 0.0) -> Plan | None:
+    def end(self, duration: float = 0.0) -> Plan[int] | None:
         """Return the plan for the end of the stream, or None if nothing is left to store.
 
         A finished answer is stored as messages, an unfinished one as its last piece.
@@ -88,32 +89,34 @@ def add_interrupted_answers(
     replica: Replica, batch: RecordBatch, *, turns: Collection[str] | None
 ) -> Steps[None]:
     """Add interrupted answers to the batch as messages: those of `turns`, or all if it is None."""
+    own_codec = replica.settings.codec
     for answer, partial in batch.state.talk.cut.items():
         if turns is not None and partial.turn not in turns:
             continue
-        messages = yield from read_partial_answer(replica, partial, batch)
-        ids = [answer, *(replica.settings.new_id() for _ in messages[1:])]
+        messages = yield from read_partial_answer(batch.past, own_codec, partial, batch)
+        ids = [answer, *(replica.new_id() for _ in messages[1:])]
         for record_id, (message, meta) in zip(ids, messages, strict=False):
             content = Message(
-                message=replica.settings.codec.pack(message),
-                meta=replica.settings.codec.pack(meta),
+                message=own_codec.pack(message),
+                meta=own_codec.pack(meta),
                 turn=partial.turn,
                 interrupted=True,
             )
-            batch.add(PendingRecord(record_id, content, codec.encode(content)))
+            batch.add_content(record_id, content)
 
 
 def read_partial_answer(
-    replica: Replica, partial: PartialAnswer, batch: RecordBatch | None = None
+    past: History, own_codec: Codec, partial: PartialAnswer, batch: RecordBatch | None = None
 ) -> Steps[list[IncomingMessage]]:
-    """Return the messages of an answer as of its last stored piece."""
+    """Return the messages of an answer as of its last piece, stored or in a batch."""
     pieces: list[dict[str, Any]] = []
     position = partial.position
     while position:
-        content = yield from _content_at(replica, batch, position)
-        if not isinstance(content, Piece):
-            raise ChainError(replica.name, position, "a piece of an answer is expected here")
-        pieces.append(replica.settings.codec.unpack(content.data, stream=replica.name))
+        if batch is None:
+            content = yield from reader.read_kind(past, position, MessageChunk)
+        else:
+            content = yield from batch.read(position, MessageChunk)
+        pieces.append(own_codec.unpack(content.data, stream=past.stream.session))
         position = content.previous
     try:
         return rebuild(pieces[::-1])
@@ -123,20 +126,12 @@ def read_partial_answer(
         return [IncomingMessage({"role": "assistant", "content": text}, {"unreadable": str(error)})]
 
 
-def _content_at(replica: Replica, batch: RecordBatch | None, position: int) -> Steps[object]:
-    if batch is not None and position > batch.tip.position:
-        return batch.drafts[position - batch.tip.position - 1].content
-    return (yield from reader.read_content(replica.past, position))
-
-
 def close_calls(replica: Replica, batch: RecordBatch, *, live: Collection[str]) -> Steps[None]:
     """Close unanswered calls with a notice, except those of `live` turns."""
     for call_id, call in [*batch.state.talk.calls.items()]:
         if call.turn and call.turn in live:
             continue
-        content = yield from _content_at(replica, batch, call.position)
-        if not isinstance(content, Message):
-            raise ChainError(replica.name, call.position, "a message with a call is expected here")
+        content = yield from batch.read(call.position, Message)
         issued = next(
             (candidate for candidate in open_calls(content.message) if candidate.id == call_id),
             Call(call_id, call.name),
@@ -144,22 +139,20 @@ def close_calls(replica: Replica, batch: RecordBatch, *, live: Collection[str]) 
         notice = Message(
             message=closing(content.message, issued), turn=call.turn, origin=INTERRUPTED_ORIGIN
         )
-        batch.add_content(replica.settings.new_id(), notice)
+        batch.add_content(replica.new_id(), notice)
 
 
-def add_piece(replica: Replica, turn: str, answer: str, data: dict[str, Any]) -> Plan:
+def add_piece(replica: Replica, turn: str, answer: str, data: dict[str, Any]) -> Plan[int]:
     """Plan to store a piece of an answer."""
-    record_id = replica.settings.new_id()
+    record_id = replica.new_id()
     packed = replica.settings.codec.pack(data)
 
-    def make(batch: RecordBatch) -> PlanSteps:
-        yield from ()
-        if turn not in batch.state.turns:
-            raise ConflictError(batch.name, batch.position, batch.position, "the turn has ended")
+    def make(batch: RecordBatch) -> int:
+        require_open_turn(batch, turn)
         partial = batch.state.talk.partials.get(answer)
-        content = Piece(
+        content = MessageChunk(
             answer=answer, data=packed, turn=turn, previous=partial.position if partial else 0
         )
         return batch.add_content(record_id, content)
 
-    return Plan("piece", turn, make)
+    return Plan("message.chunk", turn, make)

@@ -12,43 +12,42 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from perdure.core import history
-from perdure.core.history import CountedMessage, MessageCounter
-from perdure.core.plans import Plan, PlanSteps, RecordBatch
+from perdure.core.history import MessageCounter
+from perdure.core.plans import Plan, RecordBatch
 from perdure.core.replica import Replica
 from perdure.core.state.conversation import SUMMARIES_MAX
 from perdure.core.validation import require_int, require_str
 from perdure.core.window import EVERYTHING, WindowRequest
-from perdure.errors import ConflictError, NotFoundError, PerdureError, SummaryError, UsageError
+from perdure.errors import NotFoundError, PerdureError, SummaryError, UsageError
 from perdure.formats.intake import extract_messages
+from perdure.formats.parts import StoredMessage
 from perdure.formats.tokens import ESTIMATE, REPLY_TOKENS, Counter, count_tokens
 from perdure.formats.transcript import Transcript, render
 from perdure.journal import codec
-from perdure.journal.reader import read_entry
+from perdure.journal.codec import Codec
+from perdure.journal.reader import History, read_entry
 from perdure.journal.records import Summary, SummaryUndone
 from perdure.journal.requests import Steps
 
 
-def activate_summary(replica: Replica, content: Summary) -> Plan:
+def activate_summary(replica: Replica, content: Summary) -> Plan[int]:
     """Plan to put a summary in force; ConflictError if another summary came first."""
-    record_id = replica.settings.new_id()
+    record_id = replica.new_id()
 
-    def make(batch: RecordBatch) -> PlanSteps:
-        yield from ()
+    def make(batch: RecordBatch) -> int:
         current = batch.state.talk.summary
         if (current.position if current else 0) != content.previous:
-            reason = "another summary came first"
-            raise ConflictError(batch.name, batch.position, batch.position, reason)
+            raise batch.conflict("another summary came first")
         return batch.add_content(record_id, content)
 
     return Plan("summary", "", make)
 
 
-def undo_summary(replica: Replica) -> Plan:
+def undo_summary(replica: Replica) -> Plan[int]:
     """Plan to restore the previous summary, or the messages themselves if there is none."""
-    record_id = replica.settings.new_id()
+    record_id = replica.new_id()
 
-    def make(batch: RecordBatch) -> PlanSteps:
-        yield from ()
+    def make(batch: RecordBatch) -> int:
         current = batch.state.talk.summary
         if current is None:
             raise NotFoundError("a summary to undo")
@@ -81,7 +80,7 @@ LENGTH_REQUEST = " Use at most {} tokens."
 _META_FIELDS = ("id", "model", "usage", "finish_reason")
 
 
-class Summariser(NamedTuple):
+class Summarizer(NamedTuple):
     """How a conversation is summarized.
 
     `with_` is a function that takes messages and returns a text, or an OpenAI-compatible client,
@@ -90,7 +89,7 @@ class Summariser(NamedTuple):
     than `timeout` seconds fails; None waits without limit.
     """
 
-    with_: Any
+    function: Any
     model: str = ""
     keep_turns: int = KEEP_TURNS
     max_tokens: int | None = None
@@ -112,9 +111,9 @@ class SummaryJob(NamedTuple):
     counting: MessageCounter
 
 
-def parse_summarizer(source: object) -> Summariser:
+def parse_summarizer(source: object) -> Summarizer:
     """Return a summarizer, from one or from its `with_`; UsageError if it is invalid."""
-    summarizer = source if isinstance(source, Summariser) else Summariser(source)
+    summarizer = source if isinstance(source, Summarizer) else Summarizer(source)
     require_str(summarizer.model, "model")
     if require_int(summarizer.keep_turns, "keep_turns") < 1:
         raise UsageError(f"keep_turns must be 1 or more, not {summarizer.keep_turns}")
@@ -122,11 +121,11 @@ def parse_summarizer(source: object) -> Summariser:
         raise UsageError(f"max_tokens must be 1 or more, not {summarizer.max_tokens}")
     if summarizer.timeout is not None and not summarizer.timeout > 0:
         raise UsageError(f"timeout must be more than 0 seconds, not {summarizer.timeout}")
-    if is_client(summarizer.with_):
+    if is_client(summarizer.function):
         if not summarizer.model:
             raise UsageError("a client needs a model: pass model='gpt-4o-mini', for example")
-    elif not callable(summarizer.with_):
-        kind = type(summarizer.with_).__name__
+    elif not callable(summarizer.function):
+        kind = type(summarizer.function).__name__
         raise UsageError(f"a summary is written by a function or an OpenAI client, not a {kind}")
     elif summarizer.model:
         raise UsageError("`model` is for clients: a function chooses its own model")
@@ -135,12 +134,12 @@ def parse_summarizer(source: object) -> Summariser:
 
 def window_summarizer(
     source: object, request: WindowRequest, last: int | None
-) -> Summariser | None:
+) -> Summarizer | None:
     """Return the summarizer to use if a window overflows; None if none was requested."""
     if source is None:
         return None
     if last is not None or (request.max_tokens is None and request.max_messages is None):
-        raise UsageError("`summarise` is for windows: pass max_tokens or max_messages, not `last`")
+        raise UsageError("`summarize` is for windows: pass max_tokens or max_messages, not `last`")
     return parse_summarizer(source)
 
 
@@ -155,7 +154,7 @@ def is_client(with_: object) -> bool:
 
 def select(
     replica: Replica,
-    summarizer: Summariser,
+    summarizer: Summarizer,
     *,
     live: Collection[str],
     room: WindowRequest = EVERYTHING,
@@ -165,37 +164,38 @@ def select(
     `live` are the turns that this handle holds. If the summary is to make `room` in a window, the
     turns that are kept take at most half of it, if possible.
     """
-    replica = history.frozen_copy(replica)
+    view, own = replica.view, replica.settings.codec  # One view: others may write meanwhile.
     counter = summarizer.counter or room.counter or replica.settings.counter or ESTIMATE
-    counting = MessageCounter.of(replica, counter)
-    talk, past = replica.state.talk, replica.past
-    previous = yield from history.read_summary(replica, counting)
-    ordered = yield from _messages_since(
-        replica, talk.summary.last if talk.summary else 0, counting
-    )
+    counting = MessageCounter.of(view.state, counter)
+    talk = view.state.talk
+    previous, after = [], 0
+    if talk.summary is not None:
+        previous = yield from history.read_summary(view.past, talk.summary, counting)
+        after = talk.summary.last
+    ordered = yield from _messages_since(view.past, own, after, counting)
     # Calls are not separated from results that another process may still deliver.
-    waiting = {call.turn for call in talk.calls.values()} & replica.state.turns.keys()
+    waiting = {call.turn for call in talk.calls.values()} & view.state.turns.keys()
     index = _first_kept_index(ordered, summarizer, room, {*live, *waiting})
     instructions = {*talk.systems}
-    old = [message for message in ordered[:index] if message.stored.position not in instructions]
+    old = [message for message in ordered[:index] if message.position not in instructions]
     if not old:
         raise SummaryError(replica.name, "there is nothing to summarize yet")
-    last = yield from read_entry(past, ordered[index - 1].stored.position)
+    last = yield from read_entry(view.past, ordered[index - 1].position)
     replaced = [
         *previous,
-        *(message for message in old if message.stored.position not in talk.pins),
+        *(message for message in old if message.position not in talk.pins),
     ]
     limit = summarizer.max_tokens
     if room.max_tokens is not None:
-        fixed = yield from history.read_instructions(replica, counting)
+        fixed = yield from history.read_instructions(view, own, counting)
         available = (
             room.max_tokens - _total_tokens(fixed) - _total_tokens(ordered[index:]) - REPLY_TOKENS
         )
         limit = available if limit is None else min(available, limit)
     return SummaryJob(
         session=replica.name,
-        messages=render([message.stored for message in (*previous, *old)], "openai.chat"),
-        first=ordered[0].stored.position,
+        messages=render([*previous, *old], "openai.chat"),
+        first=ordered[0].position,
         last=last.entry.position,
         digest=last.digest,
         previous=talk.summary.position if talk.summary else 0,
@@ -205,30 +205,30 @@ def select(
     )
 
 
-def _total_tokens(messages: Sequence[CountedMessage]) -> int:
+def _total_tokens(messages: Sequence[StoredMessage]) -> int:
     return sum(message.tokens for message in messages)
 
 
 def _messages_since(
-    replica: Replica, after: int, counting: MessageCounter
-) -> Steps[list[CountedMessage]]:
-    reader = history.MessageReader(replica, after=after, counting=counting)
-    messages: list[CountedMessage] = []
+    past: History, own: Codec, after: int, counting: MessageCounter
+) -> Steps[list[StoredMessage]]:
+    reader = history.MessageReader(past, own, after=after, counting=counting)
+    messages: list[StoredMessage] = []
     while (page := (yield from reader.page())) is not None:
         messages += page
     return messages[::-1]
 
 
 def _first_kept_index(
-    ordered: Sequence[CountedMessage],
-    summarizer: Summariser,
+    ordered: Sequence[StoredMessage],
+    summarizer: Summarizer,
     room: WindowRequest,
     live: Collection[str],
 ) -> int:
     """Return the index from which messages are kept as they are; 0 keeps all of them."""
     starts = history.window_starts(ordered, whole=True)
     first_live = next(
-        (i for i, message in enumerate(ordered) if message.stored.turn in live), len(ordered)
+        (i for i, message in enumerate(ordered) if message.turn in live), len(ordered)
     )
     starts = [index for index in starts if index <= first_live]
     candidates = starts[-summarizer.keep_turns :]
@@ -247,15 +247,15 @@ def _first_kept_index(
 # Request.
 
 
-def summary_call(summarizer: Summariser, work: SummaryJob) -> Callable[[], Any]:
+def summary_call(summarizer: Summarizer, work: SummaryJob) -> Callable[[], Any]:
     """Return the call that writes the text."""
-    if not is_client(summarizer.with_):
-        return partial(summarizer.with_, work.messages)
+    if not is_client(summarizer.function):
+        return partial(summarizer.function, work.messages)
     return partial(_ask_client, summarizer, work)
 
 
-def _ask_client(summarizer: Summariser, work: SummaryJob) -> Any:
-    client = summarizer.with_
+def _ask_client(summarizer: Summarizer, work: SummaryJob) -> Any:
+    client = summarizer.function
     if summarizer.timeout is not None and hasattr(client, "with_options"):
         client = client.with_options(timeout=summarizer.timeout)
     prompt = REQUEST + (LENGTH_REQUEST.format(work.limit) if work.limit is not None else "")
@@ -272,7 +272,7 @@ def failure(work: SummaryJob, error: BaseException) -> SummaryError:
     return SummaryError(work.session, f"the summarizer raised {type(error).__qualname__}")
 
 
-def timeout_failure(work: SummaryJob, summarizer: Summariser) -> SummaryError:
+def timeout_failure(work: SummaryJob, summarizer: Summarizer) -> SummaryError:
     """Return the error for a call that timed out."""
     return SummaryError(
         work.session, f"the summarizer took longer than {summarizer.timeout:g} seconds"
@@ -282,9 +282,9 @@ def timeout_failure(work: SummaryJob, summarizer: Summariser) -> SummaryError:
 # Validation.
 
 
-def validate(summarizer: Summariser, work: SummaryJob, reply: object) -> Summary:
+def validate(summarizer: Summarizer, work: SummaryJob, reply: object) -> Summary:
     """Return the summary to store; SummaryError if the reply cannot replace the messages."""
-    text, meta = _parse_reply(work, reply) if is_client(summarizer.with_) else (reply, {})
+    text, meta = _parse_reply(work, reply) if is_client(summarizer.function) else (reply, {})
     if not isinstance(text, str):
         raise SummaryError(work.session, f"the summary must be a str, not {type(text).__name__}")
     if not text.strip():

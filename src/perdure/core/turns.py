@@ -1,4 +1,4 @@
-"""Plans for turns, values, notes and labels. Pure.
+"""Plans that begin, continue and end turns. Pure.
 
 In: arguments of public methods. Out: a `Plan`. Arguments are checked and encoded at once, so a
 value that cannot be stored is refused before anything is written, and an object changed after the
@@ -8,6 +8,7 @@ To edit: generate record ids outside `make`, because a plan may be executed more
 """
 
 from collections.abc import Collection
+from typing import NamedTuple
 
 from perdure.core import streaming
 from perdure.core.effects import plans
@@ -20,7 +21,6 @@ from perdure.core.messages import (
 )
 from perdure.core.plans import (
     Plan,
-    PlanSteps,
     RecordBatch,
     TurnOwnership,
     require_open_turn,
@@ -39,8 +39,16 @@ from perdure.journal.records import (
     TurnContinued,
     TurnFailed,
 )
+from perdure.journal.requests import Steps
 
 REASON_CHARS_MAX = 2_000  # characters of an error's text; enough to read, too few for a dump
+
+
+class TurnStart(NamedTuple):
+    """The start of a turn: its position, and whether it had begun before, under a caller's id."""
+
+    position: int
+    resumed: bool
 
 
 def begin_turn(
@@ -51,11 +59,10 @@ def begin_turn(
     correlation_id: str,
     voice: Attribution = ANONYMOUS,
     live: Collection[str] = (),
-) -> Plan:
+) -> Plan[TurnStart]:
     """Plan a turn with the input that opened it, in one append.
 
     Partial answers and open calls of earlier turns are closed first, except those of `live` turns.
-    The result is the turn's position, negated if the turn had already begun under a caller's id.
     """
     begun = TurnBegun(correlation_id=require_str(correlation_id, "correlation_id"))
     input_id = f"{turn_id}\tinput"
@@ -67,26 +74,24 @@ def begin_turn(
         if not turn_id.startswith(GENERATED_PREFIX):
             drafts[0] = with_caller_id(drafts, input_id)
 
-    def make(batch: RecordBatch) -> PlanSteps:
-        yield from ()
-        begun_at = _turn_start(batch, turn_id)
+    def make(batch: RecordBatch) -> Steps[TurnStart]:
+        begun_at = _find_start(batch, turn_id)
         if begun_at:
             batch.find_stored(drafts)  # Raises DivergenceError if the input differs.
-            return -begun_at
+            return TurnStart(begun_at, resumed=True)
         if batch.state.talk.partials:
             turns = {partial.turn for partial in batch.state.talk.partials.values()} - {*live}
             yield from streaming.add_interrupted_answers(replica, batch, turns=turns)
         if batch.state.talk.calls:
             yield from streaming.close_calls(replica, batch, live=live)
         position = batch.add_content(turn_id, begun)
-        for draft in drafts:
-            batch.add(draft)
-        return position
+        batch.add_all(drafts)
+        return TurnStart(position, resumed=False)
 
     return Plan("turn.begin", turn_id, make)
 
 
-def _turn_start(batch: RecordBatch, turn: str) -> int:
+def _find_start(batch: RecordBatch, turn: str) -> int:
     """Return the start of a turn that is open, or that began under a caller's id; otherwise 0."""
     if turn in batch.state.turns:
         return batch.state.turns[turn].position
@@ -96,24 +101,23 @@ def _turn_start(batch: RecordBatch, turn: str) -> int:
     return stored.position if stored is not None else 0
 
 
-def continue_turn(replica: Replica, turn: str) -> tuple[Plan, TurnOwnership]:
+def continue_turn(replica: Replica, turn: str) -> tuple[Plan[int], TurnOwnership]:
     """Plan to take over an interrupted turn; also return the ownership that this gives."""
-    owner = replica.settings.new_id()
+    owner = replica.new_id()
 
-    def make(batch: RecordBatch) -> PlanSteps:
-        yield from ()
+    def make(batch: RecordBatch) -> int:
         require_open_turn(batch, turn)
         return batch.add_content(owner, TurnContinued(turn=turn))
 
     return Plan("turn.continue", turn, make), TurnOwnership(turn, owner)
 
 
-def complete_turn(replica: Replica, turn: TurnOwnership) -> Plan:
+def complete_turn(replica: Replica, turn: TurnOwnership) -> Plan[int]:
     """Plan to end a turn as complete."""
     return _end_turn(replica, turn, TurnCompleted(turn=turn.turn))
 
 
-def fail_turn(replica: Replica, turn: TurnOwnership, error: BaseException) -> Plan:
+def fail_turn(replica: Replica, turn: TurnOwnership, error: BaseException) -> Plan[int]:
     """Plan to end a turn with an error; its type and text are stored."""
     name = type(error).__qualname__
     reason = _error_text(error)[:REASON_CHARS_MAX].encode("utf-8", "replace").decode()
@@ -127,10 +131,10 @@ def _error_text(error: BaseException) -> str:
         return "(it has no text)"
 
 
-def _end_turn(replica: Replica, turn: TurnOwnership, content: TurnChange) -> Plan:
-    record_id = replica.settings.new_id()
+def _end_turn(replica: Replica, turn: TurnOwnership, content: TurnChange) -> Plan[int]:
+    record_id = replica.new_id()
 
-    def make(batch: RecordBatch) -> PlanSteps:
+    def make(batch: RecordBatch) -> Steps[int]:
         require_turn_owner(batch, turn)
         yield from streaming.add_interrupted_answers(replica, batch, turns=[turn.turn])
         failed = content if isinstance(content, TurnFailed) else TurnFailed(turn="", error="")
@@ -140,12 +144,12 @@ def _end_turn(replica: Replica, turn: TurnOwnership, content: TurnChange) -> Pla
     return Plan("turn.end", turn.turn, make)
 
 
-def abandon_turn(replica: Replica, turn: str, reason: str) -> Plan:
+def abandon_turn(replica: Replica, turn: str, reason: str) -> Plan[int]:
     """Plan to abandon a turn, whichever handle owns it."""
-    record_id = replica.settings.new_id()
+    record_id = replica.new_id()
     content = TurnAbandoned(turn=turn, reason=require_str(reason, "reason"))
 
-    def make(batch: RecordBatch) -> PlanSteps:
+    def make(batch: RecordBatch) -> Steps[int]:
         require_open_turn(batch, turn)
         yield from streaming.add_interrupted_answers(replica, batch, turns=[turn])
         plans.mark_unknown(replica, batch, turn)

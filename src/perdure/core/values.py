@@ -1,27 +1,27 @@
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from perdure.core.plans import Plan, PlanSteps, RecordBatch
+from perdure.core.plans import Plan, RecordBatch
 from perdure.core.replica import Replica
 from perdure.core.state import values
 from perdure.core.state.values import DELTA_CHAIN_MAX, CachedValue, ValueState
 from perdure.core.validation import NAME_BYTES_MAX, require_int, require_text
-from perdure.errors import ChainError, NotFoundError, PayloadError, UsageError
+from perdure.errors import NotFoundError, PayloadError, UsageError
 from perdure.journal import codec, reader
 from perdure.journal.records import Value
 from perdure.journal.requests import Steps
 
 
-def set_value(replica: Replica, key: str, value: object) -> Plan:
+def set_value(replica: Replica, key: str, value: object) -> Plan[int]:
     """Plan a new version of a value, as a delta if that is shorter. The result is the version."""
     require_text(key, "a key", longest=NAME_BYTES_MAX)
     data = codec.encode_tree(replica.settings.codec.pack(value))
     if len(data) > codec.PAYLOAD_MAX:
         reason = f"{len(data)} bytes exceed the limit of {codec.PAYLOAD_MAX} for one record"
         raise UsageError(f"{reason}: split the value over several keys", "$")
-    record_id = replica.settings.new_id()
+    record_id = replica.new_id()
 
-    def make(batch: RecordBatch) -> PlanSteps:
+    def make(batch: RecordBatch) -> Steps[int]:
         facts = batch.state.values.get(key)
         edits = yield from _delta_edits(replica, batch, key, facts, data)
         content = _version_record(key, facts, data, edits)
@@ -67,9 +67,7 @@ def read_value_data(replica: Replica, chain: Sequence[int]) -> Steps[bytes]:
     """Read one version of a value: a full version, then the deltas that follow it."""
     data = b""
     for position in chain:
-        content = yield from reader.read_content(replica.past, position)
-        if not isinstance(content, Value):
-            raise ChainError(replica.name, position, "a value is expected here")
+        content = yield from reader.read_kind(replica.past, position, Value)
         data = apply_version(replica.name, position, data, content)
     return data
 
@@ -86,13 +84,12 @@ def apply_version(name: str, position: int, data: bytes, content: Value) -> byte
         ) from error
 
 
-def delete_value(replica: Replica, key: str) -> Plan:
+def delete_value(replica: Replica, key: str) -> Plan[int]:
     """Plan the deletion of a value; earlier versions stay readable."""
     require_text(key, "a key", longest=NAME_BYTES_MAX)
-    record_id = replica.settings.new_id()
+    record_id = replica.new_id()
 
-    def make(batch: RecordBatch) -> PlanSteps:
-        yield from ()
+    def make(batch: RecordBatch) -> int:
         facts = batch.state.values.get(key)
         if facts is None or facts.deleted:
             raise NotFoundError(f"value {key!r}")
@@ -147,13 +144,13 @@ def _read_earlier(replica: Replica, key: str, version: int) -> Steps[bytes]:
     if not 1 <= version < facts.version:
         raise NotFoundError(f"value {key!r} in version {version}", f"it has {facts.version}")
     past, newest = replica.past, facts.position
-    start = yield from _read_value_record(replica, facts.chain[0])
+    start = yield from reader.read_kind(past, facts.chain[0], Value)
     while start.version > version:
         newest = start.previous
-        start = yield from _read_value_record(replica, start.earlier)
+        start = yield from reader.read_kind(past, start.earlier, Value)
     chain = []
     while True:
-        content = yield from _read_value_record(replica, newest)
+        content = yield from reader.read_kind(past, newest, Value)
         if content.version <= version:
             chain.append((newest, content))
         if content.form != "delta":
@@ -167,13 +164,6 @@ def _read_earlier(replica: Replica, key: str, version: int) -> Steps[bytes]:
     return data
 
 
-def _read_value_record(replica: Replica, position: int) -> Steps[Value]:
-    content = yield from reader.read_content(replica.past, position)
-    if not isinstance(content, Value):
-        raise ChainError(replica.name, position, "a value is expected here")
-    return content
-
-
 def read_versions(replica: Replica, key: str) -> Steps[list[Version]]:
     """Return the versions of a value, oldest first."""
     facts = replica.state.values.get(key)
@@ -181,7 +171,7 @@ def read_versions(replica: Replica, key: str) -> Steps[list[Version]]:
         raise NotFoundError(f"value {key!r}")
     versions, position = [], facts.position
     while position:
-        content = yield from _read_value_record(replica, position)
+        content = yield from reader.read_kind(replica.past, position, Value)
         versions.append(Version(content.version, position, content.form == "deleted"))
         position = content.previous
     return versions[::-1]

@@ -11,7 +11,7 @@ from perdure.journal.records import Snapshot, Summary
 from perdure.journal.requests import Steps
 
 
-class Verified(NamedTuple):
+class VerifyResult(NamedTuple):
     """The result of `verify`, which checks every entry of a session's history, shared or own."""
 
     session: str
@@ -24,7 +24,7 @@ class Verified(NamedTuple):
     """Whether its head is labeled as an unfinished copy: later records are still missing."""
 
 
-def verify_session(replica: Replica) -> Steps[Verified]:
+def verify_session(replica: Replica) -> Steps[VerifyResult]:
     """Read the whole history, check it, and recompute everything derived from it."""
     state, past, _ = replica.view
     forward = ForwardReader(past)
@@ -44,7 +44,7 @@ def verify_session(replica: Replica) -> Steps[Verified]:
         raise DamagedError(replica.name, 0, "its state does not match its records")
     half_copied = yield from _require_head_labels(replica, past, state)
     tip, torn = past.tip, len(forward.torn)
-    return Verified(
+    return VerifyResult(
         replica.name, entries, tip.position, tip.digest or "", snapshots, torn, half_copied
     )
 
@@ -53,7 +53,7 @@ def _require_snapshot(
     name: str, linked: VerifiedEntry, content: Snapshot, state: SessionState
 ) -> int:
     """Raise unless a snapshot matches the state; return 1, or 0 for another version."""
-    if content.fold != STATE_VERSION:
+    if content.state != STATE_VERSION:
         return 0
     if content.facts != state.facts():
         reason = "a state snapshot that does not match the records before it"

@@ -10,16 +10,18 @@ at the start of a turn where possible.
 
 from collections.abc import Collection, Sequence
 from itertools import accumulate
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from perdure.core import history, streaming
-from perdure.core.history import CountedMessage, MessageCounter
-from perdure.core.replica import Replica
+from perdure.core.history import MessageCounter, MessageReader
+from perdure.core.replica import Replica, StateView
 from perdure.core.validation import require_int
-from perdure.errors import BudgetError, UsageError
+from perdure.errors import ContextWindowError, UsageError
 from perdure.formats.parts import StoredMessage
 from perdure.formats.tokens import ESTIMATE, REPLY_TOKENS, Counter
 from perdure.formats.transcript import FORMATS, Transcript, render
+from perdure.journal.codec import Codec
 from perdure.journal.requests import Steps
 
 EXACT_FORMAT = "openai.chat"  # The format whose tokens are counted after rendering.
@@ -62,17 +64,21 @@ def read_window(
 ) -> Steps[Transcript]:
     """Return the window. `live` turns are held by this handle: their answers still stream."""
     require_valid_request(request)
-    replica = history.frozen_copy(replica)
+    view, own = replica.view, replica.settings.codec  # One view: others may write meanwhile.
     counter = request.counter or replica.settings.counter or ESTIMATE
-    counting = MessageCounter.of(replica, None if request.max_tokens is None else counter)
-    fixed = yield from history.read_instructions(replica, counting)
-    fixed += yield from history.read_summary(replica, counting)
-    fixed += history.unknown_effect_notices(replica, counting)
-    fixed.sort(key=lambda message: message.stored.position)
-    partials = yield from _read_partials(replica, counting, live)
+    counting = MessageCounter.of(view.state, None if request.max_tokens is None else counter)
+    summary = view.state.talk.summary
+    fixed = yield from history.read_instructions(view, own, counting)
+    if summary is not None:
+        fixed += yield from history.read_summary(view.past, summary, counting)
+        fixed += history.unknown_effect_notices(view.state, summary, counting)
+    fixed.sort(key=_position)
+    partials = yield from _read_partials(view, own, counting, live)
     budget = _Budget(replica.name, request, fixed, partials)
-    newest, whole = yield from _read_newest(replica, budget, counting)
-    error = budget.error([])
+    after = summary.last if summary else 0
+    messages = MessageReader(view.past, own, after=after, counting=counting)
+    newest, whole = yield from _read_newest(messages, budget)
+    error = None
     for index in budget.fitting_starts(newest, whole=whole):
         shown = budget.with_fixed(newest[index:])
         transcript = _render(shown, request)
@@ -80,37 +86,39 @@ def read_window(
         # Rendering may add tokens or messages: then try the next shorter window.
         too_long = budget.exceeded_by(transcript)
         if too_long is None:
-            transcript.cut = newest[index].stored.position if index or not whole else 0
+            transcript.truncated_before = newest[index].position if index or not whole else 0
             return transcript
         error = too_long
-    raise error
+    raise error or budget.error([])
 
 
-def _render(shown: Sequence[CountedMessage], request: WindowRequest) -> Transcript:
-    messages = [message.stored for message in shown]
+_position = attrgetter("position")
+
+
+def _render(shown: Sequence[StoredMessage], request: WindowRequest) -> Transcript:
     if request.format is None:
-        return Transcript([message.message for message in messages])
-    return render(messages, request.format, perspective=request.perspective)
+        return Transcript([message.message for message in shown])
+    return render(shown, request.format, perspective=request.perspective)
 
 
 def _count_tokens(
-    shown: Sequence[CountedMessage],
+    shown: Sequence[StoredMessage],
     transcript: Transcript,
     request: WindowRequest,
     counting: MessageCounter,
 ) -> int | None:
     """Return the number of tokens of a window; None if they are not counted.
 
-    In the `EXACT` format, rendered messages that differ from their records are counted again. Other
+    In the `EXACT_FORMAT`, rendered messages that differ from their records are counted again. Other
     formats use the counts of the records as an estimate.
     """
     if counting.counter is None:
         return None
     if request.format != EXACT_FORMAT:
         return REPLY_TOKENS + sum(candidate.tokens for candidate in shown)
-    by_key: dict[tuple[str, str], list[CountedMessage]] = {}
+    by_key: dict[tuple[str, str], list[StoredMessage]] = {}
     for candidate in shown:
-        by_key.setdefault(_lookup_key(candidate.stored.message), []).append(candidate)
+        by_key.setdefault(_lookup_key(candidate.message), []).append(candidate)
     total = REPLY_TOKENS
     for message in transcript:
         match = next(
@@ -124,7 +132,7 @@ def _count_tokens(
         if match is None:
             total += counting.message(message)
         else:
-            total += match.tokens - counting.notices.get(match.stored.position, 0)
+            total += match.tokens - counting.notices.get(match.position, 0)
     return total
 
 
@@ -134,9 +142,9 @@ def _lookup_key(message: dict[str, Any]) -> tuple[str, str]:
     return str(message.get("role")), content if isinstance(content, str) else ""
 
 
-def _is_subset_of(message: dict[str, Any], counted: CountedMessage) -> bool:
+def _is_subset_of(message: dict[str, Any], original: StoredMessage) -> bool:
     """Whether every field of a rendered message equals that of the stored one."""
-    stored = counted.stored.message
+    stored = original.message
     return all(name in stored and stored[name] == value for name, value in message.items())
 
 
@@ -147,28 +155,26 @@ class _Budget:
         self,
         session: str,
         request: WindowRequest,
-        fixed: list[CountedMessage],
-        partials: list[CountedMessage],
+        fixed: list[StoredMessage],
+        partials: list[StoredMessage],
     ) -> None:
         self.session = session
         self.request = request
         self._fixed_messages = fixed
         self._partials = partials
-        self._fixed = {message.stored.position for message in fixed}
+        self._fixed = {message.position for message in fixed}
         self._fixed_tokens = sum(message.tokens for message in (*fixed, *partials)) + REPLY_TOKENS
         self._fixed_count = len(fixed) + len(partials)
 
-    def with_fixed(self, newest: Sequence[CountedMessage]) -> list[CountedMessage]:
+    def with_fixed(self, newest: Sequence[StoredMessage]) -> list[StoredMessage]:
         """Return these messages and those of every window, in order."""
-        positions = {message.stored.position for message in newest}
-        fixed = [
-            message for message in self._fixed_messages if message.stored.position not in positions
-        ]
+        positions = {message.position for message in newest}
+        fixed = [message for message in self._fixed_messages if message.position not in positions]
         return [*fixed, *newest, *self._partials]
 
-    def cost(self, message: CountedMessage) -> tuple[int, int]:
+    def cost(self, message: StoredMessage) -> tuple[int, int]:
         """Return the tokens and messages that one adds; (0, 0) if every window has it."""
-        return (0, 0) if message.stored.position in self._fixed else (message.tokens, 1)
+        return (0, 0) if message.position in self._fixed else (message.tokens, 1)
 
     def exceeds(self, tokens: int, count: int) -> bool:
         """Whether this much, added to the fixed messages, is over the limit."""
@@ -177,26 +183,26 @@ class _Budget:
             return True
         return request.max_tokens is not None and tokens + self._fixed_tokens > request.max_tokens
 
-    def error(self, newest: Sequence[CountedMessage]) -> BudgetError:
+    def error(self, newest: Sequence[StoredMessage]) -> ContextWindowError:
         """Return the error if even these messages do not fit."""
         request, own = self.request, [self.cost(message) for message in newest]
         tokens = self._fixed_tokens + sum(tokens for tokens, _ in own)
         if request.max_tokens is not None and tokens > request.max_tokens:
-            return BudgetError(self.session, tokens, request.max_tokens, "tokens")
+            return ContextWindowError(self.session, tokens, request.max_tokens, "tokens")
         count = self._fixed_count + sum(count for _, count in own)
-        return BudgetError(self.session, count, request.max_messages or 0, "messages")
+        return ContextWindowError(self.session, count, request.max_messages or 0, "messages")
 
-    def exceeded_by(self, transcript: Transcript) -> BudgetError | None:
+    def exceeded_by(self, transcript: Transcript) -> ContextWindowError | None:
         """Return the error if a transcript does not fit, else None."""
         max_tokens, max_messages = self.request.max_tokens, self.request.max_messages
         if max_tokens is not None and (transcript.tokens or 0) > max_tokens:
-            return BudgetError(self.session, transcript.tokens or 0, max_tokens, "tokens")
+            return ContextWindowError(self.session, transcript.tokens or 0, max_tokens, "tokens")
         if max_messages is not None and len(transcript) > max_messages:
-            return BudgetError(self.session, len(transcript), max_messages, "messages")
+            return ContextWindowError(self.session, len(transcript), max_messages, "messages")
         return None
 
-    def fitting_starts(self, newest: Sequence[CountedMessage], *, whole: bool) -> list[int]:
-        """Return the starts of windows that fit, longest first; BudgetError if there is none."""
+    def fitting_starts(self, newest: Sequence[StoredMessage], *, whole: bool) -> list[int]:
+        """Return the starts of windows that fit, longest first; ContextWindowError if there is none."""
         sums = accumulate(map(self.cost, reversed(newest)), _add_sizes, initial=(0, 0))
         exceeded = [self.exceeds(*size) for size in sums][::-1]
         starts = history.window_starts(newest, whole=whole)
@@ -212,13 +218,9 @@ def _add_sizes(first: tuple[int, int], second: tuple[int, int]) -> tuple[int, in
     return first[0] + second[0], first[1] + second[1]
 
 
-def _read_newest(
-    replica: Replica, budget: _Budget, counting: MessageCounter
-) -> Steps[tuple[list[CountedMessage], bool]]:
+def _read_newest(reader: MessageReader, budget: _Budget) -> Steps[tuple[list[StoredMessage], bool]]:
     """Read the newest messages that a window may need, in order; and whether these are all."""
-    summary = replica.state.talk.summary
-    reader = history.MessageReader(replica, after=summary.last if summary else 0, counting=counting)
-    messages: list[CountedMessage] = []  # Newest first.
+    messages: list[StoredMessage] = []  # Newest first.
     size, pages_over = (0, 0), 0
     while (page := (yield from reader.page())) is not None:
         messages += page
@@ -233,14 +235,17 @@ def _read_newest(
 
 
 def _read_partials(
-    replica: Replica, counting: MessageCounter, live: Collection[str]
-) -> Steps[list[CountedMessage]]:
+    view: StateView, own: Codec, counting: MessageCounter, live: Collection[str]
+) -> Steps[list[StoredMessage]]:
     """Read the interrupted answers, except those of `live` turns."""
-    messages: list[CountedMessage] = []
-    for partial in replica.state.talk.cut.values():
+    messages: list[StoredMessage] = []
+    if not view.state.talk.partials:
+        return messages
+    for partial in view.state.talk.cut.values():
         if partial.turn in live:
             continue
-        for message, _ in (yield from streaming.read_partial_answer(replica, partial)):
+        for message, _ in (yield from streaming.read_partial_answer(view.past, own, partial)):
+            tokens = counting.message(message)
             stored = StoredMessage(partial.position, message, turn=partial.turn, interrupted=True)
-            messages.append(CountedMessage(stored, counting.message(message)))
+            messages.append(stored._replace(tokens=tokens))
     return messages

@@ -1,8 +1,8 @@
-"""Write Anthropic messages: roles alternate, and results begin the turn after their calls.
+"""Parse and write Anthropic messages: roles alternate, results begin the turn after their calls.
 
-Messages in the neutral form come in; messages and the separate system prompt go out. Pure. System
-messages leave the conversation, whatever their position. Content that cannot be written is reported
-as a loss.
+`read` turns a stored message into the neutral form, `write` the neutral form into messages and the
+separate system prompt. Pure; never changes a stored message. System messages leave the
+conversation, whatever their position. Content that cannot be written is reported as a loss.
 """
 
 import base64

@@ -41,7 +41,7 @@ def trim(native: Native, spec: Fields, what: str, at: int, losses: Losses) -> Na
     """Return an object with the allowed fields only, or None if a required one is missing.
 
     Nulls are dropped, unless the field is nullable. Dropped fields are reported as losses, except
-    those in `UNMISSED`.
+    those in `IGNORED_FIELDS`.
     """
     trimmed = {
         name: value

@@ -1,7 +1,7 @@
-"""Write items of OpenAI's Responses API: a message becomes items, results follow their calls.
+"""Parse and write items of OpenAI's Responses API: results are items that follow their calls.
 
-Messages in the neutral form come in, items go out. Pure. Content that cannot be written is reported
-as a loss.
+`read` turns a stored item into the neutral form, `write` the neutral form into items. Pure; never
+changes a stored item. Content that cannot be written is reported as a loss.
 
 The provider links an item's id to the reasoning that produced it, and rejects the id without that
 reasoning. So an id is sent only on the item that directly follows its reasoning, or where the type
@@ -106,7 +106,6 @@ ANSWERS = {"mcp_approval_response": "approval_request_id", "program_output": "ca
 
 REASONING = fields("type id summary", "content encrypted_content status")
 
-
 _COMMON_STATUSES = frozenset({"in_progress", "completed", "incomplete"})
 
 _STATUSES = {
@@ -123,7 +122,6 @@ _STATUSES = {
 _PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc", "custom_tool_call": "ctc"}
 
 _ID_PATTERN = re.compile(r"[a-zA-Z0-9_-]{1,64}")
-
 
 # Calls whose output (a screenshot, a list of tools) cannot be replaced by a text.
 SPECIAL_OUTPUTS = frozenset({"computer_call", "tool_search_call"})
@@ -590,7 +588,7 @@ class _ItemWriter:
         self._losses.append(Loss(at, what))
 
 
-_JOINED_MESSAGE: Native = {}  # Marks that the last item is a new message, which further texts are added to.
+_JOINED_MESSAGE: Native = {}  # marker: the last item is a new message, and further texts join it
 
 
 def _is_native_result(result: ToolResult, type_: str) -> bool:

@@ -20,7 +20,10 @@ GEMINI = "gemini"
 
 
 class StoredMessage(NamedTuple):
-    """One stored message, as read; `interrupted` if its stream did not finish."""
+    """One stored message, as read; `interrupted` if its stream did not finish.
+
+    `tokens` is 0 where nothing counts them.
+    """
 
     position: int
     message: Native
@@ -29,6 +32,7 @@ class StoredMessage(NamedTuple):
     channel: str = ""
     turn: str = ""
     interrupted: bool = False
+    tokens: int = 0
 
 
 class Loss(NamedTuple):

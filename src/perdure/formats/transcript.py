@@ -1,4 +1,4 @@
-"""Render stored messages as a transcript that a provider accepts.
+"""Render stored messages as a transcript that a provider accepts, and find where to cut one.
 
 Stored messages come in, a `Transcript` goes out. Pure; stored messages are never changed.
 
@@ -7,8 +7,8 @@ notice, reasoning stays with the answer it led to, nothing is empty. Content tha
 express is never dropped silently: it is reported as a `Loss`, or, for open calls, in `closed`.
 
 The steps: each message is parsed by its own format into the neutral form (`formats.parts`), items
-of one answer are joined, results are attached to their calls (`pairing`), one agent's perspective
-is applied (`perspective`), and the requested format writes the result.
+of one answer are joined, results are attached to their calls (`attach_results`), one
+agent's perspective is applied (`from_perspective`), and the requested format writes the result.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -281,7 +281,7 @@ def normalize(stored: Sequence[StoredMessage], losses: Losses) -> list[Normalize
     """Normalize messages; the items of one answer of the Responses API become one message."""
     normalized: list[NormalizedMessage] = []
     latest: dict[str, NormalizedMessage] = {}  # By turn: two workers may write at the same time.
-    for position, native, author, recipient, _, turn, interrupted in stored:
+    for position, native, author, recipient, _, turn, interrupted, _ in stored:
         message = _READERS[detect_format(native)](native, position)
         message.author, message.recipient, message.turn = author, recipient, turn
         if interrupted:
@@ -402,7 +402,7 @@ class Transcript(list[dict[str, Any]]):
     else None.
     """
 
-    cut: int = 0
+    truncated_before: int = 0
     tokens: int | None = None
 
     def __init__(
@@ -411,18 +411,18 @@ class Transcript(list[dict[str, Any]]):
         *,
         system: Any = None,
         losses: Sequence[Loss] = (),
-        closed: Sequence[InterruptedCall] = (),
+        interrupted_calls: Sequence[InterruptedCall] = (),
     ) -> None:
         super().__init__(messages)
         self.system = system
         self.losses = tuple(losses)
-        self.closed = tuple(closed)
+        self.interrupted_calls = tuple(interrupted_calls)
 
 
 def render(stored: Sequence[StoredMessage], format: str, *, perspective: str = "") -> Transcript:
     """Return a transcript that the provider of the format accepts, whatever was stored.
 
-    With `perspective`, it is the view of one agent: see `perspective.seen_by`. Where the provider
+    With `perspective`, it is the view of one agent: see `from_perspective`. Where the provider
     requires the user to begin and no user did, a placeholder is added. No messages give an empty
     transcript.
 
@@ -438,7 +438,7 @@ def render(stored: Sequence[StoredMessage], format: str, *, perspective: str = "
     _prepare_for_format(normalized, format, losses, closed)
     messages, system = _WRITERS[format](normalized, losses)
     losses.sort(key=lambda loss: loss.position)
-    return Transcript(messages, system=system, losses=losses, closed=closed)
+    return Transcript(messages, system=system, losses=losses, interrupted_calls=closed)
 
 
 def _prepare_for_format(

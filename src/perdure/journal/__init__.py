@@ -1,0 +1,1 @@
+"""The stored format: records, their encoding, and the hash chain of a stream."""

@@ -11,7 +11,7 @@ as absent. The next writer appends a `recovered` record after it, which is a bat
 When editing: header bytes are hashed as stored, so never re-encode a header that was read.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import NamedTuple
@@ -20,10 +20,10 @@ import msgspec
 
 from perdure.backends.digests import digest_bytes, digest_of
 from perdure.backends.protocol import Entry
-from perdure.errors import ChainError, PayloadError, TornError, VersionError
+from perdure.errors import ChainError, IncompleteBatchError, PayloadError, UsageError, VersionError
 from perdure.journal import codec
 from perdure.journal.cipher import Cipher
-from perdure.journal.records import Branched, Content, Deleted, Record, Recovered
+from perdure.journal.records import BatchDiscarded, Branched, Content, Deleted, Record
 
 FORMAT = 1
 
@@ -119,12 +119,12 @@ def link_entries(
     suite, key_id, seal = cipher.suite, cipher.key_id, cipher.seal
     position, previous = tip.position, tip.digest or ""
     # A `recovered` record is a batch of its own, else it would pass for the end of the torn one.
-    has_recovered = drafts[0].content.kind == Recovered.kind  # It comes first, or not at all.
+    has_recovered = drafts[0].content.kind == BatchDiscarded.kind  # It comes first, or not at all.
     size = len(drafts) - has_recovered
     for draft in drafts:
         position += 1
         kind, remaining = draft.content.kind, 0
-        if kind != Recovered.kind:
+        if kind != BatchDiscarded.kind:
             remaining = size = size - 1
         bound = session if position == 1 or kind in _BOUND_KINDS else None
         # A tuple in the order of `HeaderPrefix`: it encodes to the same bytes and is built faster.
@@ -159,7 +159,7 @@ def verify_entry(name: str, entry: Entry) -> VerifiedEntry:
     if entry.body is not None and digest_of(entry.body) != header.body:
         raise ChainError(name, entry.position, "its body does not match the digest in its header")
     prefix = entry.header[: -len(',"') - len(header.body) - len('"]')]
-    return VerifiedEntry(entry, header, entry_digest(entry), prefix)
+    return VerifiedEntry(entry, header, digest_of(entry.header), prefix)
 
 
 def _header_error(name: str, entry: Entry) -> Exception:
@@ -222,6 +222,14 @@ def to_record(name: str, linked: VerifiedEntry, content: Content) -> Record:
     return Record(header.position, header.id, header.kind, time, content, linked.digest)
 
 
+def now(clock: Callable[[], float]) -> str:
+    """Return the time by a clock, as headers store it; UsageError if the clock returns none."""
+    try:
+        return timestamp(clock())
+    except Exception as error:
+        raise UsageError(f"clock= must return seconds since the epoch: {error!r}") from error
+
+
 def timestamp(seconds: float) -> str:
     """Format a time, in seconds since the epoch, as headers store it: UTC with microseconds."""
     second, micro = divmod(round(seconds * _MICROSECONDS), _MICROSECONDS)
@@ -258,7 +266,7 @@ class BatchAssembler:
     def add(self, linked: VerifiedEntry) -> list[VerifiedEntry]:
         """Return the batch that this entry completes, or nothing."""
         header = linked.header
-        if header.kind == Recovered.kind:
+        if header.kind == BatchDiscarded.kind:
             self._open.clear()
             return [linked]
         if self._open and header.remaining != self._open[-1].header.remaining - 1:
@@ -272,9 +280,9 @@ class BatchAssembler:
         return batch
 
 
-def torn_error(name: str, torn: tuple[int, int]) -> TornError:
+def torn_error(name: str, torn: tuple[int, int]) -> IncompleteBatchError:
     """Return the error for a batch that a crash truncated."""
     first, last = torn
-    return TornError(
+    return IncompleteBatchError(
         name, first, f"a crash truncated this batch after entry {last}; it counts as not stored"
     )

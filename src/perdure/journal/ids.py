@@ -1,3 +1,5 @@
+"""Random ids, and the prefix that separates generated ids from those chosen by callers."""
+
 import os
 from binascii import b2a_base64
 

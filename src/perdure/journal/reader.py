@@ -3,11 +3,11 @@
 A branch shares its parent's history, so a history can span several streams. Positions run through
 all of them, so a position identifies the stream to read.
 
-I/O is yielded as requests (see `steps`). Damage is raised, never skipped silently.
+I/O is yielded as requests (see `requests`). Damage is raised, never skipped silently.
 """
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple, NoReturn, TypeVar
 
 import msgspec
 
@@ -16,8 +16,8 @@ from perdure.errors import ChainError, DamagedError, NotFoundError, PerdureError
 from perdure.journal import chain, requests
 from perdure.journal.chain import BatchAssembler, ChainTip, StreamIdentity, VerifiedEntry
 from perdure.journal.cipher import Cipher
-from perdure.journal.records import Branched, Content, Deleted, Recovered
-from perdure.journal.requests import Steps
+from perdure.journal.records import BatchDiscarded, Branched, Content, Deleted
+from perdure.journal.requests import Read, Steps
 
 
 class ParentStream(NamedTuple):
@@ -32,6 +32,8 @@ PAGE = 128  # entries; half a snapshot interval, so that opening takes two or th
 
 
 OnDamage = Callable[[DamagedError], object]
+
+ContentT = TypeVar("ContentT", bound=Content)
 
 
 class Segment(NamedTuple):
@@ -94,8 +96,22 @@ def read_entry(history: History, position: int) -> Steps[VerifiedEntry]:
 
 
 def read_content(history: History, position: int) -> Steps[Content]:
+    """Read the record at a position, of whatever kind it is."""
     linked = yield from read_entry(history, position)
     return chain.decode_content(history.stream.session, linked, history.cipher)
+
+
+def read_kind(history: History, position: int, kind: type[ContentT]) -> Steps[ContentT]:
+    """Read the record at a position; ChainError if it is of another kind."""
+    content = yield from read_content(history, position)
+    return require_kind(history.stream.session, position, content, kind)
+
+
+def require_kind(name: str, position: int, content: Content, kind: type[ContentT]) -> ContentT:
+    """Return a record that another one refers to; ChainError if it is of another kind."""
+    if not isinstance(content, kind):
+        raise ChainError(name, position, f"a record of kind {kind.kind!r} is expected here")
+    return content
 
 
 def verify_stored(append: Append) -> Steps[None]:
@@ -154,7 +170,8 @@ class BackwardReader:
         if self.ended:
             return []
         after = self._expected.position + 1 if self._expected else 0
-        entries = yield from requests.read(self._name, after=after, limit=limit, reverse=True)
+        # As `requests.read`: every window and every opening reads through here.
+        entries: Sequence[Entry] = yield Read(self._name, after, limit, reverse=True)
         if not entries:
             if self._expected is not None:
                 yield from explain_missing(self._name, self._expected.position)
@@ -220,9 +237,11 @@ def read_newest(
         page = yield from backward.page(limit)
         limit = min(PAGE, 2 * limit)  # If these kinds are rare, small pages would be many reads.
         for linked in page:
-            if linked.header.kind == Recovered.kind:
+            if linked.header.kind == BatchDiscarded.kind:
                 content = chain.decode_content(history.stream.session, linked, history.cipher)
-                torn = (content.first, content.last) if isinstance(content, Recovered) else torn
+                torn = (
+                    (content.first, content.last) if isinstance(content, BatchDiscarded) else torn
+                )
             if linked.header.kind in kinds and not torn[0] <= linked.entry.position <= torn[1]:
                 matches.append(linked)
     return matches if count is None else matches[:count]
@@ -382,7 +401,7 @@ class ForwardReader:
             _require_bound(name, linked)
 
     def _add_to_batch(self, linked: VerifiedEntry) -> None:
-        if linked.header.kind == Recovered.kind:
+        if linked.header.kind == BatchDiscarded.kind:
             self._end_torn()
         elif linked.header.kind == Branched.kind:  # Shared history may end within a batch.
             self._ready += self._batches.flush()

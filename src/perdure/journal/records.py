@@ -140,13 +140,13 @@ class Message(Content, frozen=True, kw_only=True):
         return self.turn
 
 
-class Piece(Content, frozen=True, kw_only=True):
+class MessageChunk(Content, frozen=True, kw_only=True):
     """A chunk of a streamed answer. The message with the id `answer` supersedes it.
 
     `previous` is the position of the previous chunk, 0 in the first.
     """
 
-    kind: ClassVar[str] = "piece"
+    kind: ClassVar[str] = "message.chunk"
 
     answer: str
     data: dict[str, Any]
@@ -345,10 +345,10 @@ class Note(Content, frozen=True, kw_only=True):
     author: str = ""
 
 
-class Labelled(Content, frozen=True, kw_only=True):
+class LabelsChanged(Content, frozen=True, kw_only=True):
     """Labels were added to the session or removed from it."""
 
-    kind: ClassVar[str] = "labelled"
+    kind: ClassVar[str] = "labels"
 
     add: tuple[str, ...] = ()
     remove: tuple[str, ...] = ()
@@ -364,13 +364,13 @@ class Branched(Content, frozen=True, kw_only=True):
     at: int
 
 
-class Kept(Content, frozen=True, kw_only=True):
+class BranchKept(Content, frozen=True, kw_only=True):
     """The session must not be deleted: for a branch (`branch` and its stream id), or a reason.
 
     For a branch, the reason says whether the branch exists or is still being created.
     """
 
-    kind: ClassVar[str] = "kept"
+    kind: ClassVar[str] = "branch.kept"
     BEGINS: ClassVar[str] = "a branch begins"
     STANDS: ClassVar[str] = "branch"
 
@@ -384,10 +384,10 @@ class Kept(Content, frozen=True, kw_only=True):
         return self.reason != self.BEGINS
 
 
-class Released(Content, frozen=True, kw_only=True):
+class BranchReleased(Content, frozen=True, kw_only=True):
     """A keep, given by the id of its record, was released."""
 
-    kind: ClassVar[str] = "released"
+    kind: ClassVar[str] = "branch.released"
 
     keep: str
 
@@ -404,10 +404,10 @@ class Deleted(Content, frozen=True, kw_only=True):
     reason: str = ""
 
 
-class Recovered(Content, frozen=True, kw_only=True):
+class BatchDiscarded(Content, frozen=True, kw_only=True):
     """The entries from `first` to `last` are a batch truncated by a crash; they count as absent."""
 
-    kind: ClassVar[str] = "recovered"
+    kind: ClassVar[str] = "batch.discarded"
 
     first: int
     last: int
@@ -418,7 +418,7 @@ class Snapshot(Content, frozen=True, kw_only=True):
 
     kind: ClassVar[str] = "snapshot"
 
-    fold: int
+    state: int
     facts: dict[str, Any]
 
 
@@ -430,7 +430,7 @@ KINDS: dict[str, type[Content]] = {
         ApprovalAsked,
         ApprovalDecided,
         Message,
-        Piece,
+        MessageChunk,
         Pinned,
         Summary,
         SummaryUndone,
@@ -442,15 +442,15 @@ KINDS: dict[str, type[Content]] = {
         TurnFailed,
         TurnAbandoned,
         Note,
-        Labelled,
+        LabelsChanged,
         Branched,
-        Kept,
-        Released,
+        BranchKept,
+        BranchReleased,
         LeaseTaken,
         LeaseRenewed,
         LeaseReleased,
         Deleted,
-        Recovered,
+        BatchDiscarded,
         Snapshot,
     )
 }

@@ -1,0 +1,1 @@
+"""The sync API: sessions, turns, tools and stores for threads."""

@@ -1,4 +1,8 @@
-"""Wait for records: by the store's capability, or by looking at a head. Twin: `waiting_async`."""
+# Generated from aio/driver.py by scripts/generate_sync.py: do not edit.
+"""Driver: performs the requests of steps on a backend.
+
+To wait for records it uses the store's `watch` capability, or polls the head of a stream.
+"""
 
 import time
 from typing import Any
@@ -9,11 +13,12 @@ from perdure.backends.protocol import WATCH, Backend, require_watch
 from perdure.backends.watchers import FIRST_PAUSE, LONGEST_PAUSE
 from perdure.core.batching import T
 from perdure.journal.requests import Commit, Drop, Heads, Read, Request, Steps, Wait
+from perdure.sync.concurrency import collect, sleep
 from perdure.sync.group_commit import GroupCommitter
 
 
 class Driver:
-    """Runs steps: performs their requests on a blocking backend."""
+    """Runs steps: performs their requests on a backend."""
 
     def __init__(self, backend: Backend, committer: GroupCommitter) -> None:
         self.name = backend.name
@@ -34,7 +39,10 @@ class Driver:
             request = next(steps)
             while True:
                 try:
-                    answer = self.answer(request)
+                    if type(request) is Commit:  # The most frequent request: one call less.
+                        answer: Any = self.committer.append(request.append)
+                    else:
+                        answer = self.answer(request)
                 except BaseException as error:  # noqa: BLE001 - the steps handle or re-raise it
                     request = steps.throw(error)
                 else:
@@ -44,33 +52,33 @@ class Driver:
 
     def answer(self, request: Request) -> Any:
         """Perform one request and return the reply."""
-        if type(request) is Commit:  # The most frequent request, so it skips the slower `match`.
-            return self.committer.append(request.append)
+        backend = self._backend
         match request:
+            case Commit(append):
+                return self.committer.append(append)
             case Read(stream, after, limit, reverse):
-                return list(self._backend.read(stream, after=after, limit=limit, reverse=reverse))
+                return collect(backend.read(stream, after=after, limit=limit, reverse=reverse))
             case Heads(prefix, after_name, labels, limit, without):
-                return list(
-                    self._backend.streams(
-                        prefix=prefix, after=after_name, labels=labels, without=without, limit=limit
-                    )
+                heads = backend.streams(
+                    prefix=prefix, after=after_name, labels=labels, without=without, limit=limit
                 )
+                return collect(heads)
             case Drop(stream, before):
-                return self._backend.drop(stream, before=before)
+                return backend.drop(stream, before=before)
             case Wait(stream, after, timeout):
-                return wait_for_records(self._backend, stream, after=after, timeout=timeout)
+                return wait_for_records(backend, stream, after=after, timeout=timeout)
 
 
 def wait_for_records(backend: Backend, stream: str, *, after: int, timeout: float) -> bool:
-    """Return True once a stream's head stands after a position, False when the time has passed."""
+    """Return True once a stream's head is beyond a position, False after `timeout` seconds."""
     if WATCH in backend.capabilities:
         return require_watch(backend).watch(stream, after=after, timeout=timeout)
     deadline, pause = time.monotonic() + timeout, FIRST_PAUSE
     while not _is_beyond(backend, stream, after):
-        left = min(pause, deadline - time.monotonic())
-        if left <= 0:
+        delay = min(pause, deadline - time.monotonic())
+        if delay <= 0:
             return False
-        time.sleep(left)
+        sleep(delay)
         pause = min(pause * 1.5, LONGEST_PAUSE)
     return True
 

@@ -1,9 +1,10 @@
-"""Effects: what a session did, reached as `session.effects`. Its twin is in `effects_async`."""
+# Generated from aio/effects.py by scripts/generate_sync.py: do not edit.
+"""Effects: list and reconcile the effects of a session, reached as `session.effects`."""
 
 from datetime import datetime
 
 from perdure.core.effects import listing
-from perdure.core.effects.calls import Done, Kind, NotDone, VersionMismatch
+from perdure.core.effects.calls import DidNotHappen, Happened, Kind, VersionMismatch
 from perdure.core.effects.listing import EffectFilter, EffectInfo
 from perdure.sync.handle import Handle
 
@@ -13,7 +14,7 @@ VersionMismatches = list[VersionMismatch]
 
 
 class Effects:
-    """The tool and model calls of a session, and what became of them."""
+    """The tool and model calls of a session, and their outcomes."""
 
     def __init__(self, handle: Handle) -> None:
         self._handle = handle
@@ -29,18 +30,18 @@ class Effects:
     ) -> EffectList:
         """Return the effects in order, or those of a tool, a turn or a kind ("tool", "model").
 
-        `since` and `until` are times with a zone: of calls begun then or later, and before then.
-        It reads the whole session.
+        `since` and `until` are datetimes with a zone: calls begun at or after `since`, and before
+        `until`. Reads the whole session.
         """
         replica, wanted = self._handle.replica, EffectFilter(tool, turn, kind, since, until)
         return self._handle.run(listing.list_effects(replica, wanted))
 
     @property
     def changed(self) -> VersionMismatches:
-        """The calls that another version of their tool had begun, as this handle met them.
+        """Calls resumed by this handle that another version of their tool had begun.
 
-        What was recorded was returned all the same; what had no outcome was made again, or not,
-        as the tool's policy has it.
+        A recorded outcome was returned all the same; a call without an outcome was made again, or
+        not, according to the tool's policy.
         """
         return [*self._handle.changed]
 
@@ -48,6 +49,6 @@ class Effects:
         """Return the effects that may have happened: the process died before their outcome."""
         return self._handle.run(listing.list_unknown(self._handle.replica))
 
-    def reconcile(self, effect: str | EffectInfo, outcome: Done | NotDone) -> None:
-        """Record what an unknown effect turned out to be; the model is told of it in a message."""
+    def reconcile(self, effect: str | EffectInfo, outcome: Happened | DidNotHappen) -> None:
+        """Record the real outcome of an unknown effect, and a message about it for the model."""
         self._handle.write(listing.plan_reconciliation(self._handle.replica, effect, outcome))

@@ -17,7 +17,7 @@ depend on is repaired in `_leave`, which must stay safe to call twice.
 import os
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, Generic
+from typing import TYPE_CHECKING, Any, Generic
 
 from perdure.backends.protocol import STORED, Append, Backend, Outcome
 from perdure.core.batching import (
@@ -29,7 +29,12 @@ from perdure.core.batching import (
     is_store_down,
     isolates_stream,
 )
+from perdure.core.plans import Plan
+from perdure.core.replica import Replica
 from perdure.errors import UnavailableError, UsageError
+
+if TYPE_CHECKING:
+    from perdure.sync.driver import Driver
 
 WAKE_CONCURRENCY = 2  # threads; one computes while the next wakes up, more would only wait for it
 
@@ -88,8 +93,10 @@ class Batcher(Generic[ItemT, ResultT]):
         self,
         run: Callable[[list[ItemT]], Sequence[ResultT]],
         target: "Batcher[ItemT, ResultT] | None" = None,
+        run_alone: Callable[[ItemT], ResultT] | None = None,
     ) -> None:
         self._run = run
+        self._run_alone = run_alone or (lambda item: run([item])[0])
         self.target = target or self
         """Identifies combiners for the same target: a thread inside one may not enter another."""
         self._reset()
@@ -107,12 +114,27 @@ class Batcher(Generic[ItemT, ResultT]):
         waiter: _Waiter[ItemT, ResultT] = _Waiter(item, self)
         if waiter.outer is not None:
             waiter.outer = self._require_not_nested(waiter.outer)
+        is_alone = False
         try:
             try:
                 _thread_state.waiter = waiter
-                self._join(waiter)
+                with self._lock:
+                    is_alone = self._leader is None and not self._queue
+                    if is_alone:
+                        self._leader = waiter
+                if is_alone:
+                    # The short path: no other thread writes, so this one leads nobody. Threads that
+                    # arrive from now on see the leader and queue; its leaving hands over to them.
+                    waiter.answer = self._run_alone(item)
+                else:
+                    self._join(waiter)
             finally:
-                self._leave(waiter)
+                if is_alone:
+                    with self._lock:
+                        if self._leader is waiter and not self._queue:
+                            self._leader, waiter.finished = None, True
+                if not waiter.finished:
+                    self._leave(waiter)
         finally:
             _thread_state.waiter = waiter.outer
             if not waiter.finished:
@@ -207,13 +229,16 @@ class GroupCommitter:
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
-        self._combiner: Batcher[Append | None, CommitResult] = Batcher(self._send)
+        self._combiner: Batcher[Append | None, CommitResult] = Batcher(
+            self._send, run_alone=self._send_alone
+        )
         self._isolated: dict[str, Batcher[Append | None, CommitResult]] = {}
         """Combiners of streams whose last append failed on its own: they share no commit."""
 
     def append(self, append: Append) -> Outcome:
         """Return the outcome of an append; what was stored is durable."""
-        result = self.combiner_for(append).submit(append)
+        combiner = self.combiner_for(append) if self._isolated else self._combiner
+        result = combiner.submit(append)
         return self._retry_alone(append, result) if isinstance(result, RetryAlone) else result
 
     def drain(self) -> None:
@@ -227,11 +252,11 @@ class GroupCommitter:
         return self._combiner if isolated is None else isolated
 
     def _new_combiner(self) -> Batcher[Append | None, CommitResult]:
-        return Batcher(self._send, self._combiner)
+        return Batcher(self._send, self._combiner, self._send_alone)
 
     def _send(self, appends: list[Append | None]) -> Sequence[CommitResult]:
-        if len(appends) == 1 and appends[0] is not None:
-            return self._send_one(appends[0])
+        if len(appends) == 1:
+            return [self._send_alone(appends[0])]
         results: list[CommitResult] = [STORED] * len(appends)
         for group in group_by_stream(appends):
             for (number, _), result in zip(group, self._send_group(group), strict=True):
@@ -241,8 +266,8 @@ class GroupCommitter:
     def _send_group(self, group: list[tuple[int, Append]]) -> Sequence[CommitResult]:
         try:
             if len(group) == 1:
-                return self._send_one(group[0][1])
-            return self._attempt([append for _, append in group])
+                return [self._send_alone(group[0][1])]
+            return self._append([append for _, append in group])
         except Exception as error:
             if is_store_down(error):
                 raise
@@ -253,25 +278,47 @@ class GroupCommitter:
         with parting.lock, parting.attempt():
             return self._new_combiner().submit(append)  # type: ignore[return-value]
 
-    def _send_one(self, append: Append) -> Sequence[Outcome]:
+    def _send_alone(self, append: Append | None) -> Outcome:
+        """Send one append that shares its commit with no other. None only waits for its turn.
+
+        This is the frame right below `Batcher.submit` for a lone caller, so the first attempt is
+        made here.
+        """
+        if append is None:
+            return STORED
         try:
-            outcomes = self._attempt([append])
+            try:
+                (outcome,) = self._backend.append([append])
+            except UnavailableError as error:
+                (outcome,) = self._append_again([append], error)
         except Exception as error:
             if isolates_stream(error):
                 self._isolated.setdefault(append.stream, self._new_combiner())
             raise
         if self._isolated:
             self._isolated.pop(append.stream, None)
-        return outcomes
+        return outcome
 
-    def _attempt(self, batch: list[Append]) -> Sequence[Outcome]:
+    def _append(self, batch: list[Append]) -> Sequence[Outcome]:
         try:
             return self._backend.append(batch)
         except UnavailableError as error:
-            if error.was_waited_for or (error.of_one and len(batch) > 1):
-                raise
-            # The backend reconnects by itself, and appends are idempotent, so a retry is safe.
-            try:
-                return self._backend.append(batch)
-            except UsageError:  # Closed meanwhile: the first attempt's outcome stays unknown.
-                raise error from None
+            return self._append_again(batch, error)
+
+    def _append_again(self, batch: list[Append], error: UnavailableError) -> Sequence[Outcome]:
+        """Repeat an append that failed, unless that is pointless."""
+        if error.retries_exhausted or (error.single_stream and len(batch) > 1):
+            raise error
+        # The backend reconnects by itself, and appends are idempotent, so a retry is safe.
+        try:
+            return self._backend.append(batch)
+        except UsageError:  # Closed meanwhile: the first attempt's outcome stays unknown.
+            raise error from None
+
+
+def plan_batcher(driver: "Driver", replica: Replica) -> Batcher[Plan[Any], Any]:
+    """Return the batcher of a session's writes."""
+    return Batcher(
+        lambda plans: driver.run(replica.write(plans)),
+        run_alone=lambda plan: driver.run(replica.write([plan]))[0],
+    )

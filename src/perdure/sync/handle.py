@@ -1,36 +1,39 @@
-"""Handle: a replica with the queue of those who write through it. Its twin is in `handle_async`."""
+# Generated from aio/handle.py by scripts/generate_sync.py: do not edit.
+"""Handle: a replica with a queue of writes, shared by a session, its turns and its values.
 
-import contextvars
-import threading
+In: plans and steps. Out: results, or errors raised in the caller. It also emits the replica's
+notices as events. Nothing is decided here.
+"""
+
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from perdure import events
-from perdure.backends import fork_safety
 from perdure.core.effects.calls import ActiveTurn, VersionMismatch
 from perdure.core.effects.model_calls import CallReplayer
 from perdure.core.plans import NO_OP, REFRESH, Plan
-from perdure.core.replica import PlanResult, Replica
+from perdure.core.replica import Replica
 from perdure.errors import NotFoundError, PerdureError, UsageError
 from perdure.events import ActiveEvent
 from perdure.journal import requests
 from perdure.journal.reader import History
 from perdure.journal.requests import Steps
+from perdure.sync.concurrency import Background
 from perdure.sync.driver import Driver
-from perdure.sync.group_commit import Batcher
+from perdure.sync.group_commit import plan_batcher
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
 T = TypeVar("T")
 
 
-_beginning = fork_safety.fork_safe_lock()
-
-
 class Handle:
-    """What a session, its turns and its values have in common.
+    """The object that a session, its turns and its values write through.
 
-    At most one append of a session is in flight; plans that come meanwhile leave as one batch, so
+    At most one append of a handle is in flight. Plans that arrive meanwhile share the next one, so
     threads that share a handle never race for a position.
     """
 
@@ -38,54 +41,49 @@ class Handle:
         self.driver = driver
         self.replica = replica
         self.own_turns: dict[str, ActiveTurn] = {}
-        """The turns that are open here, and not only in the record."""
+        """The turns that are running in this handle, by id."""
         self.replay: CallReplayer | None = None
-        """What serves calls, where nothing is to be called."""
+        """Serves recorded results in a replay, where no call may run; otherwise None."""
         self.changed: list[VersionMismatch] = []
-        """Calls that another version of their tool had begun."""
-        self._combiner: Batcher[Plan, PlanResult] = Batcher(
-            lambda plans: driver.run(replica.write(plans))
-        )
+        """Calls that were started by another version of their tool."""
+        self._combiner = plan_batcher(driver, replica)
         self.on_close: set[Callable[[], None]] = set()
-        """What is to be given back before this handle is let go."""
+        """Called before this handle closes, to release what it holds."""
         self._closed = False
-        self._threads: set[threading.Thread] = set()
+        self._background = Background()
         driver.handles.add(self)
         self.emit_notices()
 
-    def write(self, plan: Plan) -> int:
-        """Carry out a plan; on return it is durable. Return its answer."""
+    def write(self, plan: Plan[T]) -> T:
+        """Execute a plan and return its result. On return it is durable."""
         if self._closed or self.replica.deleted:
             self.require_open()
         try:
-            if events.enabled():
-                answer = self._write_observed(plan)
-            else:
-                answer = self._combiner.submit(plan)
+            result = self._write_observed(plan) if events.enabled() else self._combiner.submit(plan)
         finally:
             if self.replica.notices:
                 self.emit_notices()
-        if isinstance(answer, PerdureError):
-            raise answer
-        return answer
+        if isinstance(result, PerdureError):
+            raise result
+        return result  # type: ignore[no-any-return] # plans of one batch have different results
 
-    def _write_observed(self, plan: Plan) -> PlanResult:
-        with self.observed("append", plan=plan.kind, turn=plan.turn) as seen:
-            answer = self._combiner.submit(plan)
-            seen.fields["position"] = self.replica.tip.position
-            if isinstance(answer, PerdureError):
-                seen.fields["outcome"] = type(answer).__name__
-        return answer
+    def _write_observed(self, plan: Plan[Any]) -> Any:
+        with self.observed("append", plan=plan.kind, turn=plan.turn) as span:
+            result = self._combiner.submit(plan)
+            span.fields["position"] = self.replica.tip.position
+            if isinstance(result, PerdureError):
+                span.fields["outcome"] = type(result).__name__
+        return result
 
     def run(self, steps: Steps[T]) -> T:
-        """Carry out steps that read."""
+        """Run steps that read, and return their result."""
         self.require_open()
         return self.driver.run(steps)
 
     def wait(self, after: int, timeout: float | None) -> bool:
         """Return True once there are records after a position, here or in the store.
 
-        False when the time has passed, and when the session or its store was closed meanwhile.
+        False after the timeout, or when the session or its store is closed meanwhile.
         """
         self.require_open()
         deadline = None if timeout is None else time.monotonic() + timeout
@@ -93,8 +91,8 @@ class Handle:
             if self.replica.tip.position > after:
                 return True
             longest = self.driver.longest_wait
-            left = longest if deadline is None else min(longest, deadline - time.monotonic())
-            steps = requests.wait(self.replica.name, after=after, timeout=max(left, 0.0))
+            pause = longest if deadline is None else min(longest, deadline - time.monotonic())
+            steps = requests.wait(self.replica.name, after=after, timeout=max(pause, 0.0))
             try:
                 if self.driver.run(steps):
                     return True
@@ -105,9 +103,9 @@ class Handle:
         return False
 
     def catch_up(self, after: int) -> History:
-        """Take in what others wrote, unless the view has gone beyond a position; return its past.
+        """Apply other writers' records if the view ends at a position; return its history.
 
-        It may be that the session was deleted: then that is the newest record.
+        If the session was deleted, the deletion is the newest record in the history.
         """
         if self.replica.tip.position <= after:
             try:
@@ -118,41 +116,41 @@ class Handle:
         return self.replica.past
 
     def observed(self, event: str, **fields: object) -> AbstractContextManager[ActiveEvent]:
-        """Tell of an event of this session when the block has ended."""
+        """Emit an event of this session, with its duration, when the block ends."""
         return events.span(event, store=self.driver.name, session=self.replica.name, **fields)
 
     def emit_notices(self) -> None:
-        """Tell of what was found on the way."""
-        where = {"store": self.driver.name, "session": self.replica.name}
+        """Emit the replica's pending notices as events."""
+        context = {"store": self.driver.name, "session": self.replica.name}
         while self.replica.notices:
             try:
                 notice = self.replica.notices.pop(0)
-            except IndexError:  # Another thread tells of it.
+            except IndexError:  # Another thread emitted it.
                 return
-            events.emit(notice.event, {**where, **notice.fields})
+            events.emit(notice.event, {**context, **notice.fields})
 
-    def background(self, work: Callable[[], None]) -> None:
-        """Do something while others go on; closing waits for it. It tells of its own errors."""
-        thread = threading.Thread(
-            target=contextvars.copy_context().run, args=(work,), name="perdure", daemon=True
-        )
-        with _beginning:
-            thread.start()
-            self._threads = {other for other in self._threads if other.is_alive()} | {thread}
+    def background(self, work: Callable[..., T], *args: Any) -> "Future[T]":
+        """Do work in the background; closing waits for it. It reports its own errors."""
+        return self._background.start(work, *args)
+
+    def finish(self, work: Callable[..., None], *args: Any) -> None:
+        """Do work that must not stop halfway, and wait for it; so does closing."""
+        self._background.finish(work, *args)
+
+    def clean_up(self, work: Callable[..., None], *args: Any) -> None:
+        """Do work after the caller was interrupted; closing waits for it."""
+        self._background.clean_up(work, *args)
 
     def drain(self) -> None:
-        """Give back what is held, and wait for what is under way."""
-        for leave in [*self.on_close]:
-            leave()
-        with _beginning:
-            threads = self._threads - {threading.current_thread()}
-        for thread in threads:
-            thread.join()
+        """Release what this handle holds, and wait for everything in flight."""
+        for release in [*self.on_close]:
+            release()
+        self._background.join()
         if not self._closed and not self.replica.deleted:
             self._combiner.submit(NO_OP)
 
     def close(self) -> None:
-        """Wait for what is under way, settle what is in doubt, and take no more."""
+        """Wait for everything in flight, resolve a write in doubt, and accept no more calls."""
         if not self._closed:
             try:
                 with self.observed("close", position=self.replica.tip.position):
@@ -164,12 +162,13 @@ class Handle:
 
     @property
     def closed(self) -> bool:
-        """Whether this handle was closed, or its store."""
+        """Whether this handle or its store is closed."""
         return self._closed or self.driver.closed
 
     def require_open(self) -> None:
-        """Raise if this handle was closed, or if its session was deleted."""
+        """Raise UsageError if this handle is closed, NotFoundError if its session is deleted."""
         if self._closed:
             name = self.replica.name
             raise UsageError(f"session {name!r} is closed: open it again from the store")
-        self.replica.require_present()
+        if self.replica.deleted:
+            self.replica.require_present()

@@ -1,8 +1,7 @@
-"""Lease: one worker at a time writes to a session. Its twin is in `lease_async`."""
+# Generated from aio/lease.py by scripts/generate_sync.py: do not edit.
+"""Lease: the exclusive right to write to a session, renewed in the background."""
 
-import contextvars
 import os
-import threading
 import time
 from contextlib import suppress
 from types import TracebackType
@@ -17,30 +16,40 @@ from perdure.core.leases import (
     HeldLease,
     LeaseAttempt,
     LeaseRequest,
-    now,
-    this_process,
 )
 from perdure.core.plans import REFRESH
 from perdure.errors import ConflictError, FencedError, LeaseHeldError, NotFoundError, PerdureError
+from perdure.sync.concurrency import Event, Repeater, sleep, within
 from perdure.sync.handle import Handle
 
-_beginning = fork_safety.fork_safe_lock()
+_begin_lock = fork_safety.fork_safe_lock()
+
+
+def now() -> float:
+    """Return the time by which leases expire: the wall clock does not affect it."""
+    return time.monotonic()
+
+
+def this_process() -> str:
+    """Return the machine and the process, for people who find it in the record."""
+    from socket import gethostname
+
+    return f"{gethostname()} pid {os.getpid()}"
 
 
 class Lease:
-    """The right to write to a session alone, for as long as it is renewed. Made by `session.lease`.
+    """The exclusive right to write to a session while it is renewed. Created by `session.lease`.
 
     It belongs to the handle: threads and tasks that share the session share its lease.
     """
 
     def __init__(self, handle: Handle, request: LeaseRequest) -> None:
-        self.lost = threading.Event()
-        """Set when it turns out that the lease was lost; `held` asks the clock as well."""
+        self.lost = Event()
+        """Set when the loss of the lease is detected; `held` also checks the clock."""
         self._handle = handle
         self._request = request
         self._holding: HeldLease | None = None
-        self._stop = threading.Event()
-        self._renewing: threading.Thread | None = None
+        self._renewing = Repeater("perdure-lease")
 
     def __repr__(self) -> str:
         state = f"epoch {self.epoch}" if self.held else "not held"
@@ -53,7 +62,7 @@ class Lease:
 
     @property
     def held(self) -> bool:
-        """Whether this handle may write: nobody took over as far as it saw, and time is left."""
+        """Whether this handle may write: no takeover was seen, and the lease has not expired."""
         holding, replica = self._holding, self._handle.replica
         if holding is None or not holding.active:
             return False
@@ -62,7 +71,7 @@ class Lease:
     def __enter__(self) -> Self:
         pid = os.getpid()
         self._handle.require_open()
-        with _beginning:
+        with _begin_lock:  # Two threads may enter leases of one handle at the same time.
             holding = leases.begin_lease(
                 self._handle.replica,
                 self._request.ttl,
@@ -71,8 +80,8 @@ class Lease:
                 lost=self.lost.set,
             )
         self._holding = holding
+        self._renewing = Repeater("perdure-lease")
         self.lost.clear()
-        self._stop.clear()
         try:
             self._take(holding)
             self._handle.on_close.add(self.release)
@@ -94,8 +103,9 @@ class Lease:
                 delay = attempt.seconds_until_free(now())
                 if not delay:
                     sent = now()
-                    with suppress(LeaseHeldError):  # It was renewed or taken after the look.
-                        holding.take(handle.write(attempt.plan()), sent)
+                    with suppress(LeaseHeldError):  # It was renewed or taken meanwhile.
+                        taken = handle.write(attempt.plan())
+                        holding.take(taken.epoch, sent)
                         span.fields["epoch"] = holding.epoch
                         return
                 elif (remaining := until - now()) <= 0:
@@ -105,80 +115,68 @@ class Lease:
                     pause = min(pause * 2, CONTENDER_PAUSE_MAX)
 
     def _wait(self, seconds: float, pause: float) -> None:
-        """Wait until something was written to the session, or so long."""
+        """Wait until the session is written to, or until the seconds have passed."""
         if self._handle.wait(self._handle.replica.tip.position, seconds):
-            time.sleep(min(pause, seconds))
+            sleep(min(pause, seconds))
 
     def _start(self) -> None:
-        run = contextvars.copy_context().run
-        self._renewing = threading.Thread(
-            target=run, args=(self._renew_periodically,), name="perdure-lease", daemon=True
+        self._renewing.start(
+            self._renew_with_timeout,
+            first=self._request.ttl * RENEW_AFTER,
+            at_end=self._handle.emit_notices,
         )
-        self._renewing.start()
 
     def _abandon(self, holding: HeldLease, error: BaseException) -> None:
-        """Leave nothing behind that was taken while the caller was interrupted."""
+        """Release a lease that may have been taken while the caller was interrupted."""
         self._handle.on_close.discard(self.release)
         holding.end()
         if not isinstance(error, PerdureError):
-            with suppress(PerdureError):
-                self._handle.write(leases.plan_release(self._handle.replica, holding))
-
-    def _renew_periodically(self) -> None:
-        pause: float | None = self._request.ttl * RENEW_AFTER
-        while pause is not None and not self._stop.wait(pause):
-            pause = self._renew_with_timeout()
-        self._handle.emit_notices()
+            self._handle.clean_up(self._release, holding)
 
     def _renew_with_timeout(self) -> float | None:
-        """Renew the lease, but wait no longer than it lasts: a store may hang."""
-        holding, answers = self._holding, list[float | None]()
+        """Renew the lease, but time out when it expires: a store may hang."""
+        holding = self._holding
         if holding is None:
             return None
-        run = contextvars.copy_context().run
-        thread = threading.Thread(
-            target=lambda: answers.append(run(self._renew)), name="perdure-renewal", daemon=True
-        )
-        thread.start()
-        thread.join(holding.seconds_left())
-        if answers:
-            return answers[0]
-        return leases.retry_delay(self._handle.replica, holding, TimeoutError())
+        try:
+            return within(holding.seconds_left(), self._renew, name="perdure-renewal")
+        except TimeoutError as error:
+            return leases.retry_delay(self._handle.replica, holding, error)
 
     def _renew(self) -> float | None:
-        """Renew the lease; return in how many seconds to do it again, None if it is over."""
+        """Renew the lease; return the seconds until the next renewal, or None if it ended."""
         holding, replica = self._holding, self._handle.replica
         if holding is None or not holding.active:
             return None
         sent = now()
         try:
             self._handle.write(leases.plan_renewal(replica, holding))
-        except Exception as error:  # noqa: BLE001 - whatever it was, the lease runs out by itself
+        except Exception as error:  # noqa: BLE001 - on any error, the lease expires by itself
             return leases.retry_delay(replica, holding, error)
         holding.renew(sent)
         return self._request.ttl * RENEW_AFTER
 
     def release(self) -> None:
-        """Let the session go. Leaving `with` does this; doing it twice is harmless.
+        """Release the lease. Leaving `with` does this; calling it twice is harmless.
 
-        If the store can not be reached, others have to wait until the lease has run out.
+        If the store cannot be reached, other workers have to wait until the lease expires.
         """
         holding = self._holding
         self._handle.on_close.discard(self.release)
         if holding is None or not holding.end():
             return
-        self._stop.set()
+        self._renewing.stop()
         if holding.here():
-            self._release(holding)
-            if self._renewing is not None:
-                self._renewing.join()
+            # To its end: otherwise a cancelled caller would make others wait for the whole ttl.
+            self._handle.finish(self._release, holding)
+            self._renewing.join()
 
     def _release(self, holding: HeldLease) -> None:
         replica = self._handle.replica
         with self._handle.observed("release", epoch=holding.epoch) as span:
             try:
-                answer = self._handle.write(leases.plan_release(replica, holding))
-                leases.after_release(replica, holding, answer)
+                was_held = self._handle.write(leases.plan_release(replica, holding))
+                leases.after_release(replica, holding, was_held=was_held)
             except (ConflictError, NotFoundError) as error:
                 leases.retry_delay(replica, holding, error)
             except PerdureError as error:
@@ -190,7 +188,7 @@ class Lease:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        _ = self.held  # Asking finds out whether its time has passed.
+        _ = self.held  # Reading it detects an expired lease.
         self.release()
         if error is None and self._holding is not None and self._holding.loss is not None:
             raise FencedError(*self._holding.loss.args)

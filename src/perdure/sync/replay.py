@@ -1,16 +1,17 @@
-"""Replay: run an agent's code again, with its model and its tools served from the record.
+# Generated from aio/replay.py by scripts/generate_sync.py: do not edit.
+"""ReplaySession: a session that is replayed.
 
-Nothing is called and nothing is written. The agent gets a session in the recorded state, which
-advances along the record as the agent does; the first difference ends the replay.
+For the agent it behaves like the recorded session, but its calls are served from the record and its
+writes are compared with it. It never writes to the store.
 """
 
 from collections.abc import Callable, Iterable
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from perdure.core.effects.listing import EffectInfo
 from perdure.core.plans import Plan, RecordBatch
 from perdure.core.replay import guard
-from perdure.core.replay.cursor import ReplayCursor, ReplayStopped, T, require_read_only
+from perdure.core.replay.cursor import ReplayCursor, ReplayStopped, require_read_only
 from perdure.core.replay.result import (
     Replay,
     ReplayRequest,
@@ -23,63 +24,67 @@ from perdure.core.replica import Replica
 from perdure.core.turn_context import execution_lane
 from perdure.errors import UsageError
 from perdure.journal.requests import Steps
+from perdure.sync.concurrency import exclusive, require_plain_agent, resolve
 from perdure.sync.driver import Driver
 from perdure.sync.handle import Handle
 from perdure.sync.session import Session
 from perdure.sync.turn import Turn
 
+T = TypeVar("T")
+
 
 class ReplayHandle(Handle):
-    """A handle that writes nothing: what would be written is compared with the record."""
+    """A handle that compares writes with the record instead of storing them."""
 
     def __init__(
-        self, driver: Driver, replica: Replica, walk: ReplayCursor, serving: RecordedCalls
+        self, driver: Driver, replica: Replica, cursor: ReplayCursor, serving: RecordedCalls
     ) -> None:
         super().__init__(driver, replica)
         self.replay = serving
-        self._walk = walk
-        self._lock = serving.lock
+        self._cursor = cursor
+        self._lock = exclusive(serving.lock)
 
-    def write(self, plan: Plan) -> int:
-        """Compare what a plan would write with what is recorded; return the recorded answer."""
+    def write(self, plan: Plan[T]) -> T:
+        """Compare the records of a plan with the recorded ones; return the recorded position."""
         self.require_open()
         with self._lock:
-            self._walk.require_running()
-            batch = RecordBatch(self.replica.name, self.replica.state, self.replica.tip)
-            answer = self.run(plan.execute(batch))
-            return self._walk.match(plan, batch, answer, execution_lane())
+            self._cursor.require_running()
+            replica = self.replica
+            batch = RecordBatch(replica.name, replica.state.draft(), replica.past)
+            result = self.run(plan.execute(batch))
+            return self._cursor.match(plan, batch, result, execution_lane())
 
     def run(self, steps: Steps[T]) -> T:
-        """Carry out steps that read."""
+        """Run steps that only read. The guard does not apply to the store's own I/O."""
         with guard.suspended():
             return super().run(require_read_only(steps))
 
-    def wait(self, after: int, timeout: float | None) -> bool:  # noqa: ARG002 - as it is overridden
-        """Return False: nobody writes to what is replayed."""
+    def wait(self, after: int, timeout: float | None) -> bool:  # noqa: ARG002
+        """Return False: a replayed session gets no new records."""
         return False
 
     def drain(self) -> None:
-        """Wait for nothing: nothing is under way."""
+        """Return at once: no write is in flight."""
 
 
 class ReplaySession(Session):
     """A session that is replayed."""
 
-    _walk: ReplayCursor
+    _cursor: ReplayCursor
 
     @classmethod
     def over(
         cls,
         driver: Driver,
         replica: Replica,
-        walk: ReplayCursor,
+        cursor: ReplayCursor,
         errors: Iterable[type[BaseException]] = (),
     ) -> Self:
-        """Return a session whose handle moves along a record."""
-        handle = ReplayHandle(driver, replica, walk, RecordedCalls(replica, walk, errors))
-        made = cls(driver, replica, handle)
-        made._walk = walk
-        return made
+        """Return a session whose handle moves a cursor along the record."""
+        handle = ReplayHandle(driver, replica, cursor, RecordedCalls(replica, cursor, errors))
+        session = cls(driver, replica, handle)
+        session._cursor = cursor
+        return session
 
     def turn(
         self,
@@ -89,31 +94,27 @@ class ReplaySession(Session):
         author: str = "",
         id: str | None = None,
     ) -> Turn:
-        """Return the next turn, under the id that it had."""
-        made = super().turn(message, correlation_id=correlation_id, author=author, id=id)
+        """Return the next turn, with its recorded id."""
+        turn = super().turn(message, correlation_id=correlation_id, author=author, id=id)
         if id is None:
-            made.id = self._walk.next_turn() or made.id
-        return made
+            turn.id = self._cursor.next_turn() or turn.id
+        return turn
 
     def branch(self, id: str, *, at: int | str | EffectInfo | None = None) -> "Session":  # noqa: ARG002
-        """Refuse: a replay writes nothing."""
+        """Raise UsageError: a replay writes nothing."""
         raise UsageError("a replayed session cannot be branched: branch the recorded session")
 
 
-def _replay_sync(
-    session: Session, agent: Callable[[Session], Any], request: ReplayRequest
-) -> Replay:
-    import inspect
-
-    if inspect.iscoroutinefunction(agent):
-        raise UsageError("an async agent needs a session of perdure.open_async(...)")
+def replay(session: Session, agent: Callable[[Session], Any], request: ReplayRequest) -> Replay:
+    """Run an agent again on the record of a session, and compare."""
+    require_plain_agent(agent)
     handle = session._handle  # noqa: SLF001 - the replay shares the session's driver
     replica, cursor = handle.run(prepare_replay(handle.replica, request))
     replayed = ReplaySession.over(handle.driver, replica, cursor, request.errors)
     returned, error = None, None
     with guard.guarded() as guarding:
         try:
-            returned = agent(replayed)
+            returned = resolve(agent(replayed))
         except ReplayStopped:
             pass
         except BaseException as raised:  # noqa: BLE001 - re-raised unless the agent raised it

@@ -1,7 +1,5 @@
-"""Store: opens sessions, lists and deletes them, and says what it guarantees. For blocking code.
-
-Every method here has its twin in `store_async`, in the same order, with the same parameters.
-"""
+# Generated from aio/store.py by scripts/generate_sync.py: do not edit.
+"""Store: open, list and delete sessions, for blocking code."""
 
 import os
 import time
@@ -36,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class Store:
-    """Many sessions in one place. Made by `perdure.open`. Threads may share it."""
+    """A store of sessions, created by `perdure.open`. Threads may share it."""
 
     def __init__(self, backend: Backend, settings: Settings) -> None:
         self._backend = backend
@@ -49,29 +47,29 @@ class Store:
         return f"<{type(self).__name__} {self._backend.name}>"
 
     def session(self, id: str) -> Session:
-        """Open a session where it stopped, or a new one; a new one exists from its first record."""
+        """Open a session where it stopped, or a new one, which exists from its first record."""
         return Session(self._driver, self._open(id, must_exist=False))
 
     def resume(self, id: str) -> Session:
-        """Open a session where it stopped; an unknown or deleted one is NotFoundError."""
+        """Open a session where it stopped; NotFoundError if it is unknown or deleted."""
         return Session(self._driver, self._open(id, must_exist=True))
 
     def values(self, id: str) -> Values:
-        """Open the values under an id, for what is known apart from any one conversation.
+        """Open the values under an id, for data that belongs to no single conversation.
 
-        They are those of the session of that id, should there be one: the ids are shared.
+        Ids are shared with sessions: if a session has this id, these are its values.
         """
         return Values(Handle(self._driver, self._open(id, must_exist=False)))
 
     def _open(self, id: str, *, must_exist: bool) -> Replica:
         name = require_session_id(id)
         steps = lifecycle.open_session(name, self._settings, must_exist=must_exist)
-        with events.span("open", store=self._backend.name, session=name) as seen:
+        with events.span("open", store=self._backend.name, session=name) as span:
             replica = self._driver.run(steps)
             if replica.exists:
                 count, position = replica.state.messages, replica.tip.position
-                seen.event = "resume"
-                seen.fields.update(
+                span.event = "resume"
+                span.fields.update(
                     count=count, role=history.read_last_role(replica), position=position
                 )
         return replica
@@ -85,27 +83,28 @@ class Store:
         deleted: bool = False,
         recent: bool = False,
     ) -> Iterator[Head]:
-        """Yield the heads of sessions in order of their ids, a page at a time from the store.
+        """Yield the heads of sessions in order of their ids, read page by page from the store.
 
-        Only those whose id begins with `prefix`, comes after `after` and that bear all `labels`;
-        deleted ones only where asked for. With `recent`, the most recently changed one comes
-        first, and `after` can not be given; a store that does not know is UnsupportedError.
+        Only sessions whose id begins with `prefix` and sorts after `after`, and that have all
+        `labels`; deleted ones only with `deleted`. With `recent`, the most recently changed session
+        comes first, and `after` cannot be given; UnsupportedError if the store does not record it.
         """
         if recent:
             if after:
                 raise UsageError("`after` is an id, so it cannot be combined with `recent`")
             lifecycle.require_filter(prefix, after, labels)
             without = lifecycle.excluded_labels(deleted=deleted)
-            known = require_recent(self._backend)
-            yield from known.recent(prefix=prefix, labels=labels, without=without)
+            backend = require_recent(self._backend)
+            heads = backend.recent(prefix=prefix, labels=labels, without=without)
+            yield from heads
             return
-        going_on: str | None = after
+        cursor: str | None = after
         limit = lifecycle.FIRST_PAGE
-        while going_on is not None:
-            chosen = lifecycle.list_page(
-                prefix=prefix, after=going_on, labels=labels, deleted=deleted, limit=limit
+        while cursor is not None:
+            steps = lifecycle.list_page(
+                prefix=prefix, after=cursor, labels=labels, deleted=deleted, limit=limit
             )
-            page, going_on = self._driver.run(chosen)
+            page, cursor = self._driver.run(steps)
             limit = lifecycle.PAGE
             yield from page
 
@@ -114,8 +113,8 @@ class Store:
     ) -> Iterator[Record]:
         """Yield the records of a session without opening it, which damage may prevent.
 
-        Damage is raised; given `on_damage`, it is called with each error instead, and reading
-        goes on with the next record that can be read.
+        Damage is raised; if `on_damage` is given, it is called with each error instead, and reading
+        continues with the next readable record.
         """
         name = require_session_id(id)
         past = self._driver.run(salvage.salvage_history(name, self._settings, on_damage))
@@ -124,40 +123,40 @@ class Store:
             yield from page
 
     def approvals(self, *, prefix: str = "") -> Iterator[Approval]:
-        """Yield the approvals that wait for a decision, in all sessions or those of a prefix."""
+        """Yield the pending approvals of all sessions, or of those with a prefix."""
         for head in self.sessions(prefix=prefix, labels=[APPROVAL_WAITING]):
-            replica = self._driver.run(
-                lifecycle.open_session(head.id, self._settings, must_exist=False)
-            )
+            steps = lifecycle.open_session(head.id, self._settings, must_exist=False)
+            replica = self._driver.run(steps)
             yield from self._driver.run(listing.pending_approvals(replica))
 
     def delete(self, id: str, *, reason: str = "") -> None:
-        """Delete a session: a last record stays, and says why; everything before it is dropped.
+        """Delete a session: one last record stays, with the reason; everything before is dropped.
 
-        InUseError while branches of it live, LeaseHeldError while a worker holds it, NotFoundError
-        if there is none.
+        InUseError while it has branches, LeaseHeldError while a worker holds its lease,
+        NotFoundError if it does not exist.
         """
         name = require_session_id(id)
         with events.span("delete", store=self._backend.name, session=name):
             self._driver.run(lifecycle.delete_session(name, self._settings, reason=reason))
 
     def guarantees(self) -> Guarantees:
-        """Say what survives when an append has returned, who may share the store, and what else.
+        """Return the store's guarantees: which crashes appends survive, who may share it, and more.
 
-        It is what the backend found when it was opened; nothing is asked anew.
+        The backend determined them when it was opened; nothing is checked again.
         """
         return guarantees_of(self._backend)
 
     def close(self) -> None:
-        """Finish what is under way and let the store go. Closing twice is harmless."""
+        """Finish everything in flight and close the store. Closing twice is harmless."""
         if not self._closed:
             self._closed = self._driver.closed = True
-            told = events.span("close", store=self._backend.name, session="")
-            with told, ExitStack() as last:  # Whatever one of them raises, the others are drained.
-                last.callback(self._backend.close)
-                last.callback(self._committer.drain)
-                for handle in _all_of(self._driver.handles):
-                    last.callback(handle.drain)
+            # A stack, so that an error of one does not stop the others. It runs in reverse.
+            with ExitStack() as stack:
+                stack.enter_context(events.span("close", store=self._backend.name, session=""))
+                stack.callback(self._backend.close)
+                stack.callback(self._committer.drain)
+                for handle in _all_handles(self._driver.handles):
+                    stack.callback(handle.drain)
 
     def __enter__(self) -> Self:
         return self
@@ -171,12 +170,12 @@ class Store:
         self.close()
 
 
-def _all_of(handles: WeakSet[Handle]) -> list[Handle]:
-    """Return them all, also while other threads open sessions."""
+def _all_handles(handles: WeakSet[Handle]) -> list[Handle]:
+    """Return all handles, even while other threads open sessions."""
     while True:
         try:
             return [*handles]
-        except RuntimeError:  # One was added while they were gone through.
+        except RuntimeError:  # One was added during the iteration.
             continue
 
 
@@ -198,8 +197,8 @@ def open(
     windows need not count them again.
 
     A setting that would break a promise of the store raises UnsupportedError, unless the address
-    accepts it by name: `sqlite:agents.db?accept=network-filesystem`. `Store.guarantees` lists what
-    is guaranteed.
+    accepts it by name: `sqlite:agents.db?accept=network-filesystem`. `Store.guarantees` lists
+    what is guaranteed.
     """
     settings = settings_of(types, clock, verify_writes=verify_writes, tokens=tokens)
     if isinstance(address, str | os.PathLike):

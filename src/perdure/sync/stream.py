@@ -1,4 +1,5 @@
-"""Stream: hands chunks of an answer on and makes them durable. Its twin is in `stream_async`."""
+# Generated from aio/stream.py by scripts/generate_sync.py: do not edit.
+"""Stream: pass on the chunks of a streamed answer and make them durable."""
 
 import time
 from collections.abc import Iterable, Iterator
@@ -9,22 +10,24 @@ from perdure.core.plans import Plan
 from perdure.core.streaming import AnswerRecorder
 from perdure.errors import UsageError
 from perdure.formats.intake import IncomingMessage
+from perdure.sync.concurrency import close_source
 from perdure.sync.handle import Handle
 
 
 class Stream:
-    """The chunks of an answer, as they come. Made by `turn.stream`.
+    """Iterates over the chunks of an answer as they arrive. Created by `turn.stream`.
 
-    At most every `every` seconds what came is made durable. When the provider has said that the
-    answer is over, the whole message is; where the stream ends or breaks before, what there is of
-    it stays, and is marked as interrupted when the turn ends.
+    The chunks so far are made durable at most once every `every` seconds. Once the provider has
+    declared the answer over, the whole message is stored at the end of the stream. If the stream
+    ends or fails before that, the partial answer stays stored, and is marked as interrupted when
+    the turn ends.
     """
 
     def __init__(
         self, handle: Handle, answering: AnswerRecorder, source: Iterable[Any], every: float
     ) -> None:
         self.source = source
-        """What the chunks come from, as it was given."""
+        """The source of the chunks, as passed to `turn.stream`."""
         self._handle = handle
         self._answering = answering
         self._chunks = iter(source)
@@ -34,14 +37,14 @@ class Stream:
         self._is_read = False
 
     def require_read(self) -> None:
-        """Raise UsageError if nobody has begun to read it: nothing of it could be stored."""
+        """Raise UsageError if the stream was never read: nothing of it could be stored."""
         if not self._is_read and not self._ended:
             reason = "nothing was read from turn.stream(...), so nothing of it is stored"
             raise UsageError(f"{reason}: write `for chunk in turn.stream(...)`")
 
     @property
     def said(self) -> list[IncomingMessage]:
-        """What was said so far: messages, and what came with them."""
+        """The messages of the answer so far, with their meta."""
         return self._answering.said
 
     def __iter__(self) -> Iterator[Any]:
@@ -65,18 +68,16 @@ class Stream:
         return chunk
 
     def close(self) -> None:
-        """Stop reading. What was said so far is durable on return. Twice is harmless."""
+        """Stop reading and close the source. The answer so far is durable on return. Idempotent."""
         if not self._ended:
             self._end(self._answering.end(time.monotonic() - self._begun_at))
-            close = getattr(self.source, "close", None)
-            if close is not None:
-                close()
+            close_source(self.source)
 
-    def _end(self, plan: Plan | None) -> None:
+    def _end(self, plan: Plan[int] | None) -> None:
         self._ended = True
         self._store(plan)
 
-    def _store(self, plan: Plan | None) -> None:
+    def _store(self, plan: Plan[int] | None) -> None:
         if plan is not None:
             self._handle.write(plan)
         self._stored_at = time.monotonic()

@@ -1,16 +1,15 @@
-"""Summaries: has a text made, and puts it in force. Its twin is in `summaries_async`."""
+# Generated from aio/summaries.py by scripts/generate_sync.py: do not edit.
+"""Summaries: have a summary written and put it in force, now or in the background."""
 
-import contextvars
-import threading
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from perdure import events
 from perdure.core import summaries
-from perdure.core.summaries import Summariser, SummaryJob
+from perdure.core.summaries import Summarizer, SummaryJob
 from perdure.core.window import EVERYTHING, WindowRequest
-from perdure.errors import ConflictError, SummaryError, UsageError
+from perdure.errors import ConflictError, SummaryError
 from perdure.journal.records import Summary
+from perdure.sync.concurrency import call_function, require_resolved
 from perdure.sync.handle import Handle
 
 if TYPE_CHECKING:
@@ -18,13 +17,13 @@ if TYPE_CHECKING:
 
 
 class Summaries:
-    """What a session does about summaries. Nothing waits while a text is made but its caller."""
+    """The summaries of a session. While a text is being written, only its caller waits."""
 
     def __init__(self, handle: Handle) -> None:
         self._handle = handle
 
-    def make(self, summarizer: Summariser, room: WindowRequest = EVERYTHING) -> Summary:
-        """Have a summary made and put it in force; SummaryError if it is refused."""
+    def make(self, summarizer: Summarizer, room: WindowRequest = EVERYTHING) -> Summary:
+        """Have a summary written and put it in force; SummaryError if it is rejected."""
         handle, replica = self._handle, self._handle.replica
         with handle.observed("summary") as seen:
             steps = summaries.select(replica, summarizer, live=handle.own_turns, room=room)
@@ -35,26 +34,21 @@ class Summaries:
             seen.fields["tokens"] = content.tokens
         return content
 
-    def start(self, summarizer: Summariser) -> "Future[Summary]":
+    def start(self, summarizer: Summarizer) -> "Future[Summary]":
         """Make a summary in the background; closing the handle waits for it."""
-        from concurrent.futures import Future
-
         self._handle.require_open()
-        future: Future[Summary] = Future()
-        future.set_running_or_notify_cancel()
 
-        def work() -> None:
+        def work() -> Summary:
             try:
-                future.set_result(self.make(summarizer))
-            except BaseException as error:  # noqa: BLE001 - whoever waits for it gets it
+                return self.make(summarizer)
+            except BaseException as error:
                 self._report_failure(error)
-                future.set_exception(error)
+                raise
 
-        self._handle.background(work)
-        return future
+        return self._handle.background(work)
 
-    def make_room(self, summarizer: Summariser, room: WindowRequest) -> bool:
-        """Sum up what a window has no room for; False if that was refused, which is told of."""
+    def make_room(self, summarizer: Summarizer, room: WindowRequest) -> bool:
+        """Summarize messages that a window has no room for; log a failure and return False."""
         try:
             self.make(summarizer, room)
         except SummaryError as error:
@@ -65,43 +59,26 @@ class Summaries:
         return True
 
     def undo(self) -> None:
-        """Go back to the summary before the one in force, or to the messages themselves."""
+        """Restore the previous summary, or the messages themselves if there is none."""
         self._handle.write(summaries.undo_summary(self._handle.replica))
 
     def _report_failure(self, error: BaseException) -> None:
         name, reason = self._handle.replica.name, getattr(error, "reason", type(error).__name__)
         where = {"store": self._handle.driver.name, "session": name}
-        events.emit("unsummarised", {**where, "reason": reason})
+        events.emit("summary_failed", {**where, "reason": reason})
 
-    def _ask(self, summarizer: Summariser, work: SummaryJob) -> Any:
-        call = _ThreadCall(summaries.summary_call(summarizer, work))
-        # A thread that nobody waits for: a function that hangs must not hold up the caller.
-        run = contextvars.copy_context().run
-        thread = threading.Thread(target=run, args=(call,), name="perdure-summary", daemon=True)
-        thread.start()
-        thread.join(summarizer.timeout)
-        if thread.is_alive():
+    def _ask(self, summarizer: Summarizer, work: SummaryJob) -> Any:
+        # In a thread of its own: a function that hangs must not delay the end of the process.
+        called = call_function(
+            summaries.summary_call(summarizer, work),
+            timeout=summarizer.timeout,
+            name="perdure-summary",
+            detached=True,
+        )
+        if called is None:
             raise summaries.timeout_failure(work, summarizer)
-        if call.error is not None:
-            raise summaries.failure(work, call.error) from call.error
-        from inspect import isawaitable  # It would be a fifth of the time that opening takes.
-
-        if isawaitable(call.answer):
-            getattr(call.answer, "close", bool)()
-            raise UsageError("an async function or client needs open_async, or give a plain one")
-        return call.answer
-
-
-class _ThreadCall:
-    """A call in a thread of its own, with what became of it."""
-
-    def __init__(self, function: Callable[[], Any]) -> None:
-        self._function = function
-        self.answer: Any = None
-        self.error: BaseException | None = None
-
-    def __call__(self) -> None:
-        try:
-            self.answer = self._function()
-        except BaseException as error:  # noqa: BLE001 - raised where the answer is waited for
-            self.error = error
+        answer, error = called
+        if error is not None:
+            raise summaries.failure(work, error) from error
+        require_resolved(answer)
+        return answer

@@ -1,4 +1,5 @@
-"""Values: named documents, in a session or on their own. Its twin is in `values_async`."""
+# Generated from aio/values.py by scripts/generate_sync.py: do not edit.
+"""Values: named, versioned documents, in a session or on their own."""
 
 from types import TracebackType
 from typing import Any, Self
@@ -10,11 +11,11 @@ from perdure.sync.handle import Handle
 
 
 class Values:
-    """Named documents, each in versions that stay readable.
+    """Named documents with versions that stay readable.
 
-    Those of a session are `session.values`; `store.values(id)` are those that belong to no
-    conversation. A view is as old as its opening, `refresh` or own writing. Two that set the same
-    key are told of each other by ConflictError; different keys do not meet.
+    `session.values` are those of a session; `store.values(id)` are those of no conversation. A view
+    shows the state of its opening, its last `refresh` or its own last write. If two writers set the
+    same key, the second gets ConflictError; different keys do not conflict.
     """
 
     def __init__(self, handle: Handle) -> None:
@@ -36,9 +37,9 @@ class Values:
         return self._handle.write(set_value(self._handle.replica, key, value))
 
     def get(self, key: str, default: Any = None, *, version: int | None = None) -> Any:
-        """Return a value, or the default where the key has none.
+        """Return a value, or the default if the key has none.
 
-        An earlier version that was asked for and is not there is a NotFoundError.
+        NotFoundError if a version is given and does not exist.
         """
         facts = self._handle.replica.state.values.get(key)
         if version is None and (facts is None or facts.deleted):
@@ -47,7 +48,7 @@ class Values:
         return self._handle.run(read_value(self._handle.replica, key, version=version))
 
     def delete(self, key: str) -> None:
-        """Delete a value; its earlier versions stay readable. An absent one is NotFoundError."""
+        """Delete a value; earlier versions stay readable. NotFoundError if it does not exist."""
         self._handle.write(delete_value(self._handle.replica, key))
 
     def keys(self) -> list[str]:
@@ -56,23 +57,23 @@ class Values:
         return [key for key, facts in values.items() if not facts.deleted]
 
     def version(self, key: str) -> int:
-        """Return the number of the newest version of a key, counting deletions."""
+        """Return the number of the newest version of a key; a deletion counts as a version."""
         facts = self._handle.replica.state.values.get(key)
         if facts is None:
             raise NotFoundError(f"value {key!r}")
         return facts.version
 
     def history(self, key: str) -> list[Version]:
-        """Return what `get(key, version=...)` can be asked for, oldest first."""
-        found: list[Version] = self._handle.run(read_versions(self._handle.replica, key))
-        return found
+        """Return the versions of a key, oldest first, for use with `get(key, version=...)`."""
+        versions: list[Version] = self._handle.run(read_versions(self._handle.replica, key))
+        return versions
 
     def refresh(self) -> int:
-        """Take in what others wrote; return the position of the newest record."""
+        """Apply the records of other writers; return the position of the newest record."""
         return self._handle.write(plans.REFRESH)
 
     def close(self) -> None:
-        """Finish what is under way and let the handle go, that of the session if there is one."""
+        """Finish everything in flight and close the handle, which may be that of a session."""
         self._handle.close()
 
     def __enter__(self) -> Self:

@@ -1,8 +1,12 @@
-"""For whoever writes a backend, or tests how an application recovers or talks to a model.
+"""Tools for tests of backends and of applications: contracts, faults, a model server, rules.
 
-`BackendContract` and `AsyncBackendContract` need pytest, which is imported only when one of them
-is asked for; `machine_for` needs hypothesis, likewise; the others need nothing. `ModelServer`
-answers in the place of OpenAI's API; `violations` knows what the providers refuse.
+`BackendContract` and `AsyncBackendContract` are test suites for authors of a backend. `machine_for`
+is a state machine of sessions. `Crash`, `CrashAt`, `Flaky`, `Slow` and `Torn` make a store fail on
+purpose. `ModelServer` answers in place of OpenAI's API, and `violations` lists what a provider
+would reject.
+
+The contracts need pytest and `machine_for` needs hypothesis; each is imported on first access of
+the name. The others need nothing but perdure.
 """
 
 from importlib import import_module
@@ -42,7 +46,7 @@ _OTHERS = {
     "violations": "perdure.testing.provider_rules",
 }
 
-_PARTS = (
+_CONTRACT_MODULES = (
     "contract.append",
     "contract.read",
     "contract.recent",
@@ -60,10 +64,10 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(message)
     import pytest
 
-    # So that a failing assertion shows its values, though it does not stand in a test file.
+    # pytest rewrites assertions only in test files; without this, a failure shows no values.
     if name == "BackendContract":
-        pytest.register_assert_rewrite(*(f"{__name__}.{part}" for part in _PARTS))
+        pytest.register_assert_rewrite(*(f"{__name__}.{part}" for part in _CONTRACT_MODULES))
     else:
         pytest.register_assert_rewrite(_CONTRACTS[name])
-    found = globals()[name] = getattr(import_module(_CONTRACTS[name]), name)
-    return found
+    contract = globals()[name] = getattr(import_module(_CONTRACTS[name]), name)
+    return contract

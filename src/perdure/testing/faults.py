@@ -1,6 +1,7 @@
-"""Backends that fail on purpose, around a real one: to test how an application recovers.
+"""Backends that wrap a real one and fail on purpose, to test how an application recovers.
 
-A wrapper forwards everything it does not break, and what the store declares about itself.
+A wrapper forwards every call that it does not break, and the capabilities and guarantees that the
+store declares.
 """
 
 import random
@@ -22,12 +23,12 @@ from perdure.backends.protocol import (
 from perdure.errors import UnavailableError
 
 
-class Crash(BaseException):  # Not an error to be caught, but a simulated death.
-    """The process died here. No `except Exception` catches it; the test that planned it does."""
+class Crash(BaseException):  # a simulated kill: `except Exception` must not handle it
+    """The process died here. Only the test that planned the crash catches it."""
 
 
-class _Around:
-    """Forwards what the backend does; what fails is decided by subclasses."""
+class BackendWrapper:
+    """Forwards every call to a backend; subclasses override the calls that fail."""
 
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
@@ -36,7 +37,7 @@ class _Around:
         self.guarantees = backend.guarantees
 
     def append(self, appends: Sequence[Append]) -> Sequence[Outcome]:
-        """As the backend's."""
+        """Forward to the backend."""
         return self.backend.append(appends)
 
     def read(
@@ -48,7 +49,7 @@ class _Around:
         reverse: bool = False,
         max_body: int | None = None,
     ) -> Iterator[Entry]:
-        """As the backend's."""
+        """Forward to the backend."""
         return self.backend.read(
             stream, after=after, limit=limit, reverse=reverse, max_body=max_body
         )
@@ -62,7 +63,7 @@ class _Around:
         without: Collection[str] = (),
         limit: int | None = None,
     ) -> Iterator[Head]:
-        """As the backend's."""
+        """Forward to the backend."""
         return self.backend.streams(
             prefix=prefix, after=after, labels=labels, without=without, limit=limit
         )
@@ -75,34 +76,34 @@ class _Around:
         without: Collection[str] = (),
         limit: int | None = None,
     ) -> Iterator[Head]:
-        """As the backend's, where it declares it."""
+        """Forward to the backend; UnsupportedError if it lacks the capability."""
         return require_recent(self.backend).recent(
             prefix=prefix, labels=labels, without=without, limit=limit
         )
 
     def watch(self, stream: str, *, after: int, timeout: float | None = None) -> bool:
-        """As the backend's, where it declares it."""
+        """Forward to the backend; UnsupportedError if it lacks the capability."""
         return require_watch(self.backend).watch(stream, after=after, timeout=timeout)
 
     def drop(self, stream: str, *, before: int) -> None:
-        """As the backend's."""
+        """Forward to the backend."""
         self.backend.drop(stream, before=before)
 
     def remove(self, stream: str, *, digest: str) -> bool:
-        """As the backend's, where it declares it."""
+        """Forward to the backend; UnsupportedError if it lacks the capability."""
         return require_remove(self.backend).remove(stream, digest=digest)
 
     def server_time(self) -> float:
-        """As the backend's, where it declares it."""
+        """Forward to the backend; UnsupportedError if it lacks the capability."""
         return require_clock(self.backend).server_time()
 
     def close(self) -> None:
-        """As the backend's."""
+        """Forward to the backend."""
         self.backend.close()
 
 
-class CrashAt(_Around):
-    """Dies (`Crash`) before or after the nth append was stored; the others pass."""
+class CrashAt(BackendWrapper):
+    """Raises `Crash` before or after the nth append is stored; all other appends pass."""
 
     def __init__(
         self, backend: Backend, point: Literal["append.before", "append.after"], *, nth: int = 1
@@ -115,19 +116,19 @@ class CrashAt(_Around):
     def append(self, appends: Sequence[Append]) -> Sequence[Outcome]:
         """Store and return, or raise Crash if this is the nth call."""
         self.calls += 1
-        dies = self.calls == self.nth
-        if dies and self.point == "append.before":
+        crashes = self.calls == self.nth
+        if crashes and self.point == "append.before":
             raise Crash(self.point)
         outcomes = self.backend.append(appends)
-        if dies:
+        if crashes:
             raise Crash(self.point)
         return outcomes
 
 
-class Flaky(_Around):
-    """Raises UnavailableError from some appends, before or after they were really stored.
+class Flaky(BackendWrapper):
+    """Raises UnavailableError from some appends, before or after they are stored.
 
-    `fail` is the probability, drawn from `seed`, or a function of the call's number (from 1).
+    `fail` is a probability (seeded by `seed`), or a function of the number of the call, from 1.
     """
 
     def __init__(
@@ -141,23 +142,23 @@ class Flaky(_Around):
         super().__init__(backend)
         self.after_commit = after_commit
         self.calls = 0
-        draw = random.Random(seed)  # noqa: S311 - it must repeat, not be secret.
-        self._fails = fail if callable(fail) else lambda _: draw.random() < fail
+        rng = random.Random(seed)  # noqa: S311 - must be reproducible, not secret
+        self._fails = fail if callable(fail) else lambda _: rng.random() < fail
 
     def append(self, appends: Sequence[Append]) -> Sequence[Outcome]:
         """Store and return, or raise UnavailableError."""
         self.calls += 1
         fails = self._fails(self.calls)
         if fails and not self.after_commit:
-            raise UnavailableError(self.name, "made to fail before the commit")
+            raise UnavailableError(self.name, "injected fault before the commit")
         outcomes = self.backend.append(appends)
         if fails:
-            raise UnavailableError(self.name, "made to fail after the commit")
+            raise UnavailableError(self.name, "injected fault after the commit")
         return outcomes
 
 
-class Slow(_Around):
-    """Takes its time: an append, a drop, the begin of a reading or listing wait first."""
+class Slow(BackendWrapper):
+    """Waits before each append and drop, and before each read and listing starts."""
 
     def __init__(self, backend: Backend, seconds: float) -> None:
         super().__init__(backend)
@@ -202,10 +203,10 @@ class Slow(_Around):
         self.backend.drop(stream, before=before)
 
 
-class Torn(_Around):
+class Torn(BackendWrapper):
     """Stores only the first `keep` entries of each stream in the nth append, then fails.
 
-    No good store does this. It is what a bad one, or a file cut short, looks like afterwards.
+    A correct store never does this; it simulates a faulty store or a truncated file.
     """
 
     def __init__(self, backend: Backend, *, keep: int, nth: int = 1) -> None:
@@ -215,24 +216,24 @@ class Torn(_Around):
         self.calls = 0
 
     def append(self, appends: Sequence[Append]) -> Sequence[Outcome]:
-        """Store and return, or tear the nth call and raise UnavailableError."""
+        """Store and return; in the nth call store a part and raise UnavailableError."""
         self.calls += 1
         if self.calls != self.nth:
             return self.backend.append(appends)
-        torn = [one._replace(entries=one.entries[: self.keep]) for one in appends]
-        self.backend.append([one for one in torn if one.entries])
-        raise UnavailableError(self.name, f"made to fail after {self.keep} entries")
+        torn = [append._replace(entries=append.entries[: self.keep]) for append in appends]
+        self.backend.append([append for append in torn if append.entries])
+        raise UnavailableError(self.name, f"injected fault after {self.keep} entries")
 
 
-class _Overtaken(_Around):
-    """Somebody else is faster than whoever begins a stream: a callback runs just before it."""
+class OvertakenBackend(BackendWrapper):
+    """Runs a callback before an append that begins a stream, so that another writer is first."""
 
-    def __init__(self, backend: Backend, before: Callable[[], None]) -> None:
+    def __init__(self, backend: Backend, callback: Callable[[], None]) -> None:
         super().__init__(backend)
-        self._before = before
+        self._callback = callback
 
     def append(self, appends: Sequence[Append]) -> Sequence[Outcome]:
-        """Let the others be first where a stream is to begin, then store."""
+        """Run the callback if a stream is to begin, then store."""
         if any(append.begins for append in appends):
-            self._before()
+            self._callback()
         return super().append(appends)

@@ -1,6 +1,6 @@
 """What the model answers in these tests: a function of the whole prompt, so differences show.
 
-As a process of its own: `python -m tests.frameworks.agentchat.model`.
+As a process of its own: `python -m tests.adapters.agentchat.model`.
 """
 
 import json

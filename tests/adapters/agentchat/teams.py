@@ -72,13 +72,13 @@ class Ledger:
         self._after()
         return f"charged {amount}"
 
-    def find_out(self, effect: perdure.Effect) -> perdure.Done | perdure.NotDone:
+    def find_out(self, effect: perdure.Effect) -> perdure.Happened | perdure.DidNotHappen:
         """Look whether a charge took place, as the policy `reconcile` wants it."""
         for line in self.lines:
             if line["key"] == effect.key:
                 assert line["amount"] == effect.arguments["amount"]
-                return perdure.Done(f"charged {line['amount']}")
-        return perdure.NotDone()
+                return perdure.Happened(f"charged {line['amount']}")
+        return perdure.DidNotHappen()
 
 
 class World(NamedTuple):

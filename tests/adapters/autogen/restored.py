@@ -98,4 +98,4 @@ ROWS = [
     Row("Imported lists", EXACT, "–", "test_what_was_imported_goes_on_from_both_sides"),
 ]
 
-TABLE = table("autogen-classic-and-ag2.md", "classic", "chat", ROWS)
+TABLE = table("autogen-classic-and-ag2.md", "autogen", "chat", ROWS)

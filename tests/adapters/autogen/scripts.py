@@ -55,9 +55,9 @@ class Scene:
         await asyncio.sleep(0)
         return self.charge(id)
 
-    def find_out(self, effect: perdure.Effect) -> perdure.Done | perdure.NotDone:
+    def find_out(self, effect: perdure.Effect) -> perdure.Happened | perdure.DidNotHappen:
         done = [text for known, text in self.ledger() if known == effect.key]
-        return perdure.Done(done[0]) if done else perdure.NotDone()
+        return perdure.Happened(done[0]) if done else perdure.DidNotHappen()
 
     @property
     def tools(self) -> dict[str, Any]:

@@ -92,7 +92,7 @@ def test_a_message_is_durable_before_it_is_handed_over(
 
     def look(recipient: Any, messages: Any, sender: Any, config: Any) -> tuple[bool, None]:
         with perdure.open(tmp_path / "agents.db") as other:  # As another process sees it.
-            seen.append((other.session("s").last or {}).get("content"))
+            seen.append((other.session("s").last_message or {}).get("content"))
         return False, None
 
     assistant.register_reply([autogen.Agent, None], look, position=0)

@@ -99,8 +99,8 @@ def test_who_begins_again_takes_the_chat_over_and_the_first_is_told(
     assert messages(tmp_path) == expected
     (tmp_path / "a.go").touch()
     os.waitpid(first, 0)
-    expected = "ConflictError: conflict in session 'claim-4711' (another process"
-    assert expected in ended(tmp_path, "a")
+    refused = "ConflictError: conflict in session 'claim-4711' (another process"
+    assert refused in ended(tmp_path, "a")
     assert messages(tmp_path) == expected  # Nothing of the first came after.
 
 

@@ -8,13 +8,6 @@ import pytest
 import perdure
 from perdure.adapters.openai import wrap
 from perdure.testing.model_server import ModelServer
-from tests.on_postgres import parametrize
-
-MODULES = frozenset(("test_effects", "test_wrap", "test_wrap_async"))
-
-
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    parametrize(metafunc, MODULES, frozenset())
 
 
 @pytest.fixture

@@ -291,7 +291,7 @@ def turns(session: perdure.Session, text: str) -> Iterator[perdure.Turn]:
 def answer(client: Any, session: perdure.Session, turn: perdure.Turn, *, stream: bool) -> None:
     """Ask until there are no calls; a turn that had got its answer needs nothing."""
     while True:
-        last = session.last or {}
+        last = session.last_message or {}
         if last.get("role") == "assistant" and not last.get("tool_calls"):
             return
         results = [
@@ -307,7 +307,7 @@ def answer(client: Any, session: perdure.Session, turn: perdure.Turn, *, stream:
         messages = session.messages(format="openai.chat", max_tokens=8_000)
         reply = client.chat.completions.create(model="m", messages=messages, stream=stream)
         if stream:
-            for _ in turn.stream(reply, every=0):
+            for _ in turn.stream(reply, flush_every=0):
                 pass
         else:
             turn.append(reply)

@@ -32,7 +32,7 @@ def test_a_call_is_listed_with_its_answer_and_its_usage(
     reply = say(client, "one")
     (effect,) = session.effects.list(kind="model")
     assert (effect.tool, effect.state, effect.arguments) == ("m", "succeeded", None)
-    assert effect.result == session.last
+    assert effect.result == session.last_message
     assert effect.result["content"] == reply.choices[0].message.content
     assert effect.usage["total_tokens"] == reply.usage.total_tokens
     assert effect.duration > 0
@@ -65,7 +65,7 @@ def test_streams_are_effects_too(client: openai.OpenAI, session: perdure.Session
         pass
     (effect,) = session.effects.list()
     assert effect.state == "succeeded"
-    assert effect.result == session.last
+    assert effect.result == session.last_message
     assert effect.usage["total_tokens"] > 0
 
 
@@ -126,12 +126,12 @@ def test_one_in_flight_at_death_is_repeated(bare: openai.OpenAI, tmp_path: Path)
     path = tmp_path / "agents.db"
     first = perdure.open(path).session("s")
     turn = first.turn({"role": "user", "content": "one"})
-    turn.ask("m", {"a": 1})
+    turn.begin_model_call("m", {"a": 1})
     turn.__enter__()  # The process dies while it waits.
     again = perdure.open(path).session("s")
     with again.interrupted[0] as turn:
-        asked = turn.ask("m", {"a": 1})
-        turn.append({"role": "assistant", "content": "1"}, answers=asked)
+        asked = turn.begin_model_call("m", {"a": 1})
+        turn.append({"role": "assistant", "content": "1"}, reply_to=asked)
     assert [one.state for one in again.effects.list()] == ["repeated", "succeeded"]
     intents = [r.content for r in again.records() if isinstance(r.content, EffectIntended)]
     assert intents[1].retries > 0

@@ -27,7 +27,7 @@ def kinds(session: perdure.Session) -> list[str]:
     How many pieces of a stream are stored depends on the time that it takes.
     """
     found = [record.kind for record in session.records()]
-    return [kind for kind in found if not kind.startswith(("effect.", "piece"))]
+    return [kind for kind in found if not kind.startswith(("effect.", "message.chunk"))]
 
 
 def sent(server: ModelServer) -> list[Any]:
@@ -66,9 +66,9 @@ def test_the_window_is_cut_as_asked_for(
     for number in range(4):
         say(client, f"number {number}")
     assert [len(one) for one in sent(server)] == [1, 3, 3, 3]
-    with pytest.raises(perdure.BudgetError, match=r"need \d+ tokens; max_tokens is 5"):
+    with pytest.raises(perdure.ContextWindowError, match=r"need \d+ tokens; max_tokens is 5"):
         say(wrap(bare, session, max_tokens=5), "a text of more tokens than are allowed")
-    assert session.last == user("a text of more tokens than are allowed")
+    assert session.last_message == user("a text of more tokens than are allowed")
     assert kinds(session)[-1] == "turn.failed"
 
 
@@ -129,8 +129,8 @@ def test_state_on_the_server_is_refused(client: openai.OpenAI, session: perdure.
 def test_parsed_responses_are_recorded(client: openai.OpenAI, session: perdure.Session) -> None:
     parsed = client.responses.parse(model="m", input="steps", text_format=Steps).output_parsed
     assert parsed is not None
-    assert session.last is not None
-    assert Steps.model_validate_json(session.last["content"][0]["text"]) == parsed
+    assert session.last_message is not None
+    assert Steps.model_validate_json(session.last_message["content"][0]["text"]) == parsed
     with session.turn("more", id="t1"):
         first = client.responses.parse(model="m", input=[], text_format=Steps)
     with session.turn("more", id="t1"):
@@ -239,10 +239,10 @@ def test_a_turn_is_open_until_its_calls_have_results(
     client: openai.OpenAI, session: perdure.Session
 ) -> None:
     reply = say(client, CALL, tools=[CHAT_TOOL])
-    assert session.current is not None
+    assert session.current_turn is not None
     assert kinds(session) == ["turn.begun", "message", "tools", "message"]
     client.chat.completions.create(model="m", messages=[result(reply)], tools=[CHAT_TOOL])
-    assert session.current is None
+    assert session.current_turn is None
     assert kinds(session)[4:] == ["message", "message", "turn.completed"]
 
 
@@ -401,10 +401,10 @@ def test_an_error_in_the_midst_of_a_stream_leaves_the_turn_open(
         server.fault(status=500, after_chunks=5)
         with pytest.raises(openai.APIError):
             list(stream())
-        assert session.current is not None
-        assert session.current.partial
+        assert session.current_turn is not None
+        assert session.current_turn.is_partial
         list(stream())
-        assert session.current is None
+        assert session.current_turn is None
     assert len(session) == 4
 
 
@@ -416,8 +416,8 @@ def test_a_stream_that_is_closed_early_leaves_what_was_said(
             if event.type == "content.delta":
                 break
     assert kinds(session)[-1] == "turn.abandoned"
-    assert session.last is not None
-    assert session.last["role"] == "assistant"
+    assert session.last_message is not None
+    assert session.last_message["role"] == "assistant"
 
 
 def test_a_stream_that_nobody_reads_on_is_closed_by_the_next_call(
@@ -474,7 +474,7 @@ def test_two_wrappers_of_a_session_have_one_turn(
     reply = say(wrap(bare, session), CALL)
     other = wrap(bare, session)
     other.chat.completions.create(model="m", messages=[result(reply)])
-    assert session.current is None
+    assert session.current_turn is None
     assert kinds(session)[-1] == "turn.completed"
     stream = say(wrap(bare, session), "hello [[len 20]]", stream=True)
     next(stream)
@@ -583,7 +583,7 @@ def test_calls_inside_a_turn_belong_to_it(
     client: openai.OpenAI, session: perdure.Session, server: ModelServer
 ) -> None:
     with session.turn(CALL) as turn:
-        assert session.current is turn
+        assert session.current_turn is turn
         reply = client.chat.completions.create(model="m", messages=[])
         client.chat.completions.create(model="m", messages=[result(reply)])
         say(client, "and another")
@@ -592,7 +592,7 @@ def test_calls_inside_a_turn_belong_to_it(
     assert [len(one) for one in sent(server)] == [1, 3, 5]
     turns = {r.content.turn for r in session.records() if isinstance(r.content, Message)}
     assert turns == {turn.id}
-    assert session.current is None
+    assert session.current_turn is None
 
 
 def test_the_message_of_the_turn_may_be_given_again(

@@ -39,7 +39,7 @@ def user(text: str) -> Any:
 
 async def kinds(session: perdure.AsyncSession) -> list[str]:
     found = [record.kind async for record in session.records()]
-    return [kind for kind in found if not kind.startswith(("effect.", "piece"))]
+    return [kind for kind in found if not kind.startswith(("effect.", "message.chunk"))]
 
 
 def test_every_kind_of_call_is_recorded(server: ModelServer) -> None:
@@ -113,12 +113,12 @@ def test_tasks_have_each_their_own_turn(server: ModelServer) -> None:
         async def one(number: int) -> str:
             async with session.turn(f"number {number}", id=f"t{number}") as turn:
                 await asyncio.sleep(0.01)
-                assert session.current is turn
+                assert session.current_turn is turn
                 reply = await client.chat.completions.create(model="m", messages=[])
             return str(reply.choices[0].message.content)
 
         replies = await asyncio.gather(*(one(number) for number in range(3)))
-        assert session.current is None
+        assert session.current_turn is None
         asked = len(server.requests)
         assert await asyncio.gather(*(one(number) for number in range(3))) == replies
         assert len(server.requests) == asked

@@ -27,7 +27,7 @@ from perdure.errors import (
     VersionError,
 )
 from perdure.testing.contract import BackendContract
-from perdure.testing.contract.samples import appended, entries, entry, positions, status
+from perdure.testing.contract.samples import append_all, append_of, entries, entry, positions
 
 MEMORY = Path("/dev/shm")  # noqa: S108 - a file system in memory, where a sync costs nothing.
 
@@ -103,7 +103,7 @@ def test_bytes_that_are_no_text_stand_in_base64(backend: FilesBackend, path: Pat
         Entry(5, b"[5]", b'"quoted"'),
         Entry(6, b"[6]", b"tab\tin a body"),
     ]
-    assert status(backend, Append("s", odd)) == ["stored"]
+    assert append_all(backend, Append("s", odd)) == ["stored"]
     assert list(backend.read("s")) == odd
     assert list(backend.read("s", reverse=True)) == odd[::-1]
     assert [one.body for one in backend.read("s", max_body=1)] == [
@@ -120,14 +120,14 @@ def test_bytes_that_are_no_text_stand_in_base64(backend: FilesBackend, path: Pat
 
 
 def test_files_are_for_their_owner_only(backend: FilesBackend, path: Path) -> None:
-    status(backend, appended("s", 1, 3))
+    append_all(backend, append_of("s", 1, 3))
     backend.drop("s", before=2)
     for one in [path, *path.rglob("*")]:
         assert one.stat().st_mode & 0o777 == (0o700 if one.is_dir() else 0o600)
 
 
 def test_the_same_text_in_two_normal_forms_is_two_streams(backend: FilesBackend) -> None:
-    status(backend, appended("é", 1, 1), appended("e\u0301", 1, 2))
+    append_all(backend, append_of("é", 1, 1), append_of("e\u0301", 1, 2))
     assert [len(list(backend.read(name))) for name in ("é", "e\u0301")] == [1, 2]
 
 
@@ -141,7 +141,9 @@ def test_a_directory_of_another_program_is_left_alone(path: Path) -> None:
         FilesBackend(path)
     assert [one.name for one in path.iterdir()] == ["theirs.txt"]
     (path / "theirs.txt").unlink()
-    assert status(FilesBackend(path), appended("s", 1, 1)) == ["stored"], "an empty one is welcome"
+    assert append_all(FilesBackend(path), append_of("s", 1, 1)) == ["stored"], (
+        "an empty one is welcome"
+    )
 
 
 def test_a_file_is_no_directory(path: Path) -> None:
@@ -175,17 +177,17 @@ def test_a_marker_that_is_not_ours_is_refused(
 
 
 def test_a_newer_stream_is_not_read(backend: FilesBackend, path: Path) -> None:
-    status(backend, appended("s", 1, 1))
+    append_all(backend, append_of("s", 1, 1))
     file = only_file(path)
     file.write_bytes(file.read_bytes().replace(b'"version":1,', b'"version":2,'))
     with pytest.raises(VersionError):
         list(backend.read("s"))
     with pytest.raises(VersionError):
-        backend.append([appended("s", 2, 2)])
+        backend.append([append_of("s", 2, 2)])
 
 
 def test_a_store_does_not_lie_in_another(backend: FilesBackend, path: Path) -> None:
-    status(backend, appended("s", 1, 1))
+    append_all(backend, append_of("s", 1, 1))
     folder = only_file(path).parent
     for inner in (path / "inner", folder / "inner"):
         with pytest.raises(UsageError, match="inside the store"):
@@ -210,8 +212,8 @@ def test_a_network_file_system_is_refused(path: Path, monkeypatch: pytest.Monkey
 def test_it_may_be_reached_through_a_link(backend: FilesBackend, path: Path) -> None:
     link = path.parent / "link"
     link.symlink_to(path)
-    status(backend, appended("s", 1, 1))
-    assert status(FilesBackend(link), appended("s", 2, 2)) == ["stored"]
+    append_all(backend, append_of("s", 1, 1))
+    assert append_all(FilesBackend(link), append_of("s", 2, 2)) == ["stored"]
     assert list(backend.read("s")) == entries(1, 2)
 
 
@@ -229,7 +231,7 @@ def test_many_may_make_it_at_once(folder: Path) -> None:
             try:
                 ready.wait()
                 name = f"{threading.get_ident()}"
-                assert status(FilesBackend(path), appended(name, 1, 1)) == ["stored"]
+                assert append_all(FilesBackend(path), append_of(name, 1, 1)) == ["stored"]
             except Exception as error:  # noqa: BLE001 - shown below.
                 failures.append(error)
 
@@ -258,8 +260,8 @@ def _check_read_only(backend: FilesBackend, refusal: type[PerdureError]) -> None
     assert list(backend.read("s")) == entries(1, 5)
     assert [head.position for head in backend.streams()] == [5]
     for use in (
-        lambda: backend.append([appended("s", 6, 6)]),
-        lambda: backend.append([appended("new", 1, 1)]),
+        lambda: backend.append([append_of("s", 6, 6)]),
+        lambda: backend.append([append_of("new", 1, 1)]),
         lambda: backend.drop("s", before=3),
     ):
         with pytest.raises(refusal, match="the file system is read-only"):
@@ -267,11 +269,11 @@ def _check_read_only(backend: FilesBackend, refusal: type[PerdureError]) -> None
 
 
 def test_a_medium_that_turns_read_only_can_be_read(backend: FilesBackend, path: Path) -> None:
-    status(backend, appended("s", 1, 3))
+    append_all(backend, append_of("s", 1, 3))
     file = only_file(path)
     line = file.read_bytes().splitlines(keepends=True)[0]
-    status(backend, appended("s", 4, 4))
-    status(backend, appended("s", 5, 5))
+    append_all(backend, append_of("s", 4, 4))
+    append_all(backend, append_of("s", 5, 5))
     _check_read_only(FilesBackend(path, disk=ReadOnly()), UnavailableError)
     # The marks were lost with the power, and the next append was torn.
     file.write_bytes(line + file.read_bytes()[len(line) :] + b'{"perdure":[6')
@@ -289,7 +291,7 @@ def test_a_read_only_mount_can_be_read(folder: Path) -> None:
         pytest.skip("mounting is not allowed here")
     try:
         backend = FilesBackend(folder / "store")
-        status(backend, appended("s", 1, 5))
+        append_all(backend, append_of("s", 1, 5))
         assert run("mount", "-o", "remount,ro", folder)
         _check_read_only(FilesBackend(folder / "store"), UsageError)
         with perdure.open(f"files:{folder / 'store'}") as store:
@@ -316,7 +318,7 @@ class Stumbling(Disk):
 
 def test_a_listing_that_failed_is_whole_the_next_time(path: Path) -> None:
     names = [str(number) for number in range(40)]
-    status(FilesBackend(path), *(appended(name, 1, 1) for name in names))
+    append_all(FilesBackend(path), *(append_of(name, 1, 1) for name in names))
     for left in range(1, 30, 4):
         disk = Stumbling()
         backend = FilesBackend(path, disk=disk)
@@ -331,7 +333,7 @@ def test_names_that_come_and_go_stay_in_order(path: Path) -> None:
     known: set[str] = set()
     for size in (1, 3, 150, 2, 200):
         some = {f"{size} {number}" for number in range(size)}
-        status(other, *(appended(name, 1, 1) for name in some))
+        append_all(other, *(append_of(name, 1, 1) for name in some))
         known |= some
         assert [head.stream for head in backend.streams()] == sorted(known)
 
@@ -354,10 +356,10 @@ class Gated(Disk):
 
 def test_a_reader_never_sees_what_is_not_synced(path: Path) -> None:
     backend = FilesBackend(path)
-    status(backend, appended("s", 1, 1, "old"), appended("other", 1, 1))
+    append_all(backend, append_of("s", 1, 1, "old"), append_of("other", 1, 1))
     disk = Gated()
     writer = threading.Thread(
-        target=lambda: FilesBackend(path, disk=disk).append([appended("s", 2, 2, "new")])
+        target=lambda: FilesBackend(path, disk=disk).append([append_of("s", 2, 2, "new")])
     )
     writer.start()
     assert disk.reached.wait(60)
@@ -365,7 +367,7 @@ def test_a_reader_never_sees_what_is_not_synced(path: Path) -> None:
     with pytest.raises(UnavailableError, match="holds the lock"):
         list(hasty.read("s"))
     assert list(hasty.read("other")) == entries(1, 1), "another stream is not concerned"
-    assert status(hasty, appended("other", 2, 2)) == ["stored"]
+    assert append_all(hasty, append_of("other", 2, 2)) == ["stored"]
     found: list[list[Entry]] = []
     reader = threading.Thread(target=lambda: found.append(list(backend.read("s"))))
     reader.start()
@@ -391,7 +393,7 @@ def test_a_new_stream_is_not_seen_before_its_name_is_durable(path: Path) -> None
     backend = FilesBackend(path, patience=0.05)
     disk = Late()
     writer = threading.Thread(
-        target=lambda: FilesBackend(path, disk=disk).append([appended("s", 1, 1)])
+        target=lambda: FilesBackend(path, disk=disk).append([append_of("s", 1, 1)])
     )
     writer.start()
     assert disk.reached.wait(60)
@@ -405,13 +407,15 @@ def test_a_new_stream_is_not_seen_before_its_name_is_durable(path: Path) -> None
 
 def test_who_waits_for_a_stream_that_is_being_rewritten_writes_to_the_new_file(path: Path) -> None:
     backend = FilesBackend(path)
-    status(backend, appended("s", 1, 5))
+    append_all(backend, append_of("s", 1, 5))
     disk = Gated()
     dropper = threading.Thread(target=lambda: FilesBackend(path, disk=disk).drop("s", before=4))
     dropper.start()
     assert disk.reached.wait(60)
     outcomes: list[list[str]] = []
-    writer = threading.Thread(target=lambda: outcomes.append(status(backend, appended("s", 6, 6))))
+    writer = threading.Thread(
+        target=lambda: outcomes.append(append_all(backend, append_of("s", 6, 6)))
+    )
     writer.start()
     time.sleep(0.05)
     assert outcomes == []
@@ -426,13 +430,13 @@ def test_a_lock_that_is_held_too_long_is_unavailable_and_then_available(
     backend: FilesBackend, path: Path
 ) -> None:
     fcntl = pytest.importorskip("fcntl")
-    status(backend, appended("s", 1, 1))
+    append_all(backend, append_of("s", 1, 1))
     with only_file(path).open("rb") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
         with pytest.raises(UnavailableError, match="holds the lock"):
-            backend.append([appended("s", 2, 2)])
+            backend.append([append_of("s", 2, 2)])
         assert list(backend.read("s")) == entries(1, 1), "readers do not wait for nothing"
-    assert status(backend, appended("s", 2, 2)) == ["stored"]
+    assert append_all(backend, append_of("s", 2, 2)) == ["stored"]
 
 
 def test_calls_that_name_the_same_streams_in_other_orders_do_not_wait_for_each_other(
@@ -444,7 +448,9 @@ def test_calls_that_name_the_same_streams_in_other_orders_do_not_wait_for_each_o
     def work(order: list[str]) -> None:
         backend = FilesBackend(path, patience=30)
         for position in range(1, 21):
-            done.extend(status(backend, *(appended(name, position, position) for name in order)))
+            done.extend(
+                append_all(backend, *(append_of(name, position, position) for name in order))
+            )
 
     threads = [threading.Thread(target=work, args=(order,)) for order in (names, names[::-1])]
     for thread in threads:
@@ -457,10 +463,10 @@ def test_calls_that_name_the_same_streams_in_other_orders_do_not_wait_for_each_o
 def test_an_error_of_one_stream_leaves_the_others_of_a_call_stored(
     backend: FilesBackend, path: Path
 ) -> None:
-    status(backend, appended("bad", 1, 1))
+    append_all(backend, append_of("bad", 1, 1))
     only_file(path).write_bytes(b"")
     with pytest.raises(DamagedError, match="bad"):
-        backend.append([appended("bad", 2, 2), *(appended(str(n), 1, 1) for n in range(9))])
+        backend.append([append_of("bad", 2, 2), *(append_of(str(n), 1, 1) for n in range(9))])
     assert all(list(backend.read(str(n))) == entries(1, 1) for n in range(9))
 
 
@@ -468,7 +474,7 @@ def test_nothing_is_held_between_calls(backend: FilesBackend) -> None:
     if not Path("/proc/self/fd").exists():
         pytest.skip("needs /proc")
     before = len(list(Path("/proc/self/fd").iterdir()))
-    status(backend, *(appended(str(number), 1, 300) for number in range(50)))
+    append_all(backend, *(append_of(str(number), 1, 300) for number in range(50)))
     reader = backend.read("7")
     next(reader)
     listing = backend.streams()
@@ -480,7 +486,7 @@ def test_nothing_is_held_between_calls(backend: FilesBackend) -> None:
 
 def test_a_reader_goes_on_where_entries_were_dropped_meanwhile(backend: FilesBackend) -> None:
     for position in range(1, 601):
-        status(backend, appended("s", position, position))
+        append_all(backend, append_of("s", position, position))
     reader = backend.read("s")
     assert next(reader) == entry(1)
     backend.drop("s", before=400)
@@ -514,7 +520,7 @@ def long_stream(path: Path) -> tuple[FilesBackend, Counting]:
     backend = FilesBackend(path, disk=disk)
     body = b'"' + b"x" * 900 + b'"'
     for position in range(1, 4001):
-        status(backend, Append("s", [entry(position, body=body)]))
+        append_all(backend, Append("s", [entry(position, body=body)]))
     return backend, disk
 
 
@@ -538,7 +544,7 @@ def test_only_what_is_asked_for_is_read(long_stream: tuple[FilesBackend, Countin
         assert positions(found) == [after - 1] * (after > 1)
         found.clear()
     assert cost(lambda: next(backend.streams(prefix="s", limit=1))) < 80_000
-    assert cost(lambda: status(backend, appended("s", 4001, 4001))) < 80_000
+    assert cost(lambda: append_all(backend, append_of("s", 4001, 4001))) < 80_000
     assert disk.syncs == 1, "an append is one sync"
     assert positions(backend.read("s", after=2500)) == list(range(2501, 4002))
     assert positions(backend.read("s", after=2500, reverse=True)) == list(range(2499, 0, -1))
@@ -548,7 +554,7 @@ def test_a_long_body_is_not_read_where_it_is_left_out(path: Path) -> None:
     disk = Counting()
     backend = FilesBackend(path, disk=disk)
     long = [entry(1), entry(2, body=b"x" * 3_000_000), entry(3), entry(4, body=b"\xff" * 3_000_000)]
-    status(backend, Append("s", long))
+    append_all(backend, Append("s", long))
     disk.bytes = 0
     assert [one.body is None for one in backend.read("s", max_body=100)] == [
         False,
@@ -562,23 +568,23 @@ def test_a_long_body_is_not_read_where_it_is_left_out(path: Path) -> None:
 def test_a_new_stream_costs_two_syncs_and_a_resend_none(path: Path) -> None:
     disk = Counting()
     backend = FilesBackend(path, disk=disk)
-    status(backend, appended("s", 1, 1))
+    append_all(backend, append_of("s", 1, 1))
     disk.syncs = 0
-    status(backend, appended("s", 2, 3))
+    append_all(backend, append_of("s", 2, 3))
     assert disk.syncs == 1
-    status(backend, appended("s", 1, 3))
+    append_all(backend, append_of("s", 1, 3))
     assert disk.syncs == 1
     folder = only_file(path).parent.name
     names = (str(n) for n in range(99999))
     same = next(name for name in names if file_stem(name.encode()).startswith(folder))
     disk.syncs = 0
-    status(backend, appended(same, 1, 1))
+    append_all(backend, append_of(same, 1, 1))
     assert disk.syncs == 2, "the file, and the folder"
 
 
 def test_dropped_bytes_are_not_in_the_directory_any_more(backend: FilesBackend, path: Path) -> None:
     canary = b"canary that sings"
-    status(backend, Append("s", [entry(1, body=canary), entry(2, body=canary), entry(3)]))
+    append_all(backend, Append("s", [entry(1, body=canary), entry(2, body=canary), entry(3)]))
     assert canary in only_file(path).read_bytes()
     backend.drop("s", before=3)
     assert not any(canary in one.read_bytes() for one in path.rglob("*") if one.is_file())

@@ -19,7 +19,7 @@ from perdure.backends.files.backend import FilesBackend
 from perdure.backends.files.disk import Disk
 from perdure.backends.protocol import Append, Entry, Outcome
 from perdure.errors import NotFoundError, PerdureError, UnavailableError
-from perdure.testing.contract.samples import appended, entries, entry, status
+from perdure.testing.contract.samples import append_all, append_of, entries, entry
 from tests.promises.calls import LOOKS, Call, done
 from tests.promises.kinds import FILES
 from tests.promises.p01_power_loss import states
@@ -112,8 +112,8 @@ def play(open_backend: Callable[[], FilesBackend]) -> None:
         main.set("plan", {"steps": ["one", "two"]})
     other = store.session("../other")
     other.append({"role": "user", "content": "Forget this."}, {"role": "user", "content": "And."})
-    again(lambda: backend.append([appended(f"raw {n}", 1, 2, "new") for n in range(3)]))
-    again(lambda: backend.append([appended(f"raw {n}", 3, 5) for n in range(4)]))
+    again(lambda: backend.append([append_of(f"raw {n}", 1, 2, "new") for n in range(3)]))
+    again(lambda: backend.append([append_of(f"raw {n}", 3, 5) for n in range(4)]))
     main.append({"role": "user", "content": "More. " * 400}, {"role": "user", "content": "Most."})
     with contextlib.suppress(NotFoundError):  # What is left of a deletion is finished, and said.
         again(lambda: store.delete("../other"))
@@ -121,7 +121,7 @@ def play(open_backend: Callable[[], FilesBackend]) -> None:
     binary = Append("raw 1", [Entry(6, b"\xff\0", b"binary \0\n" * 60)])
     again(lambda: backend.append([binary]))
     again(lambda: backend.drop("raw 0", before=3))
-    again(lambda: backend.append([appended("raw 0", 6, 6, "label"), appended("raw 2", 6, 6)]))
+    again(lambda: backend.append([append_of("raw 0", 6, 6, "label"), append_of("raw 2", 6, 6)]))
     main.append({"role": "user", "content": "Last."})
 
 
@@ -324,35 +324,37 @@ def test_what_was_there_stays_readable_and_writing_works_again_later(
 ) -> None:
     disk = Failing()
     backend = FilesBackend(folder / "store", disk=disk)
-    status(backend, appended("s", 1, 3, "old"), appended("t", 1, 1))
+    append_all(backend, append_of("s", 1, 3, "old"), append_of("t", 1, 1))
     disk.broken = broken
     for _ in range(3):
         with pytest.raises(UnavailableError):
-            backend.append([appended("s", 4, 5, "new"), appended("t", 2, 2), appended("u", 1, 1)])
+            backend.append(
+                [append_of("s", 4, 5, "new"), append_of("t", 2, 2), append_of("u", 1, 1)]
+            )
         if "truncate" not in broken:
             assert list(backend.read("s")) == entries(1, 3)
             assert [head.stream for head in backend.streams(labels=["old"])] == ["s"]
     disk.broken = {}
-    assert status(backend, appended("s", 4, 4, mark="other")) in (["stored"], ["conflict"])
+    assert append_all(backend, append_of("s", 4, 4, mark="other")) in (["stored"], ["conflict"])
     later = FilesBackend(folder / "store")
     assert list(later.read("s"))[:3] == entries(1, 3)
-    assert status(later, appended("t", 2, 2), appended("u", 1, 1)) == ["stored", "stored"]
+    assert append_all(later, append_of("t", 2, 2), append_of("u", 1, 1)) == ["stored", "stored"]
 
 
 def test_after_a_failed_sync_the_stream_goes_on_in_a_new_file(folder: Path) -> None:
     disk = Failing()
     backend = FilesBackend(folder / "store", disk=disk)
-    status(backend, appended("s", 1, 3))
+    append_all(backend, append_of("s", 1, 3))
     (file,) = folder.rglob("*.jsonl")
     before = file.stat().st_ino
-    assert status(backend, appended("s", 4, 4)) == ["stored"]
+    assert append_all(backend, append_of("s", 4, 4)) == ["stored"]
     assert file.stat().st_ino == before
     disk.broken = {"sync": errno.EIO}
     with pytest.raises(UnavailableError, match="EIO"):
-        backend.append([appended("s", 5, 5)])
+        backend.append([append_of("s", 5, 5)])
     disk.broken = {}
     assert list(backend.read("s")) == entries(1, 4)
-    assert status(backend, appended("s", 5, 5)) == ["stored"]
+    assert append_all(backend, append_of("s", 5, 5)) == ["stored"]
     assert file.stat().st_ino != before
     assert list(backend.read("s")) == entries(1, 5)
 
@@ -380,13 +382,13 @@ def test_what_only_memory_holds_after_a_failed_sync_is_written_again(folder: Pat
     (folder / "work").mkdir()
     disk, _ = recorded(folder / "work")
     backend = FilesBackend(folder / "work" / "store", disk=disk)
-    status(backend, appended("s", 1, 3))
+    append_all(backend, append_of("s", 1, 3))
     disk.before = fail("sync", "truncate")
     with pytest.raises(UnavailableError):
-        backend.append([appended("s", 4, 5)])
+        backend.append([append_of("s", 4, 5)])
     other = FilesBackend(folder / "work" / "store", disk=disk)
     assert list(other.read("s")) == entries(1, 5)
-    assert status(other, appended("s", 4, 5)) == ["stored"]
+    assert append_all(other, append_of("s", 4, 5)) == ["stored"]
     assert list(after_power_loss(disk, folder).read("s")) == entries(1, 5)
 
 
@@ -394,12 +396,12 @@ def test_what_was_set_aside_survives_a_power_loss(folder: Path) -> None:
     (folder / "work").mkdir()
     disk, _ = recorded(folder / "work")
     backend = FilesBackend(folder / "work" / "store", disk=disk)
-    status(backend, appended("s", 1, 1))
+    append_all(backend, append_of("s", 1, 1))
     (file,) = folder.rglob("*.jsonl")
     fd = disk.open(str(file), os.O_RDWR)
     disk.write(fd, b"torn", file.stat().st_size)
     disk.close(fd)
-    assert status(backend, appended("s", 2, 2)) == ["stored"]
+    assert append_all(backend, append_of("s", 2, 2)) == ["stored"]
     assert list(after_power_loss(disk, folder).read("s")) == entries(1, 2)
     (aside,) = (folder / "crashed").rglob("*.torn-1")
     assert aside.read_bytes() == b"torn"
@@ -420,11 +422,11 @@ def test_a_folder_whose_name_may_be_lost_is_made_anew(folder: Path, calls: tuple
     (folder / "work").mkdir()
     disk, _ = recorded(folder / "work")
     backend = FilesBackend(folder / "work" / "store", disk=disk)
-    status(backend, appended("first", 1, 1))
+    append_all(backend, append_of("first", 1, 1))
     disk.before = fail(*calls)
     with pytest.raises(UnavailableError):
-        backend.append([appended("s", 1, 1)])
-    assert status(backend, appended("s", 1, 1)) == ["stored"]
+        backend.append([append_of("s", 1, 1)])
+    assert append_all(backend, append_of("s", 1, 1)) == ["stored"]
     crashed = after_power_loss(disk, folder)
     assert [head.stream for head in crashed.streams()] == ["first", "s"]
 
@@ -469,9 +471,9 @@ def _child(path: Path, at: int, acks: int) -> None:
         for round_ in range(3):
             names = ["a", "b"] if round_ else ["a"]
             first = 1 + 2 * round_
-            status(backend, *(appended(name, first, first + 1) for name in names[:1]))
+            append_all(backend, *(append_of(name, first, first + 1) for name in names[:1]))
             os.write(acks, b"a")
-            status(backend, *(appended(name, round_ + 1, round_ + 1) for name in ("b", "c")))
+            append_all(backend, *(append_of(name, round_ + 1, round_ + 1) for name in ("b", "c")))
             os.write(acks, b"b")
         backend.drop("a", before=4)
     finally:
@@ -497,7 +499,7 @@ def test_a_process_killed_at_any_call_leaves_a_store_that_goes_on(folder: Path) 
         assert (a[-1].position if a else 0) in (2 * acks.count(b"a"), 2 * acks.count(b"a") + 2)
         assert len(b) in (acks.count(b"b"), acks.count(b"b") + 1)
         following = a[-1].position + 1 if a else 1
-        assert status(backend, appended("a", following, following)) == ["stored"]
+        assert append_all(backend, append_of("a", following, following)) == ["stored"]
         assert [head.stream for head in backend.streams()][:1] == ["a"]
         if code == 0:
             break
@@ -509,14 +511,14 @@ def test_a_process_killed_at_any_call_leaves_a_store_that_goes_on(folder: Path) 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_child_of_a_fork_goes_on_with_the_same_handle(folder: Path) -> None:
     backend = FilesBackend(folder / "store")
-    status(backend, appended("s", 1, 1))
+    append_all(backend, append_of("s", 1, 1))
     list(backend.streams())
     child = os.fork()
     if child == 0:
-        done = status(backend, appended("s", 2, 2)) == ["stored"]
+        done = append_all(backend, append_of("s", 2, 2)) == ["stored"]
         os._exit(0 if done and [head.position for head in backend.streams()] == [2] else 1)
     assert os.waitpid(child, 0)[1] == 0
-    assert status(backend, appended("s", 3, 3)) == ["stored"]
+    assert append_all(backend, append_of("s", 3, 3)) == ["stored"]
     assert list(backend.read("s")) == entries(1, 3)
 
 
@@ -533,16 +535,16 @@ def test_a_child_does_not_keep_the_lock_of_a_parent_that_was_killed(folder: Path
             os.kill(os.getpid(), signal.SIGKILL)
 
     backend = FilesBackend(folder / "store")
-    status(backend, appended("s", 1, 1))
+    append_all(backend, append_of("s", 1, 1))
     parent = os.fork()
     if parent == 0:
         backend = FilesBackend(folder / "store", disk=Forking())
-        backend.append([appended("s", 2, 2)])
+        backend.append([append_of("s", 2, 2)])
     os.waitpid(parent, 0)
     sleeper = int(os.read(reading, 99))
     try:
         later = FilesBackend(folder / "store", patience=30)
-        assert status(later, appended("s", 2, 2)) == ["stored"]
+        assert append_all(later, append_of("s", 2, 2)) == ["stored"]
         assert list(later.read("s")) == [entry(1), entry(2)]
     finally:
         os.kill(sleeper, signal.SIGKILL)

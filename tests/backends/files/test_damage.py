@@ -14,7 +14,7 @@ from perdure.backends.files.backend import FilesBackend
 from perdure.backends.files.format import file_stem
 from perdure.backends.protocol import Append, Entry
 from perdure.errors import DamagedError, PerdureError, UnavailableError
-from perdure.testing.contract.samples import appended, entries, entry, status
+from perdure.testing.contract.samples import append_all, append_of, entries, entry
 
 MEMORY = Path("/dev/shm")  # noqa: S108 - a file system in memory, where a sync costs nothing.
 NAMES = ["a stream", "another"]
@@ -31,9 +31,11 @@ def folder() -> Iterator[Path]:
 
 def build(path: Path) -> FilesBackend:
     backend = FilesBackend(path)
-    status(backend, appended(NAMES[0], 1, 2, "tag"), appended(NAMES[1], 1, 1))
-    status(backend, appended(NAMES[0], 3, 3, "tag"))
-    status(backend, Append(NAMES[0], [Entry(4, b"[4]", b"\0\xff"), entry(5)], frozenset({"last"})))
+    append_all(backend, append_of(NAMES[0], 1, 2, "tag"), append_of(NAMES[1], 1, 1))
+    append_all(backend, append_of(NAMES[0], 3, 3, "tag"))
+    append_all(
+        backend, Append(NAMES[0], [Entry(4, b"[4]", b"\0\xff"), entry(5)], frozenset({"last"}))
+    )
     return backend
 
 
@@ -140,7 +142,7 @@ def test_a_stream_that_is_cut_anywhere_is_damaged_and_begins_as_it_did(
         assert error == "DamagedError", size
         assert came == good[: len(came)]
         with pytest.raises(DamagedError):
-            backend.append([appended(NAMES[0], 6, 6)])
+            backend.append([append_of(NAMES[0], 6, 6)])
     assert len(came) == 4, "everything up to the entry that was cut"
     file.write_bytes(content)
     assert list(backend.read(NAMES[0])) == good
@@ -225,7 +227,7 @@ def test_without_its_first_line_a_stream_is_damaged_but_each_entry_can_be_read(
     for one in readable:
         assert list(backend.read(NAMES[0], after=one.position - 1, limit=1)) == [one]
     for use in (
-        lambda: backend.append([appended(NAMES[0], 6, 6)]),
+        lambda: backend.append([append_of(NAMES[0], 6, 6)]),
         lambda: backend.drop(NAMES[0], before=3),
         lambda: list(backend.streams()),
     ):
@@ -258,7 +260,7 @@ def test_batches_that_were_exchanged_or_repeated_are_damaged(
     backend: FilesBackend, folder: Path
 ) -> None:
     for position in range(1, 8):
-        status(backend, appended("even", position, position))
+        append_all(backend, append_of("even", position, position))
     file = file_of(folder, b'"even"')
     first, *lines = file.read_bytes().splitlines(keepends=True)
     batches = [b"".join(lines[number : number + 2]) for number in range(0, 14, 2)]
@@ -284,7 +286,7 @@ def test_a_torn_line_of_a_list_does_not_swallow_the_next_one(
     names.write_bytes(names.read_bytes() + b'["torn')
     tries = (str(number) for number in range(99999))
     name = next(one for one in tries if file_stem(one.encode()).startswith(file.parent.name))
-    status(backend, appended(name, 1, 1))
+    append_all(backend, append_of(name, 1, 1))
     line = f'["{name}","{file_stem(name.encode())}"]'
     assert line in names.read_text("utf-8").splitlines()
 
@@ -300,7 +302,7 @@ def test_files_that_were_exchanged_are_damaged(
         with pytest.raises(DamagedError, match="names another stream"):
             list(backend.read(name))
         with pytest.raises(DamagedError):
-            backend.append([appended(name, 2, 2)])
+            backend.append([append_of(name, 2, 2)])
 
 
 def test_a_file_that_is_gone_is_damage_and_not_an_empty_stream(
@@ -313,7 +315,7 @@ def test_a_file_that_is_gone_is_damage_and_not_an_empty_stream(
         with pytest.raises(DamagedError, match="missing"):
             list(one.streams())
         with pytest.raises(DamagedError, match="missing"):
-            one.append([appended(NAMES[0], 1, 1)])
+            one.append([append_of(NAMES[0], 1, 1)])
         with pytest.raises(DamagedError, match="missing"):
             one.drop(NAMES[0], before=2)
     assert list(backend.read("unknown")) == []
@@ -334,8 +336,8 @@ def test_names_that_are_lost_are_found_again(
     again = FilesBackend(folder / "store")
     for one in (backend, again):
         assert [head.stream for head in one.streams()] == NAMES
-    assert status(again, appended("new", 1, 1)) == ["stored"]
-    assert status(again, appended("stream 128", 1, 1)) == ["stored"]
+    assert append_all(again, append_of("new", 1, 1)) == ["stored"]
+    assert append_all(again, append_of("stream 128", 1, 1)) == ["stored"]
     if spoil != "remove":
         assert all(b"\n[" in b"\n" + one.read_bytes() for one in folder.rglob("names"))
     wanted = sorted([*NAMES, "new", "stream 128"])
@@ -362,14 +364,14 @@ def test_a_torn_tail_is_not_shown_and_is_set_aside_before_the_next_append(
         opened.write(torn)
     assert list(backend.read(NAMES[0])) == good
     assert file.stat().st_size == size + len(torn), "a reader changes nothing"
-    assert status(backend, appended(NAMES[0], 6, 6)) == ["stored"]
+    assert append_all(backend, append_of(NAMES[0], 6, 6)) == ["stored"]
     aside = file.with_name(file.stem + ".torn-1")
     assert aside.read_bytes() == torn
     assert aside.stat().st_mode & 0o777 == 0o600
     assert list(backend.read(NAMES[0])) == [*good, entry(6)]
     with file.open("ab") as opened:
         opened.write(b"again")
-    assert status(backend, appended(NAMES[0], 7, 7)) == ["stored"]
+    assert append_all(backend, append_of(NAMES[0], 7, 7)) == ["stored"]
     assert file.with_name(file.stem + ".torn-2").read_bytes() == b"again"
     assert aside.read_bytes() == torn
 
@@ -379,8 +381,8 @@ def test_a_batch_that_lost_only_its_mark_is_kept_and_a_torn_one_before_it_is_dam
 ) -> None:
     good = list(backend.read(NAMES[0]))
     first_line = file.read_bytes().splitlines(keepends=True)[0]
-    status(backend, appended(NAMES[0], 6, 6))
-    status(backend, appended(NAMES[0], 7, 7))
+    append_all(backend, append_of(NAMES[0], 6, 6))
+    append_all(backend, append_of(NAMES[0], 7, 7))
     rest = file.read_bytes()[len(first_line) :]
     file.write_bytes(first_line + rest)
     shutil.copytree(folder / "store", folder / "copy")
@@ -389,7 +391,10 @@ def test_a_batch_that_lost_only_its_mark_is_kept_and_a_torn_one_before_it_is_dam
     copy = FilesBackend(folder / "copy")
     path = file_of(folder / "copy", b'"a stream"')
     path.write_bytes(first_line + rest.replace(b'["",6]', b'["",0]'))
-    for use in (lambda: list(copy.read(NAMES[0])), lambda: status(copy, appended(NAMES[0], 8, 8))):
+    for use in (
+        lambda: list(copy.read(NAMES[0])),
+        lambda: append_all(copy, append_of(NAMES[0], 8, 8)),
+    ):
         with pytest.raises(DamagedError) as caught:
             use()
         assert caught.value.position == 6
@@ -411,7 +416,7 @@ def test_links_and_pipes_are_not_followed(backend: FilesBackend, file: Path, fol
         make()
         for use in (
             lambda: list(backend.read(NAMES[0])),
-            lambda: backend.append([appended(NAMES[0], 6, 6)]),
+            lambda: backend.append([append_of(NAMES[0], 6, 6)]),
             lambda: backend.drop(NAMES[0], before=3),
         ):
             with pytest.raises((DamagedError, UnavailableError)):
@@ -427,5 +432,5 @@ def test_links_and_pipes_are_not_followed(backend: FilesBackend, file: Path, fol
     with pytest.raises(DamagedError, match="not a directory"):
         list(backend.streams())
     with pytest.raises(DamagedError, match="not a directory"):
-        backend.append([appended(NAMES[0], 6, 6)])
+        backend.append([append_of(NAMES[0], 6, 6)])
     assert file.read_bytes() == content

@@ -35,7 +35,7 @@ from perdure.errors import (
     UsageError,
     VersionError,
 )
-from perdure.testing.contract.samples import appended, entries, status
+from perdure.testing.contract.samples import append_all, append_of, entries
 from tests.backends.postgres import server as postgres
 from tests.backends.postgres.server_keeper import free_port, running
 
@@ -238,8 +238,8 @@ def test_a_name_that_is_too_long_for_the_server_is_called_that(postgres_store: s
     with pytest.raises(
         UsageError, match=r"a name, a label or an entry is too large for Postgres.*head_pkey"
     ):
-        backend.append([appended(long, 1, 1)])
-    assert status(backend, appended("short", 1, 1)) == ["stored"]
+        backend.append([append_of(long, 1, 1)])
+    assert append_all(backend, append_of("short", 1, 1)) == ["stored"]
     backend.close()
 
 
@@ -326,7 +326,7 @@ def test_what_a_server_does_not_know_is_unknown_and_not_refused() -> None:
 
 
 def test_the_page_lists_every_weakness_that_can_be_accepted() -> None:
-    page = Path(__file__).parents[2] / "docs" / "how-to" / "deploy-with-postgres.md"
+    page = Path(__file__).parents[3] / "docs" / "how-to" / "deploy-with-postgres.md"
     (row,) = re.findall(r"^\| `accept` .*$", page.read_text("utf-8"), re.MULTILINE)
     assert re.findall(r"`([a-z-]+)`", row)[1:] == [*ACCEPTABLE]
 
@@ -398,7 +398,7 @@ def test_tables_are_made_once_however_many_open_at_the_same_time(postgres_empty:
         thread.join()
     assert failures == []
     for number, backend in enumerate(backends, 1):
-        assert status(backend, appended("s", number, number)) == ["stored"]
+        assert append_all(backend, append_of("s", number, number)) == ["stored"]
     for backend in backends:
         backend.close()
 
@@ -408,7 +408,7 @@ def test_opening_makes_no_tables_where_that_is_forbidden(postgres_empty: str) ->
         PostgresBackend(f"{postgres_empty}&migrate=no")
     PostgresBackend(postgres_empty).close()
     backend = PostgresBackend(f"{postgres_empty}&migrate=no")
-    assert status(backend, appended("s", 1, 1)) == ["stored"]
+    assert append_all(backend, append_of("s", 1, 1)) == ["stored"]
     backend.close()
 
 
@@ -436,26 +436,26 @@ def test_a_user_without_rights_is_told_which_ones_it_needs(
     tables = f"select, insert, update, delete on all tables in schema {schema}"
     database.execute(f"grant {tables} to {user_of(role)}".encode())
     backend = PostgresBackend(guest)
-    assert status(backend, appended("s", 1, 1)) == ["stored"]
+    assert append_all(backend, append_of("s", 1, 1)) == ["stored"]
     database.execute(f"revoke insert on {schema}.entry from {user_of(role)}".encode())
     with pytest.raises(UnavailableError, match="this user lacks a privilege"):
-        backend.append([appended("s", 2, 2)])
+        backend.append([append_of("s", 2, 2)])
     database.execute(f"grant insert on {schema}.entry to {user_of(role)}".encode())
-    assert status(backend, appended("s", 2, 2)) == ["stored"], "and it goes on when it may"
+    assert append_all(backend, append_of("s", 2, 2)) == ["stored"], "and it goes on when it may"
     assert list(backend.read("s")) == entries(1, 2)
     backend.close()
 
 
 def test_a_server_that_only_reads_can_be_read(postgres_store: str) -> None:
     backend = PostgresBackend(postgres_store)
-    status(backend, appended("s", 1, 2))
+    append_all(backend, append_of("s", 1, 2))
     backend.close()
     options = quote("-c default_transaction_read_only=on")
     reader = PostgresBackend(f"{postgres_store}&options={options}")
     assert list(reader.read("s")) == entries(1, 2)
     assert "only reading" in str(reader.guarantees.checks)
     with pytest.raises(UnavailableError, match="connect to the primary"):
-        reader.append([appended("s", 3, 3)])
+        reader.append([append_of("s", 3, 3)])
     assert list(reader.read("s")) == entries(1, 2)
     reader.close()
 
@@ -469,11 +469,11 @@ def test_opening_waits_for_a_server_that_is_not_there_yet_if_it_is_told_to() -> 
         thread.start()
         backend = PostgresBackend(f"{server.url}?wait=60&patience=60")
         thread.join()
-        assert status(backend, appended("s", 1, 1)) == ["stored"]
+        assert append_all(backend, append_of("s", 1, 1)) == ["stored"]
         server.stop(signal.SIGKILL)
         thread = threading.Timer(0.3, server.start)
         thread.start()
-        assert status(backend, appended("s", 2, 2)) == ["stored"], "a call waits by itself"
+        assert append_all(backend, append_of("s", 2, 2)) == ["stored"], "a call waits by itself"
         thread.join()
         backend.close()
 
@@ -529,7 +529,7 @@ def test_any_schema_name_is_only_a_name(
 ) -> None:
     backend = PostgresBackend(f"{postgres_url}?schema={quote(name)}")
     try:
-        assert status(backend, appended("s", 1, 2, "l")) == ["stored"]
+        assert append_all(backend, append_of("s", 1, 2, "l")) == ["stored"]
         assert list(backend.read("s")) == entries(1, 2)
         assert backend.watch("s", after=1, timeout=30)
         found = database.execute("select 1 from pg_namespace where nspname = %s", (name,))

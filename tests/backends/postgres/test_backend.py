@@ -15,7 +15,7 @@ from urllib.parse import quote
 import psycopg
 import pytest
 
-from perdure.backends.postgres import operations
+from perdure.backends.postgres import queries
 from perdure.backends.postgres.backend import PostgresBackend
 from perdure.backends.postgres.backend_async import AsyncPostgresBackend
 from perdure.backends.postgres.connection import Connection, connect_options
@@ -23,7 +23,7 @@ from perdure.backends.protocol import AsyncBackend, Backend
 from perdure.errors import DamagedError, UnavailableError
 from perdure.testing.contract import BackendContract
 from perdure.testing.contract.asynchronous import AsyncBackendContract
-from perdure.testing.contract.samples import appended, entries, entry, names, positions, status
+from perdure.testing.contract.samples import append_all, append_of, entries, entry, names, positions
 
 
 class TestPostgres(BackendContract):
@@ -59,7 +59,7 @@ def killable(address: str) -> str:
 
 
 def tenant(backend: PostgresBackend) -> str:
-    return backend._operations.tenant
+    return backend._queries.tenant
 
 
 def test_it_says_what_it_is_and_what_survives(backend: PostgresBackend) -> None:
@@ -76,16 +76,16 @@ def test_an_append_call_is_one_statement(
     backend: PostgresBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[str] = []
-    real = operations.Query
+    real = queries.Query
 
-    def counted(sql: str, parameters: tuple[object, ...], **more: bool) -> operations.Query:
+    def counted(sql: str, parameters: tuple[object, ...], **more: bool) -> queries.Query:
         asked.append(sql)
         return real(sql, parameters, **more)
 
-    monkeypatch.setattr(operations, "Query", counted)
-    status(backend, *(appended(str(number), 1, 3, "label") for number in range(50)))
-    status(backend, *(appended(str(number), 4, 4, "label") for number in range(50)))
-    assert asked == [backend._operations.sql.append_relabelling, backend._operations.sql.append]
+    monkeypatch.setattr(queries, "Query", counted)
+    append_all(backend, *(append_of(str(number), 1, 3, "label") for number in range(50)))
+    append_all(backend, *(append_of(str(number), 4, 4, "label") for number in range(50)))
+    assert asked == [backend._queries.sql.append_relabelling, backend._queries.sql.append]
 
 
 def test_a_pooler_may_give_every_statement_another_session(
@@ -109,10 +109,10 @@ def test_a_pooler_may_give_every_statement_another_session(
         return answer
 
     monkeypatch.setattr(Connection, "execute", execute)
-    assert status(backend, appended("s", 1, 3, "l"), appended("t", 1, 1)) == ["stored"] * 2
-    assert status(backend, appended("s", 1, 3, "l"), appended("t", 1, 1)) == ["stored"] * 2
-    assert status(backend, appended("s", 4, 4, "l")) == ["stored"]
-    assert status(backend, appended("s", 3, 3, mark="other")) == ["conflict"]
+    assert append_all(backend, append_of("s", 1, 3, "l"), append_of("t", 1, 1)) == ["stored"] * 2
+    assert append_all(backend, append_of("s", 1, 3, "l"), append_of("t", 1, 1)) == ["stored"] * 2
+    assert append_all(backend, append_of("s", 4, 4, "l")) == ["stored"]
+    assert append_all(backend, append_of("s", 3, 3, mark="other")) == ["conflict"]
     backend.drop("s", before=3)
     assert list(backend.read("s")) == entries(3, 4)
     assert [head.stream for head in backend.streams(labels=["l"])] == ["s"]
@@ -124,17 +124,17 @@ def test_a_pooler_may_give_every_statement_another_session(
 
 def test_labels_that_another_process_changed_are_listed_right(postgres_store: str) -> None:
     one, two = PostgresBackend(postgres_store), PostgresBackend(postgres_store)
-    status(one, appended("s", 1, 1, "a"))
-    status(two, appended("s", 2, 2, "b"))
-    status(one, appended("s", 3, 3, "a"))
-    status(two, appended("s", 4, 4, "b"))
+    append_all(one, append_of("s", 1, 1, "a"))
+    append_all(two, append_of("s", 2, 2, "b"))
+    append_all(one, append_of("s", 3, 3, "a"))
+    append_all(two, append_of("s", 4, 4, "b"))
     assert [head.stream for head in one.streams(labels=["b"])] == ["s"]
     assert list(one.streams(labels=["a"])) == []
     # A stream that was removed and made anew: what was known of its labels is wrong.
     (head,) = two.streams()
     assert two.remove("s", digest=head.digest)
-    status(two, appended("s", 1, 4, "c"))
-    assert status(one, appended("s", 5, 5, "a")) == ["stored"]
+    append_all(two, append_of("s", 1, 4, "c"))
+    assert append_all(one, append_of("s", 5, 5, "a")) == ["stored"]
     assert list(one.streams(labels=["c"])) == []
     assert [head.stream for head in two.streams(labels=["a"])] == ["s"]
     one.close()
@@ -152,7 +152,7 @@ def test_batches_that_meet_in_the_same_streams_do_not_harm_each_other(postgres_s
         try:
             for position in range(1, 11):
                 order = streams if number % 2 else streams[::-1]
-                appends = [appended(one, position, position, mark=str(number)) for one in order]
+                appends = [append_of(one, position, position, mark=str(number)) for one in order]
                 answers = [outcome.status for outcome in own.append(appends)]
                 won.append(answers.count("stored"))
                 assert answers.count("conflict") == len(streams) - answers.count("stored")
@@ -176,11 +176,12 @@ def test_batches_that_meet_in_the_same_streams_do_not_harm_each_other(postgres_s
 def test_a_call_that_is_too_large_for_one_statement_is_several(
     backend: PostgresBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(operations, "BATCH_BYTES", 100)
-    assert status(backend, *(appended(str(n), 1, 5) for n in range(7))) == ["stored"] * 7
+    monkeypatch.setattr(queries, "BATCH_BYTES", 100)
+    assert append_all(backend, *(append_of(str(n), 1, 5) for n in range(7))) == ["stored"] * 7
     assert [len(list(backend.read(str(n)))) for n in range(7)] == [5] * 7
     assert (
-        status(backend, *(appended(str(n), 5, 6, mark="x") for n in range(7))) == ["conflict"] * 7
+        append_all(backend, *(append_of(str(n), 5, 6, mark="x") for n in range(7)))
+        == ["conflict"] * 7
     )
 
 
@@ -192,7 +193,9 @@ def test_stricter_isolation_only_means_more_attempts(postgres_store: str, level:
 
     def race(number: int) -> None:
         for position in range(1, 11):
-            answer = status(stores[number], appended("s", position, position, mark=str(number)))
+            answer = append_all(
+                stores[number], append_of("s", position, position, mark=str(number))
+            )
             won.extend([position] * (answer == ["stored"]))
 
     threads = [threading.Thread(target=race, args=(number,)) for number in range(4)]
@@ -208,11 +211,11 @@ def test_stricter_isolation_only_means_more_attempts(postgres_store: str, level:
 def test_streams_of_other_tenants_are_other_streams(postgres_store: str) -> None:
     other = postgres_store.replace("tenant=", "tenant=other_")
     one, two = PostgresBackend(postgres_store), PostgresBackend(other)
-    status(one, appended("s", 1, 3, "l"))
+    append_all(one, append_of("s", 1, 3, "l"))
     assert list(two.read("s")) == []
     assert list(two.streams()) == list(two.streams(labels=["l"])) == []
     assert list(two.recent()) == []
-    assert status(two, appended("s", 1, 1, mark="two")) == ["stored"]
+    assert append_all(two, append_of("s", 1, 1, mark="two")) == ["stored"]
     two.drop("s", before=9)
     (head,) = two.streams()
     assert two.remove("s", digest=head.digest)
@@ -223,15 +226,17 @@ def test_streams_of_other_tenants_are_other_streams(postgres_store: str) -> None
 
 
 def test_a_child_of_a_fork_has_connections_of_its_own(backend: PostgresBackend) -> None:
-    status(backend, appended("s", 1, 1))
+    append_all(backend, append_of("s", 1, 1))
     child = os.fork()
     if child == 0:
         signal.alarm(100)
-        good = status(backend, appended("s", 2, 2)) == ["stored"]
+        good = append_all(backend, append_of("s", 2, 2)) == ["stored"]
         backend.close()
         os._exit(0 if good else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert status(backend, appended("s", 3, 3)) == ["stored"], "the parent's connection is whole"
+    assert append_all(backend, append_of("s", 3, 3)) == ["stored"], (
+        "the parent's connection is whole"
+    )
     assert positions(backend.read("s")) == [1, 2, 3]
 
 
@@ -247,10 +252,10 @@ def kill_connections(database: psycopg.Connection, name: str) -> int:
 def test_connections_that_died_while_idle_are_replaced(
     backend: PostgresBackend, database: psycopg.Connection
 ) -> None:
-    status(backend, appended("s", 1, 1))
+    append_all(backend, append_of("s", 1, 1))
     for position in range(2, 6):
         assert kill_connections(database, tenant(backend)) >= 1
-        assert status(backend, appended("s", position, position)) == ["stored"]
+        assert append_all(backend, append_of("s", position, position)) == ["stored"]
         kill_connections(database, tenant(backend))
         assert positions(backend.read("s")) == [*range(1, position + 1)]
         kill_connections(database, tenant(backend))
@@ -276,7 +281,7 @@ def test_a_connection_that_dies_in_the_middle_of_a_call_fails_nothing(
     thread.start()
     try:
         for position in range(1, 101):
-            assert status(backend, appended("s", position, position)) == ["stored"]
+            assert append_all(backend, append_of("s", position, position)) == ["stored"]
             done[0] = position
     finally:
         ending.set()
@@ -288,8 +293,8 @@ def test_the_same_for_an_event_loop(postgres_store: str, database: psycopg.Conne
     async def scenario() -> None:
         backend = AsyncPostgresBackend(killable(postgres_store))
         for position in range(1, 21):
-            killing = asyncio.to_thread(kill_connections, database, backend._operations.tenant)
-            call = backend.append([appended("s", position, position)])
+            killing = asyncio.to_thread(kill_connections, database, backend._queries.tenant)
+            call = backend.append([append_of("s", position, position)])
             (outcome,), _ = await asyncio.gather(call, killing)
             assert outcome.status == "stored"
         assert [one async for one in backend.read("s")] == entries(1, 20)
@@ -335,7 +340,7 @@ def test_one_handle_serves_one_event_loop_after_the_other(postgres_store: str) -
 
 
 async def _append(backend: AsyncPostgresBackend, position: int) -> list[str]:
-    return [one.status for one in await backend.append([appended("s", position, position)])]
+    return [one.status for one in await backend.append([append_of("s", position, position)])]
 
 
 def test_a_lock_that_somebody_holds_is_waited_for_but_not_for_ever(
@@ -343,16 +348,18 @@ def test_a_lock_that_somebody_holds_is_waited_for_but_not_for_ever(
 ) -> None:
     backend = PostgresBackend(postgres_store)
     hasty = PostgresBackend(f"{postgres_store}&patience=0.5&wait=60")
-    status(backend, appended("s", 1, 1))
+    append_all(backend, append_of("s", 1, 1))
     with contextlib.ExitStack() as stack:
         stack.enter_context(database.transaction())
         database.execute("select 1 from head where tenant = %s for update", (tenant(backend),))
         began = time.monotonic()
         with pytest.raises(UnavailableError, match="did not answer in time"):
-            hasty.append([appended("s", 2, 2)])
+            hasty.append([append_of("s", 2, 2)])
         assert 0.4 < time.monotonic() - began < 20
         assert list(backend.read("s")) == entries(1, 1), "readers do not wait"
-    assert status(backend, appended("s", 2, 2)) == ["stored"], "whatever became of the first try"
+    assert append_all(backend, append_of("s", 2, 2)) == ["stored"], (
+        "whatever became of the first try"
+    )
     assert list(backend.read("s")) == entries(1, 2)
     backend.close()
     hasty.close()
@@ -372,16 +379,16 @@ def test_an_interrupted_call_leaves_the_store_usable(
     postgres_url: str, postgres_store: str, database: psycopg.Connection
 ) -> None:
     backend = PostgresBackend(f"{postgres_store}&patience=90")
-    status(backend, appended("s", 1, 1))
+    append_all(backend, append_of("s", 1, 1))
     with database.transaction():
         database.execute("select 1 from head where tenant = %s for update", (tenant(backend),))
         here = database.info.backend_pid
         thread = threading.Thread(target=interrupt_who_waits_for, args=(postgres_url, here))
         with pytest.raises(KeyboardInterrupt):  # noqa: PT012 - before it is there to wait
             thread.start()
-            backend.append([appended("s", 2, 2)])
+            backend.append([append_of("s", 2, 2)])
         thread.join()
-    assert status(backend, appended("s", 2, 2)) == ["stored"]
+    assert append_all(backend, append_of("s", 2, 2)) == ["stored"]
     backend.close()
 
 
@@ -389,7 +396,7 @@ def test_what_is_stored_twice_is_compared(
     backend: PostgresBackend, database: psycopg.Connection
 ) -> None:
     for stream in ("cut", "orphan", "ahead", "renamed"):
-        status(backend, appended(stream, 1, 5))
+        append_all(backend, append_of(stream, 1, 5))
     mine = tenant(backend)
 
     def where(stream: str) -> tuple[str, bytes]:
@@ -413,14 +420,14 @@ def test_what_is_stored_twice_is_compared(
             with pytest.raises(DamagedError, match=reason):
                 list(backend.read(stream, reverse=reverse))
     with pytest.raises(DamagedError):
-        backend.append([appended("orphan", 2, 2)])
+        backend.append([append_of("orphan", 2, 2)])
     with pytest.raises(DamagedError):
-        backend.append([appended("ahead", 4, 4)])
-    assert status(backend, appended("whole", 1, 1)) == ["stored"]
+        backend.append([append_of("ahead", 4, 4)])
+    assert append_all(backend, append_of("whole", 1, 1)) == ["stored"]
 
 
 def test_people_can_read_the_tables(backend: PostgresBackend, database: psycopg.Connection) -> None:
-    status(backend, appended("é 🦉", 1, 2, "ü"))
+    append_all(backend, append_of("é 🦉", 1, 2, "ü"))
     row = database.execute(
         "select id, position, labels, changed <= now() from session where tenant = %s",
         (tenant(backend),),

@@ -10,7 +10,7 @@ import pytest
 from perdure.backends.postgres.backend import PostgresBackend
 from perdure.backends.postgres.backend_async import AsyncPostgresBackend
 from perdure.backends.postgres.connection import PREPARE_AFTER
-from perdure.testing.contract.samples import appended, entries, status
+from perdure.testing.contract.samples import append_all, append_of, entries
 from tests.backends.postgres import server as postgres
 from tests.backends.postgres.test_statements import numbered
 
@@ -27,7 +27,7 @@ def backend(postgres_store: str) -> Iterator[PostgresBackend]:
 
 def go_on(backend: PostgresBackend, count: int = PREPARE_AFTER + 3) -> None:
     for position in range(1, count + 1):
-        assert status(backend, appended("s", position, position)) == ["stored"]
+        assert append_all(backend, append_of("s", position, position)) == ["stored"]
         assert [*backend.read("s", after=position - 1)] == entries(position, position)
 
 
@@ -39,14 +39,14 @@ def prepared(backend: PostgresBackend) -> list[str]:
 def test_appends_are_prepared_and_nothing_else(backend: PostgresBackend) -> None:
     go_on(backend)
     (statement,) = prepared(backend)
-    assert statement == numbered(backend._operations.sql.append_next)
+    assert statement == numbered(backend._queries.sql.append_next)
 
 
 def test_so_are_those_of_an_event_loop(postgres_store: str) -> None:
     async def scene() -> list[Any]:
         backend = AsyncPostgresBackend(f"{postgres_store}&patience=60")
         for position in range(1, PREPARE_AFTER + 4):
-            await backend.append([appended("s", position, position)])
+            await backend.append([append_of("s", position, position)])
         (link,) = backend._pool._idle
         found = await (await link.execute(PREPARED, prepare=False)).fetchall()
         await backend.close()
@@ -69,7 +69,7 @@ def test_a_statement_that_is_gone_is_sent_anew(backend: PostgresBackend) -> None
     (link,) = backend._pool._idle
     link.execute("do $$ begin execute 'deallocate all'; end $$", prepare=False)
     last = PREPARE_AFTER + 3
-    assert status(backend, appended("s", last + 1, last + 1)) == ["stored"]
+    assert append_all(backend, append_of("s", last + 1, last + 1)) == ["stored"]
     assert [*backend.read("s")] == entries(1, last + 1)
     assert link.closed, "the driver did not know better, and another connection took over"
 
@@ -79,7 +79,7 @@ def test_the_plan_that_is_kept_looks_everything_up(postgres_url: str, name: str)
     """It may be made while the tables are empty, and is used when they are not."""
     schema = postgres.new_schema()  # Of tables that nobody has analysed.
     backend = PostgresBackend(postgres.address(postgres_url, schema=schema, tenant="t"))
-    text = numbered(getattr(backend._operations.sql, name))
+    text = numbered(getattr(backend._queries.sql, name))
     with psycopg.connect(postgres_url, autocommit=True) as database:
         rows = database.execute(f"explain (generic_plan) {text}".encode()).fetchall()
     backend.close()

@@ -15,7 +15,7 @@ from perdure.backends.postgres.address import parse_address
 from perdure.backends.postgres.backend import PostgresBackend
 from perdure.backends.postgres.row_security import rls_script
 from perdure.errors import UnavailableError
-from perdure.testing.contract.samples import appended, entries, status
+from perdure.testing.contract.samples import append_all, append_of, entries
 from tests.backends.postgres import server as postgres
 
 # As they were made by the first version.
@@ -184,7 +184,7 @@ def test_many_processes_may_bring_it_up_to_date_at_once(first: tuple[str, list[A
         try:
             ready.wait()
             backend = PostgresBackend(address)
-            assert status(backend, appended(f"new {number}", 1, 2, "l")) == ["stored"]
+            assert append_all(backend, append_of(f"new {number}", 1, 2, "l")) == ["stored"]
             assert list(backend.read(f"new {number}")) == entries(1, 2)
             digest = next(backend.streams(prefix=f"new {number}")).digest
             assert backend.remove(f"new {number}", digest=digest)
@@ -241,15 +241,15 @@ def test_a_process_of_the_first_version_that_is_still_there_is_told_to_restart(
         (head,) = backend.streams(prefix="b")
         last = head.position
         for number, labels in enumerate([["pinned"], []], 1):
-            more = appended("b", last + number, last + number, *labels)
-            assert status(backend, more) == ["stored"]
+            more = append_of("b", last + number, last + number, *labels)
+            assert append_all(backend, more) == ["stored"]
         with pytest.raises(
             psycopg.errors.CheckViolation, match="restart_this_process_with_the_new"
         ):
             old.execute(relabel)
         assert [head.position for head in backend.streams(prefix="b")] == [last + 2]
         assert [*backend.streams(labels=["pinned"])] == []
-        assert status(backend, appended("b", last + 3, last + 3, "pinned")) == ["stored"]
+        assert append_all(backend, append_of("b", last + 3, last + 3, "pinned")) == ["stored"]
         assert [head.stream for head in backend.streams(labels=["pinned"])] == ["b"]
         backend.close()
 
@@ -258,11 +258,11 @@ def test_one_of_the_second_version_goes_on(first: tuple[str, list[Any]]) -> None
     """Its statements are those of today, but for a condition that only chooses an index."""
     address, held = first
     backend = PostgresBackend(address)
-    sql_now = backend._operations.sql
+    sql_now = backend._queries.sql
     for name in ("recent", "changed"):
         assert " and changed > 0" in getattr(sql_now, name)
         old_text = getattr(sql_now, name).replace(" and changed > 0", "")
-        backend._operations.sql = backend._operations.sql._replace(**{name: old_text})
+        backend._queries.sql = backend._queries.sql._replace(**{name: old_text})
     assert [head.stream for head in backend.recent()] == ["b", "a"]
     backend.close()
     assert seen(address) == held

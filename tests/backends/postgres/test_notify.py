@@ -22,7 +22,7 @@ from perdure.backends.watchers import Watchers
 from perdure.cli.__main__ import main
 from perdure.cli.doctor import trials
 from perdure.errors import UnavailableError
-from perdure.testing.contract.samples import appended, entries, status
+from perdure.testing.contract.samples import append_all, append_of, entries
 from tests.backends.postgres import server as postgres
 
 # A function of this name that is found before the server's own.
@@ -68,13 +68,13 @@ def test_an_append_is_stored_whether_or_not_anybody_can_be_told(
 ) -> None:
     words = instead(postgres_url, elsewhere, FAILURES[failure])
     backend = PostgresBackend(f"{postgres_store}{PATIENCE.get(failure, '')}{words}")
-    backend._pool.run(partial(backend._operations.register_watch, "s", 30))
+    backend._pool.run(partial(backend._operations.register_watch, stream="s", seconds=30))
     with caplog.at_level(logging.WARNING):
-        assert status(backend, appended("s", 1, 2), appended("t", 1, 1)) == ["stored"] * 2
-    (told,) = (record for record in caplog.records if vars(record).get("event") == "unnotified")
+        assert append_all(backend, append_of("s", 1, 2), append_of("t", 1, 1)) == ["stored"] * 2
+    (told,) = (record for record in caplog.records if vars(record).get("event") == "notify_failed")
     assert backend.name in told.getMessage()
     assert told.levelno == logging.WARNING
-    assert status(backend, appended("s", 3, 3)) == ["stored"], "and the store goes on"
+    assert append_all(backend, append_of("s", 3, 3)) == ["stored"], "and the store goes on"
     assert list(backend.read("s")) == entries(1, 3)
     backend.close()
 
@@ -91,9 +91,9 @@ def test_the_same_for_an_event_loop(
 
     async def scenario() -> None:
         backend = AsyncPostgresBackend(f"{postgres_store}{PATIENCE.get(failure, '')}{words}")
-        await backend._pool.run(partial(backend._operations.register_watch, "s", 30))
+        await backend._pool.run(partial(backend._operations.register_watch, stream="s", seconds=30))
         for position in (1, 2):
-            (outcome,) = await backend.append([appended("s", position, position)])
+            (outcome,) = await backend.append([append_of("s", position, position)])
             assert outcome.status == "stored"
         assert [one async for one in backend.read("s")] == entries(1, 2)
         await backend.close()
@@ -101,7 +101,7 @@ def test_the_same_for_an_event_loop(
     with caplog.at_level(logging.WARNING):
         asyncio.run(scenario())
     told = [vars(record).get("event") for record in caplog.records]
-    assert told.count("unnotified") == 2
+    assert told.count("notify_failed") == 2
 
 
 REFUSALS = {
@@ -133,7 +133,7 @@ def test_a_server_without_listen_is_asked_for_it_seldom(
     monkeypatch.setattr(Connection, "connect", refusing)
     backend = PostgresBackend(postgres_store)
     assert not backend.watch("s", after=0, timeout=2.5)
-    assert status(backend, appended("s", 1, 1)) == ["stored"]
+    assert append_all(backend, append_of("s", 1, 1)) == ["stored"]
     assert backend.watch("s", after=0, timeout=30)
     assert len(begun) == 1
     backend.close()
@@ -171,7 +171,7 @@ def test_who_is_told_looks_seldom(postgres_store: str, monkeypatch: pytest.Monke
 
     with perdure.open(backend) as store, perdure.open(postgres_store) as other:
         thread = watching(store, seen)
-        wait_until(lambda: backend.watchers.told)
+        wait_until(lambda: backend.watchers.server_notifies)
         time.sleep(0.5)  # It looks once more, and says that it waits.
         begun = time.monotonic()
         monkeypatch.setattr(backend._pool, "run", run)
@@ -186,17 +186,17 @@ def test_who_is_told_looks_seldom(postgres_store: str, monkeypatch: pytest.Monke
 def test_who_is_not_told_any_more_looks_again(
     postgres_store: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Watchers, "trusted", lambda self, _: 300.0 if self.told else 0.1)
+    monkeypatch.setattr(Watchers, "max_sleep", lambda self, _: 300.0 if self.server_notifies else 0.1)
     seen: list[float] = []
     backend = PostgresBackend(postgres_store)
     with perdure.open(backend) as store, perdure.open(postgres_store) as other:
         thread = watching(store, seen)
-        wait_until(lambda: backend.watchers.told)
+        wait_until(lambda: backend.watchers.server_notifies)
         time.sleep(0.5)
         other.session("s").note("told")
         wait_until(lambda: len(seen) == 1)
         backend._listener._closed = True  # Nobody listens from now on.
-        wait_until(lambda: not backend.watchers.told)
+        wait_until(lambda: not backend.watchers.server_notifies)
         other.session("s").note("not told")
         wait_until(lambda: len(seen) == 2)
     thread.join()
@@ -218,9 +218,9 @@ def test_a_server_that_forgot_who_waits_is_told_again(
         thread.start()
         wait_until(lambda: admin.execute(waits, here).fetchone() is not None)
         admin.execute("truncate watch")
-        assert admin.execute(listener, (f"%{backend._operations._channel}%",)).fetchone()
+        assert admin.execute(listener, (f"%{backend._queries.channel}%",)).fetchone()
         wait_until(lambda: admin.execute(waits, here).fetchone() is not None)
-    assert status(backend, appended("s", 1, 1)) == ["stored"]
+    assert append_all(backend, append_of("s", 1, 1)) == ["stored"]
     thread.join()
     backend.close()
 
@@ -235,7 +235,7 @@ def test_a_line_that_leads_nowhere_any_more_is_noticed(
 ) -> None:
     """Something in between may keep it open; who waits has to look again."""
     monkeypatch.setattr(notify, "CHECK_INTERVAL", 2.0)
-    monkeypatch.setattr(Watchers, "trusted", lambda *_: 300.0)
+    monkeypatch.setattr(Watchers, "max_sleep", lambda *_: 300.0)
     function = f"create function {elsewhere}.pg_listening_channels() returns setof text"
     with psycopg.connect(postgres_url, autocommit=True) as admin:
         admin.execute(f"{function} language plpgsql as $$ begin {does} end $$".encode())
@@ -245,12 +245,12 @@ def test_a_line_that_leads_nowhere_any_more_is_noticed(
     )
     thread = threading.Thread(target=backend.watch, args=["s"], kwargs={"after": 0})
     thread.start()
-    wait_until(lambda: backend.watchers.told)
-    monkeypatch.setattr(backend.watchers, "ring_all", lambda: looked.append(time.monotonic()))
+    wait_until(lambda: backend.watchers.server_notifies)
+    monkeypatch.setattr(backend.watchers, "notify_all", lambda: looked.append(time.monotonic()))
     begun = time.monotonic()
     wait_until(lambda: bool(looked))
     assert looked[0] - begun < 20, "the server's answer would come after 30 s"
-    assert status(backend, appended("s", 1, 1)) == ["stored"]
+    assert append_all(backend, append_of("s", 1, 1)) == ["stored"]
     thread.join()
     backend.close()
 

@@ -14,7 +14,7 @@ import perdure
 from perdure.backends.postgres.backend import PostgresBackend
 from perdure.backends.postgres.backend_async import AsyncPostgresBackend
 from perdure.errors import UnavailableError
-from perdure.testing.contract.samples import appended, entries, status
+from perdure.testing.contract.samples import append_all, append_of, entries
 from tests.backends.postgres import server as postgres
 from tests.backends.postgres.pgbouncer import PROGRAM, pooling
 from tests.backends.postgres.server_keeper import running
@@ -48,8 +48,8 @@ def test_many_writers_share_few_connections(address: str) -> None:
         try:
             for position in range(1, 31):
                 both = (f"s{number}", f"t{number}")
-                more = [appended(name, position, position, f"l{position % 3}") for name in both]
-                assert status(backends[number], *more) == ["stored", "stored"]
+                more = [append_of(name, position, position, f"l{position % 3}") for name in both]
+                assert append_all(backends[number], *more) == ["stored", "stored"]
         except BaseException as error:  # noqa: BLE001 - shown below
             failures.append(error)
 
@@ -71,7 +71,7 @@ def test_so_does_an_event_loop(address: str) -> None:
     async def scene() -> None:
         backend = AsyncPostgresBackend(address)
         for position in range(1, 11):
-            await backend.append([appended("s", position, position)])
+            await backend.append([append_of("s", position, position)])
         assert [entry async for entry in backend.read("s")] == entries(1, 10)
         assert all(link.prepare_threshold is None for link in backend._pool._idle)
         await backend.close()
@@ -82,7 +82,7 @@ def test_so_does_an_event_loop(address: str) -> None:
 def test_who_waits_is_woken_by_looking(address: str) -> None:
     """LISTEN leads nowhere here."""
     waiting, writing = PostgresBackend(address), PostgresBackend(address)
-    timer = threading.Timer(0.5, status, (writing, appended("s", 1, 1)))
+    timer = threading.Timer(0.5, append_all, (writing, append_of("s", 1, 1)))
     timer.start()
     start = time.monotonic()
     assert waiting.watch("s", after=0, timeout=60)
@@ -114,12 +114,12 @@ def test_a_pooler_without_a_free_connection_says_so(postgres_store: str, postgre
     with pooling(postgres_url, TRANSACTIONS, "default_pool_size = 1") as url:
         backend = PostgresBackend(f"{url}{words}")
         hasty = PostgresBackend(f"{url}{words}&patience=0.5&wait=60")
-        assert status(backend, appended("s", 1, 1)) == ["stored"]
+        assert append_all(backend, append_of("s", 1, 1)) == ["stored"]
         with psycopg.connect(url) as other:
             other.execute("select 1")  # A transaction that nobody ends.
             with pytest.raises(UnavailableError, match=r"check the load and the locks .* pooler"):
-                hasty.append([appended("s", 2, 2)])
-        assert status(backend, appended("s", 2, 2)) == ["stored"], "and it goes on"
+                hasty.append([append_of("s", 2, 2)])
+        assert append_all(backend, append_of("s", 2, 2)) == ["stored"], "and it goes on"
         backend.close()
         hasty.close()
     with (
@@ -136,7 +136,9 @@ def test_one_that_allows_no_transactions_is_good_for_all_but_making_tables(
     PostgresBackend(postgres_store).close()
     with pooling(postgres_url, "pool_mode = statement") as url:
         backend = PostgresBackend(f"{url}?{postgres_store.partition('?')[2]}")
-        assert status(backend, appended("s", 1, 2, "l"), appended("t", 1, 1)) == ["stored"] * 2
+        assert (
+            append_all(backend, append_of("s", 1, 2, "l"), append_of("t", 1, 1)) == ["stored"] * 2
+        )
         assert [*backend.read("s")] == entries(1, 2)
         backend.close()
         with pytest.raises(UnavailableError, match=r"perdure migrate .* server itself"):

@@ -4,7 +4,8 @@ A server that has never analysed the tables guesses. A plan that is kept may be 
 empty and used when they are not.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import psycopg
@@ -13,10 +14,11 @@ import pytest
 from perdure.backends.postgres.address import parse_address
 from perdure.backends.postgres.backend import PostgresBackend
 from perdure.backends.postgres.connection import Connection, connect_options
-from perdure.backends.postgres.listing import NameListing, RecencyListing, head_steps
-from perdure.backends.postgres.operations import Operations, Query, Steps, StreamPage
+from perdure.backends.postgres.listing import NameListing, RecencyListing
+from perdure.backends.postgres.operations import Operations
+from perdure.backends.postgres.queries import Query, Row, StoreQueries, StreamPage
 from perdure.backends.postgres.statements import Statements
-from perdure.testing.contract.samples import appended
+from perdure.testing.contract.samples import append_of
 from tests.backends.postgres import server as postgres
 
 MANY = 6_000
@@ -51,7 +53,8 @@ class Store(NamedTuple):
 
     admin: psycopg.Connection[Any]
     schema: str
-    book: Operations
+    queries: StoreQueries
+    operations: Operations
     early: Connection
     late: Connection
 
@@ -64,52 +67,65 @@ class Store(NamedTuple):
         assert row is not None
         return int(row[0])
 
-    def blocks(self, link: Connection, steps: Steps[Any]) -> dict[str, int]:
-        """Carry out steps; return how many blocks each of their statements looked at."""
-        names = {text: name for name, text in self.book.sql._asdict().items()}
-        found: dict[str, int] = {}
-        try:
-            request = next(steps)
-            while True:
-                before = self.touched()
-                answer = link.execute(request.sql, request.parameters, prepare=True, binary=True)
-                rows = answer.fetchall()
-                link.execute("select pg_stat_force_next_flush()", prepare=False)
-                found[names[request.sql]] = self.touched() - before
-                request = steps.send(rows)
-        except StopIteration:
-            return found
+    def blocks(self, link: Connection, operation: Callable[[Any], object]) -> dict[str, int]:
+        """Carry out an operation; return how many blocks each of its statements looked at."""
+        measured = Measured(self, link)
+        operation(measured)
+        return measured.found
 
 
-def only(request: Query) -> Steps[Any]:
-    yield request
+class Measured:
+    """A connection that notes how many blocks each statement looks at, by the statement's name."""
+
+    def __init__(self, store: Store, link: Connection) -> None:
+        self._store = store
+        self._link = link
+        self._names = {text: name for name, text in store.queries.sql._asdict().items()}
+        self.found: dict[str, int] = {}
+
+    def fetch(self, query: Query) -> list[Row]:
+        before = self._store.touched()
+        answer = self._link.execute(query.sql, query.parameters, prepare=True, binary=True)
+        rows = answer.fetchall()
+        self._link.execute("select pg_stat_force_next_flush()", prepare=False)
+        self.found[self._names[query.sql]] = self._store.touched() - before
+        return rows
 
 
-def calls(book: Operations, number: int) -> Iterator[Steps[Any]]:
+def only(query: Query) -> Callable[[Any], object]:
+    return lambda connection: connection.fetch(query)
+
+
+def calls(store: Store, number: int) -> Iterator[Callable[[Any], object]]:
     """Everything that can be asked, about a few sessions that there may be."""
+    queries, operations = store.queries, store.operations
     names = [f"{'session ' * 30}{number + more}" for more in range(4)]
-    yield book.append([appended(name, 5, 5, "kept", "busy") for name in names[:2]])
-    yield book.append([appended(name, 6, 6, "kept", "busy") for name in names[:2]])
-    yield book.append([appended(names[2], 5, 5, "kept")])
-    yield book.append([appended(names[2], 6, 6, "kept")])
-    yield book.append([appended(names[0], 6, 6, "kept", "busy"), appended(f"new {number}", 1, 1)])
-    yield StreamPage(book, names[0], 0, 3, None, reverse=False).steps()
-    yield StreamPage(book, names[0], 0, 3, None, reverse=True).steps()
-    yield head_steps(book, names[0])
-    yield NameListing(book, "", names[0], (), (), 3).steps()
-    yield NameListing(book, "", "", (), ["deleted"], 3).steps()
-    yield NameListing(book, "gone ", "", (), ["deleted"], 3).steps()
-    yield NameListing(book, "", names[0], ["kept"], ["deleted"], 3).steps()
-    yield RecencyListing(book, "", (), (), 3).steps()
-    yield RecencyListing(book, "", (), ["deleted"], 3).steps()
-    yield RecencyListing(book, names[0], (), (), 3).steps()
-    yield RecencyListing(book, names[0], (), ["deleted"], 3).steps()
-    yield RecencyListing(book, "gone ", (), ["deleted"], 3).steps()
-    yield RecencyListing(book, names[0], ["kept"], ["deleted"], 3).steps()
-    yield only(Query(book.sql.changed, (book.tenant, 2**62) * 2))
-    yield book.register_watch(names[0], 30)
-    yield book.drop(names[0], 2)
-    yield book.remove(names[3], "d" * 64)
+    for appends in (
+        [append_of(name, 5, 5, "kept", "busy") for name in names[:2]],
+        [append_of(name, 6, 6, "kept", "busy") for name in names[:2]],
+        [append_of(names[2], 5, 5, "kept")],
+        [append_of(names[2], 6, 6, "kept")],
+        [append_of(names[0], 6, 6, "kept", "busy"), append_of(f"new {number}", 1, 1)],
+    ):
+        yield partial(operations.append, appends=appends)
+    for reverse in (False, True):
+        page = StreamPage(queries, names[0], 0, 3, None, reverse=reverse)
+        yield partial(operations.load_page, page=page)
+    yield partial(operations.head, stream=names[0])
+    yield NameListing(queries, "", names[0], (), (), 3).next_page
+    yield NameListing(queries, "", "", (), ["deleted"], 3).next_page
+    yield NameListing(queries, "gone ", "", (), ["deleted"], 3).next_page
+    yield NameListing(queries, "", names[0], ["kept"], ["deleted"], 3).next_page
+    yield RecencyListing(queries, "", (), (), 3).next_page
+    yield RecencyListing(queries, "", (), ["deleted"], 3).next_page
+    yield RecencyListing(queries, names[0], (), (), 3).next_page
+    yield RecencyListing(queries, names[0], (), ["deleted"], 3).next_page
+    yield RecencyListing(queries, "gone ", (), ["deleted"], 3).next_page
+    yield RecencyListing(queries, names[0], ["kept"], ["deleted"], 3).next_page
+    yield only(Query(queries.sql.changed, (queries.tenant, 2**62) * 2))
+    yield partial(operations.register_watch, stream=names[0], seconds=30)
+    yield partial(operations.drop, stream=names[0], before=2)
+    yield partial(operations.remove, stream=names[3], digest="d" * 64)
 
 
 @pytest.fixture(scope="module")
@@ -127,9 +143,9 @@ def store(postgres_url: str) -> Iterator[Store]:
         for table in ("head", "entry", "label", "watch"):
             never = f"alter table {schema}.{table} set (autovacuum_enabled = off)"
             admin.execute(never.encode())
-        store = Store(admin, schema, backend._operations, early, late)
-        for steps in calls(store.book, MANY * 2):
-            store.blocks(early, steps)
+        store = Store(admin, schema, backend._queries, backend._operations, early, late)
+        for operation in calls(store, MANY * 2):
+            store.blocks(early, operation)
 
         admin.execute(LOAD.format(schema=schema, many=MANY).encode())
 
@@ -159,8 +175,8 @@ def test_no_statement_goes_through_a_table_or_an_index(store: Store, which: str)
             store.admin.execute(f"analyze {store.schema}.{table}".encode())
     link = store.early if which == "early" else store.late
     found: dict[str, int] = {}
-    for steps in calls(store.book, number):
-        for name, blocks in store.blocks(link, steps).items():
+    for operation in calls(store, number):
+        for name, blocks in store.blocks(link, operation).items():
             found[name] = max(blocks, found.get(name, 0))
     assert {*found} == {*Statements._fields} - {"notify"}
     assert {name: blocks for name, blocks in found.items() if blocks > FEW_BLOCKS} == {}

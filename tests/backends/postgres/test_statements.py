@@ -10,10 +10,10 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from perdure.backends.postgres import operations
 from perdure.backends.postgres.backend import PostgresBackend
+from perdure.backends.postgres.queries import Query
 from perdure.backends.postgres.statements import NOW_MICROSECONDS, Statements, build_statements
-from perdure.testing.contract.samples import appended, entries, status
+from perdure.testing.contract.samples import append_all, append_of, entries
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def test_no_statement_changes_a_table_in_two_places(
     backend: PostgresBackend, database: psycopg.Connection[Any], name: str
 ) -> None:
     """CockroachDB refuses it."""
-    found = changes(database, getattr(backend._operations.sql, name))
+    found = changes(database, getattr(backend._queries.sql, name))
     assert max(found.values(), default=0) <= 1, found
     expected = {"append": {"head", "entry"}, "append_relabelling": {"head", "entry", "label"}}
     assert name not in expected or {*found} == expected[name], "the plan is understood"
@@ -78,7 +78,7 @@ def test_heads_are_locked_in_one_order_whatever_the_plan(
     backend: PostgresBackend, database: psycopg.Connection[Any], name: str
 ) -> None:
     """Otherwise two batches with the same streams could each hold what the other waits for."""
-    text = numbered(getattr(backend._operations.sql, name))
+    text = numbered(getattr(backend._queries.sql, name))
     explain = f"explain (generic_plan, format json) {text}"
     row = database.execute(explain.encode()).fetchone()
     assert row is not None
@@ -103,24 +103,24 @@ def _loop_over(node: dict[str, Any], kind: str) -> tuple[dict[str, Any], dict[st
 def test_so_is_the_head_of_a_stream_that_was_to_begin(
     backend: PostgresBackend, database: psycopg.Connection[Any]
 ) -> None:
-    first, second = sorted("ab", key=backend._operations.key)
-    status(backend, appended(first, 1, 1), appended(second, 1, 1))
+    first, second = sorted("ab", key=backend._queries.key)
+    append_all(backend, append_of(first, 1, 1), append_of(second, 1, 1))
     lock = "select 1 from head where tenant = %s and name = %s for update nowait"
     answers: list[list[str]] = []
 
     def append() -> None:
-        both = (appended(first, 1, 1, mark="x"), appended(second, 2, 2))
-        answers.append(status(backend, *both))
+        both = (append_of(first, 1, 1, mark="x"), append_of(second, 2, 2))
+        answers.append(append_all(backend, *both))
 
     with database.transaction():
-        database.execute(lock, (backend._operations.tenant, first.encode()))
+        database.execute(lock, (backend._queries.tenant, first.encode()))
         thread = threading.Thread(target=append)
         thread.start()
         deadline = time.monotonic() + 60
         while not _waits(database):
             assert time.monotonic() < deadline
             time.sleep(0.01)
-        database.execute(lock, (backend._operations.tenant, second.encode()))
+        database.execute(lock, (backend._queries.tenant, second.encode()))
     thread.join()
     assert answers == [["conflict", "stored"]]
 
@@ -139,21 +139,21 @@ def test_labels_that_were_borne_once_are_not_walked_through(
     backend: PostgresBackend, database: psycopg.Connection[Any]
 ) -> None:
     streams = [f"s{number:03}" for number in range(200)]
-    status(backend, *(appended(one, 1, 1, "busy", "kept") for one in streams))
-    status(backend, *(appended(one, 2, 2, "kept") for one in streams))
-    status(backend, *(appended(one, 3, 3, "busy", "kept") for one in streams[7:9]))
+    append_all(backend, *(append_of(one, 1, 1, "busy", "kept") for one in streams))
+    append_all(backend, *(append_of(one, 2, 2, "kept") for one in streams))
+    append_all(backend, *(append_of(one, 3, 3, "busy", "kept") for one in streams[7:9]))
     assert [head.stream for head in backend.streams(labels=["busy"])] == streams[7:9]
     assert len([*backend.streams(labels=["kept"])]) == 200
     rows = database.execute(
         "select label, present, count(*) from label where tenant = %s group by 1, 2 order by 1, 2",
-        (backend._operations.tenant,),
+        (backend._queries.tenant,),
     ).fetchall()
     assert rows == [(b"busy", False, 198), (b"busy", True, 2), (b"kept", True, 200)]
-    tenant = backend._operations.tenant
+    tenant = backend._queries.tenant
     database.execute("analyze label")  # As the server does by itself, before it matters.
     database.execute("set enable_seqscan = off; set enable_bitmapscan = off")
     row = database.execute(
-        f"explain (analyze, timing off, format json) {backend._operations.sql.labelled}".encode(),
+        f"explain (analyze, timing off, format json) {backend._queries.sql.labelled}".encode(),
         (tenant, b"busy", b"", b"", 256, tenant),
     ).fetchone()
     assert row is not None
@@ -176,25 +176,25 @@ def test_what_begins_and_what_goes_on_share_one_statement(
     backend: PostgresBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     batches: list[int] = []
-    real = backend._operations._write
+    real = backend._queries.append_batch
 
-    def counted(batch: list[Any]) -> operations.Query:
+    def counted(batch: list[Any]) -> Query:
         batches.append(len(batch))
         return real(batch)
 
-    monkeypatch.setattr(backend._operations, "_write", counted)
-    status(backend, appended("old", 1, 2, "a"), appended("other", 1, 1))
-    assert status(
+    monkeypatch.setattr(backend._queries, "append_batch", counted)
+    append_all(backend, append_of("old", 1, 2, "a"), append_of("other", 1, 1))
+    assert append_all(
         backend,
-        appended("old", 3, 3, "b"),
-        appended("new", 1, 2, "b"),
-        appended("other", 5, 5),
-        appended("old 2", 2, 2)._replace(begins=True),
+        append_of("old", 3, 3, "b"),
+        append_of("new", 1, 2, "b"),
+        append_of("other", 5, 5),
+        append_of("old 2", 2, 2)._replace(begins=True),
     ) == ["stored", "stored", "refused", "stored"]
     assert batches == [2, 4]
     assert [head.stream for head in backend.streams(labels=["b"])] == ["new", "old"]
-    assert status(
-        backend, appended("old", 1, 3, "b"), appended("new", 1, 1, mark="x"), appended("n", 1, 1)
+    assert append_all(
+        backend, append_of("old", 1, 3, "b"), append_of("new", 1, 1, mark="x"), append_of("n", 1, 1)
     ) == ["stored", "conflict", "stored"]
     assert list(backend.read("old")) == entries(1, 3)
     assert [head.position for head in backend.streams()] == [1, 2, 3, 2, 1]
@@ -207,17 +207,17 @@ def test_a_stream_that_is_removed_meanwhile_does_not_come_back(
 ) -> None:
     """The append meets the removal before it is committed, and waits."""
     both = ["s", "t"][:many]
-    status(backend, *(appended(one, 1, 5, "l") for one in both))
-    tenant = backend._operations.tenant
+    append_all(backend, *(append_of(one, 1, 5, "l") for one in both))
+    tenant = backend._queries.tenant
     answers: list[list[str]] = []
 
     def append() -> None:
-        answers.append(status(backend, *(appended(one, 6, 6, "k") for one in both)))
+        answers.append(append_all(backend, *(append_of(one, 6, 6, "k") for one in both)))
 
     with database.transaction():
         (head,) = backend.streams(limit=1)
         here = (tenant, b"s")
-        removing = backend._operations.sql.remove
+        removing = backend._queries.sql.remove
         database.execute(removing.encode(), (*here, head.digest, tenant, *here, *here))
         thread = threading.Thread(target=append)
         thread.start()
@@ -237,12 +237,12 @@ def test_a_change_that_is_committed_while_the_pages_are_read_is_not_missed(
 ) -> None:
     """Its time is before that of the newest on the first page, its commit after it."""
     streams = [f"s{number:03}" for number in range(300)]
-    status(backend, *(appended(one, 1, 1) for one in streams))
+    append_all(backend, *(append_of(one, 1, 1) for one in streams))
     *_, oldest = backend.recent()
     with database.transaction():
         move = f"update head set changed = {NOW_MICROSECONDS} where tenant = %s and name = %s"  # noqa: S608 - ours
-        database.execute(move.encode(), (backend._operations.tenant, oldest.stream.encode()))
-        status(backend, appended("newest", 1, 1))
+        database.execute(move.encode(), (backend._queries.tenant, oldest.stream.encode()))
+        append_all(backend, append_of("newest", 1, 1))
         walk = backend.recent()
         assert next(walk).stream == "newest"
     found = [head.stream for head in walk]

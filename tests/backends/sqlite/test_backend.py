@@ -13,7 +13,7 @@ from perdure.backends.sqlite import backend as backend_module
 from perdure.backends.sqlite.backend import SqliteBackend
 from perdure.errors import UnavailableError
 from perdure.testing.contract import BackendContract
-from perdure.testing.contract.samples import appended, entries, entry, positions, status
+from perdure.testing.contract.samples import append_all, append_of, entries, entry, positions
 
 
 class TestSqlite(BackendContract):
@@ -75,7 +75,7 @@ def test_connections_are_set_up_for_durability(
 
 def test_a_closed_store_is_a_single_file(path: Path) -> None:
     backend = SqliteBackend(path)
-    status(backend, appended("s", 1, 3))
+    append_all(backend, append_of("s", 1, 3))
     assert list(backend.read("s")) == entries(1, 3)
     assert len(files(path.parent)) == 3
     backend.close()
@@ -83,13 +83,13 @@ def test_a_closed_store_is_a_single_file(path: Path) -> None:
 
 
 def test_a_shell_shows_headers_and_plain_bodies_as_text(backend: SqliteBackend) -> None:
-    status(backend, appended("s", 1, 1))
+    append_all(backend, append_of("s", 1, 1))
     sealed = entry(2, body=b"\xff\x00")
-    backend.append([appended("s", 2, 2)._replace(entries=[sealed])])
+    backend.append([append_of("s", 2, 2)._replace(entries=[sealed])])
     rows = writer(backend).execute("select header, body from entry order by rowid").fetchall()
     assert rows[0] == (entry(1).header.decode(), entry(1).body.decode())  # type: ignore[union-attr]
     assert rows[1] == (sealed.header.decode(), sealed.body)
-    backend.append([appended("s", 3, 3)._replace(entries=[entry(3, body=b"cut\0short")])])
+    backend.append([append_of("s", 3, 3)._replace(entries=[entry(3, body=b"cut\0short")])])
     kind = writer(backend).execute("select typeof(body) from entry where position = 3").get
     assert kind == "blob", "a shell would show a text only up to its NUL"
 
@@ -111,7 +111,7 @@ def test_dropped_bytes_are_not_in_the_file_any_more(path: Path) -> None:
     backend = SqliteBackend(path)
     canary = b"canary that sings"
     secret = [entry(1, body=canary * 2000), entry(2, body=b"[" + canary + b"]"), entry(3)]
-    backend.append([appended("s", 1, 3)._replace(entries=secret)])
+    backend.append([append_of("s", 1, 3)._replace(entries=secret)])
     backend.close()
     assert canary in path.read_bytes()
     backend = SqliteBackend(path)
@@ -123,13 +123,13 @@ def test_dropped_bytes_are_not_in_the_file_any_more(path: Path) -> None:
 def test_the_log_does_not_grow_for_ever(backend: SqliteBackend, path: Path) -> None:
     body = b"x" * 200_000
     for position in range(1, 151):
-        backend.append([appended("s", 1, 1)._replace(entries=[entry(position, body=body)])])
+        backend.append([append_of("s", 1, 1)._replace(entries=[entry(position, body=body)])])
     assert path.stat().st_size > 20_000_000
     assert Path(f"{path}-wal").stat().st_size < 20_000_000
 
 
 def test_a_paused_reader_holds_no_snapshot(backend: SqliteBackend) -> None:
-    status(backend, appended("s", 1, 600))
+    append_all(backend, append_of("s", 1, 600))
     reader = backend.read("s")
     next(reader)
     # TRUNCATE needs that nobody reads from the log.
@@ -140,15 +140,15 @@ def test_a_paused_reader_holds_no_snapshot(backend: SqliteBackend) -> None:
 def test_a_lock_that_is_held_too_long_is_unavailable_and_then_available(
     backend: SqliteBackend, path: Path
 ) -> None:
-    status(backend, appended("s", 1, 1))
+    append_all(backend, append_of("s", 1, 1))
     other = apsw.Connection(str(path))
     other.execute("begin immediate")
     with pytest.raises(UnavailableError, match="holds the lock"):
-        backend.append([appended("s", 2, 2)])
+        backend.append([append_of("s", 2, 2)])
     assert list(backend.read("s")) == entries(1, 1), "readers do not wait for writers"
     other.execute("rollback")
     other.close()
-    assert status(backend, appended("s", 2, 2)) == ["stored"]
+    assert append_all(backend, append_of("s", 2, 2)) == ["stored"]
 
 
 def test_a_lock_that_is_let_go_in_time_is_waited_for(path: Path) -> None:
@@ -157,7 +157,7 @@ def test_a_lock_that_is_let_go_in_time_is_waited_for(path: Path) -> None:
     other.execute("begin immediate")
     timer = threading.Timer(0.3, other.execute, ("rollback",))
     timer.start()
-    assert status(backend, appended("s", 1, 1)) == ["stored"]
+    assert append_all(backend, append_of("s", 1, 1)) == ["stored"]
     timer.join()
     other.close()
     backend.close()
@@ -175,10 +175,10 @@ def test_an_interrupt_while_waiting_leaves_no_transaction(
     with monkeypatch.context() as patch:
         patch.setattr(time, "sleep", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            backend.append([appended("s", 1, 1)])
+            backend.append([append_of("s", 1, 1)])
     other.close()
     assert not writer(backend).in_transaction
-    assert status(backend, appended("s", 1, 1)) == ["stored"]
+    assert append_all(backend, append_of("s", 1, 1)) == ["stored"]
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ZeroDivisionError])
@@ -195,10 +195,10 @@ def test_an_exception_in_the_middle_of_a_call_stores_nothing_of_it(
     with monkeypatch.context() as patch:
         patch.setattr(backend_module, "_relabel", broken)
         with pytest.raises(error):
-            backend.append([appended("a", 1, 1), appended("b", 1, 1), appended("c", 1, 1)])
+            backend.append([append_of("a", 1, 1), append_of("b", 1, 1), append_of("c", 1, 1)])
     assert list(backend.streams()) == []
     assert not writer(backend).in_transaction
-    assert status(backend, appended("a", 1, 1), appended("b", 1, 1)) == ["stored", "stored"]
+    assert append_all(backend, append_of("a", 1, 1), append_of("b", 1, 1)) == ["stored", "stored"]
 
 
 def test_32_threads_share_one_handle(backend: SqliteBackend, path: Path) -> None:
@@ -207,7 +207,7 @@ def test_32_threads_share_one_handle(backend: SqliteBackend, path: Path) -> None
     def work(number: int) -> None:
         try:
             for position in range(1, 6):
-                assert status(backend, appended(str(number), position, position)) == ["stored"]
+                assert append_all(backend, append_of(str(number), position, position)) == ["stored"]
                 assert len(list(backend.read(str(number)))) == position
         except BaseException as error:  # noqa: BLE001 - shown below.
             failures.append(error)
@@ -225,11 +225,11 @@ def test_32_threads_share_one_handle(backend: SqliteBackend, path: Path) -> None
 
 def test_a_symbolic_link_leads_to_the_same_store(path: Path, tmp_path: Path) -> None:
     backend = SqliteBackend(path)
-    status(backend, appended("s", 1, 1))
+    append_all(backend, append_of("s", 1, 1))
     link = tmp_path / "link.db"
     link.symlink_to(path)
     linked = SqliteBackend(link)
-    assert status(linked, appended("s", 2, 2)) == ["stored"]
+    assert append_all(linked, append_of("s", 2, 2)) == ["stored"]
     assert list(backend.read("s")) == entries(1, 2)
     backend.close()
     linked.close()
@@ -240,7 +240,7 @@ def test_a_store_named_memory_is_a_file_all_the_same(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     backend = SqliteBackend(":memory:")
-    status(backend, appended("s", 1, 1))
+    append_all(backend, append_of("s", 1, 1))
     monkeypatch.chdir("/")
     assert list(backend.read("s")) == entries(1, 1), "a change of directory changes nothing"
     backend.close()

@@ -9,7 +9,7 @@ import pytest
 from perdure.backends.protocol import Append
 from perdure.backends.sqlite import batch_append
 from perdure.backends.sqlite.backend import SqliteBackend
-from perdure.testing.contract.samples import appended, entry, status
+from perdure.testing.contract.samples import append_all, append_of, entry
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def path(tmp_path: Path) -> Path:
 @pytest.fixture
 def backend(path: Path) -> Iterator[SqliteBackend]:
     backend = SqliteBackend(path)
-    status(backend, appended("a", 1, 2, "tag"), appended("b", 1, 2))
+    append_all(backend, append_of("a", 1, 2, "tag"), append_of("b", 1, 2))
     yield backend
     backend.close()
 
@@ -42,16 +42,18 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
 
 def test_known_streams_are_stored_at_once(backend: SqliteBackend, at_once: list[bool]) -> None:
-    assert status(backend, appended("a", 3, 5, "tag"), appended("b", 3, 3)) == ["stored"] * 2
+    assert append_all(backend, append_of("a", 3, 5, "tag"), append_of("b", 3, 3)) == ["stored"] * 2
     assert at_once == [True]
-    assert [*backend.read("a")] == [*appended("a", 1, 5).entries]
+    assert [*backend.read("a")] == [*append_of("a", 1, 5).entries]
     assert [(head.stream, head.position) for head in backend.streams()] == [("a", 5), ("b", 3)]
 
 
 def test_labels_move_with_their_heads(backend: SqliteBackend, at_once: list[bool]) -> None:
     for labels in (("tag", "more"), ("more",), (), ("it's", '"x"\\')):
         first = next(iter(backend.streams())).position + 1
-        status(backend, appended("a", first, first, *labels), appended("b", first, first, "b"))
+        append_all(
+            backend, append_of("a", first, first, *labels), append_of("b", first, first, "b")
+        )
         for label in ("tag", "more", "it's", '"x"\\'):
             found = [head.stream for head in backend.streams(labels=[label])]
             assert found == (["a"] if label in labels else [])
@@ -62,8 +64,8 @@ def test_a_stream_that_somebody_else_moved_is_a_conflict_and_the_others_are_stor
     backend: SqliteBackend, path: Path, at_once: list[bool]
 ) -> None:
     other = SqliteBackend(path)
-    status(other, appended("a", 3, 3, mark="other"))
-    assert status(backend, appended("a", 3, 3), appended("b", 3, 3)) == ["conflict", "stored"]
+    append_all(other, append_of("a", 3, 3, mark="other"))
+    assert append_all(backend, append_of("a", 3, 3), append_of("b", 3, 3)) == ["conflict", "stored"]
     assert at_once == [False]
     assert [one.position for one in backend.read("b")] == [1, 2, 3]
     other.close()
@@ -73,9 +75,9 @@ def test_labels_that_somebody_else_changed_are_replaced(
     backend: SqliteBackend, path: Path, at_once: list[bool]
 ) -> None:
     other = SqliteBackend(path)
-    status(other, appended("a", 3, 3, "theirs"))
+    append_all(other, append_of("a", 3, 3, "theirs"))
     other.close()
-    assert status(backend, appended("a", 4, 4, "ours")) == ["stored"]
+    assert append_all(backend, append_of("a", 4, 4, "ours")) == ["stored"]
     assert [*backend.streams(labels=["theirs"])] == [*backend.streams(labels=["tag"])] == []
     assert [head.position for head in backend.streams(labels=["ours"])] == [4]
     assert at_once == [False]
@@ -86,7 +88,7 @@ def test_a_body_that_is_no_text_goes_the_general_way(
     backend: SqliteBackend, at_once: list[bool], body: bytes
 ) -> None:
     given = Append("a", [entry(3, body=body), entry(4, body="€".encode())], frozenset({"tag"}))
-    assert status(backend, given) == ["stored"]
+    assert append_all(backend, given) == ["stored"]
     assert [*backend.read("a", after=2)] == [*given.entries]
     assert at_once == []
 
@@ -96,7 +98,7 @@ def test_text_of_every_length_and_script_comes_back(
 ) -> None:
     bodies = ["", "x", "é", "東京" * 700, "🦉" * 3, '"\\\n', "[1,2]", "x" * 70_000]
     given = Append("a", [entry(3 + n, body=text.encode()) for n, text in enumerate(bodies)])
-    assert status(backend, given) == ["stored"]
+    assert append_all(backend, given) == ["stored"]
     assert [*backend.read("a", after=2)] == [*given.entries]
     assert at_once == [True]
 
@@ -104,19 +106,19 @@ def test_text_of_every_length_and_script_comes_back(
 def test_the_same_append_again_is_stored_and_changes_nothing(
     backend: SqliteBackend, at_once: list[bool]
 ) -> None:
-    given = appended("a", 3, 4, "tag")
-    assert status(backend, given) == status(backend, given) == ["stored"]
+    given = append_of("a", 3, 4, "tag")
+    assert append_all(backend, given) == append_all(backend, given) == ["stored"]
     assert at_once == [True, False]
     assert [one.position for one in backend.read("a")] == [1, 2, 3, 4]
 
 
 def test_a_gap_is_refused(backend: SqliteBackend, at_once: list[bool]) -> None:
-    assert status(backend, appended("a", 9, 9)) == ["refused"]
+    assert append_all(backend, append_of("a", 9, 9)) == ["refused"]
     assert at_once == [False]
 
 
 def test_nothing_of_it_is_in_the_file(backend: SqliteBackend, path: Path) -> None:
-    status(backend, appended("a", 3, 3))
+    append_all(backend, append_of("a", 3, 3))
     db = apsw.Connection(str(path))
     kinds = {row[0] for row in db.execute("select type from sqlite_schema")}
     assert kinds == {"table", "index"}
@@ -127,7 +129,7 @@ def test_a_few_go_one_by_one_and_many_at_once(
     backend: SqliteBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = [f"s{number}" for number in range(batch_append.BATCH_MIN)]
-    status(backend, *(appended(name, 1, 1) for name in names))
+    append_all(backend, *(append_of(name, 1, 1) for name in names))
     loads: list[int] = []
     load = batch_append.LabelCache.load
 
@@ -138,6 +140,8 @@ def test_a_few_go_one_by_one_and_many_at_once(
         return load(labels, rows)
 
     monkeypatch.setattr(batch_append.LabelCache, "load", noted)
-    assert status(backend, *(appended(name, 2, 2) for name in names[1:])) == ["stored"] * 3
-    assert status(backend, *(appended(name, 3, 3) for name in names[1:]), appended("s0", 2, 2))
+    assert append_all(backend, *(append_of(name, 2, 2) for name in names[1:])) == ["stored"] * 3
+    assert append_all(
+        backend, *(append_of(name, 3, 3) for name in names[1:]), append_of("s0", 2, 2)
+    )
     assert loads == [4]

@@ -8,7 +8,7 @@ import pytest
 
 from perdure.backends.sqlite.backend import SqliteBackend
 from perdure.errors import DamagedError
-from perdure.testing.contract.samples import appended, entries, status
+from perdure.testing.contract.samples import append_all, append_of, entries
 
 NAME = "a stream with a name"
 Use = Callable[[SqliteBackend], object]
@@ -22,7 +22,7 @@ def path(tmp_path: Path) -> Path:
 @pytest.fixture
 def backend(path: Path) -> Iterator[SqliteBackend]:
     backend = SqliteBackend(path)
-    status(backend, appended(NAME, 1, 5, "tag"), appended("other", 1, 1))
+    append_all(backend, append_of(NAME, 1, 5, "tag"), append_of("other", 1, 1))
     yield backend
     backend.close()
 
@@ -42,11 +42,11 @@ def read_backwards(backend: SqliteBackend) -> object:
 
 
 def append(backend: SqliteBackend) -> object:
-    return status(backend, appended(NAME, 6, 6))
+    return append_all(backend, append_of(NAME, 6, 6))
 
 
 def append_other(backend: SqliteBackend) -> object:
-    return status(backend, appended(NAME, 5, 5, mark="other"))
+    return append_all(backend, append_of(NAME, 5, 5, mark="other"))
 
 
 def listed(backend: SqliteBackend) -> object:
@@ -136,7 +136,7 @@ def test_what_stands_before_the_damage_is_yielded_before_it_is_said(
 def test_a_changed_name_is_found_wherever_it_stands(path: Path, occurrence: int) -> None:
     """The name stands in the head, in its indexes and with its label: one flip in each."""
     backend = SqliteBackend(path)
-    status(backend, appended(NAME, 1, 1, "tag"))
+    append_all(backend, append_of(NAME, 1, 1, "tag"))
     backend.close()
     content = path.read_bytes()
     places = [at for at in range(len(content)) if content.startswith(NAME.encode(), at)]
@@ -157,7 +157,7 @@ def test_a_changed_name_is_found_wherever_it_stands(path: Path, occurrence: int)
 
 def test_a_file_cut_short_is_damage(path: Path) -> None:
     backend = SqliteBackend(path)
-    status(backend, appended(NAME, 1, 200))
+    append_all(backend, append_of(NAME, 1, 200))
     backend.close()
     content = path.read_bytes()
     for size in range(100, len(content), 4001):
@@ -180,7 +180,7 @@ def use_all(path: Path) -> None:
 def test_every_flipped_bit_is_an_error_of_ours_or_harmless(path: Path) -> None:
     """No driver error escapes, and no crash; what the bytes of an entry say is not judged here."""
     backend = SqliteBackend(path)
-    status(backend, appended(NAME, 1, 3, "tag"))
+    append_all(backend, append_of(NAME, 1, 3, "tag"))
     backend.close()
     content = path.read_bytes()
     damaged = 0

@@ -15,11 +15,11 @@ from perdure.backends.sqlite import connections as connections_module
 from perdure.backends.sqlite import schema
 from perdure.backends.sqlite.backend import SqliteBackend
 from perdure.errors import DamagedError, UnavailableError, UsageError
-from perdure.testing.contract.samples import appended, entries, status
+from perdure.testing.contract.samples import append_all, append_of, entries
 from tests.promises import places
 
 needs_mounting = pytest.mark.skipif(not places.can_mount(), reason="may not mount here")
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def path(tmp_path: Path) -> Path:
     """A store with three entries that was closed."""
     found = tmp_path / "a store?.db"  # As a part of a URI it needs to be quoted.
     backend = SqliteBackend(found)
-    status(backend, appended("s", 1, 3, "label"))
+    append_all(backend, append_of("s", 1, 3, "label"))
     backend.close()
     return found
 
@@ -50,7 +50,7 @@ def only_reading(path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sqlite
 def write(path: Path, position: int) -> None:
     """Append as another process would, which leaves no log behind."""
     other = SqliteBackend(path)
-    status(other, appended("s", position, position))
+    append_all(other, append_of("s", position, position))
     other.close()
 
 
@@ -61,7 +61,7 @@ def test_it_can_be_read_and_writing_says_why_not(only_reading: SqliteBackend, pa
     assert [head.position for head in only_reading.streams(labels=["label"])] == [3]
     assert [head.stream for head in only_reading.recent()] == ["s"]
     for use in (
-        lambda: only_reading.append([appended("s", 4, 4)]),
+        lambda: only_reading.append([append_of("s", 4, 4)]),
         lambda: only_reading.drop("s", before=2),
     ):
         with pytest.raises(UsageError, match="is read-only, because a test wants it so"):
@@ -95,10 +95,10 @@ def test_what_others_write_is_seen(only_reading: SqliteBackend, path: Path) -> N
     write(path, 4)
     assert list(only_reading.read("s")) == entries(1, 4)
     writer = SqliteBackend(path)
-    status(writer, appended("s", 5, 5))
+    append_all(writer, append_of("s", 5, 5))
     assert path.with_name(path.name + "-wal").stat().st_size, "it is in the log"
     assert list(only_reading.read("s")) == entries(1, 5)
-    status(writer, appended("s", 6, 6))
+    append_all(writer, append_of("s", 6, 6))
     assert list(only_reading.read("s")) == entries(1, 6)
     writer.close()
     assert list(only_reading.read("s")) == entries(1, 6)
@@ -178,8 +178,8 @@ def test_a_file_that_goes_away_is_told_of(only_reading: SqliteBackend, path: Pat
 
 DIE = (
     "import os, signal, sys; from perdure.backends.sqlite import SqliteBackend;"
-    "from perdure.testing.contract_values import appended;"
-    "backend = SqliteBackend(sys.argv[1]); backend.append([appended('s', 1, 3)]);"
+    "from perdure.testing.contract.samples import append_of;"
+    "backend = SqliteBackend(sys.argv[1]); backend.append([append_of('s', 1, 3)]);"
     "os.kill(os.getpid(), signal.SIGKILL)"
 )
 
@@ -194,7 +194,7 @@ def test_a_read_only_mount_can_be_read(left: str) -> None:
         path = disk / "store.db"
         if left == "nothing":
             backend = SqliteBackend(path)
-            status(backend, appended("s", 1, 3))
+            append_all(backend, append_of("s", 1, 3))
             backend.close()
         else:
             search = os.pathsep.join(filter(None, sys.path))
@@ -212,5 +212,5 @@ def test_a_read_only_mount_can_be_read(left: str) -> None:
         backend = SqliteBackend(path)
         assert list(backend.read("s")) == entries(1, 3)
         with pytest.raises(UsageError, match="the file system is read-only"):
-            backend.append([appended("s", 4, 4)])
+            backend.append([append_of("s", 4, 4)])
         backend.close()

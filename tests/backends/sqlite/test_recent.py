@@ -11,7 +11,7 @@ import pytest
 from perdure.backends.sqlite import recent
 from perdure.backends.sqlite.backend import SqliteBackend
 from perdure.errors import DamagedError
-from perdure.testing.contract.samples import appended, status
+from perdure.testing.contract.samples import append_all, append_of
 
 
 @pytest.fixture
@@ -46,10 +46,10 @@ def pages(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_long_runs_of_few_streams_are_skipped(
     backend: SqliteBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    status(backend, appended("old", 1, 1))
+    append_all(backend, append_of("old", 1, 1))
     for first in range(1, 20_000, 1000):
-        status(backend, appended("one", first, first + 999))
-        status(backend, appended("two", first, first + 999))
+        append_all(backend, append_of("one", first, first + 999))
+        append_all(backend, append_of("two", first, first + 999))
     counted = pages(monkeypatch)
     assert newest(backend) == ["two", "one", "old"]
     assert len(counted) < 20  # Of 157 pages.
@@ -66,7 +66,7 @@ def test_the_order_is_that_of_the_highest_rowids(
         name = f"{int(draw.expovariate(0.2))}"
         first = lengths.get(name, 0) + 1
         lengths[name] = first + draw.choice([0, 1, 5, 60])
-        status(backend, appended(name, first, lengths[name]))
+        append_all(backend, append_of(name, first, lengths[name]))
         if draw.random() < 0.2:
             backend.drop(name, before=draw.randint(first, lengths[name]))
     db = apsw.Connection(str(path))
@@ -84,18 +84,18 @@ def test_a_stream_that_is_appended_to_meanwhile_comes_once(
 ) -> None:
     monkeypatch.setattr(recent, "PAGE_ROWS", 2)
     for name in "abcdef":
-        status(backend, appended(name, 1, 1))
+        append_all(backend, append_of(name, 1, 1))
     found = backend.recent()
     seen = [next(found).stream]
-    status(backend, appended("a", 2, 3), appended("new", 1, 1))
+    append_all(backend, append_of("a", 2, 3), append_of("new", 1, 1))
     seen += [head.stream for head in found]
     assert seen == ["f", "e", "d", "c", "b", "a"]
     assert newest(backend)[:2] in (["a", "new"], ["new", "a"])
 
 
 def test_entries_without_a_head_are_damage(backend: SqliteBackend, path: Path) -> None:
-    status(backend, appended("a", 1, 1))
-    status(backend, appended("b", 1, 1))
+    append_all(backend, append_of("a", 1, 1))
+    append_all(backend, append_of("b", 1, 1))
     db = apsw.Connection(str(path))
     db.execute("delete from head where name = 'a'")
     db.close()
@@ -105,7 +105,7 @@ def test_entries_without_a_head_are_damage(backend: SqliteBackend, path: Path) -
 
 
 def test_an_index_that_forgot_a_stream_is_survived(backend: SqliteBackend, path: Path) -> None:
-    status(backend, appended("a", 1, 1))
+    append_all(backend, append_of("a", 1, 1))
     db = apsw.Connection(str(path))
     assert recent._position_at(db, 4711, 1) == 0
     db.close()
@@ -114,9 +114,9 @@ def test_an_index_that_forgot_a_stream_is_survived(backend: SqliteBackend, path:
 @pytest.mark.slow
 def test_the_first_of_many_come_at_once(backend: SqliteBackend) -> None:
     for first in range(0, 20_000, 2000):
-        backend.append([appended(f"{first + n:06}", 1, 1) for n in range(2000)])
+        backend.append([append_of(f"{first + n:06}", 1, 1) for n in range(2000)])
     for first in range(1, 50_000, 5000):
-        status(backend, appended("busy", first, first + 4999))
+        append_all(backend, append_of("busy", first, first + 4999))
     spent = []
     for _ in range(5):  # A machine that is busy does not pause each time.
         begun = time.monotonic()

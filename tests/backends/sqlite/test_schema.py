@@ -19,7 +19,7 @@ from perdure.errors import (
     UsageError,
     VersionError,
 )
-from perdure.testing.contract.samples import appended, entries, status
+from perdure.testing.contract.samples import append_all, append_of, entries
 
 MOUNTINFO = """\
 22 1 254:0 / / rw,relatime - ext4 /dev/vda rw
@@ -42,7 +42,7 @@ def path(tmp_path: Path) -> Path:
 
 def make(path: Path) -> None:
     backend = SqliteBackend(path)
-    status(backend, appended("s", 1, 2))
+    append_all(backend, append_of("s", 1, 2))
     backend.close()
 
 
@@ -142,7 +142,7 @@ def test_an_empty_file_becomes_a_store(path: Path) -> None:
 
 def test_an_empty_file_with_a_full_log_is_damage(path: Path) -> None:
     backend = SqliteBackend(path)
-    status(backend, appended("s", 1, 2))
+    append_all(backend, append_of("s", 1, 2))
     log = Path(f"{path}-wal").read_bytes()
     backend.close()
     path.write_bytes(b"")
@@ -221,7 +221,7 @@ def test_triggers_that_were_put_into_a_file_do_not_run(path: Path) -> None:
     make(path)
     change(path, "create trigger evil after insert on entry begin delete from entry; end")
     backend = SqliteBackend(path)
-    assert status(backend, appended("s", 3, 3)) == ["stored"]
+    assert append_all(backend, append_of("s", 3, 3)) == ["stored"]
     assert list(backend.read("s")) == entries(1, 3)
     backend.close()
 
@@ -278,7 +278,7 @@ def test_many_processes_can_make_the_same_store_at_once(path: Path) -> None:
         child = os.fork()
         if child == 0:
             backend = SqliteBackend(path)
-            good = status(backend, appended(str(number), 1, 1)) == ["stored"]
+            good = append_all(backend, append_of(str(number), 1, 1)) == ["stored"]
             backend.close()
             os._exit(0 if good else 1)
         children.append(child)

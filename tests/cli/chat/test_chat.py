@@ -215,7 +215,7 @@ def test_an_answer_that_breaks_off_is_kept_as_interrupted(path: Path, server: Mo
     assert "Enter" not in done.stderr
     with perdure.open(path) as store, store.resume("s1") as session:
         (turn,) = session.interrupted
-        (taken,) = turn.said()
+        (taken,) = turn.partial_messages()
     assert taken.message["content"] == done.stdout.removesuffix("\n")
     assert done.stdout.strip()
     server.fault("disconnect", after_chunks=3)
@@ -430,7 +430,7 @@ def test_a_summary_stands_for_older_turns(path: Path, server: ModelServer) -> No
     done = chat(path, "s1", say="/summary 1\n/summary everything\n", server=server)
     assert re.search(r"No summary was made: .+BadRequestError \(400: ", done.stderr)
     assert "Use /summary, /summary N" in done.stderr
-    assert "unsummarised" not in done.stderr
+    assert "summary_failed" not in done.stderr
 
 
 def test_the_script_sums_up_too(path: Path) -> None:
@@ -557,7 +557,7 @@ def test_ctrl_c_in_a_pipe_keeps_what_was_said_and_ends(path: Path, server: Model
     assert b"(stopped; " in errors
     with perdure.open(path) as store, store.resume("s1") as session:
         (turn,) = session.interrupted
-        (taken,) = turn.said()
+        (taken,) = turn.partial_messages()
     assert taken.message["content"].startswith((shown + rest).decode().strip())
     assert messages(path, "s1") == [("user", "[[len 30]]")]
 

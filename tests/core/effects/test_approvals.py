@@ -149,7 +149,7 @@ def test_a_denied_call_is_not_made_and_the_reason_is_its_outcome(
         with session.interrupted[0] as turn:
             with pytest.raises(ApprovalDeniedError) as error:
                 pay(5)
-            turn.leave()
+            turn.suspend()
         assert isinstance(error.value, EffectError)
         assert "ada" in error.value.reason
         assert "too much" in error.value.reason
@@ -230,7 +230,7 @@ def test_what_was_asked_binds_even_if_the_function_has_changed_its_mind(
     with session.interrupted[0] as turn:
         with pytest.raises(ApprovalPendingError):
             lenient(5)
-        turn.leave()
+        turn.suspend()
     session.approvals.deny(approval, by="ada")
     with session.interrupted[0], pytest.raises(ApprovalDeniedError):
         session.tool(world.pay)(5)
@@ -348,7 +348,7 @@ def test_another_version_needs_another_approval(store: perdure.Store, world: Wor
     with session.interrupted[0] as turn:
         with pytest.raises(ApprovalPendingError) as again:
             second(5)
-        turn.leave()
+        turn.suspend()
     assert again.value.approval != approval
     assert world.calls == []
     assert [one.state for one in session.approvals.list()] == ["void", "waiting"]
@@ -373,7 +373,7 @@ def test_an_approval_for_other_arguments_or_another_tool_is_none(
             other.keyed("invoice-7")(5)
         with pytest.raises(ApprovalPendingError):
             pay(5)
-        turn.leave()
+        turn.suspend()
     assert world.calls == []
     with session.interrupted[0]:
         assert pay.keyed("invoice-7")(5) == {"paid": 5}
@@ -413,7 +413,7 @@ def test_a_branch_does_not_take_approvals_with_it(store: perdure.Store, world: W
     with branch.interrupted[0] as turn:
         with pytest.raises(ApprovalPendingError) as other:
             branch.tool(world.pay, approval=True, approval_wait=0)(5)
-        turn.leave()
+        turn.suspend()
     assert other.value.approval != approval
     assert world.calls == []
     with session.interrupted[0]:
@@ -457,7 +457,7 @@ def test_an_approval_is_to_be_used_in_time_too(
         with pytest.raises(ApprovalDeniedError):
             pay(5)
         clock.now -= 1_000_000  # What was recorded as over stays over.
-        turn.leave()
+        turn.suspend()
     with session.interrupted[0], pytest.raises(ApprovalDeniedError):
         pay(5)
     assert world.calls == []
@@ -488,7 +488,7 @@ def test_a_clock_that_jumps_ahead_only_ends_approvals_early(
         for tool in (endless, short):
             with pytest.raises(ApprovalPendingError):
                 tool(5)
-        turn.leave()
+        turn.suspend()
     clock.now += 10 * 366 * 86_400
     session.approvals.approve(session.approvals.pending()[0].id, by="ada")
     with session.interrupted[0]:
@@ -562,7 +562,7 @@ def test_calls_that_nobody_waits_for_are_found_again(store: perdure.Store, world
         turn.append(calls(20, 1, 30))
         with pytest.raises(ApprovalPendingError) as error:
             session.run_tool_calls(None, [pay])
-        turn.leave()
+        turn.suspend()
     assert len(error.value.approvals) == 2
     assert "and 1 more" in str(error.value)
     assert world.calls == [(1, "bob")]
@@ -681,7 +681,7 @@ def test_the_same_effect_tried_again_is_one_use(
         session._handle.write = _dead  # type: ignore[method-assign]
         raise KilledError
 
-    def _dead(plan: object) -> int:
+    def _dead(plan: object) -> Any:
         raise KilledError
 
     first = session.tool(
@@ -695,7 +695,7 @@ def test_the_same_effect_tried_again_is_one_use(
     with later.interrupted[0] as turn:
         with pytest.raises(ApprovalPendingError):
             later.tool(world.pay, **again, version="2")(5)  # type: ignore[arg-type]
-        turn.leave()
+        turn.suspend()
     assert world.calls == [(5, "bob")]
 
 
@@ -723,10 +723,9 @@ def _mutated(text: str) -> str:
 
 
 def _adding(session: perdure.Session, content: ApprovalDecided) -> Any:
-    from perdure.core.plans import Plan, PlanSteps, RecordBatch
+    from perdure.core.plans import Plan, RecordBatch
 
-    def make(batch: RecordBatch) -> PlanSteps:
-        yield from ()
+    def make(batch: RecordBatch) -> int:
         return batch.add_content(session._replica.settings.new_id(), content)
 
     return Plan("approval.decide", content.approval, make)

@@ -11,7 +11,13 @@ from typing import Any
 import pytest
 
 import perdure
-from perdure.core.effects.calls import Done, Effect, NotDone, ToolTimeoutError, current_effect
+from perdure.core.effects.calls import (
+    DidNotHappen,
+    Effect,
+    Happened,
+    ToolTimeoutError,
+    current_effect,
+)
 from perdure.errors import (
     ConflictError,
     DivergenceError,
@@ -53,7 +59,7 @@ def dying(session: perdure.Session, ledger: Ledger) -> Callable[[int], Any]:
     return charge
 
 
-def _dead(plan: object) -> int:
+def _dead(plan: object) -> Any:
     raise Killed
 
 
@@ -129,14 +135,14 @@ def test_an_unsafe_call_that_may_have_happened_is_not_made_again(
     assert "unknown-effect" in session.labels
     (unknown,) = session.effects.unknown()
     assert (unknown.id, unknown.key) == (caught.value.effect, ledger.calls[0][0])
-    session.effects.reconcile(unknown, Done({"charged": 5}))
+    session.effects.reconcile(unknown, Happened({"charged": 5}))
     assert session.effects.unknown() == []
     assert session.labels == frozenset()
-    last = session.last
+    last = session.last_message
     assert last is not None
     assert '{"charged":5}' in last["content"]
     with pytest.raises(NotFoundError):
-        session.effects.reconcile(unknown.id, NotDone())
+        session.effects.reconcile(unknown.id, DidNotHappen())
     session.verify()
 
 
@@ -161,13 +167,13 @@ def test_the_stricter_of_two_policies_counts(path: Path, ledger: Ledger) -> None
     assert len(ledger.calls) == 1
 
 
-@pytest.mark.parametrize("found", [Done({"charged": 5}), NotDone()])
+@pytest.mark.parametrize("found", [Happened({"charged": 5}), DidNotHappen()])
 def test_a_call_is_reconciled_by_the_users_function(
-    path: Path, ledger: Ledger, found: Done | NotDone
+    path: Path, ledger: Ledger, found: Happened | DidNotHappen
 ) -> None:
     asked: list[Effect] = []
 
-    def look(effect: Effect) -> Done | NotDone:
+    def look(effect: Effect) -> Happened | DidNotHappen:
         asked.append(effect)
         return found
 
@@ -178,12 +184,12 @@ def test_a_call_is_reconciled_by_the_users_function(
         charge = session.tool(ledger.charge, effect="reconcile", reconcile=look)
         assert charge(5) == {"charged": 5}
     assert [(one.key, one.arguments) for one in asked] == [(ledger.calls[0][0], {"amount": 5})]
-    assert len(ledger.calls) == (1 if isinstance(found, Done) else 2)
+    assert len(ledger.calls) == (1 if isinstance(found, Happened) else 2)
     assert len({key for key, _ in ledger.calls}) == 1
     session.verify()
 
 
-@pytest.mark.parametrize("bad", [ZeroDivisionError("no"), "done", Done({1})])
+@pytest.mark.parametrize("bad", [ZeroDivisionError("no"), "done", Happened({1})])
 def test_a_reconcile_function_that_fails_leaves_the_call_unknown(
     path: Path, ledger: Ledger, bad: Any
 ) -> None:
@@ -242,7 +248,7 @@ def test_a_call_of_a_turn_that_was_left_is_served_when_it_is_entered_again(
     charge = session.tool(ledger.charge)
     with session.turn("Pay.") as turn:
         charge.keyed("call-1", in_turn=True)(5)
-        turn.leave()
+        turn.suspend()
     (again,) = session.interrupted
     with again:
         assert charge.keyed("call-1", in_turn=True)(5) == {"charged": 5}
@@ -300,7 +306,7 @@ def test_a_result_that_can_not_be_stored_is_recorded_as_failed(path: Path) -> No
     with session.turn("Try."):
         with pytest.raises(UsageError, match=r"\$\.result"):
             session.tool(odd)()
-        assert session.tool(odd, name="even", unstorable="return")() == {1}
+        assert session.tool(odd, name="even", on_unserializable="return")() == {1}
     assert [(one.state, "cannot be stored" in one.reason) for one in session.effects.list()] == [
         ("failed", True),
         ("failed", True),
@@ -316,9 +322,9 @@ def test_a_result_that_is_too_large_is_recorded_as_failed() -> None:
         return "x" * size
 
     with session.turn("Try.") as turn:
-        with pytest.raises(UsageError, match="more than"):
+        with pytest.raises(UsageError, match="exceed the limit"):
             session.tool(large)()
-        assert len(session.tool(large, name="kept", unstorable="return")()) == size
+        assert len(session.tool(large, name="kept", on_unserializable="return")()) == size
         turn.append({"role": "assistant", "tool_calls": [call]})
         (told,) = session.run_tool_calls(None, [large])
     assert "cannot be stored" in told["content"]
@@ -333,7 +339,7 @@ def test_a_result_that_is_too_large_is_recorded_as_failed_in_a_loop() -> None:
         async with perdure.open_async("memory:") as store:
             session = await store.session("s")
             async with session.turn("Try."):
-                with pytest.raises(UsageError, match="more than"):
+                with pytest.raises(UsageError, match="exceed the limit"):
                     await session.tool(large)()
             return [one.state for one in await session.effects.list()]
 
@@ -449,7 +455,7 @@ def test_the_calls_of_a_model_are_made_and_it_is_told(path: Path, parallel: int)
         with pytest.raises(UsageError, match="append the message"):
             session.run_tool_calls(CALLS, [add])
     transcript = session.messages(format="openai.chat")
-    assert transcript.closed == ()
+    assert transcript.interrupted_calls == ()
     assert [one.state for one in session.effects.list(tool="add")] == ["succeeded"]
     session.verify()
 
@@ -481,7 +487,7 @@ def test_the_calls_of_a_killed_process_are_made_once(path: Path, ledger: Ledger)
     assert told["content"].startswith("Interrupted")
     assert [amount for _, amount in ledger.calls] == [1, 2]
     assert len(again.effects.unknown()) == 1
-    assert again.messages(format="openai.chat").closed == ()
+    assert again.messages(format="openai.chat").interrupted_calls == ()
 
 
 def test_async_tools_run_once_too(path: Path, ledger: Ledger) -> None:
@@ -543,7 +549,7 @@ def test_how_many_are_unknown_is_known_without_counting(path: Path) -> None:
                 session.tool(stop).keyed(key)()
     assert session._replica.state.deeds.unknown == 2
     for left, found in zip((1, 0), session.effects.unknown(), strict=True):
-        session.effects.reconcile(found.id, NotDone())
+        session.effects.reconcile(found.id, DidNotHappen())
         assert session._replica.state.deeds.unknown == left
     deeds = session._replica.state.deeds
     assert type(deeds).of(deeds.by_identity) == deeds
@@ -663,8 +669,8 @@ def test_a_tool_of_another_session_is_recorded_where_the_model_called_it(ledger:
         with pytest.raises(UsageError, match="parallel"):
             other.run_tool_calls(None, [tool], parallel="all")  # type: ignore[arg-type]
         other.run_tool_calls(None, [tool])
-    assert other.last is not None
-    assert other.last["role"] == "tool"
+    assert other.last_message is not None
+    assert other.last_message["role"] == "tool"
     assert (len(one), one.effects.list()) == (1, [])
     assert [(found.tool, found.policy) for found in other.effects.list()] == [
         ("charge", "idempotent")

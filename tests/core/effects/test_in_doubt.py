@@ -11,7 +11,7 @@ import perdure
 from perdure.backends.memory import MemoryBackend
 from perdure.backends.offload import ThreadedBackend
 from perdure.backends.protocol import Append, Outcome
-from perdure.core.effects.calls import Done, Effect, NotDone
+from perdure.core.effects.calls import DidNotHappen, Effect, Happened
 from perdure.errors import UnavailableError, UnknownOutcomeError
 from perdure.testing.faults import Flaky
 
@@ -191,7 +191,7 @@ def test_a_call_that_ran_and_could_not_be_recorded_follows_its_policy(
 def test_a_reconciled_call_that_was_not_made_is_made(
     session: perdure.Session, weather: Weather, charge: Any, calls: list[Any]
 ) -> None:
-    def look(_: Effect) -> Done | NotDone:
+    def look(_: Effect) -> Happened | DidNotHappen:
         raise AssertionError("nothing was done, and nobody need find out")
 
     with session.turn("Pay."):

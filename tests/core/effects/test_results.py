@@ -70,7 +70,8 @@ def test_it_is_served_again_exactly(tmp_path: Path) -> None:
             for tool, identity, result in zip(tools, identities, [LONG, ROWS], strict=True):
                 packed, digest = calls_module.encode_arguments(session._replica, {})
                 call = calls_module.CallRequest(identity, tool.name, packed, digest, "unsafe")
-                assert tool.make(call, CallArguments({}, (), {})) == result
+                turn = calls_module.active_turn(session._handle, tool.name)
+                assert tool.make(call, CallArguments({}, (), {}), turn) == result
 
 
 def test_it_is_the_same_in_an_event_loop() -> None:

@@ -19,7 +19,12 @@ import perdure
 from perdure import errors
 from perdure.core.effects.calls import ToolTimeoutError
 from perdure.core.replay import guard
-from perdure.errors import RefusedError, ReplayDivergenceError, UnknownOutcomeError, UsageError
+from perdure.errors import (
+    ReplayBlockedError,
+    ReplayDivergenceError,
+    UnknownOutcomeError,
+    UsageError,
+)
 from tests.formats.streams import one_choice
 
 Agent = Callable[[perdure.Session], Any]
@@ -121,7 +126,7 @@ def test_an_agent_does_the_same_and_nothing_is_called_or_written(
         ({"version": "2"}, "$.version", "effect.intended"),
         ({"plan": ["one", "three"]}, "$.data.steps[1]", "value"),
         ({"plan": ["one"]}, "$.data.steps[1]", "value"),
-        ({"last": "Done!"}, "$.message.content", "message"),
+        ({"last": "Happened!"}, "$.message.content", "message"),
     ],
     ids=["prompt", "argument", "version", "value", "shorter", "words"],
 )
@@ -333,7 +338,7 @@ def run(_address: Any) -> None:
 
 def in_thread(address: Any) -> None:
     def quietly(reach: Callable[[Any], None]) -> None:
-        with suppress(RefusedError):
+        with suppress(ReplayBlockedError):
             reach(address)
 
     threads = [threading.Thread(target=quietly, args=(one,)) for one in (resolve, run)]
@@ -374,7 +379,7 @@ def test_a_session_that_is_live_is_refused_to_a_replayed_agent(
     agent(session)
     before = session.position
     replay = perdure.replay(session, agent)
-    assert isinstance(replay.error, RefusedError)
+    assert isinstance(replay.error, ReplayBlockedError)
     assert (replay.identical, replay.refused) == (False, ("a live turn",))
     with session.turn("Pay more."):
         replay = perdure.replay(session, lambda _: tool(6))
@@ -436,11 +441,11 @@ WHOLE = [
 
 def reading(session: perdure.Session, every: float) -> None:
     with session.turn("Go.") as turn:
-        list(turn.stream(WHOLE, every=every))
+        list(turn.stream(WHOLE, flush_every=every))
 
 
 def stopping(session: perdure.Session, every: float) -> None:
-    with session.turn("Go.") as turn, turn.stream(WHOLE, every=every) as stream:
+    with session.turn("Go.") as turn, turn.stream(WHOLE, flush_every=every) as stream:
         next(stream)
         next(stream)
 
@@ -451,13 +456,13 @@ def dropped(session: perdure.Session, every: float) -> None:
         raise ConnectionError
 
     with suppress(ConnectionError), session.turn("Go.") as turn:
-        list(turn.stream(breaking(), every=every))
+        list(turn.stream(breaking(), flush_every=every))
 
 
 def asking_again(session: perdure.Session, every: float) -> None:
     with session.turn("Go.") as turn:
-        list(turn.stream(WHOLE[:2], every=every))
-        list(turn.stream(WHOLE, every=every))
+        list(turn.stream(WHOLE[:2], flush_every=every))
+        list(turn.stream(WHOLE, flush_every=every))
 
 
 @pytest.mark.parametrize("agent", [reading, stopping, dropped, asking_again])
@@ -607,7 +612,7 @@ class Killed(BaseException):
     """The process dies here."""
 
 
-def _dead(plan: object) -> int:
+def _dead(plan: object) -> Any:
     raise Killed
 
 
@@ -683,7 +688,7 @@ def test_a_reconciled_effect_was_unknown_to_the_agent(tmp_path: Path, world: Wor
     session = perdure.open(path).session("s")
     returned = state_driven(world)(session)
     (effect,) = session.effects.unknown()
-    session.effects.reconcile(effect.id, perdure.Done(2))
+    session.effects.reconcile(effect.id, perdure.Happened(2))
     assert perdure.replay(session, state_driven(world)).check().returned == returned
 
 
@@ -693,7 +698,7 @@ def test_a_turn_that_was_left_open_on_purpose_is_replayed(
     def agent(session: perdure.Session) -> None:
         with session.turn("Pay.") as turn:
             turn.append(said("May I?"))
-            turn.leave()
+            turn.suspend()
         session.note("asked")
         (turn,) = session.interrupted
         with turn:
@@ -761,14 +766,14 @@ def test_async_agents_are_replayed(tmp_path: Path, world: World) -> None:
                 replay = await perdure.replay(session, agent_of("Done."))
                 assert replay.check().returned == returned
                 assert replay.outputs == await session.messages()
-            other = await perdure.replay(session, agent_of("Done!"))
+            other = await perdure.replay(session, agent_of("Happened!"))
             assert other.divergence is not None
             assert other.divergence.path == "$.message.content"
 
             async def reaching(session: perdure.AsyncSession) -> None:
                 await asyncio.create_subprocess_exec(sys.executable, "-c", "")
 
-            assert isinstance((await perdure.replay(session, reaching)).error, RefusedError)
+            assert isinstance((await perdure.replay(session, reaching)).error, ReplayBlockedError)
             assert world.calls == before
 
     asyncio.run(work())
@@ -860,10 +865,10 @@ def test_summaries_pins_tools_labels_and_ids_are_compared(session: perdure.Sessi
             for number in range(4):
                 with session.turn(f"Question {number}? " + "x" * 60) as turn:
                     turn.append(said(f"Answer {number}. " + "y" * 60))
-            session.summarise(lambda messages: f"{word} {len(messages)}", keep_turns=1)
+            session.summarize(lambda messages: f"{word} {len(messages)}", keep_turns=1)
             session.pin(2)
             with session.turn("And now?") as turn:
-                turn.offer([{"type": "function", "function": {"name": "f", "parameters": {}}}])
+                turn.record_tools([{"type": "function", "function": {"name": "f", "parameters": {}}}])
                 shown = session.messages(format="openai.chat", max_messages=9)
                 turn.append(said(str(len(shown))))
             session.undo_summary()

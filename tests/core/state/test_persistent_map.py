@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import perdure
-from perdure.core.effects.calls import Done, OutcomeState
+from perdure.core.effects.calls import Happened, OutcomeState
 from perdure.core.state.effects import KEYED_MAX, EffectsState
 from perdure.core.state.persistent_map import PersistentMap
 from perdure.journal.records import EffectIntended, EffectSettled
@@ -88,7 +88,7 @@ def test_a_session_keeps_nothing_of_what_was_reconciled(tmp_path: Path) -> None:
         with pytest.raises(KeyboardInterrupt), session.turn("Stop."):
             session.tool(stop)()
         (unknown,) = session.effects.unknown()
-        session.effects.reconcile(unknown.id, Done("stopped"))
+        session.effects.reconcile(unknown.id, Happened("stopped"))
         assert session._replica.state.deeds == EffectsState()
         assert [(one.state, one.result) for one in session.effects.list()] == [
             ("reconciled", "stopped")

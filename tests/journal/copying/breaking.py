@@ -3,10 +3,10 @@
 from collections.abc import Collection, Iterator, Sequence
 
 from perdure.backends.protocol import REMOVE, Append, Backend, Entry, Head, Outcome
-from perdure.testing.faults import Crash, _Around
+from perdure.testing.faults import BackendWrapper, Crash
 
 
-class Dying(_Around):
+class Dying(BackendWrapper):
     """Dies at the nth call of any method: before it, or, where it writes, after it."""
 
     def __init__(self, backend: Backend, nth: int, *, after: bool = False) -> None:
@@ -64,7 +64,7 @@ class Dying(_Around):
         return found
 
 
-class Counted(_Around):
+class Counted(BackendWrapper):
     """Counts what was really sent to it."""
 
     def __init__(self, backend: Backend) -> None:
@@ -78,7 +78,7 @@ class Counted(_Around):
         return super().append(appends)
 
 
-class Lying(_Around):
+class Lying(BackendWrapper):
     """Stores another body than it was given, for one stream, and says that all is well."""
 
     def __init__(self, backend: Backend, stream: str) -> None:
@@ -96,7 +96,7 @@ class Lying(_Around):
         return append._replace(entries=[*append.entries[:-1], spoiled])
 
 
-class Unable(_Around):
+class Unable(BackendWrapper):
     """Can not remove a stream."""
 
     def __init__(self, backend: Backend) -> None:

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 import perdure
-from perdure.aio.copy import run_copy
 from perdure.backends.digests import digest_of
 from perdure.backends.memory import MemoryBackend
 from perdure.backends.offload import ThreadedBackend
@@ -21,6 +20,7 @@ from perdure.journal.copying.pairs import Selection
 from perdure.journal.copying.requests import CopyProgress
 from perdure.journal.copying.rounds import CopyResult, CopyRun
 from perdure.journal.records import Deleted
+from perdure.sync.copy import run_copy
 from perdure.testing.faults import Crash, CrashAt, Flaky
 from tests.journal.copying.breaking import Counted, Dying, Lying, Unable
 from tests.journal.copying.stores import obey, settled, shown
@@ -531,7 +531,7 @@ def test_a_target_that_can_not_remove_says_so(source: MemoryBackend) -> None:
     obey(target, perdure.copy(source, target))
     copied = perdure.copy(source, Unable(target))
     assert kinds(copied) == {"claim-1": "unsupported"}
-    assert "can not remove" in copied.problems[0].reason
+    assert "cannot remove" in copied.problems[0].reason
 
 
 def test_what_a_deletion_has_not_dropped_yet_is_not_copied(source: MemoryBackend) -> None:

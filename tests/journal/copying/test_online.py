@@ -18,7 +18,7 @@ from tests.journal.copying.stores import foreseen, settled, shown
 from tests.journal.copying.writer import DELETED
 from tests.support import contents
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 @contextmanager

@@ -7,62 +7,74 @@ import pytest
 from openai.lib._pydantic import to_strict_json_schema
 from pydantic import BaseModel, Field, TypeAdapter
 
-from perdure.testing.model_server.answers import Answer, Call, by_itself, cut, made_of, pieces
+from perdure.testing.model_server.answers import (
+    Answer,
+    AnswerCall,
+    default_answer,
+    parse_answer,
+    split_text,
+    truncate,
+)
 from perdure.testing.model_server.errors import ApiError
-from perdure.testing.model_server.prompts import Prompt, of_chat, of_responses, tokens
-from perdure.testing.model_server.schema import fitting
+from perdure.testing.model_server.prompts import Prompt, from_chat, from_responses, tokens
+from perdure.testing.model_server.schema import example_value
 
 
 def asked(text: str, **more: Any) -> Prompt:
-    return of_chat({"model": "m", "messages": [{"role": "user", "content": text}], **more})
+    return from_chat({"model": "m", "messages": [{"role": "user", "content": text}], **more})
 
 
 def answered(text: str, **more: Any) -> Answer:
-    return by_itself(asked(text, **more))
+    return default_answer(asked(text, **more))
 
 
 def test_an_answer_by_itself_names_the_digest_of_the_whole_prompt() -> None:
     system = {"role": "system", "content": "Be brief."}
     user = {"role": "user", "content": "hello"}
     texts = {
-        by_itself(of_chat({"model": "m", "messages": messages})).text
+        default_answer(from_chat({"model": "m", "messages": messages})).text
         for messages in ([user], [system, user], [user, user], [system, {**user, "name": "a"}])
     }
     assert len(texts) == 4
-    assert answered("hello").text == by_itself(of_chat({"model": "x", "messages": [user]})).text
+    assert (
+        answered("hello").text == default_answer(from_chat({"model": "x", "messages": [user]})).text
+    )
     assert answered("hello").text == "Answer 8c57957dea1e to 1 message."
 
 
 def test_instructions_belong_to_the_prompt() -> None:
     items = [{"role": "user", "content": "hello"}]
-    plain = of_responses({"model": "m"}, items)
-    told = of_responses({"model": "m", "instructions": "Be brief."}, items)
+    plain = from_responses({"model": "m"}, items)
+    told = from_responses({"model": "m", "instructions": "Be brief."}, items)
     assert plain.digest == asked("hello").digest
     assert told.digest != plain.digest
 
 
-A_BRACKETS = Call("a", '{"x": [[1]]}')
+A_BRACKETS = AnswerCall("a", '{"x": [[1]]}')
 
 
 @pytest.mark.parametrize(
     ("text", "calls"),
     [
-        ("[[tool a]]", [Call("a", "{}")]),
-        ('[[tool a {"x": [[1]]}]] [[tool b {"]]": 1}]]', [A_BRACKETS, Call("b", '{"]]": 1}')]),
-        ('[[tool a {"broken": ]]', [Call("a", '{"broken":')]),
-        ("[[custom shell ls -l /]]", [Call("shell", "ls -l /", custom=True)]),
-        ("[[custom shell]]", [Call("shell", "", custom=True)]),
+        ("[[tool a]]", [AnswerCall("a", "{}")]),
+        (
+            '[[tool a {"x": [[1]]}]] [[tool b {"]]": 1}]]',
+            [A_BRACKETS, AnswerCall("b", '{"]]": 1}')],
+        ),
+        ('[[tool a {"broken": ]]', [AnswerCall("a", '{"broken":')]),
+        ("[[custom shell ls -l /]]", [AnswerCall("shell", "ls -l /", custom=True)]),
+        ("[[custom shell]]", [AnswerCall("shell", "", custom=True)]),
         ("[[tool a", []),
         ("[[tools a]] [[ tool a]]", []),
     ],
 )
-def test_marks_call_tools(text: str, calls: list[Call]) -> None:
+def test_marks_call_tools(text: str, calls: list[AnswerCall]) -> None:
     assert [*answered(f"please {text}").calls] == calls
 
 
 def test_marks_say_how_it_is_said() -> None:
     assert answered("[[say exactly this]]").text == "exactly this"
-    assert answered("[[refuse]]") == Answer(refusal="I can not help with that.")
+    assert answered("[[refuse]]") == Answer(refusal="I cannot help with that.")
     assert answered("[[refuse no]]").refusal == "no"
     assert (answered("[[reason because]]").reasoning, answered("").reasoning) == ("because", None)
     assert len((answered("[[len 40]]").text or "").split()) == 40
@@ -71,7 +83,7 @@ def test_marks_say_how_it_is_said() -> None:
     both = answered("[[say I look.]] [[tool a]]")
     assert (both.text, both.calls, both.finish_reason) == (
         "I look.",
-        (Call("a", "{}"),),
+        (AnswerCall("a", "{}"),),
         "tool_calls",
     )
     with pytest.raises(ApiError) as raised:
@@ -80,7 +92,7 @@ def test_marks_say_how_it_is_said() -> None:
 
 
 def chat(*messages: dict[str, Any]) -> Answer:
-    return by_itself(of_chat({"model": "m", "messages": messages}))
+    return default_answer(from_chat({"model": "m", "messages": messages}))
 
 
 def test_each_round_of_tools_has_its_marks() -> None:
@@ -100,9 +112,9 @@ def test_rounds_are_counted_in_responses_too() -> None:
     thought = {"type": "reasoning"}
     for more in ([], [call, thought, call], [output, output], [thought, call], [output]):
         items += more
-        counts.append(of_responses({"model": "m"}, items).rounds)
+        counts.append(from_responses({"model": "m"}, items).rounds)
     assert counts == [0, 1, 1, 2, 2]
-    assert of_responses({"model": "m"}, items[1:]).last_user == ""
+    assert from_responses({"model": "m"}, items[1:]).last_user == ""
 
 
 @pytest.mark.parametrize(
@@ -113,48 +125,51 @@ def test_rounds_are_counted_in_responses_too() -> None:
         ({"role": "assistant", "content": None, "refusal": "no"}, Answer(refusal="no")),
         ({"content": "a", "reasoning": "b"}, Answer(text="a", reasoning="b")),
         ({"content": "a", "finish_reason": "length"}, Answer(text="a", finish="length")),
-        ({"name": "add", "arguments": {"n": 1}}, Answer(calls=(Call("add", '{"n": 1}'),))),
-        ([{"name": "add"}], Answer(calls=(Call("add", "{}"),))),
-        ([{"name": "sh", "input": "ls"}], Answer(calls=(Call("sh", "ls", custom=True),))),
-        ([{"id": "c", "name": "add", "arguments": "{"}], Answer(calls=(Call("add", "{", id="c"),))),
+        ({"name": "add", "arguments": {"n": 1}}, Answer(calls=(AnswerCall("add", '{"n": 1}'),))),
+        ([{"name": "add"}], Answer(calls=(AnswerCall("add", "{}"),))),
+        ([{"name": "sh", "input": "ls"}], Answer(calls=(AnswerCall("sh", "ls", custom=True),))),
+        (
+            [{"id": "c", "name": "add", "arguments": "{"}],
+            Answer(calls=(AnswerCall("add", "{", id="c"),)),
+        ),
         (
             {"tool_calls": [{"id": "c", "type": "function", "function": {"name": "add"}}]},
-            Answer(calls=(Call("add", "{}", id="c"),)),
+            Answer(calls=(AnswerCall("add", "{}", id="c"),)),
         ),
         (
             {"tool_calls": [{"type": "custom", "custom": {"name": "sh", "input": "ls"}}]},
-            Answer(calls=(Call("sh", "ls", custom=True),)),
+            Answer(calls=(AnswerCall("sh", "ls", custom=True),)),
         ),
         (Answer(text="x"), Answer(text="x")),
     ],
 )
 def test_a_test_writes_answers_in_several_ways(given: Any, answer: Answer) -> None:
-    assert made_of(given) == answer
+    assert parse_answer(given) == answer
 
 
 @pytest.mark.parametrize("given", [5, None, {"contents": "hello"}, [{"arguments": {}}], [5]])
 def test_what_is_no_answer_is_refused(given: Any) -> None:
     with pytest.raises((TypeError, KeyError, AttributeError)):
-        made_of(given)
+        parse_answer(given)
 
 
 def test_a_text_is_cut_at_the_limit() -> None:
     answer = Answer(text="a" * 41)
-    assert cut(answer, None) == cut(answer, 11) == answer
-    assert cut(answer, 10) == Answer(text="a" * 40, finish="length")
-    called = Answer(calls=(Call("a", "{}" * 40),))
-    assert cut(called, 10) == called
+    assert truncate(answer, None) == truncate(answer, 11) == answer
+    assert truncate(answer, 10) == Answer(text="a" * 40, finish="length")
+    called = Answer(calls=(AnswerCall("a", "{}" * 40),))
+    assert truncate(called, 10) == called
 
 
 @pytest.mark.parametrize("text", ["", " ", "one two  three\n", "x" * 40, ' {"a": "' + "b" * 20])
 def test_pieces_make_the_whole(text: str) -> None:
-    assert "".join(pieces(text)) == text
-    assert all(0 < len(piece) <= 17 for piece in pieces(text))
+    assert "".join(split_text(text)) == text
+    assert all(0 < len(piece) <= 17 for piece in split_text(text))
 
 
 def test_tokens_are_quarters_of_characters() -> None:
     assert [tokens("a" * count) for count in (0, 1, 4, 5)] == [0, 1, 1, 2]
-    assert Answer(text="12345", calls=(Call("a", "{}"),)).tokens == 3
+    assert Answer(text="12345", calls=(AnswerCall("a", "{}"),)).tokens == 3
 
 
 TOOL = {"type": "object", "properties": {"city": {"type": "string"}}}
@@ -187,7 +202,7 @@ def test_a_custom_tool_is_forced_too() -> None:
     tools = [{"type": "custom", "custom": {"name": "shell"}}, {"type": "custom", "name": "sql"}]
     choice = {"type": "custom", "custom": {"name": "shell"}}
     (call,) = answered("hello", tools=tools, tool_choice=choice).calls
-    assert call == Call("shell", "8c57957dea1e", custom=True)
+    assert call == AnswerCall("shell", "8c57957dea1e", custom=True)
     plain = [{"type": "function", "function": {"name": "now"}}]
     (call,) = answered("hello", tools=plain, tool_choice="required").calls
     assert (call.name, json.loads(call.arguments)) == ("now", {})
@@ -223,13 +238,13 @@ class Plan(BaseModel):
 
 def test_a_schema_gets_a_value_that_fits() -> None:
     schema = to_strict_json_schema(Plan)
-    value = fitting(schema, "word")
+    value = example_value(schema, "word")
     plan = Plan.model_validate(value)
     assert (plan.steps[0].why, plan.nothing, plan.maybe) == ("word", None, 1)
-    assert fitting(schema, "word") == value
-    assert fitting(schema, "other") != value
+    assert example_value(schema, "word") == value
+    assert example_value(schema, "other") != value
     assert TypeAdapter(list[int]).validate_python(
-        fitting({"type": "array", "items": {"type": "integer"}}, "")
+        example_value({"type": "array", "items": {"type": "integer"}}, "")
     )
 
 
@@ -251,11 +266,11 @@ def test_a_schema_gets_a_value_that_fits() -> None:
     ],
 )
 def test_odd_schemas_get_values_too(schema: dict[str, Any], value: Any) -> None:
-    assert fitting(schema, "w") == value
+    assert example_value(schema, "w") == value
 
 
 def test_a_schema_that_nothing_fits_is_given_up() -> None:
-    value = fitting({"properties": {"a": {"$ref": "#"}}}, "w")
+    value = example_value({"properties": {"a": {"$ref": "#"}}}, "w")
     assert str(value).count("{") < 100
 
 
@@ -267,4 +282,6 @@ def test_formats_of_answers() -> None:
     chosen = {"type": "json_schema", "json_schema": schema}
     assert answered("x", response_format=chosen).text == '{"a": 5}'
     body = {"model": "m", "text": {"format": {"type": "json_schema", **schema}}}
-    assert by_itself(of_responses(body, [{"role": "user", "content": "x"}])).text == '{"a": 5}'
+    assert (
+        default_answer(from_responses(body, [{"role": "user", "content": "x"}])).text == '{"a": 5}'
+    )

@@ -319,15 +319,15 @@ def test_an_error_of_the_server_itself_is_reported(
 
 def test_a_server_is_used_once_and_started_first() -> None:
     server = ModelServer()
-    with pytest.raises(UsageError, match="start it"):
+    with pytest.raises(UsageError, match=r"call start\(\)"):
         _ = server.url
     server.close()
     with server:
         assert server.url.startswith("http://127.0.0.1:")
-        with pytest.raises(UsageError, match="started before"):
+        with pytest.raises(UsageError, match="already started"):
             server.start()
         port = int(server.url.split(":")[2].removesuffix("/v1"))
-        with pytest.raises(UsageError, match=f"port {port} can not be had"):
+        with pytest.raises(UsageError, match=f"cannot listen on port {port}"):
             ModelServer(port=port).start()
 
 

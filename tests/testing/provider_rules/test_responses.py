@@ -6,7 +6,7 @@ import pytest
 from openai.types.responses import response_input_item_param
 
 from perdure.testing.provider_rules import violations
-from perdure.testing.provider_rules.responses import DONE, ITEMS, MESSAGES, STATUSES
+from perdure.testing.provider_rules.responses import DEFAULT_STATUSES, ITEMS, MESSAGES, STATUSES
 from tests.testing.model_server.sdk_types import members
 from tests.testing.provider_rules.breaking import GONE, Path, changed, inserted
 
@@ -183,4 +183,4 @@ def test_the_items_have_the_fields_and_statuses_of_the_package() -> None:
         wanted = (ITEMS[name].required, ITEMS[name].allowed, ITEMS[name].nullable)
         assert wanted == (item.required, item.all, item.nullable), name
         if "status" in item.all:
-            assert {*STATUSES.get(name, DONE)} == {*item.literals("status")}, name
+            assert {*STATUSES.get(name, DEFAULT_STATUSES)} == {*item.literals("status")}, name

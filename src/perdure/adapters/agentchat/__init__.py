@@ -12,9 +12,9 @@ point where it was, and continues.
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from perdure import AsyncSession
 from perdure.adapters.agentchat import introspection
 from perdure.adapters.agentchat.run_log import PolicyDeclaration, require_policies
-from perdure.aio.session import AsyncSession
 from perdure.errors import UsageError
 
 if TYPE_CHECKING:

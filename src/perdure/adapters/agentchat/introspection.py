@@ -1,21 +1,27 @@
-"""Inspect a team: its members, models and tools, and temporary patches of its attributes.
+"""Inspect a team: its members, models, tools, message classes, and the runtimes of its teams.
 
 AgentChat has no public API for these. Private names of the package are used in this module, and
-where their values are saved (`agentchat_state`) or patched (`agentchat_places`, `agentchat_agents`,
-`agentchat_tools`). `require_version` must be called before any of them is touched.
+where their values are saved (`team_state`) or patched (`patches`, `workbench`).
+`require_version` must be called before any of them is touched.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, NamedTuple
 
 from perdure.errors import UnsupportedError, UsageError
 
 PACKAGES = ("autogen-agentchat", "autogen-core")
-
-SUPPORTED_VERSION = "0.7"
-
+SUPPORTED_VERSION = "0.7"  # Major and minor: private names may change with either.
 INSTALL = 'install "autogen-agentchat>=0.7,<0.8"'
+
+# Agents whose calls to models, tools and people are recorded one by one; of others, each reply.
+_OBSERVED_AGENTS = ("AssistantAgent", "SocietyOfMindAgent", "MessageFilterAgent", "UserProxyAgent")
+
+_TEAMS = ("RoundRobinGroupChat", "SelectorGroupChat", "Swarm", "GraphFlow", "MagenticOneGroupChat")
+
+# An agent that overrides one of these makes calls that this adapter does not know of.
+_REPLY_METHODS = ("on_messages", "on_messages_stream")
 
 
 def require_version() -> None:
@@ -80,13 +86,8 @@ def _kind(component: Any) -> str:
         *(getattr(agents, name) for name in _OBSERVED_AGENTS),
         *(getattr(teams, name) for name in _TEAMS),
     ]
-    return next(
-        (cls.__name__ for cls in classes if isinstance(component, cls)), _class_name(component)
-    )
-
-
-def _class_name(component: Any) -> str:
-    return type(component).__name__
+    known_class = next((cls for cls in classes if isinstance(component, cls)), type(component))
+    return str(known_class.__name__)
 
 
 def _is_opaque(component: Any) -> bool:
@@ -94,30 +95,16 @@ def _is_opaque(component: Any) -> bool:
     from autogen_agentchat import agents
     from autogen_agentchat.teams import BaseGroupChat
 
-    if isinstance(component, BaseGroupChat):
+    if isinstance(component, BaseGroupChat):  # Its members are observed, and its manager.
         return False
     classes = [
         cls for name in _OBSERVED_AGENTS if isinstance(component, cls := getattr(agents, name))
     ]
+    # On the object, too: replies can be replaced without a subclass.
     return not classes or any(
         name in vars(component) or getattr(type(component), name) is not getattr(classes[0], name)
         for name in _REPLY_METHODS
     )
-
-
-_REPLY_METHODS = ("on_messages", "on_messages_stream")
-
-
-# Agents whose calls to models, tools and people are recorded one by one; of others, each reply.
-_OBSERVED_AGENTS = ("AssistantAgent", "SocietyOfMindAgent", "MessageFilterAgent", "UserProxyAgent")
-
-_TEAMS = ("RoundRobinGroupChat", "SelectorGroupChat", "Swarm", "GraphFlow", "MagenticOneGroupChat")
-
-
-def is_team(node: TeamNode) -> bool:
-    from autogen_agentchat.teams import BaseGroupChat
-
-    return isinstance(node.component, BaseGroupChat)
 
 
 def _members(component: Any) -> list[Any]:
@@ -130,9 +117,15 @@ def _members(component: Any) -> list[Any]:
         return [component._team]  # noqa: SLF001
     if isinstance(component, MessageFilterAgent):
         return [component._wrapped_agent]  # noqa: SLF001
-    if isinstance(component, AssistantAgent):
+    if isinstance(component, AssistantAgent):  # Their calls belong to the same run.
         return [tool._task_runner for tool in runner_tools(component)]  # noqa: SLF001
     return []
+
+
+def is_team(node: TeamNode) -> bool:
+    from autogen_agentchat.teams import BaseGroupChat
+
+    return isinstance(node.component, BaseGroupChat)
 
 
 def workbenches(agent: Any) -> list[Any]:
@@ -173,6 +166,7 @@ def shape(node: TeamNode) -> dict[str, Any]:
 
 def require_shape(session: str, recorded: dict[str, Any], node: TeamNode) -> None:
     """Raise UsageError with the difference if a team is not the recorded one."""
+    # Instructions, models and tools may change between runs; names identify the saved states.
     current = shape(node)
     if current == recorded:
         return
@@ -180,6 +174,7 @@ def require_shape(session: str, recorded: dict[str, Any], node: TeamNode) -> Non
 
 
 def _difference(recorded: dict[str, Any], current: dict[str, Any]) -> str:
+    """Return the first difference between two shapes, from the outermost team inwards."""
     names = (
         [member["name"] for member in recorded["members"]],
         [member["name"] for member in current["members"]],
@@ -197,32 +192,6 @@ def _difference(recorded: dict[str, Any], current: dict[str, Any]) -> str:
         pairs = zip(recorded["members"], current["members"], strict=True)
         return next(_difference(*pair) for pair in pairs if pair[0] != pair[1])
     return f"{text}. Pass the same team, or use another session"
-
-
-class Patches:
-    """Attributes of objects that are patched, and can be restored."""
-
-    def __init__(self) -> None:
-        self._undo: list[Callable[[], None]] = []
-
-    def put(self, holder: Any, name: str, value: Any) -> None:
-        """Set an attribute of an object until `restore`."""
-        is_own = name in vars(holder)
-        original = vars(holder).get(name)
-
-        def undo() -> None:
-            if is_own:
-                setattr(holder, name, original)
-            else:
-                delattr(holder, name)
-
-        setattr(holder, name, value)
-        self._undo.append(undo)
-
-    def restore(self) -> None:
-        """Restore all attributes, newest patch first."""
-        while self._undo:
-            self._undo.pop()()
 
 
 async def manager_of(team: Any) -> Any:
@@ -246,6 +215,7 @@ def reset_runtimes(root: TeamNode) -> None:
         if is_team(node) and node.component._embedded_runtime:  # noqa: SLF001
             team = node.component
             team._runtime = SingleThreadedAgentRuntime(ignore_unhandled_exceptions=False)  # noqa: SLF001
+            # Registers again with the new runtime when it is used next.
             team._initialized = team._is_running = False  # noqa: SLF001
 
 
@@ -258,7 +228,7 @@ def message_classes(root: TeamNode) -> Iterator[Any]:
         StructuredMessage,
     )
 
-    classes = [*_registered_classes(MessageFactory())]
+    classes = [*_registered_classes(MessageFactory())]  # A new factory has the package's own.
     for node in root.all:
         component = node.component
         if is_team(node):
@@ -270,6 +240,7 @@ def message_classes(root: TeamNode) -> Iterator[Any]:
             classes.append(StructuredMessage[content])
     for cls in classes:
         is_message = isinstance(cls, type) and issubclass(cls, BaseChatMessage | BaseAgentEvent)
+        # Messages of the generic class cannot be loaded without their content class.
         if is_message and cls is not StructuredMessage:
             yield cls
 

@@ -1,9 +1,12 @@
-"""A model client that records answers: a recorded answer is returned without calling the model."""
+"""A model client that records answers: a recorded answer is returned without calling the model.
+
+The client takes the place of an agent's own one. Requests are identified by a digest of all
+messages and options, so a changed prompt is noticed when an interrupted run is resumed. Everything
+but the two calls that create an answer is passed on to the wrapped client.
+"""
 
 import asyncio
-import json
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from hashlib import sha256
 from typing import Any
 
 from autogen_core.models import ChatCompletionClient, CreateResult
@@ -11,6 +14,9 @@ from autogen_core.tools import Tool
 from pydantic import BaseModel
 
 from perdure.adapters.agentchat.run_log import RunLog
+from perdure.adapters.digests import json_digest
+
+DIGEST_LENGTH = 32  # hexadecimal digits, stored with every answer
 
 
 class DurableClient(ChatCompletionClient):  # type: ignore[misc]
@@ -42,6 +48,8 @@ class DurableClient(ChatCompletionClient):  # type: ignore[misc]
     async def create_stream(
         self, messages: Sequence[Any], **options: Any
     ) -> AsyncGenerator[Any, None]:
+        # A task reads the model's stream to its end and records the answer; the queue hands its
+        # chunks over meanwhile. None marks the end, after a failure too.
         chunks: asyncio.Queue[str | None] = asyncio.Queue()
         streamed = False
 
@@ -67,6 +75,7 @@ class DurableClient(ChatCompletionClient):  # type: ignore[misc]
                 yield chunk
             result = _load_result(await task)
         finally:
+            # No effect on a finished task; a reader that stops early cancels the request.
             task.cancel()
         if not streamed and isinstance(result.content, str):
             yield result.content  # A recorded answer is replayed as one chunk.
@@ -97,6 +106,7 @@ class DurableClient(ChatCompletionClient):  # type: ignore[misc]
 
 
 def _load_result(recorded: Mapping[str, Any]) -> Any:
+    # `RunLog.ask` stores these two beside the answer.
     fields = {name: value for name, value in recorded.items() if name not in ("by", "request")}
     return CreateResult.model_validate(fields)
 
@@ -107,13 +117,16 @@ def request_digest(messages: Sequence[Any], options: Mapping[str, Any]) -> str:
     rest = {
         name: _option_data(value) for name, value in options.items() if name != "cancellation_token"
     }
-    text = json.dumps(
-        [contents, rest], sort_keys=True, default=lambda value: type(value).__qualname__
-    )
-    return sha256(text.encode()).hexdigest()[:32]
+    # The text of an arbitrary option may contain its address: only its class is stable.
+    return json_digest([contents, rest], length=DIGEST_LENGTH, default=_class_name)
+
+
+def _class_name(value: Any) -> str:
+    return type(value).__qualname__
 
 
 def _option_data(value: Any) -> Any:
+    """Return an option of a request as JSON data: tools and output classes by their schema."""
     if isinstance(value, Tool):
         return value.schema
     if isinstance(value, type) and issubclass(value, BaseModel):

@@ -14,8 +14,7 @@ from contextvars import ContextVar
 from hashlib import sha256
 from typing import Any, Literal, get_args
 
-from perdure.aio.session import AsyncSession
-from perdure.core.effects.calls import Effect
+from perdure import AsyncSession, Effect, Happened
 from perdure.errors import (
     DivergenceError,
     EffectError,
@@ -26,12 +25,11 @@ from perdure.errors import (
 
 PolicyName = Literal["read_only", "idempotent", "unsafe"]
 
+# Policy for a call that may have happened; a function reconciles it.
 ToolPolicy = PolicyName | Callable[[Effect], Any]
 
+# A policy as the caller of `persist` gives it: also as the options of `session.tool`.
 PolicyDeclaration = ToolPolicy | Mapping[str, Any]
-
-"""Policy for a call that may have happened; a function reconciles it."""
-
 
 CallFunction = Callable[[], Awaitable[dict[str, Any]]]
 
@@ -39,18 +37,17 @@ CALL_ID_MAX = 200  # Characters of a provider's call id; longer ids are hashed.
 
 DRAIN_ITERATIONS = 32  # Event-loop iterations that let agents notice that their call was stopped.
 
-ORDER_TIMEOUT = 10.0  # Seconds that a recorded outcome waits for the ones recorded before it.
+# Seconds that a recorded outcome waits for the ones recorded before it. Only reached when the
+# program asks in another order than before; a divergence is noticed when the next one is asked.
+ORDER_TIMEOUT = 10.0
 
-MODEL_FAILURE = (
-    "model_failure"  # Tool name and key of a recorded model failure that the run survived.
-)
+# Tool name and key of a recorded model failure that the run survived.
+MODEL_FAILURE = "model_failure"
 
 FINISH_HINT = "finish the run with the code that started it, or abandon() it"
 
-
 # The run that the current task belongs to: tasks of a stopped run may linger.
 _current_run: ContextVar[object | None] = ContextVar("perdure_agentchat_run", default=None)
-
 
 # Failed model calls inside the current tool that is an agent or a team: key to error text.
 _current_failures: ContextVar[dict[str, str] | None] = ContextVar(
@@ -75,10 +72,10 @@ class RunLog:
         self._counts: Counter[str] = Counter()
         self._order = ReplayOrder(())
         self._failed: Mapping[str, str] = {}
-        self._pending_calls = 0
+        self._pending_calls = 0  # `_idle` is set while there are none.
         self._idle = asyncio.Event()
         self._idle.set()
-        self._run = object()
+        self._run = object()  # Identity of the current run; see `_current_run`.
         self.active = False
         self.error: BaseException | None = None
 
@@ -117,7 +114,7 @@ class RunLog:
         self._idle.clear()
         try:
             yield
-        except (EffectError, UnknownOutcomeError):
+        except (EffectError, UnknownOutcomeError):  # Outcomes of a call: the run continues.
             raise
         except PerdureError as error:
             self.fail(error)
@@ -134,8 +131,9 @@ class RunLog:
             return await answer()
         by = self._key(scope, "model")
 
+        # The names of parameters and keys are stored.
         async def call(by: str, request: str) -> dict[str, Any]:
-            if by in self._failed:
+            if by in self._failed:  # Later messages depend on the failure: not asked again.
                 raise ReplayedModelError(self._failed[by])
             return {"by": by, "request": request, **await answer()}
 
@@ -165,7 +163,7 @@ class RunLog:
         async def call(**_: Any) -> dict[str, Any]:
             return {"by": by, **await run()}
 
-        _name_parameters(call, arguments)
+        _name_parameters(call, arguments)  # For the record, and for a reconcile function.
         policy = self.policies.get(name, "unsafe")
         if callable(policy):
             reconcile = _wrap_reconcile(policy, by)
@@ -207,6 +205,7 @@ class RunLog:
         """Raise the error that stopped the run, if any."""
         if self.error is not None:
             raise self.error
+        # None in tasks that were created before any run, such as a shared runtime's.
         if _current_run.get() not in (None, self._run):
             raise RunStopped("the run of this call was stopped")
 
@@ -219,14 +218,13 @@ def collecting_failures(failed: dict[str, str]) -> Iterator[None]:
     try:
         yield
     finally:
-        _current_failures.set(
-            previous
-        )  # Not `reset(token)`: a generator can be closed in another context.
+        # Not `reset(token)`: a generator can be closed in another context.
+        _current_failures.set(previous)
 
 
 @contextmanager
 def _noting_failure(by: str) -> Iterator[None]:
-    """Note a failure of the model call in the enclosing `within`, if any."""
+    """Note a failure of the model call in the enclosing `collecting_failures`, if any."""
     try:
         yield
     except PerdureError:
@@ -246,7 +244,7 @@ class ReplayOrder:
         self._moved = asyncio.Event()
 
     async def wait_for(self, key: str) -> None:
-        """Wait until it is this outcome's turn, at most `PATIENCE` seconds."""
+        """Wait until it is this outcome's turn, at most `ORDER_TIMEOUT` seconds."""
         if key not in self._remaining:
             return
         try:
@@ -256,12 +254,14 @@ class ReplayOrder:
         except TimeoutError:
             pass
         self._remaining.pop(key, None)
+        # A new event for each step: every waiter looks again, and waits for the next one.
         moved, self._moved = self._moved, asyncio.Event()
         moved.set()
 
 
 def _name_parameters(call: Any, arguments: Mapping[str, Any]) -> None:
     """Set the call's signature so that valid identifiers are recorded as argument names."""
+    # Models invent argument names; a signature cannot have all of them.
     if all(name.isidentifier() and not keyword.iskeyword(name) for name in arguments):
         kind = inspect.Parameter.KEYWORD_ONLY
         call.__signature__ = inspect.Signature(
@@ -273,16 +273,14 @@ def _wrap_reconcile(reconcile: Callable[[Effect], Any], by: str) -> Callable[[Ef
     """Wrap the user's reconcile function; its result gets the form of a recorded outcome."""
 
     async def wrapped(effect: Effect) -> Any:
-        from perdure import Done
-
         if [*effect.arguments] == ["_"]:  # No valid identifiers: they were recorded as `**_`.
             effect = effect._replace(arguments=effect.arguments["_"])
         answer = reconcile(effect)
         if inspect.isawaitable(answer):
             answer = await answer
-        if not isinstance(answer, Done):
+        if not isinstance(answer, Happened):
             return answer
-        return Done({"by": by, "reconciled": answer.result})
+        return Happened({"by": by, "reconciled": answer.result})
 
     return wrapped
 
@@ -300,6 +298,6 @@ def require_policies(declared: Mapping[str, PolicyDeclaration]) -> dict[str, Too
             names = ", ".join(get_args(PolicyName))
             raise UsageError(
                 f"unknown effect {policy!r} of {name!r}: choose one of {names}, or pass a function "
-                "that reconciles and returns Done(result) or NotDone()"
+                "that reconciles and returns Happened(result) or DidNotHappen()"
             )
     return policies

@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 from uuid import uuid4
 
+from perdure import AsyncSession, AsyncTurn
 from perdure.adapters.agentchat import introspection, team_state
 from perdure.adapters.agentchat.introspection import TeamNode
 from perdure.adapters.agentchat.messages import (
@@ -28,28 +29,16 @@ from perdure.adapters.agentchat.messages import (
 )
 from perdure.adapters.agentchat.model_client import request_digest
 from perdure.adapters.agentchat.run_log import FINISH_HINT, MODEL_FAILURE, ToolPolicy
-from perdure.aio.session import AsyncSession
-from perdure.aio.turn import AsyncTurn
 from perdure.errors import ConflictError, DivergenceError, UsageError
 from perdure.journal.records import EffectSettled, Message
 
 STATE_KEY = "agentchat.state"
-
 RUN_KEY = "agentchat.run"
 
-ORIGIN = "autogen_agentchat"
+ORIGIN = "autogen_agentchat"  # Origin of the messages of a run.
 
-# Prefixes of run ids: the rest was chosen by the caller, or generated.
-CALLER_RUN_PREFIX, GENERATED_RUN_PREFIX = (
-    "agentchat:",
-    "agentchat.",
-)
-
-
-def _run_data(
-    turn: str, task: list[Any], version: int, tools: dict[str, list[str]]
-) -> dict[str, Any]:
-    return {"turn": turn, "task": task, "state": version, "tools": tools}
+# Prefixes of run ids, which are turn ids: the rest was chosen by the caller, or generated.
+CALLER_RUN_PREFIX, GENERATED_RUN_PREFIX = "agentchat:", "agentchat."
 
 
 class StartedRun(NamedTuple):
@@ -75,7 +64,7 @@ class SavedRuns:
         self._version: int | None = None  # Version of the team's state; None if unknown.
         self._last_state: team_state.TeamState = {}
         self._original_state: team_state.TeamState = {}  # Before this session was attached.
-        self._run: dict[str, Any] | None = None
+        self._run: dict[str, Any] | None = None  # The value of `RUN_KEY` for the newest run.
 
     @property
     def interrupted(self) -> str | None:
@@ -120,6 +109,7 @@ class SavedRuns:
 
     async def restore(self) -> None:
         """Restore the team to the session's state; UsageError if that is another team's."""
+        # The caller's objects are given back as they came: see `restore_original`.
         self._original_state = await team_state.save_state(self._root)
         turn, version = await self._load_interrupted(), self._stored_version()
         if version == 0:
@@ -132,7 +122,7 @@ class SavedRuns:
             return
         stored = await self._session.get(STATE_KEY)
         introspection.require_shape(self._session.id, stored["team"], self._root)
-        if turn is None:
+        if turn is None:  # Otherwise the run that resumes loads the state it started from.
             await self._load(stored)
             self._version = version
 
@@ -168,6 +158,7 @@ class SavedRuns:
 
     async def save_changes(self) -> None:
         """Save changes made by hand since the last run, if no run is interrupted."""
+        # With an unknown version, the team is as a stopped run left it: nothing to save.
         if self._version is None or await team_state.save_state(self._root) == self._last_state:
             return
         position = await self._session.refresh()
@@ -189,6 +180,7 @@ class SavedRuns:
             return await self._resume(turn, self._run, messages, id)
         version = await self._current_version()
         stored = await self._session.get(STATE_KEY)
+        # Only the last run's result is stored.
         if id is not None and stored["run"] == CALLER_RUN_PREFIX + id:
             task_messages, result = load_result(stored["result"], self.messages)
             return StartedRun(None, version, task_messages, {}, result=result)
@@ -198,7 +190,7 @@ class SavedRuns:
         """Return the newest version of the state, after loading it or saving the team's changes."""
         newest = self._stored_version()
         stored = await self._session.get(STATE_KEY, {"run": "", "result": None})
-        if self._version != newest:
+        if self._version != newest:  # Another process ran the team, or a run was stopped here.
             introspection.require_shape(self._session.id, stored["team"], self._root)
             await self._load(stored)
             self._version = newest
@@ -220,10 +212,15 @@ class SavedRuns:
         author = task[0].source if task else ""
         turn_id = GENERATED_RUN_PREFIX + uuid4().hex if id is None else CALLER_RUN_PREFIX + id
         turn = self._session.turn(first, author=author, id=turn_id)
-        self._run = _run_data(turn_id, dump_messages(task), version, await self._tools())
-        await self._session.set(RUN_KEY, self._run)
+        self._run = {
+            "turn": turn_id,
+            "task": dump_messages(task),
+            "state": version,
+            "tools": await self._tools(),
+        }
+        await self._session.set(RUN_KEY, self._run)  # Before the turn: see the module.
         await turn.__aenter__()
-        if turn.ended:
+        if turn.ended:  # A turn of the same id, from an earlier run.
             await turn.__aexit__(None, None, None)
             reason = f"the run {id!r} has already ended, and its result is no longer stored"
             raise UsageError(f"{reason}: choose another id")
@@ -252,7 +249,7 @@ class SavedRuns:
         recorded: dict[str, deque[Item]] = defaultdict(deque)
         order: list[str] = []
         failed: dict[str, str] = {}
-        async for entry in self._session.records(after=turn.start):
+        async for entry in self._session.records(after=turn.branch_point):
             content: Any = entry.content
             if getattr(content, "turn", "") != turn.id:
                 continue
@@ -260,6 +257,7 @@ class SavedRuns:
                 recorded[content.author].append(content.message)
             elif isinstance(content, EffectSettled) and isinstance(content.result, dict):
                 self.messages.require(content.result)
+                # The order in which outcomes were recorded is the order of their replay.
                 order += [content.result["by"]] if "by" in content.result else []
                 failed |= (
                     content.result.get(MODEL_FAILURE, {}) if content.state == "succeeded" else {}
@@ -269,13 +267,14 @@ class SavedRuns:
             self._version = None
             await self._load(stored)
         except BaseException:
-            await turn.leave()
+            await turn.suspend()
             raise
         return StartedRun(turn, run["state"], task, recorded, tuple(order), failed)
 
     async def record_event(self, run: StartedRun, event: Any) -> None:
         """Record an event of a run, unless its turn already has it. On return it is durable."""
         assert run.turn is not None  # noqa: S101 - runs that have a result have no events
+        # By author: concurrent agents have no order among each other.
         recorded, new = run.recorded[event.source], []
         for item in to_chat_messages(event, self._humans):
             if not recorded:
@@ -293,6 +292,7 @@ class SavedRuns:
         assert run.turn is not None  # noqa: S101
         current = await team_state.save_state(self._root)
         if self._stored_version() == run.version or not await self._is_saved_by(run.turn):
+            # A result is needed only where the caller can ask for the run again.
             saved_result = None
             if run.turn.id.startswith(CALLER_RUN_PREFIX):
                 saved_result = dump_result(run.task, result)
@@ -308,9 +308,9 @@ class SavedRuns:
     async def leave(self, run: StartedRun) -> None:
         """Leave a run open: the team's current state is not one to continue from."""
         self._version = None
-        introspection.reset_runtimes(self._root)
+        introspection.reset_runtimes(self._root)  # A stopped runtime has undelivered messages.
         if run.turn is not None and not run.turn.ended:
-            await run.turn.leave()
+            await run.turn.suspend()
 
     async def abandon(self, reason: str) -> None:
         """Abandon the interrupted run."""

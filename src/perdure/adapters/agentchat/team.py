@@ -1,7 +1,7 @@
 """A durable team: a team or an agent whose runs are turns of a session.
 
-Created by `agentchat.persist`. It decides nothing about records: `agentchat_keeping` saves the
-state and the runs, `agentchat_journal` records the calls.
+Created by `agentchat.persist`. It decides nothing about records: `saved_runs` saves the state
+and the runs, `run_log` records the calls.
 """
 
 from collections.abc import AsyncGenerator
@@ -10,12 +10,12 @@ from typing import Any, Self
 
 from autogen_agentchat.base import TaskResult
 
-from perdure.adapters.agentchat.introspection import Patches, TeamNode
+from perdure import AsyncSession
+from perdure.adapters.agentchat.introspection import TeamNode
 from perdure.adapters.agentchat.messages import SkippedMessages
-from perdure.adapters.agentchat.patches import patch_team
+from perdure.adapters.agentchat.patches import Patches, patch_team
 from perdure.adapters.agentchat.run_log import RunLog, RunStopped, ToolPolicy
 from perdure.adapters.agentchat.saved_runs import SavedRuns, StartedRun
-from perdure.aio.session import AsyncSession
 from perdure.errors import UsageError
 
 
@@ -30,7 +30,7 @@ class DurableTeam:
         lease: float | None = None,
     ) -> None:
         # Waiting longer than the TTL: a dead holder's lease expires, a live one's is renewed.
-        self._lease = session.lease(ttl=lease, wait=lease + 1) if lease is not None else None
+        self._lease = session.lease(ttl=lease, timeout=lease + 1) if lease is not None else None
         self._session = session
         self._root = root
         self._run_log = RunLog(session, policies)
@@ -47,7 +47,7 @@ class DurableTeam:
             await self._saved_runs.restore()
             await patch_team(self._root, self._run_log, self._patches, self._saved_runs.messages)
             await self._saved_runs.require_tools(self._run_log.policies)
-        except BaseException:
+        except BaseException:  # Cancellation, too: the team must not stay patched.
             self._patches.restore()
             await self._release()
             raise
@@ -67,13 +67,14 @@ class DurableTeam:
         finally:
             self._patches.restore()
             await self._release()
+            # The caller may use the same team without a session, or with another one.
             await self._saved_runs.restore_original()
 
     async def _save_changes(self, error: BaseException | None) -> None:
         try:
             await self._saved_runs.save_changes()
         except Exception as failure:
-            if error is None:
+            if error is None:  # Must not hide the error with which the block is left.
                 raise
             error.add_note(f"changes to the team were not saved: {failure}")
 
@@ -133,6 +134,7 @@ class DurableTeam:
             raise UsageError("the team is not open: use it in `async with persist(...)`")
         await self._stop()
         output = output_task_messages
+        # The stream is kept: a reader that stops early leaves a run that has to be stopped.
         running = self._running = self._stream(task, id, cancellation_token, output=output)
         try:
             async for event in running:
@@ -150,7 +152,7 @@ class DurableTeam:
         if self._running is not None:
             try:
                 await self._running.aclose()
-            except RuntimeError as error:
+            except RuntimeError as error:  # Python's error for a generator that is running.
                 raise UsageError("a run is in progress: wait for its end") from error
             self._running = None
 
@@ -168,7 +170,7 @@ class DurableTeam:
         result: Any = None
         try:
             async for event in stream:
-                if isinstance(event, TaskResult):
+                if isinstance(event, TaskResult):  # Passed on only when the run is finished.
                     result = event
                     continue
                 await self._saved_runs.record_event(started, event)
@@ -178,6 +180,7 @@ class DurableTeam:
             await self._saved_runs.finish(started, result)
         except BaseException as error:
             await self._interrupt(started, stream, error)
+            # The package wraps or replaces errors of its agents: raise the one that came first.
             failure = self._run_log.error
             if failure is not None and failure is not error and not isinstance(failure, RunStopped):
                 raise failure from error
@@ -193,5 +196,6 @@ class DurableTeam:
             await stream.aclose()
         except Exception as close_error:  # noqa: BLE001 - the first error is raised
             error.add_note(f"the team was stopped: {close_error}")
+        # Tasks of the team may outlive its stream, and must not record into a turn that is left.
         await self._run_log.drain()
         await self._saved_runs.leave(started)

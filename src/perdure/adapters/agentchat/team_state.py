@@ -13,6 +13,7 @@ from autogen_core.memory import ListMemory, MemoryContent
 from perdure.adapters.agentchat import introspection
 from perdure.adapters.agentchat.introspection import TeamNode
 
+# `state` is the package's own; `parts` has what it leaves out, by path. It is stored.
 TeamState = dict[str, Any]
 
 
@@ -25,13 +26,14 @@ async def load_state(root: TeamNode, state: TeamState) -> None:
     """Load a state into a team that is not running, whatever its state was before."""
     await _reset_managers(root)
     await root.component.load_state(state["state"])
+    # After the package's: its `load_state` changes some of the same objects.
     await _load_parts(root, state["parts"])
 
 
 async def save_reply_state(node: TeamNode) -> TeamState:
     """Return the state of an opaque agent after a reply."""
     parts = await _save_parts(node)
-    parts.get(node.path, {}).pop("agent", None)
+    parts.get(node.path, {}).pop("agent", None)  # Saved below, beside the parts.
     return {**await _save_agent(node.component), "parts": parts}
 
 
@@ -62,6 +64,7 @@ async def _load_parts(root: TeamNode, parts: Mapping[str, TeamState]) -> None:
 async def _reset_manager(team: Any) -> None:
     """Reset leftovers of a failed run in a team's manager that are not part of its state."""
     manager = await introspection.manager_of(team)
+    # A speaker that was interrupted would be waited for in the next run.
     manager._active_speakers.clear()  # noqa: SLF001
     if manager._termination_condition is not None:  # noqa: SLF001
         await manager._termination_condition.reset()  # noqa: SLF001
@@ -72,6 +75,7 @@ async def _save_part(node: TeamNode) -> TeamState:
     component = node.component
     if isinstance(component, GraphFlow):
         manager = await introspection.manager_of(component)
+        # The package does not save these, and a cycle depends on them.
         groups = manager._triggered_activation_groups  # noqa: SLF001
         return {
             "triggered": {
@@ -122,6 +126,7 @@ async def _load_part(node: TeamNode, part: TeamState) -> None:
     elif isinstance(component, MessageFilterAgent):
         await node.members[0].component.load_state(part["wrapped"])
     elif isinstance(component, AssistantAgent):
+        # Not strict: workbenches and memories may have been added since.
         for bench, state in zip(
             introspection.workbenches(component), part.get("workbenches", ()), strict=False
         ):

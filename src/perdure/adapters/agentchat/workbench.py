@@ -1,4 +1,9 @@
-"""Run a team's tools as effects: a recording workbench replaces an agent's own."""
+"""Run a team's tools as effects: a recording workbench replaces an agent's own.
+
+Each call is one effect, with the events that its tool streams. A tool that is itself an agent or a
+team is not: the calls of its members are recorded. Everything else is passed on to the wrapped
+workbench.
+"""
 
 import asyncio
 import functools
@@ -38,7 +43,7 @@ class DurableWorkbench(Workbench):  # type: ignore[misc]
         self._inner = inner
         self._scope = scope
         self._run_log = run_log
-        self._runners = runners
+        self._runners = runners  # Names of the tools that are agents or teams.
         self._messages = messages
 
     async def list_tools(self) -> Any:
@@ -51,6 +56,7 @@ class DurableWorkbench(Workbench):  # type: ignore[misc]
         cancellation_token: CancellationToken | None = None,
         call_id: str | None = None,
     ) -> Any:
+        # The events have no reader here, and are recorded all the same.
         *_, result = [
             event async for event in self.stream_call(name, arguments, cancellation_token, call_id)
         ]
@@ -107,14 +113,14 @@ class DurableWorkbench(Workbench):  # type: ignore[misc]
     async def _outcome(
         self, name: str, arguments: Mapping[str, Any], call_id: str, run: Any, live: list[Any]
     ) -> list[Any]:
+        """Return the events and the result of a call, live or recorded."""
         # An exception here would leave the agent waiting forever: it is returned as a result, and
         # an error that must end the run is raised by the next model call.
-        """Return the events and the result of a call, live or recorded."""
         try:
             outcome = await self._run_log.use(
                 self._scope, name, id=f"tool:{call_id}", arguments=arguments, run=run
             )
-            if live:
+            if live:  # `run` was called just now.
                 return live
         except UnknownOutcomeError as error:
             return [
@@ -142,6 +148,7 @@ class DurableWorkbench(Workbench):  # type: ignore[misc]
         token: CancellationToken | None,
         call_id: str | None,
     ) -> AsyncGenerator[Any, None]:
+        # Other workbenches are called without streaming.
         options = {"name": name, "arguments": arguments, "cancellation_token": token}
         if isinstance(self._inner, StaticStreamWorkbench):
             async for event in self._inner.call_tool_stream(**options, call_id=call_id):
@@ -193,7 +200,7 @@ def with_caller_context(tool: FunctionTool) -> Any:
 
     The package runs blocking functions in a thread without their caller's context.
     """
-    function = tool._func  # noqa: SLF001 - behind the version check of `agentchat_tree`
+    function = tool._func  # noqa: SLF001 - behind the version check of `introspection`
     if asyncio.iscoroutinefunction(function):
         return None
 

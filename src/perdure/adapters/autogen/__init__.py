@@ -10,11 +10,11 @@ answers and results are replayed from the record without new calls, then the cha
 
 from typing import Any
 
+from perdure import Session
 from perdure.adapters.autogen.chat import DurableChat
 from perdure.adapters.autogen.tool_calls import ToolPolicies
 from perdure.adapters.autogen.versions import framework
 from perdure.errors import UsageError
-from perdure.sync.session import Session
 
 
 def persist(

@@ -1,6 +1,6 @@
-"""Capture the agents' state at the end of a chat as data, and restore it.
+"""Capture the agents' state and context variables at the end of a chat as data; restore them.
 
-Histories are rebuilt from the recorded messages (`autogen_hearing`). Histories that differ from
+Histories are rebuilt from the recorded messages (`histories`). Histories that differ from
 that, because code changed them, are stored whole, and so is the rest of the state, which is small.
 """
 
@@ -14,6 +14,7 @@ from perdure.adapters.autogen.histories import (
     CLOSING_ORIGIN,
     HistoryRebuilder,
     changed_histories,
+    collect_histories,
     ends_on_calls,
 )
 from perdure.adapters.autogen.model_calls import set_usage, usage_of
@@ -21,128 +22,15 @@ from perdure.adapters.autogen.openings import is_storable
 from perdure.adapters.autogen.recorder import AgentMessage, GroupChats, digest
 from perdure.adapters.autogen.versions import human_inputs, reply_counts
 
-VariableValues = dict[str, Any]
+# State of all agents, as it is saved; its keys are a stored format (`saved_chat.FORMAT`).
+AgentsState = dict[str, Any]
 
+VariableValues = dict[str, Any]  # One agent's context variables.
 
 logger = logging.getLogger("perdure.adapters.autogen")
 
-
-class _VariablesSnapshot(NamedTuple):
-    """An agent's variables when its block was left; it may be passed to `persist` again."""
-
-    configured: VariableValues
-    current: VariableValues
-
-
-_variables_snapshots: WeakKeyDictionary[Any, _VariablesSnapshot] = WeakKeyDictionary()
-
-
-class ContextVariables:
-    """The context variables of a chat's agents, by agent name."""
-
-    def __init__(self, agents: Iterable[Any]) -> None:
-        self._agents = {agent.name: agent for agent in agents if _has_variables(agent)}
-        self._unstorable: set[str] = set()
-        self._last = current = self.current()
-        self._configured = {
-            name: _configured_variables(self._agents[name], values)
-            for name, values in current.items()
-        }
-
-    def current(self) -> dict[str, VariableValues]:
-        """Return the variables of every agent whose variables can be stored."""
-        variables = {
-            name: agent.context_variables.to_dict() for name, agent in self._agents.items()
-        }
-        for name in variables.keys() - self._unstorable:
-            if not is_storable(variables[name]):
-                self._unstorable.add(name)
-                logger.warning(
-                    "the context variables of %s are not saved: they hold values that are not JSON",
-                    name,
-                )
-        return {
-            name: deepcopy(values)
-            for name, values in variables.items()
-            if name not in self._unstorable
-        }
-
-    def changed(self, previous: dict[str, VariableValues]) -> dict[str, VariableValues]:
-        """Return the variables of agents whose variables differ from `previous`."""
-        return {
-            name: values for name, values in self.current().items() if values != previous.get(name)
-        }
-
-    def assign(self, by_name: dict[str, VariableValues]) -> None:
-        """Set agents' variables in place."""
-        for name, variables in by_name.items():
-            current = self._agents[name].context_variables if name in self._agents else None
-            if (
-                current is not None and current.to_dict() != variables
-            ):  # Equal: keep the code's objects.
-                current.clear()
-                current.update(deepcopy(variables))
-
-    def unsaved(self) -> dict[str, VariableValues]:
-        """Return the variables that differ from those last captured or restored."""
-        return self.changed(self._last)
-
-    def capture(self) -> dict[str, Any]:
-        """Return configured and current variables as data."""
-        self._last = self.current()
-        variables = {
-            name: (self._configured.get(name, {}), current) for name, current in self._last.items()
-        }
-        return {
-            name: {"given": configured, "now": current}
-            for name, (configured, current) in variables.items()
-            if configured or current
-        }
-
-    def restore(self, state: dict[str, Any] | None) -> list[str]:
-        """Restore variables; return the agents for which the code's values win."""
-        if state is None:
-            return []
-        unchanged = {
-            name: saved
-            for name, saved in state.items()
-            if saved["given"] == self._configured.get(name)
-        }
-        # Agents without variables have no entry: reset them to the configured values.
-        unrecorded = self._configured.keys() - state.keys() - self._unstorable
-        self.assign({name: self._configured[name] for name in unrecorded})
-        self.assign({name: saved["now"] for name, saved in unchanged.items()})
-        self._last = self.current()
-        return [name for name, saved in state.items() if name not in unchanged and saved["now"]]
-
-    def take_snapshot(self) -> None:
-        """Remember the agents' variables at the end of a block."""
-        for name, values in self.current().items():
-            _variables_snapshots[self._agents[name]] = _VariablesSnapshot(
-                self._configured.get(name, {}), values
-            )
-
-
-def _has_variables(agent: Any) -> bool:
-    return hasattr(getattr(agent, "context_variables", None), "to_dict")
-
-
-def _configured_variables(agent: Any, current: VariableValues) -> VariableValues:
-    """Return the variables that the code gave an agent, without changes made by a chat."""
-    snapshot = _variables_snapshots.get(agent)
-    return snapshot.configured if snapshot is not None and snapshot.current == current else current
-
-
-SEND_HOOKS = "process_message_before_send"
-
-ASYNC_SEND_HOOKS = (
-    "a_process_message_before_send"  # Separate hooks of async code, from 0.2.36, before 0.3.
-)
-
+# Content of the answer to a call that a chat left open.
 CALL_NOT_MADE = "The chat ended before this call was made."
-
-
-AgentsState = dict[str, Any]
 
 
 class AgentSnapshot(NamedTuple):
@@ -154,6 +42,7 @@ class AgentSnapshot(NamedTuple):
     histories: str  # A digest.
 
 
+# Weak keys: an agent that the caller has dropped will not be passed again.
 _agent_snapshots: WeakKeyDictionary[Any, AgentSnapshot] = WeakKeyDictionary()
 
 
@@ -166,27 +55,16 @@ class ChatAgents:
         self.configured = {agent.name: _configured_instructions(agent) for agent in agents}
         self.variables = ContextVariables(agents)
         self._rebuilder = HistoryRebuilder(self.by_name, self._members())
-        self._changed: AgentsState | None = None
-        self._last_state: AgentsState = {}
+        self._changed: AgentsState | None = None  # Histories that code changed, as saved.
+        self._last_state: AgentsState = {}  # As last captured or restored.
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self.by_name.values())
 
     def histories(self) -> dict[str, Any]:
         """Return all histories: per agent and peer, and per group."""
-        pairs = {
-            agent.name: {
-                peer.name: agent.chat_messages[peer]
-                for peer in self
-                if agent.chat_messages.get(peer)
-            }
-            for agent in self
-        }
-        groups = {manager.name: manager.groupchat.messages for manager in self.groups}
-        return {
-            "pairs": {name: by_peer for name, by_peer in pairs.items() if by_peer},
-            "groups": groups,
-        }
+        groups = {manager.name: manager.groupchat for manager in self.groups}
+        return collect_histories(self.by_name.values(), groups)
 
     def take_snapshot(self, chat: str) -> None:
         """Remember the agents' state at the end of a block."""
@@ -241,6 +119,7 @@ class ChatAgents:
         return self.histories() != self._rebuilder.histories()
 
     def _by_name(self, by_agent: Mapping[Any, Any]) -> dict[str, Any]:
+        # By identity: agents that were not passed to `persist` may have the same names.
         names = {id(agent): agent.name for agent in self}
         return {names[id(peer)]: value for peer, value in by_agent.items() if id(peer) in names}
 
@@ -249,9 +128,8 @@ class ChatAgents:
         saved = state.get("heard", {"groups": self._members(), "kept": None})
         self._changed = saved["kept"]
         self._rebuilder = self._rebuild(messages, saved["groups"])
-        histories = deepcopy(
-            self._rebuilder.histories()
-        )  # One copy: groups and managers share messages.
+        # One copy of all: groups and managers share messages.
+        histories = deepcopy(self._rebuilder.histories())
         for agent in self:
             by_peer = histories["pairs"].get(agent.name, {})
             for peer in self:
@@ -266,6 +144,8 @@ class ChatAgents:
         and not every manager broadcasts each message.
         """
         current, members = self.histories(), self._members()
+        # Usually the new messages explain the histories. Otherwise they are rebuilt from the
+        # beginning, to save no more than the differences from all records.
         self._rebuilder.replay(read_after(self._rebuilder.position))
         if members != self._rebuilder.members or current != self._rebuilder.histories():
             self._changed = None
@@ -289,6 +169,7 @@ class ChatAgents:
         rebuilder = HistoryRebuilder(
             self.by_name, {**{manager.name: [] for manager in self.groups}, **members}
         )
+        # Saved changes replace the histories as of `after`; later messages are added to them.
         after = self._changed["after"] if self._changed is not None else 0
         rebuilder.replay([message for message in messages if message.position <= after])
         if self._changed is not None:
@@ -320,6 +201,7 @@ class ChatAgents:
         last: dict[frozenset[str], AgentMessage] = {}
         managers = {manager.name for manager in self.groups}
         for message in messages:
+            # A group is one conversation, whichever member speaks; others are pairs.
             participants = {message.author, message.recipient}
             last[frozenset(participants & managers or participants)] = message
         for message in last.values():
@@ -373,7 +255,7 @@ class ChatAgents:
         if system is None or system["now"] == agent.system_message:
             return True
         if system["given"] != self.configured[agent.name]:
-            return False
+            return False  # The program was changed since: its instructions are the newer ones.
         # Bypass the patched method on the instance: that one would save the state.
         type(agent).update_system_message(agent, system["now"])
         return True
@@ -390,10 +272,115 @@ def _configured_instructions(agent: Any) -> str:
 
 
 def _closing_message(calls: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return a message that answers each call with `NOT_MADE`."""
+    """Return a message that answers each call with `CALL_NOT_MADE`."""
     answers = [
         {"tool_call_id": call.get("id", ""), "role": "tool", "content": CALL_NOT_MADE}
         for call in calls
     ]
     content = "\n\n".join(CALL_NOT_MADE for _ in answers)
     return {"role": "tool", "tool_responses": answers, "content": content}
+
+
+class _VariablesSnapshot(NamedTuple):
+    """An agent's variables when its block was left; it may be passed to `persist` again."""
+
+    configured: VariableValues
+    current: VariableValues
+
+
+_variables_snapshots: WeakKeyDictionary[Any, _VariablesSnapshot] = WeakKeyDictionary()
+
+
+class ContextVariables:
+    """The context variables of a chat's agents, by agent name."""
+
+    def __init__(self, agents: Iterable[Any]) -> None:
+        self._agents = {agent.name: agent for agent in agents if _has_variables(agent)}
+        self._unstorable: set[str] = set()
+        self._last = current = self.current()
+        self._configured = {
+            name: _configured_variables(self._agents[name], values)
+            for name, values in current.items()
+        }
+
+    def current(self) -> dict[str, VariableValues]:
+        """Return the variables of every agent whose variables can be stored."""
+        variables = {
+            name: agent.context_variables.to_dict() for name, agent in self._agents.items()
+        }
+        for name in variables.keys() - self._unstorable:
+            if not is_storable(variables[name]):
+                self._unstorable.add(name)
+                logger.warning(
+                    "the context variables of %s are not saved: they hold values that are not JSON",
+                    name,
+                )
+        return {
+            name: deepcopy(values)
+            for name, values in variables.items()
+            if name not in self._unstorable
+        }
+
+    def changed(self, previous: dict[str, VariableValues]) -> dict[str, VariableValues]:
+        """Return the variables of agents whose variables differ from `previous`."""
+        return {
+            name: values for name, values in self.current().items() if values != previous.get(name)
+        }
+
+    def assign(self, by_name: dict[str, VariableValues]) -> None:
+        """Set agents' variables in place."""
+        for name, variables in by_name.items():
+            current = self._agents[name].context_variables if name in self._agents else None
+            # If they are equal, the code's own objects are kept.
+            if current is not None and current.to_dict() != variables:
+                current.clear()
+                current.update(deepcopy(variables))
+
+    def unsaved(self) -> dict[str, VariableValues]:
+        """Return the variables that differ from those last captured or restored."""
+        return self.changed(self._last)
+
+    def capture(self) -> dict[str, Any]:
+        """Return configured and current variables as data."""
+        self._last = self.current()
+        variables = {
+            name: (self._configured.get(name, {}), current) for name, current in self._last.items()
+        }
+        return {
+            name: {"given": configured, "now": current}
+            for name, (configured, current) in variables.items()
+            if configured or current
+        }
+
+    def restore(self, state: dict[str, Any] | None) -> list[str]:
+        """Restore variables; return the agents for which the code's values win."""
+        if state is None:
+            return []
+        unchanged = {
+            name: saved
+            for name, saved in state.items()
+            if saved["given"] == self._configured.get(name)
+        }
+        # Agents without variables have no entry: reset them to the configured values.
+        unrecorded = self._configured.keys() - state.keys() - self._unstorable
+        self.assign({name: self._configured[name] for name in unrecorded})
+        self.assign({name: saved["now"] for name, saved in unchanged.items()})
+        self._last = self.current()
+        return [name for name, saved in state.items() if name not in unchanged and saved["now"]]
+
+    def take_snapshot(self) -> None:
+        """Remember the agents' variables at the end of a block."""
+        for name, values in self.current().items():
+            _variables_snapshots[self._agents[name]] = _VariablesSnapshot(
+                self._configured.get(name, {}), values
+            )
+
+
+def _has_variables(agent: Any) -> bool:
+    return hasattr(getattr(agent, "context_variables", None), "to_dict")
+
+
+def _configured_variables(agent: Any, current: VariableValues) -> VariableValues:
+    """Return the variables that the code gave an agent, without changes made by a chat."""
+    snapshot = _variables_snapshots.get(agent)
+    return snapshot.configured if snapshot is not None and snapshot.current == current else current

@@ -14,8 +14,9 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from types import TracebackType
 from typing import Any, Self
 
+from perdure import Session, Turn
 from perdure.adapters.autogen import context, model_calls, openings, patches
-from perdure.adapters.autogen.agent_state import SEND_HOOKS, ChatAgents
+from perdure.adapters.autogen.agent_state import ChatAgents
 from perdure.adapters.autogen.context import PersistScope
 from perdure.adapters.autogen.model_calls import ModelFailures
 from perdure.adapters.autogen.openings import Opening
@@ -29,11 +30,14 @@ from perdure.adapters.autogen.recorder import (
     read_agent_messages,
 )
 from perdure.adapters.autogen.saved_chat import SavedChat
-from perdure.adapters.autogen.tool_calls import CODE_TOOL as CODE
-from perdure.adapters.autogen.tool_calls import ChatEffects, ToolPolicies, require_supported_result
+from perdure.adapters.autogen.tool_calls import (
+    CODE_TOOL,
+    ChatEffects,
+    ToolPolicies,
+    require_supported_result,
+)
+from perdure.adapters.autogen.versions import SEND_HOOKS
 from perdure.errors import ConflictError, DivergenceError, PerdureError, UsageError
-from perdure.sync.session import Session
-from perdure.sync.turn import Turn
 
 logger = logging.getLogger("perdure.adapters.autogen")
 
@@ -52,7 +56,7 @@ class DurableChat:
         self._autogen = autogen
         self._session = session
         # A dead process holds its lease until the TTL expires; a live one renews it well before.
-        self._lease = nullcontext() if lease is None else session.lease(ttl=lease, wait=2 * lease)
+        self._lease = nullcontext() if lease is None else session.lease(ttl=lease, timeout=2 * lease)
         groups = GroupChats(
             [agent for agent in agents if isinstance(agent, autogen.GroupChatManager)]
         )
@@ -138,6 +142,7 @@ class DurableChat:
 
     def _begin(self) -> None:
         """Load, check and restore; patch last, so that an error leaves the agents unpatched."""
+        # The checks come first: after a UsageError the agents are as they were.
         self._require_free()
         self._load()
         self._require_tools()
@@ -154,6 +159,7 @@ class DurableChat:
         traceback: TracebackType | None,
     ) -> None:
         try:
+            # An interrupted chat resumes from the state that was saved when it started.
             if error is None and not self.is_running and self._saved.open_chat is None:
                 self._save_changes()
         finally:
@@ -164,19 +170,19 @@ class DurableChat:
         variables = self._agents.variables.unsaved()
         if variables or self._agents.have_changed():
             self.catch_up()
-            self._agents.variables.assign(variables)
+            self._agents.variables.assign(variables)  # `catch_up` may have replaced them.
             self.save()
 
     def _leave(self, *, silent: bool) -> None:
         try:
             self._scope.leave()
-        except UsageError:
+        except UsageError:  # Must not hide the error with which the block is left.
             if not silent:
                 raise
 
     def _release(self) -> None:
         """Undo all patches and release the lease."""
-        with self._resources:
+        with self._resources:  # The lease is released last, even if a patch cannot be undone.
             self._agents.take_snapshot(self._saved.chat_id)
             self._patches.undo()
             patches.unclaim(self)
@@ -203,7 +209,7 @@ class DurableChat:
                 raise UsageError(f"{reason}: leave it first, or pass another agent")
 
     def _require_tools(self) -> None:
-        existing = {CODE, *(name for agent in self._agents for name in agent.function_map)}
+        existing = {CODE_TOOL, *(name for agent in self._agents for name in agent.function_map)}
         unknown = [name for name in self._policies if name not in existing]
         if unknown:
             raise UsageError(f"no agent has a tool {unknown[0]!r}", f"$.tools.{unknown[0]}")
@@ -252,7 +258,7 @@ class DurableChat:
         """Start or resume a chat; inside a chat, call the framework's own method."""
         if self._is_nested(sender):
             result = function(**arguments)
-            self._recorder.proceed()
+            self._recorder.proceed()  # The nested chat ended in spite of a failed model call.
             return result
         with self._scope.exclusive(), self._running(self._opening(method, sender, arguments)):
             return function(**arguments)
@@ -304,6 +310,7 @@ class DurableChat:
                 start = self._session.position
                 yield
         except Exception as error:
+            # A chat refused at once, as for a wrong argument, must not have to be resumed.
             if isinstance(error, UsageError) or not isinstance(error, PerdureError):
                 self._session.refresh()
                 if self._session.position == start:  # Nothing was recorded that could be resumed.
@@ -313,7 +320,7 @@ class DurableChat:
     @contextmanager
     def _turn(self, previous: list[AgentMessage], *, resuming: bool) -> Iterator[None]:
         """Record the chat in its turn; `previous` messages are replayed first."""
-        self._patches.apply()
+        self._patches.apply()  # Agents may have been given tools and clients since.
         with self._saved.turn() as turn:
             token = context.current_chat.set(self)
             self.is_running = True
@@ -322,6 +329,7 @@ class DurableChat:
                 self._recorder.begin(turn, previous)
                 self._close_calls()
                 yield
+                # The framework may have swallowed an error of the recorder: then nothing ended.
                 self._recorder.raise_if_broken()
                 self._recorder.require_all_replayed()
                 self._saved.finish()
@@ -370,6 +378,7 @@ class DurableChat:
         def call(**_: Any) -> Any:
             if (error := self._failures.replayed_error(request)) is not None:
                 raise error
+            # The live response is returned as it is: the record need not have all of it.
             responses.append(create(wrapper, **config))
             return model_calls.response_data(wrapper, responses[0])
 
@@ -385,13 +394,14 @@ class DurableChat:
             raise
         if responses:
             return responses[0]
-        model_calls.set_usage(wrapper, data["usage"])
+        model_calls.set_usage(wrapper, data["usage"])  # As after the recorded call.
         return model_calls.RecordedResponse(data)
 
     def select_speaker(self, group: Any, select: Callable[..., Any], agents: Any) -> Any:
         """Let chance or a person select a speaker, or return the recorded selection."""
 
         def select_name() -> str | None:
+            # None if a person leaves the selection to the model.
             agent = select(group, agents)
             return None if agent is None else str(agent.name)
 
@@ -403,4 +413,4 @@ class DurableChat:
 def _suspend(turn: Turn) -> None:
     """Suspend a turn as a crash would: the chat is interrupted, and can be resumed."""
     if not turn.ended:
-        turn.leave()
+        turn.suspend()

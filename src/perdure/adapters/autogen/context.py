@@ -1,6 +1,7 @@
-"""Tracks the `with persist(...)` block: chats start inside it, one at a time, and end there.
+"""The context of a persisted chat: its `with persist(...)` block, and its protocol for patches.
 
-It never touches the session or the agents: the chat passes in a callback that undoes its patches.
+Chats start inside the block, one at a time, and end there. This module never touches the session or
+the agents: the chat passes in a callback that undoes its patches.
 """
 
 from collections.abc import Callable, Iterator
@@ -21,8 +22,8 @@ class PersistScope:
     def __init__(self, on_release: Callable[[], None]) -> None:
         self._on_release = on_release
         self._lock = Lock()
-        self._busy = False
-        self._expected = 0
+        self._busy = False  # Whether a chat is running.
+        self._expected = 0  # Chats whose thread or task was created and has not reached them.
         self.entered = False
 
     def require_entered(self) -> None:
@@ -41,7 +42,7 @@ class PersistScope:
         """
         with self._lock:
             self.entered, busy, expected = False, self._busy, self._expected
-        if not busy:
+        if not busy:  # Otherwise the running chat releases: its patches must work to its end.
             self._on_release()
         if busy or expected:
             status = "is still running" if busy else "of run() has not started, and will not,"
@@ -100,7 +101,8 @@ class ToolContext(NamedTuple):
     tool: str
 
 
+# The chat that the running code belongs to.
 current_chat: ContextVar[ChatContext | None] = ContextVar("perdure_autogen_chat", default=None)
 
-
+# The tool that the running code belongs to.
 current_tool: ContextVar[ToolContext | None] = ContextVar("perdure_autogen_tool", default=None)

@@ -5,7 +5,7 @@ which assigns the roles and names on each side. The real agents never receive th
 hooks and terminals would treat each as a new message.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from copy import deepcopy
 from typing import Any
 
@@ -16,17 +16,28 @@ from perdure.errors import UsageError
 
 CLOSING_ORIGIN = "autogen:closed"  # Origin of a message that answers a call in place of its result.
 
-
+# `pairs`: messages per agent and peer; `groups`: messages per group. Keys are agent names.
 Histories = dict[str, Any]
 
-"""`pairs`: messages per agent and peer; `groups`: messages per group. Keys are agent names."""
-
-
+# Stand-ins must never reply, ask a person or run code: they only receive.
 _STAND_IN_OPTIONS = {
     "llm_config": False,
     "human_input_mode": "NEVER",
     "code_execution_config": False,
 }
+
+
+def collect_histories(agents: Collection[Any], groups: Mapping[str, Any]) -> Histories:
+    """Return the histories of agents and groups, without copies; empty pairs are omitted."""
+    pairs: dict[str, dict[str, Any]] = {}
+    for agent in agents:
+        # `get`, because a lookup would add an empty list: the framework uses a defaultdict.
+        by_peer = {
+            peer.name: messages for peer in agents if (messages := agent.chat_messages.get(peer))
+        }
+        if by_peer:
+            pairs[agent.name] = by_peer
+    return {"pairs": pairs, "groups": {name: group.messages for name, group in groups.items()}}
 
 
 class HistoryRebuilder:
@@ -58,23 +69,13 @@ class HistoryRebuilder:
 
     def histories(self) -> Histories:
         """Return the rebuilt histories; pairs without messages are omitted."""
-        pairs = {
-            name: {
-                peer.name: messages for peer, messages in agent.chat_messages.items() if messages
-            }
-            for name, agent in self._agents.items()
-        }
-        groups = {name: group.messages for name, group in self._groups.items()}
-        return {
-            "pairs": {name: by_peer for name, by_peer in pairs.items() if by_peer},
-            "groups": groups,
-        }
+        return collect_histories(self._agents.values(), self._groups)
 
     def replay(self, messages: Iterable[AgentMessage]) -> None:
         """Replay the messages of chats that have ended; managers broadcast what they received."""
         turn = ""
         for message in messages:
-            if message.turn != turn:
+            if message.turn != turn:  # The last broadcast of a chat has no next message to end it.
                 self._finish_broadcasts(*self._broadcasts)
             self._deliver(message)
             self.position, turn = message.position, message.turn
@@ -114,6 +115,7 @@ class _PendingBroadcast:
 
     def deliver(self) -> None:
         """Append the message to the group and send it to every other member."""
+        # In the manager's order: first the group's own list, then its members.
         if self._applies_to(self._group.messages):
             self._group.append(self._message, self._speaker)
         for agent in self._group.agents:
@@ -163,6 +165,7 @@ def changed_histories(current: Histories, rebuilt: Histories) -> Histories:
 
 def _saved_history(messages: list[Any], rebuilt: list[Any], where: str) -> Any:
     """Return a changed history as it is saved: its length if only old messages were dropped."""
+    # A history that was cut, as `clear_history` does, needs no copy: the records have the rest.
     if len(messages) < len(rebuilt) and messages == rebuilt[len(rebuilt) - len(messages) :]:
         return len(messages)
     index = next(

@@ -1,8 +1,9 @@
-"""Model calls that failed without ending their chat, because the framework swallowed the error.
+"""The model calls of a chat as data: requests, responses, usage, and swallowed failures.
 
 A failed call is made again when its chat resumes after a crash: the failure may be what ended the
-chat. A swallowed failure is not retried: the messages after it depend on it. So it is recorded
-before anything else is, and on resume the call fails again with the same text.
+chat. But the framework can swallow the error of a call and continue the chat. A swallowed failure
+is not retried: the messages after it depend on it. So it is recorded before anything else is, and
+on resume the call fails again with the same text.
 """
 
 import asyncio
@@ -12,128 +13,15 @@ from copy import deepcopy
 from threading import get_ident
 from typing import Any
 
+from perdure import Session
 from perdure.adapters.autogen.context import current_tool
 from perdure.adapters.autogen.openings import is_storable
 from perdure.adapters.autogen.recorder import digest
-from perdure.sync.session import Session
 
 FAILURE_TOOL = "model_failure"  # Tool name in the record.
 
-_ERROR_FIELDS = (
-    "message",
-    "body",
-    "code",
-    "param",
-    "type",
-    "request_id",
-    "status_code",
-)  # SDK errors.
-
-
-class RecordedModelError(Exception):
-    """A recorded failure whose exception class is not loaded or cannot be constructed."""
-
-
-class ModelFailures:
-    """Failed model calls of a chat: recorded ones to replay, and new ones that may be swallowed."""
-
-    def __init__(self, session: Session) -> None:
-        self._session = session
-        self._recorded: dict[str, deque[dict[str, Any]]] = {}
-        self._pending: dict[object, tuple[dict[str, Any], Exception]] = {}
-        self._unattributed: list[tuple[dict[str, Any], Exception]] = []
-        self._in_tasks = False
-
-    def begin(self, turn: str, *, resuming: bool, in_tasks: bool) -> None:
-        """Start or resume a chat; `in_tasks` if it may run several chats concurrently."""
-        self._pending, self._recorded, self._unattributed = {}, {}, []
-        self._in_tasks = in_tasks
-        for effect in self._session.effects.list(tool=FAILURE_TOOL, turn=turn) if resuming else ():
-            if effect.result is not None:
-                self._recorded.setdefault(effect.result["request"], deque()).append(effect.result)
-
-    def replayed_error(self, request: dict[str, Any]) -> Exception | None:
-        """Return the error of a request that failed and was swallowed before the crash."""
-        recorded = self._recorded.get(digest(request))
-        return _load_error(recorded.popleft()) if recorded else None
-
-    def note_failure(self, request: dict[str, Any], error: Exception) -> None:
-        """Note a failed model call. Calls inside tools are skipped: a tool runs only once."""
-        lane = self._lane()
-        if lane is None:
-            self._unattributed.append((request, error))
-        elif current_tool.get() is None:
-            self._pending[lane] = request, error
-
-    def attributing(self, reply: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a coroutine function that attributes its worker threads' failures to its task."""
-
-        async def attributed(*args: Any, **kwargs: Any) -> Any:
-            try:
-                return await reply(*args, **kwargs)
-            except Exception as error:
-                for failure in [failure for failure in self._unattributed if failure[1] is error]:
-                    self._unattributed.remove(failure)
-                    self.note_failure(*failure)
-                raise
-
-        return attributed
-
-    def record_swallowed(self) -> None:
-        """Record this task's or thread's pending failure, if any: the chat continues."""
-        if not self._pending or (pending := self._pending.pop(self._lane(), None)) is None:
-            return
-        request, error = digest(pending[0]), pending[1]
-        failure = {"request": request, **_error_data(error)}
-        tool = self._session.tool(lambda **_: failure, effect="read_only", name=FAILURE_TOOL)
-        tool(agent=pending[0]["agent"], request=request)
-
-    def _lane(self) -> object | None:
-        """Return the task or thread that runs this chat; None where it cannot be determined."""
-        try:
-            return asyncio.current_task()
-        except RuntimeError:  # No loop here: a worker thread of async code, or synchronous code.
-            return None if self._in_tasks else get_ident()
-
-
-def _error_data(error: Exception) -> dict[str, Any]:
-    kind = type(error)
-    fields = {name: vars(error).get(name) for name in _ERROR_FIELDS}
-    plain = {
-        name: value for name, value in fields.items() if name in vars(error) and is_storable(value)
-    }
-    return {"error": [kind.__module__, kind.__qualname__], "text": str(error), "fields": plain}
-
-
-def _load_error(data: dict[str, Any]) -> Exception:
-    """Return the recorded error as an instance of its original class, if that class is loaded."""
-    kinds = [
-        kind
-        for kind in _exception_classes()
-        if [kind.__module__, kind.__qualname__] == data["error"]
-    ]
-    errors = (_construct_error(kind, data) for kind in kinds)
-    return next((error for error in errors if error is not None), RecordedModelError(data["text"]))
-
-
-def _construct_error(kind: type[Exception], data: dict[str, Any]) -> Exception | None:
-    try:
-        # Not `kind(...)`: some constructors require the HTTP response, which is not recorded.
-        error = kind.__new__(kind, data["text"])
-        vars(error).update(data["fields"])
-        return error if str(error) == data["text"] else None
-    except Exception:  # noqa: BLE001 - an arbitrary user class may raise anything
-        return None
-
-
-def _exception_classes() -> Iterator[type[Exception]]:
-    """Yield all loaded exception classes. Nothing is imported by a recorded name."""
-    kinds: list[type[Exception]] = [Exception]
-    while kinds:
-        kind = kinds.pop()
-        yield kind
-        kinds += type.__subclasses__(kind)
-
+# Attributes of the SDKs' errors, by which callers handle them.
+_ERROR_FIELDS = ("message", "body", "code", "param", "type", "request_id", "status_code")
 
 # Fields that the framework adds to an SDK completion; a recorded one gets them again on replay.
 _FRAMEWORK_FIELDS = {"config_id", "cost", "message_retrieval_function", "pass_filter"}
@@ -141,6 +29,7 @@ _FRAMEWORK_FIELDS = {"config_id", "cost", "message_retrieval_function", "pass_fi
 
 def request_identity(config: dict[str, Any]) -> dict[str, Any]:
     """Return the identity of a request: the asking agent and all messages."""
+    # Models and options may change between attempts: the conversation identifies the request.
     agent = getattr(config.get("agent"), "name", "")
     return {"agent": agent, "messages": deepcopy(config.get("messages") or [])}
 
@@ -176,6 +65,7 @@ def _completion_data(response: Any, messages: list[Any]) -> dict[str, Any] | Non
         # The messages are stored already: keep a choice's message only if it adds a field.
         if _without_none(choice["message"]) == _without_none(_full_message(message).model_dump()):
             del choice["message"]
+    # The messages are enough to resume; the rest is recorded only if it reads back equal.
     return completion if is_storable(completion) else None
 
 
@@ -235,7 +125,7 @@ class RecordedResponse:
         self.model = data["model"]
         self.cost = data["cost"]
         self.config_id = 0
-        self.pass_filter = True
+        self.pass_filter = True  # The answer was accepted when it was recorded.
         self._completion = _load_completion(data)
         self.choices: list[Any] = (
             self._completion.choices
@@ -276,3 +166,113 @@ def _load_message(message: Any) -> Any:
 def _full_message(message: Any) -> RecordedMessage:
     fields = message.get("message") or message.get("plain") if isinstance(message, dict) else None
     return RecordedMessage(fields or {"role": "assistant", "content": message, "tool_calls": None})
+
+
+class RecordedModelError(Exception):
+    """A recorded failure whose exception class is not loaded or cannot be constructed."""
+
+
+class ModelFailures:
+    """Failed model calls of a chat: recorded ones to replay, and new ones that may be swallowed."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._recorded: dict[str, deque[dict[str, Any]]] = {}
+        self._pending: dict[object, tuple[dict[str, Any], Exception]] = {}
+        self._unattributed: list[tuple[dict[str, Any], Exception]] = []
+        self._in_tasks = False
+
+    def begin(self, turn: str, *, resuming: bool, in_tasks: bool) -> None:
+        """Start or resume a chat; `in_tasks` if it may run several chats concurrently."""
+        self._pending, self._recorded, self._unattributed = {}, {}, []
+        self._in_tasks = in_tasks
+        for effect in self._session.effects.list(tool=FAILURE_TOOL, turn=turn) if resuming else ():
+            if effect.result is not None:
+                self._recorded.setdefault(effect.result["request"], deque()).append(effect.result)
+
+    def replayed_error(self, request: dict[str, Any]) -> Exception | None:
+        """Return the error of a request that failed and was swallowed before the crash."""
+        recorded = self._recorded.get(digest(request))
+        return _load_error(recorded.popleft()) if recorded else None
+
+    def note_failure(self, request: dict[str, Any], error: Exception) -> None:
+        """Note a failed model call. Calls inside tools are skipped: a tool runs only once."""
+        lane = self._lane()
+        if lane is None:  # Until the error reaches the task that waits for the thread.
+            self._unattributed.append((request, error))
+        elif current_tool.get() is None:
+            self._pending[lane] = request, error
+
+    def attributing(self, reply: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a coroutine function that attributes its worker threads' failures to its task.
+
+        The framework runs synchronous model calls of async agents in an executor's threads.
+        """
+
+        async def attributed(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return await reply(*args, **kwargs)
+            except Exception as error:
+                for failure in [failure for failure in self._unattributed if failure[1] is error]:
+                    self._unattributed.remove(failure)
+                    self.note_failure(*failure)
+                raise
+
+        return attributed
+
+    def record_swallowed(self) -> None:
+        """Record this task's or thread's pending failure, if any: the chat continues."""
+        if not self._pending or (pending := self._pending.pop(self._lane(), None)) is None:
+            return
+        # As a tool, because its outcome is recorded in the chat's turn before the chat continues.
+        request, error = digest(pending[0]), pending[1]
+        failure = {"request": request, **_error_data(error)}
+        tool = self._session.tool(lambda **_: failure, effect="read_only", name=FAILURE_TOOL)
+        tool(agent=pending[0]["agent"], request=request)
+
+    def _lane(self) -> object | None:
+        """Return the task or thread that runs this chat; None where it cannot be determined."""
+        try:
+            return asyncio.current_task()
+        except RuntimeError:  # No loop here: a worker thread of async code, or synchronous code.
+            return None if self._in_tasks else get_ident()
+
+
+def _error_data(error: Exception) -> dict[str, Any]:
+    kind = type(error)
+    fields = {name: vars(error).get(name) for name in _ERROR_FIELDS}
+    plain = {
+        name: value for name, value in fields.items() if name in vars(error) and is_storable(value)
+    }
+    return {"error": [kind.__module__, kind.__qualname__], "text": str(error), "fields": plain}
+
+
+def _load_error(data: dict[str, Any]) -> Exception:
+    """Return the recorded error as an instance of its original class, if that class is loaded."""
+    # The framework handles some classes of errors: another class could change the chat.
+    kinds = [
+        kind
+        for kind in _exception_classes()
+        if [kind.__module__, kind.__qualname__] == data["error"]
+    ]
+    errors = (_construct_error(kind, data) for kind in kinds)
+    return next((error for error in errors if error is not None), RecordedModelError(data["text"]))
+
+
+def _construct_error(kind: type[Exception], data: dict[str, Any]) -> Exception | None:
+    try:
+        # Not `kind(...)`: some constructors require the HTTP response, which is not recorded.
+        error = kind.__new__(kind, data["text"])
+        vars(error).update(data["fields"])
+        return error if str(error) == data["text"] else None
+    except Exception:  # noqa: BLE001 - an arbitrary user class may raise anything
+        return None
+
+
+def _exception_classes() -> Iterator[type[Exception]]:
+    """Yield all loaded exception classes. Nothing is imported by a recorded name."""
+    kinds: list[type[Exception]] = [Exception]
+    while kinds:
+        kind = kinds.pop()
+        yield kind
+        kinds += type.__subclasses__(kind)

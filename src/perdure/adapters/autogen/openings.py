@@ -9,17 +9,14 @@ from perdure.adapters.autogen.recorder import digest
 from perdure.adapters.autogen.versions import framework
 from perdure.errors import UsageError
 
+# Method, sender, recipient and options of a chat, or of each of several `chats`; it is stored.
 Opening = dict[str, Any]
 
-
-QUEUE = "chat_queue"
-
+QUEUE = "chat_queue"  # Argument of the methods that start several chats.
 
 _NOT_OPTIONS = ("sender", "recipient", "cache")  # Agents, and the caller's own cache: not options.
 
-_MAX_DEPTH = (
-    50  # Levels of nesting in a stored option; also stops at values that contain themselves.
-)
+_MAX_DEPTH = 50  # Levels of nesting in stored data; also stops at values that contain themselves.
 
 
 def opening_of(method: str, sender: Any, arguments: dict[str, Any]) -> Opening:
@@ -63,6 +60,7 @@ def keep_histories(
     for chat_sender, chat in chats if not method.endswith("send") else []:
         if chat.get("clear_history", True) and chat_sender.chat_messages.get(chat["recipient"]):
             yield chat_sender, chat["recipient"]
+        # Clearing would erase what the record has, and histories are rebuilt from the record.
         chat["clear_history"] = False
 
 
@@ -92,6 +90,7 @@ def require_participant(agent: Any, agents: Iterable[Any]) -> None:
 
 def is_storable(value: object, depth: int = 0) -> bool:
     """Return whether a value is plain JSON data that reads back equal."""
+    # By exact type: a subclass, such as a named tuple or an enum, reads back as its base.
     if type(value) is dict:
         texts = all(type(key) is str and is_storable(key) for key in value)
         return (
@@ -99,7 +98,7 @@ def is_storable(value: object, depth: int = 0) -> bool:
         )
     if type(value) is list:
         return depth < _MAX_DEPTH and all(is_storable(item, depth + 1) for item in value)
-    if type(value) is str:
+    if type(value) is str:  # Lone surrogates cannot be encoded.
         return value.isascii() or value == value.encode("utf-8", "ignore").decode("utf-8")
     if type(value) is float:
         return isfinite(value)
@@ -112,6 +111,7 @@ def is_same_opening(recorded: Opening, opening: Opening) -> bool:
 
 
 def _opening_identity(opening: Opening) -> list[Any]:
+    # Other options, such as limits of turns, may change between attempts.
     return [
         [chat["sender"], chat["recipient"], chat["options"].get("message", chat["unstored"])]
         for chat in _chats(opening)

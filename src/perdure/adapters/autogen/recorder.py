@@ -4,24 +4,24 @@ A manager broadcasts each message it receives. Broadcasts are not recorded: a pa
 to the manager is recorded once, and its receivers follow from the group's members.
 """
 
-import json
 from collections import deque
 from collections.abc import Callable, Iterator
-from hashlib import sha256
 from threading import RLock
 from typing import Any, NamedTuple
 
+from perdure import Session, Turn
+from perdure.adapters.digests import json_digest
 from perdure.errors import DivergenceError, PerdureError, UsageError
-from perdure.sync.session import Session
-from perdure.sync.turn import Turn
 
+# Marks messages between agents, and distinguishes them from other messages of the session.
 CHANNEL = "autogen"
 
-_KINDS = ("message", "turn.abandoned", "turn.failed")
+# Origin of a message that a manager sent to one member in place of its broadcast.
+REPLACEMENT_ORIGIN = "autogen:instead"
 
-REPLACEMENT_ORIGIN = (
-    "autogen:instead"  # Origin of a message that a manager sent in place of a broadcast.
-)
+DIGEST_LENGTH = 16  # hexadecimal digits, stored with failed model calls and shown in errors
+
+_KINDS = ("message", "turn.abandoned", "turn.failed")
 
 RESUME_HINT = (
     "an interrupted chat resumes only with the code and agents that started it: run those, "
@@ -48,6 +48,7 @@ def read_agent_messages(session: Session, after: int = 0) -> tuple[list[AgentMes
     abandoned = {record.content.turn for record in endings}
     chat_messages: list[AgentMessage] = []
     foreign = 0
+    # `session.messages` decodes what the records hold in stored form: the same messages, in order.
     for record, message in zip(
         message_records, session.messages(last=len(message_records)), strict=True
     ):
@@ -57,7 +58,7 @@ def read_agent_messages(session: Session, after: int = 0) -> tuple[list[AgentMes
             chat_messages.append(
                 AgentMessage(record.position, content.turn, *names, content.origin, message)
             )
-        elif not content.origin.startswith("perdure:"):
+        elif not content.origin.startswith("perdure:"):  # Not a notice about an interrupted call.
             foreign += 1
     return [message for message in chat_messages if message.turn not in abandoned], foreign
 
@@ -71,6 +72,8 @@ def message_data(sender: Any, message: Any) -> dict[str, Any] | None:
     calls = bool(data.get("function_call") or data.get("tool_calls"))
     if data.get("content") is None and not calls:
         return None
+    # The framework sets the roles on delivery, different ones on each side. The record has one
+    # role, so that the session's messages are a transcript that a provider accepts.
     if data.get("role") not in ("function", "tool"):
         by_model = calls or getattr(sender, "client", None) is not None
         data["role"] = "assistant" if by_model else "user"
@@ -82,8 +85,8 @@ class GroupChats:
 
     def __init__(self, managers: list[Any]) -> None:
         self._managers = {manager.name: manager for manager in managers}
-        self._recipients: dict[str, set[str]] = {}
-        self._lengths: dict[str, int] = {}
+        self._recipients: dict[str, set[str]] = {}  # Of pending broadcasts, by manager.
+        self._lengths: dict[str, int] = {}  # Of a group's messages before its broadcast.
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self._managers.values())
@@ -100,7 +103,10 @@ class GroupChats:
             self._lengths[recipient] = len(manager.groupchat.messages)
 
     def broadcast_origin(self, author: str, message: Any, recipient: str) -> str | None:
-        """Return "" for a manager's broadcast, INSTEAD for its replacement, else None."""
+        """Return the origin of a message that takes part in a manager's broadcast, else None.
+
+        "" is the broadcast itself, REPLACEMENT_ORIGIN another message in its place.
+        """
         manager, pending = self._managers.get(author), self._recipients.get(author, set())
         if manager is None or recipient not in pending:
             return None
@@ -125,7 +131,7 @@ class MessageRecorder:
         self._names = names
         self._record_swallowed = record_swallowed
         self._groups = groups
-        self._lock = RLock()
+        self._lock = RLock()  # Messages may be sent from several threads.
         self._turn: Turn | None = None
         self._expected: dict[tuple[str, str], deque[AgentMessage]] = {}
         self.error: PerdureError | None = None
@@ -134,6 +140,7 @@ class MessageRecorder:
         """Record messages in a turn from now on; the `previous` ones are expected again first."""
         self._turn, self.error = turn, None
         self._groups.clear()
+        # By author and recipient: concurrent chats have no order among each other.
         self._expected = {}
         for message in previous:
             self._expected.setdefault((message.author, message.recipient), deque()).append(message)
@@ -219,6 +226,5 @@ def _is_same_message(recorded: dict[str, Any], message: dict[str, Any]) -> bool:
 
 
 def digest(data: Any) -> str:
-    """Return a short digest of JSON data; values that are not JSON are digested as text."""
-    text = json.dumps(data, sort_keys=True, ensure_ascii=False, default=str)
-    return sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+    """Return a short digest of messages; values that are not JSON are digested as text."""
+    return json_digest(data, length=DIGEST_LENGTH)

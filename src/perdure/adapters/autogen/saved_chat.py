@@ -7,16 +7,15 @@ ones before anything has changed. The keys of the value are a stored format: see
 
 from typing import Any
 
+from perdure import Session, Turn
 from perdure.adapters.autogen.agent_state import AgentsState, ChatAgents
 from perdure.adapters.autogen.openings import Opening
 from perdure.adapters.autogen.recorder import RESUME_HINT, AgentMessage, read_agent_messages
 from perdure.errors import UsageError, VersionError
-from perdure.sync.session import Session
-from perdure.sync.turn import Turn
 
-KEY = "autogen"
+KEY = "autogen"  # Name of the session value, and prefix of the turns' ids.
 
-FORMAT = 2
+FORMAT = 2  # Increased when the keys of the value, or of the agents' state, change their meaning.
 
 
 class SavedChat:
@@ -26,7 +25,7 @@ class SavedChat:
         self._session = session
         self._agents = agents
         self._data: dict[str, Any] = {}
-        self._version = 0
+        self._version = 0  # Of the session value; 0 if there is none.
 
     def load(self) -> None:
         """Read the saved state; UsageError or VersionError if its format is not the current one."""
@@ -51,6 +50,7 @@ class SavedChat:
 
     def end_finished_turn(self) -> None:
         """End the turn of a chat that had ended when its process died."""
+        # `finish` writes the value first: from there on the chat has ended.
         for turn in self._session.interrupted:
             if self.open_chat is None and turn.id == self.turn_id:
                 with turn:
@@ -97,7 +97,7 @@ class SavedChat:
         self._require_names()
         for name, members in self._data.get("groups", {}).items():
             self._require_group(name, members)
-        if self.open_chat is not None:
+        if self.open_chat is not None:  # Between chats, tools and models may change.
             self._require_tools()
             self._require_kinds()
 
@@ -175,7 +175,7 @@ class SavedChat:
             tools={agent.name: sorted(agent.function_map) for agent in agents},
             begun=self._data.get("begun", 0) + 1,
             run=opening,
-            state=self._state(),
+            state=self._state(),  # From which it resumes after a crash.
         )
 
     def finish(self) -> None:
@@ -202,6 +202,7 @@ class SavedChat:
 
     def _set(self, **changes: Any) -> None:
         data = {**self._data, **changes}
+        # In this order: after a failed write the last stored data is still current.
         self._version = self._session.set(KEY, data)
         self._data = data
 

@@ -1,4 +1,4 @@
-"""Run the agents' tools, human input and speaker selection as effects."""
+"""Run the agents' tools, code, human input and speaker selection as effects."""
 
 import asyncio
 import inspect
@@ -8,20 +8,21 @@ from functools import wraps
 from types import SimpleNamespace
 from typing import Any
 
+from perdure import Session
 from perdure.adapters.autogen.agent_state import ChatAgents
 from perdure.adapters.autogen.context import ChatContext, ToolContext, current_chat, current_tool
 from perdure.adapters.autogen.openings import is_storable
 from perdure.adapters.autogen.recorder import MessageRecorder
 from perdure.errors import EffectError, PerdureError, UnknownOutcomeError, UsageError
-from perdure.sync.session import Session
+
+# By tool name: an effect, or the options of `session.tool`.
+ToolPolicies = Mapping[str, str | Mapping[str, Any]]
+
+CODE_TOOL = "code"  # Name of code execution in `tools=` and in the record.
 
 ERROR_MAX = 2_000  # Characters of an error's text; equals the recorded part, so replays match.
 
-
 INSTRUCTIONS_KEY = "autogen:instructed"  # Key beside a tool's result: instructions that it changed.
-
-
-ToolPolicies = Mapping[str, str | Mapping[str, Any]]
 
 
 class ToolError(Exception):
@@ -45,9 +46,7 @@ class ChatEffects:
         self._agents = agents
         self._policies = {name: _policy_options(name, policy) for name, policy in policies.items()}
         for name, options in self._policies.items():
-            session.tool(
-                _storable_result, name=name, **options
-            )  # Raises UsageError now if they are invalid.
+            session.tool(_storable_result, name=name, **options)  # UsageError if they are invalid.
 
     def tool(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return a tool that runs once per call of a chat; outside chats it runs as before."""
@@ -71,8 +70,9 @@ class ChatEffects:
         async def call(*args: Any, **kwargs: Any) -> Any:
             if not self._chat.is_running or not _accepts(function, args, kwargs):
                 return await function(*args, **kwargs)
-            watched = self._tracking_changes(name, _await_in_loop(function))
-            durable = self._session.tool(watched, name=name, **options)
+            # Created for each call: it awaits the function in the loop of this call.
+            tracked = self._tracking_changes(name, _await_in_loop(function))
+            durable = self._session.tool(tracked, name=name, **options)
             return await asyncio.to_thread(self._execute, name, lambda: durable(*args, **kwargs))
 
         return call
@@ -82,6 +82,7 @@ class ChatEffects:
 
         @wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
+            # A replayed call does not run: without these changes later prompts would differ.
             instructions, variables = self._agents.instructions(), self._agents.variables
             values = variables.current()
             result = _storable_result(function(*args, **kwargs), name)
@@ -102,10 +103,11 @@ class ChatEffects:
 
     def _execute(self, name: str, call: Callable[[], Any]) -> Any:
         self._recorder.proceed()
+        # Set again, because a worker thread need not inherit the context.
         tokens = current_chat.set(self._chat), current_tool.set(ToolContext(self._chat, name))
         try:
             return self._apply_changes(call())
-        except UnknownOutcomeError as error:
+        except UnknownOutcomeError as error:  # An answer, so that the model can react to it.
             return f"UNKNOWN: {error.reason} Find out before it is called again."
         except EffectError as error:
             raise ToolError(error.reason) from error
@@ -154,7 +156,7 @@ def require_supported_result(name: str, function: Callable[..., Any]) -> None:
 
 
 def _refuse_handoff(name: str, result: object) -> None:
-    if result == "ReplyResult":
+    if result == "ReplyResult":  # By name: older versions do not have the class.
         reason = f"the tool {name!r} hands over to another agent, which is not supported"
         raise UsageError(f"{reason}: return a text, and use a GroupChat without a pattern")
 
@@ -199,9 +201,6 @@ def _accepts(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[s
     except TypeError:
         return False
     return True
-
-
-CODE_TOOL = "code"  # Tool name in `tools=` and in the record.
 
 
 def durable_code_blocks(effects: ChatEffects, run: Callable[[Any], Any]) -> Callable[[Any], Any]:

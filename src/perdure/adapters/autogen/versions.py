@@ -13,8 +13,10 @@ from perdure.errors import UnsupportedError
 # releases pinned in `requirements/` are tested with every change.
 FIRST_SUPPORTED, FIRST_UNSUPPORTED = (0, 2, 35), (0, 15)
 
-
 INSTALL = 'pip install "autogen[openai]>=0.14,<0.15", or "autogen-agentchat>=0.2.36,<0.3"'
+
+# Names of an agent's hook lists. Async code has hooks of its own from 0.2.36, before 0.3.
+SEND_HOOKS, ASYNC_SEND_HOOKS = "process_message_before_send", "a_process_message_before_send"
 
 
 def framework() -> Any:
@@ -23,6 +25,7 @@ def framework() -> Any:
         import autogen
     except ImportError as error:
         raise UnsupportedError("there is no module `autogen`", INSTALL) from error
+    # Several projects publish a package `autogen`, and some lack the classic API.
     version = str(getattr(autogen, "__version__", "unknown"))
     if not hasattr(autogen, "ConversableAgent"):
         raise UnsupportedError(f"`autogen` {version} does not have the classic API", INSTALL)

@@ -9,22 +9,17 @@ patched, and other clients are not affected.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
+from perdure import AsyncSession, Session
+from perdure.adapters.openai.aio.conversation import AsyncConversation
 from perdure.adapters.openai.client import Proxy, unsupported
-from perdure.adapters.openai.conversation import (
-    ApiCall,
-    CallRecord,
-    Conversation,
-    ConversationSteps,
-    WrapOptions,
-)
 from perdure.adapters.openai.exchanges import RecordedReply, call_identity, parse_inputs
 from perdure.adapters.openai.recorded_replies import replay_client
-from perdure.adapters.openai.streams import AsyncRunner, SyncRunner
-from perdure.aio.session import AsyncSession
+from perdure.adapters.openai.state import ApiCall, CallRecord, WrapOptions
+from perdure.adapters.openai.sync.conversation import Conversation
 from perdure.errors import UsageError
-from perdure.sync.session import Session
 
 if TYPE_CHECKING:
     import openai
@@ -33,6 +28,7 @@ if TYPE_CHECKING:
 
 Client = TypeVar("Client", bound="openai.OpenAI | openai.AsyncOpenAI")
 
+AnyConversation = Conversation | AsyncConversation
 
 CHUNK_INTERVAL = 0.5  # Seconds between writes of a streamed answer; the default of `turn.stream`.
 
@@ -68,21 +64,24 @@ def wrap(
         raise UsageError("the client is wrapped already: pass the original client")
     if not isinstance(client, openai.OpenAI | openai.AsyncOpenAI):
         raise UsageError(f"a {type(client).__qualname__} is not a client: pass an openai.OpenAI()")
+    options = WrapOptions(max_tokens, max_messages, perspective, every, on_tools)
     asynchronous = isinstance(client, openai.AsyncOpenAI)
-    session_class = AsyncSession if asynchronous else Session
-    if not isinstance(session, session_class):
+    conversation: AnyConversation
+    if asynchronous and isinstance(session, AsyncSession):
+        conversation = AsyncConversation(session, options)
+    elif not asynchronous and isinstance(session, Session):
+        conversation = Conversation(session, options)
+    else:
         opener = "perdure.open_async" if asynchronous else "perdure.open"
         reason = f"an {type(client).__name__} client needs a session of {opener}(...)"
         raise UsageError(f"{reason}, not a {type(session).__qualname__}")
-    options = WrapOptions(max_tokens, max_messages, perspective, every, on_tools)
-    runner = AsyncRunner() if asynchronous else SyncRunner()
-    return cast("Client", _WrappedClient(client, Conversation(session, runner, options)))
+    return cast("Client", _WrappedClient(client, conversation))
 
 
 class _WrappedClient(Proxy):
     """The wrapped client. Its copies belong to the same conversation."""
 
-    def __init__(self, target: Any, conversation: Conversation) -> None:
+    def __init__(self, target: Any, conversation: AnyConversation) -> None:
         super().__init__(target)
         self._hold(_conversation=conversation)
 
@@ -132,7 +131,7 @@ class _WrappedClient(Proxy):
 class _WrappedChat(Proxy):
     """The `chat` resource: only its completions are recorded."""
 
-    def __init__(self, client: Any, target: Any, conversation: Conversation) -> None:
+    def __init__(self, client: Any, target: Any, conversation: AnyConversation) -> None:
         super().__init__(target)
         self._hold(completions=_WrappedCompletions(client, conversation))
 
@@ -152,16 +151,16 @@ class _Endpoint(Proxy):
     FIELD = ""
     STATE: tuple[str, ...] = ()
 
-    def __init__(self, client: Any, conversation: Conversation) -> None:
+    def __init__(self, client: Any, conversation: AnyConversation) -> None:
         super().__init__(self._resource(client))
         self._hold(_client=client)
         self._hold(_conversation=conversation)
 
     def create(self, **arguments: Any) -> Any:
-        return self._conversation.runner.drive(self._call("create", arguments))
+        return self._conversation.call(partial(self._request, "create", arguments))
 
     def parse(self, **arguments: Any) -> Any:
-        return self._conversation.runner.drive(self._call("parse", arguments))
+        return self._conversation.call(partial(self._request, "parse", arguments))
 
     def stream(self, **arguments: Any) -> Any:
         # The SDK's own helper, called with this object: it calls our `create`.
@@ -175,7 +174,7 @@ class _Endpoint(Proxy):
     def with_streaming_response(self) -> Any:
         raise unsupported("with_streaming_response")
 
-    def _call(self, method: str, arguments: dict[str, Any]) -> ConversationSteps[Any]:
+    def _request(self, method: str, arguments: dict[str, Any]) -> ApiCall:
         for name in self.STATE:
             if arguments.get(name):
                 reason = f"{name} leaves the conversation to the server, but the session records it"
@@ -191,7 +190,7 @@ class _Endpoint(Proxy):
             return getattr(self._target, method)(**{**arguments, field: window})
 
         def replay(reply: RecordedReply) -> Any:
-            asynchronous = self._conversation.runner.asynchronous
+            asynchronous = isinstance(self._conversation, AsyncConversation)
             client = replay_client(
                 self._client, reply, streaming=streaming, asynchronous=asynchronous
             )
@@ -199,8 +198,7 @@ class _Endpoint(Proxy):
 
         identity = {"given": inputs, "window": self._conversation.options[:3], "method": method}
         call_record = CallRecord(*call_identity(self.FORMAT, arguments, field, identity))
-        request = ApiCall(self.FORMAT, inputs, tools or [], streaming, send, replay, call_record)
-        return (yield from self._conversation.call(request))
+        return ApiCall(self.FORMAT, inputs, tools or [], streaming, send, replay, call_record)
 
     @staticmethod
     def _resource(client: Any) -> Any:

@@ -1,4 +1,4 @@
-"""A proxy object: all attributes of its target, except some of its own."""
+"""Proxy objects: all attributes of their target, except some of their own."""
 
 from typing import Any
 
@@ -31,6 +31,23 @@ class Proxy:
 
     def __repr__(self) -> str:
         return f"<recorded {self._target!r}>"
+
+
+class StreamProxy(Proxy):
+    """Proxies a stream that is recorded as it is read: every way to close it closes the record."""
+
+    @property
+    def response(self) -> Any:
+        """The HTTP response; closing it closes the stream: the SDK's helpers close only it."""
+        return Proxy(self._target.response, close=self.close, aclose=self.close)
+
+    @property
+    def aclose(self) -> Any:
+        """The name by which the SDK and `contextlib.aclosing` close an async stream."""
+        return self.close
+
+    def close(self) -> Any:
+        raise NotImplementedError
 
 
 def unsupported(name: str) -> UsageError:

@@ -203,7 +203,7 @@ class Appender:
         """Return the error to raise; a held lock or a per-file error concerns this stream only."""
         translated_error = self._failure(error, item.location)
         if isinstance(translated_error, UnavailableError):
-            translated_error.of_one = (
+            translated_error.single_stream = (
                 not isinstance(error, OSError) or error.errno in _SINGLE_FILE_ERRNOS
             )
         return translated_error

@@ -5,7 +5,7 @@
       perdure-store.lock     locked while folders are created
       5f/                    one folder for 1/256 of the streams, by the SHA-256 of their names
         names                the names of the streams in this folder, and their files
-        5f3a….jsonl          one stream; `files_lines` describes the format
+        5f3a….jsonl          one stream; `format` describes its lines
         5f3a….torn-1         bytes that a crash left of an append that was never acknowledged
 
 Files are readable by their owner only (0600, directories 0700), symbolic links are not followed,
@@ -65,7 +65,7 @@ class FilesBackend:
     The directory is created if it is missing; its parent must exist. A call waits up to `patience`
     seconds for other processes. May be used after `os.fork` in both processes. On a read-only
     medium, or without write permission, streams can be read; writing raises UsageError. `accept`
-    names weaknesses that are not to be refused (`perdure.guarantees`).
+    names weaknesses that are not to be refused (`perdure.backends.guarantees`).
     """
 
     capabilities: frozenset[str] = frozenset({REMOVE, WATCH})
@@ -112,7 +112,7 @@ class FilesBackend:
         self._require_writable()
         with self._translate_errors():
             outcomes = self._appender.append(appends)
-        self.watchers.ring(appends)
+        self.watchers.notify(appends)
         return outcomes
 
     def read(
@@ -166,14 +166,14 @@ class FilesBackend:
             # directly instead of listing every folder.
             head = self._head(prefix)
             after = prefix
-            if head is not None and stream_filter.has(head):
+            if head is not None and stream_filter.matches(head):
                 yield head
                 remaining -= 1
         while remaining > 0:
             names, damage = self._page_of_names(max(prefix, after), prefix)
             for name in names:
                 head = self._head(name)
-                if head is not None and stream_filter.has(head):
+                if head is not None and stream_filter.matches(head):
                     yield head
                     remaining -= 1
                     if not remaining:
@@ -201,7 +201,7 @@ class FilesBackend:
                     rewrite_file(self._disk, locked_file, file, before=min(before, head))
 
     def remove(self, stream: str, *, digest: str) -> bool:
-        """As `Removing.remove`; torn bytes of the stream are removed too."""
+        """As `RemovalCapability.remove`; torn bytes of the stream are removed too."""
         self._require_open()
         self._require_writable()
         location = locate_stream(self._root, stream)
@@ -211,13 +211,13 @@ class FilesBackend:
             return self._appender.remove(location, digest)
 
     def watch(self, stream: str, *, after: int, timeout: float | None = None) -> bool:
-        """As `Watch.watch`: appends of other processes are detected by the stream's file."""
+        """As `WatchCapability.watch`: appends of other processes show in the stream's file."""
         return self.watchers.wait(stream, after, timeout, self._head)
 
     def close(self) -> None:
         """Refuse further calls; nothing else is held between them. Closing twice is harmless."""
         self._closed = True
-        self.watchers.ring_all()
+        self.watchers.notify_all()
 
     def _require_open(self) -> None:
         if self._closed:
@@ -330,14 +330,14 @@ def _store_guarantees(check: Check, acceptance: Acceptance, why_read_only: str) 
     writing = (Check("writing", f"only reading: {why_read_only}", "unknown"),)
     return Guarantees(
         "process death" if check.verdict == "weak" else "power loss",
-        "one process" if acceptance.taken else "one machine",
+        "one process" if acceptance.used else "one machine",
         "files of JSON lines, each synced before its append is answered: one sync for each stream"
         " of a call, so many sessions at once cost more than in one SQLite file",
         atomic="one append",
         engine="files",
         version=str(VERSION),
         checks=(*(writing if why_read_only else ()), Check("directory sync", sync), check),
-        accepted=acceptance.taken,
+        accepted=acceptance.used,
     )
 
 

@@ -171,7 +171,7 @@ def publish_file(
     """Create a file under a stream's name and keep it locked. Its name is not durable yet.
 
     `batches` yields parts of the file in order, each with the offset of its batch; the first offset
-    is the size of `opening(...)`.
+    is the size of `encode_file_header(...)`.
     """
     temporary = f"{location.directory}{os.sep}{location.stem}.tmp"
     with contextlib.suppress(FileNotFoundError):

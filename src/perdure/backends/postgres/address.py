@@ -1,7 +1,8 @@
 """Parse the address of a Postgres store into libpq options, our options and a name without secrets.
 
 `postgresql://user:password@host:port/database?schema=perdure&sslmode=require`. Parameters not in
-`OURS` are passed to libpq, which also reads PGHOST, PGPASSWORD, ~/.pgpass and service files.
+`OWN_PARAMETERS` are passed to libpq, which also reads PGHOST, PGPASSWORD, ~/.pgpass and service
+files.
 
 Editing: no error text or name may contain a password.
 """

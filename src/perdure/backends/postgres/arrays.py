@@ -1,7 +1,7 @@
 """PostgreSQL arrays in the binary wire format. Pure.
 
 An append sends a dozen of them, and the driver's own conversion is slow. Each class is one element
-type; `Array.data` is sent unchanged (`postgres_links` registers the dumpers).
+type; `PostgresArray.data` is sent unchanged (`connection` registers the dumpers).
 """
 
 from collections.abc import Iterable, Sequence

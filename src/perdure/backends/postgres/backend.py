@@ -1,3 +1,4 @@
+# Generated from postgres/backend_async.py by scripts/generate_sync.py: do not edit.
 """Streams in a PostgreSQL database, for any number of machines.
 
 Needs psycopg (`pip install 'perdure[postgres]'`). Every call is one statement, or a few, each in a
@@ -12,16 +13,18 @@ from functools import partial
 from perdure.backends.append_rules import check, check_name
 from perdure.backends.guarantees import Acceptance
 from perdure.backends.postgres.address import parse_address, quote_identifier
+from perdure.backends.postgres.concurrency import WakeSignal
 from perdure.backends.postgres.errors import timeout_until
 from perdure.backends.postgres.guarantees import ACCEPTABLE, store_guarantees
-from perdure.backends.postgres.listing import NameListing, RecencyListing, head_steps
+from perdure.backends.postgres.listing import NameListing, RecencyListing
 from perdure.backends.postgres.migrations import prepare_store
 from perdure.backends.postgres.notify import REGISTRATION_TTL, NotifyListener, channel_name
-from perdure.backends.postgres.operations import UNLIMITED, Operations, StreamPage
+from perdure.backends.postgres.operations import Operations
 from perdure.backends.postgres.pool import PostgresPool
+from perdure.backends.postgres.queries import UNLIMITED, StoreQueries, StreamPage
 from perdure.backends.postgres.statements import build_statements
 from perdure.backends.protocol import CLOCK, RECENT, REMOVE, WATCH, Append, Entry, Head, Outcome
-from perdure.backends.watchers import Watchers
+from perdure.backends.watchers import WaitTimer, Watchers
 from perdure.errors import DamagedError, UnavailableError
 
 
@@ -29,8 +32,8 @@ class PostgresBackend:
     """Stores streams in tables of a schema. Entries that `append` has stored survive a power loss.
 
     Opening connects, checks the server and migrates the tables, unless the address says
-    `migrate=no`. May be used after `os.fork` in both processes. `accept` names weaknesses that are
-    not to be refused (`perdure.guarantees`).
+    `migrate=no`. It blocks: do it before an event loop has other work. May be used after `os.fork`
+    in both processes. `accept` names weaknesses to tolerate (`perdure.backends.guarantees`).
     """
 
     capabilities: frozenset[str] = frozenset({CLOCK, RECENT, REMOVE, WATCH})
@@ -42,15 +45,12 @@ class PostgresBackend:
         acceptance = Acceptance(accept, ACCEPTABLE, store=self.name)
         judge = partial(store_guarantees, acceptance=acceptance, name=self.name)
         self.guarantees = prepare_store(parsed, judge)
-        self._operations = Operations(
-            build_statements(quote_identifier(parsed.schema)),
-            parsed.tenant,
-            parsed.name,
-            channel_name(parsed),
-        )
+        statements = build_statements(quote_identifier(parsed.schema))
+        self._queries = StoreQueries(statements, parsed.tenant, channel_name(parsed))
+        self._operations = Operations(self._queries, parsed)
         self._pool = PostgresPool(parsed)
         self.watchers = Watchers()
-        self._listener = NotifyListener(parsed, self.watchers, self._operations.key)
+        self._listener = NotifyListener(parsed, self.watchers, self._queries.key)
 
     def append(self, appends: Sequence[Append]) -> Sequence[Outcome]:
         """As `Backend.append`: one statement for all, unless another writer was faster."""
@@ -58,8 +58,8 @@ class PostgresBackend:
         if not appends:
             return []
         stream = appends[0].stream if len(appends) == 1 else ""
-        outcomes = self._pool.run(partial(self._operations.append, appends), stream=stream)
-        self.watchers.ring(appends)
+        outcomes = self._pool.run(partial(self._operations.append, appends=appends), stream=stream)
+        self.watchers.notify(appends)
         return outcomes
 
     def read(
@@ -75,13 +75,15 @@ class PostgresBackend:
         check_name(stream)
         remaining = UNLIMITED if limit is None else limit
         while remaining > 0:
-            page = StreamPage(self._operations, stream, after, remaining, max_body, reverse=reverse)
+            page = StreamPage(self._queries, stream, after, remaining, max_body, reverse=reverse)
+            error = None
             try:
-                self._pool.run(page.steps, stream=stream)
-            except DamagedError:
-                yield from page.entries
-                raise
+                self._pool.run(partial(self._operations.load_page, page=page), stream=stream)
+            except DamagedError as damage:
+                error = damage
             yield from page.entries
+            if error is not None:
+                raise error
             if page.is_last:
                 return
             remaining -= len(page.entries)
@@ -97,9 +99,9 @@ class PostgresBackend:
         limit: int | None = None,
     ) -> Iterator[Head]:
         """As `Backend.streams`, by pages: a stream written meanwhile may be listed or not."""
-        listing = NameListing(self._operations, prefix, after, labels, without, limit)
+        listing = NameListing(self._queries, prefix, after, labels, without, limit)
         while not listing.is_finished:
-            yield from self._pool.run(listing.steps)
+            yield from self._pool.run(listing.next_page)
 
     def recent(
         self,
@@ -109,52 +111,64 @@ class PostgresBackend:
         without: Collection[str] = (),
         limit: int | None = None,
     ) -> Iterator[Head]:
-        """As `Recent.recent`, by pages and by the server's clock."""
-        listing = RecencyListing(self._operations, prefix, labels, without, limit)
+        """As `RecencyCapability.recent`, by pages and by the server's clock."""
+        listing = RecencyListing(self._queries, prefix, labels, without, limit)
         while not listing.is_finished:
-            yield from self._pool.run(listing.steps)
+            yield from self._pool.run(listing.next_page)
 
     def watch(self, stream: str, *, after: int, timeout: float | None = None) -> bool:
-        """As `Watch.watch`: writers notify where LISTEN works; elsewhere it polls."""
-        no_wait = timeout is not None and timeout <= 0
-        read_head = self._head if no_wait else self._head_and_register
+        """As `WatchCapability.watch`: writers notify where LISTEN works; elsewhere it polls."""
         deadline = None if timeout is None else time.monotonic() + timeout
-        return self.watchers.wait(stream, after, timeout, partial(read_head, deadline))
+        if timeout is not None and timeout <= 0:
+            return self._has_entries_after(stream, after, deadline)
+        signal = WakeSignal()
+        # Register before the first read of the head: an append in between must wake this waiter.
+        with self.watchers.registered(stream, signal.wake):
+            timer = WaitTimer(self.watchers, stream, timeout)
+            while True:
+                self._register(stream, deadline)
+                if self._has_entries_after(stream, after, deadline):
+                    return True
+                pause = timer.next_sleep()
+                if pause <= 0:
+                    return False
+                signal.sleep(pause)
 
     def drop(self, stream: str, *, before: int) -> None:
         """As `Backend.drop`; durable on return. The server's vacuum frees the bytes later."""
         check_name(stream)
-        self._pool.run(partial(self._operations.drop, stream, before), stream=stream)
+        self._pool.run(partial(self._operations.drop, stream=stream, before=before), stream=stream)
 
     def remove(self, stream: str, *, digest: str) -> bool:
-        """As `Removing.remove`."""
+        """As `RemovalCapability.remove`."""
         check_name(stream)
-        return self._pool.run(partial(self._operations.remove, stream, digest), stream=stream)
+        remove = partial(self._operations.remove, stream=stream, digest=digest)
+        return self._pool.run(remove, stream=stream)
 
     def server_time(self) -> float:
-        """As `Timed.server_time`."""
+        """As `ClockCapability.server_time`."""
         return self._pool.run(self._operations.server_time)
 
     def close(self) -> None:
         """Close the connections."""
         self._pool.close()
         self._listener.close()
-        self.watchers.ring_all()
+        self.watchers.notify_all()
 
-    def _head(self, deadline: float | None, stream: str) -> Head | None:
+    def _has_entries_after(self, stream: str, after: int, deadline: float | None) -> bool:
         patience = timeout_until(deadline, self._address)
-        return self._pool.run(
-            partial(head_steps, self._operations, stream), patience, stream=stream
-        )
+        read_head = partial(self._operations.head, stream=stream)
+        head = self._pool.run(read_head, patience, stream=stream)
+        return head is not None and head.position > after
 
-    def _head_and_register(self, deadline: float | None, stream: str) -> Head | None:
-        """Register as a waiter if due, then return the head of a stream."""
+    def _register(self, stream: str, deadline: float | None) -> None:
+        """Register as a waiter, if that is due, so that writers notify."""
         if self._listener.should_register(stream):
             patience = timeout_until(deadline, self._address)
+            register = partial(
+                self._operations.register_watch, stream=stream, seconds=REGISTRATION_TTL
+            )
             try:
-                self._pool.run(
-                    partial(self._operations.register_watch, stream, REGISTRATION_TTL), patience
-                )
+                self._pool.run(register, patience)
             except UnavailableError as error:
                 self._listener.registration_failed(error)
-        return self._head(deadline, stream)

@@ -1,10 +1,10 @@
-"""Streams in a PostgreSQL database, for an event loop: without a thread in between.
+"""Streams in a PostgreSQL database, for any number of machines.
 
-Everything that decides is shared with `PostgresBackend`; only the waiting differs.
+Needs psycopg (`pip install 'perdure[postgres]'`). Every call is one statement, or a few, each in a
+transaction of its own. No state is left in a database session, so a transaction pooler may be in
+between, and a statement whose answer was lost is sent again.
 """
 
-import asyncio
-import contextlib
 import time
 from collections.abc import AsyncIterator, Collection, Sequence
 from functools import partial
@@ -14,13 +14,15 @@ from perdure.backends.guarantees import Acceptance
 from perdure.backends.postgres.address import parse_address, quote_identifier
 from perdure.backends.postgres.errors import timeout_until
 from perdure.backends.postgres.guarantees import ACCEPTABLE, store_guarantees
-from perdure.backends.postgres.listing import NameListing, RecencyListing, head_steps
+from perdure.backends.postgres.listing_async import AsyncNameListing, AsyncRecencyListing
 from perdure.backends.postgres.migrations import prepare_store
 from perdure.backends.postgres.notify import REGISTRATION_TTL, NotifyListener, channel_name
-from perdure.backends.postgres.operations import UNLIMITED, Operations, StreamPage
+from perdure.backends.postgres.operations_async import AsyncOperations
 from perdure.backends.postgres.pool_async import AsyncPostgresPool
+from perdure.backends.postgres.queries import UNLIMITED, StoreQueries, StreamPage
 from perdure.backends.postgres.statements import build_statements
-from perdure.backends.protocol import RECENT, REMOVE, WATCH, Append, Entry, Head, Outcome
+from perdure.backends.postgres.concurrency import AsyncWakeSignal
+from perdure.backends.protocol import CLOCK, RECENT, REMOVE, WATCH, Append, Entry, Head, Outcome
 from perdure.backends.watchers import WaitTimer, Watchers
 from perdure.errors import DamagedError, UnavailableError
 
@@ -28,12 +30,12 @@ from perdure.errors import DamagedError, UnavailableError
 class AsyncPostgresBackend:
     """Stores streams in tables of a schema. Entries that `append` has stored survive a power loss.
 
-    Opening blocks while it connects once, checks the server and migrates the tables: do it when the
-    application starts. May be used after `os.fork` in both processes. `accept` names weaknesses
-    that are not to be refused (`perdure.guarantees`).
+    Opening connects, checks the server and migrates the tables, unless the address says
+    `migrate=no`. It blocks: do it before an event loop has other work. May be used after `os.fork`
+    in both processes. `accept` names weaknesses to tolerate (`perdure.backends.guarantees`).
     """
 
-    capabilities: frozenset[str] = frozenset({RECENT, REMOVE, WATCH})
+    capabilities: frozenset[str] = frozenset({CLOCK, RECENT, REMOVE, WATCH})
 
     def __init__(self, address: str, *, accept: Collection[str] = ()) -> None:
         parsed = parse_address(address)
@@ -42,24 +44,23 @@ class AsyncPostgresBackend:
         acceptance = Acceptance(accept, ACCEPTABLE, store=self.name)
         judge = partial(store_guarantees, acceptance=acceptance, name=self.name)
         self.guarantees = prepare_store(parsed, judge)
-        self._operations = Operations(
-            build_statements(quote_identifier(parsed.schema)),
-            parsed.tenant,
-            parsed.name,
-            channel_name(parsed),
-        )
+        statements = build_statements(quote_identifier(parsed.schema))
+        self._queries = StoreQueries(statements, parsed.tenant, channel_name(parsed))
+        self._operations = AsyncOperations(self._queries, parsed)
         self._pool = AsyncPostgresPool(parsed)
         self.watchers = Watchers()
-        self._listener = NotifyListener(parsed, self.watchers, self._operations.key)
+        self._listener = NotifyListener(parsed, self.watchers, self._queries.key)
 
     async def append(self, appends: Sequence[Append]) -> Sequence[Outcome]:
-        """As `PostgresBackend.append`."""
+        """As `Backend.append`: one statement for all, unless another writer was faster."""
         check(appends)
         if not appends:
             return []
         stream = appends[0].stream if len(appends) == 1 else ""
-        outcomes = await self._pool.run(partial(self._operations.append, appends), stream=stream)
-        self.watchers.ring(appends)
+        outcomes = await self._pool.run(
+            partial(self._operations.append, appends=appends), stream=stream
+        )
+        self.watchers.notify(appends)
         return outcomes
 
     async def read(
@@ -71,14 +72,14 @@ class AsyncPostgresBackend:
         reverse: bool = False,
         max_body: int | None = None,
     ) -> AsyncIterator[Entry]:
-        """As `PostgresBackend.read`."""
+        """As `Backend.read`. Entries before a damaged one are yielded before it raises."""
         check_name(stream)
         remaining = UNLIMITED if limit is None else limit
         while remaining > 0:
-            page = StreamPage(self._operations, stream, after, remaining, max_body, reverse=reverse)
+            page = StreamPage(self._queries, stream, after, remaining, max_body, reverse=reverse)
             error = None
             try:
-                await self._pool.run(page.steps, stream=stream)
+                await self._pool.run(partial(self._operations.load_page, page=page), stream=stream)
             except DamagedError as damage:
                 error = damage
             for entry in page.entries:
@@ -99,10 +100,10 @@ class AsyncPostgresBackend:
         without: Collection[str] = (),
         limit: int | None = None,
     ) -> AsyncIterator[Head]:
-        """As `PostgresBackend.streams`."""
-        listing = NameListing(self._operations, prefix, after, labels, without, limit)
+        """As `Backend.streams`, by pages: a stream written meanwhile may be listed or not."""
+        listing = AsyncNameListing(self._queries, prefix, after, labels, without, limit)
         while not listing.is_finished:
-            for head in await self._pool.run(listing.steps):
+            for head in await self._pool.run(listing.next_page):
                 yield head
 
     async def recent(
@@ -113,56 +114,56 @@ class AsyncPostgresBackend:
         without: Collection[str] = (),
         limit: int | None = None,
     ) -> AsyncIterator[Head]:
-        """As `PostgresBackend.recent`."""
-        listing = RecencyListing(self._operations, prefix, labels, without, limit)
+        """As `RecencyCapability.recent`, by pages and by the server's clock."""
+        listing = AsyncRecencyListing(self._queries, prefix, labels, without, limit)
         while not listing.is_finished:
-            for head in await self._pool.run(listing.steps):
+            for head in await self._pool.run(listing.next_page):
                 yield head
 
     async def watch(self, stream: str, *, after: int, timeout: float | None = None) -> bool:  # noqa: ASYNC109 - the protocol's signature
-        """As `PostgresBackend.watch`."""
+        """As `WatchCapability.watch`: writers notify where LISTEN works; elsewhere it polls."""
         deadline = None if timeout is None else time.monotonic() + timeout
         if timeout is not None and timeout <= 0:
             return await self._has_entries_after(stream, after, deadline)
-        loop, woken = asyncio.get_running_loop(), asyncio.Event()
-
-        def wake() -> None:
-            with contextlib.suppress(RuntimeError):  # The loop may have been closed since.
-                loop.call_soon_threadsafe(woken.set)
-
-        with self.watchers.waking(stream, wake):
+        signal = AsyncWakeSignal()
+        # Register before the first read of the head: an append in between must wake this waiter.
+        with self.watchers.registered(stream, signal.wake):
             timer = WaitTimer(self.watchers, stream, timeout)
             while True:
                 await self._register(stream, deadline)
                 if await self._has_entries_after(stream, after, deadline):
                     return True
-                pause = timer.pause()
+                pause = timer.next_sleep()
                 if pause <= 0:
                     return False
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(pause):
-                        await woken.wait()
-                woken.clear()
+                await signal.sleep(pause)
 
     async def drop(self, stream: str, *, before: int) -> None:
-        """As `PostgresBackend.drop`."""
+        """As `Backend.drop`; durable on return. The server's vacuum frees the bytes later."""
         check_name(stream)
-        await self._pool.run(partial(self._operations.drop, stream, before), stream=stream)
+        await self._pool.run(
+            partial(self._operations.drop, stream=stream, before=before), stream=stream
+        )
 
     async def remove(self, stream: str, *, digest: str) -> bool:
-        """As `PostgresBackend.remove`."""
+        """As `RemovalCapability.remove`."""
         check_name(stream)
-        return await self._pool.run(partial(self._operations.remove, stream, digest), stream=stream)
+        remove = partial(self._operations.remove, stream=stream, digest=digest)
+        return await self._pool.run(remove, stream=stream)
+
+    async def server_time(self) -> float:
+        """As `ClockCapability.server_time`."""
+        return await self._pool.run(self._operations.server_time)
 
     async def close(self) -> None:
-        """As `PostgresBackend.close`."""
-        self._listener.close()
+        """Close the connections."""
         await self._pool.close()
-        self.watchers.ring_all()
+        self._listener.close()
+        self.watchers.notify_all()
 
     async def _has_entries_after(self, stream: str, after: int, deadline: float | None) -> bool:
         patience = timeout_until(deadline, self._address)
-        read_head = partial(head_steps, self._operations, stream)
+        read_head = partial(self._operations.head, stream=stream)
         head = await self._pool.run(read_head, patience, stream=stream)
         return head is not None and head.position > after
 
@@ -170,9 +171,10 @@ class AsyncPostgresBackend:
         """Register as a waiter, if that is due, so that writers notify."""
         if self._listener.should_register(stream):
             patience = timeout_until(deadline, self._address)
+            register = partial(
+                self._operations.register_watch, stream=stream, seconds=REGISTRATION_TTL
+            )
             try:
-                await self._pool.run(
-                    partial(self._operations.register_watch, stream, REGISTRATION_TTL), patience
-                )
+                await self._pool.run(register, patience)
             except UnavailableError as error:
                 self._listener.registration_failed(error)

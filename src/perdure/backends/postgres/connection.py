@@ -4,10 +4,11 @@ Nothing here retries, and nothing relies on session state: a pooler may be in be
 """
 
 import asyncio
+import contextlib
 import math
 import select
 import time
-from collections.abc import Generator
+from collections.abc import Awaitable, Callable, Generator
 from typing import Any, TypeVar
 
 import psycopg
@@ -23,7 +24,7 @@ from perdure.backends.postgres.arrays import (
     TextArray,
 )
 from perdure.backends.postgres.errors import AnswerTimeoutError
-from perdure.backends.postgres.operations import Row
+from perdure.backends.postgres.queries import Query, Row
 
 T = TypeVar("T")
 
@@ -60,9 +61,14 @@ class Connection(psycopg.Connection[Row]):
         """As in psycopg, but not beyond the deadline."""
         return super().wait(_until_deadline(gen, self.deadline), *args, **kwargs)
 
+    def fetch(self, query: Query) -> list[Row]:
+        """Run a query and return its rows."""
+        prepare = None if query.often else False
+        return self.execute(query.sql, query.parameters, prepare=prepare, binary=True).fetchall()
+
 
 class AsyncConnection(psycopg.AsyncConnection[Row]):
-    """As `Link`, for an event loop."""
+    """As `Connection`, for an event loop."""
 
     deadline = math.inf
     _pool = None
@@ -71,11 +77,23 @@ class AsyncConnection(psycopg.AsyncConnection[Row]):
         """As in psycopg, but not beyond the deadline."""
         return await super().wait(_until_deadline(gen, self.deadline), *args, **kwargs)
 
+    async def fetch(self, query: Query) -> list[Row]:
+        """Run a query and return its rows."""
+        prepare = None if query.often else False
+        cursor = await self.execute(query.sql, query.parameters, prepare=prepare, binary=True)
+        return await cursor.fetchall()
+
+
+# What a pool runs on a connection, again after an error worth a retry.
+Operation = Callable[[Connection], T]
+
+AsyncOperation = Callable[[AsyncConnection], Awaitable[T]]
+
 
 def connect_options(address: PostgresAddress) -> dict[str, Any]:
     """Return the connection options: no call relies on state left in a session.
 
-    Statements are not prepared until `let_prepare` allows it.
+    Statements are not prepared until `allow_prepare` allows it.
     """
     return {**address.options, "autocommit": True, "prepare_threshold": None}
 
@@ -150,7 +168,7 @@ def cancel(connection: Connection) -> bool:
 
 
 async def cancel_async(connection: AsyncConnection) -> bool:
-    """As `take_back`."""
+    """As `cancel`."""
     if not psycopg.capabilities.has_cancel_safe():
         return False
     try:
@@ -162,3 +180,15 @@ async def cancel_async(connection: AsyncConnection) -> bool:
     except (psycopg.Error, OSError, ValueError):
         return False
     return False
+
+
+def discard(connection: Connection) -> None:
+    """Close a connection, whatever its state."""
+    with contextlib.suppress(psycopg.Error, OSError):
+        connection.close()
+
+
+async def discard_async(connection: AsyncConnection) -> None:
+    """As `discard`."""
+    with contextlib.suppress(psycopg.Error, OSError):
+        await connection.close()

@@ -180,7 +180,7 @@ def translate_error(error: Exception, address: PostgresAddress, stream: str = ""
     translated_error = _translate(error, address, stream)
     if isinstance(translated_error, UnavailableError):
         state = getattr(error, "sqlstate", None) or ""
-        translated_error.of_one = isinstance(error, BlockedError) or state.startswith(
+        translated_error.single_stream = isinstance(error, BlockedError) or state.startswith(
             _BLOCKED_STATES
         )
     return translated_error
@@ -240,7 +240,7 @@ def safe_cause(error: Exception, address: PostgresAddress) -> Exception | None:
 def log_notify_failed(error: Exception, address: PostgresAddress) -> None:
     """Log that watchers were not notified of a stored append; they find it by polling."""
     fields = {"store": address.name, "session": "", "reason": str(translate_error(error, address))}
-    events.emit("unnotified", fields)
+    events.emit("notify_failed", fields)
 
 
 # A prepared statement is missing, or its name is in use: another client shares this session.
@@ -290,7 +290,7 @@ class RetryBudget:
         if kind == "final" or remaining <= self._pause:
             translated_error = translate_error(error, self._address, self._stream)
             if isinstance(translated_error, UnavailableError):
-                translated_error.was_waited_for = remaining <= self._pause
+                translated_error.retries_exhausted = remaining <= self._pause
             raise translated_error from safe_cause(error, self._address)
         pause = self._pause
         self._pause = min(max(pause * 2, FIRST_PAUSE), LONGEST_PAUSE)

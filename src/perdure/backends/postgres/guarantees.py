@@ -74,7 +74,7 @@ def store_guarantees(server: ServerInfo, acceptance: Acceptance, name: str) -> G
         engine=server.engine,
         version=server.release,
         checks=tuple(checks),
-        accepted=acceptance.taken,
+        accepted=acceptance.used,
     )
 
 

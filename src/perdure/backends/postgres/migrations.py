@@ -22,7 +22,7 @@ from perdure.backends.postgres.schema import LATEST_VERSION, migration_script
 from perdure.errors import (
     PerdureError,
     UnavailableError,
-    UnmadeError,
+    StoreMissingError,
     UnsupportedError,
     VersionError,
 )
@@ -219,7 +219,7 @@ def _outdated_error(server: ServerInfo, address: PostgresAddress) -> PerdureErro
     state = "has no tables yet" if server.tables == 0 else f"has tables of version {server.tables}"
     reason = f"the schema {address.schema!r} {state}, this perdure needs version {LATEST_VERSION}"
     hint = "run: perdure migrate ADDRESS, as a user who may create them"
-    error_class = UnmadeError if server.tables == 0 else UnavailableError
+    error_class = StoreMissingError if server.tables == 0 else UnavailableError
     return error_class(address.name, reason, hint)
 
 
@@ -248,7 +248,7 @@ def inspect_server(
 
 
 class _TableInfo(NamedTuple):
-    """Facts about the tables, as in `Server`; the defaults stand for missing tables."""
+    """Facts about the tables, as in `ServerInfo`; the defaults stand for missing tables."""
 
     version: int = 0
     missing_privileges: str = ""

@@ -93,7 +93,7 @@ class NotifyListener:
         if not isinstance(error.__cause__, READ_ONLY_ERRORS):
             raise error
         self._is_disabled, self._failed_at = True, time.monotonic()
-        self._is_receiving = self._watchers.told = False
+        self._is_receiving = self._watchers.server_notifies = False
 
     def close(self) -> None:
         """Stop the thread, soon."""
@@ -124,8 +124,8 @@ class NotifyListener:
                 if self._probe(connection):
                     self._is_disabled = False
                     self._registered_at = {}  # A server that crashed has lost the registrations.
-                    self._is_receiving = self._watchers.told = True
-                    self._watchers.ring_all()  # Waiters re-read the head and register.
+                    self._is_receiving = self._watchers.server_notifies = True
+                    self._watchers.notify_all()  # Waiters re-read the head and register.
                     connection.deadline = math.inf  # No query is pending; silence is normal.
                     self._forward(connection)
                 else:
@@ -137,13 +137,13 @@ class NotifyListener:
                 time.monotonic() - RETRY_INTERVAL + 2 * POLL_TIMEOUT
             )  # The server may be back soon: retry early.
         finally:
-            was_receiving, self._is_receiving, self._watchers.told = (
+            was_receiving, self._is_receiving, self._watchers.server_notifies = (
                 self._is_receiving,
                 False,
                 False,
             )
             if was_receiving:
-                self._watchers.ring_all()  # From now on waiters have to poll.
+                self._watchers.notify_all()  # From now on waiters have to poll.
 
     def _probe(self, connection: Connection) -> bool:
         """Return whether a notification from another connection arrives here."""
@@ -170,7 +170,7 @@ class NotifyListener:
             }
             watched = self._watchers.streams()
             notified = [stream for stream in watched if self._key_of(stream).hex() in payloads]
-            self._watchers.ring(Append(stream, ()) for stream in notified)
+            self._watchers.notify(Append(stream, ()) for stream in notified)
             if watched:
                 last_needed = time.monotonic()
             if time.monotonic() - last_checked >= CHECK_INTERVAL:

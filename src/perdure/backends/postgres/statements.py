@@ -12,7 +12,7 @@ that no other statement can use them.
 entries to that of the last one, or does nothing at all.
 
 Editing: no statement may change a table in two places, because engines that only speak the protocol
-(CockroachDB) refuse that. Changed columns need a migration in `postgres_tables`.
+(CockroachDB) refuse that. Changed columns need a migration in `schema`.
 """
 
 from typing import NamedTuple

@@ -95,7 +95,7 @@ class SqliteBackend:
     The file is created if it is missing or empty; its directory must exist. Waits up to `patience`
     seconds for locks of other processes. Usable in both processes after `os.fork`. On a read-only
     medium, or without permission to write, streams can be read; writing raises UsageError. `accept`
-    names weaknesses to accept instead of refusing them (`perdure.guarantees`).
+    names weaknesses to accept instead of refusing them (`perdure.backends.guarantees`).
     """
 
     capabilities: frozenset[str] = frozenset({RECENT, REMOVE, WATCH})
@@ -128,7 +128,8 @@ class SqliteBackend:
             outcomes = self._append_one(appends[0])
         else:
             outcomes = self._append_all(appends) if appends else []
-        self.watchers.ring(appends)
+        if self.watchers.waiting:
+            self.watchers.notify(appends)
         return outcomes
 
     def _append_one(self, append: Append) -> Sequence[Outcome]:
@@ -191,7 +192,7 @@ class SqliteBackend:
         """
         remaining = UNLIMITED if limit is None else limit
         choice = StreamFilter(prefix, labels, without)
-        while remaining > 0 and not choice.is_none:
+        while remaining > 0 and not choice.matches_nothing:
             start = max(prefix, after + "\0")  # The smallest name after `after`.
             size = min(remaining, PAGE_ROWS)
             rows = self._reading(lambda db: rows_by_name(db, choice, start, size))  # noqa: B023 - called at once
@@ -200,7 +201,7 @@ class SqliteBackend:
                     return
                 head = head_from_label(row, choice.label)
                 after = head.stream
-                if choice.has(head):
+                if choice.matches(head):
                     yield head
                     remaining -= 1
             if len(rows) < size:
@@ -214,7 +215,7 @@ class SqliteBackend:
         without: Collection[str] = (),
         limit: int | None = None,
     ) -> Iterator[Head]:
-        """As `Recent.recent`, in pages."""
+        """As `RecencyCapability.recent`, in pages."""
         remaining = UNLIMITED if limit is None else limit
         listing = recent.RecentListing(StreamFilter(prefix, labels, without))
         while remaining > 0 and not listing.ended:
@@ -234,7 +235,7 @@ class SqliteBackend:
         self._connections.write(stream, drop)
 
     def remove(self, stream: str, *, digest: str) -> bool:
-        """As `Removing.remove`. Free pages keep no removed bytes."""
+        """As `RemovalCapability.remove`. Free pages keep no removed bytes."""
         key = stream_key(stream)
 
         def remove(db: apsw.Connection) -> bool:
@@ -249,13 +250,13 @@ class SqliteBackend:
         return self._connections.write(stream, remove)
 
     def watch(self, stream: str, *, after: int, timeout: float | None = None) -> bool:
-        """As `Watch.watch`: changes of the write-ahead log reveal writes of other processes."""
+        """As `WatchCapability.watch`: changes of the log reveal writes of other processes."""
         return self.watchers.wait(stream, after, timeout, self._head)
 
     def close(self) -> None:
         """Close the file; the last process to close it leaves no -wal and -shm behind."""
         self._connections.close()
-        self.watchers.ring_all()
+        self.watchers.notify_all()
 
     def _head(self, stream: str) -> Head | None:
         return self._reading(lambda db: [read_head(db, stream, stream_key(stream))])[0]
@@ -309,7 +310,9 @@ def _append_in_place(db: apsw.Connection, key: int, labels: str, append: Append)
     for position, header, body in entries:
         rows.append((key, position, header, body))
         parts += header, body or b""
-    if is_text(b"\n".join(parts)):  # Then each part is: no UTF-8 sequence spans a newline.
+    data = b"\n".join(parts)
+    # If it is text, each part is: no UTF-8 sequence spans a newline. Most data is ASCII.
+    if (data.isascii() and b"\0" not in data) or is_text(data):
         db.executemany(ADD_TEXT, rows)
     else:
         db.executemany(ADD_ENTRY, _entry_rows(key, entries))

@@ -4,7 +4,7 @@ Each call of the driver releases the GIL and waits to get it back, which takes l
 thread computes. So the common case is one call: all rows are passed as one blob with a list of
 their offsets, and a temporary trigger compares the heads, writes the rows, moves heads and labels,
 and commits. It applies to text entries of streams that this process wrote to before. Everything
-else, and any mismatch that the trigger finds, takes the general path in `sqlite`.
+else, and any mismatch that the trigger finds, takes the general path in `backend`.
 """
 
 from collections.abc import Iterable, Sequence
@@ -107,7 +107,7 @@ class LabelCache:
 
 
 def prepare_batches(db: apsw.Connection) -> None:
-    """Prepare a connection for `store`, in its temporary schema: the file is not changed."""
+    """Prepare a connection for `store_batch`, in its temporary schema: the file is not changed."""
     db.execute(PREPARE).fetchall()
 
 

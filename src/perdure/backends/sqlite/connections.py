@@ -1,4 +1,4 @@
-"""The connections of one process to one SQLite file: a writer, and a pool of readers.
+"""The connections of one process to one SQLite file: a writer and readers, or readers only.
 
 Readers have their own connections, so that they do not wait for a commit's sync; each is borrowed
 for one page. Nothing here knows a table.
@@ -524,7 +524,7 @@ class ReadOnlyPool(ConnectionPool):
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[apsw.Connection]:
-        """As `Connections.reading`; UnavailableError if a file without a log was written to."""
+        """As `ConnectionPool.reading`; UnavailableError if a file without a log was written to."""
         with super().reading() as reader:
             try:
                 yield reader

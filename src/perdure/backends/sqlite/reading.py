@@ -1,7 +1,7 @@
-"""Read the heads of a SQLite store, by key or as a listing, and check them for damage.
+"""Read heads and pages of entries of a SQLite store, and check them for damage.
 
-Names, keys or filters come in; verified heads go out. A name is compared with its key, and a row
-with the index that led to it. Nothing is written.
+Names, keys, filters or positions come in; verified heads and entries go out. A name is compared
+with its key, and a row with the index that led to it. Nothing is written.
 """
 
 import functools
@@ -27,7 +27,8 @@ LISTED_BY_KEY = "select name, id, name, position, digest, labels from head where
 BY_NAME = (
     "select i.name, i.id, h.name, h.position, h.digest, h.labels,"  # noqa: S608 - constants
     f" h.labels <> {DELETED_LABELS} and not exists"
-    f" (select 1 from head as l where l.name = i.name and l.labels <> {DELETED_LABELS} and +l.id = i.id)"
+    f" (select 1 from head as l where l.name = i.name and l.labels <> {DELETED_LABELS}"
+    " and +l.id = i.id)"
     " from head as i indexed by head_name left join head as h on h.id = i.id"
     " where i.name >= ? order by i.name limit ?"
 )
@@ -99,10 +100,10 @@ def head_from_label(row: tuple[Any, ...], label: str | None) -> Head:
 def rows_by_name(
     db: apsw.Connection, choice: StreamFilter, start: str, size: int
 ) -> list[tuple[Any, ...]]:
-    """Return rows for `listed`, from a name on; the caller filters out those that do not match."""
+    """Return rows for `head_from_label`, from a name on; the caller filters out non-matching ones."""
     if choice.label is not None:
         return db.execute(BY_LABEL, (start, choice.label, size)).fetchall()
-    return db.execute(BY_NAME_LIVE if choice.lives else BY_NAME, (start, size)).fetchall()
+    return db.execute(BY_NAME_LIVE if choice.only_live else BY_NAME, (start, size)).fetchall()
 
 
 def head_by_key(db: apsw.Connection, key: int) -> Head | None:
@@ -141,7 +142,7 @@ READ_REVERSE = READ_FORWARD.replace("position > ?", "position < ?").replace(
 
 
 class EntryPage:
-    """Entries from one snapshot. Those read before an error stay in `entries`."""
+    """Entries from one snapshot. Entries read before an error stay in `entries`."""
 
     def __init__(self, stream: str, after: int, size: int, max_body: int, *, reverse: bool) -> None:
         self.stream = stream

@@ -65,18 +65,18 @@ SORT = (
 class RecentListing:
     """Lists heads in pages, the most recently changed stream first.
 
-    Up to `FEW` matches are sorted. If there are more, a scan through all streams usually finds them
-    soon. If it does not, because many other streams changed since, they are sorted as well: once
-    the scan has spent as much on other streams as sorting would cost.
+    Up to `SORT_MAX` matches are sorted. If there are more, a scan through all streams usually finds
+    them soon. If it does not, because many other streams changed since, they are sorted as well:
+    once the scan has spent as much on other streams as sorting would cost.
     """
 
     def __init__(self, choice: StreamFilter) -> None:
-        self.ended = choice.is_none
+        self.ended = choice.matches_nothing
         self._choice = choice
         self._wasted = SORT_MAX if choice.is_narrow else 0
         self._enough = SORT_MAX
         self._sorted: Iterator[int] | None = None
-        self._row_scan = RowScan(lives=choice.lives)
+        self._row_scan = RowScan(lives=choice.only_live)
 
     def page(self, db: apsw.Connection) -> list[Head]:
         """Return the next matching heads; a page may be empty before the end."""
@@ -102,7 +102,7 @@ class RecentListing:
         return self._matching(heads)
 
     def _matching(self, heads: Iterable[Head | None]) -> list[Head]:
-        return [head for head in heads if head is not None and self._choice.has(head)]
+        return [head for head in heads if head is not None and self._choice.matches(head)]
 
 
 def sorted_keys(db: apsw.Connection, choice: StreamFilter, most: int) -> Iterator[int] | None:
@@ -115,7 +115,7 @@ def sorted_keys(db: apsw.Connection, choice: StreamFilter, most: int) -> Iterato
     if choice.label is not None:
         source, bounds = KEYS_OF_LABEL, (choice.label, *bounds)
     else:
-        source = KEYS_OF_LIVE if choice.lives else KEYS_OF_ALL
+        source = KEYS_OF_LIVE if choice.only_live else KEYS_OF_ALL
     if db.execute(COUNT.format(source), (*bounds, most + 1)).get > most:
         return None
     rows: list[Any] = db.execute(SORT.format(source), (*bounds, most)).fetchall()

@@ -1,4 +1,4 @@
-"""The tables of a SQLite store, and how a connection to it is opened and checked.
+"""The tables, settings and guarantees of a SQLite store; opens and checks its connections.
 
 A path comes in, a checked connection goes out. A file is not changed before it is known to be ours
 or empty. Headers and plain bodies are stored as text, so that the `sqlite3` shell shows them.
@@ -50,13 +50,13 @@ def store_guarantees(
     is_weak = weakest([filesystem]) == "weak"
     return Guarantees(
         "process death" if is_weak else "power loss",
-        "one process" if acceptance.taken else "one machine",
+        "one process" if acceptance.used else "one machine",
         "SQLite, write-ahead log, synced before append returns",
         atomic="one call",
         engine="SQLite",
         version=version,
         checks=(Check("SQLite", version), *checks, filesystem),
-        accepted=acceptance.taken,
+        accepted=acceptance.used,
     )
 
 

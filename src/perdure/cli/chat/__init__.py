@@ -1,0 +1,1 @@
+"""`perdure chat`: a durable assistant in the terminal."""

@@ -1,4 +1,7 @@
-"""`perdure chat`: an assistant in the terminal whose conversations survive their process."""
+"""`perdure chat`: an assistant in the terminal whose conversations survive their process.
+
+It opens the store, lets the user choose a session, and reads lines until the user leaves.
+"""
 
 import secrets
 import shlex
@@ -10,9 +13,10 @@ from itertools import islice
 
 import click
 from click.core import ParameterSource
+from rich.table import Table
 
 import perdure
-from perdure.backends.addresses import looks_like_address, open_backend, scheme_of
+from perdure.backends.addresses import looks_like_address, open_backend
 from perdure.backends.protocol import Head
 from perdure.cli.chat.conversation import ChatSession
 from perdure.cli.chat.interrupts import InterruptGuard
@@ -20,14 +24,16 @@ from perdure.cli.chat.model import DEFAULT_MODEL, ModelChoice, choose_model
 from perdure.cli.chat.slash_commands import SlashCommands
 from perdure.cli.chat.view import PROMPT, ChatView
 from perdure.cli.ls import most_recent, read_row
-from perdure.cli.output import display_width, echo, is_tty, pad, plural, relative_time, safe
+from perdure.cli.output import echo, echo_table, is_tty, plural, relative_time, safe
 from perdure.cli.stores import (
     BAD_NEWS,
     DEFAULT_STORE,
+    INTERRUPTED,
     InvalidCallError,
     OpenStore,
     StoreCommand,
     find_head,
+    refuse_memory,
     without_password,
 )
 from perdure.errors import ConflictError, UnsupportedError, UsageError
@@ -56,13 +62,14 @@ def choose_session(source: OpenStore, stop: InterruptGuard) -> str:
     rows = rows[:SESSIONS_LISTED]
     if not rows:
         return new_session
-    echo(f"Sessions in {source.name}:", bold=True)
+    echo(f"Sessions in {source.name}:", style="bold")
     names = [row.head.stream for row in rows]
-    width = min(max(display_width(safe(name)) for name in names), 40)
+    table = Table.grid(padding=(0, 2))
     for number, row in enumerate(rows, start=1):
         when = relative_time(row.changed) if row.changed else ""
         count = plural(row.messages or 0, "message")
-        echo(f"  {number}  {pad(safe(row.head.stream), width)}  {pad(count, 14)} {when}")
+        table.add_row("", str(number), safe(row.head.stream), count, when)
+    echo_table(table)
     while True:
         with stop.interruptible():
             typed = input(
@@ -74,10 +81,7 @@ def choose_session(source: OpenStore, stop: InterruptGuard) -> str:
             return typed
         if 1 <= int(typed) <= len(names):
             return names[int(typed) - 1]
-        echo(f"Choose a number from 1 to {len(names)}.", fg="red")
-
-
-INTERRUPTED = 128 + 2  # The exit code that a shell reports for a program ended by SIGINT.
+        echo(f"Choose a number from 1 to {len(names)}.", style="red")
 
 
 EXAMPLES = """\b
@@ -181,8 +185,7 @@ def _exact_counter(chosen: ModelChoice) -> Counter | None:
 
 @contextmanager
 def _open_store(address: str, counter: Counter | None) -> Iterator[OpenStore]:
-    if scheme_of(address)[0] == "memory":
-        raise InvalidCallError("A memory store is gone when the command ends: name one on disk.")
+    refuse_memory(address)
     backend = open_backend(address)
     with perdure.open(backend, tokens=counter) as store:
         yield OpenStore(store, backend)
@@ -193,12 +196,12 @@ def _introduce(
 ) -> None:
     session, view = talk.session, talk.view
     if chosen.notice:
-        view.notice(chosen.notice, fg="yellow")
+        view.notice(chosen.notice, style="yellow")
     view.title(session.id, source.name, talk.model.name, is_new=not session.position)
     if talk.open_turn is not None and not talk.is_answered:
         talk.show_open_turn()
     elif len(session) and view.is_terminal:
-        view.show_last(len(session), session.last)
+        view.show_last(len(session), session.last_message)
     if system and not _has_instructions(session, system):
         session.append({"role": "system", "content": system})
     if view.is_terminal:

@@ -13,7 +13,7 @@ from perdure.cli.chat.interrupts import InterruptGuard
 from perdure.cli.chat.model import ChatModel, ChatModelError, Messages
 from perdure.cli.chat.view import ChatView, message_text
 from perdure.cli.output import plural
-from perdure.errors import BudgetError
+from perdure.errors import ContextWindowError
 from perdure.formats import tokens
 from perdure.formats.intake import field_of
 from perdure.formats.parts import Loss
@@ -58,12 +58,12 @@ class ChatSession:
         """Switch to a session; its newest turn is the open one if it was interrupted."""
         self.session = session
         last = self.last_turn() if session.interrupted else None
-        self.open_turn = next((turn for turn in session.interrupted if turn.start == last), None)
+        self.open_turn = next((turn for turn in session.interrupted if turn.branch_point == last), None)
 
     @property
     def is_answered(self) -> bool:
         """Whether the open turn has its whole answer and lacks only the record of its end."""
-        if self.open_turn is None or self.open_turn.partial:
+        if self.open_turn is None or self.open_turn.is_partial:
             return False
         _, last = self._last_message(self.open_turn)
         return (
@@ -83,7 +83,7 @@ class ChatSession:
         )
 
     def _messages_of(self, turn: Turn) -> Iterator[tuple[int, Message]]:
-        for record in self.session.records(after=turn.start):
+        for record in self.session.records(after=turn.branch_point):
             content = record.content
             if isinstance(content, Message) and content.turn == turn.id:
                 yield record.position, content
@@ -100,7 +100,7 @@ class ChatSession:
         """Ask the model to answer the last user message, if it has no answer yet."""
         if self.open_turn is not None and not self.is_answered:
             self._answer(self.open_turn)
-        elif self.open_turn is None and (self.session.last or {}).get("role") == "user":
+        elif self.open_turn is None and (self.session.last_message or {}).get("role") == "user":
             self._answer(self.session.turn())
         else:
             self.view.notice("Every message has an answer: type a new one.")
@@ -159,8 +159,8 @@ class ChatSession:
                 self.open_turn, self.was_interrupted = turn, True
                 open_turn.pop_all()  # Keeps the turn open: no end is recorded.
                 self._report_interrupt(turn)
-            except (ChatModelError, BudgetError) as error:
-                if turn.partial:
+            except (ChatModelError, ContextWindowError) as error:
+                if turn.is_partial:
                     self.open_turn = turn
                     open_turn.pop_all()  # As after Ctrl-C: the turn can be resumed.
                 else:
@@ -169,10 +169,10 @@ class ChatSession:
 
     def _prompt(self) -> Messages:
         window = self.window()
-        if window.cut and not self._cut_reported:
+        if window.truncated_before and not self._cut_reported:
             self._cut_reported = True
             self.view.notice(
-                f"Messages before position {window.cut} do not fit in {self.budget:,} tokens and "
+                f"Messages before position {window.truncated_before} do not fit in {self.budget:,} tokens and "
                 "are not sent; they stay in the session."
             )
         for loss in dict.fromkeys(window.losses):
@@ -239,7 +239,7 @@ class ChatSession:
                 turn, content=_partial_text(turn) or None, interrupted=True, error=text
             )
             return
-        can_ask = self.view.is_terminal and (self.session.last or {}).get("role") == "user"
+        can_ask = self.view.is_terminal and (self.session.last_message or {}).get("role") == "user"
         hint = " Enter asks the model again." if can_ask else ""
         self.view.notice(f"The turn is recorded as failed.{hint}")
         self._report_answer(turn, error=text)
@@ -247,5 +247,5 @@ class ChatSession:
 
 def _partial_text(turn: Turn) -> str:
     """Return the text of a turn's last answer, up to where it was cut."""
-    texts = [str(taken.message.get("content") or "") for taken in turn.said()]
+    texts = [str(part.message.get("content") or "") for part in turn.partial_messages()]
     return texts[-1] if texts else ""

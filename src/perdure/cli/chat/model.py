@@ -42,8 +42,8 @@ class ChatModel(Protocol):
 
     name: str
 
-    def summariser(self) -> dict[str, Any]:
-        """Return the arguments for `session.summarise` that make this model write the summary."""
+    def summarizer(self) -> dict[str, Any]:
+        """Return the arguments for `session.summarize` that make this model write the summary."""
         ...
 
     def ask(self, messages: Messages, stop: InterruptGuard) -> Iterator[Any]:
@@ -96,7 +96,7 @@ class EndpointModel:
 
         return openai.OpenAI(api_key=self._key, base_url=self._base_url)
 
-    def summariser(self) -> dict[str, Any]:
+    def summarizer(self) -> dict[str, Any]:
         return {"with_": self._client, "model": self.name}
 
     def ask(self, messages: Messages, stop: InterruptGuard) -> Iterator[Any]:
@@ -165,7 +165,7 @@ class ScriptedModel:
     def __init__(self, pace: float = 0) -> None:
         self._pace = pace
 
-    def summariser(self) -> dict[str, Any]:
+    def summarizer(self) -> dict[str, Any]:
         return {"with_": _scripted_summary}
 
     def ask(self, messages: Messages, stop: InterruptGuard) -> Iterator[Any]:

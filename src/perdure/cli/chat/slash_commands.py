@@ -102,10 +102,10 @@ class SlashCommands:
     def _summarize(self, keep: int) -> None:
         talk = self._talk
         with ExitStack() as quiet:
-            quiet.enter_context(muted_event("unsummarised"))  # Reported below.
+            quiet.enter_context(muted_event("unsummarized"))  # Reported below.
             # In the background, so that Ctrl-C ends the waiting and never cuts a write.
-            future = talk.session.summarise_in_background(
-                **talk.model.summariser(), keep_turns=keep, counter=talk.counter
+            future = talk.session.summarize_in_background(
+                **talk.model.summarizer(), keep_turns=keep, counter=talk.counter
             )
             muted_until_done = quiet.pop_all()
             future.add_done_callback(lambda _: muted_until_done.close())
@@ -145,8 +145,8 @@ class SlashCommands:
         else:
             remaining = talk.budget - (window.tokens or 0)
             self._view.notice(f"of {talk.budget:,} (--max-tokens); {remaining:,} remain.")
-        if window.cut:
-            self._view.notice(f"Messages before position {window.cut} are not sent.")
+        if window.truncated_before:
+            self._view.notice(f"Messages before position {window.truncated_before} are not sent.")
 
     def _drop(self, _: str) -> None:
         talk = self._talk

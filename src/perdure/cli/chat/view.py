@@ -7,9 +7,10 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from rich.cells import cell_len
+
 from perdure.cli.output import (
     TAB_WIDTH,
-    display_width,
     echo,
     echo_json,
     first_line,
@@ -27,9 +28,8 @@ _WORDS = re.compile(r"\n| +|[^ \n]+")
 class StreamPrinter:
     """Prints chunks of a text as they arrive; with a width, wraps at whole words."""
 
-    def __init__(self, width: int | None, **style: Any) -> None:
+    def __init__(self, width: int | None) -> None:
         self._width = width
-        self._style = style
         self._held = ""
         self._spaces = 0
         self._column = 0
@@ -75,7 +75,7 @@ class StreamPrinter:
         for word in wrap_lines(
             part, width
         ):  # More than one only if the word is longer than a line.
-            size = display_width(word)
+            size = cell_len(word)
             if self._column and self._column + self._spaces + size > width:
                 self._print("\n")
                 self._column = self._spaces = 0
@@ -85,7 +85,7 @@ class StreamPrinter:
 
     def _print(self, text: str) -> None:
         if text:
-            echo(text, nl=False, **self._style)
+            echo(text, nl=False)
             self._at_line_start = text.endswith("\n")
 
 
@@ -117,12 +117,12 @@ class ChatView:
     def title(self, session: str, store: str, model: str, *, is_new: bool) -> None:
         """Print the session, the store and the model."""
         new = ", a new session" if is_new else ""
-        self.notice(f"{safe(session)}{new}, in {safe(store)}; {safe(model)} answers.", bold=True)
+        self.notice(f"{safe(session)}{new}, in {safe(store)}; {safe(model)} answers.", style="bold")
 
-    def notice(self, text: str, **style: Any) -> None:
+    def notice(self, text: str, style: str = "dim") -> None:
         """Print a notice of the command itself, apart from the conversation."""
         for line in self._lines(text):
-            echo(line, err=not self.is_terminal, **(style or {"dim": True}))
+            echo(line, err=not self.is_terminal, style=style)
 
     def _lines(self, text: str) -> Iterator[str]:
         return wrap_lines(text, self._width) if self.is_terminal else map(safe, text.splitlines())
@@ -131,10 +131,10 @@ class ChatView:
         """Print an error; in a pipe, on one line."""
         text = first_line(text, None)
         for line in self._lines(text[:1].upper() + text[1:]):
-            echo(line, err=True, fg="red")
+            echo(line, err=True, style="red")
 
     def block(self, text: str) -> None:
-        """Print a stored text, indented and cut after `SHOWN` characters."""
+        """Print a stored text, indented and cut after `TEXT_MAX` characters."""
         shown = text[:TEXT_MAX]
         for line in wrap_lines(shown, self._width - 2):
             echo(f"  {line}".rstrip(), err=not self.is_terminal)
@@ -174,7 +174,7 @@ class ChatView:
         self._flow = StreamPrinter(self._width if self.is_terminal else None)
         self.blank_line()
         if self.is_terminal:
-            echo(f"assistant ({safe(model)})", fg="green", bold=True)
+            echo(f"assistant ({safe(model)})", style="bold green")
 
     def write(self, text: str) -> None:
         """Print the next chunk of an answer."""

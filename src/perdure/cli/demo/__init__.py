@@ -1,0 +1,1 @@
+"""`perdure demo`: an assistant that is killed mid-turn and resumes."""

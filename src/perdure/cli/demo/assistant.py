@@ -1,4 +1,4 @@
-"""The assistant of the demo: `python -m perdure.cli.demo_child STORE SESSION`.
+"""The assistant of the demo: `python -m perdure.cli.demo.assistant STORE SESSION`.
 
 It runs in its own process, which can be killed at any time and started again. It writes to standard
 output, one JSON line each, the records it found and the records perdure acknowledged; before the
@@ -73,7 +73,7 @@ def _run_turn(session: perdure.Session, scene: ScriptedTurn, first: int, done: i
     with session.turn(scene.prompt, id=scene.turn) as turn:
         if turn.ended:
             return
-        _report_turn_start(session, scene, position, turn.start + 1)
+        _report_turn_start(session, scene, position, turn.branch_point + 1)
         last = first + len(scene.parts) - 1
         for step, part in enumerate(scene.parts, start=first):
             if step > done:

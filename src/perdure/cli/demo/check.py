@@ -27,7 +27,7 @@ class DemoVerdict(NamedTuple):
     doubled: int = 0
     messages: int = 0
     plan: Any = None
-    verified: perdure.Verified | None = None
+    verified: perdure.VerifyResult | None = None
     problems: tuple[str, ...] = ()
 
 

@@ -11,10 +11,9 @@ from perdure.backends.addresses import scheme_of
 from perdure.cli.demo.check import DemoVerdict, check_store, compare_records
 from perdure.cli.demo.run import ProcessRun, RecoveredState, choose_kill_points, run_assistant
 from perdure.cli.demo.view import DemoView
+from perdure.cli.stores import BAD_NEWS, INTERRUPTED
 
 KILLS_MAX = 20  # Each starts a new Python process; more would show nothing new.
-
-INTERRUPTED = 128 + 2  # The exit code that a shell reports for a program ended by SIGINT.
 
 
 class KillCount(click.IntRange):
@@ -75,7 +74,7 @@ def demo(kills: int, seed: int | None, store: str) -> None:
         view.interrupted(is_there=_session_exists(path, session))
         raise SystemExit(INTERRUPTED) from None
     if verdict.problems:
-        raise SystemExit(1)
+        raise SystemExit(BAD_NEWS)
 
 
 def _require_path(store: str) -> str:

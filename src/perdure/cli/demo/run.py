@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple, Self
 
 from perdure.cli.demo.assistant import SCRIPT, SECONDS_PER_PART
+from perdure.cli.stores import InvalidCallError
 
 
 class RecordFact(NamedTuple):
@@ -58,7 +59,7 @@ class ProcessRun(NamedTuple):
         return tuple(sorted(set(self.acknowledged) - set(self.found.facts)))
 
 
-class AssistantError(Exception):
+class AssistantError(InvalidCallError):
     """The assistant's process failed; the text says why."""
 
 

@@ -1,0 +1,1 @@
+"""`perdure doctor`: explain a store and test its guarantees."""

@@ -3,19 +3,19 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import click
+from rich.text import Text
 
 from perdure.cli.doctor.findings import ATOMIC, SHARED_BY, SURVIVES, StoreFinding, StoreVerdict
-from perdure.cli.output import echo, pad, safe, terminal_width, wrap_lines
+from perdure.cli.output import echo, echo_table, grid, safe, safe_lines
 
 if TYPE_CHECKING:
     from perdure.cli.doctor.command import DoctorReport
 
-MARKS: dict[StoreVerdict, tuple[str, dict[str, object]]] = {
-    "sound": ("ok", {"fg": "green"}),
-    "note": ("note", {"fg": "cyan"}),
-    "weak": ("WEAK", {"fg": "yellow", "bold": True}),
-    "unusable": ("BAD", {"fg": "red", "bold": True}),
+MARKS: dict[StoreVerdict, tuple[str, str]] = {
+    "sound": ("ok", "green"),
+    "note": ("note", "cyan"),
+    "weak": ("WEAK", "bold yellow"),
+    "unusable": ("BAD", "bold red"),
 }
 
 VERDICT_TEXTS: dict[StoreVerdict, str] = {
@@ -24,17 +24,19 @@ VERDICT_TEXTS: dict[StoreVerdict, str] = {
     "unusable": "unusable: do not store anything in it.",
 }
 
-NAME_WIDTH, MARK_WIDTH = 20, 6  # Columns.
+INDENT, MARK_WIDTH, NAME_WIDTH = 2, 6, 20  # Columns.
 
 
 def print_report(report: "DoctorReport") -> None:
-    style = MARKS[report.verdict][1]
     verdict = VERDICT_TEXTS[report.verdict]
     if any(finding.name == "opening" for finding in report.opening):
         verdict = "unusable: it cannot be opened."
-    echo(click.style(f"{safe(report.store)} is {verdict}", **style))  # type: ignore[arg-type]
+    echo(f"{safe(report.store)} is {verdict}", style=MARKS[report.verdict][1])
     if not report.exists and report.verdict != "unusable":
-        echo("It does not exist yet; its directory was tested, and nothing was created.", dim=True)
+        echo(
+            "It does not exist yet; its directory was tested, and nothing was created.",
+            style="dim",
+        )
     if report.guarantees.engine != "undeclared":
         _print_guarantees(report)
     _print_findings("Checked on opening", report.opening)
@@ -46,6 +48,7 @@ def print_report(report: "DoctorReport") -> None:
 def _print_guarantees(report: "DoctorReport") -> None:
     guarantees = report.guarantees
     echo()
+    table = grid(INDENT, 21, None)
     for label, text in (
         ("engine", f"{guarantees.engine} {guarantees.version}".strip()),
         ("an append survives", SURVIVES[guarantees.survives]),
@@ -54,20 +57,21 @@ def _print_guarantees(report: "DoctorReport") -> None:
         ("capabilities", ", ".join(guarantees.capabilities) or "none"),
         ("details", guarantees.detail),
     ):
-        _print_wrapped(pad(label, 21), text)
+        table.add_row("", label, safe_lines(text))
+    echo_table(table)
 
 
 def _print_findings(title: str, findings: Sequence[StoreFinding]) -> None:
     if not findings:
         return
     echo()
-    echo(title, bold=True)
+    echo(title, style="bold")
+    table = grid(INDENT, MARK_WIDTH, NAME_WIDTH, None)
     for finding in findings:
-        word, style = MARKS[finding.verdict]
-        mark = click.style(pad(word, MARK_WIDTH), **style)  # type: ignore[arg-type]
-        _print_wrapped(
-            f"{mark}{pad(safe(finding.name), NAME_WIDTH)}", finding.text, MARK_WIDTH + NAME_WIDTH
+        table.add_row(
+            "", Text(*MARKS[finding.verdict]), safe(finding.name), safe_lines(finding.text)
         )
+    echo_table(table)
 
 
 def _print_advice(findings: Sequence[StoreFinding]) -> None:
@@ -75,12 +79,8 @@ def _print_advice(findings: Sequence[StoreFinding]) -> None:
     if not with_advice:
         return
     echo()
-    echo("Advice", bold=True)
+    echo("Advice", style="bold")
+    table = grid(INDENT, None, None)
     for number, finding in enumerate(with_advice, 1):
-        _print_wrapped(f"{number}. ", f"{finding.name}: {finding.advice}", len(f"{number}. "))
-
-
-def _print_wrapped(label: str, text: str, indent: int | None = None) -> None:
-    width = len(label) if indent is None else indent
-    for number, line in enumerate(wrap_lines(text, terminal_width() - width - 2)):
-        echo("  " + (label if not number else " " * width) + line)
+        table.add_row("", f"{number}. ", safe_lines(f"{finding.name}: {finding.advice}"))
+    echo_table(table)

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 import perdure
-from perdure.backends.addresses import path_of, scheme_of
+from perdure.backends.addresses import path_of
 from perdure.cli.import_.autogen import AgentPair
 from perdure.cli.import_.plan import (
     ExistingImport,
@@ -18,7 +18,13 @@ from perdure.cli.import_.plan import (
 )
 from perdure.cli.import_.view import ImportResult, outcome_json, print_outcome
 from perdure.cli.output import ProgressBar, echo_json
-from perdure.cli.stores import BAD_NEWS, DEFAULT_STORE, InvalidCallError, StoreCommand
+from perdure.cli.stores import (
+    BAD_NEWS,
+    DEFAULT_STORE,
+    InvalidCallError,
+    StoreCommand,
+    refuse_memory,
+)
 from perdure.errors import UsageError
 from perdure.sync.store import Store
 
@@ -153,8 +159,7 @@ def _named_errors(file: str) -> Iterator[None]:
 @contextmanager
 def _open_store(address: str, *, make: bool) -> Iterator[Store | None]:
     """Open a store. Yields None for a missing one unless `make` is set, which creates it."""
-    if scheme_of(address)[0] == "memory":
-        raise InvalidCallError("A memory store is gone when the command ends: name one on disk.")
+    refuse_memory(address)
     path = path_of(address)
     if not make and path is not None and not path.exists():
         yield None

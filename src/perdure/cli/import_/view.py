@@ -3,7 +3,7 @@
 import shlex
 from typing import Any, NamedTuple
 
-import click
+from rich.text import Text
 
 from perdure.cli.import_.decoding import IN_NOTE, Repair
 from perdure.cli.import_.plan import ImportPlan
@@ -52,7 +52,7 @@ def print_outcome(outcome: ImportResult, address: str) -> None:
     name, session = safe(file_plan.file), safe(file_plan.session)
     messages = plural(len(imported.messages), "message")
     if outcome.state == "empty":
-        echo(f"{click.style('EMPTY', fg='red', bold=True)}  {name}: no messages found")
+        echo(Text.assemble(("EMPTY", "bold red"), f"  {name}: no messages found"))
     elif outcome.state == "already":
         echo(f"{name}: its {messages} are already in session {session}: nothing was added")
         return

@@ -4,9 +4,8 @@ A decision is bound to the digest of the tool, its version and its arguments. Ex
 the clock of the process that looks; a recorded expiry is final: no clock revives an approval.
 """
 
-from collections.abc import Callable
 from datetime import datetime
-from typing import Any
+from typing import Any, Literal
 
 from perdure import events
 from perdure.backends.digests import digest_of
@@ -22,7 +21,7 @@ from perdure.core.effects.calls import (
     ToolSpec,
 )
 from perdure.core.messages import ANONYMOUS, encode_messages
-from perdure.core.plans import Plan, PlanSteps, RecordBatch, TurnOwnership
+from perdure.core.plans import Plan, RecordBatch, TurnOwnership
 from perdure.core.replica import Replica
 from perdure.core.settings import Settings
 from perdure.core.state.approvals import (
@@ -37,32 +36,34 @@ from perdure.core.validation import require_str
 from perdure.errors import (
     ApprovalError,
     ApprovalPendingError,
-    ChainError,
     DamagedError,
     DivergenceError,
     NotFoundError,
     UsageError,
 )
-from perdure.journal import chain, codec, reader
+from perdure.journal import chain, codec
 from perdure.journal.records import ApprovalAsked, ApprovalDecided, EffectSettled
 from perdure.journal.requests import Steps
 
 _EXPIRED_OUTCOME = (EXPIRED_ERROR, "The approval expired, and the call was not made.")
 
 
-def require_approval(
+def require_approval(  # noqa: PLR0913 - it is the second half of `plan_intent`
     replica: Replica,
     batch: RecordBatch,
     turn: TurnOwnership,
-    call: "CallRequest",
-    decision: "CallDecision",
+    call: CallRequest,
+    decision: CallDecision,
     request: str,
     build: MessageBuilder | None,
-) -> Steps[int | None]:
-    """Find or request the approval of a call; None means that the call may be made.
+    *,
+    overdue: bool,
+) -> Steps[CallDecision]:
+    """Find or request the approval of a call; the decision is unchanged if the call may be made.
 
-    `request` is the id for the record of a new request. A call that must not be made gets its
-    outcome, and the message for the model, in the same append.
+    `request` is the id for the record of a new request. `overdue` says that the waiting caller
+    measured the expiry of the approval, whatever the clock says. A call that must not be made gets
+    its outcome, and the message for the model, in the same append.
     """
     approval = batch.state.deeds.consents.by_identity.get(call.identity)
     bound = binding_digest(call.tool, call.version, call.digest)
@@ -71,28 +72,25 @@ def require_approval(
         now = describe_call(call.tool, call.arguments, call.digest)
         raise DivergenceError(batch.name, call.identity, was, now, SAME_CALL_HINT)
     if approval is not None and approval.outcome:
-        decision.action, decision.approval = "serve", approval.id
-        decision.outcome = yield from _read_outcome(replica, batch, approval.outcome)
-        return approval.outcome
+        outcome = yield from batch.read(approval.outcome, EffectSettled)
+        return decision._replace(action="serve", approval=approval.id, outcome=outcome)
     if approval is None or approval.bound != bound:
-        id = request or replica.settings.new_id()
-        position = batch.add_content(id, _request_record(replica.settings, turn, call))
-        return _decide_wait(batch, decision, id, position)
-    decision.approval = approval.id
+        id = request or replica.new_id()
+        batch.add_content(id, _request_record(replica.settings, turn, call))
+        return decision._replace(action="wait", approval=id, wait_after=batch.position)
+    decision = decision._replace(approval=approval.id)
     if approval.state == USED:
-        return None  # The policy allows another attempt, and the approval is for the effect.
+        return decision  # The policy allows another attempt, and the approval is for the effect.
     if approval.state in (WAITING, APPROVED):
-        if not decision.overdue and not is_expired(replica.settings, approval.expires):
-            return (
-                None
-                if approval.state == APPROVED
-                else _decide_wait(batch, decision, approval.id, 0)
-            )
-        _add_decision(replica, batch, approval, EXPIRED, "", "")
-        return _refuse(replica, batch, call, decision, _EXPIRED_OUTCOME, build)
-    decided = yield from _read_decision(replica, batch, approval.decision)
+        if overdue or is_expired(replica.settings, approval.expires):
+            _add_decision(replica, batch, approval, EXPIRED, "", "")
+            return _refuse(replica, batch, turn, call, decision, _EXPIRED_OUTCOME, build)
+        if approval.state == APPROVED:
+            return decision
+        return decision._replace(action="wait", wait_after=batch.position)
+    decided = yield from batch.read(approval.decision, ApprovalDecided)
     why = _EXPIRED_OUTCOME if decided.decision == EXPIRED else (DENIED_ERROR, _denial_text(decided))
-    return _refuse(replica, batch, call, decision, why, build)
+    return _refuse(replica, batch, turn, call, decision, why, build)
 
 
 SAME_CALL_HINT = "make the same call as before, or choose another key"
@@ -109,7 +107,7 @@ def describe_call(tool: str, arguments: object, digest: str) -> str:
     return f"{tool} {text} {digest}"
 
 
-def _request_record(settings: Settings, turn: TurnOwnership, call: "CallRequest") -> ApprovalAsked:
+def _request_record(settings: Settings, turn: TurnOwnership, call: CallRequest) -> ApprovalAsked:
     expires = ""
     if call.approval_ttl is not None:
         now = datetime.fromisoformat(settings.now()).timestamp()
@@ -126,19 +124,15 @@ def _request_record(settings: Settings, turn: TurnOwnership, call: "CallRequest"
     )
 
 
-def _decide_wait(batch: RecordBatch, decision: "CallDecision", approval: str, position: int) -> int:
-    decision.action, decision.approval, decision.wait_after = "wait", approval, batch.position
-    return position or batch.position
-
-
 def _refuse(
     replica: Replica,
     batch: RecordBatch,
-    call: "CallRequest",
-    decision: "CallDecision",
+    turn: TurnOwnership,
+    call: CallRequest,
+    decision: CallDecision,
     why: tuple[str, str],
     build: MessageBuilder | None,
-) -> int:
+) -> CallDecision:
     """Add the outcome of a call that is not made. There is no intent: it never began."""
     error, reason = why
     outcome = EffectSettled(
@@ -147,14 +141,12 @@ def _refuse(
         state="failed",
         error=error,
         reason=reason,
-        turn=decision.turn,
+        turn=turn.turn,
     )
-    decision.action, decision.outcome = "refused", outcome
-    position = batch.add_content(replica.settings.new_id(), outcome)
+    batch.add_content(replica.new_id(), outcome)
     if build is not None:
-        for draft in encode_messages(replica, [build(reason)], ANONYMOUS, decision.turn, None):
-            position = batch.add(draft)
-    return position
+        batch.add_all(encode_messages(replica, [build(reason)], ANONYMOUS, turn.turn, None))
+    return decision._replace(action="refused", outcome=outcome)
 
 
 def _denial_text(decided: ApprovalDecided) -> str:
@@ -179,8 +171,8 @@ def is_expired(settings: Settings, expires: str) -> bool:
 
 def plan_decision(
     replica: Replica, approval: str, decision: Decision, *, by: str, reason: str, digest: str | None
-) -> tuple[Plan, Callable[[], bool]]:
-    """Plan to decide an approval. The returned function says afterwards whether it had expired.
+) -> Plan[Decision | Literal["expired"]]:
+    """Plan to decide an approval. The result is the recorded decision: "expired" if it was late.
 
     `digest` is that of the approval that was reviewed; ApprovalError if it is another one.
     """
@@ -188,27 +180,26 @@ def plan_decision(
     if not require_str(by, "by"):
         raise UsageError("say who decides: by= must not be empty")
     require_str(reason, "reason")
-    late: list[bool] = []
 
-    def make(batch: RecordBatch) -> PlanSteps:
-        late.clear()  # The plan may be executed again after a conflict.
+    def make(batch: RecordBatch) -> Steps[Decision | Literal["expired"]]:
         match = batch.state.deeds.consents.find(approval)
         if match is None:
             raise NotFoundError(f"approval {approval!r}", "see session.approvals.list()")
         state = match[1]
         if state.state != WAITING:
-            raise (yield from _already_decided(replica, batch, state))
+            raise (yield from _already_decided(batch, state))
         if digest is not None and digest != state.bound:
             raise ApprovalError(
                 batch.name, approval, WAITING, f"for {state.bound}, and not for {digest}"
             )
-        yield from _require_intact_request(replica, batch, state)
+        yield from _require_intact_request(batch, state)
         if is_expired(replica.settings, state.expires):
-            late.append(True)
-            return _add_decision(replica, batch, state, EXPIRED, "", "")
-        return _add_decision(replica, batch, state, decision, by, reason)
+            _add_decision(replica, batch, state, EXPIRED, "", "")
+            return "expired"
+        _add_decision(replica, batch, state, decision, by, reason)
+        return decision
 
-    return Plan("approval.decide", approval, make), lambda: bool(late)
+    return Plan("approval.decide", approval, make)
 
 
 def _add_decision(
@@ -218,7 +209,7 @@ def _add_decision(
     decision: str,
     by: str,
     reason: str,
-) -> int:
+) -> None:
     content = ApprovalDecided(
         approval=approval.id,
         decision=decision,  # type: ignore[arg-type] # approved, denied or expired; callers ensure it
@@ -226,13 +217,11 @@ def _add_decision(
         by=by,
         reason=reason,
     )
-    return batch.add_content(replica.settings.new_id(), content)
+    batch.add_content(replica.new_id(), content)
 
 
-def _already_decided(
-    replica: Replica, batch: RecordBatch, approval: ApprovalState
-) -> Steps[ApprovalError]:
-    decided = yield from _read_decision(replica, batch, approval.decision)
+def _already_decided(batch: RecordBatch, approval: ApprovalState) -> Steps[ApprovalError]:
+    decided = yield from batch.read(approval.decision, ApprovalDecided)
     by = f"by {decided.by!r} " if decided.by else ""
     detail = f"{by}at position {approval.decision}"
     if approval.state == USED:
@@ -240,36 +229,12 @@ def _already_decided(
     return ApprovalError(batch.name, approval.id, approval.state, detail)
 
 
-def _require_intact_request(
-    replica: Replica, batch: RecordBatch, approval: ApprovalState
-) -> Steps[None]:
+def _require_intact_request(batch: RecordBatch, approval: ApprovalState) -> Steps[None]:
     """Raise DamagedError unless the arguments shown to the person match the digest."""
-    content = yield from _read_content(replica, batch, approval.request)
-    if not isinstance(content, ApprovalAsked):
-        raise ChainError(batch.name, approval.request, "a request for approval is expected here")
+    content = yield from batch.read(approval.request, ApprovalAsked)
     if digest_of(codec.encode_tree(content.arguments)) != approval.digest:
         reason = "the arguments to approve do not match their digest"
         raise DamagedError(batch.name, approval.request, reason)
-
-
-def _read_decision(replica: Replica, batch: RecordBatch, position: int) -> Steps[ApprovalDecided]:
-    content = yield from _read_content(replica, batch, position)
-    if not isinstance(content, ApprovalDecided):
-        raise ChainError(batch.name, position, "a decision is expected here")
-    return content
-
-
-def _read_outcome(replica: Replica, batch: RecordBatch, position: int) -> Steps[EffectSettled]:
-    content = yield from _read_content(replica, batch, position)
-    if not isinstance(content, EffectSettled):
-        raise ChainError(batch.name, position, "an outcome is expected here")
-    return content
-
-
-def _read_content(replica: Replica, batch: RecordBatch, position: int) -> Steps[object]:
-    if position > batch.tip.position:
-        return batch.drafts[position - batch.tip.position - 1].content
-    return (yield from reader.read_content(replica.past, position))
 
 
 LOOK_INTERVAL = (
@@ -327,6 +292,8 @@ class ApprovalWait:
         self._approval = ""
         self._expiry: float | None = None
         self._looked = False
+        self.overdue = False
+        """Whether this caller measured that the approval expired, whatever the clock says."""
 
     def seconds(
         self, replica: Replica, call: CallRequest, decision: CallDecision, now: float
@@ -335,7 +302,7 @@ class ApprovalWait:
         if decision.approval != self._approval:
             self._begin(replica, call, decision, now)
         if self._expiry is not None and now >= self._expiry:
-            decision.overdue = True
+            self.overdue = True
             return 0.0
         if self._deadline is not None and now >= self._deadline and self._looked:
             raise ApprovalPendingError(replica.name, call.tool, decision.approval, self._store)
@@ -347,6 +314,7 @@ class ApprovalWait:
         self, replica: Replica, call: CallRequest, decision: CallDecision, now: float
     ) -> None:
         self._approval, self._expiry, self._looked = decision.approval, None, False
+        self.overdue = False
         match = replica.state.deeds.consents.find(decision.approval)
         seconds = seconds_left(replica.settings, match[1].expires) if match else None
         if seconds is not None:

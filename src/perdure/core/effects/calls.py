@@ -95,32 +95,23 @@ class CallOutcome(NamedTuple):
     told: SharedForm = ""
 
 
-class CallDecision:
+class CallDecision(NamedTuple):
     """The decision about a call: `run`, `serve`, `reconcile`, `unknown`, `wait` or `refused`.
 
     `serve` returns the recorded outcome, `wait` waits for an approval, and a `refused` call has its
     outcome already.
     """
 
-    def __init__(self, turn: str, ended_attempts: Mapping[str, bool]) -> None:
-        self.turn = turn
-        self.ended_attempts = ended_attempts
-        """Attempts of this process that are over: whether the tool ran."""
-        self.action: Literal["run", "serve", "reconcile", "unknown", "wait", "refused"] = "run"
-        self.effect = ""
-        self.attempt = ""
-        """The id of the intent, if the plan records one."""
-        self.key = ""
-        self.outcome: EffectSettled | None = None
-        """The recorded outcome, for `serve` and `refused`."""
-        self.begun_version: str | None = None
-        """The tool's version that began the call, if it differs from the current one."""
-        self.approval = ""
-        self.overdue = False
-        """Whether the waiting caller measured that the approval expired, whatever the clock says.
-        """
-        self.wait_after = 0
-        """The position up to which there is no decision, for `wait`."""
+    action: Literal["run", "serve", "reconcile", "unknown", "wait", "refused"]
+    effect: str = ""
+    key: str = ""
+    outcome: EffectSettled | None = None
+    """The recorded outcome, for `serve` and `refused`."""
+    begun_version: str | None = None
+    """The tool's version that began the call, if it differs from the current one."""
+    approval: str = ""
+    wait_after: int = 0
+    """The position up to which there is no decision, for `wait`."""
 
 
 def encode_arguments(replica: Replica, arguments: Any) -> tuple[Any, str]:
@@ -142,13 +133,13 @@ class Effect(NamedTuple):
     attempt: int = 1
 
 
-class Done(NamedTuple):
+class Happened(NamedTuple):
     """Returned by a reconcile function for a call that took effect: its result."""
 
     result: Any = None
 
 
-class NotDone(NamedTuple):
+class DidNotHappen(NamedTuple):
     """Returned by a reconcile function for a call that did not happen: it is made now."""
 
 
@@ -193,6 +184,16 @@ def effect_context(effect: Effect, identity: str) -> Iterator[None]:
         _current.reset(token)
 
 
+def require_returned(called: tuple[Any, BaseException | None] | None, timeout: float | None) -> Any:
+    """Return the result of a function, or raise its error; None as `called` means a timeout."""
+    if called is None:
+        raise ToolTimeoutError(timeout or 0.0)
+    result, error = called
+    if error is not None:
+        raise error
+    return result
+
+
 class ToolSpec(NamedTuple):
     """The declaration of a tool or a model."""
 
@@ -203,7 +204,7 @@ class ToolSpec(NamedTuple):
     actor: str = ""
     reconcile: Callable[[Effect], Any] | None = None
     timeout: float | None = None
-    unstorable: str = "raise"
+    on_unserializable: str = "raise"
     kind: Kind = "tool"
     digest_of: Callable[[dict[str, Any]], Any] | None = None
     approval: bool | Callable[[dict[str, Any]], Any] = False
@@ -225,7 +226,7 @@ def require_spec(spec: ToolSpec) -> ToolSpec:
         raise UsageError(f"no effect {spec.policy!r}: choose one of {', '.join(POLICIES)}")
     if (spec.policy == "reconcile") != (spec.reconcile is not None):
         raise UsageError('effect="reconcile" and a reconcile function go together: give both')
-    if spec.unstorable not in ("raise", "return"):
+    if spec.on_unserializable not in ("raise", "return"):
         raise UsageError('unstorable must be "raise" or "return"')
     name = spec.name or getattr(spec.function, "__name__", "")
     if not name:

@@ -10,18 +10,18 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from perdure.core.plans import Plan, PlanSteps, RecordBatch
+from perdure.core.plans import Plan, RecordBatch
 from perdure.core.replica import Replica
-from perdure.errors import ChainError, UsageError
+from perdure.errors import UsageError
 from perdure.formats.intake import to_plain
 from perdure.journal import reader
 from perdure.journal.records import Tools
 from perdure.journal.requests import Steps
 
 
-def record_tools(replica: Replica, tools: Sequence[Any], turn: str) -> Plan:
+def record_tools(replica: Replica, tools: Sequence[Any], turn: str) -> Plan[int]:
     """Plan to record the tools offered to the model, unless they are the same as before."""
-    record_id = replica.settings.new_id()
+    record_id = replica.new_id()
     normalized = tool_digests(tools)
     content = Tools(
         digest=catalogue_digest(normalized),
@@ -30,8 +30,7 @@ def record_tools(replica: Replica, tools: Sequence[Any], turn: str) -> Plan:
         turn=turn,
     )
 
-    def make(batch: RecordBatch) -> PlanSteps:
-        yield from ()
+    def make(batch: RecordBatch) -> int:
         if batch.state.talk.tools[0] == content.digest:
             return batch.state.talk.tools[1]
         return batch.add_content(record_id, content)
@@ -44,10 +43,7 @@ def latest_catalogue(replica: Replica) -> Steps[dict[str, str]]:
     _, position = replica.state.talk.tools
     if not position:
         return {}
-    content = yield from reader.read_content(replica.past, position)
-    if not isinstance(content, Tools):
-        raise ChainError(replica.name, position, "a catalogue of tools is expected here")
-    return content.catalogue
+    return (yield from reader.read_kind(replica.past, position, Tools)).catalogue
 
 
 _encode = msgspec.json.Encoder(order="deterministic").encode

@@ -12,7 +12,7 @@ from perdure.backends.digests import digest_of
 from perdure.core import history
 from perdure.core.effects import plans, results
 from perdure.core.effects.approvals import is_expired
-from perdure.core.effects.calls import CallOutcome, Done, Kind, NotDone
+from perdure.core.effects.calls import CallOutcome, DidNotHappen, Happened, Kind
 from perdure.core.effects.results import to_model_text
 from perdure.core.plans import Plan
 from perdure.core.replica import Replica
@@ -72,8 +72,7 @@ def pending_approvals(replica: Replica) -> Steps[list[Approval]]:
         if state.state == WAITING and not is_expired(replica.settings, state.expires):
             linked = yield from reader.read_entry(replica.past, state.request)
             content = chain.decode_content(replica.name, linked, replica.past.cipher)
-            if not isinstance(content, ApprovalAsked):
-                raise ChainError(replica.name, state.request, "a request is expected here")
+            content = reader.require_kind(replica.name, state.request, content, ApprovalAsked)
             approvals.append(_from_approval_request(replica, linked, content))
     return approvals
 
@@ -377,8 +376,7 @@ def position_before(replica: Replica, effect: str) -> Steps[int]:
 
 
 def _read_message(replica: Replica, linked: VerifiedEntry) -> Message:
-    payload = chain.open_body(replica.name, linked, replica.past.cipher)
-    return history.stored_message(replica, payload, linked.entry.position)
+    return history.decode_message(replica.past, replica.settings.codec, linked)
 
 
 def list_unknown(replica: Replica) -> Steps[list[EffectInfo]]:
@@ -388,16 +386,15 @@ def list_unknown(replica: Replica) -> Steps[list[EffectInfo]]:
         if state.state == UNKNOWN:
             linked = yield from reader.read_entry(replica.past, state.intent)
             intent = chain.decode_content(replica.name, linked, replica.past.cipher)
-            outcome = yield from reader.read_content(replica.past, state.outcome)
-            if not isinstance(intent, EffectIntended) or not isinstance(outcome, EffectSettled):
-                raise ChainError(replica.name, state.intent, "an effect is expected here")
+            intent = reader.require_kind(replica.name, state.intent, intent, EffectIntended)
+            outcome = yield from reader.read_kind(replica.past, state.outcome, EffectSettled)
             time = chain.to_record(replica.name, linked, intent).time
             effect = _from_intent(replica, state.effect, intent, state.intent, time)
             effects.append(_with_outcome(replica, effect, outcome))
     return effects
 
 
-def plan_reconciliation(replica: Replica, effect: str | EffectInfo, outcome: object) -> Plan:
+def plan_reconciliation(replica: Replica, effect: str | EffectInfo, outcome: object) -> Plan[int]:
     """Plan to record the real outcome of an unknown effect, and a message for the model."""
     id = effect.id if isinstance(effect, EffectInfo) else effect
     states = replica.state.deeds.by_identity
@@ -405,15 +402,15 @@ def plan_reconciliation(replica: Replica, effect: str | EffectInfo, outcome: obj
     if not matches or matches[0][1].state != UNKNOWN:
         raise NotFoundError(f"an unknown effect {id!r}", "see session.effects.unknown()")
     identity, state = matches[0]
-    if isinstance(outcome, Done):
+    if isinstance(outcome, Happened):
         packed = replica.settings.codec.pack(outcome.result, root="$.result")
         settled = CallOutcome("reconciled", packed)
         verdict = f"It took effect, with this result: {to_model_text(outcome.result)}"
-    elif isinstance(outcome, NotDone):
-        settled = CallOutcome("reconciled", error="NotDone", reason="It did not happen.")
+    elif isinstance(outcome, DidNotHappen):
+        settled = CallOutcome("reconciled", error="DidNotHappen", reason="It did not happen.")
         verdict = "It did not take effect."
     else:
-        raise UsageError(f"give Done(result) or NotDone(), not {type(outcome).__name__}")
+        raise UsageError(f"give Happened(result) or DidNotHappen(), not {type(outcome).__name__}")
     text = f"The outcome of an earlier call of {state.tool!r}, unknown until now: {verdict}"
     message = IncomingMessage({"role": "user", "content": text}, {})
     return plans.plan_outcome(replica, identity, id, settled, message=message, origin=RECONCILED)

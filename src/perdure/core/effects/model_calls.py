@@ -10,9 +10,10 @@ from typing import Any, NamedTuple, Protocol
 
 from perdure.core.effects import plans, results
 from perdure.core.effects.calls import CallOutcome, CallRequest, ResultMessage, ToolSpec
-from perdure.core.plans import Plan, PlanSteps, RecordBatch, TurnOwnership
+from perdure.core.plans import Plan, RecordBatch, T, TurnOwnership
 from perdure.core.replica import Replica
 from perdure.core.state.effects import INTENDED
+from perdure.journal.requests import Steps
 
 
 class RecordedAnswer(NamedTuple):
@@ -48,7 +49,7 @@ class PendingModelCall:
         self.call = call
         self.since = since
         """When the call started, by the caller's clock."""
-        self.effect = replica.settings.new_id()
+        self.effect = replica.new_id()
         self._replay = replay
         self.failure: CallOutcome | None = None
         self._waiting = waiting
@@ -83,36 +84,38 @@ class PendingModelCall:
         if batch.state.deeds.by_identity[self.call.identity].state == INTENDED:
             plans.add_outcome(self._replica, batch, self.call.identity, outcome)
 
-    def answering(self, plan: Plan, turn: TurnOwnership, duration: float) -> Plan:
+    def answering(self, plan: Plan[T], turn: TurnOwnership, duration: float) -> Plan[T]:
         """Return a plan that also records that the plan's messages are the answer."""
 
-        def make(batch: RecordBatch) -> PlanSteps:
+        def make(batch: RecordBatch) -> Steps[T]:
             start = len(batch.drafts)
-            position = yield from plan.execute(batch)
+            result = yield from plan.execute(batch)
             said = len(batch.drafts) - start
             if said:
                 self.add_outcome(
                     batch, turn, CallOutcome("succeeded", duration=duration, said=said)
                 )
-            return position
+            return result
 
         return Plan(plan.kind, plan.subject, make)
 
 
-def with_model_calls(plan: Plan, turn: TurnOwnership, calls: Sequence[PendingModelCall]) -> Plan:
+def with_model_calls(
+    plan: Plan[T], turn: TurnOwnership, calls: Sequence[PendingModelCall]
+) -> Plan[T]:
     """Return a plan that also records pending model calls: new intents, and failures.
 
     Failures are added before the plan's own records, because the plan may end the turn.
     """
 
-    def make(batch: RecordBatch) -> PlanSteps:
+    def make(batch: RecordBatch) -> Steps[T]:
         for call in calls:
             if call.failure is not None and turn.turn in batch.state.turns:
                 call.add_outcome(batch, turn, call.failure)
-        position = yield from plan.execute(batch)
+        result = yield from plan.execute(batch)
         for call in calls:
             if call.failure is None and turn.turn in batch.state.turns:
                 call.add_intent(batch, turn)
-        return position
+        return result
 
     return Plan(plan.kind, plan.subject, make)

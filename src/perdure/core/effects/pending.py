@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from perdure.core.effects.calls import issued_call_id
 from perdure.core.replica import Replica
-from perdure.errors import ChainError, UsageError
+from perdure.errors import UsageError
 from perdure.formats.intake import extract_messages
 from perdure.formats.tool_calls import RequestedCall, closing, open_calls, parse_calls
 from perdure.journal import reader
@@ -54,9 +54,7 @@ def read_pending_calls(
             raise UsageError("none of its calls is open: append the message to the turn first")
     pending: list[PendingCall] = []
     for position in sorted({call.position for id, call in open_by_id.items() if id in wanted}):
-        content = yield from reader.read_content(replica.past, position)
-        if not isinstance(content, Message):
-            raise ChainError(replica.name, position, "a message with a call is expected here")
+        content = yield from reader.read_kind(replica.past, position, Message)
         stored = replica.settings.codec.unpack(content.message, stream=replica.name)
         pending += [
             PendingCall(position, stored, request)

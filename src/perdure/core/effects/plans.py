@@ -1,87 +1,87 @@
 """Effects as plans: an intent before the call, an outcome after it, and the decision on resuming.
 
-Pure. A plan decides on the newest state each time it is executed, and writes its decision to a
-`Verdict`: run the tool, return the recorded result, call the reconcile function, or report that the
-outcome is unknown. A plan may be executed several times, so it must not keep anything from an
-earlier execution.
+Pure. `plan_intent` decides on the newest state each time it is executed and returns a
+`CallDecision`: run the tool, return the recorded result, call the reconcile function, wait for an
+approval, or report that the outcome is unknown. `decide_rerun` decides about a call that was begun
+before, and `conclude` gives the caller the result of a call that must not run. A plan may be
+executed several times, so it must not keep anything from an earlier execution.
 """
 
-from typing import TypeVar
+from typing import Any
 
 from perdure.core.effects import results
 from perdure.core.effects.approvals import SAME_CALL_HINT, describe_call, require_approval
 from perdure.core.effects.calls import (
     _RERUN_POLICIES,
     POLICIES,
+    ActiveTurn,
     CallDecision,
     CallOutcome,
     CallRequest,
     MessageBuilder,
+    ResultMessage,
 )
 from perdure.core.messages import ANONYMOUS, Attribution, encode_messages
-from perdure.core.plans import Plan, PlanSteps, RecordBatch, TurnOwnership, require_turn_owner
+from perdure.core.plans import Plan, RecordBatch, TurnOwnership, require_turn_owner
 from perdure.core.replica import Replica
 from perdure.core.state.effects import INTENDED, MODEL_PREFIX, UNKNOWN, EffectState
-from perdure.errors import ChainError, ConflictError, DivergenceError, InFlightError
+from perdure.errors import ChainError, DivergenceError, InFlightError, UnknownOutcomeError
 from perdure.formats.intake import IncomingMessage
-from perdure.journal import reader
 from perdure.journal.chain import PendingRecord
+from perdure.journal.ids import GENERATED_PREFIX
 from perdure.journal.records import EffectIntended, EffectSettled, Message
 from perdure.journal.requests import Steps
-
-EffectContent = TypeVar("EffectContent", EffectIntended, EffectSettled, Message)
 
 
 def plan_intent(
     replica: Replica,
-    turn: TurnOwnership,
+    turn: ActiveTurn,
     call: CallRequest,
-    decision: CallDecision,
     *,
     again: bool = False,
+    overdue: bool = False,
     notice: IncomingMessage | None = None,
     build: MessageBuilder | None = None,
-) -> Plan:
-    """Plan to record an intent, or to decide why the call must not run.
+) -> tuple[Plan[CallDecision], str]:
+    """Plan to record an intent, or to decide why the call must not run; also return its id.
 
-    `again` says that a call without an outcome is known not to have happened. `notice` is the
-    message for the model about a call that may have happened, stored in the same append. `build`
-    builds the message about a call that was not approved.
+    `again` says that a call without an outcome is known not to have happened, `overdue` that the
+    waiting caller measured the expiry of the approval. `notice` is the message for the model about
+    a call that may have happened, stored in the same append. `build` builds the message about a
+    call that was not approved.
     """
-    notices = encode_messages(replica, [notice], ANONYMOUS, turn.turn, None) if notice else []
-    record_id = decision.attempt = replica.settings.new_id()
-    request = replica.settings.new_id() if call.approval else ""
-    key = replica.settings.token()
+    owner = turn.ownership
+    notices = encode_messages(replica, [notice], ANONYMOUS, owner.turn, None) if notice else []
+    request = replica.new_id() if call.approval else ""
+    token = replica.settings.token
+    attempt, first_key = GENERATED_PREFIX + token(), token()
 
-    def make(batch: RecordBatch) -> PlanSteps:
-        require_turn_owner(batch, turn)
-        decision.approval = ""
+    def make(batch: RecordBatch) -> Steps[CallDecision]:
+        require_turn_owner(batch, owner)
+        decision = CallDecision("run")
         prior = batch.state.deeds.by_identity.get(call.identity)
         if prior is not None:
-            yield from _require_same_call(replica, batch, call, prior)
-            position = yield from decide_rerun(replica, batch, turn, call, prior, decision)
-            if position is not None and not (again and decision.action == "reconcile"):
-                for draft in notices if decision.action == "unknown" else ():
-                    batch.add(draft)
-                return position
+            decision = yield from decide_rerun(replica, batch, turn, call, prior)
+            if decision.action == "unknown":
+                batch.add_all(notices)
+            if decision.action != "run" and not (again and decision.action == "reconcile"):
+                return decision
         approvals = batch.state.deeds.consents.by_identity
         # A recorded request counts even if the tool no longer needs an approval.
         if call.approval or (approvals and call.identity in approvals):
-            position = yield from require_approval(
-                replica, batch, turn, call, decision, request, build
+            decision = yield from require_approval(
+                replica, batch, owner, call, decision, request, build, overdue=overdue
             )
-            if position is not None:
-                return position
-        decision.action, decision.effect = "run", record_id
+            if decision.action not in ("run", "reconcile"):
+                return decision
         # Every attempt has the key of the first one: services use it to detect duplicates.
-        decision.key = prior.key if prior is not None else key
+        key = prior.key if prior is not None else first_key
         retries = prior.intent if prior is not None else 0
-        content = intent_record(
-            call, turn, decision.key, retries=retries, approval=decision.approval
-        )
-        return batch.add_content(record_id, content)
+        content = intent_record(call, owner, key, retries=retries, approval=decision.approval)
+        batch.add_content(attempt, content)
+        return decision._replace(action="run", effect=attempt, key=key)
 
-    return Plan("effect.intend", call.identity, make)
+    return Plan("effect.intend", call.identity, make), attempt
 
 
 def intent_record(
@@ -107,40 +107,54 @@ def intent_record(
 
 
 def decide_rerun(
-    replica: Replica,
-    batch: RecordBatch,
-    turn: TurnOwnership,
-    call: CallRequest,
-    prior: EffectState,
-    decision: CallDecision,
-) -> Steps[int | None]:
-    """Decide about a call that was begun before; None means that it may run again."""
-    decision.effect, decision.key = prior.effect, prior.key
-    begun = yield from _read_content(replica, batch, prior.intent, EffectIntended)
-    decision.begun_version = begun.version if begun.version != call.version else None
+    replica: Replica, batch: RecordBatch, turn: ActiveTurn, call: CallRequest, prior: EffectState
+) -> Steps[CallDecision]:
+    """Decide about a call that was begun before; "run" means that it may run again."""
+    begun = yield from batch.read(prior.intent, EffectIntended)
+    _require_same_call(batch, call, prior, begun)
+    decision = CallDecision(
+        "run",
+        effect=prior.effect,
+        key=prior.key,
+        begun_version=begun.version if begun.version != call.version else None,
+    )
     if prior.outcome and not (call.kind == "model" and prior.state == "failed"):
-        decision.action = "serve"
-        decision.outcome = yield from _read_outcome(replica, batch, prior.outcome)
-        return prior.outcome
-    ran = decision.ended_attempts.get(prior.effect)
+        outcome = yield from _read_outcome(batch, prior.outcome)
+        return decision._replace(action="serve", outcome=outcome)
+    ran = turn.sequence.ended_attempts.get(prior.effect)
     if ran is False and prior.outcome == 0:
-        return None  # This process abandoned it while its intent was in doubt; it never ran.
-    own = prior.owner == turn.owner and ran is None
-    in_open_turn = prior.turn != turn.turn and prior.turn in batch.state.turns
+        return decision  # This process abandoned it while its intent was in doubt; it never ran.
+    own = prior.owner == turn.ownership.owner and ran is None
+    in_open_turn = prior.turn != turn.ownership.turn and prior.turn in batch.state.turns
     if prior.outcome == 0 and (own or in_open_turn):
         # A call of another open turn may only be decided after taking over that turn.
         raise InFlightError(batch.name, prior.tool, call.identity)
     # The stricter of the recorded and the declared policy applies.
     policy = max(call.policy, prior.policy, key=POLICIES.index)
     if policy in _RERUN_POLICIES:
-        return None
+        return decision
     if policy == "reconcile" and call.policy == "reconcile":
-        decision.action = "reconcile"
-        return prior.intent
-    decision.action = "unknown"
-    return _add_outcome(
-        replica, batch, call.identity, prior, CallOutcome("unknown", reason=PROCESS_DIED_REASON)
-    )
+        return decision._replace(action="reconcile")
+    unknown = CallOutcome("unknown", reason=PROCESS_DIED_REASON)
+    _add_outcome(replica, batch, call.identity, prior, unknown)
+    return decision._replace(action="unknown")
+
+
+def conclude(
+    replica: Replica, call: CallRequest, decision: CallDecision, reply: ResultMessage | None
+) -> Any:
+    """Return the recorded result of a call that must not run, or raise why there is none.
+
+    `reply` has built the message for the model, if one was stored with the decision.
+    """
+    if reply is not None and decision.action in ("unknown", "refused"):
+        reply.stored = reply.latest
+    if decision.outcome is None:
+        raise UnknownOutcomeError(
+            replica.name, call.tool, decision.effect, decision.key, PROCESS_DIED_REASON
+        )
+    result = results.replay_result(replica.name, call.tool, decision.key, decision.outcome)
+    return replica.settings.codec.unpack(result, stream=replica.name)
 
 
 PROCESS_DIED_REASON = (
@@ -153,38 +167,24 @@ TURN_ENDED_REASON = "The turn ended before the outcome was recorded: it may have
 
 
 def _require_same_call(
-    replica: Replica, batch: RecordBatch, call: CallRequest, prior: EffectState
-) -> Steps[None]:
-    if (call.tool, call.digest) == (prior.tool, prior.digest):
-        return
-    begun = yield from _read_content(replica, batch, prior.intent, EffectIntended)
-    was = describe_call(prior.tool, begun.arguments, prior.digest)
-    now = describe_call(call.tool, call.arguments, call.digest)
-    raise DivergenceError(batch.name, call.identity, was, now, SAME_CALL_HINT)
+    batch: RecordBatch, call: CallRequest, prior: EffectState, begun: EffectIntended
+) -> None:
+    if (call.tool, call.digest) != (prior.tool, prior.digest):
+        was = describe_call(prior.tool, begun.arguments, prior.digest)
+        now = describe_call(call.tool, call.arguments, call.digest)
+        raise DivergenceError(batch.name, call.identity, was, now, SAME_CALL_HINT)
 
 
-def _read_outcome(replica: Replica, batch: RecordBatch, position: int) -> Steps[EffectSettled]:
+def _read_outcome(batch: RecordBatch, position: int) -> Steps[EffectSettled]:
     """Return an outcome with its result, which may be stored in the message before it."""
-    settled = yield from _read_content(replica, batch, position, EffectSettled)
+    settled = yield from batch.read(position, EffectSettled)
     if not settled.told:
         return settled
-    message = yield from _read_content(replica, batch, position - 1, Message)
+    message = yield from batch.read(position - 1, Message)
     restored = results.restore_result(settled, message.message)
     if restored is None:
         raise ChainError(batch.name, position - 1, "the result of a call is expected here")
     return restored
-
-
-def _read_content(
-    replica: Replica, batch: RecordBatch, position: int, kind: type[EffectContent]
-) -> Steps[EffectContent]:
-    if position > batch.tip.position:
-        content: object = batch.drafts[position - batch.tip.position - 1].content
-    else:
-        content = yield from reader.read_content(replica.past, position)
-    if not isinstance(content, kind):
-        raise ChainError(batch.name, position, f"an {kind.kind} record is expected here")
-    return content
 
 
 def plan_outcome(
@@ -196,7 +196,7 @@ def plan_outcome(
     message: IncomingMessage | None = None,
     turn: str = "",
     origin: str = "",
-) -> Plan:
+) -> Plan[int]:
     """Plan to record an outcome, in one append with the message that reports it to the model.
 
     The first outcome counts. An outcome that arrives after another process marked the effect as
@@ -211,21 +211,16 @@ def plan_outcome(
     def make(batch: RecordBatch) -> int:
         state = batch.state.deeds.by_identity.get(identity)
         if state is None:
-            reason = "another process has ended the turn of the effect, or settled it"
-            raise ConflictError(batch.name, batch.position, batch.position, reason)
+            raise batch.conflict("another process has ended the turn of the effect, or settled it")
         if state.effect != effect:
-            reason = "another process has retried the effect"
-            raise ConflictError(batch.name, batch.position, batch.position, reason)
+            raise batch.conflict("another process has retried the effect")
         if state.state not in (INTENDED, UNKNOWN):
-            reason = f"the effect is already settled: {state.state}"
-            raise ConflictError(batch.name, batch.position, batch.position, reason)
-        if not outcome.told:
-            _add_outcome(replica, batch, identity, state, outcome)
-        for draft in drafts:
-            batch.add(draft)
+            raise batch.conflict(f"the effect is already settled: {state.state}")
         if outcome.told:  # The outcome refers to the message right before it.
-            _add_outcome(replica, batch, identity, state, outcome)
-        return batch.position
+            batch.add_all(drafts)
+            return _add_outcome(replica, batch, identity, state, outcome)
+        position = _add_outcome(replica, batch, identity, state, outcome)
+        return batch.add_all(drafts) if drafts else position
 
     return Plan("effect.settle", identity, make)
 
@@ -267,4 +262,4 @@ def _add_outcome(
         said=outcome.said,
         told=outcome.told,
     )
-    return batch.add_content(replica.settings.new_id(), content)
+    return batch.add_content(GENERATED_PREFIX + replica.settings.token(), content)

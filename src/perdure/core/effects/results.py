@@ -13,9 +13,9 @@ from perdure.core.effects.calls import (
     DENIED_ERROR,
     EXPIRED_ERROR,
     CallOutcome,
-    Done,
+    DidNotHappen,
+    Happened,
     Kind,
-    NotDone,
     SharedForm,
     ToolTimeoutError,
 )
@@ -108,12 +108,14 @@ def unstorable_outcome(error: UsageError, duration: float) -> CallOutcome:
 
 
 def encode_reconciliation(replica: Replica, returned: object) -> Any:
-    """Return the packed result of a reconcile function's Done, or None for NotDone."""
-    if isinstance(returned, Done):
+    """Return the packed result of a reconcile function's Done, or None for DidNotHappen."""
+    if isinstance(returned, Happened):
         return replica.settings.codec.pack(returned.result, root="$.result")
-    if not isinstance(returned, NotDone):
+    if not isinstance(returned, DidNotHappen):
         kind = type(returned).__name__
-        raise UsageError(f"a reconcile function must return Done(…) or NotDone(), not {kind}")
+        raise UsageError(
+            f"a reconcile function must return Happened(…) or DidNotHappen(), not {kind}"
+        )
     return None
 
 

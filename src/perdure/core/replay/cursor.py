@@ -27,6 +27,7 @@ from perdure.core.replay.recording import (
 )
 from perdure.core.replica import Replica, StateView
 from perdure.core.state.session_state import SessionState
+from perdure.core.turns import TurnStart
 from perdure.core.values import apply_version
 from perdure.errors import UsageError
 from perdure.journal import codec
@@ -37,13 +38,15 @@ from perdure.journal.records import (
     EffectIntended,
     EffectSettled,
     Message,
-    Piece,
+    MessageChunk,
     TurnAbandoned,
     TurnBegun,
     TurnContinued,
     Value,
 )
 from perdure.journal.requests import Commit, Drop, Steps
+
+T = TypeVar("T")
 
 
 class ReplayStopped(BaseException):
@@ -109,8 +112,8 @@ class ReplayCursor:
 
     # Writes.
 
-    def match(self, plan: Plan, batch: RecordBatch, answer: int, lane: object) -> int:
-        """Compare the records of a plan with the record, and return the recorded answer."""
+    def match(self, plan: Plan[T], batch: RecordBatch, result: T, lane: object) -> T:
+        """Compare the records of a plan with the record, and return the recorded result."""
         self.require_running()
         if plan.kind in ("turn.begin", "turn.continue"):
             self._lanes[plan.subject] = lane
@@ -120,10 +123,14 @@ class ReplayCursor:
                 recorded_at[batch.tip.position + 1 + number] = self._match(draft, batch)
         self._publish()
         if plan.kind == "value" or not recorded_at:
-            return answer
-        # The answer is a position in the batch, negated if the turn had already begun.
-        position = recorded_at.get(abs(answer), self.position)
-        return position if answer > 0 else -position
+            return result
+        # A position in the batch becomes the position of the same record in the recording.
+        if type(result) is int:
+            return recorded_at.get(result, self.position)  # type: ignore[call-overload, no-any-return] # T is int
+        if isinstance(result, TurnStart):
+            position = recorded_at.get(result.position, self.position)
+            return result._replace(position=position)
+        return result
 
     def _match(self, draft: PendingRecord, batch: RecordBatch) -> int:
         """Consume the step that a draft equals, and return its position."""
@@ -136,7 +143,9 @@ class ReplayCursor:
             return self._match_intent(content)
         if isinstance(content, EffectSettled):
             return self._match_outcome(content)
-        if content.kind in self._ignore or isinstance(content, Piece):  # Pieces depend on timing.
+        if content.kind in self._ignore or isinstance(
+            content, MessageChunk
+        ):  # Pieces depend on timing.
             return self.position
         step = self._next()
         for candidate in ([step] if step else []) + [
@@ -449,19 +458,16 @@ def _value_fields(content: Value) -> dict[str, Any]:
     return {"key": content.key, "version": content.version, "deleted": content.form == "deleted"}
 
 
-T = TypeVar("T")
-
-
 def require_read_only(steps: Steps[T]) -> Steps[T]:
-    """Pass on what reads, and refuse what would write."""
+    """Pass on requests that read; raise UsageError for one that would write."""
     answer: Any = None
     resume: Any = steps.send
     while True:
         try:
             request = resume(answer)
         except StopIteration as end:
-            found: T = end.value
-            return found
+            result: T = end.value
+            return result
         if isinstance(request, Commit | Drop):
             raise UsageError("a replay writes nothing")
         try:

@@ -139,7 +139,7 @@ _DESCRIPTIONS = {
     "turn.begun": "a turn begins",
     "turn.completed": "the turn completes",
     "turn.abandoned": "the turn is abandoned",
-    "labelled": "labels change",
+    "labels": "labels change",
     "pinned": "a message is pinned or unpinned",
     "tools": "tools are offered",
     "summary.undone": "a summary is undone",

@@ -15,7 +15,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from perdure.backends import fork_safety
-from perdure.errors import RefusedError
+from perdure.errors import ReplayBlockedError
 
 REFUSED_EVENTS = frozenset(
     {
@@ -58,12 +58,13 @@ _hook_installed = threading.Lock()  # Acquired once, when the hook is installed;
 
 _active_lock = fork_safety.fork_safe_lock()
 
-_active: list[Guard] = []
+active: list[Guard] = []
+"""The guards in force in this process. Nothing has to be checked while there are none."""
 
 
 @contextmanager
 def guarded() -> Iterator[Guard]:
-    """Guard the code of the block: network access and subprocesses raise RefusedError."""
+    """Guard the code of the block: network access and subprocesses raise ReplayBlockedError."""
     if _hook_installed.acquire(blocking=False):
         import platform  # Imported here: it is slow to load.
 
@@ -100,11 +101,11 @@ def _current_guard() -> Guard | None:
 
 
 def require_live(what: str) -> None:
-    """Raise RefusedError in guarded code, where live calls are not allowed."""
+    """Raise ReplayBlockedError in guarded code, where live calls are not allowed."""
     guard = _current_guard()
     if guard is not None:
         guard.refused.append(what)
-        raise RefusedError(what)
+        raise ReplayBlockedError(what)
 
 
 def _hook(event: str, _args: tuple[Any, ...]) -> None:
@@ -112,7 +113,7 @@ def _hook(event: str, _args: tuple[Any, ...]) -> None:
         guard = _current_guard()
         if guard is not None:
             guard.refused.append(event)
-            raise RefusedError(event)
+            raise ReplayBlockedError(event)
 
 
 _original_start = threading.Thread.start
@@ -129,7 +130,7 @@ def _watch_threads(guard: Guard, *, on: bool) -> None:
     """Track the threads that guarded code starts: a new thread does not inherit the context."""
     with _active_lock:
         if on:
-            _active.append(guard)
+            active.append(guard)
         else:
-            _active.remove(guard)
-        threading.Thread.start = _start_tracked if _active else _original_start  # type: ignore[method-assign]
+            active.remove(guard)
+        threading.Thread.start = _start_tracked if active else _original_start  # type: ignore[method-assign]

@@ -25,7 +25,15 @@ NO_STEP = 1 << 62  # step index beyond every record, for calls without an outcom
 
 # Kinds that perdure writes itself, or that other processes write while the agent runs.
 SKIPPED_KINDS = frozenset(
-    {"branched", "kept", "piece", "recovered", "released", "snapshot", "turn.continued"}
+    {
+        "branched",
+        "branch.kept",
+        "message.chunk",
+        "batch.discarded",
+        "branch.released",
+        "snapshot",
+        "turn.continued",
+    }
 )
 
 
@@ -98,7 +106,7 @@ def written_by_perdure(content: Content) -> bool:
     """Whether perdure wrote a record by itself, such as the rest of an interrupted answer."""
     if isinstance(content, Message):
         return content.interrupted or content.origin in (INTERRUPTED_ORIGIN, RECONCILED)
-    return content.kind in ("recovered", "snapshot")
+    return content.kind in ("batch.discarded", "snapshot")
 
 
 def to_intent(call: CallRequest) -> EffectIntended:

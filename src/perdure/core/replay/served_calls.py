@@ -102,7 +102,7 @@ class RecordedCalls:
                 )
             raise UnknownOutcomeError(name, call.tool, outcome.effect, "", reason)
         if reason.startswith(_UNSTORABLE_PREFIX):
-            if spec.unstorable == "return":
+            if spec.on_unserializable == "return":
                 self._cursor.stop(f"the result of {call.tool!r} could not be stored")
             raise UsageError(reason.removeprefix(_UNSTORABLE_PREFIX))
         raise self._again(outcome.error, reason)

@@ -1,0 +1,1 @@
+"""The state of a session, computed from its records. Pure."""

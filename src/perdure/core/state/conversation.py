@@ -10,7 +10,7 @@ most messages. Snapshots store these tuples.
 from typing import NamedTuple
 
 from perdure.formats.tool_calls import answers, open_calls
-from perdure.journal.records import Message, Piece, Pinned, Summary, SummaryUndone, Tools
+from perdure.journal.records import Message, MessageChunk, Pinned, Summary, SummaryUndone, Tools
 
 CALLS_MAX = 256  # unanswered calls; transcripts close older ones with a notice anyway
 
@@ -121,7 +121,7 @@ class ConversationState(NamedTuple):
         }
         return self if len(remaining) == len(self.partials) else self._replace(partials=remaining)
 
-    def piece(self, position: int, content: Piece) -> "ConversationState":
+    def piece(self, position: int, content: MessageChunk) -> "ConversationState":
         """Apply a piece of an answer."""
         partial = PartialAnswer(content.turn, position)
         return self._replace(partials={**self.partials, content.answer: partial})
@@ -138,7 +138,7 @@ class ConversationState(NamedTuple):
         pins = {*self.pins, content.message} if content.on else {*self.pins} - {content.message}
         return self._replace(pins=tuple(sorted(pins)))
 
-    def summarised(self, position: int, content: Summary) -> "ConversationState":
+    def summarized(self, position: int, content: Summary) -> "ConversationState":
         """Apply a summary."""
         summary = SummaryRef(position, content.first, content.last, content.previous)
         earlier = tuple(ref for ref in self.summaries if ref.position <= content.previous)

@@ -102,8 +102,10 @@ class EffectsState(NamedTuple):
             # Its turn has ended, a later attempt replaced it, or its approval was refused.
             approvals = self.consents.with_refusal(content.identity, content.effect, position)
             return self if approvals is self.consents else self._replace(consents=approvals)
+        unknown = self.unknown + (content.state == UNKNOWN) - (effect.state == UNKNOWN)
         effect = effect._replace(state=content.state, outcome=position)
-        state = self._with(content.identity, effect)
+        effects = self.by_identity.put(content.identity, effect)
+        state = self._replace(by_identity=effects, unknown=unknown)
         return state.ended(content.turn) if over else state
 
     def ended(self, turn: str) -> "EffectsState":

@@ -34,19 +34,19 @@ from perdure.journal.records import (
     ApprovalAsked,
     ApprovalDecided,
     Branched,
+    BranchKept,
+    BranchReleased,
     Content,
     Deleted,
     EffectIntended,
     EffectSettled,
-    Kept,
-    Labelled,
+    LabelsChanged,
     LeaseReleased,
     LeaseRenewed,
     LeaseTaken,
     Message,
-    Piece,
+    MessageChunk,
     Pinned,
-    Released,
     Snapshot,
     Summary,
     SummaryUndone,
@@ -110,7 +110,7 @@ class SessionState:
         self.turns: dict[str, OpenTurn] = {}
         self.ids: dict[str, KnownRecord] = {}
         self.labels: frozenset[str] = frozenset()
-        self.keeps: dict[str, Kept] = {}
+        self.keeps: dict[str, BranchKept] = {}
         self.talk = ConversationState()
         self.deeds = EffectsState()
         self.lease: LeaseState | None = None
@@ -149,8 +149,6 @@ class SessionState:
         """The labels of the stream's head in this state: the caller's own and the reserved ones."""
         if self.deleted:
             return frozenset({DELETED})
-        if self.lease is None and not self.turns and not self.deeds.by_identity:
-            return self.labels  # The common case: no reserved label can apply.
         labels = self.labels | {TURN_OPEN} if self.turns else self.labels
         if self.lease is not None and self.lease.owner:
             labels = labels | {LEASED}
@@ -191,14 +189,14 @@ class SessionState:
         if len(ids) > CALLER_IDS_MAX:
             del ids[next(iter(ids))]
 
-    def _piece(self, position: int, _id: str, content: Piece) -> None:
+    def _message_chunk(self, position: int, _id: str, content: MessageChunk) -> None:
         self.talk = self.talk.piece(position, content)
 
     def _pinned(self, _position: int, _id: str, content: Pinned) -> None:
         self.talk = self.talk.pinned(content)
 
     def _summary(self, position: int, _id: str, content: Summary) -> None:
-        self.talk = self.talk.summarised(position, content)
+        self.talk = self.talk.summarized(position, content)
 
     def _summary_undone(self, _position: int, _id: str, content: SummaryUndone) -> None:
         self.talk = self.talk.undone(content)
@@ -239,13 +237,13 @@ class SessionState:
         self.talk = self.talk.ended(content.turn)
         self.deeds = self.deeds.ended(content.turn)
 
-    def _labelled(self, _position: int, _id: str, content: Labelled) -> None:
+    def _labels(self, _position: int, _id: str, content: LabelsChanged) -> None:
         self.labels = (self.labels | frozenset(content.add)) - frozenset(content.remove)
 
-    def _kept(self, _position: int, record_id: str, content: Kept) -> None:
+    def _branch_kept(self, _position: int, record_id: str, content: BranchKept) -> None:
         self._own("keeps")[record_id] = content
 
-    def _released(self, _position: int, _id: str, content: Released) -> None:
+    def _branch_released(self, _position: int, _id: str, content: BranchReleased) -> None:
         self._own("keeps").pop(content.keep, None)
 
     def _lease_taken(self, position: int, _id: str, content: LeaseTaken) -> None:
@@ -274,7 +272,7 @@ class SessionState:
         "effect.settled": _effect_settled,
         "approval.asked": _approval_asked,
         "approval.decided": _approval_decided,
-        "piece": _piece,
+        "message.chunk": _message_chunk,
         "pinned": _pinned,
         "summary": _summary,
         "summary.undone": _summary_undone,
@@ -285,9 +283,9 @@ class SessionState:
         "turn.completed": _turn_ended,
         "turn.failed": _turn_ended,
         "turn.abandoned": _turn_ended,
-        "labelled": _labelled,
-        "kept": _kept,
-        "released": _released,
+        "labels": _labels,
+        "branch.kept": _branch_kept,
+        "branch.released": _branch_released,
         "lease.taken": _lease_taken,
         "lease.renewed": _lease_renewed,
         "lease.released": _lease_released,
@@ -333,7 +331,7 @@ class SessionState:
         state.values, state.turns, state.ids = facts.values, facts.turns, facts.ids
         state.labels = frozenset(facts.labels)
         state.keeps = {
-            keep: Kept(reason=reason, branch=branch, stream=stream)
+            keep: BranchKept(reason=reason, branch=branch, stream=stream)
             for keep, (reason, branch, stream) in facts.keeps.items()
         }
         state.lineage, state.begin, state.lease = facts.lineage, facts.begin, facts.lease

@@ -33,7 +33,7 @@ class Collector(Protocol):
         ...
 
     def messages(self) -> list[IncomingMessage]:
-        """Return the messages so far, in the form `intake.take` gives an unstreamed answer.
+        """Return the messages so far, as `intake.extract_messages` returns an unstreamed answer.
 
         Empty until the answer has content.
         """

@@ -18,7 +18,7 @@ FORMAT = "openai.chat"
 
 
 class ChatCollector:
-    """Collects the chunks of one chat completion; see `collecting.Collector`."""
+    """Collects the chunks of one chat completion; see `streaming.Collector`."""
 
     def __init__(self) -> None:
         self._pieces: list[dict[str, Any]] = []

@@ -18,7 +18,7 @@ _UNINDEXED_PARTS = frozenset({"text", "thinking"})
 
 
 class TextBuffer(list[str]):
-    """The pieces of a text, joined only by `rendered`: joining each time would be quadratic."""
+    """The pieces of a text, joined only by `materialize`: joining each time would be quadratic."""
 
 
 def merge_all(tree: dict[str, Any], delta: dict[str, Any]) -> None:

@@ -67,7 +67,7 @@ _DROPPED_FIELDS = frozenset({"sequence_number", "obfuscation", "parsed", "snapsh
 
 
 class ResponseCollector:
-    """Collects the events of one response; see `collecting.Collector`."""
+    """Collects the events of one response; see `streaming.Collector`."""
 
     def __init__(self) -> None:
         self._pieces: list[dict[str, Any]] = []

@@ -12,7 +12,7 @@ from perdure.journal.copying import requests
 from perdure.journal.copying.plan import read_one
 from perdure.journal.copying.requests import CopySteps
 from perdure.journal.copying.source import StreamReader
-from perdure.journal.records import Branched, Kept, Released
+from perdure.journal.records import Branched, BranchKept, BranchReleased
 
 
 def living_branches(target: Head) -> CopySteps[list[Head]]:
@@ -29,8 +29,8 @@ def living_branches(target: Head) -> CopySteps[list[Head]]:
     return living
 
 
-def _read_keeps(target: Head) -> CopySteps[dict[str, Kept]]:
-    keeps: dict[str, Kept] = {}
+def _read_keeps(target: Head) -> CopySteps[dict[str, BranchKept]]:
+    keeps: dict[str, BranchKept] = {}
     reader, batches = (
         StreamReader("target", target, after=0, tip=None),
         BatchAssembler(target.stream),
@@ -42,11 +42,11 @@ def _read_keeps(target: Head) -> CopySteps[dict[str, Kept]]:
     return keeps
 
 
-def _apply_keep(keeps: dict[str, Kept], name: str, linked: VerifiedEntry) -> None:
-    if linked.header.kind not in {Kept.kind, Released.kind}:
+def _apply_keep(keeps: dict[str, BranchKept], name: str, linked: VerifiedEntry) -> None:
+    if linked.header.kind not in {BranchKept.kind, BranchReleased.kind}:
         return
     content = chain.decode_content(name, linked, PlainCipher())
-    if isinstance(content, Kept):
+    if isinstance(content, BranchKept):
         keeps[linked.header.id] = content
-    elif isinstance(content, Released):
+    elif isinstance(content, BranchReleased):
         keeps.pop(content.keep, None)

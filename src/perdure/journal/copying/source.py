@@ -1,6 +1,6 @@
 """Read the entries of one stream for a copy, each verified before it is returned. Pure.
 
-Unlike `reading`, which follows a session's history into its ancestors, this stays in one stream,
+Unlike `reader`, which follows a session's history into its ancestors, this stays in one stream,
 trusts no snapshot, and needs no key.
 """
 

@@ -1,12 +1,13 @@
-"""What every Backend must keep, as tests: subclass `BackendContract` and say how to open a store.
+"""The contract suite of `Backend`: subclass `BackendContract` and define how to open a store.
 
     class TestMine(BackendContract):
         @pytest.fixture
         def open_backend(self, tmp_path):
             return lambda: MyBackend(tmp_path / "store")
 
-Rules for editors: a test is a sentence of the protocol, each negative has a positive twin, and
-nothing may depend on which store it is. Knobs are only for physics.
+Rules for editing: a test is a sentence of the protocol, each negative test has a positive
+counterpart, and no test may depend on the store. The class attributes describe only what a store
+physically cannot do.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,26 +15,26 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from perdure.backends.protocol import Backend
-from perdure.testing.contract.append import AppendingContract
-from perdure.testing.contract.read import ReadingContract
+from perdure.testing.contract.append import AppendContract
+from perdure.testing.contract.read import ReadContract
 from perdure.testing.contract.recent import RecentContract
-from perdure.testing.contract.remove import RemovingContract
+from perdure.testing.contract.remove import RemoveContract
 from perdure.testing.contract.sharing import SharingContract
 from perdure.testing.contract.watch import WatchContract
 
 
 class BackendContract(
-    AppendingContract,
-    ReadingContract,
+    AppendContract,
+    ReadContract,
     SharingContract,
     RecentContract,
-    RemovingContract,
+    RemoveContract,
     WatchContract,
 ):
-    """Passes for a store that keeps every sentence of `perdure.backend.Backend`.
+    """Passes for a store that satisfies every sentence of `perdure.backends.protocol.Backend`.
 
-    `reopens` is False for a store that is gone when closed, `processes` for one that other
-    processes can not reach.
+    `reopens` is False for a store whose data is lost on close, `processes` for one that other
+    processes cannot reach.
     """
 
     reopens = True
@@ -41,13 +42,13 @@ class BackendContract(
 
     @pytest.fixture
     def open_backend(self) -> Callable[[], Backend]:
-        """Return a function that opens the same, at first empty, store each time it is called."""
+        """Return a function that opens the same store on every call; it is empty at first."""
         message = "override the fixture `open_backend`"
         raise NotImplementedError(message)
 
     @pytest.fixture
     def backend(self, open_backend: Callable[[], Backend]) -> Iterator[Backend]:
-        """One handle on the store, closed after the test."""
+        """Open the store for one test, and close it afterwards."""
         backend = open_backend()
         yield backend
         backend.close()

@@ -1,9 +1,9 @@
-"""What every AsyncBackend must keep beyond the words of the protocol: cancelling, interleaving.
+"""The contract suite of `AsyncBackend`: the protocol in short, cancellation and interleaving.
 
-Needs no plugin: each test runs an event loop of its own.
+It needs no pytest plugin: each test runs its own event loop.
 """
 
-# ruff: noqa: S101, PLR2004 - these are tests, though they are shipped.
+# ruff: noqa: S101, PLR2004 - these are tests that are shipped with the package
 import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -20,7 +20,14 @@ from perdure.backends.protocol import (
     require_watch,
 )
 from perdure.errors import UsageError
-from perdure.testing.contract.samples import ALIKE, HOSTILE_BYTES, appended, begun, entries, entry
+from perdure.testing.contract.samples import (
+    HOSTILE_BYTES,
+    SIMILAR_TEXTS,
+    append_of,
+    entries,
+    entry,
+    start_of,
+)
 
 OpenAsyncBackend = Callable[[], AsyncBackend]
 
@@ -30,115 +37,117 @@ Run = Callable[[Scenario], None]
 
 
 class AsyncBackendContract:
-    """Passes for an async store whose blocking twin, or itself through a portal, keeps the rest."""
+    """Passes for an async store that satisfies `AsyncBackend`.
+
+    It covers what is specific to an event loop. The rest of the protocol is covered by
+    `BackendContract`, run against the sync counterpart or against the store through a portal.
+    """
 
     @pytest.fixture
     def open_backend(self) -> OpenAsyncBackend:
-        """Return a function that opens the same, at first empty, store each time it is called."""
+        """Return a function that opens the same store on every call; it is empty at first."""
         message = "override the fixture `open_backend`"
         raise NotImplementedError(message)
 
     @pytest.fixture
     def run(self, open_backend: OpenAsyncBackend) -> Run:
-        """Run a scenario with an open store, and close it."""
+        """Return a function that runs a scenario with an open store, and then closes the store."""
 
-        async def scene(scenario: Scenario) -> None:
+        async def run_scenario(scenario: Scenario) -> None:
             backend = open_backend()
             try:
                 await scenario(backend)
             finally:
                 await backend.close()
 
-        return lambda scenario: asyncio.run(scene(scenario))
+        return lambda scenario: asyncio.run(run_scenario(scenario))
 
-    def test_what_was_appended_is_read_back_and_listed(self, run: Run) -> None:
+    def test_appended_entries_are_read_back_and_listed(self, run: Run) -> None:
         async def scenario(backend: AsyncBackend) -> None:
-            outcomes = await backend.append([appended("s", 1, 3, "l"), appended("t", 1, 1)])
+            outcomes = await backend.append([append_of("s", 1, 3, "l"), append_of("t", 1, 1)])
             assert [outcome.status for outcome in outcomes] == ["stored", "stored"]
             assert await _read(backend, "s") == entries(1, 3)
-            backwards = [one async for one in backend.read("s", reverse=True, limit=2)]
+            backwards = [entry async for entry in backend.read("s", reverse=True, limit=2)]
             assert backwards == [entry(3), entry(2)]
             assert [head.stream async for head in backend.streams(labels=["l"])] == ["s"]
             assert [head.stream async for head in backend.streams(without=["l"])] == ["t"]
             await backend.drop("s", before=3)
             assert await _read(backend, "s") == entries(3, 3)
-            (outcome,) = await backend.append([appended("s", 3, 3, mark="other")])
+            (outcome,) = await backend.append([append_of("s", 3, 3, mark="other")])
             assert outcome.status == "conflict"
 
         run(scenario)
 
-    def test_what_is_sent_again_is_stored_and_a_beginning_is_the_first(self, run: Run) -> None:
+    def test_resends_are_stored_and_only_the_first_append_begins_a_stream(self, run: Run) -> None:
         async def scenario(backend: AsyncBackend) -> None:
-            async def told(append: Append) -> str:
+            async def status(append: Append) -> str:
                 (outcome,) = await backend.append([append])
                 return outcome.status
 
-            assert await told(appended("s", 3, 3)) == "refused"
-            assert await told(appended("s", 1, 2)) == "stored"
-            assert await told(begun("s", 3, 3)) == "conflict"
-            assert await told(begun("s", 9, 9)) == "conflict"
-            assert await told(Append("s", [entry(1), entry(2, "other")])) == "conflict"
-            assert await told(appended("s", 1, 3)) == "stored"
-            assert await told(appended("s", 5, 5)) == "refused"
+            assert await status(append_of("s", 3, 3)) == "refused"
+            assert await status(append_of("s", 1, 2)) == "stored"
+            assert await status(start_of("s", 3, 3)) == "conflict"
+            assert await status(start_of("s", 9, 9)) == "conflict"
+            assert await status(Append("s", [entry(1), entry(2, "other")])) == "conflict"
+            assert await status(append_of("s", 1, 3)) == "stored"
+            assert await status(append_of("s", 5, 5)) == "refused"
             assert await _read(backend, "s") == entries(1, 3)
             for _ in range(2):
-                assert await told(begun("branch", 41, 42)) == "stored"
+                assert await status(start_of("branch", 41, 42)) == "stored"
             assert await _read(backend, "branch") == entries(41, 42)
 
         run(scenario)
 
-    def test_any_bytes_and_names_come_back_as_they_were(self, run: Run) -> None:
+    def test_any_bytes_and_names_are_returned_unchanged(self, run: Run) -> None:
         async def scenario(backend: AsyncBackend) -> None:
             stored = [Entry(at, data, data) for at, data in enumerate(HOSTILE_BYTES, 1)]
             await backend.append([Append("bytes", stored)])
             assert await _read(backend, "bytes") == stored
-            await backend.append([appended(name, 1, 1, name) for name in ALIKE])
-            for text in ALIKE:
-                wanted = sorted(name for name in ALIKE if name.startswith(text))
-                assert [head.stream async for head in backend.streams(prefix=text)] == wanted
+            await backend.append([append_of(name, 1, 1, name) for name in SIMILAR_TEXTS])
+            for text in SIMILAR_TEXTS:
+                expected = sorted(name for name in SIMILAR_TEXTS if name.startswith(text))
+                assert [head.stream async for head in backend.streams(prefix=text)] == expected
                 assert [head.stream async for head in backend.streams(labels=[text])] == [text]
 
         run(scenario)
 
-    def test_the_stream_that_was_appended_to_last_comes_first(self, run: Run) -> None:
+    def test_the_stream_with_the_latest_append_comes_first(self, run: Run) -> None:
         async def scenario(backend: AsyncBackend) -> None:
             if RECENT not in backend.capabilities:
                 pytest.skip("this store does not declare the capability `recent`")
-            await backend.append([appended("a", 1, 1, "l")])
-            await backend.append([appended("b", 1, 1)])
-            await backend.append([appended("a", 2, 2, "l")])
-            known = require_recent(backend)
-            assert [head.stream async for head in known.recent()] == ["a", "b"]
-            assert [head.stream async for head in known.recent(prefix="b")] == ["b"]
-            assert [head.stream async for head in known.recent(labels=["l"], limit=1)] == ["a"]
-            assert [head.stream async for head in known.recent(without=["l"])] == ["b"]
+            await backend.append([append_of("a", 1, 1, "l")])
+            await backend.append([append_of("b", 1, 1)])
+            await backend.append([append_of("a", 2, 2, "l")])
+            recency = require_recent(backend)
+            assert [head.stream async for head in recency.recent()] == ["a", "b"]
+            assert [head.stream async for head in recency.recent(prefix="b")] == ["b"]
+            assert [head.stream async for head in recency.recent(labels=["l"], limit=1)] == ["a"]
+            assert [head.stream async for head in recency.recent(without=["l"])] == ["b"]
 
         run(scenario)
 
-    def test_waiting_for_records_ends_with_them_or_with_its_time_or_by_cancelling(
-        self, run: Run
-    ) -> None:
+    def test_watch_ends_by_an_append_a_timeout_or_cancellation(self, run: Run) -> None:
         async def scenario(backend: AsyncBackend) -> None:
             if WATCH not in backend.capabilities:
                 pytest.skip("this store does not declare the capability `watch`")
-            known = require_watch(backend)
-            assert await known.watch("s", after=0, timeout=0) is False
-            assert await known.watch("s", after=0, timeout=0.05) is False
-            waiting = [asyncio.create_task(known.watch("s", after=0)) for _ in range(5)]
-            other = asyncio.create_task(known.watch("other", after=0, timeout=0.5))
+            watch = require_watch(backend).watch
+            assert await watch("s", after=0, timeout=0) is False
+            assert await watch("s", after=0, timeout=0.05) is False
+            waiting = [asyncio.create_task(watch("s", after=0)) for _ in range(5)]
+            other = asyncio.create_task(watch("other", after=0, timeout=0.5))
             await asyncio.sleep(0.05)
             waiting[0].cancel()
-            await backend.append([appended("s", 1, 1)])
+            await backend.append([append_of("s", 1, 1)])
             async with asyncio.timeout(60):
                 answers = await asyncio.gather(*waiting, return_exceptions=True)
             assert isinstance(answers[0], asyncio.CancelledError)
             assert answers[1:] == [True] * 4
-            assert await known.watch("s", after=0) is True
+            assert await watch("s", after=0) is True
             assert await other is False
 
         run(scenario)
 
-    def test_closing_the_store_ends_the_wait(self, open_backend: OpenAsyncBackend) -> None:
+    def test_closing_the_store_ends_every_wait(self, open_backend: OpenAsyncBackend) -> None:
         async def scenario() -> None:
             backend = open_backend()
             if WATCH not in backend.capabilities:
@@ -153,86 +162,86 @@ class AsyncBackendContract:
 
         asyncio.run(scenario())
 
-    def test_a_long_stream_is_read_whole(self, run: Run) -> None:
+    def test_a_long_stream_is_read_completely(self, run: Run) -> None:
         async def scenario(backend: AsyncBackend) -> None:
-            await backend.append([appended("s", 1, 1500)])
+            await backend.append([append_of("s", 1, 1500)])
             assert await _read(backend, "s") == entries(1, 1500)
 
         run(scenario)
 
-    def test_errors_reach_whoever_awaits(self, run: Run) -> None:
+    def test_errors_are_raised_in_the_awaiting_task(self, run: Run) -> None:
         async def scenario(backend: AsyncBackend) -> None:
             with pytest.raises(UsageError):
-                await backend.append([appended("s", 1, 1), appended("s", 2, 2)])
-            (outcome,) = await backend.append([appended("s", 1, 1)])
+                await backend.append([append_of("s", 1, 1), append_of("s", 2, 2)])
+            (outcome,) = await backend.append([append_of("s", 1, 1)])
             assert outcome.status == "stored"
 
         run(scenario)
 
-    def test_of_many_tasks_exactly_one_stores_each_position(self, run: Run) -> None:
+    def test_exactly_one_of_many_tasks_stores_each_position(self, run: Run) -> None:
         async def scenario(backend: AsyncBackend) -> None:
             for position in range(1, 6):
-                racers = [appended("s", position, position, mark=str(n)) for n in range(16)]
-                answers = await asyncio.gather(*(backend.append([one]) for one in racers))
+                racers = [append_of("s", position, position, mark=str(n)) for n in range(16)]
+                answers = await asyncio.gather(*(backend.append([racer]) for racer in racers))
                 stored = [n for n, (answer,) in enumerate(answers) if answer.status == "stored"]
                 assert len(stored) == 1
-                last = [one async for one in backend.read("s", reverse=True, limit=1)]
+                last = [entry async for entry in backend.read("s", reverse=True, limit=1)]
                 assert last == [entry(position, str(stored[0]))]
 
         run(scenario)
 
     def test_readers_and_writers_interleave(self, run: Run) -> None:
         async def scenario(backend: AsyncBackend) -> None:
-            await backend.append([appended("s", 1, 300)])
+            await backend.append([append_of("s", 1, 300)])
             seen = 0
-            async for one in backend.read("s"):
+            async for stored in backend.read("s"):
                 seen += 1
-                assert one.position == seen
+                assert stored.position == seen
                 if seen in {1, 150}:
-                    await backend.append([appended(f"during {seen}", 1, 1)])
+                    await backend.append([append_of(f"during {seen}", 1, 1)])
             assert seen == 300
             assert await _read(backend, "during 150") == entries(1, 1)
 
         run(scenario)
 
-    def test_a_read_after_a_cancelled_append_tells_whether_it_happened(self, run: Run) -> None:
+    def test_a_read_after_a_cancelled_append_shows_whether_it_happened(self, run: Run) -> None:
         async def scenario(backend: AsyncBackend) -> None:
             position = 0
             for number in range(40):
-                mine = appended("s", position + 1, position + 1)
-                task = asyncio.ensure_future(backend.append([mine]))
+                append = append_of("s", position + 1, position + 1)
+                task = asyncio.ensure_future(backend.append([append]))
                 await asyncio.sleep(0.0001 * (number % 8))
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
-                found = await _read(backend, "s")
-                assert found == entries(1, len(found))
-                assert len(found) in {position, position + 1}
-                assert await _read(backend, "s") == found, "nothing happens afterwards"
-                position = len(found)
+                stored = await _read(backend, "s")
+                assert stored == entries(1, len(stored))
+                assert len(stored) in {position, position + 1}
+                assert await _read(backend, "s") == stored, "a cancelled append happened later"
+                position = len(stored)
 
         run(scenario)
 
     def test_an_abandoned_reader_does_no_harm(self, run: Run) -> None:
         async def scenario(backend: AsyncBackend) -> None:
-            await backend.append([appended("s", 1, 600)])
+            await backend.append([append_of("s", 1, 600)])
             for _ in range(5):
-                async for one in backend.read("s"):
-                    assert one.position == 1
+                async for stored in backend.read("s"):
+                    assert stored.position == 1
                     break
             assert await _read(backend, "s") == entries(1, 600)
 
         run(scenario)
 
-    def test_closing_twice_is_harmless_and_using_it_afterwards_is_not(
+    def test_closing_twice_is_harmless_and_a_closed_store_refuses_calls(
         self, open_backend: OpenAsyncBackend
     ) -> None:
         async def scenario() -> None:
             backend = open_backend()
-            await backend.append([appended("s", 1, 1)])
+            await backend.append([append_of("s", 1, 1)])
             await backend.close()
             await backend.close()
             with pytest.raises(UsageError, match="closed"):
-                await backend.append([appended("s", 2, 2)])
+                await backend.append([append_of("s", 2, 2)])
             with pytest.raises(UsageError, match="closed"):
                 await _read(backend, "s")
 
@@ -240,4 +249,4 @@ class AsyncBackendContract:
 
 
 async def _read(backend: AsyncBackend, stream: str) -> list[Any]:
-    return [one async for one in backend.read(stream)]
+    return [entry async for entry in backend.read(stream)]

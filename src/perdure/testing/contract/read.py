@@ -1,6 +1,6 @@
-"""The sentences of `Backend.read` and `Backend.streams`, as tests."""
+"""Contract tests of `Backend.read`, `Backend.streams` and the declared guarantees."""
 
-# ruff: noqa: S101 - these are tests, though they are shipped.
+# ruff: noqa: S101 - these are tests that are shipped with the package
 from typing import Any, get_args
 
 import msgspec
@@ -9,24 +9,24 @@ import pytest
 from perdure.backends.guarantees import Atomic, SharedBy, Survives, guarantees_of
 from perdure.backends.protocol import DELETED, Append, Backend
 from perdure.testing.contract.samples import (
-    ALIKE,
-    appended,
-    begun,
+    SIMILAR_TEXTS,
+    append_all,
+    append_of,
     entries,
     entry,
     names,
     positions,
-    status,
+    start_of,
 )
 
 
 def _bodies(backend: Backend, max_body: int, *, reverse: bool) -> list[int | None]:
-    found = backend.read("s", max_body=max_body, reverse=reverse)
-    return [None if one.body is None else len(one.body) for one in found]
+    stored = backend.read("s", max_body=max_body, reverse=reverse)
+    return [None if entry.body is None else len(entry.body) for entry in stored]
 
 
-class ReadingContract:
-    """What comes out of a store."""
+class ReadContract:
+    """Reads, listings, and the guarantees that a store declares."""
 
     def test_an_unknown_stream_is_empty(self, backend: Backend) -> None:
         assert list(backend.read("unknown")) == []
@@ -34,11 +34,11 @@ class ReadingContract:
         assert list(backend.streams()) == []
 
     def test_reverse_reads_from_the_end(self, backend: Backend) -> None:
-        status(backend, appended("s", 1, 4))
+        append_all(backend, append_of("s", 1, 4))
         assert list(backend.read("s", reverse=True)) == entries(1, 4)[::-1]
 
     def test_after_excludes_in_both_directions(self, backend: Backend) -> None:
-        status(backend, begun("s", 3, 7))
+        append_all(backend, start_of("s", 3, 7))
         assert positions(backend.read("s", after=5)) == [6, 7]
         assert positions(backend.read("s", after=7)) == []
         assert positions(backend.read("s", after=99)) == []
@@ -49,7 +49,7 @@ class ReadingContract:
         assert positions(backend.read("s", after=99, reverse=True)) == [7, 6, 5, 4, 3]
 
     def test_limit_ends_reading_in_both_directions(self, backend: Backend) -> None:
-        status(backend, appended("s", 1, 5))
+        append_all(backend, append_of("s", 1, 5))
         assert positions(backend.read("s", limit=2)) == [1, 2]
         assert positions(backend.read("s", limit=0)) == []
         assert positions(backend.read("s", limit=9)) == [1, 2, 3, 4, 5]
@@ -58,7 +58,7 @@ class ReadingContract:
         assert positions(backend.read("s", after=4, limit=2, reverse=True)) == [3, 2]
 
     def test_limit_counts_entries_and_not_positions(self, backend: Backend) -> None:
-        status(backend, begun("branch", 5001, 5004), appended("s", 1, 700))
+        append_all(backend, start_of("branch", 5001, 5004), append_of("s", 1, 700))
         backend.drop("s", before=600)
         assert positions(backend.read("branch", limit=2)) == [5001, 5002]
         assert positions(backend.read("branch", after=7, limit=2)) == [5001, 5002]
@@ -67,102 +67,120 @@ class ReadingContract:
         assert positions(backend.read("s")) == list(range(600, 701))
 
     @pytest.mark.parametrize("reverse", [False, True])
-    def test_longer_bodies_than_max_body_are_left_out(
+    def test_bodies_longer_than_max_body_are_omitted(
         self, backend: Backend, *, reverse: bool
     ) -> None:
         long = [entry(number, body=b"x" * size) for number, size in enumerate([0, 10, 11, 9], 1)]
-        status(backend, Append("s", long))
+        append_all(backend, Append("s", long))
         direction = -1 if reverse else 1
         assert _bodies(backend, 10, reverse=reverse) == [0, 10, None, 9][::direction]
         assert _bodies(backend, 0, reverse=reverse) == [0, None, None, None][::direction]
-        assert [one.header for one in backend.read("s", max_body=0)] == [e.header for e in long]
+        assert [read.header for read in backend.read("s", max_body=0)] == [e.header for e in long]
 
     def test_max_body_counts_bytes_and_not_characters(self, backend: Backend) -> None:
-        status(backend, Append("s", [entry(1, body="ééé".encode())]))
+        append_all(backend, Append("s", [entry(1, body="ééé".encode())]))
         assert _bodies(backend, 6, reverse=False) == [6]
         assert _bodies(backend, 5, reverse=False) == [None]
 
-    def test_a_long_stream_is_read_whole_in_both_directions(self, backend: Backend) -> None:
-        status(backend, appended("s", 1, 1500))
+    def test_a_long_stream_is_read_completely_in_both_directions(self, backend: Backend) -> None:
+        append_all(backend, append_of("s", 1, 1500))
         assert list(backend.read("s")) == entries(1, 1500)
         assert positions(backend.read("s", reverse=True)) == list(range(1500, 0, -1))
         assert positions(backend.read("s", after=3, limit=1000)) == list(range(4, 1004))
 
-    def test_long_bodies_are_read_whole_however_many(self, backend: Backend) -> None:
+    def test_many_long_bodies_are_read_completely(self, backend: Backend) -> None:
         long = [entry(number, body=bytes([number]) * 600_000) for number in range(1, 8)]
-        status(backend, Append("s", long))
+        append_all(backend, Append("s", long))
         assert list(backend.read("s")) == long
         assert list(backend.read("s", reverse=True, limit=5)) == long[:1:-1]
 
-    def test_a_reader_that_pauses_keeps_nobody_waiting(self, backend: Backend) -> None:
-        status(backend, appended("s", 1, 600))
+    def test_a_paused_reader_does_not_block_writers(self, backend: Backend) -> None:
+        append_all(backend, append_of("s", 1, 600))
         reader = backend.read("s")
         assert next(reader) == entry(1)
-        assert status(backend, appended("s", 601, 601)) == ["stored"]
+        assert append_all(backend, append_of("s", 601, 601)) == ["stored"]
         backend.drop("other", before=1)
         assert positions(reader)[:599] == list(range(2, 601))
 
-    def test_a_reader_that_pauses_meets_all_that_was_not_dropped_meanwhile(
+    def test_a_paused_reader_reads_all_entries_that_were_not_dropped(
         self, backend: Backend
     ) -> None:
-        status(backend, appended("s", 1, 1500))
+        append_all(backend, append_of("s", 1, 1500))
         reader = backend.read("s")
         assert next(reader) == entry(1)
         backend.drop("s", before=700)
-        found = positions(reader)
-        assert found == sorted(set(found))
-        assert found[-801:] == list(range(700, 1501))
+        seen = positions(reader)
+        assert seen == sorted(set(seen))
+        assert seen[-801:] == list(range(700, 1501))
 
-    def test_a_listing_that_pauses_gives_each_stream_once(self, backend: Backend) -> None:
-        there = [f"s{number:04}" for number in range(700)]
-        status(backend, *(appended(name, 1, 1) for name in there))
+    def test_a_paused_listing_returns_each_stream_once(self, backend: Backend) -> None:
+        existing = [f"s{number:04}" for number in range(700)]
+        append_all(backend, *(append_of(name, 1, 1) for name in existing))
         listing = backend.streams()
-        found = [next(listing).stream]
-        status(backend, *(appended(f"r{number}", 1, 1) for number in range(9)))
-        assert status(backend, appended("s0001", 2, 2)) == ["stored"], "nobody is kept waiting"
-        found += [head.stream for head in listing]
-        assert found == there
+        listed = [next(listing).stream]
+        append_all(backend, *(append_of(f"r{number}", 1, 1) for number in range(9)))
+        assert append_all(backend, append_of("s0001", 2, 2)) == ["stored"], (
+            "a paused listing blocks no writer"
+        )
+        listed += [head.stream for head in listing]
+        assert listed == existing
 
     def test_streams_are_listed_in_code_point_order(self, backend: Backend) -> None:
-        wanted = ["", "a", "B", "é", "\ud7ff", "\ue000", "\uffff", "\U00010000", "🦉", "ab", "a b"]
-        wanted.remove("")
-        status(backend, *(appended(name, 1, 1) for name in reversed(wanted)))
-        assert names(backend) == sorted(wanted)
+        expected = [
+            "",
+            "a",
+            "B",
+            "é",
+            "\ud7ff",
+            "\ue000",
+            "\uffff",
+            "\U00010000",
+            "🦉",
+            "ab",
+            "a b",
+        ]
+        expected.remove("")
+        append_all(backend, *(append_of(name, 1, 1) for name in reversed(expected)))
+        assert names(backend) == sorted(expected)
 
-    def test_a_prefix_may_itself_be_a_name(self, backend: Backend) -> None:
+    def test_a_prefix_can_itself_be_a_name(self, backend: Backend) -> None:
         for name in ["a", "a/1", "a/2", "a0", "b", "a/🦉", "a%", "a_"]:
-            status(backend, appended(name, 1, 1))
+            append_all(backend, append_of(name, 1, 1))
         assert names(backend, prefix="a/") == ["a/1", "a/2", "a/🦉"]
         assert names(backend, prefix="a") == ["a", "a%", "a/1", "a/2", "a/🦉", "a0", "a_"]
         assert names(backend, prefix="a%") == ["a%"]
         assert names(backend, prefix="a_") == ["a_"]
         assert names(backend, prefix="c") == []
 
-    def test_a_prefix_is_compared_by_code_points_and_is_no_pattern(self, backend: Backend) -> None:
-        status(backend, *(appended(name, 1, 1) for name in ALIKE))
-        for prefix in ALIKE:
-            wanted = sorted(name for name in ALIKE if name.startswith(prefix))
-            assert names(backend, prefix=prefix) == wanted
-            assert names(backend, after=prefix) == sorted(name for name in ALIKE if name > prefix)
+    def test_a_prefix_is_compared_by_code_points_and_is_not_a_pattern(
+        self, backend: Backend
+    ) -> None:
+        append_all(backend, *(append_of(name, 1, 1) for name in SIMILAR_TEXTS))
+        for prefix in SIMILAR_TEXTS:
+            expected = sorted(name for name in SIMILAR_TEXTS if name.startswith(prefix))
+            assert names(backend, prefix=prefix) == expected
+            assert names(backend, after=prefix) == sorted(
+                name for name in SIMILAR_TEXTS if name > prefix
+            )
 
-    def test_a_prefix_of_last_code_points_is_no_trap(self, backend: Backend) -> None:
+    def test_a_prefix_can_end_with_the_highest_code_points(self, backend: Backend) -> None:
         for name in ["\U0010ffff", "\U0010ffff\U0010ffff", "\ud7ff", "\ue000"]:
-            status(backend, appended(name, 1, 1))
+            append_all(backend, append_of(name, 1, 1))
         assert names(backend, prefix="\U0010ffff") == ["\U0010ffff", "\U0010ffff\U0010ffff"]
         assert names(backend, prefix="\ud7ff") == ["\ud7ff"]
 
-    def test_after_excludes_names_and_works_with_a_prefix(self, backend: Backend) -> None:
+    def test_after_excludes_names_and_combines_with_a_prefix(self, backend: Backend) -> None:
         for name in ["a", "a\x01", "aa", "ab", "b"]:
-            status(backend, appended(name, 1, 1))
+            append_all(backend, append_of(name, 1, 1))
         assert names(backend, after="a") == ["a\x01", "aa", "ab", "b"]
         assert names(backend, after="aa", prefix="a") == ["ab"]
         assert names(backend, after="A", prefix="b") == ["b"]
         assert names(backend, after="c", prefix="a") == []
         assert names(backend, after="b") == []
 
-    def test_labels_filter_and_all_of_them_must_be_there(self, backend: Backend) -> None:
-        status(backend, appended("1", 1, 1, "x"), appended("2", 1, 1, "x", "y"))
-        status(backend, appended("3", 1, 1, "y"), appended("4", 1, 1))
+    def test_a_listing_by_labels_requires_all_of_them(self, backend: Backend) -> None:
+        append_all(backend, append_of("1", 1, 1, "x"), append_of("2", 1, 1, "x", "y"))
+        append_all(backend, append_of("3", 1, 1, "y"), append_of("4", 1, 1))
         assert [head.stream for head in backend.streams(labels=["x"])] == ["1", "2"]
         assert [head.stream for head in backend.streams(labels=["y", "x"])] == ["2"]
         assert [head.stream for head in backend.streams(labels=["x", "x"])] == ["1", "2"]
@@ -171,76 +189,78 @@ class ReadingContract:
         assert [head.stream for head in backend.streams(labels=["y"], after="2")] == ["3"]
         assert [head.stream for head in backend.streams(labels=["y"], prefix="2")] == ["2"]
 
-    def test_labels_that_differ_little_are_different_labels(self, backend: Backend) -> None:
-        bearing = {f"{number:02}": label for number, label in enumerate(ALIKE)}
-        status(backend, *(appended(name, 1, 1, label) for name, label in bearing.items()))
-        status(backend, appended("two", 1, 1, "a", "A"))
-        for name, label in bearing.items():
+    def test_similar_labels_are_different_labels(self, backend: Backend) -> None:
+        labels = {f"{number:02}": label for number, label in enumerate(SIMILAR_TEXTS)}
+        append_all(backend, *(append_of(name, 1, 1, label) for name, label in labels.items()))
+        append_all(backend, append_of("two", 1, 1, "a", "A"))
+        for name, label in labels.items():
             both = ["two"] if label in {"a", "A"} else []
             assert [head.stream for head in backend.streams(labels=[label])] == [name, *both]
         assert [head.labels for head in backend.streams(labels=["a", "A"])] == [{"a", "A"}]
 
-    def test_none_of_the_labels_without_may_be_there(self, backend: Backend) -> None:
-        status(backend, appended("1", 1, 1, "x"), appended("2", 1, 1, "x", "y"))
-        status(backend, appended("3", 1, 1, DELETED), appended("4", 1, 1))
-        status(backend, appended("5", 1, 1, DELETED, "x"), appended("6", 1, 1, DELETED))
+    def test_a_listing_without_labels_excludes_streams_that_have_any_of_them(
+        self, backend: Backend
+    ) -> None:
+        append_all(backend, append_of("1", 1, 1, "x"), append_of("2", 1, 1, "x", "y"))
+        append_all(backend, append_of("3", 1, 1, DELETED), append_of("4", 1, 1))
+        append_all(backend, append_of("5", 1, 1, DELETED, "x"), append_of("6", 1, 1, DELETED))
 
-        def left(*without: str, **chosen: Any) -> list[str]:
-            return [head.stream for head in backend.streams(without=without, **chosen)]
+        def listed(*without: str, **filters: Any) -> list[str]:
+            return [head.stream for head in backend.streams(without=without, **filters)]
 
-        assert left(DELETED) == ["1", "2", "4"]
-        assert left("x") == ["3", "4", "6"]
-        assert left("y", DELETED) == ["1", "4"]
-        assert left(DELETED, labels=["x"]) == ["1", "2"]
-        assert left("y", labels=["x"]) == ["1", "5"]
-        assert left(DELETED, labels=[DELETED]) == []
-        assert left(DELETED, prefix="4") == ["4"]
-        assert left(DELETED, prefix="3") == []
-        assert left(DELETED, after="1", limit=2) == ["2", "4"]
-        assert left("unknown") == ["1", "2", "3", "4", "5", "6"]
+        assert listed(DELETED) == ["1", "2", "4"]
+        assert listed("x") == ["3", "4", "6"]
+        assert listed("y", DELETED) == ["1", "4"]
+        assert listed(DELETED, labels=["x"]) == ["1", "2"]
+        assert listed("y", labels=["x"]) == ["1", "5"]
+        assert listed(DELETED, labels=[DELETED]) == []
+        assert listed(DELETED, prefix="4") == ["4"]
+        assert listed(DELETED, prefix="3") == []
+        assert listed(DELETED, after="1", limit=2) == ["2", "4"]
+        assert listed("unknown") == ["1", "2", "3", "4", "5", "6"]
 
-    def test_a_label_that_comes_or_goes_counts_at_once(self, backend: Backend) -> None:
-        status(backend, appended("s", 1, 1, DELETED), appended("t", 1, 1))
+    def test_a_changed_label_changes_a_listing_without_it_at_once(self, backend: Backend) -> None:
+        append_all(backend, append_of("s", 1, 1, DELETED), append_of("t", 1, 1))
         assert [head.stream for head in backend.streams(without=[DELETED])] == ["t"]
-        status(backend, appended("s", 2, 2), appended("t", 2, 2, DELETED))
+        append_all(backend, append_of("s", 2, 2), append_of("t", 2, 2, DELETED))
         assert [head.stream for head in backend.streams(without=[DELETED])] == ["s"]
         assert [head.stream for head in backend.streams()] == ["s", "t"]
 
-    def test_many_that_are_left_out_do_not_end_a_listing(self, backend: Backend) -> None:
-        gone = [appended(f"a{number:04}", 1, 1, DELETED) for number in range(600)]
-        live = [appended(f"b{number:04}", 1, 1) for number in range(300)]
-        status(backend, *live, *gone)
-        found = [head.stream for head in backend.streams(without=[DELETED])]
-        assert found == [one.stream for one in live]
+    def test_many_excluded_streams_do_not_end_a_listing(self, backend: Backend) -> None:
+        deleted = [append_of(f"a{number:04}", 1, 1, DELETED) for number in range(600)]
+        live = [append_of(f"b{number:04}", 1, 1) for number in range(300)]
+        append_all(backend, *live, *deleted)
+        listed = [head.stream for head in backend.streams(without=[DELETED])]
+        assert listed == [append.stream for append in live]
         assert list(backend.streams(prefix="a", without=[DELETED])) == []
         assert len(list(backend.streams())) == 900  # noqa: PLR2004
 
     def test_a_changed_label_moves_a_stream_between_listings(self, backend: Backend) -> None:
-        status(backend, appended("s", 1, 1, "x"))
+        append_all(backend, append_of("s", 1, 1, "x"))
         assert [head.labels for head in backend.streams(labels=["x"])] == [{"x"}]
-        status(backend, appended("s", 2, 2, "y"))
+        append_all(backend, append_of("s", 2, 2, "y"))
         assert list(backend.streams(labels=["x"])) == []
         assert [head.labels for head in backend.streams(labels=["y"])] == [{"y"}]
 
-    def test_listing_ends_at_the_limit_and_goes_on_after_it(self, backend: Backend) -> None:
+    def test_a_listing_ends_at_its_limit_and_continues_after_it(self, backend: Backend) -> None:
         everything = [f"{number:04}" for number in range(700)]
-        status(backend, *(appended(name, 1, 1, f"odd{int(name) % 2}") for name in everything))
+        append_all(backend, *(append_of(name, 1, 1, f"odd{int(name) % 2}") for name in everything))
         assert names(backend) == everything
         assert [head.stream for head in backend.streams(limit=3)] == everything[:3]
         assert [head.stream for head in backend.streams(limit=3, after="0002")] == everything[3:6]
         assert list(backend.streams(limit=0)) == []
-        found = backend.streams(labels=["odd1"], limit=340)
-        assert [head.stream for head in found] == everything[1:680:2]
+        odd = backend.streams(labels=["odd1"], limit=340)
+        assert [head.stream for head in odd] == everything[1:680:2]
 
-    def test_a_store_says_who_it_is_and_what_it_keeps(self, backend: Backend) -> None:
+    def test_a_store_declares_its_name_and_guarantees(self, backend: Backend) -> None:
         assert backend.name
         assert isinstance(backend.capabilities, frozenset)
-        promised = guarantees_of(backend)
-        assert promised.survives in get_args(Survives)
-        assert promised.shared_by in get_args(SharedBy)
-        assert promised.atomic in get_args(Atomic)
-        assert promised.detail
-        assert promised.capabilities == tuple(sorted(backend.capabilities))
-        assert all(one.name and one.found for one in promised.checks)
-        assert all(one.advice for one in promised.checks if one.verdict == "weak"), "say what to do"
-        assert msgspec.json.decode(msgspec.json.encode(promised.as_data())) == promised.as_data()
+        declared = guarantees_of(backend)
+        assert declared.survives in get_args(Survives)
+        assert declared.shared_by in get_args(SharedBy)
+        assert declared.atomic in get_args(Atomic)
+        assert declared.detail
+        assert declared.capabilities == tuple(sorted(backend.capabilities))
+        assert all(check.name and check.found for check in declared.checks)
+        assert all(check.advice for check in declared.checks if check.verdict == "weak")
+        assert msgspec.json.decode(msgspec.json.encode(declared.as_data())) == declared.as_data()

@@ -1,4 +1,4 @@
-"""Small values for the contracts: entries whose bytes tell where they belong."""
+"""Sample values and helpers of the contract suite: entries, appends and hostile texts."""
 
 import base64
 import hashlib
@@ -9,7 +9,7 @@ from perdure.backends.protocol import Append, Backend, Entry
 OpenBackend = Callable[[], Backend]
 
 
-# Names that were chosen to hurt: paths, devices, patterns, quotes, invisible and wide characters.
+# Names that break naive stores: paths, devices, patterns, quotes, invisible and wide characters.
 HOSTILE_NAMES = [
     "../../etc/passwd",
     "CON",
@@ -29,9 +29,9 @@ HOSTILE_NAMES = [
 ]
 
 
-# Texts that only a store that compares code points tells apart: by case, by spaces at their end,
-# by how a letter is composed, and by what patterns, lists and paths mean to others.
-ALIKE = [
+# Distinct texts that are equal unless compared by code points: they differ in case, in surrounding
+# spaces, in how a letter is composed, or are special in patterns, lists or paths.
+SIMILAR_TEXTS = [
     *("a", "A", "a ", " a", "a/", "a.", "á", "a\u0301", "ä", "aa", "aA", "AA"),
     *("a%", "a%a", "a_", "a_a", "a*", "a*a", "a?", "a?a", "a[a]", "a[", "a\\", "a\\a", "a\\%"),
     *("a,a", 'a"a', "ss", "ß", "i", "I", "ı", "İ", "ﬁ", "fi", "k", "\u212a"),
@@ -39,7 +39,7 @@ ALIKE = [
 ]
 
 
-# Bytes that come back changed from a store that takes them for a text, a line or a document.
+# Bytes that a store corrupts if it treats them as text, as lines or as JSON.
 HOSTILE_BYTES = [
     *(b"", b" ", b"\n", b"\0", b"a\0b", b"a\0", b"\xff\xfe\x00", bytes(range(256))),
     *("🦉 é e\u0301".encode(), b"\xef\xbb\xbfx", b"\xed\xa0\x80"),
@@ -54,7 +54,7 @@ HOSTILE_BYTES = [
 
 
 def entry(position: int, mark: str = "", body: bytes | None = None) -> Entry:
-    """Return an entry whose header and body differ from those of any other position or mark."""
+    """Return an entry whose header and body are unique to its position and mark."""
     header = b'{"position":%d,"mark":"%s"}' % (position, mark.encode())
     return Entry(
         position, header, b'["%s",%d]' % (mark.encode(), position) if body is None else body
@@ -62,35 +62,35 @@ def entry(position: int, mark: str = "", body: bytes | None = None) -> Entry:
 
 
 def entries(first: int, last: int, mark: str = "") -> list[Entry]:
-    """Return the entries from one position to another, both included."""
+    """Return the entries from one position to another, inclusive."""
     return [entry(position, mark) for position in range(first, last + 1)]
 
 
-def appended(stream: str, first: int, last: int, *labels: str, mark: str = "") -> Append:
+def append_of(stream: str, first: int, last: int, *labels: str, mark: str = "") -> Append:
     """Return an append of `entries(first, last, mark)`."""
     return Append(stream, entries(first, last, mark), frozenset(labels))
 
 
-def begun(stream: str, first: int, last: int, *labels: str) -> Append:
-    """Return an append that begins its stream where it likes, as that of a branch does."""
-    return appended(stream, first, last, *labels)._replace(begins=True)
+def start_of(stream: str, first: int, last: int, *labels: str) -> Append:
+    """Return an append that begins its stream at any position, as a branch does."""
+    return append_of(stream, first, last, *labels)._replace(begins=True)
 
 
-def status(backend: Backend, *appends: Append) -> list[str]:
-    """Append and return only the words of the outcomes."""
+def append_all(backend: Backend, *appends: Append) -> list[str]:
+    """Append, and return the status of each outcome."""
     return [outcome.status for outcome in backend.append(appends)]
 
 
-def positions(found: Iterable[Entry]) -> list[int]:
-    """Return the positions of entries, in the order in which they came."""
-    return [one.position for one in found]
+def positions(stored: Iterable[Entry]) -> list[int]:
+    """Return the positions of entries, in the given order."""
+    return [entry.position for entry in stored]
 
 
 def names(backend: Backend, *, prefix: str = "", after: str = "") -> list[str]:
-    """Return the names that a listing gives."""
+    """Return the names of the listed streams."""
     return [head.stream for head in backend.streams(prefix=prefix, after=after)]
 
 
-def digest(one: Entry) -> str:
-    """Return what a head says about its last entry."""
-    return base64.b64encode(hashlib.sha256(one.header).digest()).decode()
+def digest(last: Entry) -> str:
+    """Return the digest that a head holds of its last entry."""
+    return base64.b64encode(hashlib.sha256(last.header).digest()).decode()

@@ -1,6 +1,6 @@
-"""What a store must keep that declares the capability `watch`, as tests; others are skipped."""
+"""Contract tests of the capability `watch`; skipped for stores that do not declare it."""
 
-# ruff: noqa: S101, PLR2004 - these are tests, though they are shipped.
+# ruff: noqa: S101, PLR2004 - these are tests that are shipped with the package
 import multiprocessing
 import threading
 import time
@@ -12,63 +12,61 @@ import pytest
 
 from perdure.backends.protocol import WATCH, Backend, WatchCapability, require_watch
 from perdure.errors import UnsupportedError, UsageError
-from perdure.testing.contract.samples import OpenBackend, appended, status
+from perdure.testing.contract.samples import OpenBackend, append_all, append_of
 
-LATE = 30.0  # Seconds; a busy machine may be slow, but not as slow as this.
+TIMEOUT = 30.0  # seconds; even a busy machine wakes a waiter well before that
 
 
-def watching(backend: Backend) -> WatchCapability:
-    """Return the backend as one that waits, or skip the test."""
+def watch_or_skip(backend: Backend) -> WatchCapability:
+    """Return the backend typed as `WatchCapability`, or skip the test."""
     if WATCH not in backend.capabilities:
         pytest.skip("this store does not declare the capability `watch`")
     return require_watch(backend)
 
 
-class _Waiting:
-    """A thread that waits for a stream, and how it ended."""
+class _WatchThread:
+    """A thread that watches a stream, and its result."""
 
     def __init__(self, backend: Backend, stream: str, after: int, timeout: float | None) -> None:
-        self.answer: bool | None = None
+        self.result: bool | None = None
         self.error: BaseException | None = None
         self.ended = 0.0
-        watch = watching(backend).watch
+        watch = watch_or_skip(backend).watch
         self._wait: Callable[[], bool] = lambda: watch(stream, after=after, timeout=timeout)
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
         try:
-            self.answer = self._wait()
-        except BaseException as error:  # noqa: BLE001 - looked at by the test
+            self.result = self._wait()
+        except BaseException as error:  # noqa: BLE001 - checked by the test
             self.error = error
         self.ended = time.monotonic()
 
     def join(self) -> None:
-        self._thread.join(LATE)
-        assert not self._thread.is_alive(), "it waits for ever"
+        self._thread.join(TIMEOUT)
+        assert not self._thread.is_alive(), "the wait did not end"
 
 
-def _append_elsewhere(open_backend: OpenBackend, go: Any, done: Any) -> None:
+def _append_on_signal(open_backend: OpenBackend, go: Any, done: Any) -> None:
     backend = open_backend()
     try:
         for position in range(1, 4):
             go.wait()
             go.clear()
-            status(backend, appended("s", position, position))
+            append_all(backend, append_of("s", position, position))
             done.put(time.monotonic())
     finally:
         backend.close()
 
 
 class WatchContract:
-    """Waiting for records."""
+    """Waiting for appends to a stream."""
 
     reopens: bool
     processes: bool
 
-    def test_a_store_that_declares_watch_has_the_method_and_others_refuse(
-        self, backend: Backend
-    ) -> None:
+    def test_only_a_store_that_declares_watch_can_wait(self, backend: Backend) -> None:
         method: Callable[..., bool] | None = getattr(backend, "watch", None)
         if WATCH in backend.capabilities:
             assert method is not None
@@ -80,128 +78,128 @@ class WatchContract:
             with pytest.raises(UnsupportedError):
                 method("s", after=0, timeout=0)
 
-    def test_a_head_that_stands_after_the_position_is_told_at_once(self, backend: Backend) -> None:
-        status(backend, appended("s", 1, 3))
-        for after, found in ((0, True), (2, True), (3, False), (9, False)):
-            assert watching(backend).watch("s", after=after, timeout=0) is found
-        assert watching(backend).watch("s", after=2) is True
-        assert watching(backend).watch("s2", after=0, timeout=0) is False
+    def test_watch_returns_at_once_if_the_head_is_past_the_position(self, backend: Backend) -> None:
+        append_all(backend, append_of("s", 1, 3))
+        for after, expected in ((0, True), (2, True), (3, False), (9, False)):
+            assert watch_or_skip(backend).watch("s", after=after, timeout=0) is expected
+        assert watch_or_skip(backend).watch("s", after=2) is True
+        assert watch_or_skip(backend).watch("s2", after=0, timeout=0) is False
 
-    def test_waiting_ends_when_its_time_has_passed_and_not_before(self, backend: Backend) -> None:
-        status(backend, appended("s", 1, 1))
-        began = time.monotonic()
-        assert watching(backend).watch("s", after=1, timeout=0.1) is False
-        assert 0.1 <= time.monotonic() - began < LATE
+    def test_watch_ends_at_its_timeout_and_not_before(self, backend: Backend) -> None:
+        append_all(backend, append_of("s", 1, 1))
+        started = time.monotonic()
+        assert watch_or_skip(backend).watch("s", after=1, timeout=0.1) is False
+        assert 0.1 <= time.monotonic() - started < TIMEOUT
 
-    def test_an_append_wakes_those_who_wait_for_its_stream_and_nobody_else(
-        self, backend: Backend
-    ) -> None:
-        status(backend, appended("s", 1, 1), appended("other", 1, 1))
-        waiting = [_Waiting(backend, "s", 1, None) for _ in range(3)]
-        further = _Waiting(backend, "s", 2, 0.4)
-        other = _Waiting(backend, "other", 1, 0.4)
-        new = _Waiting(backend, "new", 0, None)
+    def test_an_append_wakes_only_the_waiters_of_its_stream(self, backend: Backend) -> None:
+        append_all(backend, append_of("s", 1, 1), append_of("other", 1, 1))
+        waiters = [_WatchThread(backend, "s", 1, None) for _ in range(3)]
+        further = _WatchThread(backend, "s", 2, 0.4)
+        other = _WatchThread(backend, "other", 1, 0.4)
+        new = _WatchThread(backend, "new", 0, None)
         time.sleep(0.1)
-        status(backend, appended("s", 2, 2))
-        for one in waiting:
-            one.join()
-            assert one.answer is True
-        status(backend, appended("new", 1, 1))
-        for one, answer in ((new, True), (further, False), (other, False)):
-            one.join()
-            assert one.answer is answer
+        append_all(backend, append_of("s", 2, 2))
+        for waiter in waiters:
+            waiter.join()
+            assert waiter.result is True
+        append_all(backend, append_of("new", 1, 1))
+        for waiter, expected in ((new, True), (further, False), (other, False)):
+            waiter.join()
+            assert waiter.result is expected
 
-    def test_what_changes_no_head_wakes_nobody(self, backend: Backend) -> None:
-        status(backend, appended("s", 1, 3))
-        one = _Waiting(backend, "s", 3, 0.3)
+    def test_an_append_that_changes_no_head_wakes_no_waiter(self, backend: Backend) -> None:
+        append_all(backend, append_of("s", 1, 3))
+        waiter = _WatchThread(backend, "s", 3, 0.3)
         time.sleep(0.05)
-        assert status(backend, appended("s", 3, 3)) == ["stored"]
-        assert status(backend, appended("s", 3, 3, mark="other")) == ["conflict"]
+        assert append_all(backend, append_of("s", 3, 3)) == ["stored"]
+        assert append_all(backend, append_of("s", 3, 3, mark="other")) == ["conflict"]
         backend.drop("s", before=3)
-        one.join()
-        assert one.answer is False
+        waiter.join()
+        assert waiter.result is False
 
-    def test_another_handles_append_is_seen(self, open_backend: OpenBackend) -> None:
+    def test_an_append_by_another_handle_is_seen(self, open_backend: OpenBackend) -> None:
         if not self.reopens:
-            pytest.skip("this store is gone when it is closed")
-        one, two = open_backend(), open_backend()
-        waiting = _Waiting(one, "s", 0, LATE)
+            pytest.skip("this store loses its data on close")
+        first, second = open_backend(), open_backend()
+        waiter = _WatchThread(first, "s", 0, TIMEOUT)
         time.sleep(0.1)
-        appending = time.monotonic()
-        status(two, appended("s", 1, 1))
-        waiting.join()
-        assert waiting.answer is True
-        assert waiting.ended - appending < LATE
-        one.close()
-        two.close()
+        appended_at = time.monotonic()
+        append_all(second, append_of("s", 1, 1))
+        waiter.join()
+        assert waiter.result is True
+        assert waiter.ended - appended_at < TIMEOUT
+        first.close()
+        second.close()
 
-    def test_another_processes_append_is_seen(self, open_backend: OpenBackend) -> None:
+    def test_an_append_by_another_process_is_seen(self, open_backend: OpenBackend) -> None:
         if not self.processes or "fork" not in multiprocessing.get_all_start_methods():
-            pytest.skip("other processes can not reach this store")
+            pytest.skip("other processes cannot reach this store")
         backend = open_backend()
         try:
-            watching(backend)
+            watch_or_skip(backend)
         except BaseException:
             backend.close()
             raise
-        context = multiprocessing.get_context("fork")  # A factory can not be sent elsewhere.
+        context = multiprocessing.get_context("fork")  # fork: the factory may not be picklable
         go, done = context.Event(), context.SimpleQueue()
-        child = context.Process(target=_append_elsewhere, args=(open_backend, go, done))
+        child = context.Process(target=_append_on_signal, args=(open_backend, go, done))
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # The child only opens a store.
+            warnings.simplefilter(
+                "ignore", DeprecationWarning
+            )  # about forking with threads: the child only opens a store
             child.start()
         try:
             for position in range(3):
-                waiting = _Waiting(backend, "s", position, LATE)
+                waiter = _WatchThread(backend, "s", position, TIMEOUT)
                 time.sleep(0.05)
                 go.set()
-                waiting.join()
-                assert waiting.answer is True
-                assert waiting.ended - done.get() < LATE
+                waiter.join()
+                assert waiter.result is True
+                assert waiter.ended - done.get() < TIMEOUT
         finally:
             backend.close()
-            child.join(LATE)
-            child.kill()  # Or it would wait for ever after a failure.
+            child.join(TIMEOUT)
+            child.kill()  # after a failure it would wait forever
             child.join()
         assert child.exitcode == 0
 
-    def test_no_append_is_missed_however_the_two_meet(self, backend: Backend) -> None:
+    def test_no_append_is_missed_whatever_the_timing(self, backend: Backend) -> None:
         rounds = 100
         seen: list[int] = []
 
         def follow() -> None:
-            while len(seen) < rounds and watching(backend).watch(
-                "s", after=len(seen), timeout=LATE
+            while len(seen) < rounds and watch_or_skip(backend).watch(
+                "s", after=len(seen), timeout=TIMEOUT
             ):
                 seen.append(len(seen) + 1)
 
-        watching(backend)
+        watch_or_skip(backend)
         thread = threading.Thread(target=follow)
         thread.start()
         for position in range(1, rounds + 1):
-            status(backend, appended("s", position, position))
+            append_all(backend, append_of("s", position, position))
             time.sleep(0.0002 * (position % 4))
         thread.join()
         assert seen == [*range(1, rounds + 1)]
 
-    def test_waiting_costs_next_to_nothing(self, backend: Backend) -> None:
-        watching(backend).watch("s", after=0, timeout=0.2)
+    def test_waiting_uses_almost_no_cpu_time(self, backend: Backend) -> None:
+        watch_or_skip(backend).watch("s", after=0, timeout=0.2)
         spent = []
-        for _ in range(5):  # What other threads of the process do counts too, but not each time.
-            before = time.process_time()
-            assert watching(backend).watch("s", after=0, timeout=0.8) is False
-            spent.append(time.process_time() - before)
+        for _ in range(5):  # other threads of the process count too, but not in every attempt
+            started = time.process_time()
+            assert watch_or_skip(backend).watch("s", after=0, timeout=0.8) is False
+            spent.append(time.process_time() - started)
             if spent[-1] < 0.08:
                 return
-        assert min(spent) < 0.08, "a tenth would be too much already"
+        assert min(spent) < 0.08, "a waiter must use less than a tenth of a core"
 
-    def test_closing_the_store_ends_the_wait(self, open_backend: OpenBackend) -> None:
+    def test_closing_the_store_ends_every_wait(self, open_backend: OpenBackend) -> None:
         backend = open_backend()
-        watching(backend)
-        waiting = _Waiting(backend, "s", 0, None)
+        watch_or_skip(backend)
+        waiter = _WatchThread(backend, "s", 0, None)
         time.sleep(0.1)
         backend.close()
-        waiting.join()
-        assert isinstance(waiting.error, UsageError)
+        waiter.join()
+        assert isinstance(waiter.error, UsageError)
         with pytest.raises(UsageError, match="closed"):
-            watching(backend).watch("s", after=0, timeout=0)
+            watch_or_skip(backend).watch("s", after=0, timeout=0)

@@ -1,12 +1,12 @@
-"""A state machine for hypothesis: sessions of a store against a model made of lists.
+"""A hypothesis state machine that compares the sessions of a store with a model made of lists.
 
     TestMine = machine_for(lambda: MyBackend("store")).TestCase
 
-What is done next is decided here; `machine_driving` does it, `machine_model` says what should come
-of it, and `machine_checking` looks. Nothing else in perdure imports hypothesis.
+This module chooses the next step; `driver` performs it, `model` predicts its result, and `checks`
+compares. Nothing else in perdure imports hypothesis.
 """
 
-# ruff: noqa: S101, PLR2004 - a machine asserts; how often is a matter of taste
+# ruff: noqa: S101, PLR2004 - a state machine asserts; the numbers only weigh its choices
 import sys
 from collections.abc import Callable
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -19,8 +19,8 @@ from perdure.core.state import session_state
 from perdure.testing.faults import CrashAt, Flaky, Torn
 from perdure.testing.machine import model
 from perdure.testing.machine.checks import check_touched
-from perdure.testing.machine.driver import Call, Driving, Held, Opened
-from perdure.testing.machine.model import GONE
+from perdure.testing.machine.driver import HeldTurn, OpenHandle, SessionCall, SessionDriver
+from perdure.testing.machine.model import DELETED_VALUE
 
 NAMES = ("a", "a/1", "b", "é")
 
@@ -30,14 +30,15 @@ LABELS = ("new", "urgent")
 
 TORN = "torn"
 
+# Long enough that a small change is stored as a delta instead of a whole value.
 LONG = "a sentence that is repeated until a delta is shorter than the whole. " * 8
 
 
-class Fault(NamedTuple):
-    """A way in which a store fails, as a wrapper; its name is what a failing run shows."""
+class StoreFault(NamedTuple):
+    """A way in which a store fails, as a wrapper; a failing run prints its name."""
 
     name: str
-    around: Callable[[Backend], Backend]
+    wrap: Callable[[Backend], Backend]
 
 
 picks = st.integers(0, 1_000)
@@ -54,257 +55,260 @@ documents = st.one_of(
 )
 
 
-def _crash(point: Literal["append.before", "append.after"], nth: int) -> Fault:
-    return Fault(f"{point} {nth}", lambda backend: CrashAt(backend, point, nth=nth))
+def _crash(point: Literal["append.before", "append.after"], nth: int) -> StoreFault:
+    return StoreFault(f"{point} {nth}", lambda backend: CrashAt(backend, point, nth=nth))
 
 
-def _failure(times: int, *, after_commit: bool) -> Fault:
-    """A commit is sent again once by itself, so it takes two failures to leave it in doubt."""
+def _outage(times: int, *, after_commit: bool) -> StoreFault:
+    """Fail the first appends. A commit is retried once, so two failures leave it in doubt."""
 
-    def around(backend: Backend) -> Backend:
+    def wrap(backend: Backend) -> Backend:
         return Flaky(backend, fail=lambda call: call <= times, after_commit=after_commit)
 
-    return Fault(f"fails {times} after_commit={after_commit}", around)
+    return StoreFault(f"fails {times} after_commit={after_commit}", wrap)
 
 
-def _tear(keep: int) -> Fault:
-    def around(backend: Backend) -> Backend:
+def _tear(keep: int) -> StoreFault:
+    def wrap(backend: Backend) -> Backend:
         return Flaky(Torn(backend, keep=keep), fail=lambda call: call == 2)
 
-    return Fault(TORN, around)
+    return StoreFault(TORN, wrap)
 
 
 crashes = st.builds(_crash, st.sampled_from(["append.before", "append.after"]), st.integers(1, 3))
 
 faults = st.one_of(
     crashes,
-    st.builds(_failure, st.integers(1, 2), after_commit=st.booleans()),
+    st.builds(_outage, st.integers(1, 2), after_commit=st.booleans()),
     st.builds(_tear, st.integers(1, 3)),
 )
 
 
-class Sessions(RuleBasedStateMachine):
-    """Does what an application, another one beside it, and a failing machine can do."""
+class SessionMachine(RuleBasedStateMachine):
+    """Performs the steps of an application, of a concurrent one, and of a failing store."""
 
     open_backend: ClassVar[Callable[[], Backend]]
 
     def __init__(self) -> None:
         super().__init__()
         self._interval = session_state.SNAPSHOT_EVERY
-        self.driving = Driving(type(self).open_backend)
+        self.driver = SessionDriver(type(self).open_backend)
 
     @initialize(interval=st.sampled_from([4, 9, session_state.SNAPSHOT_EVERY]))
-    def take_snapshots_this_often(self, interval: int) -> None:
+    def set_snapshot_interval(self, interval: int) -> None:
         session_state.SNAPSHOT_EVERY = interval
 
     @invariant()
-    def sessions_show_what_the_model_says(self) -> None:
-        check_touched(self.driving)
+    def sessions_match_the_model(self) -> None:
+        check_touched(self.driver)
 
     def teardown(self) -> None:
-        """Look at everything once more, as a new process, and leave things as they were."""
+        """Check everything once more as a new process, and restore the snapshot interval."""
         session_state.SNAPSHOT_EVERY = self._interval
         try:
             if sys.exc_info()[0] is None:
-                self.driving.die()
-                check_touched(self.driving)
+                self.driver.crash()
+                check_touched(self.driver)
         finally:
-            self.driving.close()
+            self.driver.close()
 
-    def _handle(self, pick: int) -> Opened:
-        """One of the open handles. At first there are two on one session, so that they meet."""
-        handles = self.driving.handles
+    def _pick_handle(self, pick: int) -> OpenHandle:
+        """Return an open handle. The first two are on one session, so that they conflict."""
+        handles = self.driver.handles
         if len(handles) < 2:
             name = handles[0].life.name if handles else NAMES[pick % len(NAMES)]
-            self.driving.open(name)
-            self.driving.open(name)
+            self.driver.open(name)
+            self.driver.open(name)
         return handles[pick % len(handles)]
 
-    @rule(pick=picks, name=names, beside=st.booleans())
-    def open(self, pick: int, name: str, *, beside: bool) -> None:
-        self.driving.open(self._handle(pick).life.name if beside else name)
+    @rule(pick=picks, name=names, same_session=st.booleans())
+    def open(self, pick: int, name: str, *, same_session: bool) -> None:
+        self.driver.open(self._pick_handle(pick).life.name if same_session else name)
 
     @rule(pick=picks)
     def drop(self, pick: int) -> None:
-        self.driving.drop(self._handle(pick))
+        self.driver.drop(self._pick_handle(pick))
 
     @rule()
-    def die(self) -> None:
-        self.driving.die()
+    def crash(self) -> None:
+        self.driver.crash()
 
     @rule(pick=picks)
     def refresh(self, pick: int) -> None:
-        opened = self._handle(pick)
-        if self.driving.joined(opened):
-            opened.refresh()
-            assert opened.session.position >= opened.life.position
+        handle = self._pick_handle(pick)
+        if self.driver.is_current(handle):
+            handle.refresh()
+            assert handle.session.position >= handle.life.position
         else:
-            self.driving.drop(opened)
+            self.driver.drop(handle)
 
-    # Writing. There are few ids and few texts, so that the same id comes with the same messages,
-    # and with others.
+    # Writing. There are few ids and few texts, so that an id is reused with the same messages and
+    # with different ones.
 
-    @rule(pick=picks, said=st.lists(texts, min_size=1, max_size=4), number=st.integers(0, 5))
-    def append(self, pick: int, said: list[str], number: int) -> None:
-        opened = self._handle(pick)
-        self.driving.call(opened, _append(opened, said, f"id {number}" if number < 3 else ""))
+    @rule(pick=picks, contents=st.lists(texts, min_size=1, max_size=4), number=st.integers(0, 5))
+    def append(self, pick: int, contents: list[str], number: int) -> None:
+        handle = self._pick_handle(pick)
+        self.driver.call(handle, _append(handle, contents, f"id {number}" if number < 3 else ""))
 
     @rule(pick=picks, text=texts, number=st.integers(0, 4))
     def note(self, pick: int, text: str, number: int) -> None:
-        opened = self._handle(pick)
-        self.driving.call(opened, _note(opened, text, f"id {number}" if number < 2 else ""))
+        handle = self._pick_handle(pick)
+        self.driver.call(handle, _note(handle, text, f"id {number}" if number < 2 else ""))
 
     @rule(pick=picks, key=st.sampled_from(KEYS), value=documents)
     def set(self, pick: int, key: str, value: Any) -> None:
-        opened = self._handle(pick)
-        self.driving.call(opened, _set(opened, key, value))
+        handle = self._pick_handle(pick)
+        self.driver.call(handle, _set(handle, key, value))
 
     @rule(pick=picks, key=st.sampled_from(KEYS))
-    def forget(self, pick: int, key: str) -> None:
-        opened = self._handle(pick)
-        write = model.setting(key, GONE)
-        self.driving.call(opened, Call("forget", lambda: opened.session.delete(key), write))
+    def delete_value(self, pick: int, key: str) -> None:
+        handle = self._pick_handle(pick)
+        write = model.value_write(key, DELETED_VALUE)
+        self.driver.call(handle, SessionCall("delete", lambda: handle.session.delete(key), write))
 
     @rule(pick=picks, add=st.sampled_from(LABELS), remove=st.sampled_from((*LABELS, "")))
     def label(self, pick: int, add: str, remove: str) -> None:
-        opened = self._handle(pick)
-        self.driving.call(opened, _label(opened, add, [remove] if remove else []))
+        handle = self._pick_handle(pick)
+        self.driver.call(handle, _label(handle, add, [remove] if remove else []))
 
     # Turns.
 
     @rule(pick=picks, text=texts, number=st.integers(0, 3))
     def begin(self, pick: int, text: str, number: int) -> None:
         turn_id = f"turn {number}" if number < 2 else ""
-        self.driving.begin(self._handle(pick), _message(text), turn_id)
+        self.driver.begin(self._pick_handle(pick), _message(text), turn_id)
 
-    def _held(self, pick: int) -> tuple[Opened, Held] | None:
-        held = [(one, turn) for one in self.driving.handles for turn in one.turns]
+    def _pick_turn(self, pick: int) -> tuple[OpenHandle, HeldTurn] | None:
+        held = [(handle, turn) for handle in self.driver.handles for turn in handle.turns]
         return held[pick % len(held)] if held else None
 
-    @rule(pick=picks, said=st.lists(texts, min_size=1, max_size=2), number=st.integers(3, 5))
-    def say(self, pick: int, said: list[str], number: int) -> None:
-        found = self._held(pick)
-        if found is None or found[1].turn.ended:
+    @rule(pick=picks, contents=st.lists(texts, min_size=1, max_size=2), number=st.integers(3, 5))
+    def append_in_turn(self, pick: int, contents: list[str], number: int) -> None:
+        held = self._pick_turn(pick)
+        if held is None or held[1].turn.ended:
             return
-        opened, (turn, owner) = found
-        messages, own = [_message(text) for text in said], "id 3" if number == 3 else ""
-        write = model.saying(messages, id=own, turn=turn.id, owner=owner)
-        run = lambda: turn.append(*messages, id=own or None)  # noqa: E731 - as short as its twins
-        self.driving.call(opened, Call("append", run, write))
+        handle, (turn, owner) = held
+        messages = [_message(text) for text in contents]
+        record_id = "id 3" if number == 3 else ""
+        write = model.append_write(messages, id=record_id, turn=turn.id, owner=owner)
+        run = lambda: turn.append(*messages, id=record_id or None)  # noqa: E731 - like the other steps
+        self.driver.call(handle, SessionCall("append", run, write))
 
     @rule(pick=picks, fails=st.booleans())
     def leave(self, pick: int, *, fails: bool) -> None:
-        found = self._held(pick)
-        if found is not None:
-            self.driving.leave(*found, ValueError("the body failed") if fails else None)
+        held = self._pick_turn(pick)
+        if held is not None:
+            self.driver.leave(*held, ValueError("the body failed") if fails else None)
 
-    @rule(pick=picks, gives_up=st.booleans())
-    def resume(self, pick: int, *, gives_up: bool) -> None:
-        opened = self._handle(pick)
-        for turn in opened.session.interrupted[:1]:
-            if gives_up:
-                write = model.changing("turn.abandoned", turn.id)
-                self.driving.call(opened, Call("abandon", turn.abandon, write))
+    @rule(pick=picks, abandons=st.booleans())
+    def resume(self, pick: int, *, abandons: bool) -> None:
+        handle = self._pick_handle(pick)
+        for turn in handle.session.interrupted[:1]:
+            if abandons:
+                write = model.change_turn_write("turn.abandoned", turn.id)
+                self.driver.call(handle, SessionCall("abandon", turn.abandon, write))
             else:
-                self.driving.resume(opened, turn)
+                self.driver.resume(handle, turn)
 
     # Branching and deleting.
 
     @rule(pick=picks, name=names, at=picks)
     def branch(self, pick: int, name: str, at: int) -> None:
-        opened = self._handle(pick)
-        self.driving.branch(opened, name, _position(opened, at))
+        handle = self._pick_handle(pick)
+        self.driver.branch(handle, name, _position(handle, at))
 
     @rule(pick=picks, name=names, at=picks)
     def branch_while_another_creates(self, pick: int, name: str, at: int) -> None:
-        opened = self._handle(pick)
-        self.driving.branch_while_another_creates(opened, name, _position(opened, at))
+        handle = self._pick_handle(pick)
+        self.driver.branch_while_another_creates(handle, name, _position(handle, at))
 
     @rule(name=names)
     def delete(self, name: str) -> None:
-        self.driving.delete(name)
+        self.driver.delete(name)
 
     # Failing.
 
     @rule(
         pick=picks,
-        what=st.integers(0, 4),
+        kind=st.integers(0, 4),
         text=texts,
         fault=faults,
-        then=st.sampled_from(["settle", "die", "overtake"]),
+        then=st.sampled_from(["retry", "crash", "overtake"]),
     )
-    def write_while_the_store_fails(
-        self, pick: int, what: int, text: str, fault: Fault, then: str
+    def write_with_fault(
+        self, pick: int, kind: int, text: str, fault: StoreFault, then: str
     ) -> None:
-        opened = self._handle(pick)
-        if not self.driving.joined(opened):
+        handle = self._pick_handle(pick)
+        if not self.driver.is_current(handle):
             return
-        if fault.name == TORN and opened.life.name not in self.driving.lives:
-            return  # Whether a session of which only that is left exists is nobody's guess.
-        calls: list[Callable[[], Call]] = [
-            lambda: _append(opened, [text, "three", text], ""),
-            lambda: _set(opened, "plan", {"text": text, "long": LONG}),
-            lambda: _label(opened, "urgent", []),
-            lambda: _note(opened, text, ""),
-            lambda: _begin(opened, text, next(self.driving.numbers)),
+        if fault.name == TORN and handle.life.name not in self.driver.lives:
+            return  # it is undefined whether a session exists if only a torn batch is stored
+        calls: list[Callable[[], SessionCall]] = [
+            lambda: _append(handle, [text, "three", text], ""),
+            lambda: _set(handle, "plan", {"text": text, "long": LONG}),
+            lambda: _label(handle, "urgent", []),
+            lambda: _note(handle, text, ""),
+            lambda: _begin(handle, text, next(self.driver.numbers)),
         ]
-        self.driving.call_with_fault(opened, calls[what](), fault.around, then)
+        self.driver.call_with_fault(handle, calls[kind](), fault.wrap, then)
 
     @rule(pick=picks, name=names, at=picks, fault=crashes)
-    def die_while_branching(self, pick: int, name: str, at: int, fault: Fault) -> None:
-        opened = self._handle(pick)
-        self.driving.branch_with_fault(opened, name, _position(opened, at), fault.around)
+    def crash_while_branching(self, pick: int, name: str, at: int, fault: StoreFault) -> None:
+        handle = self._pick_handle(pick)
+        self.driver.branch_with_fault(handle, name, _position(handle, at), fault.wrap)
 
     @rule(name=names, fault=crashes)
-    def die_while_deleting(self, name: str, fault: Fault) -> None:
-        self.driving.delete_with_fault(name, fault.around)
+    def crash_while_deleting(self, name: str, fault: StoreFault) -> None:
+        self.driver.delete_with_fault(name, fault.wrap)
 
 
 def _message(text: str) -> dict[str, str]:
     return {"role": "user", "content": text}
 
 
-def _position(opened: Opened, pick: int) -> int:
-    """Any position of a life, and now and then one beyond."""
-    first, last = max(opened.life.begin, 1), max(opened.life.position, 1)
+def _position(handle: OpenHandle, pick: int) -> int:
+    """Return a position of the session, or sometimes the one after its end."""
+    first, last = max(handle.life.begin, 1), max(handle.life.position, 1)
     return first + pick % (last - first + 2)
 
 
-def _append(opened: Opened, said: list[str], own: str) -> Call:
-    messages = [_message(text) for text in said]
-    run = lambda: opened.session.append(*messages, id=own or None)  # noqa: E731 - one of a kind
-    return Call("append", run, model.saying(messages, id=own))
+def _append(handle: OpenHandle, contents: list[str], record_id: str) -> SessionCall:
+    messages = [_message(text) for text in contents]
+    run = lambda: handle.session.append(*messages, id=record_id or None)  # noqa: E731 - like the other steps
+    return SessionCall("append", run, model.append_write(messages, id=record_id))
 
 
-def _note(opened: Opened, text: str, own: str) -> Call:
-    write = model.noting(text, id=own)
-    return Call("note", lambda: opened.session.note(text, id=own or None), write)
+def _note(handle: OpenHandle, text: str, record_id: str) -> SessionCall:
+    write = model.note_write(text, id=record_id)
+    return SessionCall("note", lambda: handle.session.note(text, id=record_id or None), write)
 
 
-def _set(opened: Opened, key: str, value: Any) -> Call:
-    return Call("set", lambda: opened.session.set(key, value), model.setting(key, value))
+def _set(handle: OpenHandle, key: str, value: Any) -> SessionCall:
+    return SessionCall("set", lambda: handle.session.set(key, value), model.value_write(key, value))
 
 
-def _label(opened: Opened, add: str, remove: list[str]) -> Call:
-    write = model.labelling([add], remove)
-    return Call("label", lambda: opened.session.label(add, remove=remove), write)
+def _label(handle: OpenHandle, add: str, remove: list[str]) -> SessionCall:
+    write = model.label_write([add], remove)
+    return SessionCall("label", lambda: handle.session.label(add, remove=remove), write)
 
 
-def _begin(opened: Opened, text: str, owner: int) -> Call:
-    """A turn that is entered and then forgotten, as by a body that never ends."""
-    turn = opened.session.turn(_message(text))
+def _begin(handle: OpenHandle, text: str, owner: int) -> SessionCall:
+    """Enter a turn and never leave it, like a body that never returns."""
+    turn = handle.session.turn(_message(text))
 
     def run() -> None:
         turn.__enter__()
-        opened.own.add(turn.id)
+        handle.own_turns.add(turn.id)
 
-    return Call("begin", run, model.beginning(turn.id, _message(text), own=False, owner=owner))
+    return SessionCall(
+        "begin", run, model.begin_turn_write(turn.id, _message(text), own_id=False, owner=owner)
+    )
 
 
-def machine_for(open_backend: Callable[[], Backend]) -> type[Sessions]:
-    """Return a state machine class; its `TestCase` is a test, for pytest and unittest alike.
+def machine_for(open_backend: Callable[[], Backend]) -> type[SessionMachine]:
+    """Return a state machine class; its `TestCase` runs under pytest and unittest.
 
-    `open_backend` opens the same store each time it is called. Every run uses session ids of its
-    own, so one store serves all runs. Closing one of the backends must not harm the others.
+    `open_backend` opens the same store on every call. Every run uses its own session ids, so one
+    store serves all runs. Closing a backend must not affect the others.
     """
-    return type("Sessions", (Sessions,), {"open_backend": staticmethod(open_backend)})
+    return type("SessionMachine", (SessionMachine,), {"open_backend": staticmethod(open_backend)})

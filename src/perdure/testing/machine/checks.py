@@ -1,31 +1,31 @@
-"""Compare everything that a session shows with what the model says."""
+"""Compare everything that a session shows with the predictions of the model."""
 
-# ruff: noqa: S101 - a machine asserts
+# ruff: noqa: S101 - a state machine asserts
 from perdure.errors import NotFoundError
 from perdure.sync.session import Session
-from perdure.testing.machine.driver import Driving, Opened
-from perdure.testing.machine.model import GONE, State
+from perdure.testing.machine.driver import OpenHandle, SessionDriver
+from perdure.testing.machine.model import DELETED_VALUE, ModelState
 
 
-def check_handle(opened: Opened) -> None:
-    """What a handle shows without reading is what it has seen."""
-    session, state = opened.session, opened.life.seen(opened.session.position)
+def check_handle(handle: OpenHandle) -> None:
+    """Check that the properties of a handle match the records it has seen."""
+    session, state = handle.session, handle.life.seen(handle.session.position)
     assert len(session) == len(state.messages)
-    assert session.last == (state.messages[-1] if state.messages else None)
-    unborn = session.position == opened.life.begin > 0
-    assert session.labels == ({"deleted"} if unborn else _labels(state))
-    assert {turn.id for turn in session.interrupted} == set(state.turns) - opened.own
+    assert session.last_message == (state.messages[-1] if state.messages else None)
+    not_begun = session.position == handle.life.begin > 0
+    assert session.labels == ({"deleted"} if not_begun else _labels(state))
+    assert {turn.id for turn in session.interrupted} == set(state.turns) - handle.own_turns
     assert set(session.values.keys()) == {
-        key for key in state.values if state.value(key) is not GONE
+        key for key in state.values if state.value(key) is not DELETED_VALUE
     }
 
 
-def _labels(state: State) -> set[str]:
+def _labels(state: ModelState) -> set[str]:
     return state.labels | {"turn-open"} if state.turns else state.labels
 
 
-def check_session(session: Session, state: State) -> None:
-    """What a session reads is what was written, and all of it is in order."""
+def check_session(session: Session, state: ModelState) -> None:
+    """Check that a session reads back everything that was written, and verify its chain."""
     assert session.messages() == state.messages
     assert session.messages(last=2) == state.messages[-2:]
     for key in state.values:
@@ -33,48 +33,51 @@ def check_session(session: Session, state: State) -> None:
     session.verify()
 
 
-def check_value(session: Session, key: str, state: State) -> None:
-    """Each version is what it was."""
+def check_value(session: Session, key: str, state: ModelState) -> None:
+    """Check every version of a value."""
     versions = state.values[key]
     newest = state.value(key)
-    assert session.get(key, GONE) == newest
+    assert session.get(key, DELETED_VALUE) == newest
     assert session.values.version(key) == len(versions)
-    history = [(one.version, one.position, one.deleted) for one in session.values.history(key)]
+    history = [
+        (version.version, version.position, version.deleted)
+        for version in session.values.history(key)
+    ]
     assert history == [
-        (number, position, value is GONE)
+        (number, position, value is DELETED_VALUE)
         for number, (position, value) in enumerate(versions, start=1)
     ]
     for number, (_, value) in enumerate(versions, start=1):
         try:
             assert session.get(key, version=number) == value
         except NotFoundError:
-            assert value is GONE
+            assert value is DELETED_VALUE
 
 
-def check_listing(driving: Driving) -> None:
-    """Sessions are found by prefix and by label, and no others."""
-    found = driving.store.sessions(prefix=driving.prefix)
-    heads = {head.stream.removeprefix(driving.prefix): head for head in found}
-    assert set(heads) == set(driving.lives)
-    for name, life in driving.lives.items():
-        if not life.torn:  # A torn append has left its labels on the head.
-            assert heads[name].labels == _labels(State(life.records))
+def check_listing(driver: SessionDriver) -> None:
+    """Check that listings by prefix and by label return exactly the expected sessions."""
+    listed = driver.store.sessions(prefix=driver.prefix)
+    heads = {head.stream.removeprefix(driver.prefix): head for head in listed}
+    assert set(heads) == set(driver.lives)
+    for name, life in driver.lives.items():
+        if not life.torn:  # a torn append leaves its labels on the head
+            assert heads[name].labels == _labels(ModelState(life.records))
     for label in {label for head in heads.values() for label in head.labels}:
-        listed = driving.store.sessions(prefix=driving.prefix, labels=[label])
+        listed = driver.store.sessions(prefix=driver.prefix, labels=[label])
         assert [head.stream for head in listed] == [
             head.stream for head in heads.values() if label in head.labels
         ]
 
 
-def check_touched(driving: Driving) -> None:
-    """Every session that something was done with, as somebody sees it who opens it now."""
-    for name in sorted(driving.touched & set(driving.lives)):
-        session = driving.store.resume(driving.prefix + name)
-        state = State(driving.lives[name].records)
+def check_touched(driver: SessionDriver) -> None:
+    """Check every touched session as a newly opened handle sees it, and all open handles."""
+    for name in sorted(driver.touched & set(driver.lives)):
+        session = driver.store.resume(driver.prefix + name)
+        state = ModelState(driver.lives[name].records)
         check_session(session, state)
-        driving.log.append(f"{name}: {session.messages()} {sorted(session.labels)}")
-    driving.touched.clear()
-    for opened in driving.handles:
-        if driving.joined(opened):
-            check_handle(opened)
-    check_listing(driving)
+        driver.log.append(f"{name}: {session.messages()} {sorted(session.labels)}")
+    driver.touched.clear()
+    for handle in driver.handles:
+        if driver.is_current(handle):
+            check_handle(handle)
+    check_listing(driver)

@@ -1,7 +1,7 @@
-"""An OpenAI-compatible server on loopback that answers the same to the same, for tests.
+"""An OpenAI-compatible model server for tests, on loopback, with deterministic answers.
 
-It costs no money, needs no network, refuses what the hosted API refuses, and fails on request.
-As a process of its own: `python -m perdure.testing.model_server`, which prints its URL.
+It costs nothing, needs no network, rejects the requests that the hosted API rejects, and fails on
+request. `python -m perdure.testing.model_server` runs it as a separate process and prints its URL.
 """
 
 import argparse
@@ -13,26 +13,34 @@ from types import TracebackType
 from typing import Any, Self
 
 from perdure.errors import UsageError
-from perdure.testing.model_server.api import Model, Reply, Request, Script, broken_off, refusal
-from perdure.testing.model_server.errors import of_status
-from perdure.testing.model_server.faults import Fault, Faults, Kind
+from perdure.testing.model_server.api import (
+    ModelApi,
+    Reply,
+    Request,
+    Script,
+    end_with_error,
+    error_reply,
+)
+from perdure.testing.model_server.errors import error_for_status
+from perdure.testing.model_server.faults import FaultKind, FaultQueue, ServerFault
 from perdure.testing.model_server.http import LOOPBACK, Listener
 from perdure.testing.model_server.prompts import digest
 
-CONTROL = "/test/"
+CONTROL = "/test/"  # paths below it control the server; they are not part of the API
 
 
 class ModelServer:
     """Answers chat completions, responses and embeddings as OpenAI's API does, streamed or not.
 
-    The answer is a function of the request's body. By itself it names a digest of the whole
-    prompt; marks in the user's text ask for more: see docs/how-to/test-your-agent-offline.md.
-    `answer` takes their place: a function of the body, a list of the answers in order, or one text
-    or message for all. An answer is a text, a message (`content`, `tool_calls`, `refusal`,
-    `reasoning`, `finish_reason`) or a list of calls (`{"name": …, "arguments": {…}}`).
+    The answer is a function of the request body. By default it contains a digest of the whole
+    prompt; marks in the user's text request other answers, see
+    docs/how-to/test-your-agent-offline.md. `answer` replaces both: a function of the body, an
+    iterable of answers in order, or one text or message for all requests. An answer is a text, a
+    message (`content`, `tool_calls`, `refusal`, `reasoning`, `finish_reason`) or a list of calls
+    (`{"name": …, "arguments": {…}}`).
 
-    A prompt of more than `context_limit` tokens (a quarter of its characters as JSON) is refused.
-    `strict` refuses fields of messages that the hosted API overlooks and some gateways do not.
+    A prompt of more than `context_limit` tokens (a quarter of its characters as JSON) is rejected.
+    `strict` also rejects message fields that the hosted API ignores and some gateways reject.
     """
 
     def __init__(
@@ -43,26 +51,26 @@ class ModelServer:
         context_limit: int | None = None,
         strict: bool = False,
     ) -> None:
-        self._model = Model(answer, context_limit=context_limit, strict=strict)
-        self._faults = Faults()
+        self._model = ModelApi(answer, context_limit=context_limit, strict=strict)
+        self._faults = FaultQueue()
         self._port = port
         self._lock = threading.Lock()
         self._requests: list[Request] = []
         self._listener: Listener | None = None
 
     def start(self) -> Self:
-        """Begin to listen; on return the server can be called."""
+        """Start listening; on return the server accepts requests."""
         if self._listener is not None:
-            raise UsageError("the server was started before: make a new one")
+            raise UsageError("the server was already started: create a new one")
         try:
             self._listener = Listener(self._port, self._respond)
         except OSError as error:
-            reason = f"port {self._port} can not be had: take another, or 0 for any that is free"
+            reason = f"cannot listen on port {self._port}: use another port, or 0 for any free one"
             raise UsageError(reason) from error
         return self
 
     def close(self) -> None:
-        """End all connections; on return no thread of the server is left. May be called again."""
+        """Close all connections; on return all threads of the server have ended. Idempotent."""
         if self._listener is not None and not self._listener.closing.is_set():
             self._listener.close()
 
@@ -79,20 +87,22 @@ class ModelServer:
 
     @property
     def url(self) -> str:
-        """What a client takes as its `base_url`."""
+        """The `base_url` for a client."""
         if self._listener is None:
-            raise UsageError("the server has no address yet: start it, or enter it with `with`")
+            raise UsageError(
+                "the server has no address yet: call start(), or use it in a `with` statement"
+            )
         return f"http://{LOOPBACK}:{self._listener.port}/v1"
 
     @property
     def requests(self) -> list[Request]:
-        """Every request so far, in the order of arrival, those that failed on request too."""
+        """All requests so far in order of arrival, including those with an injected fault."""
         with self._lock:
             return [*self._requests]
 
     def fault(
         self,
-        kind: Kind | None = None,
+        kind: FaultKind | None = None,
         *,
         status: int | None = None,
         after_chunks: int = 0,
@@ -100,23 +110,23 @@ class ModelServer:
         times: int = 1,
         at: int | None = None,
     ) -> None:
-        """Let the next requests fail, `times` of them, or those from number `at` on.
+        """Make the next `times` requests fail, or the `times` requests from number `at` on.
 
-        - `status=500` answers with that error instead, or says it in a stream after so many chunks.
-        - `"disconnect"` cuts the line: before the first byte, or after so many chunks of a stream;
-          of an answer that is not streamed, in the middle.
-        - `"hang"` stops there as well, but keeps the line.
-        - `"slow"` waits `seconds` before every chunk from there on.
+        - `status=500` answers with that error, in a stream after `after_chunks` chunks.
+        - `"disconnect"` closes the connection: before the first byte, or in a stream after
+          `after_chunks` chunks; in an answer that is not streamed, in the middle.
+        - `"hang"` stops at the same points, but keeps the connection open.
+        - `"slow"` waits `seconds` before every chunk from `after_chunks` on.
 
-        Raises UsageError if that is no fault.
+        Raises UsageError if the arguments do not describe a fault.
         """
-        fault = Fault(kind, status, after_chunks, seconds)
+        fault = ServerFault(kind, status, after_chunks, seconds)
         self._faults.add(fault, times=times, at=at)
 
     def _respond(
         self, method: str, path: str, headers: Mapping[str, str], body: bytes
-    ) -> tuple[Reply, Fault | None]:
-        parsed = _parsed(body)
+    ) -> tuple[Reply, ServerFault | None]:
+        parsed = _parse_body(body)
         if path.startswith(CONTROL):
             return self._control(method, path, parsed), None
         with self._lock:
@@ -124,17 +134,17 @@ class ModelServer:
             self._requests.append(request)
         fault = self._faults.take(request.number)
         if fault is not None and fault.at_once:
-            # Nothing is taken from the script; without a status, nothing is sent either.
-            reply = refusal(of_status(fault.status or 500))
+            # The script does not advance. Without a status this reply is never sent.
+            reply = error_reply(error_for_status(fault.status or 500))
         else:
             reply = self._model.reply(request)
             if fault is not None and fault.status is not None:
-                reply = broken_off(reply, of_status(fault.status), fault.after_chunks)
-        id = f"req_{digest(request.number, parsed)}"
-        return reply._replace(headers={**reply.headers, "x-request-id": id}), fault
+                reply = end_with_error(reply, error_for_status(fault.status), fault.after_chunks)
+        request_id = f"req_{digest(request.number, parsed)}"
+        return reply._replace(headers={**reply.headers, "x-request-id": request_id}), fault
 
     def _control(self, method: str, path: str, body: Any) -> Reply:
-        """Tell and take over HTTP what a test in the same process asks and says directly."""
+        """Serve `requests` and `fault` over HTTP, for tests in another process."""
         if (method, path) == ("GET", f"{CONTROL}requests"):
             return Reply(200, [request._asdict() for request in self.requests])
         if (method, path) == ("POST", f"{CONTROL}faults") and isinstance(body, Mapping):
@@ -146,7 +156,7 @@ class ModelServer:
         return Reply(404)
 
 
-def _parsed(body: bytes) -> Any:
+def _parse_body(body: bytes) -> Any:
     try:
         return json.loads(body) if body else None
     except ValueError:
@@ -154,19 +164,25 @@ def _parsed(body: bytes) -> Any:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Serve until interrupted, or until standard input ends."""
+    """Serve until interrupted, or with --until-eof until standard input is closed."""
     parser = argparse.ArgumentParser(prog="python -m perdure.testing.model_server")
-    parser.add_argument("--port", type=int, default=0, help="0 takes any that is free")
-    parser.add_argument("--context-limit", type=int, help="refuse prompts of more tokens")
-    parser.add_argument("--strict", action="store_true", help="refuse what gateways refuse")
-    parser.add_argument("--until-eof", action="store_true", help="end when standard input does")
-    given = parser.parse_args(arguments)
-    server = ModelServer(port=given.port, context_limit=given.context_limit, strict=given.strict)
+    parser.add_argument("--port", type=int, default=0, help="port to listen on; 0 for any free one")
+    parser.add_argument("--context-limit", type=int, help="reject prompts with more tokens")
+    parser.add_argument(
+        "--strict", action="store_true", help="reject fields that strict gateways reject"
+    )
+    parser.add_argument(
+        "--until-eof", action="store_true", help="stop when standard input is closed"
+    )
+    options = parser.parse_args(arguments)
+    server = ModelServer(
+        port=options.port, context_limit=options.context_limit, strict=options.strict
+    )
     with server:
         sys.stdout.write(f"{server.url}\n")
         sys.stdout.flush()
         try:
-            if given.until_eof:
+            if options.until_eof:
                 sys.stdin.read()
             else:
                 threading.Event().wait()

@@ -1,7 +1,7 @@
-"""What the model answers: by itself, by the marks in the user's text, or as it was scripted. Pure.
+"""The answers of the model: default, requested by marks in the user's text, or scripted. Pure.
 
-An answer by itself names the digest of the whole prompt, so that a context which differs in one
-letter is answered differently. The marks are described in docs/how-to/test-your-agent-offline.md.
+The default answer contains the digest of the whole prompt, so that a context that differs in one
+letter gets a different answer. docs/how-to/test-your-agent-offline.md describes the marks.
 """
 
 import json
@@ -9,19 +9,19 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from perdure.testing.model_server.errors import of_status
-from perdure.testing.model_server.prompts import Prompt, Tool, digest, tokens
-from perdure.testing.model_server.schema import fitting
+from perdure.testing.model_server.errors import error_for_status
+from perdure.testing.model_server.prompts import OfferedTool, Prompt, digest, tokens
+from perdure.testing.model_server.schema import example_value
 
-NEXT = "[[then]]"
+ROUND_SEPARATOR = "[[then]]"
 
 _MARK = re.compile(r"\[\[(tool|custom|refuse|reason|len|say|err)(?=[\s\]])\s*")
 
 _TOOL = re.compile(r"([a-zA-Z0-9_-]+)\s*")
 
 
-class Call(NamedTuple):
-    """A call of a tool; `arguments` is JSON, or whatever a custom tool takes."""
+class AnswerCall(NamedTuple):
+    """A tool call; `arguments` is JSON text, or free text for a custom tool."""
 
     name: str
     arguments: str
@@ -30,10 +30,10 @@ class Call(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What the model says and does in one go."""
+    """One answer of the model: text, tool calls, refusal, reasoning."""
 
     text: str | None = None
-    calls: tuple[Call, ...] = ()
+    calls: tuple[AnswerCall, ...] = ()
     refusal: str | None = None
     reasoning: str | None = None
     finish: str | None = None
@@ -44,27 +44,27 @@ class Answer(NamedTuple):
 
     @property
     def tokens(self) -> int:
-        said = [self.text, self.refusal, *(call.arguments for call in self.calls)]
-        return sum(tokens(text) for text in said if text)
+        texts = [self.text, self.refusal, *(call.arguments for call in self.calls)]
+        return sum(tokens(text) for text in texts if text)
 
     @property
     def reasoning_tokens(self) -> int:
         return tokens(self.reasoning or "")
 
 
-def by_itself(prompt: Prompt) -> Answer:
-    """Answer as the marks say for this round of tools, else with the digest of the prompt."""
-    rounds = prompt.last_user.split(NEXT)
-    marks = [*_marks(rounds[prompt.rounds])] if prompt.rounds < len(rounds) else []
+def default_answer(prompt: Prompt) -> Answer:
+    """Return the answer that the marks request for this tool round, else the prompt's digest."""
+    rounds = prompt.last_user.split(ROUND_SEPARATOR)
+    marks = [*_parse_marks(rounds[prompt.rounds])] if prompt.rounds < len(rounds) else []
     answer = Answer()
     for name, rest in marks:
         match name:
             case "tool":
-                answer = answer._replace(calls=(*answer.calls, _call(rest)))
+                answer = answer._replace(calls=(*answer.calls, _parse_call(rest)))
             case "custom":
-                answer = answer._replace(calls=(*answer.calls, _call(rest, custom=True)))
+                answer = answer._replace(calls=(*answer.calls, _parse_call(rest, custom=True)))
             case "refuse":
-                answer = answer._replace(refusal=rest or "I can not help with that.")
+                answer = answer._replace(refusal=rest or "I cannot help with that.")
             case "reason":
                 answer = answer._replace(reasoning=rest or f"Reasoning about {prompt.digest}.")
             case "len":
@@ -72,111 +72,111 @@ def by_itself(prompt: Prompt) -> Answer:
             case "say":
                 answer = answer._replace(text=rest)
             case _:
-                raise of_status(int(rest))
+                raise error_for_status(int(rest))
     if prompt.forced and not answer.calls:
-        answer = answer._replace(calls=(_forced(prompt.forced, prompt.digest),))
+        answer = answer._replace(calls=(_forced_call(prompt.forced, prompt.digest),))
     if answer.text is None and answer.refusal is None and not answer.calls:
-        answer = answer._replace(text=_text(prompt))
+        answer = answer._replace(text=_default_text(prompt))
     return answer
 
 
-def made_of(given: Any) -> Answer:
-    """Make an answer of what a test wrote: a text, a message, or calls of tools.
+def parse_answer(scripted: Any) -> Answer:
+    """Parse an answer scripted by a test: a text, a message, or tool calls.
 
     Raises TypeError or KeyError if it is none of these.
     """
-    match given:
+    match scripted:
         case Answer():
-            return given
+            return scripted
         case str():
-            return Answer(text=given)
-        case Mapping() if "name" in given:
-            return Answer(calls=(_call_of(given),))
+            return Answer(text=scripted)
+        case Mapping() if "name" in scripted:
+            return Answer(calls=(_convert_call(scripted),))
         case Mapping():
-            unknown = given.keys() - _FIELDS
+            unknown = scripted.keys() - _FIELDS
             if unknown:
-                message = f"an answer has no {', '.join(sorted(unknown))}"
+                message = f"an answer has no field {', '.join(sorted(unknown))}"
                 raise TypeError(message)
             return Answer(
-                text=given.get("content"),
-                calls=tuple(_call_of(call) for call in given.get("tool_calls") or ()),
-                refusal=given.get("refusal"),
-                reasoning=given.get("reasoning"),
-                finish=given.get("finish_reason"),
+                text=scripted.get("content"),
+                calls=tuple(_convert_call(call) for call in scripted.get("tool_calls") or ()),
+                refusal=scripted.get("refusal"),
+                reasoning=scripted.get("reasoning"),
+                finish=scripted.get("finish_reason"),
             )
         case Sequence():
-            return Answer(calls=tuple(_call_of(call) for call in given))
-    message = f"an answer is a text, a message or a list of calls, not {type(given).__name__}"
+            return Answer(calls=tuple(_convert_call(call) for call in scripted))
+    message = f"an answer is a text, a message or a list of calls, not {type(scripted).__name__}"
     raise TypeError(message)
 
 
 _FIELDS = {"role", "content", "tool_calls", "refusal", "reasoning", "finish_reason"}
 
 
-def cut(answer: Answer, limit: int | None) -> Answer:
-    """Stop a text in the middle of it if it has more tokens than it may have."""
+def truncate(answer: Answer, limit: int | None) -> Answer:
+    """Cut a text that has more tokens than `limit`; the answer then has no calls."""
     if limit is None or answer.text is None or tokens(answer.text) <= limit:
         return answer
     return answer._replace(text=answer.text[: limit * 4], calls=(), finish="length")
 
 
-def pieces(text: str) -> Iterator[str]:
-    """Cut a text as it is streamed: by words, and long words too."""
+def split_text(text: str) -> Iterator[str]:
+    """Split a text into the deltas of a stream: words, and parts of long words."""
     for word in re.findall(r"\S+\s*|\s+", text):
         yield from (word[start : start + 16] for start in range(0, len(word), 16))
 
 
-def with_ids(answer: Answer, seed: str) -> tuple[tuple[Call, str], ...]:
-    """Pair each call with its id, which is made of the request where the test gave none."""
+def calls_with_ids(answer: Answer, seed: str) -> tuple[tuple[AnswerCall, str], ...]:
+    """Pair each call with its id; if the test set none, it is derived from the request."""
     return tuple(
         (call, call.id or f"call_{digest(seed, index)}") for index, call in enumerate(answer.calls)
     )
 
 
-def _marks(text: str) -> Iterator[tuple[str, str]]:
-    """Yield each mark and what it holds; JSON may have brackets of its own."""
-    place = 0
-    while found := _MARK.search(text, place):
-        start = found.end()
-        name = _TOOL.match(text, start) if found[1] == "tool" else None
+def _parse_marks(text: str) -> Iterator[tuple[str, str]]:
+    """Yield the name and content of each mark; JSON in a mark may contain brackets."""
+    position = 0
+    while mark := _MARK.search(text, position):
+        start = mark.end()
+        name = _TOOL.match(text, start) if mark[1] == "tool" else None
         end = _end_of_json(text, name.end()) if name else start
-        place = text.find("]]", end)
-        if place < 0:
+        position = text.find("]]", end)
+        if position < 0:
             return
-        yield found[1], text[start:place].strip()
+        yield mark[1], text[start:position].strip()
 
 
 def _end_of_json(text: str, start: int) -> int:
     try:
         return json.JSONDecoder().raw_decode(text, start)[1]
     except ValueError:
-        return start  # Models write broken JSON at times: it goes up to the next brackets.
+        return start  # models sometimes write invalid JSON: take the text up to the brackets
 
 
-def _call(rest: str, *, custom: bool = False) -> Call:
-    name, _, given = rest.partition(" ")
-    return Call(name, given.strip() or ("" if custom else "{}"), custom)
+def _parse_call(rest: str, *, custom: bool = False) -> AnswerCall:
+    name, _, arguments = rest.partition(" ")
+    return AnswerCall(name, arguments.strip() or ("" if custom else "{}"), custom)
 
 
-def _call_of(given: Mapping[str, Any]) -> Call:
-    inner = given.get("function") or given.get("custom") or given
+def _convert_call(call: Mapping[str, Any]) -> AnswerCall:
+    inner = call.get("function") or call.get("custom") or call
     custom = "input" in inner
     arguments = inner["input"] if custom else inner.get("arguments", {})
     if not isinstance(arguments, str):
         arguments = json.dumps(arguments)
-    return Call(inner["name"], arguments, custom, given.get("id"))
+    return AnswerCall(inner["name"], arguments, custom, call.get("id"))
 
 
-def _forced(tool: Tool, word: str) -> Call:
+def _forced_call(tool: OfferedTool, word: str) -> AnswerCall:
     if tool.custom:
-        return Call(tool.name, word, custom=True)
-    return Call(tool.name, json.dumps(fitting(tool.parameters, word)))
+        return AnswerCall(tool.name, word, custom=True)
+    return AnswerCall(tool.name, json.dumps(example_value(tool.parameters, word)))
 
 
-def _text(prompt: Prompt) -> str:
+def _default_text(prompt: Prompt) -> str:
     match prompt.format.get("type"):
         case "json_schema":
-            return json.dumps(fitting(prompt.format.get("schema") or {}, prompt.digest))
+            return json.dumps(example_value(prompt.format.get("schema") or {}, prompt.digest))
         case "json_object":
             return json.dumps({"answer": prompt.digest})
     count = len(prompt.items)

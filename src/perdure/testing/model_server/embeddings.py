@@ -1,4 +1,4 @@
-"""Vectors that say nothing about a text but which text it is. Pure."""
+"""Deterministic embeddings: vectors that identify a text but carry no meaning. Pure."""
 
 import base64
 import hashlib
@@ -7,25 +7,29 @@ import struct
 from collections.abc import Mapping
 from typing import Any
 
-from perdure.testing.model_server.errors import missing
+from perdure.testing.model_server.errors import missing_parameter
 from perdure.testing.model_server.prompts import canonical, tokens
 
 DIMENSIONS = 8
 
 
 def embeddings(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Make the body of an answer: a vector for each text, or for each list of tokens."""
-    given = body.get("input")
-    if not given:
-        raise missing("input")
-    one = isinstance(given, str) or not isinstance(given[0], str | list)
-    texts = [given] if one else [*given]
+    """Return the body of an answer: a vector for each text, or for each list of tokens."""
+    value = body.get("input")
+    if not value:
+        raise missing_parameter("input")
+    is_single = isinstance(value, str) or not isinstance(value[0], str | list)
+    texts = [value] if is_single else [*value]
     size = int(body.get("dimensions") or DIMENSIONS)
     vectors = [_vector(canonical(text), size) for text in texts]
-    packed = body.get("encoding_format") == "base64"
+    as_base64 = body.get("encoding_format") == "base64"
     data = [
-        {"object": "embedding", "index": index, "embedding": _packed(one) if packed else one}
-        for index, one in enumerate(vectors)
+        {
+            "object": "embedding",
+            "index": index,
+            "embedding": _encode(vector) if as_base64 else vector,
+        }
+        for index, vector in enumerate(vectors)
     ]
     used = sum(tokens(canonical(text)) for text in texts)
     usage = {"prompt_tokens": used, "total_tokens": used}
@@ -33,12 +37,12 @@ def embeddings(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _vector(text: str, size: int) -> list[float]:
-    """Make a direction of a text: its own, and always the same."""
+    """Derive a unit vector from a text: always the same one, and its own."""
     parts = [hashlib.sha256(f"{index} {text}".encode()).digest() for index in range(size)]
     raw = [int.from_bytes(part[:4]) / 2**31 - 1 for part in parts]
     length = math.hypot(*raw) or 1.0
     return [value / length for value in raw]
 
 
-def _packed(vector: list[float]) -> str:
+def _encode(vector: list[float]) -> str:
     return base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()

@@ -1,10 +1,10 @@
-"""What the API answers instead of an answer: status, and the body in its own shape. Pure."""
+"""The errors of the API: status and body, worded as the hosted API words them. Pure."""
 
 from typing import Any
 
 from perdure.testing.provider_rules.shapes import Finding
 
-TOLD_TO_RETRY = frozenset({408, 409, 429, 500, 502, 503, 504})
+RETRYABLE = frozenset({408, 409, 429, 500, 502, 503, 504})  # statuses that clients retry
 
 
 _NO_KEY = (
@@ -13,7 +13,7 @@ _NO_KEY = (
 )
 
 # By status: message, type and code, as the hosted API words them.
-_KNOWN: dict[int, tuple[str, str, str | None]] = {
+_ERRORS: dict[int, tuple[str, str, str | None]] = {
     401: (_NO_KEY, "invalid_request_error", None),
     403: ("You are not allowed to do this.", "invalid_request_error", "unsupported_operation"),
     404: ("The model does not exist.", "invalid_request_error", "model_not_found"),
@@ -29,7 +29,7 @@ _SERVER_ERROR = 500
 
 
 class ApiError(Exception):
-    """The request is answered with an error; `body` is the JSON of it."""
+    """A request is answered with an error; `body` is its JSON."""
 
     def __init__(
         self,
@@ -48,22 +48,22 @@ class ApiError(Exception):
 
     @property
     def headers(self) -> dict[str, str]:
-        """Say that a retry may come at once: a test should not wait for the client's pauses."""
-        return {"retry-after-ms": "1"} if self.status in TOLD_TO_RETRY else {}
+        """Ask for an immediate retry, so that a test does not wait for the client's backoff."""
+        return {"retry-after-ms": "1"} if self.status in RETRYABLE else {}
 
 
-def of_status(status: int) -> ApiError:
-    """Make the error that the hosted API would give with this status."""
-    other = _FAILED if status >= _SERVER_ERROR else _REFUSED
-    message, type, code = _KNOWN.get(status, other)
+def error_for_status(status: int) -> ApiError:
+    """Return the error that the hosted API sends with this status."""
+    default = _FAILED if status >= _SERVER_ERROR else _REFUSED
+    message, type, code = _ERRORS.get(status, default)
     return ApiError(status, message, type=type, code=code)
 
 
-def of_finding(finding: Finding) -> ApiError:
+def error_for_finding(finding: Finding) -> ApiError:
     return ApiError(400, finding.text, param=finding.param, code=finding.code)
 
 
-def missing(name: str) -> ApiError:
+def missing_parameter(name: str) -> ApiError:
     text = f"Missing required parameter: '{name}'."
     return ApiError(400, text, param=name, code="missing_required_parameter")
 
@@ -73,8 +73,8 @@ def invalid_type(name: str, expected: str) -> ApiError:
     return ApiError(400, text, param=name, code="invalid_type")
 
 
-def unsupported(name: str) -> ApiError:
-    text = f"Unsupported parameter: '{name}' is not supported by this server for tests."
+def unsupported_parameter(name: str) -> ApiError:
+    text = f"Unsupported parameter: '{name}' is not supported by this test server."
     return ApiError(400, text, param=name, code="unsupported_parameter")
 
 
@@ -82,7 +82,7 @@ def not_found(method: str, path: str) -> ApiError:
     return ApiError(404, f"Invalid URL ({method} {path})")
 
 
-def too_long(api: str, limit: int, tokens: int) -> ApiError:
+def prompt_too_long(api: str, limit: int, tokens: int) -> ApiError:
     if api == "chat":
         text = (
             f"This model's maximum context length is {limit} tokens. However, your messages "

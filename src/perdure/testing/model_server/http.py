@@ -1,7 +1,7 @@
-"""Sockets: reads requests, hands them over, and sends replies, or fails to as it was told to.
+"""The sockets of the model server: read requests, send replies, and inject faults.
 
-Every connection has a thread of its own, which ends with the connection or with the server:
-closing shuts all sockets, so that nothing waits for a client that has gone quiet.
+Every connection has its own thread, which ends with the connection or with the server. Closing the
+server shuts down all sockets, so that no thread waits for a silent client.
 """
 
 import contextlib
@@ -17,22 +17,22 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from perdure.testing.model_server.api import Reply
-from perdure.testing.model_server.faults import Fault
+from perdure.testing.model_server.faults import ServerFault
 
 LOOPBACK = "127.0.0.1"
 
-POLL = 0.02  # How soon a closing server or a client that left is noticed, in seconds.
+POLL = 0.02  # seconds until a closing server or a disconnected client is noticed
 
-JSON = {"content-type": "application/json"}
+JSON_HEADERS = {"content-type": "application/json"}
 
-STREAM = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
+STREAM_HEADERS = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
 
 
-Respond = Callable[[str, str, Mapping[str, str], bytes], tuple[Reply, Fault | None]]
+Respond = Callable[[str, str, Mapping[str, str], bytes], tuple[Reply, ServerFault | None]]
 
 
 class Listener(socketserver.TCPServer):
-    """Accepts connections on loopback alone."""
+    """Accepts connections, on loopback only."""
 
     allow_reuse_address = True
     request_queue_size = 128
@@ -42,7 +42,7 @@ class Listener(socketserver.TCPServer):
         self.closing = threading.Event()
         self._lock = threading.Lock()
         self._open: dict[socket.socket, threading.Thread] = {}
-        super().__init__((LOOPBACK, port), Connection)  # Closes the socket if it can not bind.
+        super().__init__((LOOPBACK, port), RequestHandler)  # closes the socket if bind fails
         self._accepting = threading.Thread(
             target=self.serve_forever, args=(POLL,), name="perdure-model-server", daemon=True
         )
@@ -66,7 +66,7 @@ class Listener(socketserver.TCPServer):
     def _converse(self, request: socket.socket, client_address: Any) -> None:
         try:
             self.finish_request(request, client_address)
-        except Exception:  # noqa: BLE001 - reported by handle_error.
+        except Exception:  # noqa: BLE001 - reported by handle_error
             self.handle_error(request, client_address)
         finally:
             with self._lock:
@@ -74,12 +74,12 @@ class Listener(socketserver.TCPServer):
             self.shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Report what went wrong, unless it is that the other side is gone."""
+        """Report an error, unless the client has disconnected."""
         if not isinstance(sys.exception(), ConnectionError):
             super().handle_error(request, client_address)
 
     def close(self) -> None:
-        """End every connection and every thread."""
+        """Close every connection and join every thread."""
         self.closing.set()
         self.shutdown()
         self._accepting.join()
@@ -93,8 +93,8 @@ class Listener(socketserver.TCPServer):
         self.server_close()
 
 
-class Connection(BaseHTTPRequestHandler):
-    """Serves the requests of one connection, one after the other."""
+class RequestHandler(BaseHTTPRequestHandler):
+    """Serves the requests of one connection, one after another."""
 
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
@@ -110,7 +110,7 @@ class Connection(BaseHTTPRequestHandler):
         self._serve()
 
     def log_message(self, *_: Any) -> None:
-        """Say nothing on the terminal: the requests are kept for the test."""
+        """Log nothing: `ModelServer.requests` has them."""
 
     def _serve(self) -> None:
         length = int(self.headers.get("content-length") or 0)
@@ -128,11 +128,11 @@ class Connection(BaseHTTPRequestHandler):
         else:
             self._send_stream(reply, fault)
 
-    def _send_whole(self, reply: Reply, fault: Fault | None) -> None:
+    def _send_whole(self, reply: Reply, fault: ServerFault | None) -> None:
         data = b"" if reply.body is None else json.dumps(reply.body).encode()
-        self._head(reply, {**JSON, "content-length": str(len(data))})
+        self._head(reply, {**JSON_HEADERS, "content-length": str(len(data))})
         if fault is not None and fault.kind == "slow":
-            if not self._waits(fault):
+            if not self._wait(fault):
                 return
         elif fault is not None and fault.kind is not None:
             self.wfile.write(data[: len(data) // 2])
@@ -140,13 +140,13 @@ class Connection(BaseHTTPRequestHandler):
             return
         self.wfile.write(data)
 
-    def _send_stream(self, reply: Reply, fault: Fault | None) -> None:
-        self._head(reply, {**STREAM, "transfer-encoding": "chunked"})
+    def _send_stream(self, reply: Reply, fault: ServerFault | None) -> None:
+        self._head(reply, {**STREAM_HEADERS, "transfer-encoding": "chunked"})
         frames = [*(reply.frames or ())]
         cut = fault is not None and fault.kind in ("disconnect", "hang")
         for number, frame in enumerate(frames[: fault.after_chunks] if fault and cut else frames):
             slow = fault is not None and fault.kind == "slow" and number >= fault.after_chunks
-            if fault is not None and slow and not self._waits(fault):
+            if fault is not None and slow and not self._wait(fault):
                 return
             self.wfile.write(b"%x\r\n%b\r\n" % (len(frame), frame))
         if fault is not None and cut:
@@ -160,19 +160,19 @@ class Connection(BaseHTTPRequestHandler):
             self.send_header(name, value)
         self.end_headers()
 
-    def _waits(self, fault: Fault) -> bool:
-        """Wait, and tell whether to go on: a server that closes says no more."""
+    def _wait(self, fault: ServerFault) -> bool:
+        """Wait; return False if the server is closing, and nothing more may be sent."""
         closing = self.server.closing.wait(fault.seconds)
         self.close_connection |= closing
         return not closing
 
-    def _fail(self, fault: Fault) -> None:
-        """Hang until the client or the server has enough, or not at all; then cut the line."""
+    def _fail(self, fault: ServerFault) -> None:
+        """Close the connection; a hang first waits until the client or the server closes."""
         if fault.kind == "hang":
-            while not self.server.closing.wait(POLL) and not self._is_gone():
+            while not self.server.closing.wait(POLL) and not self._has_disconnected():
                 pass
         self.close_connection = True
 
-    def _is_gone(self) -> bool:
+    def _has_disconnected(self) -> bool:
         readable, _, _ = select.select([self.connection], [], [], 0)
         return bool(readable) and not self.connection.recv(1, socket.MSG_PEEK)

@@ -1,7 +1,7 @@
-"""What a request asks, whichever of the two APIs it came by. Pure.
+"""Parse a request of either API into a `Prompt`. Pure.
 
-Tokens are counted as a quarter of the characters of the JSON, rounded up: not what any vocabulary
-says, but the same everywhere and always.
+Tokens are a quarter of the characters of the JSON, rounded up: not the count of any vocabulary, but
+deterministic.
 """
 
 import hashlib
@@ -9,10 +9,10 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from perdure.testing.provider_rules.responses import ANSWERS, CALL_OF, kind_of
+from perdure.testing.provider_rules.responses import CALL_OF, CALL_OUTPUTS, kind_of
 
 
-class Tool(NamedTuple):
+class OfferedTool(NamedTuple):
     """A tool that the request offers."""
 
     name: str
@@ -21,37 +21,37 @@ class Tool(NamedTuple):
 
 
 class Prompt(NamedTuple):
-    """What an answer is made of."""
+    """The parts of a request that determine the answer."""
 
     api: str
     body: Mapping[str, Any]
     items: Sequence[Mapping[str, Any]]
-    """The messages, or the items of the input with those that went before."""
+    """The messages, or the items of the input after those of the previous response."""
     instructions: str | None
     last_user: str
     rounds: int
-    """How often tools were called since the user spoke."""
+    """Number of tool rounds since the last user message."""
     format: Mapping[str, Any]
-    forced: Tool | None
+    forced: OfferedTool | None
     limit: int | None
 
     @property
-    def said(self) -> Any:
+    def context(self) -> Any:
         """Everything that the model would read."""
         return self.items if self.instructions is None else [self.instructions, self.items]
 
     @property
     def digest(self) -> str:
-        """Tell this prompt from every other, in twelve letters."""
-        return digest(self.said)
+        """Identify the context, in twelve hex digits."""
+        return digest(self.context)
 
     @property
     def tokens(self) -> int:
-        return tokens(canonical(self.said))
+        return tokens(canonical(self.context))
 
     @property
     def seed(self) -> str:
-        """Tell this request from every other: what ids are made of."""
+        """Identify the request; ids in the answer are derived from it."""
         return digest(self.body)
 
 
@@ -67,50 +67,50 @@ def tokens(text: str) -> int:
     return -(-len(text) // 4)
 
 
-def of_chat(body: Mapping[str, Any]) -> Prompt:
-    """Read a request of chat completions, whose messages were found to be valid."""
+def from_chat(body: Mapping[str, Any]) -> Prompt:
+    """Parse a chat completions request whose messages are valid."""
     messages: Sequence[Mapping[str, Any]] = body["messages"]
-    speaker = _last(messages, lambda message: message["role"] == "user")
-    since = messages[speaker + 1 :]
-    asked = body.get("response_format") or {}
-    schema = asked.get("json_schema") or {}
+    last_user = _last_index(messages, lambda message: message["role"] == "user")
+    since = messages[last_user + 1 :]
+    response_format = body.get("response_format") or {}
+    schema = response_format.get("json_schema") or {}
     limit = body.get("max_completion_tokens") or body.get("max_tokens")
     return Prompt(
         api="chat",
         body=body,
         items=messages,
         instructions=None,
-        last_user=_text(messages[speaker]["content"]) if speaker >= 0 else "",
+        last_user=_text(messages[last_user]["content"]) if last_user >= 0 else "",
         rounds=sum(bool(message.get("tool_calls")) for message in since),
-        format={**schema, "type": asked.get("type", "text")},
-        forced=_forced(body),
+        format={**schema, "type": response_format.get("type", "text")},
+        forced=_forced_tool(body),
         limit=limit,
     )
 
 
-def of_responses(body: Mapping[str, Any], items: Sequence[Mapping[str, Any]]) -> Prompt:
-    """Read a request of responses; the items are the whole input, with what went before."""
-    speaker = _last(items, lambda item: item.get("role") == "user")
+def from_responses(body: Mapping[str, Any], items: Sequence[Mapping[str, Any]]) -> Prompt:
+    """Parse a Responses request; `items` is the input after that of the previous response."""
+    last_user = _last_index(items, lambda item: item.get("role") == "user")
     calling, rounds = False, 0
-    for kind in map(kind_of, items[speaker + 1 :]):
-        rounds += kind in ANSWERS and not calling
-        calling = kind in ANSWERS or (calling and kind not in CALL_OF)
+    for kind in map(kind_of, items[last_user + 1 :]):
+        rounds += kind in CALL_OUTPUTS and not calling
+        calling = kind in CALL_OUTPUTS or (calling and kind not in CALL_OF)
     return Prompt(
         api="responses",
         body=body,
         items=items,
         instructions=body.get("instructions"),
-        last_user=_text(items[speaker]["content"]) if speaker >= 0 else "",
+        last_user=_text(items[last_user]["content"]) if last_user >= 0 else "",
         rounds=rounds,
         format=(body.get("text") or {}).get("format") or {"type": "text"},
-        forced=_forced(body),
+        forced=_forced_tool(body),
         limit=body.get("max_output_tokens"),
     )
 
 
-def _last(messages: Sequence[Mapping[str, Any]], wanted: Any) -> int:
-    found = [index for index, message in enumerate(messages) if wanted(message)]
-    return found[-1] if found else -1
+def _last_index(messages: Sequence[Mapping[str, Any]], matches: Any) -> int:
+    indexes = [index for index, message in enumerate(messages) if matches(message)]
+    return indexes[-1] if indexes else -1
 
 
 def _text(content: Any) -> str:
@@ -119,10 +119,10 @@ def _text(content: Any) -> str:
     return "\n".join(str(part["text"]) for part in content if "text" in part)
 
 
-def _forced(body: Mapping[str, Any]) -> Tool | None:
-    """Name the tool that must be called, if the request says that one must be."""
+def _forced_tool(body: Mapping[str, Any]) -> OfferedTool | None:
+    """Return the tool that the request requires to be called, None if it requires none."""
     choice = body.get("tool_choice")
-    tools = [_tool(tool) for tool in body.get("tools") or ()]
+    tools = [_parse_tool(tool) for tool in body.get("tools") or ()]
     if choice == "required":
         return tools[0] if tools else None
     if not isinstance(choice, Mapping):
@@ -132,9 +132,9 @@ def _forced(body: Mapping[str, Any]) -> Tool | None:
     return next((tool for tool in tools if tool.name == name), None)
 
 
-def _tool(tool: Mapping[str, Any]) -> Tool:
+def _parse_tool(tool: Mapping[str, Any]) -> OfferedTool:
     kind = str(tool.get("type"))
     inner = tool.get(kind)
-    told = inner if isinstance(inner, Mapping) else tool
-    parameters = told.get("parameters") or {"type": "object"}
-    return Tool(str(told.get("name")), kind == "custom", parameters)
+    fields = inner if isinstance(inner, Mapping) else tool
+    parameters = fields.get("parameters") or {"type": "object"}
+    return OfferedTool(str(fields.get("name")), kind == "custom", parameters)

@@ -1,25 +1,25 @@
-"""An answer in the words of the Responses API: whole, or as the events of a stream. Pure.
+"""Format an answer for the Responses API: complete, or as the events of a stream. Pure.
 
-The id of an item that was generated with reasoning says so and names it (`reasoning_of`), so that
-a request which leaves the reasoning out can be refused without remembering anything.
+The id of an item that was generated with reasoning contains the id of that reasoning
+(`reasoning_ids`), so a request that omits the reasoning is rejected without any stored state.
 """
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from perdure.testing.model_server.answers import Answer, pieces, with_ids
+from perdure.testing.model_server.answers import Answer, calls_with_ids, split_text
 from perdure.testing.model_server.chat import CREATED
 from perdure.testing.model_server.prompts import Prompt, digest
 
 _WITH_REASONING = re.compile(r"(?:msg|fc|ctc)_([0-9a-f]{12})r\d*")
 
-# Of each kind of piece: the name in its events, and the field that holds it in the end.
+# For each kind of content: the name in its delta events, and the field of the finished part.
 _TEXT = ("output_text", "text")
 
 _REFUSAL = ("refusal", "refusal")
 
-# What an item has before anything of it was said.
+# The fields of an item when it is added to the stream, before its first delta.
 _BLANK: dict[str, Any] = {
     "status": "in_progress",
     "content": [],
@@ -30,15 +30,15 @@ _BLANK: dict[str, Any] = {
 }
 
 
-def reasoning_of(items: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """Tell of the ids of items which reasoning they were generated with."""
+def reasoning_ids(items: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+    """Map ids of items to the id of the reasoning that they were generated with."""
     ids = [str(item.get("id")) for item in items]
-    found = [_WITH_REASONING.fullmatch(id) for id in ids]
-    return {match[0]: f"rs_{match[1]}" for match in found if match}
+    matches = [_WITH_REASONING.fullmatch(id) for id in ids]
+    return {match[0]: f"rs_{match[1]}" for match in matches if match}
 
 
 def output(prompt: Prompt, answer: Answer) -> list[dict[str, Any]]:
-    """Make the items of an answer: reasoning, a message, and calls."""
+    """Return the items of an answer: reasoning, a message, and calls."""
     seed = prompt.seed
     mark = "r" if answer.reasoning is not None else ""
     items: list[dict[str, Any]] = []
@@ -60,19 +60,19 @@ def output(prompt: Prompt, answer: Answer) -> list[dict[str, Any]]:
         status = "incomplete" if answer.finish == "length" else "completed"
         head = {"id": f"msg_{seed}{mark}", "type": "message", "role": "assistant", "status": status}
         items.append({**head, "content": [part]})
-    for index, (call, id) in enumerate(with_ids(answer, seed)):
-        called = {"call_id": id, "name": call.name}
+    for index, (call, id) in enumerate(calls_with_ids(answer, seed)):
+        fields = {"call_id": id, "name": call.name}
         if call.custom:
             head = {"id": f"ctc_{seed}{mark}{index}", "type": "custom_tool_call"}
-            items.append({**head, **called, "input": call.arguments})
+            items.append({**head, **fields, "input": call.arguments})
         else:
             head = {"id": f"fc_{seed}{mark}{index}", "type": "function_call", "status": "completed"}
-            items.append({**head, **called, "arguments": call.arguments})
+            items.append({**head, **fields, "arguments": call.arguments})
     return items
 
 
 def response(prompt: Prompt, answer: Answer) -> dict[str, Any]:
-    """Make the body of an answer that is not streamed."""
+    """Return the body of an answer that is not streamed."""
     body, cut = prompt.body, answer.finish == "length"
     used = answer.tokens + answer.reasoning_tokens
     return {
@@ -108,17 +108,17 @@ def response(prompt: Prompt, answer: Answer) -> dict[str, Any]:
 
 
 def events(prompt: Prompt, answer: Answer) -> Iterator[dict[str, Any]]:
-    """Make the events of an answer that is streamed, numbered."""
+    """Yield the numbered events of a streamed answer."""
     done = response(prompt, answer)
     begun = {**done, "status": "in_progress", "output": [], "usage": None}
     begun["incomplete_details"] = None
-    told = [
+    events = [
         {"type": "response.created", "response": begun},
         {"type": "response.in_progress", "response": begun},
         *(event for index, item in enumerate(done["output"]) for event in _item(item, index)),
         {"type": f"response.{done['status']}", "response": done},
     ]
-    for number, event in enumerate(told):
+    for number, event in enumerate(events):
         yield {**event, "sequence_number": number}
 
 
@@ -157,6 +157,6 @@ def _summary(item: dict[str, Any], at: dict[str, Any]) -> Iterator[dict[str, Any
 
 
 def _pieces(name: str, field: str, text: str, at: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    for piece in pieces(text):
+    for piece in split_text(text):
         yield {"type": f"response.{name}.delta", **at, "delta": piece}
     yield {"type": f"response.{name}.done", **at, field: text}

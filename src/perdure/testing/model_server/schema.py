@@ -1,23 +1,23 @@
-"""A value that fits a JSON schema, as far as structured outputs go. Pure.
+"""Generate an example value for a JSON schema of structured outputs. Pure.
 
-Regular expressions (`pattern`) are not looked at; everything else of the strict subset is.
+It supports the strict subset except regular expressions (`pattern`), which are ignored.
 """
 
 import math
 from collections.abc import Mapping
 from typing import Any
 
-# Where a schema that contains itself stops: lists are left empty, options are null or the last.
-DEEP = 4
+# Levels; a recursive schema ends here: lists stay empty, options are null or the last one.
+DEPTH_SHORT = 4
 
-DEEPEST = 40  # No value fits a schema that goes on from there.
+DEPTH_MAX = 40  # levels; a schema that is deeper has no finite value
 
 _STRINGS = {
     "date-time": "2024-05-01T12:00:00Z",
     "date": "2024-05-01",
     "time": "12:00:00Z",
     "duration": "PT1H",
-    "email": "somebody@example.com",
+    "email": "user@example.com",
     "hostname": "example.com",
     "ipv4": "192.0.2.1",
     "ipv6": "2001:db8::1",
@@ -25,20 +25,20 @@ _STRINGS = {
 }
 
 
-def fitting(schema: Mapping[str, Any], word: str) -> Any:
-    """Make the same value for the same schema and word; the word fills the strings."""
-    return _Maker(schema, word).value(schema, 0)
+def example_value(schema: Mapping[str, Any], word: str) -> Any:
+    """Return a value, always the same for a schema and a word; the word fills the strings."""
+    return _ExampleBuilder(schema, word).value(schema, 0)
 
 
-class _Maker:
+class _ExampleBuilder:
     def __init__(self, root: Mapping[str, Any], word: str) -> None:
         self.root = root
         self.word = word
 
     def value(self, schema: Any, depth: int) -> Any:
-        if not isinstance(schema, Mapping) or depth > DEEPEST:
-            return self.word  # `true` in the place of a schema: anything fits.
-        schema = self._resolved(schema)
+        if not isinstance(schema, Mapping) or depth > DEPTH_MAX:
+            return self.word  # the schema is `true` (any value is valid), or too deep
+        schema = self._resolve(schema)
         if "const" in schema:
             return schema["const"]
         if schema.get("enum"):
@@ -52,9 +52,9 @@ class _Maker:
         match self._type(schema, depth):
             case "object":
                 properties = schema.get("properties", {})
-                return {name: self.value(one, depth + 1) for name, one in properties.items()}
+                return {name: self.value(inner, depth + 1) for name, inner in properties.items()}
             case "array":
-                count = schema.get("minItems", 0 if depth >= DEEP else 1)
+                count = schema.get("minItems", 0 if depth >= DEPTH_SHORT else 1)
                 return [self.value(schema.get("items", True), depth + 1) for _ in range(count)]
             case "string":
                 return self._string(schema)
@@ -66,31 +66,31 @@ class _Maker:
                 return None
         return self.word
 
-    def _resolved(self, schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    def _resolve(self, schema: Mapping[str, Any]) -> Mapping[str, Any]:
         for inner in schema.get("allOf", ()):
-            schema = {**schema, **self._resolved(inner)}
-        seen = 0
-        while isinstance(schema.get("$ref"), str) and seen < DEEP:
-            found: Any = self.root
+            schema = {**schema, **self._resolve(inner)}
+        steps = 0
+        while isinstance(schema.get("$ref"), str) and steps < DEPTH_SHORT:
+            target: Any = self.root
             for step in schema["$ref"].removeprefix("#").strip("/").split("/"):
-                found = found.get(step, {}) if step else found
-            schema = {**found, **{name: schema[name] for name in schema if name != "$ref"}}
-            seen += 1
+                target = target.get(step, {}) if step else target
+            schema = {**target, **{name: schema[name] for name in schema if name != "$ref"}}
+            steps += 1
         return schema
 
     def _one_of(self, options: list[Any], depth: int) -> Any:
-        others = [one for one in options if not _is_null(one)]
-        if not others or (depth >= DEEP and len(others) < len(options)):
+        others = [option for option in options if not _is_null(option)]
+        if not others or (depth >= DEPTH_SHORT and len(others) < len(options)):
             return None
-        return self.value(others[-1 if depth >= DEEP else 0], depth + 1)
+        return self.value(others[-1 if depth >= DEPTH_SHORT else 0], depth + 1)
 
     def _type(self, schema: Mapping[str, Any], depth: int) -> str:
         named = schema.get("type", "object" if "properties" in schema else "")
         if isinstance(named, str):
             return named
-        if "null" in named and depth >= DEEP:
+        if "null" in named and depth >= DEPTH_SHORT:
             return "null"
-        return next((one for one in named if one != "null"), "null")
+        return next((name for name in named if name != "null"), "null")
 
     def _string(self, schema: Mapping[str, Any]) -> str:
         text = _STRINGS.get(schema.get("format", ""), self.word)

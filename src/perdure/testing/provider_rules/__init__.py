@@ -1,7 +1,6 @@
-"""What the providers accept as a conversation: written from their rules, apart from perdure. Pure.
+"""The rules of the providers for conversations, written independently of perdure's formats. Pure.
 
-Whoever makes transcripts does not import this, and this does not import whoever makes them: that
-one finds the other's errors is the point.
+`formats` and these modules never import each other, so that each finds the errors of the other.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,8 +13,8 @@ from perdure.testing.provider_rules.shapes import Finding, wrong_type
 Messages = Sequence[Mapping[str, Any]]
 
 
-class Circumstances(NamedTuple):
-    """What a request says besides its messages, and what is known of its model."""
+class RequestOptions(NamedTuple):
+    """Parameters of a request besides its messages, and properties of its model."""
 
     system: Any = None
     reasoning_of: Mapping[str, str] | None = None
@@ -34,57 +33,57 @@ def violations(
     prefill: bool = True,
     thought_signatures: bool = False,
 ) -> list[str]:
-    """Say what the provider would not accept; an empty list means that it accepts.
+    """Return what the provider would reject; an empty list means that it accepts the messages.
 
     `format` is `openai.chat`, `openai.responses`, `anthropic` or `gemini`; `messages` is what the
-    provider calls messages, input or contents, as JSON. `system` is what goes apart from them:
+    provider calls messages, input or contents, as JSON. `system` is sent separately:
     Anthropic's `system`, Gemini's `systemInstruction`, the `instructions` of responses.
 
-    - `reasoning_of` (responses) tells of ids of items the id of the reasoning they came with.
-    - `strict=False` (chat) overlooks unknown and null fields, as the hosted API does.
-    - `prefill=False` (anthropic, gemini) for models that want the last word to be the user's.
-    - `thought_signatures=True` (gemini) for models that want them back with function calls.
+    - `reasoning_of` (responses) maps ids of items to the id of the reasoning they came with.
+    - `strict=False` (chat) ignores unknown and null fields, as the hosted API does.
+    - `prefill=False` (anthropic, gemini) for models that require a user message at the end.
+    - `thought_signatures=True` (gemini) for models that require them with function calls.
 
     Raises UsageError if the format is unknown.
     """
-    given = Circumstances(
+    options = RequestOptions(
         system=system,
         reasoning_of=reasoning_of,
         strict=strict,
         prefill=prefill,
         thought_signatures=thought_signatures,
     )
-    if format not in BOOKS:
-        raise UsageError(f"{format!r} is not one of {', '.join(BOOKS)}")
-    return [str(finding) for finding in BOOKS[format](messages, given)]
+    if format not in RULES:
+        raise UsageError(f"{format!r} is not one of {', '.join(RULES)}")
+    return [str(finding) for finding in RULES[format](messages, options)]
 
 
-def _chat(messages: Messages, given: Circumstances) -> Iterator[Finding]:
-    if given.system is not None:
+def _chat(messages: Messages, options: RequestOptions) -> Iterator[Finding]:
+    if options.system is not None:
         yield Finding("Unknown parameter: 'system'.", "system", "unknown_parameter")
-    yield from chat.findings(messages, strict=given.strict)
+    yield from chat.findings(messages, strict=options.strict)
 
 
-def _responses(messages: Messages, given: Circumstances) -> Iterator[Finding]:
-    if given.system is not None and not isinstance(given.system, str):
-        yield wrong_type("instructions", "a string", given.system)
-    yield from responses.findings(messages, reasoning_of=given.reasoning_of)
+def _responses(messages: Messages, options: RequestOptions) -> Iterator[Finding]:
+    if options.system is not None and not isinstance(options.system, str):
+        yield wrong_type("instructions", "a string", options.system)
+    yield from responses.findings(messages, reasoning_of=options.reasoning_of)
 
 
-def _anthropic(messages: Messages, given: Circumstances) -> Iterator[Finding]:
-    yield from anthropic.findings(messages, system=given.system, prefill=given.prefill)
+def _anthropic(messages: Messages, options: RequestOptions) -> Iterator[Finding]:
+    yield from anthropic.findings(messages, system=options.system, prefill=options.prefill)
 
 
-def _gemini(messages: Messages, given: Circumstances) -> Iterator[Finding]:
+def _gemini(messages: Messages, options: RequestOptions) -> Iterator[Finding]:
     yield from gemini.findings(
         messages,
-        system=given.system,
-        prefill=given.prefill,
-        thought_signatures=given.thought_signatures,
+        system=options.system,
+        prefill=options.prefill,
+        thought_signatures=options.thought_signatures,
     )
 
 
-BOOKS: dict[str, Callable[[Messages, Circumstances], Iterator[Finding]]] = {
+RULES: dict[str, Callable[[Messages, RequestOptions], Iterator[Finding]]] = {
     "openai.chat": _chat,
     "openai.responses": _responses,
     "anthropic": _anthropic,

@@ -1,8 +1,8 @@
 """The rules of Anthropic's Messages API for `messages` and `system`. Pure.
 
-Stricter than the API in one thing: results must all stand in the one message after their calls,
-though the API would combine consecutive messages of one role. Not in it: a `system` message
-between others, which only the newest models take.
+Stricter than the API in one point: all results must be in the one message after their calls,
+although the API combines consecutive messages of one role. Not supported: a `system` message
+between others, which only the newest models accept.
 """
 
 import re
@@ -15,9 +15,9 @@ from perdure.testing.provider_rules.shapes import (
     check_name,
     check_text,
     empty_array,
-    in_place,
     is_list,
     objects,
+    objects_in_place,
     shape,
     wrong_type,
     wrong_value,
@@ -56,7 +56,7 @@ BLOCKS_OF = {
 
 THINKING = ("thinking", "redacted_thinking")
 
-IN_RESULTS = ("text", "image", "document", "search_result")
+RESULT_BLOCKS = ("text", "image", "document", "search_result")
 
 
 ID = re.compile(r"^[a-zA-Z0-9_-]+$")
@@ -67,7 +67,7 @@ TOOL_NAME = re.compile(r"^[a-zA-Z0-9_-]{1,200}$")
 def findings(
     messages: Sequence[Mapping[str, Any]], *, system: Any = None, prefill: bool = True
 ) -> Iterator[Finding]:
-    """Yield every breach; `prefill` allows a conversation that ends with the assistant."""
+    """Yield every violation; `prefill` allows a conversation that ends with the assistant."""
     if system is not None and not isinstance(system, str):
         yield from _blocks(system, "system", ("text",))
     if not messages:
@@ -75,7 +75,7 @@ def findings(
         return
     for index, message in enumerate(messages):
         yield from _message(message, f"messages.{index}", last=index == len(messages) - 1)
-    whole = in_place(messages)
+    whole = objects_in_place(messages)
     if whole[0].get("role") != "user":
         yield Finding("first message must use the 'user' role", "messages.0")
     yield from _pairs(whole)
@@ -109,7 +109,7 @@ def _text(text: Any, at: str) -> Iterator[Finding]:
         yield Finding("text content blocks must contain non-whitespace text", at)
 
 
-def _blocks(blocks: Any, at: str, known: tuple[str, ...]) -> Iterator[Finding]:
+def _blocks(blocks: Any, at: str, allowed: tuple[str, ...]) -> Iterator[Finding]:
     if not is_list(blocks):
         yield wrong_type(at, "a string or an array of blocks", blocks)
         return
@@ -118,8 +118,8 @@ def _blocks(blocks: Any, at: str, known: tuple[str, ...]) -> Iterator[Finding]:
     for index, block in enumerate(blocks):
         where = f"{at}.{index}"
         name = block.get("type") if isinstance(block, Mapping) else None
-        if name not in known:
-            yield wrong_value(f"{where}.type", name, known)
+        if name not in allowed:
+            yield wrong_value(f"{where}.type", name, allowed)
             continue
         yield from check_fields(block, where, BLOCKS[name])
         yield from _block(block, where, name)
@@ -142,67 +142,67 @@ def _block(block: Mapping[str, Any], at: str, name: str) -> Iterator[Finding]:
             yield from check_name(block.get("tool_use_id"), f"{at}.tool_use_id", ID)
             content = block.get("content", "")
             if not isinstance(content, str) and content != []:
-                yield from _blocks(content, f"{at}.content", IN_RESULTS)
+                yield from _blocks(content, f"{at}.content", RESULT_BLOCKS)
 
 
 def _thinking(blocks: Sequence[Mapping[str, Any]], at: str) -> Iterator[Finding]:
-    """Yield thinking that does not come first, or that nothing comes after."""
+    """Yield thinking blocks that are not first, or that no other block follows."""
     may_think = True
     for index, block in enumerate(blocks):
         name = str(block.get("type"))
         if name in THINKING and not may_think:
             yield Finding("thinking blocks must come first", f"{at}.content.{index}")
-        # After the result of a tool that the server ran, the model thinks again.
+        # the model may think again after the result of a server tool
         may_think = name in THINKING or name.endswith("_tool_result")
     if blocks and blocks[-1].get("type") in THINKING:
         yield Finding("The final block in an assistant message cannot be `thinking`.", at)
 
 
-def _of_type(message: Mapping[str, Any], *names: str) -> list[Mapping[str, Any]]:
+def _blocks_of_type(message: Mapping[str, Any], *names: str) -> list[Mapping[str, Any]]:
     return [block for block in objects(message.get("content")) if block.get("type") in names]
 
 
 def _pairs(messages: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
-    """Yield calls that the next message does not answer, and results of nothing."""
+    """Yield calls without a result in the next message, and results without a call."""
     seen: set[str] = set()
-    asked: list[str] = []
+    call_ids: list[str] = []
     for index, message in enumerate(messages):
         user = message.get("role") == "user"
-        results = _of_type(message, "tool_result") if user else []
-        yield from _results(message, results, index, asked)
-        asked = [
+        results = _blocks_of_type(message, "tool_result") if user else []
+        yield from _results(message, results, index, call_ids)
+        call_ids = [
             str(block.get("id"))
-            for block in _of_type(message, "tool_use")
+            for block in _blocks_of_type(message, "tool_use")
             if message.get("role") == "assistant"
         ]
-        for id in asked:
+        for id in call_ids:
             if id in seen:
                 yield Finding(f"`tool_use` ids must be unique: {id}", f"messages.{index}")
             seen.add(id)
-    if asked:
-        yield _unanswered(asked, len(messages) - 1)
+    if call_ids:
+        yield _unanswered(call_ids, len(messages) - 1)
 
 
 def _results(
     message: Mapping[str, Any],
     results: Sequence[Mapping[str, Any]],
     index: int,
-    asked: Sequence[str],
+    call_ids: Sequence[str],
 ) -> Iterator[Finding]:
     at = f"messages.{index}"
-    given = [str(block.get("tool_use_id")) for block in results]
-    missing = [id for id in asked if id not in given]
+    result_ids = [str(block.get("tool_use_id")) for block in results]
+    missing = [id for id in call_ids if id not in result_ids]
     if missing:
         yield _unanswered(missing, index - 1)
-    for id in dict.fromkeys(given):
-        if id not in asked:
+    for id in dict.fromkeys(result_ids):
+        if id not in call_ids:
             text = (
                 f"unexpected `tool_use_id` found in `tool_result` blocks: {id}. Each "
                 "`tool_result` block must have a corresponding `tool_use` block in the previous "
                 "message."
             )
             yield Finding(text, at)
-        elif given.count(id) > 1:
+        elif result_ids.count(id) > 1:
             text = "each tool_use must have a single result. Found multiple `tool_result` blocks"
             yield Finding(f"{text} with id: {id}", at)
     first = objects(message.get("content"))[: len(results)]
@@ -240,6 +240,6 @@ def _end(messages: Sequence[Mapping[str, Any]], *, prefill: bool) -> Iterator[Fi
         yield Finding(f"{text}The conversation must end with a user message.", at)
     content = last.get("content")
     blocks = objects(content)
-    said = content if isinstance(content, str) else blocks[-1].get("text") if blocks else None
-    if isinstance(said, str) and said != said.rstrip():
+    ending = content if isinstance(content, str) else blocks[-1].get("text") if blocks else None
+    if isinstance(ending, str) and ending != ending.rstrip():
         yield Finding("final assistant content cannot end with trailing whitespace", at)

@@ -1,7 +1,7 @@
 """The rules of OpenAI's chat completions for `messages`. Pure.
 
-The shapes are those of the request side; a response has more fields, and the hosted API overlooks
-most of them (`annotations`, a null `refusal`) where strict gateways refuse: `strict` is the latter.
+The shapes are those of requests. A response has more fields; the hosted API ignores most of them
+(`annotations`, a null `refusal`), strict gateways reject them: `strict` does as the latter.
 """
 
 import re
@@ -14,10 +14,10 @@ from perdure.testing.provider_rules.shapes import (
     check_name,
     check_text,
     empty_array,
-    in_place,
     is_list,
     items,
     objects,
+    objects_in_place,
     shape,
     wrong_type,
     wrong_value,
@@ -50,25 +50,25 @@ CALLS = {
     "custom": (shape("id type custom"), shape("name input")),
 }
 
-# What can stand in the place of an assistant's content.
-INSTEAD = ("tool_calls", "function_call", "refusal", "audio")
+# Fields that an assistant message may have instead of content.
+CONTENT_SUBSTITUTES = ("tool_calls", "function_call", "refusal", "audio")
 
 
 TOOL_NAME = re.compile(r"^[a-zA-Z0-9_-]{1,64}$")
 
-# Of a participant: any script is welcome.
-PERSON = re.compile(r"^[^\s<|\\/>]{1,64}$")
+# The name of a participant: letters of any script.
+PARTICIPANT_NAME = re.compile(r"^[^\s<|\\/>]{1,64}$")
 
 CALL_ID = re.compile(r"^.{1,40}$", re.DOTALL)
 
 
 def findings(messages: Sequence[Mapping[str, Any]], *, strict: bool = True) -> Iterator[Finding]:
-    """Yield every breach, message by message, and then those of calls and their answers."""
+    """Yield every violation: message by message, then those of calls and their results."""
     if not messages:
         yield empty_array("messages")
     for index, message in enumerate(messages):
         yield from _message(message, f"messages[{index}]", index, strict=strict)
-    yield from _pairs(in_place(messages))
+    yield from _pairs(objects_in_place(messages))
 
 
 def _message(message: Any, at: str, index: int, *, strict: bool) -> Iterator[Finding]:
@@ -81,7 +81,7 @@ def _message(message: Any, at: str, index: int, *, strict: bool) -> Iterator[Fin
         return
     yield from check_fields(message, at, MESSAGES[role], strict=strict)
     if message.get("name") is not None:
-        yield from check_name(message["name"], f"{at}.name", PERSON)
+        yield from check_name(message["name"], f"{at}.name", PARTICIPANT_NAME)
     if "content" in message or role == "assistant":
         yield from _content(message, at, index, role, strict=strict)
     if role == "assistant":
@@ -95,8 +95,10 @@ def _content(
 ) -> Iterator[Finding]:
     content = message.get("content")
     if content is None:
-        said_otherwise = role == "assistant" and any(message.get(name) for name in INSTEAD)
-        if not said_otherwise and role != "function":
+        has_substitute = role == "assistant" and any(
+            message.get(name) for name in CONTENT_SUBSTITUTES
+        )
+        if not has_substitute and role != "function":
             text = "Invalid value for 'content': expected a string, got null."
             yield Finding(text, f"messages.[{index}].content")
     elif is_list(content) and role != "function":
@@ -108,12 +110,12 @@ def _content(
 def _parts(parts: Sequence[Any], at: str, role: str, *, strict: bool) -> Iterator[Finding]:
     if not parts:
         yield empty_array(at)
-    known = PARTS_OF.get(role, ("text",))
+    allowed = PARTS_OF.get(role, ("text",))
     for index, part in enumerate(parts):
         where = f"{at}[{index}]"
         name = part.get("type") if isinstance(part, Mapping) else None
-        if name not in known:
-            yield wrong_value(where, name, known)
+        if name not in allowed:
+            yield wrong_value(where, name, allowed)
             continue
         yield from check_fields(part, where, PARTS[name], strict=strict)
         yield from check_text(part, where, "text", "refusal")
@@ -156,35 +158,35 @@ def _call(call: Any, at: str, seen: set[str], *, strict: bool) -> Iterator[Findi
         if id in seen:
             yield Finding(f"Duplicate value for '{at}.id': '{id}'.", f"{at}.id")
         seen.add(id)
-    asked = call.get(name)
-    yield from check_fields(asked, f"{at}.{name}", inner, strict=strict)
-    if isinstance(asked, Mapping):
-        yield from check_name(asked.get("name"), f"{at}.{name}.name", TOOL_NAME)
-        yield from check_text(asked, f"{at}.{name}", "arguments", "input")
+    body = call.get(name)
+    yield from check_fields(body, f"{at}.{name}", inner, strict=strict)
+    if isinstance(body, Mapping):
+        yield from check_name(body.get("name"), f"{at}.{name}.name", TOOL_NAME)
+        yield from check_text(body, f"{at}.{name}", "arguments", "input")
 
 
 def _pairs(messages: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
-    """Yield calls that are not answered at once, and answers to nothing."""
-    asked: list[str] | None = None
+    """Yield calls whose results do not follow at once, and results without a call."""
+    call_ids: list[str] | None = None
     open_ids: list[str] = []
     for index, message in enumerate(messages):
         if message.get("role") == "tool":
-            yield from _answer(message, index, asked, open_ids)
+            yield from _answer(message, index, call_ids, open_ids)
             continue
         if open_ids:
             yield _unanswered(open_ids, index)
         calls = objects(message.get("tool_calls")) if message.get("role") == "assistant" else []
-        asked = [str(call.get("id")) for call in calls] or None
-        open_ids = [*asked] if asked else []
+        call_ids = [str(call.get("id")) for call in calls] or None
+        open_ids = [*call_ids] if call_ids else []
     if open_ids:
         yield _unanswered(open_ids, len(messages))
 
 
 def _answer(
-    message: Mapping[str, Any], index: int, asked: list[str] | None, open_ids: list[str]
+    message: Mapping[str, Any], index: int, call_ids: list[str] | None, open_ids: list[str]
 ) -> Iterator[Finding]:
     id = str(message.get("tool_call_id"))
-    if asked is None:
+    if call_ids is None:
         text = (
             "Invalid parameter: messages with role 'tool' must be a response to a preceeding "
             "message with 'tool_calls'."
@@ -192,7 +194,7 @@ def _answer(
         yield Finding(text, f"messages.[{index}].role")
     elif id in open_ids:
         open_ids.remove(id)
-    elif id in asked:
+    elif id in call_ids:
         text = f"Duplicate response for 'tool_call_id' of '{id}'."
         yield Finding(text, f"messages.[{index}].tool_call_id")
     else:

@@ -1,7 +1,7 @@
 """The rules of Google's Gemini API for `contents` and `systemInstruction`. Pure.
 
-Names of fields are those of the REST API. Hosted and open endpoints differ in how strict they are;
-these are the rules of the strict ones.
+Field names are those of the REST API. Endpoints differ in how strict they are; these are the rules
+of the strict ones.
 """
 
 import re
@@ -14,9 +14,9 @@ from perdure.testing.provider_rules.shapes import (
     check_fields,
     check_name,
     empty_array,
-    in_place,
     is_list,
     objects,
+    objects_in_place,
     shape,
     wrong_type,
     wrong_value,
@@ -24,8 +24,8 @@ from perdure.testing.provider_rules.shapes import (
 
 CONTENT = shape("role parts")
 
-# What a part holds: exactly one of these.
-HELD = {
+# The data fields of a part, by role: a part has exactly one of them.
+PART_FIELDS = {
     "user": ("text", "inlineData", "fileData", "functionResponse"),
     "model": (
         "text",
@@ -39,7 +39,7 @@ HELD = {
     ),
 }
 
-BESIDES = frozenset({"thought", "thoughtSignature", "videoMetadata", "mediaResolution"})
+PART_METADATA = frozenset({"thought", "thoughtSignature", "videoMetadata", "mediaResolution"})
 
 CALL = shape("name", "id args")
 
@@ -55,9 +55,9 @@ def findings(
     prefill: bool = True,
     thought_signatures: bool = False,
 ) -> Iterator[Finding]:
-    """Yield every breach; `prefill` allows a conversation that ends with the model.
+    """Yield every violation; `prefill` allows a conversation that ends with the model.
 
-    `thought_signatures` asks for those that Gemini 3 and later want back in the current turn.
+    `thought_signatures` requires the signatures that Gemini 3 and later expect in the current turn.
     """
     if system is not None and not isinstance(system, str):
         yield from _parts(system, "systemInstruction", ("text",))
@@ -66,7 +66,7 @@ def findings(
         return
     for index, content in enumerate(contents):
         yield from _content(content, f"contents[{index}]")
-    whole = in_place(contents)
+    whole = objects_in_place(contents)
     yield from _order(whole, prefill=prefill)
     yield from _pairs(whole)
     if thought_signatures:
@@ -78,13 +78,13 @@ def _content(content: Any, at: str) -> Iterator[Finding]:
     if not isinstance(content, Mapping):
         return
     role = content.get("role")
-    if not isinstance(role, str) or role not in HELD:
-        yield wrong_value(f"{at}.role", role, [*HELD])
+    if not isinstance(role, str) or role not in PART_FIELDS:
+        yield wrong_value(f"{at}.role", role, [*PART_FIELDS])
     else:
-        yield from _parts(content, at, HELD[role])
+        yield from _parts(content, at, PART_FIELDS[role])
 
 
-def _parts(content: Any, at: str, known: tuple[str, ...]) -> Iterator[Finding]:
+def _parts(content: Any, at: str, allowed: tuple[str, ...]) -> Iterator[Finding]:
     parts = content.get("parts") if isinstance(content, Mapping) else None
     if not is_list(parts):
         yield wrong_type(f"{at}.parts", "an array", parts)
@@ -97,15 +97,15 @@ def _parts(content: Any, at: str, known: tuple[str, ...]) -> Iterator[Finding]:
             yield wrong_type(where, "an object", part)
             continue
         for name in part:
-            if name not in known and name not in BESIDES:
+            if name not in allowed and name not in PART_METADATA:
                 text = f"Unknown name \"{name}\" at '{where}': Cannot find field."
                 yield Finding(text, where)
-        yield from _part(part, where, [name for name in known if name in part])
+        yield from _part(part, where, [name for name in allowed if name in part])
 
 
-def _part(part: Mapping[str, Any], at: str, held: Sequence[str]) -> Iterator[Finding]:
-    if len(held) > 1 or (not held and "thoughtSignature" not in part):
-        text = f"a part holds exactly one kind of data, not {len(held)}"
+def _part(part: Mapping[str, Any], at: str, fields: Sequence[str]) -> Iterator[Finding]:
+    if len(fields) > 1 or (not fields and "thoughtSignature" not in part):
+        text = f"a part holds exactly one kind of data, not {len(fields)}"
         yield Finding(text, at)
     if "text" in part:
         if not isinstance(part["text"], str):
@@ -113,12 +113,12 @@ def _part(part: Mapping[str, Any], at: str, held: Sequence[str]) -> Iterator[Fin
         elif not part["text"] and "thoughtSignature" not in part:
             yield Finding("has an empty text parameter", at)
     if "functionCall" in part:
-        yield from _named(part["functionCall"], f"{at}.functionCall", "args")
+        yield from _function(part["functionCall"], f"{at}.functionCall", "args")
     if "functionResponse" in part:
-        yield from _named(part["functionResponse"], f"{at}.functionResponse", "response")
+        yield from _function(part["functionResponse"], f"{at}.functionResponse", "response")
 
 
-def _named(value: Any, at: str, inside: str) -> Iterator[Finding]:
+def _function(value: Any, at: str, inside: str) -> Iterator[Finding]:
     yield from check_fields(value, at, CALL if inside == "args" else RESPONSE)
     if not isinstance(value, Mapping):
         return
@@ -141,25 +141,25 @@ def _order(contents: Sequence[Mapping[str, Any]], *, prefill: bool) -> Iterator[
         yield Finding(text, f"contents[{len(contents) - 1}].role")
 
 
-def _held(content: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
+def _part_values(content: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
     return objects([part[name] for part in objects(content.get("parts")) if name in part])
 
 
 def _pairs(contents: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
-    """Yield calls and responses that do not stand against each other, one to one."""
-    asked: list[Mapping[str, Any]] = []
+    """Yield calls and responses that do not match one to one."""
+    calls: list[Mapping[str, Any]] = []
     for index, content in enumerate([*contents, {}]):
-        given = _held(content, "functionResponse")
+        responses = _part_values(content, "functionResponse")
         at = f"contents[{index}]"
-        if len(asked) != len(given):
+        if len(calls) != len(responses):
             text = (
                 "Please ensure that the number of function response parts is equal to the "
                 "number of function call parts of the function call turn."
             )
-            yield Finding(f"{text} ({len(given)} and {len(asked)})", at)
-        elif Counter(map(_key, asked)) != Counter(map(_key, given)):
+            yield Finding(f"{text} ({len(responses)} and {len(calls)})", at)
+        elif Counter(map(_key, calls)) != Counter(map(_key, responses)):
             yield Finding("function responses must name the functions that were called", at)
-        asked = _held(content, "functionCall")
+        calls = _part_values(content, "functionCall")
 
 
 def _key(part: Mapping[str, Any]) -> tuple[str, str]:
@@ -167,10 +167,10 @@ def _key(part: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _signatures(contents: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
-    """Yield steps of the current turn whose first call lacks its signature."""
+    """Yield steps of the current turn whose first call has no signature."""
     for index in range(len(contents) - 1, -1, -1):
         content = contents[index]
-        if content.get("role") == "user" and not _held(content, "functionResponse"):
+        if content.get("role") == "user" and not _part_values(content, "functionResponse"):
             return
         calls = [part for part in objects(content.get("parts")) if "functionCall" in part]
         if calls and not calls[0].get("thoughtSignature"):

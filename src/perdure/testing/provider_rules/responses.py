@@ -1,6 +1,6 @@
 """The rules of OpenAI's Responses API for `input`. Pure.
 
-Unlike chat completions this API refuses every field that it does not know, so nothing is lenient.
+Unlike chat completions, this API rejects every unknown field, so there is no lenient mode.
 """
 
 import re
@@ -14,14 +14,14 @@ from perdure.testing.provider_rules.shapes import (
     check_name,
     check_text,
     empty_array,
-    in_place,
     is_list,
+    objects_in_place,
     shape,
     wrong_type,
     wrong_value,
 )
 
-DONE = ("in_progress", "completed", "incomplete")
+DEFAULT_STATUSES = ("in_progress", "completed", "incomplete")
 
 
 ITEMS: dict[str, Shape] = {
@@ -86,16 +86,16 @@ INPUT = ("input_text", "input_image", "input_file")
 OUTPUT = ("output_text", "refusal")
 
 
-# Kinds with statuses other than `DONE`.
+# Kinds with statuses other than `DEFAULT_STATUSES`.
 STATUSES: dict[str, tuple[str, ...]] = {
     "apply_patch_call": ("in_progress", "completed"),
     "apply_patch_call_output": ("completed", "failed"),
-    "code_interpreter_call": (*DONE, "interpreting", "failed"),
-    "file_search_call": (*DONE, "searching", "failed"),
+    "code_interpreter_call": (*DEFAULT_STATUSES, "interpreting", "failed"),
+    "file_search_call": (*DEFAULT_STATUSES, "searching", "failed"),
     "image_generation_call": ("in_progress", "completed", "generating", "failed"),
-    "mcp_call": (*DONE, "calling", "failed"),
+    "mcp_call": (*DEFAULT_STATUSES, "calling", "failed"),
     "program_output": ("completed", "incomplete"),
-    "web_search_call": (*DONE, "searching", "failed"),
+    "web_search_call": (*DEFAULT_STATUSES, "searching", "failed"),
 }
 
 PREFIXES = {
@@ -105,8 +105,8 @@ PREFIXES = {
     "custom_tool_call": "ctc",
 }
 
-# A call, the item that answers it, the field of each that holds the id, and how the call is named.
-ANSWERS: dict[str, tuple[str, str, str]] = {
+# By kind of call: the item that answers it, the field with the id in both, and its name in texts.
+CALL_OUTPUTS: dict[str, tuple[str, str, str]] = {
     "function_call": ("function_call_output", "call_id", "function call"),
     "custom_tool_call": ("custom_tool_call_output", "call_id", "custom tool call"),
     "computer_call": ("computer_call_output", "call_id", "computer call"),
@@ -115,12 +115,12 @@ ANSWERS: dict[str, tuple[str, str, str]] = {
     "apply_patch_call": ("apply_patch_call_output", "call_id", "apply patch call"),
 }
 
-CALL_OF = {output: call for call, (output, _, _) in ANSWERS.items()}
+CALL_OF = {output: call for call, (output, _, _) in CALL_OUTPUTS.items()}
 
-# What a model says or does, and so can follow its reasoning.
-FOLLOWS = frozenset(
+# Items that a model generates, and that can therefore follow its reasoning.
+AFTER_REASONING = frozenset(
     {
-        *ANSWERS,
+        *CALL_OUTPUTS,
         "code_interpreter_call",
         "compaction",
         "file_search_call",
@@ -147,27 +147,27 @@ TOOL_NAME = re.compile(r"^[a-zA-Z0-9_-]{1,128}$")
 def findings(
     items: Sequence[Mapping[str, Any]], *, reasoning_of: Mapping[str, str] | None = None
 ) -> Iterator[Finding]:
-    """Yield every breach, item by item, and then those of pairs and of reasoning.
+    """Yield every violation: item by item, then those of pairs and of reasoning.
 
-    `reasoning_of` says of ids of items which reasoning they were generated with; nothing in the
-    items themselves tells.
+    `reasoning_of` maps ids of items to the reasoning that they were generated with; the items
+    themselves do not show it.
     """
     if not items:
         yield empty_array("input")
     for index, item in enumerate(items):
         yield from _item(item, f"input[{index}]")
-    whole = in_place(items)
+    whole = objects_in_place(items)
     yield from _duplicates(whole)
     yield from _pairs(whole)
-    yield from _followers(whole)
-    yield from _leaders(whole, reasoning_of or {})
+    yield from _dangling_reasoning(whole)
+    yield from _missing_reasoning(whole, reasoning_of or {})
     for index, item in enumerate(whole[:-1]):
         if kind_of(item) == "compaction_trigger":
             yield Finding("A compaction trigger must be the final item.", f"input[{index}]")
 
 
 def kind_of(item: Mapping[str, Any]) -> str:
-    """Name the type of an item; a message and a reference may leave it out."""
+    """Return the type of an item; messages and references may omit the field."""
     named = item.get("type")
     if named is None:
         return "message" if "role" in item else "item_reference"
@@ -186,9 +186,11 @@ def _item(item: Any, at: str) -> Iterator[Finding]:
         return
     else:
         yield from check_fields(item, at, ITEMS[kind])
-        yield from _inside(item, at, kind)
-    if item.get("status") is not None and item["status"] not in STATUSES.get(kind, DONE):
-        yield wrong_value(f"{at}.status", item["status"], STATUSES.get(kind, DONE))
+        yield from _nested(item, at, kind)
+    if item.get("status") is not None and item["status"] not in STATUSES.get(
+        kind, DEFAULT_STATUSES
+    ):
+        yield wrong_value(f"{at}.status", item["status"], STATUSES.get(kind, DEFAULT_STATUSES))
     if item.get("id") is not None:
         yield from _id(item["id"], f"{at}.id", kind)
 
@@ -211,13 +213,13 @@ def _message(item: Mapping[str, Any], at: str) -> Iterator[Finding]:
     if item.get("phase") is not None and item["phase"] not in ("commentary", "final_answer"):
         yield wrong_value(f"{at}.phase", item["phase"], ["commentary", "final_answer"])
     if item.get("content") is not None:
-        known = OUTPUT if role == "assistant" else INPUT
-        yield from _text_or_parts(item["content"], f"{at}.content", known)
+        allowed = OUTPUT if role == "assistant" else INPUT
+        yield from _text_or_parts(item["content"], f"{at}.content", allowed)
 
 
-def _inside(item: Mapping[str, Any], at: str, kind: str) -> Iterator[Finding]:
-    """Yield what is wrong in the items that an application makes or replays itself."""
-    if kind in CALL_OF or kind in ANSWERS:
+def _nested(item: Mapping[str, Any], at: str, kind: str) -> Iterator[Finding]:
+    """Yield violations inside the items that an application creates or sends back."""
+    if kind in CALL_OF or kind in CALL_OUTPUTS:
         name = "id" if kind in ("local_shell_call_output", "local_shell_call") else "call_id"
         yield from check_name(item.get(name), f"{at}.{name}", CALL_ID)
     if kind in ("function_call", "custom_tool_call"):
@@ -230,23 +232,23 @@ def _inside(item: Mapping[str, Any], at: str, kind: str) -> Iterator[Finding]:
         yield from _parts(item.get("content", ()), f"{at}.content", ("reasoning_text",))
 
 
-def _text_or_parts(value: Any, at: str, known: tuple[str, ...]) -> Iterator[Finding]:
+def _text_or_parts(value: Any, at: str, allowed: tuple[str, ...]) -> Iterator[Finding]:
     if isinstance(value, str):
         return
     if is_list(value) and not value:
         yield empty_array(at)
-    yield from _parts(value, at, known)
+    yield from _parts(value, at, allowed)
 
 
-def _parts(parts: Any, at: str, known: tuple[str, ...]) -> Iterator[Finding]:
+def _parts(parts: Any, at: str, allowed: tuple[str, ...]) -> Iterator[Finding]:
     if not is_list(parts):
         yield wrong_type(at, "an array", parts)
         return
     for index, part in enumerate(parts):
         where = f"{at}[{index}]"
         name = part.get("type") if isinstance(part, Mapping) else None
-        if name not in known:
-            yield wrong_value(where, name, known)
+        if name not in allowed:
+            yield wrong_value(where, name, allowed)
             continue
         yield from check_fields(part, where, PARTS[name])
         yield from check_text(part, where, "text", "refusal")
@@ -257,7 +259,7 @@ def _duplicates(items: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
     for item in items:
         id = item.get("id")
         if not isinstance(id, str) or kind_of(item) == "local_shell_call_output":
-            continue  # That output carries the id of its call.
+            continue  # that output has the id of its call
         if id in seen:
             text = f"Duplicate item found with id {id}. Remove duplicate items from your input "
             yield Finding(f"{text}and try again.", "input")
@@ -265,40 +267,40 @@ def _duplicates(items: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
 
 
 def _pairs(items: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
-    """Yield calls without an output, outputs without a call before them, and doubled ones."""
-    asked: dict[tuple[str, str], bool] = {}
+    """Yield calls without an output, outputs without a preceding call, and duplicates."""
+    answered: dict[tuple[str, str], bool] = {}
     for item in items:
         kind = kind_of(item)
-        if kind in ANSWERS:
-            _, field, name = ANSWERS[kind]
+        if kind in CALL_OUTPUTS:
+            _, field, name = CALL_OUTPUTS[kind]
             id = str(item.get(field))
-            if (kind, id) in asked:
+            if (kind, id) in answered:
                 yield Finding(f"Duplicate {name} with {field} {id}.", "input")
-            asked.setdefault((kind, id), False)
+            answered.setdefault((kind, id), False)
         elif kind in CALL_OF:
             call = CALL_OF[kind]
-            _, field, name = ANSWERS[call]
+            _, field, name = CALL_OUTPUTS[call]
             id = str(item.get(field))
-            if (call, id) not in asked:
+            if (call, id) not in answered:
                 text = f"No tool call found for {name} output with {field} {id}."
                 yield Finding(text, "input")
-            elif asked[call, id]:
+            elif answered[call, id]:
                 yield Finding(f"Duplicate {name} output with {field} {id}.", "input")
             else:
-                asked[call, id] = True
-    for (kind, id), answered in asked.items():
-        if not answered:
-            yield Finding(f"No tool output found for {ANSWERS[kind][2]} {id}.", "input")
+                answered[call, id] = True
+    for (kind, id), has_output in answered.items():
+        if not has_output:
+            yield Finding(f"No tool output found for {CALL_OUTPUTS[kind][2]} {id}.", "input")
 
 
-def _followers(items: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
-    """Yield reasoning that is not followed by what it led to."""
+def _dangling_reasoning(items: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
+    """Yield reasoning that no generated item follows."""
     for index, item in enumerate(items):
         if kind_of(item) != "reasoning":
             continue
         after = items[index + 1] if index + 1 < len(items) else {"type": ""}
-        said = kind_of(after) == "message" and after.get("role") == "assistant"
-        if not said and kind_of(after) not in FOLLOWS:
+        is_answer = kind_of(after) == "message" and after.get("role") == "assistant"
+        if not is_answer and kind_of(after) not in AFTER_REASONING:
             text = (
                 f"Item '{item.get('id')}' of type 'reasoning' was provided without its required "
                 "following item."
@@ -306,10 +308,10 @@ def _followers(items: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
             yield Finding(text, "input")
 
 
-def _leaders(
+def _missing_reasoning(
     items: Sequence[Mapping[str, Any]], reasoning_of: Mapping[str, str]
 ) -> Iterator[Finding]:
-    """Yield items that were generated with a reasoning which does not lead to them here."""
+    """Yield items whose reasoning does not precede them."""
     leading: set[str] = set()
     for item in items:
         kind = kind_of(item)

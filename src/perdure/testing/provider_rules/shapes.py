@@ -1,7 +1,7 @@
-"""What every rule book needs: findings, and the check of an object's fields. Pure.
+"""Findings, and checks of the fields of an object, shared by the rules of all providers. Pure.
 
-A finding is worded and coded as the provider does it where its wording is known, so that a server
-for tests can answer with it as it is.
+A finding has the provider's wording and code where they are known, so that the model server can
+send it unchanged.
 """
 
 import re
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeGuard
 
 
 class Finding(NamedTuple):
-    """One breach of a rule: what is wrong, where, and OpenAI's code for it if there is one."""
+    """One violation: its text, its location, and OpenAI's code for it, if there is one."""
 
     text: str
     param: str
@@ -21,7 +21,7 @@ class Finding(NamedTuple):
 
 
 class Shape(NamedTuple):
-    """The fields that an object must have, may have, and may have as null."""
+    """The required, allowed and nullable fields of an object."""
 
     required: frozenset[str]
     allowed: frozenset[str]
@@ -29,7 +29,7 @@ class Shape(NamedTuple):
 
 
 def shape(required: str, optional: str = "") -> Shape:
-    """Make a shape of two lists of names; a name with `~` may be null."""
+    """Build a shape from two lists of names; a field marked with `~` may be null."""
     words = [*required.split(), *optional.split()]
     return Shape(
         required=frozenset(name.rstrip("~") for name in required.split()),
@@ -43,7 +43,7 @@ def is_list(value: object) -> TypeGuard[Sequence[Any]]:
 
 
 def items(value: object) -> list[Any]:
-    """Return the elements of a list, and nothing of anything else."""
+    """Return the elements of a list, or an empty list for any other value."""
     return [*value] if is_list(value) else []
 
 
@@ -51,19 +51,19 @@ def objects(value: object) -> list[Mapping[str, Any]]:
     return [item for item in items(value) if isinstance(item, Mapping)]
 
 
-def in_place(values: Sequence[Any]) -> list[Mapping[str, Any]]:
-    """Return the objects, each where it was; what is none counts as one without fields."""
+def objects_in_place(values: Sequence[Any]) -> list[Mapping[str, Any]]:
+    """Return the objects at their positions, with an empty one for any other value."""
     return [value if isinstance(value, Mapping) else {} for value in values]
 
 
 def check_fields(
-    value: object, at: str, wanted: Shape, *, strict: bool = True
+    value: object, at: str, expected: Shape, *, strict: bool = True
 ) -> Iterator[Finding]:
-    """Yield missing, null and unknown fields; when not strict, only what is missing."""
+    """Yield missing, null and unknown fields; if not strict, only missing ones."""
     if not isinstance(value, Mapping):
         yield wrong_type(at, "an object", value)
         return
-    for name in sorted(wanted.required - value.keys()):
+    for name in sorted(expected.required - value.keys()):
         where = f"{at}.{name}"
         text = f"Missing required parameter: '{where}'."
         yield Finding(text, where, "missing_required_parameter")
@@ -71,21 +71,21 @@ def check_fields(
         return
     for name in value:
         where = f"{at}.{name}"
-        if name not in wanted.allowed:
+        if name not in expected.allowed:
             yield Finding(f"Unknown parameter: '{where}'.", where, "unknown_parameter")
-        elif value[name] is None and name not in wanted.nullable:
+        elif value[name] is None and name not in expected.nullable:
             yield wrong_type(where, "a value", None)
 
 
 def check_text(value: Mapping[str, Any], at: str, *names: str) -> Iterator[Finding]:
-    """Yield those of the named fields that are there, but are not strings."""
+    """Yield the named fields that are present but are not strings."""
     for name in names:
         if name in value and not isinstance(value[name], str):
             yield wrong_type(f"{at}.{name}", "a string", value[name])
 
 
 def check_name(value: Any, at: str, pattern: re.Pattern[str]) -> Iterator[Finding]:
-    """Yield a finding unless the value is a string that matches the pattern entirely."""
+    """Yield a finding unless the value is a string that matches the whole pattern."""
     if not isinstance(value, str):
         yield wrong_type(at, "a string", value)
     elif not value:
@@ -103,14 +103,14 @@ def check_name(value: Any, at: str, pattern: re.Pattern[str]) -> Iterator[Findin
 
 
 def wrong_type(at: str, expected: str, value: object) -> Finding:
-    text = f"Invalid type for '{at}': expected {expected}, but got {kind(value)} instead."
+    text = f"Invalid type for '{at}': expected {expected}, but got {json_type(value)} instead."
     return Finding(text, at, "invalid_type")
 
 
-def wrong_value(at: str, value: object, known: Sequence[str]) -> Finding:
-    *first, last = (f"'{name}'" for name in known)
+def wrong_value(at: str, value: object, allowed: Sequence[str]) -> Finding:
+    *first, last = (f"'{name}'" for name in allowed)
     names = f"{', '.join(first)} and {last}" if first else last
-    shown = value if isinstance(value, str) else kind(value)
+    shown = value if isinstance(value, str) else json_type(value)
     return Finding(f"Invalid value: '{shown}'. Supported values are: {names}.", at, "invalid_value")
 
 
@@ -122,8 +122,8 @@ def empty_array(at: str) -> Finding:
     return Finding(text, at, "empty_array")
 
 
-def kind(value: object) -> str:
-    """Name the JSON type of a value."""
+def json_type(value: object) -> str:
+    """Return the name of the JSON type of a value."""
     match value:
         case None:
             return "null"

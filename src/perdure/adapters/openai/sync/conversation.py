@@ -1,19 +1,17 @@
+# Generated from aio/conversation.py by scripts/generate_sync.py: do not edit.
 """Place a model call in a session: find its turn, send the window, record the reply.
 
-It does no I/O of its own: a call is a generator that yields the actions to perform, and a runner
-(`openai_faces`) performs them, blocking or awaiting. Rules for editing: yield every call of the
-session or the SDK as a function of no arguments, and let `GeneratorExit` pass without yielding.
+Rules for editing: `GeneratorExit` means that the coroutine is being closed; let it pass without
+awaiting anything.
 """
 
-from collections.abc import Callable, Generator, Iterable, MutableMapping, Sequence
-from threading import Lock
-from typing import Any, NamedTuple, TypeVar
-from weakref import WeakKeyDictionary
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
+from perdure import Session
 from perdure.adapters.openai.exchanges import (
     Exchange,
     Item,
-    RecordedReply,
     all_calls,
     answered_calls,
     changed_results,
@@ -35,85 +33,11 @@ from perdure.adapters.openai.exchanges import (
     unanswered_calls,
     without_instructions,
 )
-from perdure.errors import BudgetError, PerdureError, UsageError
+from perdure.adapters.openai.state import ApiCall, CallSite, WrapOptions, state_of
+from perdure.adapters.openai.sync.streams import RecordedStream
+from perdure.errors import ContextWindowError, PerdureError, UsageError
 from perdure.events import emit
-
-T = TypeVar("T")
-
-ConversationSteps = Generator[Callable[[], Any], Any, T]
-
-
-STATE_ATTRIBUTE = "_openai_adapter"  # Attribute of a session object that holds its clients' state.
-
-
-class WrapOptions(NamedTuple):
-    """The window that a model gets, and how its replies are recorded."""
-
-    max_tokens: int | None
-    max_messages: int | None
-    perspective: str
-    every: float
-    on_tools: Callable[[Any], object] | None
-
-
-class CallRecord:
-    """The record of a call: written once, with the first append made for the call."""
-
-    def __init__(self, name: str, request: Any) -> None:
-        self._name = name
-        self._request = request
-        self.model_call: Any = None
-
-    def begin_in(self, turn: Any) -> Any:
-        """Begin the model call with the next append of a turn, unless it has begun."""
-        if self.model_call is None:
-            self.model_call = turn.ask(self._name, self._request)
-        return self.model_call
-
-
-class ApiCall(NamedTuple):
-    """An API call: its new inputs, and functions to send it or replay its reply."""
-
-    format: str
-    inputs: list[Item]
-    tools: Sequence[Any]
-    streaming: bool
-    send: Callable[[list[Item]], Any]
-    replay: Callable[[RecordedReply], Any]
-    call_record: CallRecord
-
-
-class CallSite(NamedTuple):
-    """The site of a call: its turn, whether the adapter may end the turn, and a recorded reply."""
-
-    turn: Any
-    owns_turn: bool
-    reply: RecordedReply | None = None
-
-
-class ClientState:
-    """State shared by all wrapped clients of one session object: the adapter's own turn."""
-
-    def __init__(self) -> None:
-        self.turn: Any = None
-        self.broken: BaseException | None = None  # The error that broke a stream of that turn.
-        self.trail: list[Exchange] = []  # Recorded exchanges not yet repeated.
-        self.calls: list[str] = []
-        self.stream: Any = None
-        self.skipped_turns: set[str] = set()
-        self.instructions: list[Item] | None = None
-        self.app_turns: MutableMapping[Any, list[Exchange]] = WeakKeyDictionary()
-        self.busy = Lock()
-
-
-def state_of(session: Any) -> ClientState:
-    """Return the state of all wrapped clients of a session object.
-
-    It is stored on the session, not in a weak table: an unread stream references both.
-    """
-    state: ClientState = vars(session).setdefault(STATE_ATTRIBUTE, ClientState())
-    return state
-
+from perdure.journal.records import Record
 
 TURN_RECORDS_MAX = (
     4096  # Records; longer unfinished turns are not read to decide whether a call resumes.
@@ -125,28 +49,31 @@ RECENT_RECORDS = 64  # Records at the end of a session, read to find how its las
 class Conversation:
     """The conversation shared by one wrapped client and its copies."""
 
-    def __init__(self, session: Any, runner: Any, options: WrapOptions) -> None:
+    def __init__(self, session: Session, options: WrapOptions) -> None:
         self.session = session
-        self.runner = runner
         self.options = options
         self._state = state_of(session)
 
-    def call(self, request: ApiCall) -> ConversationSteps[Any]:
-        """Perform a call. On return the reply is durable, or being recorded as a stream."""
-        turn = self.session.current
+    def call(self, prepare: Callable[[], ApiCall]) -> Any:
+        """Perform a call. On return the reply is durable, or being recorded as a stream.
+
+        `prepare` runs in here, so that an async client raises its errors when the call is awaited.
+        """
+        request = prepare()
+        turn = self.session.current_turn
         if turn is not None and turn is not self._state.turn:
-            site = yield from self._site_in_turn(turn, request)
-            return (yield from self._reply(site, request))
+            site = self._site_in_turn(turn, request)
+            return self._reply(site, request)
         if not self._state.busy.acquire(blocking=False):
             reason = f"another call in session {self.session.id!r} is in progress"
             raise UsageError(f"{reason}: wait for it, or make both inside a session.turn(...)")
         try:
-            site = yield from self._find_site(request)
-            return (yield from self._reply(site, request))
+            site = self._find_site(request)
+            return self._reply(site, request)
         finally:
             self._state.busy.release()
 
-    def _reply(self, site: CallSite, request: ApiCall) -> ConversationSteps[Any]:
+    def _reply(self, site: CallSite, request: ApiCall) -> Any:
         """Return the recorded reply or call the model, and record the outcome."""
         turn, reply = site.turn, site.reply
         model_call = request.call_record.begin_in(turn)
@@ -154,100 +81,100 @@ class Conversation:
             if reply is not None:
                 model_call.withdraw()
                 require_format(reply, request.format)
-                result = yield lambda: request.replay(reply)
-                yield from self._end_if_complete(site, reply.messages)
+                result = request.replay(reply)
+                self._end_if_complete(site, reply.messages)
                 return result
-            yield from self._offer(turn, request.tools)
-            window = yield self._window(request.format)
+            self._offer(turn, request.tools)
+            window = self._window(request.format)
             recorded = model_call.recorded()
             if recorded is not None:
-                result = yield lambda: request.replay(load_reply(recorded))
+                result = request.replay(load_reply(recorded))
             else:
-                result = yield lambda: request.send(list(window))
+                result = request.send(list(window))
             if request.streaming:
-                stream = self.runner.stream(self, site, result, model_call)
+                stream = RecordedStream(self, site, result, model_call)
                 self._state.stream = stream if site.owns_turn else self._state.stream
                 return stream
             require_reply(result, request.format)
-            yield lambda: turn.append(result, answers=model_call)
-            yield from self._end_if_complete(site, reply_messages(result))
-        except GeneratorExit:  # The runner closed the generator: it cannot yield any more.
+            turn.append(result, answers=model_call)
+            self._end_if_complete(site, reply_messages(result))
+        except GeneratorExit:  # The coroutine was closed: it cannot any more.
             raise
         except BaseException as error:
             if not site.owns_turn and reply is None:
                 model_call.failed(error)
             if site.owns_turn and turn.partial:
-                yield from self._keep_open(error)
+                self._keep_open(error)
             elif site.owns_turn:
-                yield from self._leave(error)
+                self._leave(error)
             raise
         return result
 
-    def end_stream(self, site: CallSite, recorded: Any) -> ConversationSteps[None]:
+    def end_stream(self, site: CallSite, recorded: Any) -> None:
         """Finish a stream that was read to its end or closed early."""
         self._state.stream = None if site.owns_turn else self._state.stream
         if site.owns_turn and (site.turn.partial or not recorded.said):
-            yield from self._abandon("the stream ended before the answer did")
+            self._abandon("the stream ended before the answer did")
         else:
-            yield from self._end_if_complete(site, [item.message for item in recorded.said])
+            self._end_if_complete(site, [item.message for item in recorded.said])
 
-    def stream_failed(self, site: CallSite, error: BaseException) -> ConversationSteps[None]:
+    def stream_failed(self, site: CallSite, error: BaseException) -> None:
         """Handle a broken stream: repeating the same call resumes its turn."""
         if site.owns_turn:
             self._state.stream = None
-            yield from self._keep_open(error)
+            self._keep_open(error)
 
-    def _keep_open(self, error: BaseException) -> ConversationSteps[None]:
+    def _keep_open(self, error: BaseException) -> None:
         """Keep the turn of an interrupted answer open, unless this handle no longer owns it."""
         is_lost = isinstance(error, PerdureError) and not isinstance(error, UsageError)
         if is_lost or self._state.turn.ended:
-            yield from self._leave(error)
+            self._leave(error)
         else:
             self._state.broken = error
 
-    def _window(self, format: str) -> Callable[[], Any]:
+    def _window(self, format: str) -> Sequence[Any]:
         options = self.options
-        return lambda: self.session.messages(
+        return self.session.messages(
             format=format,
             max_tokens=options.max_tokens,
             max_messages=options.max_messages,
             perspective=options.perspective,
         )
 
-    def _offer(self, turn: Any, tools: Sequence[Any]) -> ConversationSteps[None]:
+    def _offer(self, turn: Any, tools: Sequence[Any]) -> None:
         """Record the offered tools; log changes and report them to `on_tools`."""
         if not tools:
             return
-        changes = yield lambda: turn.offer(tools)
+        changes = turn.offer(tools)
         if changes:
             fields = {name: ",".join(names) for name, names in changes._asdict().items()}
             emit("tools", {"session": self.session.id, "turn": turn.id, **fields})
             if self.options.on_tools is not None:
                 self.options.on_tools(changes)
 
-    def _end_if_complete(self, site: CallSite, reply: Iterable[Item]) -> ConversationSteps[None]:
+    def _end_if_complete(self, site: CallSite, reply: Iterable[Item]) -> None:
         """End the turn, unless its reply calls tools."""
         if site.owns_turn:
             self._state.calls = unanswered_calls(reply)
             if not self._state.calls:
-                yield from self._leave(None)
+                self._leave(None)
 
-    def _leave(self, error: BaseException | None) -> ConversationSteps[None]:
+    def _leave(self, error: BaseException | None) -> None:
         turn, self._state.turn = self._state.turn, None
         self._state.trail, self._state.calls, self._state.broken = [], [], None
-        yield lambda: self.runner.leave(turn, error)
+        turn.__exit__(type(error) if error else None, error, None)
 
-    def _abandon(self, reason: str) -> ConversationSteps[None]:
-        yield lambda: self._state.turn.abandon(reason)
-        yield from self._leave(None)
+    def _abandon(self, reason: str) -> None:
+        self._state.turn.abandon(reason)
+        self._leave(None)
 
     # Inside a turn that the application opened.
 
-    def _site_in_turn(self, turn: Any, request: ApiCall) -> ConversationSteps[CallSite]:
+    def _site_in_turn(self, turn: Any, request: ApiCall) -> CallSite:
         """Return the call's site in the application's turn, with its recorded reply if any."""
         inputs = request.inputs
         if turn not in self._state.app_turns:
-            self._state.app_turns[turn] = yield from self._recorded_exchanges(turn)
+            self._state.app_turns[turn] = self._recorded_exchanges(turn)
         expected = self._state.app_turns[turn]
         if (
             expected
@@ -255,56 +182,55 @@ class Conversation:
             and same_inputs(inputs, expected[0].inputs, whole=False)
         ):
             exchange = expected.pop(0)
-            yield from self._note_changed_results(inputs, exchange)
+            self._note_changed_results(inputs, exchange)
             return CallSite(turn, owns_turn=False, reply=exchange.reply)
         expected.clear()
         if turn.ended:
             reason = f"the turn {turn.id!r} has ended, and this call was not part of it"
             raise UsageError(f"{reason}: start another with session.turn(...)")
-        yield from self._append(turn, inputs, request)
+        self._append(turn, inputs, request)
         return CallSite(turn, owns_turn=False)
 
-    def _recorded_exchanges(self, turn: Any) -> ConversationSteps[list[Exchange]]:
+    def _recorded_exchanges(self, turn: Any) -> list[Exchange]:
         """Return the exchanges a turn had when entered: another process may have got replies."""
-        records = yield lambda: self.runner.records(self.session, turn.start)
+        records = self._records(turn.start)
         messages = messages_at_entry(records, turn.id, ended=turn.ended)
         return split_exchanges(messages)
 
     # Outside any turn: the adapter's turn lasts from the first message to a reply without calls.
 
-    def _find_site(self, request: ApiCall) -> ConversationSteps[CallSite]:
+    def _find_site(self, request: ApiCall) -> CallSite:
         """Return the call's site: in a turn that it continues or resumes, or in a new one."""
         if self._state.stream is not None:
-            stream = self._state.stream
-            yield stream.supersede
+            self._state.stream.supersede()
         error = self._state.broken
         if error is not None:
-            site = yield from self._resume_turn(self._state.turn, request)
+            site = self._resume_turn(self._state.turn, request)
             if site is not None:
                 self._state.broken = None
                 return site
-            yield from self._leave(error)
+            self._leave(error)
         if self._state.turn is not None:
-            site = yield from self._next_in_turn(request)
+            site = self._next_in_turn(request)
             if site is not None:
                 return site
-            yield from self._abandon("a new input came in place of tool results")
+            self._abandon("a new input came in place of tool results")
         if not request.inputs:
             raise UsageError("no new message: pass at least one, or start a turn with one")
-        site = yield from self._resume_interrupted(request)
-        return site if site is not None else (yield from self._start_turn(request))
+        site = self._resume_interrupted(request)
+        return site if site is not None else self._start_turn(request)
 
-    def _next_in_turn(self, request: ApiCall) -> ConversationSteps[CallSite | None]:
+    def _next_in_turn(self, request: ApiCall) -> CallSite | None:
         """Accept results for the open turn's calls, or a repetition of its recorded inputs."""
         inputs = request.inputs
         if self._state.trail:
             exchange, *rest = self._state.trail
             if same_inputs(inputs, exchange.inputs, whole=True):
                 self._state.trail = rest
-                yield from self._note_changed_results(inputs, exchange)
+                self._note_changed_results(inputs, exchange)
                 if exchange.reply is None:
                     instructions = only_instructions(inputs)
-                    yield from self._append(self._state.turn, instructions, request)
+                    self._append(self._state.turn, instructions, request)
                 return CallSite(self._state.turn, owns_turn=True, reply=exchange.reply)
             self._state.calls, self._state.trail = (
                 open_calls_after(self._state.calls, self._state.trail),
@@ -314,26 +240,26 @@ class Conversation:
         if not results or not self._state.calls:
             return None
         require_matching_results(results, self._state.calls)
-        yield from self._append(self._state.turn, inputs, request)
+        self._append(self._state.turn, inputs, request)
         return CallSite(self._state.turn, owns_turn=True)
 
-    def _resume_interrupted(self, request: ApiCall) -> ConversationSteps[CallSite | None]:
+    def _resume_interrupted(self, request: ApiCall) -> CallSite | None:
         """Resume the turn that a process left unfinished, if this call belongs to it."""
         interrupted = self.session.interrupted
         turn = interrupted[-1] if interrupted else None
         if turn is None or turn.id in self._state.skipped_turns:
             return None
-        site = yield from self._resume_turn(turn, request)
+        site = self._resume_turn(turn, request)
         if site is None:
             self._state.skipped_turns.add(turn.id)
         return site
 
-    def _resume_turn(self, turn: Any, request: ApiCall) -> ConversationSteps[CallSite | None]:
+    def _resume_turn(self, turn: Any, request: ApiCall) -> CallSite | None:
         """Resume an unfinished turn if a call repeats its first or last inputs or answers it."""
         inputs = request.inputs
         if self.session.position - turn.start > TURN_RECORDS_MAX:
             return None
-        records = yield lambda: self.runner.records(self.session, turn.start)
+        records = self._records(turn.start)
         messages = turn_messages(records, turn.id)
         if messages is None:
             return None
@@ -347,83 +273,82 @@ class Conversation:
         elif messages and not {*answered_calls(inputs)} & {*calls}:
             return None
         if turn is not self._state.turn:
-            yield lambda: self.runner.enter(turn)
+            turn.__enter__()
         self._state.turn, self._state.calls, self._state.trail = turn, calls, trail
-        site = yield from self._next_in_turn(request)
+        site = self._next_in_turn(request)
         if site is None:
-            repeats = not messages and (yield from self._repeats_failed_call(inputs, turn.id))
+            repeats = not messages and self._repeats_failed_call(inputs, turn.id)
             items = only_instructions(inputs) if repeats else inputs
-            yield from self._append(turn, items, request)
+            self._append(turn, items, request)
             site = CallSite(turn, owns_turn=True)
         return site
 
-    def _start_turn(self, request: ApiCall) -> ConversationSteps[CallSite]:
+    def _start_turn(self, request: ApiCall) -> CallSite:
         """Start a turn with the call's new messages, in one append if there is only one."""
         inputs = request.inputs
-        repeats = yield from self._repeats_failed_call(inputs)
+        repeats = self._repeats_failed_call(inputs)
         if not repeats:
-            yield from self._require_news(inputs)
-        items = yield from self._new_items(inputs)
+            self._require_news(inputs)
+        items = self._new_items(inputs)
         if repeats:
             items = only_instructions(items)
         single = items[0] if len(items) == 1 else None
         turn = self.session.turn(single)
         if single is not None or not items:
             request.call_record.begin_in(turn)
-        yield lambda: self.runner.enter(turn)
+        turn.__enter__()
         self._state.turn = turn
         if single is None and items:
             request.call_record.begin_in(turn)
             try:
-                yield lambda: turn.append(*items)
+                turn.append(*items)
             except GeneratorExit:
                 raise
             except BaseException as error:
-                yield from self._leave(error)
+                self._leave(error)
                 raise
         self._note_instructions(items)
         return CallSite(turn, owns_turn=True)
 
-    def _repeats_failed_call(self, inputs: list[Item], turn: str = "") -> ConversationSteps[bool]:
+    def _repeats_failed_call(self, inputs: list[Item], turn: str = "") -> bool:
         """Return whether a call repeats the failed one before it: its messages are stored."""
         messages = without_instructions(inputs)
-        if not messages or self.session.last != messages[-1]:
+        if not messages or self.session.last_message != messages[-1]:
             return False
-        recent = yield lambda: self.session.messages(last=len(messages))
+        recent = self.session.messages(last=len(messages))
         after = max(0, self.session.position - RECENT_RECORDS)
-        records = yield lambda: self.runner.records(self.session, after)
+        records = self._records(after)
         return list(recent) == messages and ends_with_failure(records, turn)
 
-    def _require_news(self, inputs: list[Item]) -> ConversationSteps[None]:
+    def _require_news(self, inputs: list[Item]) -> None:
         """Refuse results of calls that are not open, and outputs that the session already has."""
         results = answered_calls(inputs)
         if any(call not in all_calls(inputs) for call in results):
             reason = f"results of calls that are not open: {', '.join(results)}"
             raise UsageError(f"{reason}: pass them in the call that follows the model's")
         if any(is_output(item) for item in inputs):
-            recent = yield lambda: self.session.messages(last=RECENT_RECORDS)
+            recent = self.session.messages(last=RECENT_RECORDS)
             if repeats_output(inputs, recent):
                 reason = (
                     "earlier replies of the model are in the session and are sent automatically"
                 )
                 raise UsageError(f"{reason}: pass only new messages")
 
-    def _new_items(self, inputs: list[Item]) -> ConversationSteps[list[Item]]:
+    def _new_items(self, inputs: list[Item]) -> list[Item]:
         """Return the inputs without instructions that are already in the session."""
         if not any(is_instruction(item) for item in inputs):
             return inputs
         if self._state.instructions is None:
-            stored = yield from self._stored_messages()
+            stored = self._stored_messages()
             self._state.instructions = only_instructions(stored)
         instructions = self._state.instructions
-        items = [item for item in inputs if not is_instruction(item) or item not in instructions]
-        return items
+        return [item for item in inputs if not is_instruction(item) or item not in instructions]
 
-    def _append(self, turn: Any, inputs: list[Item], request: ApiCall) -> ConversationSteps[None]:
-        items = yield from self._new_items(inputs)
+    def _append(self, turn: Any, inputs: list[Item], request: ApiCall) -> None:
+        items = self._new_items(inputs)
         if items:
             request.call_record.begin_in(turn)
-            yield lambda: turn.append(*items)
+            turn.append(*items)
             self._note_instructions(items)
 
     def _note_instructions(self, items: list[Item]) -> None:
@@ -431,21 +356,22 @@ class Conversation:
         if self._state.instructions is not None:
             self._state.instructions += only_instructions(items)
 
-    def _stored_messages(self) -> ConversationSteps[list[Item]]:
+    def _stored_messages(self) -> list[Item]:
         """Return the session's messages, within the token limit if they fit."""
         limit = self.options.max_tokens
         try:
             if limit is not None:
-                return list((yield lambda: self.session.messages(max_tokens=limit)))
-        except BudgetError:
+                return list(self.session.messages(max_tokens=limit))
+        except ContextWindowError:
             pass  # The call itself will raise it, once its messages are durable.
-        return list((yield self.session.messages))
+        return list(self.session.messages())
 
-    def _note_changed_results(
-        self, inputs: list[Item], exchange: Exchange
-    ) -> ConversationSteps[None]:
+    def _note_changed_results(self, inputs: list[Item], exchange: Exchange) -> None:
         """Add a note if a repeated call has other results than the recorded ones."""
         calls = changed_results(inputs, exchange.inputs)
         if calls:
             text = "a tool returned a different result than the recorded one, which is used"
-            yield lambda: self.session.note({"told": text, "calls": calls})
+            self.session.note({"told": text, "calls": calls})
+
+    def _records(self, after: int) -> list[Record]:
+        return list(self.session.records(after=after))

@@ -1,0 +1,1 @@
+"""The conversation and its streams for threads, generated from `aio`."""

@@ -1,0 +1,130 @@
+"""Operations of a Postgres store, on a connection that the pool lends.
+
+An operation that loses its connection restarts from its beginning on another one, so everything
+here must be safe to run twice.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+
+import psycopg
+
+from perdure.backends.append_rules import decide
+from perdure.backends.postgres.address import PostgresAddress
+from perdure.backends.postgres.connection import AsyncConnection, discard_async
+from perdure.backends.postgres.errors import log_notify_failed
+from perdure.backends.postgres.queries import (
+    StoreQueries,
+    StreamPage,
+    decode_head,
+    split_batches,
+    stored_heads,
+)
+from perdure.backends.protocol import STORED, Append, Head, Outcome
+from perdure.errors import UnavailableError
+
+ROUNDS_MAX = 100  # attempts per call; each lost one means another writer won, so more is a bug
+
+
+class AsyncOperations:
+    """The operations of one store."""
+
+    def __init__(self, queries: StoreQueries, address: PostgresAddress) -> None:
+        self._queries = queries
+        self._address = address
+
+    async def append(self, connection: AsyncConnection, appends: Sequence[Append]) -> list[Outcome]:
+        """Store all appends in one statement per batch; inspect only those it did not store."""
+        outcomes: dict[str, Outcome] = {}
+        remaining = [(self._queries.key(append.stream), append) for append in appends]
+        watched_keys: list[bytes] = []
+        for _ in range(ROUNDS_MAX):
+            missed: list[tuple[bytes, Append]] = []
+            for batch in split_batches(sorted(remaining)):
+                rows = await connection.fetch(self._queries.append_batch(batch))
+                stored = {key: is_watched for key, _, is_watched in rows}
+                watched_keys += [key for key, is_watched in stored.items() if is_watched]
+                for key, append in batch:
+                    if key in stored:
+                        outcomes[append.stream] = STORED
+                        self._queries.labels.remember(key, append)
+                    else:
+                        self._queries.labels.forget(key)
+                        missed.append((key, append))
+            remaining = await self._resolve_missed(connection, missed, outcomes) if missed else []
+            if not remaining:
+                if watched_keys:
+                    await self._notify(connection, watched_keys)
+                return [outcomes[append.stream] for append in appends]
+        reason = "other writers kept winning the race for a position"
+        error = UnavailableError(self._address.name, reason)
+        error.single_stream = True
+        raise error
+
+    async def _resolve_missed(
+        self,
+        connection: AsyncConnection,
+        missed: list[tuple[bytes, Append]],
+        outcomes: dict[str, Outcome],
+    ) -> list[tuple[bytes, Append]]:
+        """Decide about appends that were not stored as sent; return those to send again.
+
+        An append that is stored already is reported only after its entries are durable.
+        """
+        rows = await connection.fetch(self._queries.inspect(missed))
+        retries: list[tuple[bytes, Append]] = []
+        already_stored: list[str] = []
+        for (key, append), (head, headers) in zip(missed, stored_heads(rows, missed), strict=True):
+            outcome, missing = decide(append, head, partial(_stored_headers, headers))
+            if missing:
+                rest = append._replace(entries=missing)
+                if head is not None:
+                    rest = rest._replace(begins=False)
+                retries.append((key, rest))
+                continue
+            outcomes[append.stream] = outcome
+            if outcome is STORED:
+                already_stored.append(append.stream)
+        if already_stored:
+            await connection.fetch(self._queries.confirm_durable(already_stored))
+        return retries
+
+    async def _notify(self, connection: AsyncConnection, keys: Sequence[bytes]) -> None:
+        """Notify watchers; a failure is only logged, because the appends are stored."""
+        try:
+            await connection.fetch(self._queries.notify(keys))
+        except (psycopg.Error, OSError) as error:
+            log_notify_failed(error, self._address)
+            await discard_async(connection)
+
+    async def load_page(self, connection: AsyncConnection, page: StreamPage) -> None:
+        """Load one page of a stream; on damage it has the entries before the damaged one."""
+        page.load(await connection.fetch(page.query()))
+
+    async def head(self, connection: AsyncConnection, stream: str) -> Head | None:
+        """Return the head of a stream, None if it has none."""
+        rows = await connection.fetch(self._queries.head(stream))
+        return decode_head(rows[0]) if rows else None
+
+    async def drop(self, connection: AsyncConnection, stream: str, before: int) -> None:
+        """Remove entries, but never the last one."""
+        await connection.fetch(self._queries.drop(stream, before))
+
+    async def remove(self, connection: AsyncConnection, stream: str, digest: str) -> bool:
+        """Remove a stream if its head has this digest; return whether it no longer exists."""
+        rows = await connection.fetch(self._queries.remove(stream, digest))
+        return bool(rows[0][0])
+
+    async def register_watch(self, connection: AsyncConnection, stream: str, seconds: int) -> None:
+        """Register a waiter: writers notify appends to this stream for some seconds."""
+        await connection.fetch(self._queries.expire_watches())
+        await connection.fetch(self._queries.register_watch(stream, seconds))
+
+    async def server_time(self, connection: AsyncConnection) -> float:
+        """Return the time by the server's clock, in seconds since 1970."""
+        rows = await connection.fetch(self._queries.server_time())
+        return int(rows[0][0]) / 1e6
+
+
+def _stored_headers(headers: list[bytes], _first: int, _last: int) -> list[bytes]:
+    return headers

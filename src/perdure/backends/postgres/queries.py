@@ -1,0 +1,303 @@
+"""Queries of a Postgres store: statements with their parameters, and the meaning of their rows.
+
+Pure: `operations_async` and `listing_async` run the queries. Every query may be sent twice, because
+a lost connection leaves its statement in doubt.
+"""
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from perdure.backends.append_rules import POSITION_MAX, check_name
+from perdure.backends.digests import digest_of
+from perdure.backends.postgres.arrays import BigintArray, BooleanArray, ByteaArray, TextArray
+from perdure.backends.postgres.statements import NOW_MICROSECONDS, Statements
+from perdure.backends.protocol import Append, Entry, Head
+from perdure.errors import DamagedError
+
+PAGE_ROWS = 256  # rows per statement of a read or a listing
+
+PAGE_BYTES = 2**20  # bytes per page; bounds memory however long the bodies are
+
+BATCH_BYTES = 2**26  # bytes per commit; Postgres arrays end at 1 GB, so larger calls are split
+
+UNLIMITED = 2**62
+
+LABEL_CACHE_MAX = 8192  # heads whose labels are cached
+
+
+Row = tuple[Any, ...]
+
+
+class Query(NamedTuple):
+    """A statement and its parameters."""
+
+    sql: str
+    parameters: tuple[Any, ...]
+    often: bool = False
+    """Whether it runs so often that it should be prepared: planning would dominate its cost."""
+
+
+class HeadLabelCache:
+    """Labels of the heads that this process wrote last, so that unchanged ones cost nothing.
+
+    A cache and only a hint: the statement moves a head without touching its labels only if they are
+    equal.
+    """
+
+    def __init__(self) -> None:
+        self._cached: dict[bytes, tuple[int, frozenset[str]]] = {}
+
+    def may_differ(self, key: bytes, append: Append) -> bool:
+        """Return whether the labels may differ from those of the head that the append moves."""
+        previous = append.entries[0].position - 1
+        if append.begins or not previous:
+            return bool(append.labels)
+        return self._cached.get(key) != (previous, append.labels)
+
+    def remember(self, key: bytes, append: Append) -> None:
+        """Remember the labels that a head has now."""
+        if len(self._cached) >= LABEL_CACHE_MAX:
+            self._cached = {}  # Only a cache: forgetting costs a slower statement.
+        self._cached[key] = (append.entries[-1].position, append.labels)
+
+    def forget(self, key: bytes) -> None:
+        """Forget the labels of a head."""
+        self._cached.pop(key, None)
+
+
+class StoreQueries:
+    """Builds the queries of one store, and the keys of its streams."""
+
+    def __init__(self, sql: Statements, tenant: str, channel: str) -> None:
+        self.sql = sql
+        self.tenant = tenant
+        self.channel = channel
+        self.labels = HeadLabelCache()
+        self._salt = tenant.encode() + b"\0"
+
+    def key(self, stream: str) -> bytes:
+        """Return the key of a stream, which entries carry instead of a long name."""
+        return hashlib.sha256(self._salt + check_name(stream)).digest()[:16]
+
+    def append_batch(self, batch: list[tuple[bytes, Append]]) -> Query:
+        """Store all appends of a batch, and return the keys of those that were stored."""
+        tenant = self.tenant
+        lasts = [append.entries[-1] for _, append in batch]
+        rows = [(key, entry) for key, append in batch for entry in append.entries]
+        relabels = [self.labels.may_differ(key, append) for key, append in batch]
+        if len(batch) == 1 and _continues(batch[0][1]) and not relabels[0]:
+            return self._append_next(batch[0][1])
+        heads = (
+            ByteaArray([key for key, _ in batch]),
+            ByteaArray([append.stream.encode() for _, append in batch]),
+            BigintArray(
+                [0 if append.begins else append.entries[0].position - 1 for _, append in batch]
+            ),
+            BigintArray([last.position for last in lasts]),
+            TextArray([digest_of(last.header).encode() for last in lasts]),
+            ByteaArray([_labels_column(append.labels) for _, append in batch]),
+            BooleanArray(relabels),
+        )
+        entries = (
+            ByteaArray([key for key, _ in rows]),
+            BigintArray([entry.position for _, entry in rows]),
+            ByteaArray([entry.header for _, entry in rows]),
+            ByteaArray([entry.body or b"" for _, entry in rows]),
+        )
+        parameters = (*heads, tenant, tenant, tenant, *entries)
+        if not any(relabels):
+            return Query(self.sql.append, (*parameters, tenant), often=True)
+        changed = [item for item, has_changed in zip(batch, relabels, strict=True) if has_changed]
+        wanted = [(key, label.encode()) for key, append in changed for label in append.labels]
+        labels = (
+            ByteaArray([key for key, _ in wanted]),
+            ByteaArray([label for _, label in wanted]),
+        )
+        relabelling = (*labels, tenant, tenant, tenant)
+        return Query(self.sql.append_relabelling, (*parameters, *relabelling), often=True)
+
+    def _append_next(self, append: Append) -> Query:
+        """Continue one stream whose labels do not change."""
+        entries, last = append.entries, append.entries[-1]
+        parameters = (
+            *(last.position, digest_of(last.header)),
+            *(self.tenant, append.stream.encode(), entries[0].position - 1),
+            *(_labels_column(append.labels), self.tenant),
+            BigintArray([entry.position for entry in entries]),
+            ByteaArray([entry.header for entry in entries]),
+            ByteaArray([entry.body or b"" for entry in entries]),
+            self.tenant,
+        )
+        return Query(self.sql.append_next, parameters, often=True)
+
+    def inspect(self, missed: list[tuple[bytes, Append]]) -> Query:
+        """Return the heads of appends that were not stored, and the headers at their positions."""
+        parameters = (
+            ByteaArray([key for key, _ in missed]),
+            ByteaArray([append.stream.encode() for _, append in missed]),
+            BigintArray([append.entries[0].position for _, append in missed]),
+            BigintArray([append.entries[-1].position for _, append in missed]),
+            *(self.tenant, self.tenant),
+        )
+        return Query(self.sql.inspect, parameters)
+
+    def confirm_durable(self, streams: Sequence[str]) -> Query:
+        """Return once the stored entries of some streams are durable.
+
+        Heads are locked in the given order, which must be that of their keys.
+        """
+        names = ByteaArray([stream.encode() for stream in streams])
+        return Query(self.sql.confirm_durable, (names, self.tenant))
+
+    def notify(self, keys: Sequence[bytes]) -> Query:
+        """Notify the watchers of some streams."""
+        payloads = TextArray([key.hex().encode() for key in keys])
+        return Query(self.sql.notify, (self.channel, payloads))
+
+    def drop(self, stream: str, before: int) -> Query:
+        """Remove entries, but never the last one."""
+        bound = max(min(before, POSITION_MAX), 0)
+        name = check_name(stream)
+        return Query(self.sql.drop, (self.tenant, self.key(stream), bound, self.tenant, name))
+
+    def expire_watches(self) -> Query:
+        """Remove registrations whose time is over, of all tenants."""
+        return Query(self.sql.expire_watches, ())
+
+    def register_watch(self, stream: str, seconds: int) -> Query:
+        """Register a waiter: writers notify appends to this stream for some seconds."""
+        return Query(self.sql.register_watch, (self.tenant, self.key(stream), seconds))
+
+    def server_time(self) -> Query:
+        """Return the time by the server's clock, in microseconds since 1970."""
+        return Query(f"select {NOW_MICROSECONDS}", ())
+
+    def remove(self, stream: str, digest: str) -> Query:
+        """Remove a stream if its head has this digest; return whether it no longer exists."""
+        here = (self.tenant, check_name(stream))
+        return Query(self.sql.remove, (*here, digest, self.tenant, *here, *here))
+
+    def head(self, stream: str) -> Query:
+        """Return the head of a stream."""
+        return Query(self.sql.named, (ByteaArray([check_name(stream)]), self.tenant))
+
+
+def split_batches(items: list[tuple[bytes, Append]]) -> Iterator[list[tuple[bytes, Append]]]:
+    """Split appends into batches that are small enough for one statement each."""
+    batch: list[tuple[bytes, Append]] = []
+    size = 0
+    for item in items:
+        weight = sum(len(entry.header) + len(entry.body or b"") for entry in item[1].entries)
+        if batch and size + weight > BATCH_BYTES:
+            yield batch
+            batch, size = [], 0
+        batch.append(item)
+        size += weight
+    yield batch
+
+
+def stored_heads(
+    rows: list[Row], items: list[tuple[bytes, Append]]
+) -> list[tuple[int | None, list[bytes]]]:
+    """Return for each stream its head position and the headers stored at its positions."""
+    heads: list[int | None] = [None] * len(items)
+    headers: list[list[bytes]] = [[] for _ in items]
+    for number, stream, head, position, header in rows:
+        key, append = items[number - 1]
+        if stream is not None and stream != key:
+            raise DamagedError(append.stream, 0, "its name does not belong to its key")
+        heads[number - 1] = head
+        if position is None:
+            continue
+        if head is None:
+            raise DamagedError(append.stream, 0, "it has entries and no head")
+        if position > head:
+            raise DamagedError(append.stream, head + 1, "entries exist after its head")
+        headers[number - 1].append(header)
+    return list(zip(heads, headers, strict=True))
+
+
+def _continues(append: Append) -> bool:
+    return append.entries[0].position > 1 and not append.begins
+
+
+def _labels_column(labels: frozenset[str]) -> bytes:
+    return msgspec.json.encode(sorted(labels)) if labels else b"[]"
+
+
+class StreamPage:
+    """One page of entries from a consistent view, and whether it is the last one."""
+
+    def __init__(
+        self,
+        queries: StoreQueries,
+        stream: str,
+        after: int,
+        limit: int,
+        max_body: int | None,
+        *,
+        reverse: bool,
+    ) -> None:
+        self._queries = queries
+        self._stream = stream
+        self._after = after
+        self._size = min(limit, PAGE_ROWS)
+        self._max_body = UNLIMITED if max_body is None else max(max_body, -1)
+        self._reverse = reverse
+        self.entries: list[Entry] = []
+        self.is_last = False
+
+    def query(self) -> Query:
+        """Return the query that reads the page."""
+        queries, after = self._queries, min(self._after, POSITION_MAX)
+        if self._reverse and not after:
+            after = UNLIMITED * 2 - 1
+        statement = queries.sql.reverse if self._reverse else queries.sql.forward
+        name, bound = check_name(self._stream), self._max_body
+        entries = (queries.tenant, queries.key(self._stream), after, self._size)
+        return Query(statement, (queries.tenant, name, bound, bound, *entries, PAGE_BYTES))
+
+    def load(self, rows: list[Row]) -> None:
+        """Set the entries from the rows of the query; raise DamagedError if they do not fit.
+
+        The entries before the damage are set even then.
+        """
+        stream, head = rows[0][:2]
+        self.entries = [Entry(*row[2:5]) for row in rows if row[2] is not None]
+        if stream is not None and stream != self._queries.key(self._stream):
+            raise DamagedError(self._stream, 0, "its name does not belong to its key")
+        if head is None and self.entries:
+            raise DamagedError(self._stream, 0, "it has entries and no head")
+        count = rows[0][5] or 0
+        self.is_last = len(self.entries) == count < self._size
+        if head is not None:
+            self._check(head)
+
+    def _check(self, head: int) -> None:
+        """Check the page against the head: the last entry is never dropped, so it must exist."""
+        highest = max((entry.position for entry in self.entries), default=self._after)
+        if self.entries and highest > head:
+            self.entries = [entry for entry in self.entries if entry.position <= head]
+            raise DamagedError(self._stream, head + 1, "entries exist after its head")
+        if self._reverse and not self._after and highest < head:
+            self.entries = []
+            raise DamagedError(self._stream, highest + 1, "entries are missing at the end")
+        if not self._reverse and self.is_last and highest < head:
+            raise DamagedError(self._stream, highest + 1, "entries are missing at the end")
+
+
+def decode_head(row: Row) -> Head:
+    """Return a head as it was stored, or raise DamagedError."""
+    name, position, digest, labels, _changed = row
+    try:
+        stream = name.decode()
+        label_set = (
+            msgspec.json.decode(labels, type=frozenset[str]) if labels != b"[]" else frozenset()
+        )
+    except (msgspec.MsgspecError, UnicodeError) as error:
+        text = name.decode(errors="replace")
+        raise DamagedError(text, 0, "its name or its labels cannot be read") from error
+    return Head(stream, position, digest, label_set)

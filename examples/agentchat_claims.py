@@ -26,7 +26,7 @@ async def main(prompts: list[str]) -> None:
             for prompt in prompts:
                 await durable.run(task=prompt)
         print(f"Messages persisted: {len(session)}")
-        print(f"Last saved content: {(session.last or {}).get('content')}")
+        print(f"Last saved content: {(session.last_message or {}).get('content')}")
     await client.close()
 
 

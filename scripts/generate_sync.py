@@ -37,6 +37,22 @@ FOLDERS = (
         frozenset({"__init__.py", "concurrency.py", "group_commit.py"}),
     ),
     Folder(
+        "tests/aio",
+        "tests/sync",
+        frozenset(
+            {
+                "__init__.py",
+                "conftest.py",
+                "test_group_commit.py",
+                "test_handle.py",
+                "test_lease.py",
+                "test_loops.py",
+                "test_session.py",
+                "test_watch.py",
+            }
+        ),
+    ),
+    Folder(
         "src/perdure/adapters/openai/aio",
         "src/perdure/adapters/openai/sync",
         frozenset({"__init__.py"}),
@@ -70,6 +86,8 @@ REPLACEMENTS = [
         (r"\basynccontextmanager\b", "contextmanager"),
         (r"\bpush_async_callback\b", "callback"),
         (r"\bAsync(?=[A-Z])", ""),
+        # A blocking backend needs no threads of its own.
+        (r"\bThreadedBackend\((\w+(?:\(\))?)\)", r"\1"),
         # Syntax. A coroutine's result is a function's result.
         (r"\b(?:Coroutine\[Any, Any, |Awaitable\[)((?:[^\[\]]|\[[^\[\]]*\])*)\]", r"\1"),
         (r"\basync (def|with|for)\b", r"\1"),

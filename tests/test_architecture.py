@@ -44,6 +44,9 @@ FORBIDDEN = {
     "sync": ("asyncio",),
     "cli": ("asyncio",),
 }
+# Only the command line draws on a terminal.
+for _package in {package for row in ORDER for package in row} - {"cli"}:
+    FORBIDDEN[_package] = (*FORBIDDEN.get(_package, ()), "rich", "click")
 # Modules that need what their package must not import, with the reason.
 ALLOWED = {
     ("aio.concurrency", "threading"): "a blocking function runs in a thread beside the loop",

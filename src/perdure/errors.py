@@ -140,7 +140,7 @@ class LeaseHeldError(PerdureError):
 
     def __str__(self) -> str:
         lease = f"epoch {self.epoch}, {self.ttl:g} s, last renewed at position {self.position}"
-        hint = "wait for the lease with session.lease(wait=True), or leave a note"
+        hint = "wait for the lease with session.lease(timeout=True), or leave a note"
         return f"session {self.stream!r} is held by {self.who!r} ({lease}): {hint}"
 
 

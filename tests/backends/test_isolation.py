@@ -138,12 +138,12 @@ def test_a_damaged_stream_of_a_server_fails_alone(
 
 
 def test_a_locked_stream_of_a_folder_fails_alone(tmp_path: Path) -> None:
-    backend = FilesBackend(tmp_path, patience=0.3)
+    backend = FilesBackend(tmp_path, timeout=0.3)
     with contextlib.ExitStack() as stack:
 
         def lock() -> None:
             path = locate_stream(str(tmp_path), "x").path
-            stack.enter_context(lock_file(Disk(), path, os.O_RDWR, patience=0.3, store="other"))
+            stack.enter_context(lock_file(Disk(), path, os.O_RDWR, timeout=0.3, store="other"))
 
         check(by_threads(backend, lock, rounds=3), "another process holds the lock")
 
@@ -161,7 +161,7 @@ def test_a_stream_of_a_folder_that_can_not_be_written_fails_alone(
 
 
 HELD_UP = {
-    "&patience=2": "the server did not answer in time",
+    "&timeout=2": "the server did not answer in time",
     f"&options={quote('-c lock_timeout=500')}": "a lock was held for too long",
     f"&options={quote('-c statement_timeout=2000')}": "the server canceled the statement",
 }
@@ -215,11 +215,11 @@ def test_a_server_that_hangs_is_told_from_a_lock(
     if case == "hung":
         monkeypatch.setattr(Connection, "cancel_safe", refuse)
         monkeypatch.setattr(AsyncConnection, "cancel_safe", refuse_async)
-    backend = PostgresBackend(f"{postgres_store}&patience=0.5")
+    backend = PostgresBackend(f"{postgres_store}&timeout=0.5")
     append_all(backend, append_of("x", 1, 1))
 
     async def in_loop() -> None:
-        other = AsyncPostgresBackend(f"{postgres_store}&patience=0.5")
+        other = AsyncPostgresBackend(f"{postgres_store}&timeout=0.5")
         try:
             await other.append([append_of("x", 2, 2)])
         finally:

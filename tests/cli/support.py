@@ -3,6 +3,7 @@
 import contextvars
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,6 +17,7 @@ import perdure
 from perdure.cli.__main__ import main
 
 EVIL = "\x1b[2J\x1b]0;owned\x07 \u202egnp.exe \x9b31m \u2066x\u2069 \u200b \U000e0041 \x7f\x00"
+ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b[=>]|[\x01\x02]")  # Of the output itself.
 SNEAKY = "\x1b\x07\x9b\u202e\u2066\u2069\u200b\U000e0041\x7f\x00\r\u2028"
 
 

@@ -15,12 +15,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from tests.cli.support import ESCAPES
+
 # As in a shell, the terminal is the process's own, so that Ctrl-C is a signal.
 START = (
     "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); "
     "os.execv(sys.executable, [sys.executable, '-P', '-m', 'perdure', *sys.argv[1:]])"
 )
-ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b[=>]|[\x01\x02]")
 UNWANTED = re.compile(r"COLUMNS|NO_COLOR|FORCE_COLOR|OPENAI_\w+|PERDURE_URL")
 PATIENCE = 60.0  # Seconds; a busy machine may need some of them.
 

@@ -10,12 +10,13 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
+from rich.cells import cell_len
+from rich.filesize import decimal
 
 import perdure
 from perdure.cli.__main__ import main
 from perdure.cli.output import (
     first_line,
-    human_bytes,
     plural,
     relative_time,
     safe,
@@ -85,7 +86,10 @@ def test_help_imports_no_command_and_no_driver() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = set(done.stdout.split())
     assert "click" in loaded
-    assert not {"apsw", "asyncio", "json", *(f"perdure.cli.{name}" for name in COMMANDS)} & loaded
+    assert (
+        not {"apsw", "asyncio", "json", "rich", *(f"perdure.cli.{name}" for name in COMMANDS)}
+        & loaded
+    )
 
 
 @pytest.mark.parametrize(("wrong", "right"), [("shwo", "show"), ("verfy", "verify"), ("lss", "ls")])
@@ -454,5 +458,5 @@ def test_numbers_are_for_people() -> None:
         "2 entries",
         "0 branches",
     ]
-    sizes = [human_bytes(number) for number in (999, 1000, 2_500_000, 3 * 10**12)]
-    assert sizes == ["999 B", "1.0 kB", "2.5 MB", "3.0 TB"]
+    sizes = [decimal(number) for number in (999, 1000, 2_500_000, 3 * 10**12)]
+    assert sizes == ["999 bytes", "1.0 kB", "2.5 MB", "3.0 TB"]

@@ -11,9 +11,9 @@ import perdure
 from perdure.backends.files.backend import FilesBackend
 from perdure.backends.sqlite.backend import SqliteBackend
 from perdure.cli import output
-from perdure.cli.copy import _PhaseBars
+from perdure.cli.copy import _CopyBar
 from perdure.journal.copying.requests import CopyProgress
-from tests.cli.support import SNEAKY, damage, fill, invoke, objects, said, start
+from tests.cli.support import ESCAPES, SNEAKY, damage, fill, invoke, objects, said, start
 from tests.cli.test_verify import Terminal
 from tests.journal.copying.stores import shown
 
@@ -152,26 +152,26 @@ def test_a_bar_shows_how_far_each_phase_is(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(output, "BAR_DELAY", 0.01)
 
     def shows(text: str, reached: CopyProgress) -> bool:
-        bars.show(reached)
+        bar.show(reached)
         deadline = time.monotonic() + 60
-        while text not in terminal.text and time.monotonic() < deadline:
+        while text not in ESCAPES.sub("", terminal.text) and time.monotonic() < deadline:
             time.sleep(0.01)
-        return text in terminal.text
+        return text in ESCAPES.sub("", terminal.text)
 
     begun = CopyProgress("counting", 0, 0, 0, 0, 0, round=0)
-    with _PhaseBars() as bars:
+    with _CopyBar() as bar:
         assert shows("counting 0 sessions, ", begun)
         assert shows("counting 128 sessions, ", begun._replace(sessions=128))
         copying = CopyProgress("copying", 0, 200, 5, 10, 2048, round=1)
-        assert shows(f"copying [{'#' * 10}{'.' * 10}] 5 of 10 entries", copying)
+        assert shows(f"copying {'━' * 10}╺{'━' * 9} 5 of 10 entries", copying)
         assert shows(" s  2.0 kB", copying)
         assert shows("10 of 10 entries", copying._replace(entries=10))
         verifying = CopyProgress("verifying", 50, 200, 7, 10, 4096, round=2)
-        assert shows(f"verifying [{'#' * 5}{'.' * 15}] 50 of 200 sessions", verifying)
+        assert shows(f"verifying {'━' * 5}╺{'━' * 14} 50 of 200 sessions", verifying)
         assert shows(" s  7 entries", verifying)
-    with _PhaseBars() as bars:  # Nothing is new: what takes long is to look at all of them.
+    with _CopyBar() as bar:  # Nothing is new: what takes long is to look at all of them.
         nothing = CopyProgress("copying", 64, 128, 0, 0, 0, round=1)
-        assert shows(f"copying [{'#' * 10}{'.' * 10}] 64 of 128 sessions", nothing)
+        assert shows(f"copying {'━' * 10}╺{'━' * 9} 64 of 128 sessions", nothing)
 
 
 def streams_in(folder: Path) -> int:

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from rich.cells import cell_len
 
 import perdure
 from perdure.cli.__main__ import main
-from rich.cells import cell_len
 from perdure.sync.store import Store
 from tests.cli.support import damage, fill, invoke, objects, said
 

@@ -7,10 +7,9 @@ from unittest import mock
 
 import msgspec
 import pytest
-
-import perdure
 from rich.cells import cell_len
 
+import perdure
 from perdure.cli.output import safe
 from tests.cli.support import damage, fill, flip, invoke, objects, said
 

@@ -60,7 +60,7 @@ class Kind(ABC):
         directory: Path,
         watcher: Watcher = let_pass,
         *,
-        patience: float = PATIENCE,
+        timeout: float = PATIENCE,
         checkpoint: int = 0,
     ) -> AbstractContextManager[Opener]:
         """Lend what opens the store on a disk that somebody watches.
@@ -102,16 +102,16 @@ class Sqlite(Kind):
         directory: Path,
         watcher: Watcher = let_pass,
         *,
-        patience: float = PATIENCE,
+        timeout: float = PATIENCE,
         checkpoint: int = 0,
     ) -> Iterator[Opener]:
         with watching(watcher) as vfs:
-            yield lambda: self._open(directory, vfs.name, patience, checkpoint)
+            yield lambda: self._open(directory, vfs.name, timeout, checkpoint)
 
     def _open(
-        self, directory: Path, vfs: str | None, patience: float, checkpoint: int
+        self, directory: Path, vfs: str | None, timeout: float, checkpoint: int
     ) -> SqliteBackend:
-        backend = SqliteBackend(directory / "store.db", vfs=vfs, patience=patience)
+        backend = SqliteBackend(directory / "store.db", vfs=vfs, timeout=timeout)
         if self.synchronous != "full":
             tune(backend, synchronous=self.synchronous)
         if checkpoint:
@@ -151,11 +151,11 @@ class Files(Kind):
         directory: Path,
         watcher: Watcher = let_pass,
         *,
-        patience: float = PATIENCE,
+        timeout: float = PATIENCE,
         checkpoint: int = 0,
     ) -> Iterator[Opener]:
         disk = WatchedFiles(directory, watcher)
-        yield lambda: FilesBackend(directory / "store", disk=disk, patience=patience)
+        yield lambda: FilesBackend(directory / "store", disk=disk, timeout=timeout)
 
 
 class UnsyncedFiles(Files):

@@ -47,7 +47,7 @@ def talk(kind: Kind, directory: Path, spoiler: Spoiler, log: Log) -> str:
         spoiler.relent()
 
     with kind.watched(
-        directory, spoiler, patience=PATIENCE, checkpoint=CHECKPOINT_PAGES
+        directory, spoiler, timeout=PATIENCE, checkpoint=CHECKPOINT_PAGES
     ) as open_backend:
         failure = Agent(lambda: perdure.open(Witness(open_backend(), report)), raised).run()
     log.append("closed")

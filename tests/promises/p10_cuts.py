@@ -64,7 +64,7 @@ def cut_once(
 ) -> tuple[Trial, bool]:
     """Run a script with one cut; tell also whether there was a message to cut at."""
     tenant = f"cut{next(_numbers)}"
-    address = f"{url}?tenant={tenant}&sslmode=disable&gssencmode=disable&patience=20"
+    address = f"{url}?tenant={tenant}&sslmode=disable&gssencmode=disable&timeout=20"
     perdure.open(address).close()
     proxy.arm(cut)
     failure = ""

@@ -102,7 +102,7 @@ class Trouble:
                 spoiler.relent()
 
         agent = self.stubborn(repair)
-        with self._kind.watched(self._directory, spoiler, patience=PATIENCE) as open_backend:
+        with self._kind.watched(self._directory, spoiler, timeout=PATIENCE) as open_backend:
             agent.run(open_backend)
             spoiler.relent()
         strange = [error for error in agent.errors if not isinstance(error, PerdureError)]
@@ -111,7 +111,7 @@ class Trouble:
     def wrap(self, around: Callable[[Backend], Backend]) -> None:
         """Let the agent run on a store with something around it."""
         watcher = recording_in(self.log.append)
-        with self._kind.watched(self._directory, watcher, patience=PATIENCE) as open_backend:
+        with self._kind.watched(self._directory, watcher, timeout=PATIENCE) as open_backend:
             made = open_backend()
             self.stubborn(lambda: None).run(lambda: around(made))
             with contextlib.suppress(PerdureError):

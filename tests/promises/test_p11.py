@@ -82,7 +82,7 @@ def test_nothing_is_found_where_nothing_is_wrong(directory: Path) -> None:
 def test_an_unsafe_call_that_is_made_again_is_seen(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(calls, "_RERUN_POLICIES", ("read_only", "idempotent", "unsafe"))
+    monkeypatch.setattr(plans, "_RERUN_POLICIES", ("read_only", "idempotent", "unsafe"))
     assert any("was repeated" in one for one in failures(directory, "unsafe"))
 
 

@@ -1,7 +1,7 @@
 """P33, quick: a sample of deaths, forgeries and races, and proof that they are seen."""
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ import pytest
 import perdure
 from perdure.core.effects import approvals, plans
 from perdure.core.state.approvals import ApprovalsState, binding_digest
+from perdure.journal.requests import Steps
 from tests.promises import p33_approvals, p33_forgeries
 from tests.promises.kinds import FILES, SQLITE
 from tests.promises.p33_approvals import Place
@@ -47,12 +48,14 @@ def any_decision(consents: ApprovalsState, position: int, content: Any) -> Appro
     return consents
 
 
-def nobody_looks(*_: object) -> Iterator[None]:
+def nobody_looks(*args: Any, **_: object) -> Steps[Any]:
+    """Return the decision as it was before anybody looked."""
     yield from ()
+    return args[4]
 
 
 BREAKAGES: dict[str, tuple[Any, str, Any]] = {
-    "nobody looks for an approval": (approvals, "require_approval", nobody_looks),
+    "nobody looks for an approval": (plans, "require_approval", nobody_looks),
     "an approval is good for any version": (approvals, "binding_digest", any_version),
     "no approval is ever over": (approvals, "is_expired", lambda *_: False),
     "any decision counts": (ApprovalsState, "with_decision", any_decision),

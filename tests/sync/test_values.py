@@ -1,6 +1,6 @@
+# Generated from aio/test_values.py by scripts/generate_sync.py: do not edit.
 """Values outside sessions: what is known of a customer, by whoever asks, in versions."""
 
-import asyncio
 import subprocess
 import sys
 from pathlib import Path
@@ -8,12 +8,14 @@ from pathlib import Path
 import pytest
 
 import perdure
+from perdure.backends.memory import MemoryBackend
 from perdure.errors import ConflictError, NotFoundError, UsageError
-from tests.support import said, store_in_memory
+from tests.support import said
 
 
 def test_values_need_no_conversation() -> None:
-    store, backend = store_in_memory()
+    backend = MemoryBackend()
+    store = perdure.open(backend)
     known = store.values("customer-17")
     assert known.set("name", "Ada") == 1
     assert known.set("name", "Ada L.") == 2
@@ -25,7 +27,8 @@ def test_values_need_no_conversation() -> None:
     known.delete("plan")
     assert known.keys() == ["name"]
     assert (known.version("name"), known.version("plan")) == (2, 2)
-    assert [item.deleted for item in known.history("plan")] == [False, True]
+    history = known.history("plan")
+    assert [(item.version, item.deleted) for item in history] == [(1, False), (2, True)]
     with pytest.raises(NotFoundError):
         known.delete("plan")
     again = perdure.open(backend).values("customer-17")
@@ -34,19 +37,21 @@ def test_values_need_no_conversation() -> None:
 
 
 def test_the_same_key_conflicts_and_other_keys_do_not() -> None:
-    store, _ = store_in_memory()
-    mine, theirs = store.values("c"), store.values("c")
-    theirs.set("name", "Ada")
-    theirs.set("city", "London")
-    mine.set("age", 36)
-    with pytest.raises(ConflictError) as caught:
-        mine.set("name", "Eve")
-    assert caught.value.head == 3
-    assert mine.get("name") == "Ada"
-    assert mine.set("name", "Ada L.") == 2
-    assert theirs.get("name") == "Ada"
-    theirs.refresh()
-    assert theirs.get("name") == "Ada L."
+    with perdure.open("memory:") as store:
+        mine, theirs = store.values("c"), store.values("c")
+        theirs.set("name", "Ada")
+        theirs.set("city", "London")
+        mine.set("age", 36)
+        with pytest.raises(ConflictError) as caught:
+            mine.set("name", "Eve")
+        assert caught.value.head == 3
+        assert mine.get("name") == "Ada"
+        assert mine.set("name", "Ada L.") == 2
+        assert theirs.get("name") == "Ada"
+        theirs.refresh()
+        assert theirs.get("name") == "Ada L."
+        keys = theirs.keys()
+        assert [theirs.get(key) for key in keys] == ["Ada L.", "London", 36]
 
 
 OTHER = """
@@ -69,50 +74,32 @@ def test_two_processes_share_them(tmp_path: Path) -> None:
 
 
 def test_a_session_of_the_same_id_has_the_same_values() -> None:
-    store, _ = store_in_memory()
-    store.values("c").set("name", "Ada")
-    session = store.session("c")
-    assert (session.get("name"), session.values.id, len(session)) == ("Ada", "c", 0)
-    session.append(said("hello"))
-    session.values.set("name", "Ada L.")
-    assert session.get("name") == "Ada L."
-    assert store.values("c").get("name") == "Ada L."
-    assert [head.stream for head in store.sessions()] == ["c"]
-    store.delete("c")
-    assert store.values("c").keys() == []
+    with perdure.open("memory:") as store:
+        store.values("c").set("name", "Ada")
+        session = store.session("c")
+        assert session.get("name") == session.values.get("name") == "Ada"
+        assert (session.values.id, len(session)) == ("c", 0)
+        session.append(said("hello"))
+        session.values.set("name", "Ada L.")
+        assert session.get("name") == "Ada L."
+        assert store.values("c").get("name") == "Ada L."
+        assert [head.stream for head in store.sessions()] == ["c"]
+        store.delete("c")
+        assert store.values("c").keys() == []
 
 
 def test_closed_values_are_closed() -> None:
-    store, _ = store_in_memory()
-    with store.values("c") as known:
-        known.set("name", "Ada")
-    with pytest.raises(UsageError, match="closed"):
-        known.get("name")
-    with pytest.raises(UsageError, match="closed"):
-        known.get("age")
+    with perdure.open("memory:") as store:
+        with store.values("c") as known:
+            known.set("name", "Ada")
+        with pytest.raises(UsageError, match="closed"):
+            known.get("name")
+        with pytest.raises(UsageError, match="closed"):
+            known.get("age")
 
 
 @pytest.mark.parametrize("id", ["", "a\tb", "x" * 600])
 def test_an_id_must_be_one(id: str) -> None:
-    store, _ = store_in_memory()
+    store = perdure.open("memory:")
     with pytest.raises(UsageError, match="a session id"):
         store.values(id)
-
-
-def test_async_values_are_the_same() -> None:
-    async def main() -> None:
-        async with perdure.open_async("memory:") as store, await store.values("c") as known:
-            other = await store.values("c")
-            assert await known.set("name", "Ada") == 1
-            with pytest.raises(ConflictError):
-                await other.set("name", "Eve")
-            await other.set("city", "London")
-            await known.refresh()
-            keys = known.keys()
-            assert [await known.get(key) for key in keys] == ["Ada", "London"]
-            await known.delete("city")
-            assert [item.version for item in await known.history("city")] == [1, 2]
-            session = await store.session("c")
-            assert await session.get("name") == await session.values.get("name") == "Ada"
-
-    asyncio.run(main())

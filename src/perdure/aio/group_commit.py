@@ -1,4 +1,4 @@
-"""Group commit for tasks of an event loop: the same promises as `commit`.
+"""Group commit for tasks of an event loop: the same promises as `sync/group_commit`.
 
 In: plans of one session, or appends of many. Out: a future per item.
 
@@ -6,7 +6,7 @@ A write continues whether or not its caller still waits, so a cancelled caller l
 callers and the session in a known state. This needs no task per write: the callback that delivers a
 reply also runs the steps up to their next request. One task sends the appends of all sessions;
 after a commit that failed because of one stream, each append is retried in a task of its own
-(`parting`).
+(`core.batching`).
 
 To edit: a combiner serves one event loop at a time; it switches to another only after the first one
 has ended. A fork or a closed loop may leave items in flight whose replies never come (`_abandon`).
@@ -61,7 +61,7 @@ WaitingItems = Sequence[tuple[Any, Waiter[Any]]]
 
 
 def deliver(waiting: WaitingItems, answers: Sequence[Any], error: BaseException | None) -> None:
-    """Deliver results now, or one error for all. A `Parting` instead starts a retry of its item."""
+    """Deliver results now, or one error for all. A `RetryAlone` starts a retry of its item."""
     raised: BaseException | None = None
     for number, (item, waiter) in enumerate(waiting):
         if waiter.done():

@@ -190,9 +190,9 @@ class AsyncSession:
         Other handles get LeaseHeldError for all writes but notes, labels, approval decisions and
         outcomes of calls. The lease is renewed in the background. After `ttl` seconds without a
         renewal it expires: any handle may take it over, and writes of this one are FencedError.
-        While another handle holds it, entering waits up to `timeout` seconds (True: forever; None: not
-        at all), then raises LeaseHeldError. `force` takes it from a live holder. `owner` is recorded
-        and shown to others; the default is the machine and process.
+        While another handle holds it, entering waits up to `timeout` seconds (True: forever; None:
+        not at all), then raises LeaseHeldError. `force` takes it from a live holder. `owner` is
+        recorded and shown to others; the default is the machine and process.
         """
         return AsyncLease(self._handle, leases.parse_request(ttl, timeout, owner, force=force))
 
@@ -223,7 +223,9 @@ class AsyncSession:
         approved (`session.approvals`, `perdure approve`) within `approval_ttl` seconds. The caller
         waits up to `approval_wait` seconds (None: no limit), then gets ApprovalPendingError.
         """
-        options = ToolSpec(function, name, effect, version, actor, reconcile, timeout, on_unserializable)
+        options = ToolSpec(
+            function, name, effect, version, actor, reconcile, timeout, on_unserializable
+        )
         spec = options._replace(
             approval=approval, approval_ttl=approval_ttl, approval_wait=approval_wait
         )
@@ -323,8 +325,8 @@ class AsyncSession:
     ) -> Summary:
         """Summarize older turns: windows show the summary in their place. They stay stored.
 
-        `summarizer` is a function that gets the messages and returns a text, or an OpenAI client, with
-        a `model`. The newest `keep_turns` turns are not summarized. On return the summary is
+        `summarizer` is a function that gets the messages and returns a text, or an OpenAI client,
+        with a `model`. The newest `keep_turns` turns are not summarized. On return the summary is
         durable. SummaryError, with nothing changed, if the summary is empty, longer than what it
         replaces or than `max_tokens`, if creating it failed or took longer than `timeout` seconds,
         or if there is nothing to summarize. Other writers can continue meanwhile; only another

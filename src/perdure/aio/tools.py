@@ -213,13 +213,7 @@ class AsyncTool:
         effect = Effect(decision.effect, call.tool, decision.key, given.arguments)
         start = time.perf_counter()
         try:
-            with calls.effect_context(effect, call.identity):
-                called = await call_function(
-                    partial(self.spec.function, *given.args, **given.kwargs),
-                    timeout=self.spec.timeout,
-                    name=f"perdure tool {call.tool}",
-                )
-                result = calls.require_returned(called, self.spec.timeout)
+            result = await self._call_function(call, given, effect)
         except BaseException as error:
             outcome = failure_outcome(error, time.perf_counter() - start, call.kind)
             await self._record_failure(call, turn, decision, outcome, error, reply)
@@ -237,6 +231,16 @@ class AsyncTool:
                 return result
             raise
         return result
+
+    async def _call_function(self, call: CallRequest, given: CallArguments, effect: Effect) -> Any:
+        # A coroutine of its own: a StopIteration of the tool leaves it as a RuntimeError.
+        with calls.effect_context(effect, call.identity):
+            called = await call_function(
+                partial(self.spec.function, *given.args, **given.kwargs),
+                timeout=self.spec.timeout,
+                name=f"perdure tool {call.tool}",
+            )
+            return calls.require_returned(called, self.spec.timeout)
 
     async def _reconcile(
         self,

@@ -15,13 +15,11 @@ from perdure.core.effects.model_calls import PendingModelCall
 from perdure.core.messages import ANONYMOUS, Attribution, append_messages, make_attribution
 from perdure.core.plans import Plan, T, TurnOwnership
 from perdure.core.replay import guard
-from perdure.core.streaming import AnswerRecorder
+from perdure.core.streaming import FLUSH_EVERY, AnswerRecorder
 from perdure.core.turn_context import TurnContext
 from perdure.errors import ApprovalPendingError, PerdureError, UsageError
 from perdure.events import correlation_id
 from perdure.formats.intake import IncomingMessage
-
-FLUSH_EVERY = 0.5  # seconds; a crash loses at most this much of an answer, at one commit each
 
 NO_CHANGES = ToolChanges((), (), ())
 
@@ -131,7 +129,7 @@ class AsyncTurn:
     ) -> int:
         """Append messages to the turn, as `session.append` does.
 
-        `reply_to` is the call begun with `turn.ask` that these messages reply to.
+        `reply_to` is the call begun with `turn.begin_model_call` that these messages reply to.
         """
         voice, turn = make_attribution(author, recipient, channel, origin), self._owned()
         replica = self._handle.replica
@@ -150,10 +148,12 @@ class AsyncTurn:
     ) -> AsyncStream:
         """Pass on the chunks of a streamed answer, and store them meanwhile.
 
-        New chunks are stored at most flush_every `flush_every` seconds, and the whole message at the end. A
-        stream that breaks, or that is not read to its end, leaves a partial answer.
+        New chunks are stored at most every `flush_every` seconds, and the whole message at
+        the end. A stream that breaks, or that is not read to its end, leaves a partial answer.
         """
-        recorder = AnswerRecorder(self._handle.replica, self._owned(), Attribution(author), reply_to)
+        recorder = AnswerRecorder(
+            self._handle.replica, self._owned(), Attribution(author), reply_to
+        )
         stream = AsyncStream(self._handle, recorder, chunks, flush_every)
         self._streams.append(stream)
         return stream

@@ -138,7 +138,11 @@ class ThreadedBackend:
             timer = WaitTimer(self.watchers, stream, timeout)
             while not await self._call(lambda: backend.watch(stream, after=after, timeout=0)):
                 # A store without watchers of its own wakes nothing for other processes: poll it.
-                delay = min(timer.next_sleep(), POLL_INTERVAL) if self._must_notify else timer.next_sleep()
+                delay = (
+                    min(timer.next_sleep(), POLL_INTERVAL)
+                    if self._must_notify
+                    else timer.next_sleep()
+                )
                 if delay <= 0:
                     return False
                 with contextlib.suppress(TimeoutError):

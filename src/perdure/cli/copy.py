@@ -4,13 +4,14 @@ import shlex
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
-from typing import Any, Self
+from typing import Any
 
 import click
+from rich.filesize import decimal
 
 from perdure.backends.addresses import open_backend
 from perdure.backends.protocol import Backend
-from perdure.cli.output import ProgressBar, echo, echo_json, human_bytes, plural, safe
+from perdure.cli.output import ProgressBar, echo, echo_json, plural, safe
 from perdure.cli.stores import (
     BAD_NEWS,
     InvalidCallError,
@@ -85,8 +86,8 @@ def copy(source: str, target: str, *, as_json: bool, watch: bool, **options: Any
         if watch:
             _watch(source_backend, target_backend, options, as_json=as_json)
             return
-        with _PhaseBars() as bars:
-            copied = _copy_once(source_backend, target_backend, options, bars, {})
+        with _CopyBar() as bar:
+            copied = _copy_once(source_backend, target_backend, options, bar, {})
         _print_result(source_backend, target_backend, copied, as_json=as_json)
         if not as_json:
             _print_next_step(source, target, copied, options)
@@ -107,7 +108,7 @@ def _copy_once(
     source_backend: Backend,
     target_backend: Backend,
     options: dict[str, Any],
-    bars: "_PhaseBars | None",
+    bar: "_CopyBar | None",
     previous: dict[str, str],
 ) -> CopyResult:
     selection = parse_selection(options["prefix"], options["labels"], options["sessions"])
@@ -117,43 +118,28 @@ def _copy_once(
             CopyRun(selection, copied=previous, **modes),
             source_backend,
             target_backend,
-            bars.show if bars else None,
+            bar.show if bar else None,
         )
     except UnavailableError as error:
         hint = "entries copied so far stay: run it again to continue"
         raise UnreadableStoreError(f"{error}; {hint}") from error
 
 
-class _PhaseBars:
-    """One progress bar per phase of a copy."""
+class _CopyBar(ProgressBar):
+    """Shows one phase of a copy after the other."""
 
     def __init__(self) -> None:
-        self._phase = ""
-        self._bar: ProgressBar | None = None
-
-    def __enter__(self) -> Self:
-        return self
+        super().__init__("", "session", lambda: 0)
 
     def show(self, reached: Reached) -> None:
         total, noun, done = reached.of_sessions, "session", reached.sessions
-        is_copying = reached.phase == "copying" and reached.of_entries > 0
-        if is_copying:
+        at = "" if reached.phase == "counting" else plural(reached.entries, "entry")
+        if reached.phase == "copying" and reached.of_entries > 0:
             total, noun, done = reached.of_entries, "entry", reached.entries
-        if reached.phase != self._phase:
-            self.__exit__()
-            self._phase = reached.phase
-            self._bar = ProgressBar(reached.phase, noun, lambda: total).__enter__()
-        if self._bar is not None:
-            self._bar.done = done
-            if reached.phase != "counting":
-                self._bar.at = (
-                    human_bytes(reached.bytes) if is_copying else plural(reached.entries, "entry")
-                )
-
-    def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
-            self._bar.__exit__()
-            self._bar = None
+            at = decimal(reached.bytes)
+        if reached.phase != self.activity:
+            self.begin(reached.phase, noun, lambda: total)
+        self.done, self.at = done, at
 
 
 def _watch(
@@ -165,9 +151,9 @@ def _watch(
     try:
         while True:
             start = time.monotonic()
-            with _PhaseBars() as bars:
+            with _CopyBar() as bar:
                 copied = _copy_once(
-                    source_backend, target_backend, options, bars if first else None, previous
+                    source_backend, target_backend, options, bar if first else None, previous
                 )
             if copied.entries or first:
                 _print_result(source_backend, target_backend, copied, as_json=as_json)
@@ -191,7 +177,7 @@ def _print_result(
             {"source": source_backend.name, "target": target_backend.name, **copied.as_data()}
         )
         return
-    size = f" ({human_bytes(copied.bytes)})" if copied.rounds else ""
+    size = f" ({decimal(copied.bytes)})" if copied.rounds else ""
     amount = f"{plural(copied.sessions, 'session')}, {plural(copied.entries, 'entry')}{size}"
     amount = amount if copied.entries else "nothing"
     where = (

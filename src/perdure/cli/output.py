@@ -89,12 +89,15 @@ def _make_console(stream: TextIO, width: int, has_colors: bool) -> Console:  # n
 
 def echo(text: str | Text = "", *, style: str = "", err: bool = False, nl: bool = True) -> None:
     """Print safe text as it is; it is wrapped neither on a terminal nor in a pipe."""
-    stream = sys.stderr if err else sys.stdout
+    stream, end = sys.stderr if err else sys.stdout, "\n" if nl else ""
+    if stream is None:  # It is closed.
+        return
     if isinstance(text, str) and not style:
-        click.echo(text, err=err, nl=nl)
-    elif stream is not None:  # None if it is closed.
+        stream.write(text + end)  # Not click.echo, which writes UTF-8 where ASCII is asked for.
+        stream.flush()
+    else:
         styled = Text(text, style) if isinstance(text, str) else text
-        _console(stream).print(styled, soft_wrap=True, end="\n" if nl else "")
+        _console(stream).print(styled, soft_wrap=True, end=end)
 
 
 def grid(*widths: int | None) -> Table:
@@ -183,16 +186,6 @@ def plural(number: int, noun: str) -> str:
     return f"{number:,} {nouns}"
 
 
-def human_bytes(number: int) -> str:
-    """Format a number of bytes for people, in powers of 1000."""
-    size = float(number)
-    for unit in ("B", "kB", "MB", "GB"):
-        if size < 1000:  # noqa: PLR2004 - a kilobyte
-            return f"{number:,} B" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1000
-    return f"{size:,.1f} TB"
-
-
 BAR_DELAY = 1.0  # Seconds; shorter work needs no bar.
 
 PAINTS_PER_SECOND = 10
@@ -210,13 +203,9 @@ class ProgressBar:
     """
 
     def __init__(self, activity: str, noun: str, total: Callable[[], int]) -> None:
-        self.done = 0
-        self.at = ""
-        self._activity, self._noun, self._count_all = activity, noun, total
-        self._total = 0
-        self._start = time.monotonic()
-        self._hidden = False
         self._live: Live | None = None
+        self._hidden = False
+        self.begin(activity, noun, total)
         self._lock = threading.Lock()
         self._timer = threading.Timer(BAR_DELAY, self._show)
         self._timer.daemon = True
@@ -234,8 +223,14 @@ class ProgressBar:
             self._timer.start()
         return self
 
+    def begin(self, activity: str, noun: str, total: Callable[[], int]) -> None:
+        """Start again from zero with another activity."""
+        self.activity, self._noun, self._count = activity, noun, total
+        self.done, self.at, self._start = 0, "", time.monotonic()
+        self._total = total() if self._live is not None and self._live.is_started else 0
+
     def _show(self) -> None:
-        self._total = self._count_all()
+        self._total = self._count()
         with self._lock:
             if self._live is not None:
                 self._live.start(refresh=True)
@@ -254,10 +249,10 @@ class ProgressBar:
         count += plural(self._total or self.done, self._noun)
         count += f", {time.monotonic() - self._start:.0f} s"
         bar = [Bar(self._total, self.done, width=BAR_WIDTH)] if self._total else []
-        room = terminal_width() - len(self._activity + count) - (BAR_WIDTH + 1) * len(bar) - 4
+        room = terminal_width() - len(self.activity + count) - (BAR_WIDTH + 1) * len(bar) - 4
         at = f" {first_line(self.at, room)}" if self.at and room >= NAME_MIN else ""
         table = Table.grid(padding=(0, 1))
-        table.add_row(self._activity, *bar, count, at)
+        table.add_row(self.activity, *bar, count, at)
         return table
 
     def __exit__(self, *_: object) -> None:

@@ -17,7 +17,7 @@ Examples:
 \b
 A worker whose lease was ended is fenced: its later writes are refused. Stop
 it first if it may still act outside the store. The lease of a dead worker
-also expires by itself: session.lease(wait=True) takes it over.
+also expires by itself: session.lease(timeout=True) takes it over.
 """
 
 

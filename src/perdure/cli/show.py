@@ -52,12 +52,7 @@ from perdure.sync.store import Store
 
 TEXT_MAX = 2000  # Characters; a longer text fills more than a screen, and is cut without --full.
 
-ROLE_STYLES = {
-    "user": "bold cyan",
-    "assistant": "bold green",
-    "tool": "bold magenta",
-    "system": "bold yellow",
-}
+ROLE_COLORS = {"user": "cyan", "assistant": "green", "tool": "magenta", "system": "yellow"}
 
 
 class SessionView:
@@ -85,7 +80,9 @@ class SessionView:
             if state.interrupted:
                 facts.append(Text(plural(len(state.interrupted), "open turn"), "red"))
             if state.lease_holder:
-                holder = f"held by {safe(state.lease_holder.who)} (epoch {state.lease_holder.epoch})"
+                holder = (
+                    f"held by {safe(state.lease_holder.who)} (epoch {state.lease_holder.epoch})"
+                )
                 facts.append(Text(holder, "yellow"))
         else:
             facts = [Text(f"position {head.position}"), Text("DAMAGED", "bold red")]
@@ -138,16 +135,12 @@ class SessionView:
     def _rule(self, record: Record) -> None:
         """Print the beginning or end of a turn as a horizontal rule."""
         heading, text = self._named(record)
-        styles = {
-            "turn.completed": "",
-            "turn.failed": "bold red",
-            "turn.abandoned": "bold yellow",
-            "deleted": "bold red",
-        }
+        colors = {"turn.failed": "red", "turn.abandoned": "yellow", "deleted": "red"}
+        style = "" if record.kind == "turn.completed" else f"bold {colors.get(record.kind, '')}"
         line = f"── {heading} ── {timestamp_seconds(record.time)} "
         line += "─" * max(self._width - self._indent - cell_len(line), 0)
         echo()
-        echo(Text.assemble(self._place(record), (line, styles.get(record.kind, "bold"))))
+        echo(Text.assemble(self._place(record), (line, style)))
         if text:
             self._text(text)
         self._needs_gap = True
@@ -168,7 +161,8 @@ class SessionView:
             echo()
         self._needs_gap = False
         if isinstance(record.content, Message):
-            style = ROLE_STYLES.get(str(record.content.message.get("role")), "")
+            color = ROLE_COLORS.get(str(record.content.message.get("role")))
+            style = f"bold {color}" if color else ""
             heading += self._within(record.content.turn)
         echo(Text.assemble(self._place(record), (heading, style)))
         if text:

@@ -5,10 +5,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import click
+from rich.filesize import decimal
 from rich.text import Text
 
 from perdure.backends.protocol import DELETED, Entry, Head
-from perdure.cli.output import ProgressBar, echo, echo_json, human_bytes, plural, safe
+from perdure.cli.output import ProgressBar, echo, echo_json, plural, safe
 from perdure.cli.stores import (
     BAD_NEWS,
     OpenStore,
@@ -187,13 +188,13 @@ def _print_counts(result: dict[str, Any]) -> None:
         _print_fact("", f"{count:>10,}  {safe(kind)}")
     if result["torn"]:
         _print_fact("torn", f"{result['torn']:,} entries that a crash cut off, not counted above")
-    exact_bytes = "" if result["bytes"] < 1000 else f" ({result['bytes']:,})"  # noqa: PLR2004 - as in human_bytes
-    _print_fact("bytes", f"{human_bytes(result['bytes'])}{exact_bytes}")
+    exact_bytes = "" if result["bytes"] < 1000 else f" ({result['bytes']:,})"  # noqa: PLR2004 - as in decimal
+    _print_fact("bytes", f"{decimal(result['bytes'])}{exact_bytes}")
     for number, session in enumerate(result["largest"]):
         label = "" if number else "largest"
         records = plural(session["records"], "record")
         _print_fact(
-            label, f"{human_bytes(session['bytes']):>10}  {safe(session['session'])}, {records}"
+            label, f"{decimal(session['bytes']):>10}  {safe(session['session'])}, {records}"
         )
     _print_fact("interrupted", plural(len(result["interrupted"]), "turn"))
     for turn in result["interrupted"]:

@@ -1,4 +1,4 @@
-"""Plan conversation writes: pieces of answers, open calls, pins, summaries, tools.
+"""Plan the storage of streamed answers: chunks, partial answers, and calls left open.
 
 A replica and arguments come in, plans go out. Pure: reads are yielded as steps, nothing is written.
 
@@ -24,6 +24,8 @@ from perdure.journal.codec import Codec
 from perdure.journal.reader import History
 from perdure.journal.records import Message, MessageChunk
 from perdure.journal.requests import Steps
+
+FLUSH_EVERY = 0.5  # seconds; a crash loses at most this much of an answer, at one commit each
 
 
 class AnswerRecorder:
@@ -80,9 +82,8 @@ class AnswerRecorder:
         return plan if model_call is None else model_call.answering(plan, self._turn, duration)
 
 
-INTERRUPTED_ORIGIN = (
-    "perdure:interrupted"  # Origin of the notices that stand in for missing results.
-)
+# Origin of the notices that stand in for missing results.
+INTERRUPTED_ORIGIN = "perdure:interrupted"
 
 
 def add_interrupted_answers(

@@ -202,7 +202,7 @@ class _Budget:
         return None
 
     def fitting_starts(self, newest: Sequence[StoredMessage], *, whole: bool) -> list[int]:
-        """Return the starts of windows that fit, longest first; ContextWindowError if there is none."""
+        """Return the starts of windows that fit, longest first; ContextWindowError if none do."""
         sums = accumulate(map(self.cost, reversed(newest)), _add_sizes, initial=(0, 0))
         exceeded = [self.exceeds(*size) for size in sums][::-1]
         starts = history.window_starts(newest, whole=whole)

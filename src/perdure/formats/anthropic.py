@@ -179,9 +179,8 @@ _THINKING = ("thinking", "redacted_thinking")
 
 _USER_BLOCKS = frozenset({"text", "image", "document", "search_result", "container_upload"})
 
-_SERVER_RESULT_SUFFIX = (
-    "_tool_result"  # Suffix of the types of blocks with results of server tools.
-)
+# Suffix of the types of blocks with results of server tools.
+_SERVER_RESULT_SUFFIX = "_tool_result"
 
 _ID_PATTERN = re.compile(r"[a-zA-Z0-9_-]{1,200}")
 

@@ -57,9 +57,8 @@ PARTS: dict[str, Fields] = {
     "file": fields("type file", "prompt_cache_breakpoint"),
 }
 
-AUDIO_TRANSCRIPT = (
-    "spoken"  # The home of a transcript of audio: left out where the audio itself is sent.
-)
+# The home of a transcript of audio: left out where the audio itself is sent.
+AUDIO_TRANSCRIPT = "spoken"
 
 _AUDIO_FORMATS = {"audio/wav": "wav", "audio/x-wav": "wav", "audio/mpeg": "mp3", "audio/mp3": "mp3"}
 

@@ -16,9 +16,8 @@ from perdure.formats.intake import ROLES
 if TYPE_CHECKING:
     from splintr import AnyTokenizer
 
-MESSAGE_TOKENS = (
-    3  # tokens; OpenAI: "every message follows <|start|>{role}<|message|>{content}<|end|>".
-)
+# tokens; OpenAI: "every message follows <|start|>{role}<|message|>{content}<|end|>".
+MESSAGE_TOKENS = 3
 
 NAME_TOKENS = 1  # tokens; OpenAI, for a message with a name
 

@@ -28,6 +28,5 @@ def random_text() -> str:
 
 _random_pool: list[str] = []
 
-GENERATED_PREFIX = (
-    "."  # prefix of ids that perdure generates; caller-chosen ids never begin with it
-)
+# prefix of ids that perdure generates; caller-chosen ids never begin with it
+GENERATED_PREFIX = "."

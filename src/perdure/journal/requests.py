@@ -4,8 +4,8 @@ Every operation of several reads and writes (opening, catching up, branching) is
 generator that yields requests; `Driver` and `AsyncDriver` perform them. An error is thrown into
 the generator at the request that failed, so `try` works there as usual.
 
-Call the typed functions below with `yield from`. Only the one commit of every write is yielded
-directly.
+Call the typed functions below with `yield from`. Only two requests are yielded directly: the commit
+of every write, and the pages that windows and openings read backward.
 """
 
 from collections.abc import Collection, Generator, Sequence

@@ -2,15 +2,17 @@
 
 In: plans of one session, or appends of many. Out: one result per item, in the caller's thread.
 
-A lone caller works in its own thread. Of several waiting callers, the first is woken to do the work
-of all (the leader); the others are woken once, with their result. Needless wake-ups would cost more
-than everything else here. Two threads are woken at a time, and each wakes another one on its way
-out: waking all at once would make them compete for the interpreter lock.
+A lone caller works in its own thread, on a short path through `submit`. Of several waiting callers,
+the first is woken to do the work of all (the leader); the others are woken once, with their result.
+Needless wake-ups would cost more than everything else here. Two threads are woken at a time, and
+each wakes another one on its way out: waking all at once would make them compete for the
+interpreter lock.
 
 A commit that fails because of one stream does not fail the others: each thread then sends its own
-append alone, and a stream that keeps failing is isolated until an append succeeds (`parting`).
+append alone, and a stream that keeps failing is isolated until an append succeeds
+(`core.batching`).
 
-To edit: a signal handler may raise between any two lines of `Combiner`. State that other threads
+To edit: a signal handler may raise between any two lines of `Batcher`. State that other threads
 depend on is repaired in `_leave`, which must stay safe to call twice.
 """
 
@@ -123,13 +125,13 @@ class Batcher(Generic[ItemT, ResultT]):
                     if is_alone:
                         self._leader = waiter
                 if is_alone:
-                    # The short path: no other thread writes, so this one leads nobody. Threads that
-                    # arrive from now on see the leader and queue; its leaving hands over to them.
+                    # The short path: no other thread writes, so there are no items to add. Threads
+                    # that arrive from now on see a leader and queue; `_leave` hands over to them.
                     waiter.answer = self._run_alone(item)
                 else:
                     self._join(waiter)
             finally:
-                if is_alone:
+                if is_alone:  # As `_leave` does, if no thread has queued meanwhile.
                     with self._lock:
                         if self._leader is waiter and not self._queue:
                             self._leader, waiter.finished = None, True

@@ -6,8 +6,8 @@ store declares.
 
 import random
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Literal
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal
 
 from perdure.backends.protocol import (
     Append,
@@ -40,46 +40,17 @@ class BackendWrapper:
         """Forward to the backend."""
         return self.backend.append(appends)
 
-    def read(
-        self,
-        stream: str,
-        *,
-        after: int = 0,
-        limit: int | None = None,
-        reverse: bool = False,
-        max_body: int | None = None,
-    ) -> Iterator[Entry]:
+    def read(self, stream: str, **options: Any) -> Iterator[Entry]:
         """Forward to the backend."""
-        return self.backend.read(
-            stream, after=after, limit=limit, reverse=reverse, max_body=max_body
-        )
+        return self.backend.read(stream, **options)
 
-    def streams(
-        self,
-        *,
-        prefix: str = "",
-        after: str = "",
-        labels: Collection[str] = (),
-        without: Collection[str] = (),
-        limit: int | None = None,
-    ) -> Iterator[Head]:
+    def streams(self, **filters: Any) -> Iterator[Head]:
         """Forward to the backend."""
-        return self.backend.streams(
-            prefix=prefix, after=after, labels=labels, without=without, limit=limit
-        )
+        return self.backend.streams(**filters)
 
-    def recent(
-        self,
-        *,
-        prefix: str = "",
-        labels: Collection[str] = (),
-        without: Collection[str] = (),
-        limit: int | None = None,
-    ) -> Iterator[Head]:
+    def recent(self, **filters: Any) -> Iterator[Head]:
         """Forward to the backend; UnsupportedError if it lacks the capability."""
-        return require_recent(self.backend).recent(
-            prefix=prefix, labels=labels, without=without, limit=limit
-        )
+        return require_recent(self.backend).recent(**filters)
 
     def watch(self, stream: str, *, after: int, timeout: float | None = None) -> bool:
         """Forward to the backend; UnsupportedError if it lacks the capability."""
@@ -169,33 +140,15 @@ class Slow(BackendWrapper):
         time.sleep(self.seconds)
         return self.backend.append(appends)
 
-    def read(
-        self,
-        stream: str,
-        *,
-        after: int = 0,
-        limit: int | None = None,
-        reverse: bool = False,
-        max_body: int | None = None,
-    ) -> Iterator[Entry]:
+    def read(self, stream: str, **options: Any) -> Iterator[Entry]:
         """Wait, then read."""
         time.sleep(self.seconds)
-        return super().read(stream, after=after, limit=limit, reverse=reverse, max_body=max_body)
+        return self.backend.read(stream, **options)
 
-    def streams(
-        self,
-        *,
-        prefix: str = "",
-        after: str = "",
-        labels: Collection[str] = (),
-        without: Collection[str] = (),
-        limit: int | None = None,
-    ) -> Iterator[Head]:
+    def streams(self, **filters: Any) -> Iterator[Head]:
         """Wait, then list."""
         time.sleep(self.seconds)
-        return super().streams(
-            prefix=prefix, after=after, labels=labels, without=without, limit=limit
-        )
+        return self.backend.streams(**filters)
 
     def drop(self, stream: str, *, before: int) -> None:
         """Wait, then drop."""

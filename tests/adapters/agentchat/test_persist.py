@@ -609,7 +609,7 @@ def test_a_run_of_which_nothing_is_known_can_be_given_up(place: Place) -> None:
             await durable.run(task=TASKS[0])
             turn = durable._session.turn(TASKS[1], id="agentchat.other")
             await turn.__aenter__()
-            await turn.leave()
+            await turn.suspend()
         async with place.durable(teams.single) as durable:
             with pytest.raises(UsageError, match="nothing is recorded about the interrupted run"):
                 await durable.run(task=TASKS[1])

@@ -198,7 +198,7 @@ def run(form: str, url: str, path: Path, hooks: Hooks, *, every: float = 0.5) ->
         perdure.open(path) as store,
     ):
         session = store.session("claim-4711")
-        ask = FORMS[form](wrap(counted(bare, hooks), session, every=every))
+        ask = FORMS[form](wrap(counted(bare, hooks), session, flush_every=every))
         for text in left(session.records()):
             results = ask([user(text)])
             while results:
@@ -212,7 +212,7 @@ def run_by_id(form: str, url: str, path: Path, hooks: Hooks, *, every: float = 0
         perdure.open(path) as store,
     ):
         session = store.session("claim-4711")
-        ask = FORMS[form](wrap(counted(bare, hooks), session, every=every))
+        ask = FORMS[form](wrap(counted(bare, hooks), session, flush_every=every))
         for number, text in enumerate(INPUTS):
             with session.turn(text, id=f"turn-{number}"):
                 results = ask([])
@@ -247,7 +247,7 @@ async def _run_async(url: str, path: Path, hooks: Hooks, *, stream: bool) -> Non
         perdure.open_async(path) as store,
     ):
         session = await store.session("claim-4711")
-        client: Any = wrap(bare, session, every=0)
+        client: Any = wrap(bare, session, flush_every=0)
         for text in left([record async for record in session.records()]):
             news = [user(text)]
             while news:

@@ -52,7 +52,7 @@ def path(folder: Path) -> Path:
 
 @pytest.fixture
 def backend(path: Path) -> FilesBackend:
-    return FilesBackend(path, patience=0.3)
+    return FilesBackend(path, timeout=0.3)
 
 
 def only_file(path: Path) -> Path:
@@ -363,7 +363,7 @@ def test_a_reader_never_sees_what_is_not_synced(path: Path) -> None:
     )
     writer.start()
     assert disk.reached.wait(60)
-    hasty = FilesBackend(path, patience=0.05)
+    hasty = FilesBackend(path, timeout=0.05)
     with pytest.raises(UnavailableError, match="holds the lock"):
         list(hasty.read("s"))
     assert list(hasty.read("other")) == entries(1, 1), "another stream is not concerned"
@@ -390,7 +390,7 @@ def test_a_new_stream_is_not_seen_before_its_name_is_durable(path: Path) -> None
         def sync(self, fd: int) -> None:
             Disk.sync(self, fd)
 
-    backend = FilesBackend(path, patience=0.05)
+    backend = FilesBackend(path, timeout=0.05)
     disk = Late()
     writer = threading.Thread(
         target=lambda: FilesBackend(path, disk=disk).append([append_of("s", 1, 1)])
@@ -446,7 +446,7 @@ def test_calls_that_name_the_same_streams_in_other_orders_do_not_wait_for_each_o
     done: list[str] = []
 
     def work(order: list[str]) -> None:
-        backend = FilesBackend(path, patience=30)
+        backend = FilesBackend(path, timeout=30)
         for position in range(1, 21):
             done.extend(
                 append_all(backend, *(append_of(name, position, position) for name in order))

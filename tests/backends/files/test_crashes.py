@@ -72,7 +72,7 @@ class Witnessed(FilesBackend):
 
     def __init__(self, path: Path, lanes: Lanes, disk: Disk) -> None:
         self._lanes = lanes
-        super().__init__(path, disk=disk, patience=60)
+        super().__init__(path, disk=disk, timeout=60)
 
     def append(self, appends: Sequence[Append]) -> Sequence[Outcome]:
         for append in appends:
@@ -493,7 +493,7 @@ def test_a_process_killed_at_any_call_leaves_a_store_that_goes_on(folder: Path) 
         _, code = os.waitpid(child, 0)
         acks = os.read(reading, 99)
         os.close(reading)
-        backend = FilesBackend(path, patience=30)
+        backend = FilesBackend(path, timeout=30)
         a, b = list(backend.read("a")), list(backend.read("b"))
         assert len(a) % 2 == 0 or a[0].position == 4
         assert (a[-1].position if a else 0) in (2 * acks.count(b"a"), 2 * acks.count(b"a") + 2)
@@ -543,7 +543,7 @@ def test_a_child_does_not_keep_the_lock_of_a_parent_that_was_killed(folder: Path
     os.waitpid(parent, 0)
     sleeper = int(os.read(reading, 99))
     try:
-        later = FilesBackend(folder / "store", patience=30)
+        later = FilesBackend(folder / "store", timeout=30)
         assert append_all(later, append_of("s", 2, 2)) == ["stored"]
         assert list(later.read("s")) == [entry(1), entry(2)]
     finally:

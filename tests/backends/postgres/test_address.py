@@ -123,7 +123,7 @@ def test_a_database_that_lets_nobody_in_is_not_called_missing(
 @pytest.mark.parametrize("kind", ["standby", "read-only"])
 def test_a_primary_is_not_called_read_only(postgres_url: str, kind: str) -> None:
     with pytest.raises(UnavailableError, match="not have the role that the address requires"):
-        PostgresBackend(f"{postgres_url}?target_session_attrs={kind}&patience=0.5")
+        PostgresBackend(f"{postgres_url}?target_session_attrs={kind}&timeout=0.5")
 
 
 def user_of(url: str) -> str:
@@ -156,7 +156,7 @@ def with_port(url: str, port: int) -> str:
         f"postgresql://user:{SECRET}@host/db?schema=information_schema",
         f"postgresql://user:{SECRET}@host/db?schema=pg_catalog",
         f"postgresql://user:{SECRET}@host/db?migrate=perhaps",
-        f"postgresql://user:{SECRET}@host/db?patience=-1",
+        f"postgresql://user:{SECRET}@host/db?timeout=-1",
         f"postgresql://user:{SECRET}@host/db?connections=1.5",
         f"postgresql://user:{SECRET}@host/db?accept=everything",
         f"postgresql://user:{SECRET}@host/db?tenant=%00",
@@ -204,9 +204,9 @@ def test_the_same_of_the_environment(postgres_url: str, monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("open_backend", "words"),
     [
-        (PostgresBackend, "patience=0.5"),
+        (PostgresBackend, "timeout=0.5"),
         (PostgresBackend, "wait=0.5"),
-        (PostgresBackend, "connect_timeout=-1&patience=0.5"),
+        (PostgresBackend, "connect_timeout=-1&timeout=0.5"),
         (AsyncPostgresBackend, "connect_timeout=2"),
     ],
 )
@@ -228,7 +228,7 @@ def test_a_server_that_stops_answering_after_the_login_is_not_waited_for_for_eve
     monkeypatch.setattr(migrations, "_SERVER_FACTS", "select pg_sleep(30), %s::text, %s::text")
     start = time.monotonic()
     with pytest.raises(UnavailableError, match="did not answer in time"):
-        PostgresBackend(f"{postgres_store}&patience=0.5")
+        PostgresBackend(f"{postgres_store}&timeout=0.5")
     assert time.monotonic() - start < 20, "the server's answer comes after 30 s"
 
 
@@ -467,7 +467,7 @@ def test_opening_waits_for_a_server_that_is_not_there_yet_if_it_is_told_to() -> 
             PostgresBackend(server.url)
         thread = threading.Timer(0.3, server.start)
         thread.start()
-        backend = PostgresBackend(f"{server.url}?wait=60&patience=60")
+        backend = PostgresBackend(f"{server.url}?wait=60&timeout=60")
         thread.join()
         assert append_all(backend, append_of("s", 1, 1)) == ["stored"]
         server.stop(signal.SIGKILL)
@@ -560,7 +560,7 @@ def test_a_session_goes_on_when_the_server_is_back() -> None:
     with (
         running() as server,
         psycopg.connect(server.url, autocommit=True) as admin,
-        perdure.open(f"{server.url}?patience=20") as store,
+        perdure.open(f"{server.url}?timeout=20") as store,
     ):
         session = store.session("s")
         session.append({"role": "user", "content": "one"})

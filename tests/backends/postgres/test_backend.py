@@ -55,7 +55,7 @@ def database(postgres_url: str, postgres_schema: str) -> Iterator[psycopg.Connec
 
 def killable(address: str) -> str:
     """Return an address whose connections can be told from those of other tests."""
-    return f"{address}&patience=60&application_name={address.rpartition('tenant=')[2]}"
+    return f"{address}&timeout=60&application_name={address.rpartition('tenant=')[2]}"
 
 
 def tenant(backend: PostgresBackend) -> str:
@@ -148,7 +148,7 @@ def test_batches_that_meet_in_the_same_streams_do_not_harm_each_other(postgres_s
     failures: list[BaseException] = []
 
     def work(number: int) -> None:
-        own = PostgresBackend(f"{postgres_store}&patience=90")
+        own = PostgresBackend(f"{postgres_store}&timeout=90")
         try:
             for position in range(1, 11):
                 order = streams if number % 2 else streams[::-1]
@@ -188,7 +188,7 @@ def test_a_call_that_is_too_large_for_one_statement_is_several(
 @pytest.mark.parametrize("level", ["repeatable read", "serializable"])
 def test_stricter_isolation_only_means_more_attempts(postgres_store: str, level: str) -> None:
     options = quote(f"-c default_transaction_isolation={level}".replace("e r", "e\\ r"))
-    stores = [PostgresBackend(f"{postgres_store}&patience=90&options={options}") for _ in range(4)]
+    stores = [PostgresBackend(f"{postgres_store}&timeout=90&options={options}") for _ in range(4)]
     won: list[int] = []
 
     def race(number: int) -> None:
@@ -306,7 +306,7 @@ def test_the_same_for_an_event_loop(postgres_store: str, database: psycopg.Conne
 def test_a_server_that_says_nothing_to_newcomers_is_not_waited_for_longer(
     postgres_store: str,
 ) -> None:
-    address = f"{postgres_store}&patience=0.5&wait=60"
+    address = f"{postgres_store}&timeout=0.5&wait=60"
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()
@@ -347,7 +347,7 @@ def test_a_lock_that_somebody_holds_is_waited_for_but_not_for_ever(
     postgres_store: str, database: psycopg.Connection
 ) -> None:
     backend = PostgresBackend(postgres_store)
-    hasty = PostgresBackend(f"{postgres_store}&patience=0.5&wait=60")
+    hasty = PostgresBackend(f"{postgres_store}&timeout=0.5&wait=60")
     append_all(backend, append_of("s", 1, 1))
     with contextlib.ExitStack() as stack:
         stack.enter_context(database.transaction())
@@ -378,7 +378,7 @@ def interrupt_who_waits_for(url: str, holder: int) -> None:
 def test_an_interrupted_call_leaves_the_store_usable(
     postgres_url: str, postgres_store: str, database: psycopg.Connection
 ) -> None:
-    backend = PostgresBackend(f"{postgres_store}&patience=90")
+    backend = PostgresBackend(f"{postgres_store}&timeout=90")
     append_all(backend, append_of("s", 1, 1))
     with database.transaction():
         database.execute("select 1 from head where tenant = %s for update", (tenant(backend),))

@@ -20,7 +20,7 @@ OFTEN = ["append", "append_relabelling", "append_next"]
 
 @pytest.fixture
 def backend(postgres_store: str) -> Iterator[PostgresBackend]:
-    backend = PostgresBackend(f"{postgres_store}&patience=60")
+    backend = PostgresBackend(f"{postgres_store}&timeout=60")
     yield backend
     backend.close()
 
@@ -44,7 +44,7 @@ def test_appends_are_prepared_and_nothing_else(backend: PostgresBackend) -> None
 
 def test_so_are_those_of_an_event_loop(postgres_store: str) -> None:
     async def scene() -> list[Any]:
-        backend = AsyncPostgresBackend(f"{postgres_store}&patience=60")
+        backend = AsyncPostgresBackend(f"{postgres_store}&timeout=60")
         for position in range(1, PREPARE_AFTER + 4):
             await backend.append([append_of("s", position, position)])
         (link,) = backend._pool._idle

@@ -209,7 +209,7 @@ def test_a_table_that_somebody_reads_for_long_is_not_waited_for_for_ever(
     with psycopg.connect(postgres_url) as reader:
         reader.execute(sql.SQL("select 1 from {}").format(sql.Identifier(schema, "entry")))
         with pytest.raises(UnavailableError, match="a lock was held for too long"):
-            PostgresBackend(f"{address}&patience=2")
+            PostgresBackend(f"{address}&timeout=2")
     with pytest.raises(UnavailableError, match="has tables of version 1"):
         PostgresBackend(f"{address}&migrate=no")
     assert seen(address) == held
@@ -223,7 +223,7 @@ def test_nor_is_somebody_else_who_changes_the_tables(
     with psycopg.connect(postgres_url) as other:
         other.execute("select pg_advisory_xact_lock(%s::bigint)", (lock,))
         with pytest.raises(UnavailableError, match="a lock was held for too long"):
-            PostgresBackend(f"{address}&patience=2")
+            PostgresBackend(f"{address}&timeout=2")
     assert seen(address) == held
 
 

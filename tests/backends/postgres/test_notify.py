@@ -38,7 +38,7 @@ FAILURES = {
 
 
 # Only where there is no answer it is waited for in vain.
-PATIENCE = {"no answer": "&patience=3&wait=60"}
+PATIENCE = {"no answer": "&timeout=3&wait=60"}
 
 
 @pytest.fixture
@@ -268,7 +268,7 @@ def test_who_waits_for_a_while_waits_no_longer_for_a_server_that_is_away(
     postgres_store: str, timeout: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An address may have patience for minutes, and the caller for a moment."""
-    address = f"{postgres_store}&patience=60"
+    address = f"{postgres_store}&timeout=60"
     backend = PostgresBackend(address)
     assert not backend.watch("s", after=0, timeout=0)
 

@@ -113,7 +113,7 @@ def test_a_pooler_without_a_free_connection_says_so(postgres_store: str, postgre
     words = f"?{postgres_store.partition('?')[2]}"
     with pooling(postgres_url, TRANSACTIONS, "default_pool_size = 1") as url:
         backend = PostgresBackend(f"{url}{words}")
-        hasty = PostgresBackend(f"{url}{words}&patience=0.5&wait=60")
+        hasty = PostgresBackend(f"{url}{words}&timeout=0.5&wait=60")
         assert append_all(backend, append_of("s", 1, 1)) == ["stored"]
         with psycopg.connect(url) as other:
             other.execute("select 1")  # A transaction that nobody ends.
@@ -127,7 +127,7 @@ def test_a_pooler_without_a_free_connection_says_so(postgres_store: str, postgre
         psycopg.connect(url),
         pytest.raises(UnavailableError, match="raise its max_client_conn"),
     ):
-        PostgresBackend(f"{url}{words}&patience=0.5")
+        PostgresBackend(f"{url}{words}&timeout=0.5")
 
 
 def test_one_that_allows_no_transactions_is_good_for_all_but_making_tables(
@@ -149,7 +149,7 @@ def test_a_session_goes_on_when_the_server_behind_the_pooler_is_back() -> None:
     with (
         running() as server,
         pooling(server.url, TRANSACTIONS) as url,
-        perdure.open(f"{url}?patience=3&wait=60") as store,
+        perdure.open(f"{url}?timeout=3&wait=60") as store,
     ):
         session = store.session("s")
         session.append({"role": "user", "content": "one"})

@@ -18,7 +18,7 @@ from perdure.testing.contract.samples import append_all, append_of, entries
 
 @pytest.fixture
 def backend(postgres_store: str) -> Iterator[PostgresBackend]:
-    backend = PostgresBackend(f"{postgres_store}&patience=60")
+    backend = PostgresBackend(f"{postgres_store}&timeout=60")
     yield backend
     backend.close()
 

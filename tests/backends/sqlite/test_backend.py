@@ -29,7 +29,7 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def backend(path: Path) -> Iterator[SqliteBackend]:
-    backend = SqliteBackend(path, patience=0.3)
+    backend = SqliteBackend(path, timeout=0.3)
     yield backend
     backend.close()
 

@@ -131,7 +131,7 @@ def test_while_the_log_can_not_be_rewritten_nothing_is_acknowledged(
 def test_a_poisoned_store_waits_for_readers_of_the_log_only_so_long(
     path: Path, vfs: FailingVfs
 ) -> None:
-    backend = SqliteBackend(path, vfs="failing", patience=0.2)
+    backend = SqliteBackend(path, vfs="failing", timeout=0.2)
     append_all(backend, append_of("s", 1, 1))
     reader = apsw.Connection(str(path))
     reader.execute("begin")
@@ -475,7 +475,7 @@ def test_who_reads_while_the_writer_is_opened_anew_is_not_told_of_a_lost_log(
 
 
 def test_a_child_whose_first_write_found_the_store_busy_writes_the_next(path: Path) -> None:
-    backend = SqliteBackend(path, patience=0.1)
+    backend = SqliteBackend(path, timeout=0.1)
     streams = "abcdef"  # So many are stored in one statement, which has to be prepared.
     for stream in streams:
         append_all(backend, append_of(stream, 1, 1))

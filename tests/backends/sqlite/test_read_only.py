@@ -164,7 +164,7 @@ def test_a_store_that_is_only_busy_is_not_taken_for_one_that_can_only_be_read(
     other = apsw.Connection(str(path))
     other.execute("begin immediate")
     with pytest.raises(UnavailableError, match="holds the lock"):
-        SqliteBackend(path, patience=0.05)
+        SqliteBackend(path, timeout=0.05)
     other.close()
 
 

@@ -49,7 +49,7 @@ def make(path: Path) -> None:
 def is_refused(path: Path, error: type[PerdureError], match: str) -> None:
     before = path.read_bytes()
     with pytest.raises(error, match=match):
-        SqliteBackend(path, patience=0.2)
+        SqliteBackend(path, timeout=0.2)
     assert path.read_bytes() == before
     assert list(path.parent.iterdir()) == [path]
 
@@ -265,7 +265,7 @@ def test_a_file_or_directory_without_permission_is_unavailable(name: str, mode: 
         if child == 0:
             os.setuid(NOBODY)
             try:
-                SqliteBackend(Path(folder) / name, patience=0.2)
+                SqliteBackend(Path(folder) / name, timeout=0.2)
             except UnavailableError as error:
                 os._exit(0 if "permission" in str(error) or "may write" in str(error) else 2)
             os._exit(1)

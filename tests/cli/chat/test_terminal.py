@@ -50,7 +50,11 @@ def kinds(folder: Path, session: str) -> list[str]:
 def kept(folder: Path) -> str:
     """What the store has of an answer that is coming."""
     with perdure.open(folder / "agents.db") as store, store.resume("s1") as session:
-        said = [taken.message["content"] for turn in session.interrupted for taken in turn.partial_messages()]
+        said = [
+            taken.message["content"]
+            for turn in session.interrupted
+            for taken in turn.partial_messages()
+        ]
     return " ".join(said)
 
 

@@ -97,7 +97,7 @@ def test_the_command_does_not_repeat_a_password(postgres_store: str, tmp_path: P
 
 
 def test_a_server_is_not_copied_to_itself(postgres_store: str) -> None:
-    other = f"{postgres_store.replace('postgresql:', 'postgres:')}&patience=20"
+    other = f"{postgres_store.replace('postgresql:', 'postgres:')}&timeout=20"
     perdure.open(postgres_store).close()
     with pytest.raises(UsageError, match="same store"):
         perdure.copy(postgres_store, other)
@@ -135,7 +135,7 @@ def test_a_server_is_examined_and_nothing_is_left(
 
 
 def test_a_server_that_is_away_is_unusable() -> None:
-    result = invoke(None, "doctor", "postgresql://me:secret@127.0.0.1:1/nothing?patience=1")
+    result = invoke(None, "doctor", "postgresql://me:secret@127.0.0.1:1/nothing?timeout=1")
     assert result.exit_code == 2
     assert "unusable" in result.stdout
     assert "secret" not in result.stdout + result.stderr

@@ -56,7 +56,9 @@ class DurableChat:
         self._autogen = autogen
         self._session = session
         # A dead process holds its lease until the TTL expires; a live one renews it well before.
-        self._lease = nullcontext() if lease is None else session.lease(ttl=lease, timeout=2 * lease)
+        self._lease = (
+            nullcontext() if lease is None else session.lease(ttl=lease, timeout=2 * lease)
+        )
         groups = GroupChats(
             [agent for agent in agents if isinstance(agent, autogen.GroupChatManager)]
         )

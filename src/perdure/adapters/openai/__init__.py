@@ -40,14 +40,15 @@ def wrap(
     max_tokens: int | None = None,
     max_messages: int | None = None,
     perspective: str = "",
-    every: float = CHUNK_INTERVAL,
+    flush_every: float = CHUNK_INTERVAL,
     on_tools: "Callable[[ToolChanges], object] | None" = None,
 ) -> Client:
     """Return a client that behaves like the given one and records its conversation in a session.
 
     `chat.completions` and `responses`: `create`, streamed or not, `parse` and `stream` take new
     messages (`messages`, `input`) and send the session's window before them. `max_tokens`,
-    `max_messages` and `perspective` are those of `session.messages`, `every` that of `turn.stream`.
+    `max_messages` and `perspective` are those of `session.messages` and `flush_every` that of
+    `turn.stream`.
 
     Outside any turn, a call with new messages starts one, a reply without tool calls completes it,
     and an API error is recorded as its failure and raised unchanged. After a crash or a broken
@@ -64,7 +65,7 @@ def wrap(
         raise UsageError("the client is wrapped already: pass the original client")
     if not isinstance(client, openai.OpenAI | openai.AsyncOpenAI):
         raise UsageError(f"a {type(client).__qualname__} is not a client: pass an openai.OpenAI()")
-    options = WrapOptions(max_tokens, max_messages, perspective, every, on_tools)
+    options = WrapOptions(max_tokens, max_messages, perspective, flush_every, on_tools)
     asynchronous = isinstance(client, openai.AsyncOpenAI)
     conversation: AnyConversation
     if asynchronous and isinstance(session, AsyncSession):

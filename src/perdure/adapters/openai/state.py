@@ -16,7 +16,7 @@ class WrapOptions(NamedTuple):
     max_tokens: int | None
     max_messages: int | None
     perspective: str
-    every: float
+    flush_every: float
     on_tools: Callable[[Any], object] | None
 
 
@@ -31,7 +31,7 @@ class CallRecord:
     def begin_in(self, turn: Any) -> Any:
         """Begin the model call with the next append of a turn, unless it has begun."""
         if self.model_call is None:
-            self.model_call = turn.ask(self._name, self._request)
+            self.model_call = turn.begin_model_call(self._name, self._request)
         return self.model_call
 
 

@@ -102,10 +102,10 @@ class _UnsyncedBatch:
 class Appender:
     """Appends to the streams of one store, and removes them."""
 
-    def __init__(self, disk: Disk, root: str, *, patience: float, store: str) -> None:
+    def __init__(self, disk: Disk, root: str, *, timeout: float, store: str) -> None:
         self._disk = disk
         self._root = root
-        self._patience = patience
+        self._timeout = timeout
         self._store = store
         self._distrusted: set[str] = set()
         """Files with a failed sync: the next append writes a copy, on other disk blocks."""
@@ -140,14 +140,14 @@ class Appender:
 
     def _create_in_folder(self, items: list[_PendingAppend]) -> None:
         first = items[0].location
-        create_folder(self._disk, first, patience=self._patience, store=self._store)
+        create_folder(self._disk, first, timeout=self._timeout, store=self._store)
         with (
             contextlib.ExitStack() as stack,
             lock_file(
                 self._disk,
                 names_path(first.directory),
                 READ_WRITE,
-                patience=self._patience,
+                timeout=self._timeout,
                 store=self._store,
             ) as names,
         ):
@@ -213,7 +213,7 @@ class Appender:
         require_folder(location)
         locked_file = stack.enter_context(
             lock_file(
-                self._disk, location.path, READ_WRITE, patience=self._patience, store=self._store
+                self._disk, location.path, READ_WRITE, timeout=self._timeout, store=self._store
             )
         )
         file = recover(self._disk, locked_file, location, to_write=True)
@@ -235,13 +235,11 @@ class Appender:
 
     def remove(self, location: StreamLocation, digest: str) -> bool:
         """Remove a stream's file and name if its head has this digest; durable on return."""
-        path, patience, store = location.path, self._patience, self._store
+        path, timeout, store = location.path, self._timeout, self._store
         names = names_path(location.directory)
-        with lock_file(self._disk, names, READ_WRITE, patience=patience, store=store) as names_file:
+        with lock_file(self._disk, names, READ_WRITE, timeout=timeout, store=store) as names_file:
             try:
-                with lock_file(
-                    self._disk, path, READ_WRITE, patience=patience, store=store
-                ) as lock:
+                with lock_file(self._disk, path, READ_WRITE, timeout=timeout, store=store) as lock:
                     file = recover(self._disk, lock, location, to_write=True)
                     if file.listing_head().digest != digest:
                         return False

@@ -45,7 +45,7 @@ from perdure.backends.protocol import REMOVE, WATCH, Append, Entry, Head, Outcom
 from perdure.backends.watchers import Watchers
 from perdure.errors import DamagedError, PerdureError, UsageError
 
-PATIENCE = 60.0  # seconds; a writer may queue behind many syncs of a slow disk
+LOCK_TIMEOUT = 60.0  # seconds; a writer may queue behind many syncs of a slow disk
 
 PAGE_ENTRIES = 256  # entries per page; the file is closed while the caller consumes a page
 
@@ -62,7 +62,7 @@ T = TypeVar("T")
 class FilesBackend:
     """Stores streams in a directory. Entries that `append` has stored survive a power loss.
 
-    The directory is created if it is missing; its parent must exist. A call waits up to `patience`
+    The directory is created if it is missing; its parent must exist. A call waits up to `timeout`
     seconds for other processes. May be used after `os.fork` in both processes. On a read-only
     medium, or without write permission, streams can be read; writing raises UsageError. `accept`
     names weaknesses that are not to be refused (`perdure.backends.guarantees`).
@@ -74,7 +74,7 @@ class FilesBackend:
         self,
         path: str | os.PathLike[str],
         *,
-        patience: float = PATIENCE,
+        timeout: float = LOCK_TIMEOUT,
         disk: Disk | None = None,
         accept: Collection[str] = (),
     ) -> None:
@@ -84,23 +84,23 @@ class FilesBackend:
         self.name = f"files:{path_text}"
         self._root = os.path.realpath(path_text)
         self._disk = disk or Disk()
-        self._patience = patience
+        self._timeout = timeout
         self._closed = False
         acceptance = Acceptance(accept, ACCEPTABLE, store=self.name)
         with self._translate_errors():
             check = open_root(
-                self._disk, self._root, patience=patience, store=self.name, acceptance=acceptance
+                self._disk, self._root, timeout=timeout, store=self.name, acceptance=acceptance
             )
         self._why_read_only = why_read_only(self._root)
         self.guarantees = _store_guarantees(check, acceptance, self._why_read_only)
-        self._appender = Appender(self._disk, self._root, patience=patience, store=self.name)
+        self._appender = Appender(self._disk, self._root, timeout=timeout, store=self.name)
         self.watchers = Watchers(lambda stream: locate_stream(self._root, stream).path)
         self._begin_in_this_process()
 
     def _begin_in_this_process(self) -> None:
         self._pid = os.getpid()
         self._names_lock = threading.Lock()
-        self._names = StreamNames(self._disk, self._root, patience=self._patience, store=self.name)
+        self._names = StreamNames(self._disk, self._root, timeout=self._timeout, store=self.name)
 
     def append(self, appends: Sequence[Append]) -> Sequence[Outcome]:
         """As `Backend.append`: each stream by itself, all of them synced.
@@ -193,7 +193,7 @@ class FilesBackend:
             if not self._file_exists(location):
                 return
             with lock_file(
-                self._disk, location.path, READ_WRITE, patience=self._patience, store=self.name
+                self._disk, location.path, READ_WRITE, timeout=self._timeout, store=self.name
             ) as locked_file:
                 file = recover(self._disk, locked_file, location, to_write=True)
                 _, head = file.head()
@@ -263,7 +263,7 @@ class FilesBackend:
                 return use(file)
         try:
             with lock_file(
-                self._disk, location.path, READ_WRITE, patience=self._patience, store=self.name
+                self._disk, location.path, READ_WRITE, timeout=self._timeout, store=self.name
             ) as locked_file:
                 return use(recover(self._disk, locked_file, location, to_write=False))
         except OSError as error:

@@ -21,9 +21,8 @@ from perdure.errors import DamagedError, UnavailableError, UsageError, VersionEr
 
 MARKER_FILE = "perdure-store"
 
-LOCK_FILE = (
-    f"{MARKER_FILE}.lock"  # Never replaced; locked by every process that creates something here.
-)
+# Never replaced; locked by every process that creates something here.
+LOCK_FILE = f"{MARKER_FILE}.lock"
 
 NAMES_FILE = "names"
 
@@ -42,7 +41,7 @@ class _Marker(msgspec.Struct):
 
 
 def open_root(
-    disk: Disk, root: str, *, patience: float, store: str, acceptance: Acceptance
+    disk: Disk, root: str, *, timeout: float, store: str, acceptance: Acceptance
 ) -> Check:
     """Create the directory of a store, or check that it is one. An existing store is only read.
 
@@ -61,7 +60,7 @@ def open_root(
         raise UsageError(f"{store} is not a directory; nothing was changed")
     if not os.path.lexists(path / MARKER_FILE):
         _require_empty(path, store)
-        _create_store(disk, path, patience=patience, store=store)
+        _create_store(disk, path, timeout=timeout, store=store)
     _check_marker(disk, path, store)
     return check
 
@@ -77,7 +76,7 @@ def _require_empty(path: Path, store: str) -> None:
         )
 
 
-def _create_store(disk: Disk, path: Path, *, patience: float, store: str) -> None:
+def _create_store(disk: Disk, path: Path, *, timeout: float, store: str) -> None:
     root = str(path)
     with contextlib.suppress(FileExistsError):
         disk.make_directory(root)
@@ -87,17 +86,17 @@ def _create_store(disk: Disk, path: Path, *, patience: float, store: str) -> Non
         with contextlib.suppress(OSError):
             disk.remove_directory(root)  # Created again next time, with a sync of its own.
         raise
-    with _lock_store(disk, root, patience=patience, store=store):
+    with _lock_store(disk, root, timeout=timeout, store=store):
         if not os.path.lexists(path / MARKER_FILE):
             _write_marker(disk, path)
             disk.sync_directory(root)
 
 
 def _lock_store(
-    disk: Disk, root: str, *, patience: float, store: str
+    disk: Disk, root: str, *, timeout: float, store: str
 ) -> contextlib.AbstractContextManager[LockedFile]:
     flags = os.O_RDWR | os.O_CREAT
-    return lock_file(disk, f"{root}{os.sep}{LOCK_FILE}", flags, patience=patience, store=store)
+    return lock_file(disk, f"{root}{os.sep}{LOCK_FILE}", flags, timeout=timeout, store=store)
 
 
 def _write_marker(disk: Disk, path: Path) -> None:
@@ -150,14 +149,14 @@ def require_folder(location: StreamLocation) -> None:
         raise IrregularError(f"{location.directory} is not a directory")
 
 
-def create_folder(disk: Disk, location: StreamLocation, *, patience: float, store: str) -> None:
+def create_folder(disk: Disk, location: StreamLocation, *, timeout: float, store: str) -> None:
     """Create the folder of a stream unless it exists; durable on return."""
     require_folder(location)
     names = names_path(location.directory)
     if os.path.lexists(names):
         return
     root = str(Path(location.directory).parent)
-    with _lock_store(disk, root, patience=patience, store=store):
+    with _lock_store(disk, root, timeout=timeout, store=store):
         if os.path.lexists(names):
             return
         if not any(Path(root).glob(f"??/{NAMES_FILE}")):

@@ -156,18 +156,18 @@ def create_locked(disk: Disk, path: str, flags: int) -> LockedFile:
 
 @contextlib.contextmanager
 def lock_file(
-    disk: Disk, path: str, flags: int, *, patience: float, store: str
+    disk: Disk, path: str, flags: int, *, timeout: float, store: str
 ) -> Iterator[LockedFile]:
     """Lock the file at a path for the block. FileNotFoundError if there is none."""
-    locked_file = LockedFile(disk, _acquire(disk, path, flags, patience, store))
+    locked_file = LockedFile(disk, _acquire(disk, path, flags, timeout, store))
     try:
         yield locked_file
     finally:
         locked_file.close()
 
 
-def _acquire(disk: Disk, path: str, flags: int, patience: float, store: str) -> int:
-    deadline = time.monotonic() + patience
+def _acquire(disk: Disk, path: str, flags: int, timeout: float, store: str) -> int:
+    deadline = time.monotonic() + timeout
     while True:
         fd = _open_tracked(disk, path, flags)
         try:

@@ -25,9 +25,8 @@ from perdure.errors import DamagedError, PerdureError
 
 _FOLDER = re.compile(r"[0-9a-f]{2}")
 
-INSERT_MAX = (
-    100  # names; up to this many new ones are inserted one by one, more are sorted with all
-)
+# names; up to this many new ones are inserted one by one, more are sorted with all
+INSERT_MAX = 100
 
 _FIRST_LINE_MAX = 2**20  # bytes of a first line that are read; a name fits easily
 
@@ -94,10 +93,10 @@ class _FolderState(NamedTuple):
 class StreamNames:
     """The names of all streams of a store. Not thread-safe."""
 
-    def __init__(self, disk: Disk, root: str, *, patience: float, store: str) -> None:
+    def __init__(self, disk: Disk, root: str, *, timeout: float, store: str) -> None:
         self._disk = disk
         self._root = root
-        self._patience = patience
+        self._timeout = timeout
         self._store = store
         self._states: dict[str, _FolderState] = {}
         self._folders: dict[str, frozenset[str]] = {}
@@ -196,7 +195,7 @@ class StreamNames:
         path = names_path(directory)
         with (
             contextlib.suppress(OSError, PerdureError),
-            lock_file(self._disk, path, os.O_RDWR, patience=0, store=self._store) as names_file,
+            lock_file(self._disk, path, os.O_RDWR, timeout=0, store=self._store) as names_file,
         ):
             listed = dict(_parse_lines(_read_list(self._disk, directory)))
             add_names(

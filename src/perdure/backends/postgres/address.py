@@ -18,10 +18,10 @@ from psycopg.pq import Conninfo
 
 from perdure.errors import UsageError
 
-OWN_PARAMETERS = ("schema", "tenant", "migrate", "patience", "wait", "connections")
+OWN_PARAMETERS = ("schema", "tenant", "migrate", "timeout", "wait", "connections")
 
 
-PATIENCE = 30.0  # seconds that one call waits for an answer or for a restarting server
+TIMEOUT = 30.0  # seconds that one call waits for an answer or for a restarting server
 
 CONNECTIONS = 8  # per process; one of them writes at a time, the others read
 
@@ -69,7 +69,7 @@ class PostgresAddress(NamedTuple):
     schema: str
     tenant: str
     migrate: bool
-    patience: float
+    timeout: float
     """Seconds that a call may take, server restarts included."""
     wait: float
     """Seconds that opening waits for a server that is not up yet."""
@@ -125,7 +125,7 @@ def parse_address(text: str) -> PostgresAddress:
         schema,
         tenant,
         _parse_choice("migrate", own_options.get("migrate", "yes"), {"yes": True, "no": False}),
-        _parse_number("patience", own_options.get("patience"), PATIENCE),
+        _parse_number("timeout", own_options.get("timeout"), TIMEOUT),
         0.0
         if own_options.get("wait") == "0"
         else _parse_number("wait", own_options.get("wait"), 0.0),

@@ -162,19 +162,19 @@ class AsyncPostgresBackend:
         self.watchers.notify_all()
 
     async def _has_entries_after(self, stream: str, after: int, deadline: float | None) -> bool:
-        patience = timeout_until(deadline, self._address)
+        timeout = timeout_until(deadline, self._address)
         read_head = partial(self._operations.head, stream=stream)
-        head = await self._pool.run(read_head, patience, stream=stream)
+        head = await self._pool.run(read_head, timeout, stream=stream)
         return head is not None and head.position > after
 
     async def _register(self, stream: str, deadline: float | None) -> None:
         """Register as a waiter, if that is due, so that writers notify."""
         if self._listener.should_register(stream):
-            patience = timeout_until(deadline, self._address)
+            timeout = timeout_until(deadline, self._address)
             register = partial(
                 self._operations.register_watch, stream=stream, seconds=REGISTRATION_TTL
             )
             try:
-                await self._pool.run(register, patience)
+                await self._pool.run(register, timeout)
             except UnavailableError as error:
                 self._listener.registration_failed(error)

@@ -268,19 +268,19 @@ def retry_kind(error: Exception) -> RetryKind:
 def timeout_until(deadline: float | None, address: PostgresAddress) -> float:
     """Return how many seconds to wait for an answer before the caller's deadline, if any."""
     if deadline is None:
-        return address.patience
-    return min(address.patience, max(deadline - time.monotonic(), ANSWER_TIMEOUT_MIN))
+        return address.timeout
+    return min(address.timeout, max(deadline - time.monotonic(), ANSWER_TIMEOUT_MIN))
 
 
 class RetryBudget:
     """Retry budget of one call: its deadline, and which errors are worth another attempt."""
 
     def __init__(
-        self, address: PostgresAddress, patience: float | None = None, stream: str = ""
+        self, address: PostgresAddress, timeout: float | None = None, stream: str = ""
     ) -> None:
         self._address = address
         self._stream = stream
-        self.deadline = time.monotonic() + (address.patience if patience is None else patience)
+        self.deadline = time.monotonic() + (address.timeout if timeout is None else timeout)
         self._pause = 0.0
 
     def after(self, error: Exception) -> float:

@@ -137,7 +137,7 @@ def prepare_store(address: PostgresAddress, judge: Callable[[ServerInfo], T]) ->
     If `judge` raises, nothing is created.
     """
     budget = RetryBudget(address, address.wait)
-    deadline = time.monotonic() + (address.wait or address.patience)
+    deadline = time.monotonic() + (address.wait or address.timeout)
     while True:
         try:
             return _prepare_once(address, judge, deadline)
@@ -196,7 +196,7 @@ class Migration(NamedTuple):
 
 def migrate_if_needed(address: PostgresAddress, *, dry_run: bool) -> Migration:
     """Migrate the tables of a store to the newest version, or only return the statements."""
-    deadline = time.monotonic() + address.patience
+    deadline = time.monotonic() + address.timeout
     try:
         with closing(
             Connection.connect(**with_deadline(connect_options(address), deadline))
@@ -294,7 +294,7 @@ def migrate(connection: Connection, address: PostgresAddress) -> list[str]:
             with connection.transaction():
                 # A migration waits for long readers of a table, and every other client then queues
                 # behind the migration: bound that wait.
-                lock_timeout = f"{math.ceil(address.patience * 1000)}ms"
+                lock_timeout = f"{math.ceil(address.timeout * 1000)}ms"
                 connection.execute("select set_config('lock_timeout', %s, true)", (lock_timeout,))
                 connection.execute(
                     "select pg_advisory_xact_lock(%s::bigint)", (_lock_key(address.schema),)

@@ -40,9 +40,8 @@ REGISTRATIONS_MAX = 10_000  # registrations remembered; beyond, all are forgotte
 
 READ_ONLY_ERRORS = (psycopg.errors.InsufficientPrivilege, psycopg.errors.ReadOnlySqlTransaction)
 
-POLL_TIMEOUT = (
-    0.5  # seconds per poll; the thread notices within this time that the store was closed
-)
+# seconds per poll; the thread notices within this time that the store was closed
+POLL_TIMEOUT = 0.5
 
 
 def channel_name(address: PostgresAddress) -> str:

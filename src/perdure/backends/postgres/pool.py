@@ -46,7 +46,7 @@ class PostgresPool:
         self._idle: list[Connection] = []
         self._slots = ConnectionSlots(self._address.connections)
 
-    def run(self, operation: Operation[T], patience: float | None = None, *, stream: str = "") -> T:
+    def run(self, operation: Operation[T], timeout: float | None = None, *, stream: str = "") -> T:
         """Return the result of an operation, restarting it after errors worth a retry.
 
         `stream` is named in errors about damage, if only one stream can be affected.
@@ -61,7 +61,7 @@ class PostgresPool:
         elif self._loop is not loop:
             self._close_idle()  # They belong to a loop that has ended.
             self._reset(loop)
-        budget = RetryBudget(self._address, patience, stream)
+        budget = RetryBudget(self._address, timeout, stream)
         while True:
             try:
                 return self._attempt(operation, budget.deadline)

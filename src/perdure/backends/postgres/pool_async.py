@@ -50,7 +50,7 @@ class AsyncPostgresPool:
         self._slots = AsyncConnectionSlots(self._address.connections)
 
     async def run(
-        self, operation: AsyncOperation[T], patience: float | None = None, *, stream: str = ""
+        self, operation: AsyncOperation[T], timeout: float | None = None, *, stream: str = ""
     ) -> T:
         """Return the result of an operation, restarting it after errors worth a retry.
 
@@ -66,7 +66,7 @@ class AsyncPostgresPool:
         elif self._loop is not loop:
             await self._close_idle()  # They belong to a loop that has ended.
             self._reset(loop)
-        budget = RetryBudget(self._address, patience, stream)
+        budget = RetryBudget(self._address, timeout, stream)
         while True:
             try:
                 return await self._attempt(operation, budget.deadline)

@@ -44,9 +44,8 @@ from perdure.backends.sqlite.schema import require_library
 from perdure.backends.watchers import Watchers
 from perdure.errors import PerdureError, UnavailableError, UsageError
 
-BUSY_TIMEOUT = (
-    60.0  # seconds; many writers queue behind a slow disk this long before it counts as down
-)
+# seconds; many writers queue behind a slow disk this long before it counts as down
+BUSY_TIMEOUT = 60.0
 
 PAGE_ROWS = 256  # rows per read transaction; a long one would keep the log from being reset
 
@@ -92,7 +91,7 @@ REMOVE_HEAD = "delete from head where id = ?"
 class SqliteBackend:
     """Keeps streams in a SQLite file. Stored appends survive a power failure.
 
-    The file is created if it is missing or empty; its directory must exist. Waits up to `patience`
+    The file is created if it is missing or empty; its directory must exist. Waits up to `timeout`
     seconds for locks of other processes. Usable in both processes after `os.fork`. On a read-only
     medium, or without permission to write, streams can be read; writing raises UsageError. `accept`
     names weaknesses to accept instead of refusing them (`perdure.backends.guarantees`).
@@ -105,7 +104,7 @@ class SqliteBackend:
         path: str | os.PathLike[str],
         *,
         vfs: str | None = None,
-        patience: float = BUSY_TIMEOUT,
+        timeout: float = BUSY_TIMEOUT,
         accept: Collection[str] = (),
     ) -> None:
         file = os.fspath(path)
@@ -116,7 +115,7 @@ class SqliteBackend:
         self._path = os.path.realpath(file)
         acceptance = Acceptance(accept, ACCEPTABLE, store=self.name)
         filesystem = require_local(self._path, schema.NEEDS_LOCAL_DISK, acceptance)
-        self._connections, checks, why_read_only = connect(self._path, self.name, vfs, patience)
+        self._connections, checks, why_read_only = connect(self._path, self.name, vfs, timeout)
         self.guarantees = schema.store_guarantees(checks, filesystem, acceptance, why_read_only)
         self.watchers = Watchers(lambda _: self._path + "-wal")
         self._labels = batch_append.LabelCache()

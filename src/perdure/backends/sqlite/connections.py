@@ -402,20 +402,19 @@ _NOT_WRITABLE = (apsw.CantOpenError, apsw.ReadOnlyError, apsw.PermissionsError, 
 """The errors of opening a file or a log that cannot be written."""
 
 
-CLOCK_MARGIN = (
-    30_000_000  # nanoseconds; three ticks of a file system's clock, which has 10 ms or less
-)
+# nanoseconds; three ticks of a file system's clock, which has 10 ms or less
+CLOCK_MARGIN = 30_000_000
 
 
 def connect(
-    path: str, name: str, vfs: str | None, patience: float
+    path: str, name: str, vfs: str | None, timeout: float
 ) -> tuple[ConnectionPool, tuple[Check, ...], str]:
     """Open and check a store, creating the file if it is missing.
 
     Return its connections, the settings that are active, and why the store is read-only ("" if it
     is not). Problems are raised here and not at the first append.
     """
-    busy = busy_handler(patience)
+    busy = busy_handler(timeout)
     connections = ConnectionPool(
         name,
         lambda: schema.open_connection(path, name, vfs, busy),

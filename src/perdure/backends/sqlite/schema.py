@@ -26,9 +26,8 @@ NEEDS_LOCAL_DISK = (
     "put the file on a local disk"
 )
 
-SYNCHRONOUS_FULL = (
-    2  # a value of `pragma synchronous`; NORMAL is 1 and may lose commits on power failure
-)
+# a value of `pragma synchronous`; NORMAL is 1 and may lose commits on power failure
+SYNCHRONOUS_FULL = 2
 
 
 def check_settings(db: apsw.Connection, name: str) -> tuple[Check, ...]:

@@ -58,7 +58,9 @@ class ChatSession:
         """Switch to a session; its newest turn is the open one if it was interrupted."""
         self.session = session
         last = self.last_turn() if session.interrupted else None
-        self.open_turn = next((turn for turn in session.interrupted if turn.branch_point == last), None)
+        self.open_turn = next(
+            (turn for turn in session.interrupted if turn.branch_point == last), None
+        )
 
     @property
     def is_answered(self) -> bool:

@@ -97,7 +97,7 @@ class EndpointModel:
         return openai.OpenAI(api_key=self._key, base_url=self._base_url)
 
     def summarizer(self) -> dict[str, Any]:
-        return {"with_": self._client, "model": self.name}
+        return {"summarizer": self._client, "model": self.name}
 
     def ask(self, messages: Messages, stop: InterruptGuard) -> Iterator[Any]:
         response = None
@@ -166,7 +166,7 @@ class ScriptedModel:
         self._pace = pace
 
     def summarizer(self) -> dict[str, Any]:
-        return {"with_": _scripted_summary}
+        return {"summarizer": _scripted_summary}
 
     def ask(self, messages: Messages, stop: InterruptGuard) -> Iterator[Any]:
         for word in re.findall(r"\S+\s*", _scripted_answer(messages)):

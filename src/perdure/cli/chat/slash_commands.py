@@ -102,7 +102,7 @@ class SlashCommands:
     def _summarize(self, keep: int) -> None:
         talk = self._talk
         with ExitStack() as quiet:
-            quiet.enter_context(muted_event("unsummarized"))  # Reported below.
+            quiet.enter_context(muted_event("summary_failed"))  # Reported below.
             # In the background, so that Ctrl-C ends the waiting and never cuts a write.
             future = talk.session.summarize_in_background(
                 **talk.model.summarizer(), keep_turns=keep, counter=talk.counter

@@ -2,10 +2,12 @@
 
 import json
 import shlex
+import sys
 from collections.abc import Iterator, Sequence
 from itertools import chain
 
 from rich.box import MINIMAL
+from rich.console import OverflowMethod
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
@@ -85,10 +87,16 @@ class DemoView:
         rows = list(_table_rows(killed, recovered, comparison))
         hidden = earlier + max(len(rows) - ROWS_MAX, 0)
         number = max(len(str(earlier + len(rows))), 2)
-        table = Table(box=MINIMAL, show_edge=False, expand=True)
-        for title in ("acknowledged before the kill", "recovered after it"):
-            heading = title if table.columns else f"{'':{number}} {title}"
-            table.add_column(Text(heading, "bold"), ratio=1, no_wrap=True, overflow="ellipsis")
+        table = Table(box=MINIMAL, show_edge=False)
+        # A rich table in an ASCII output has ASCII lines, but its ellipsis would be an escape.
+        is_unicode = getattr(sys.stdout, "encoding", None) in {"utf-8", "UTF-8"}
+        overflow: OverflowMethod = "ellipsis" if is_unicode else "crop"
+        room = (terminal_width() - number - 8) // 2  # Both sides are cut at the same place.
+        for title, width in (
+            (f"{'':{number}} acknowledged before the kill", number + 1 + room),
+            ("recovered after it", room),
+        ):
+            table.add_column(Text(title, "bold"), width=width, no_wrap=True, overflow=overflow)
         if hidden:
             lost = sum(fact.position <= hidden for fact in comparison.lost)
             shown = f"{lost} MISSING OR DIFFERENT" if lost else "as before"
@@ -149,22 +157,17 @@ class DemoView:
     def look(self) -> None:
         """Print commands to inspect the store."""
         store = shlex.quote(self.store)
-        echo()
-        echo("Inspect it:", style="bold")
-        echo()
-        echo(f"  perdure show {self.session} --store {store}")
-        echo(f"  perdure verify --store {store}")
-        echo()
-        echo("from Python:", style="bold")
-        echo()
-        echo("  import perdure")
-        echo(f"  session = perdure.open({self.store!r}).session({self.session!r})")
-        echo("  print(session.messages(), session.get('plan'), session.verify())")
-        echo()
-        echo("or, if you have the sqlite3 shell:", style="bold")
-        echo()
-        for line in self._query():
-            echo(f"  {line}")
+        opened = f"session = perdure.open({self.store!r}).session({self.session!r})"
+        printed = "print(session.messages(), session.get('plan'), session.verify())"
+        shown = f"perdure show {self.session} --store {store}"
+        for title, lines in (
+            ("Inspect it:", (shown, f"perdure verify --store {store}")),
+            ("from Python:", ("import perdure", opened, printed)),
+            ("or, if you have the sqlite3 shell:", self._query()),
+        ):
+            echo(f"\n{title}\n", style="bold")
+            for line in lines:
+                echo(f"  {line}")
 
     def interrupted(self, *, is_there: bool) -> None:
         """Report what is stored after Ctrl-C."""

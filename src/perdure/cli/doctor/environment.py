@@ -9,7 +9,6 @@ from pathlib import Path
 
 from perdure.backends.protocol import CLOCK, Backend, require_clock
 from perdure.cli.doctor.findings import StoreFinding, human_duration
-from perdure.cli.output import human_bytes
 
 SPACE_MIN = 2**30  # Bytes; a busy store can grow by this much overnight.
 
@@ -61,7 +60,7 @@ def path_findings(path: Path | None) -> Iterator[StoreFinding]:
     free = shutil.disk_usage(folder).free
     advice = "free some space: a full disk makes appends fail" if free < SPACE_MIN else ""
     verdict = "weak" if advice else "sound"
-    yield StoreFinding("free space", verdict, f"{human_bytes(free)} free", advice, {"bytes": free})  # type: ignore[arg-type]
+    yield StoreFinding("free space", verdict, f"{decimal(free)} free", advice, {"bytes": free})  # type: ignore[arg-type]
     if hasattr(os, "statvfs") and path.is_dir():
         free_files = os.statvfs(folder).f_favail
         if 0 < free_files < FILES_MIN:

@@ -237,9 +237,8 @@ def _require_intact_request(batch: RecordBatch, approval: ApprovalState) -> Step
         raise DamagedError(batch.name, approval.request, reason)
 
 
-LOOK_INTERVAL = (
-    30.0  # seconds; how often a waiting caller compares the recorded expiry with the clock
-)
+# seconds; how often a waiting caller compares the recorded expiry with the clock
+LOOK_INTERVAL = 30.0
 
 
 def needs_approval(replica: Replica, spec: ToolSpec, call: CallRequest) -> Any:

@@ -60,9 +60,6 @@ Policy = Literal["read_only", "idempotent", "reconcile", "unsafe"]
 # From the most lenient to the strictest: the index decides which of two policies applies.
 POLICIES: tuple[Policy, ...] = ("read_only", "idempotent", "reconcile", "unsafe")
 
-_RERUN_POLICIES = ("read_only", "idempotent")
-
-
 OutcomeState = Literal["succeeded", "failed", "unknown", "reconciled"]
 
 

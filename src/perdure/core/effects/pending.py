@@ -48,7 +48,7 @@ def read_pending_calls(
         wanted = {call_id for call_id, call in open_by_id.items() if call.turn == turn}
     else:
         wanted = {
-            call.id for taken in extract_messages(message) for call in open_calls(taken.message)
+            call.id for parsed in extract_messages(message) for call in open_calls(parsed.message)
         }
         if wanted - open_by_id.keys() == wanted != set():
             raise UsageError("none of its calls is open: append the message to the turn first")

@@ -12,7 +12,6 @@ from typing import Any
 from perdure.core.effects import results
 from perdure.core.effects.approvals import SAME_CALL_HINT, describe_call, require_approval
 from perdure.core.effects.calls import (
-    _RERUN_POLICIES,
     POLICIES,
     ActiveTurn,
     CallDecision,
@@ -31,6 +30,8 @@ from perdure.journal.chain import PendingRecord
 from perdure.journal.ids import GENERATED_PREFIX
 from perdure.journal.records import EffectIntended, EffectSettled, Message
 from perdure.journal.requests import Steps
+
+_RERUN_POLICIES = ("read_only", "idempotent")  # Calls that may run again without an outcome.
 
 
 def plan_intent(

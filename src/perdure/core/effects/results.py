@@ -150,7 +150,7 @@ def to_model_text(result: Any) -> str:
 
 
 def collect_results(found: Sequence[dict[str, Any] | BaseException]) -> list[dict[str, Any]]:
-    """Return what the model is told, or raise the first error; those that wait come last."""
+    """Return the result messages, or raise the first error; pending approvals come last."""
     errors = [one for one in found if isinstance(one, BaseException)]
     pending = [one for one in errors if isinstance(one, ApprovalPendingError)]
     if len(pending) != len(errors):

@@ -49,9 +49,8 @@ class ValueCache:
             self._bytes -= len(self._values.pop(oldest).data)
 
 
-DELTA_CHAIN_MAX = (
-    16  # deltas; an upper bound for what reading a value costs beyond its complete version
-)
+# deltas; an upper bound for what reading a value costs beyond its complete version
+DELTA_CHAIN_MAX = 16
 
 DELTA_BYTES_MIN = 256  # bytes; below this, a delta's overhead exceeds its savings
 

@@ -3,29 +3,19 @@
 `formats` and these modules never import each other, so that each finds the errors of the other.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from perdure.errors import UsageError
 from perdure.testing.provider_rules import anthropic, chat, gemini, responses
 from perdure.testing.provider_rules.shapes import Finding, wrong_type
 
-Messages = Sequence[Mapping[str, Any]]
-
-
-class RequestOptions(NamedTuple):
-    """Parameters of a request besides its messages, and properties of its model."""
-
-    system: Any = None
-    reasoning_of: Mapping[str, str] | None = None
-    strict: bool = True
-    prefill: bool = True
-    thought_signatures: bool = False
+FORMATS = ("openai.chat", "openai.responses", "anthropic", "gemini")
 
 
 def violations(
     format: str,
-    messages: Messages,
+    messages: Sequence[Mapping[str, Any]],
     *,
     system: Any = None,
     reasoning_of: Mapping[str, str] | None = None,
@@ -46,46 +36,23 @@ def violations(
 
     Raises UsageError if the format is unknown.
     """
-    options = RequestOptions(
-        system=system,
-        reasoning_of=reasoning_of,
-        strict=strict,
-        prefill=prefill,
-        thought_signatures=thought_signatures,
-    )
-    if format not in RULES:
-        raise UsageError(f"{format!r} is not one of {', '.join(RULES)}")
-    return [str(finding) for finding in RULES[format](messages, options)]
-
-
-def _chat(messages: Messages, options: RequestOptions) -> Iterator[Finding]:
-    if options.system is not None:
-        yield Finding("Unknown parameter: 'system'.", "system", "unknown_parameter")
-    yield from chat.findings(messages, strict=options.strict)
-
-
-def _responses(messages: Messages, options: RequestOptions) -> Iterator[Finding]:
-    if options.system is not None and not isinstance(options.system, str):
-        yield wrong_type("instructions", "a string", options.system)
-    yield from responses.findings(messages, reasoning_of=options.reasoning_of)
-
-
-def _anthropic(messages: Messages, options: RequestOptions) -> Iterator[Finding]:
-    yield from anthropic.findings(messages, system=options.system, prefill=options.prefill)
-
-
-def _gemini(messages: Messages, options: RequestOptions) -> Iterator[Finding]:
-    yield from gemini.findings(
-        messages,
-        system=options.system,
-        prefill=options.prefill,
-        thought_signatures=options.thought_signatures,
-    )
-
-
-RULES: dict[str, Callable[[Messages, RequestOptions], Iterator[Finding]]] = {
-    "openai.chat": _chat,
-    "openai.responses": _responses,
-    "anthropic": _anthropic,
-    "gemini": _gemini,
-}
+    if format not in FORMATS:
+        raise UsageError(f"{format!r} is not one of {', '.join(FORMATS)}")
+    found: Iterable[Finding]
+    match format:
+        case "openai.chat":
+            found = chat.findings(messages, strict=strict)
+            if system is not None:
+                unknown = Finding("Unknown parameter: 'system'.", "system", "unknown_parameter")
+                found = [unknown, *found]
+        case "openai.responses":
+            found = responses.findings(messages, reasoning_of=reasoning_of)
+            if system is not None and not isinstance(system, str):
+                found = [wrong_type("instructions", "a string", system), *found]
+        case "anthropic":
+            found = anthropic.findings(messages, system=system, prefill=prefill)
+        case _:
+            found = gemini.findings(
+                messages, system=system, prefill=prefill, thought_signatures=thought_signatures
+            )
+    return [str(finding) for finding in found]

@@ -38,9 +38,8 @@ from perdure.errors import ContextWindowError, PerdureError, UsageError
 from perdure.events import emit
 from perdure.journal.records import Record
 
-TURN_RECORDS_MAX = (
-    4096  # Records; longer unfinished turns are not read to decide whether a call resumes.
-)
+# Records; longer unfinished turns are not read to decide whether a call resumes.
+TURN_RECORDS_MAX = 4096
 
 RECENT_RECORDS = 64  # Records at the end of a session, read to find how its last turn ended.
 
@@ -95,14 +94,14 @@ class AsyncConversation:
                 self._state.stream = stream if site.owns_turn else self._state.stream
                 return stream
             require_reply(result, request.format)
-            await turn.append(result, answers=model_call)
+            await turn.append(result, reply_to=model_call)
             await self._end_if_complete(site, reply_messages(result))
         except GeneratorExit:  # The coroutine was closed: it cannot await any more.
             raise
         except BaseException as error:
             if not site.owns_turn and reply is None:
                 model_call.failed(error)
-            if site.owns_turn and turn.partial:
+            if site.owns_turn and turn.is_partial:
                 await self._keep_open(error)
             elif site.owns_turn:
                 await self._leave(error)
@@ -112,7 +111,7 @@ class AsyncConversation:
     async def end_stream(self, site: CallSite, recorded: Any) -> None:
         """Finish a stream that was read to its end or closed early."""
         self._state.stream = None if site.owns_turn else self._state.stream
-        if site.owns_turn and (site.turn.partial or not recorded.said):
+        if site.owns_turn and (site.turn.is_partial or not recorded.said):
             await self._abandon("the stream ended before the answer did")
         else:
             await self._end_if_complete(site, [item.message for item in recorded.said])
@@ -144,7 +143,7 @@ class AsyncConversation:
         """Record the offered tools; log changes and report them to `on_tools`."""
         if not tools:
             return
-        changes = await turn.offer(tools)
+        changes = await turn.record_tools(tools)
         if changes:
             fields = {name: ",".join(names) for name, names in changes._asdict().items()}
             emit("tools", {"session": self.session.id, "turn": turn.id, **fields})
@@ -192,7 +191,7 @@ class AsyncConversation:
 
     async def _recorded_exchanges(self, turn: Any) -> list[Exchange]:
         """Return the exchanges a turn had when entered: another process may have got replies."""
-        records = await self._records(turn.start)
+        records = await self._records(turn.branch_point)
         messages = messages_at_entry(records, turn.id, ended=turn.ended)
         return split_exchanges(messages)
 
@@ -256,9 +255,9 @@ class AsyncConversation:
     async def _resume_turn(self, turn: Any, request: ApiCall) -> CallSite | None:
         """Resume an unfinished turn if a call repeats its first or last inputs or answers it."""
         inputs = request.inputs
-        if self.session.position - turn.start > TURN_RECORDS_MAX:
+        if self.session.position - turn.branch_point > TURN_RECORDS_MAX:
             return None
-        records = await self._records(turn.start)
+        records = await self._records(turn.branch_point)
         messages = turn_messages(records, turn.id)
         if messages is None:
             return None

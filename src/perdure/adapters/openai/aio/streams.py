@@ -24,8 +24,8 @@ class AsyncRecordedStream(StreamProxy):
         self, conversation: "AsyncConversation", site: CallSite, source: Any, model_call: Any
     ) -> None:
         super().__init__(source)
-        every = conversation.options.every
-        recorded = site.turn.stream(source, every=every, answers=model_call)
+        flush_every = conversation.options.flush_every
+        recorded = site.turn.stream(source, flush_every=flush_every, reply_to=model_call)
         self._hold(_conversation=conversation, _site=site, _recorded=recorded)
         self._hold(_over=False, _superseded=False)
 

@@ -39,9 +39,8 @@ from perdure.errors import ContextWindowError, PerdureError, UsageError
 from perdure.events import emit
 from perdure.journal.records import Record
 
-TURN_RECORDS_MAX = (
-    4096  # Records; longer unfinished turns are not read to decide whether a call resumes.
-)
+# Records; longer unfinished turns are not read to decide whether a call resumes.
+TURN_RECORDS_MAX = 4096
 
 RECENT_RECORDS = 64  # Records at the end of a session, read to find how its last turn ended.
 
@@ -96,14 +95,14 @@ class Conversation:
                 self._state.stream = stream if site.owns_turn else self._state.stream
                 return stream
             require_reply(result, request.format)
-            turn.append(result, answers=model_call)
+            turn.append(result, reply_to=model_call)
             self._end_if_complete(site, reply_messages(result))
         except GeneratorExit:  # The coroutine was closed: it cannot any more.
             raise
         except BaseException as error:
             if not site.owns_turn and reply is None:
                 model_call.failed(error)
-            if site.owns_turn and turn.partial:
+            if site.owns_turn and turn.is_partial:
                 self._keep_open(error)
             elif site.owns_turn:
                 self._leave(error)
@@ -113,7 +112,7 @@ class Conversation:
     def end_stream(self, site: CallSite, recorded: Any) -> None:
         """Finish a stream that was read to its end or closed early."""
         self._state.stream = None if site.owns_turn else self._state.stream
-        if site.owns_turn and (site.turn.partial or not recorded.said):
+        if site.owns_turn and (site.turn.is_partial or not recorded.said):
             self._abandon("the stream ended before the answer did")
         else:
             self._end_if_complete(site, [item.message for item in recorded.said])
@@ -145,7 +144,7 @@ class Conversation:
         """Record the offered tools; log changes and report them to `on_tools`."""
         if not tools:
             return
-        changes = turn.offer(tools)
+        changes = turn.record_tools(tools)
         if changes:
             fields = {name: ",".join(names) for name, names in changes._asdict().items()}
             emit("tools", {"session": self.session.id, "turn": turn.id, **fields})
@@ -193,7 +192,7 @@ class Conversation:
 
     def _recorded_exchanges(self, turn: Any) -> list[Exchange]:
         """Return the exchanges a turn had when entered: another process may have got replies."""
-        records = self._records(turn.start)
+        records = self._records(turn.branch_point)
         messages = messages_at_entry(records, turn.id, ended=turn.ended)
         return split_exchanges(messages)
 
@@ -257,9 +256,9 @@ class Conversation:
     def _resume_turn(self, turn: Any, request: ApiCall) -> CallSite | None:
         """Resume an unfinished turn if a call repeats its first or last inputs or answers it."""
         inputs = request.inputs
-        if self.session.position - turn.start > TURN_RECORDS_MAX:
+        if self.session.position - turn.branch_point > TURN_RECORDS_MAX:
             return None
-        records = self._records(turn.start)
+        records = self._records(turn.branch_point)
         messages = turn_messages(records, turn.id)
         if messages is None:
             return None

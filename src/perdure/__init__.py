@@ -18,13 +18,14 @@ from perdure.errors import (
     ApprovalDeniedError,
     ApprovalError,
     ApprovalPendingError,
-    ContextWindowError,
     ChainError,
     ConflictError,
+    ContextWindowError,
     DamagedError,
     DivergenceError,
     EffectError,
     FencedError,
+    IncompleteBatchError,
     InFlightError,
     InUseError,
     LeaseHeldError,
@@ -34,7 +35,6 @@ from perdure.errors import (
     ReplayBlockedError,
     ReplayDivergenceError,
     SummaryError,
-    IncompleteBatchError,
     UnavailableError,
     UnknownOutcomeError,
     UnsupportedError,
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from perdure.aio.values import AsyncValues
     from perdure.backends.guarantees import Guarantees
     from perdure.backends.protocol import Head
-    from perdure.core.effects.calls import Happened, Effect, DidNotHappen, current_effect
+    from perdure.core.effects.calls import DidNotHappen, Effect, Happened, current_effect
     from perdure.core.replay.result import Replay
     from perdure.core.summaries import Summarizer
     from perdure.core.values import Version
@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     from perdure.sync.session import Session
     from perdure.sync.store import (
         Store,
-        open,  # noqa: A004 - what callers write
+        open,
     )
     from perdure.sync.turn import Turn
     from perdure.sync.values import Values
@@ -78,33 +78,33 @@ __all__ = [
     "AsyncStore",
     "AsyncTurn",
     "AsyncValues",
-    "ContextWindowError",
     "ChainError",
     "ConflictError",
+    "ContextWindowError",
     "DamagedError",
+    "DidNotHappen",
     "DivergenceError",
-    "Happened",
     "Effect",
     "EffectError",
     "FencedError",
     "Guarantees",
+    "Happened",
     "Head",
     "InFlightError",
     "InUseError",
+    "IncompleteBatchError",
     "LeaseHeldError",
-    "DidNotHappen",
     "NotFoundError",
     "PayloadError",
     "PerdureError",
     "Record",
-    "ReplayBlockedError",
     "Replay",
+    "ReplayBlockedError",
     "ReplayDivergenceError",
     "Session",
     "Store",
     "Summarizer",
     "SummaryError",
-    "IncompleteBatchError",
     "Transcript",
     "Turn",
     "TypeCodec",

@@ -156,7 +156,7 @@ def test_a_path_may_be_called_anything(tmp_path: Path) -> None:
 
 def test_a_store_that_can_only_be_read_says_so(tmp_path: Path) -> None:
     checks = (Check("synchronous", "full"),)
-    accepted: Any = type("None", (), {"taken": ()})
+    accepted: Any = type("None", (), {"used": ()})
     found = schema.store_guarantees(checks, Check("file system", "ext4"), accepted, "it is so")
     assert ("writing", "read-only: it is so") in [check[:2] for check in found.checks]
 

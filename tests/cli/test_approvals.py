@@ -199,7 +199,7 @@ def test_effects_are_listed_by_session_tool_and_state(path: Path) -> None:
         session._handle.write = _dead  # type: ignore[method-assign]
         raise KilledError
 
-    def _dead(plan: object) -> int:
+    def _dead(plan: object) -> Any:
         raise KilledError
 
     with perdure.open(path, clock=ticking()) as store:

@@ -156,7 +156,7 @@ def test_a_file_where_a_session_is_expected_was_meant_as_the_store(
     assert "is a file" not in invoke(None, command, "x" * 300, "\0").stderr
 
 
-SECRET = "sEcReT99"  # noqa: S105 - it is looked for where it must not be
+SECRET = "sEcReT99"
 ADDRESSES = [
     f"postgresql://u:{SECRET}@127.0.0.1:1/db",
     f"'postgres://u:{SECRET}@127.0.0.1:1/db'",

@@ -162,7 +162,7 @@ def headless(request: pytest.FixtureRequest, path: Path) -> str:
     schema = parse_address(address).schema
     with psycopg.connect(address.partition("?")[0], autocommit=True) as db:
         for table in ("head", "label"):
-            sql = f"delete from {quote_identifier(schema)}.{table} where name = 'empty-handed'"  # noqa: S608 - quoted
+            sql = f"delete from {quote_identifier(schema)}.{table} where name = 'empty-handed'"
             db.execute(sql.encode())
     return address
 

@@ -384,7 +384,7 @@ def test_a_refusal_in_the_background_is_told_of(
     with pytest.raises(SummaryError):
         session.summarize_in_background(lambda _: "").result(60)
     (told,) = [record for record in caplog.records if record.levelno == logging.WARNING]
-    assert told.getMessage() == ("unsummarized store=memory: session=s reason=the text is empty")
+    assert told.getMessage() == ("summary_failed store=memory: session=s reason=the text is empty")
 
 
 def test_summaries_are_events(session: perdure.Session, caplog: pytest.LogCaptureFixture) -> None:
@@ -473,7 +473,11 @@ def test_a_window_without_its_summary_is_as_without_asking(
     plain = session.messages(format="openai.chat", max_tokens=200)
     position = session.position
     found = session.messages(format="openai.chat", max_tokens=200, summarize=with_)
-    assert (found, found.truncated_before, session.position) == (plain, plain.truncated_before, position)
+    assert (found, found.truncated_before, session.position) == (
+        plain,
+        plain.truncated_before,
+        position,
+    )
     assert found.truncated_before
     (told,) = [record for record in caplog.records if record.levelno == logging.WARNING]
     assert vars(told)["event"] == "summary_failed"

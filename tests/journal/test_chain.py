@@ -20,7 +20,7 @@ from perdure.journal.chain import (
     VerifiedEntry,
 )
 from perdure.journal.cipher import PlainCipher
-from perdure.journal.records import Branched, Content, Deleted, Note, BatchDiscarded
+from perdure.journal.records import BatchDiscarded, Branched, Content, Deleted, Note
 
 STREAM = StreamIdentity("claim-4711", "abc")
 TIME = "2026-11-16T05:15:25.123456Z"

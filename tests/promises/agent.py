@@ -13,7 +13,7 @@ ATTEMPTS = 4  # A fault is repaired when it was noticed; then few attempts must 
 T = TypeVar("T")
 
 
-class Unexpected(Exception):  # noqa: N818 - no error of the code, but the finding of a trial
+class Unexpected(Exception):
     """What happened instead of a typed error or success."""
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import perdure
-from perdure.core.effects.calls import Happened, DidNotHappen
+from perdure.core.effects.calls import DidNotHappen, Happened
 from perdure.formats.tool_calls import INTERRUPTED_NOTICE
 from perdure.journal.records import EffectIntended, EffectSettled
 from perdure.testing.provider_rules import violations

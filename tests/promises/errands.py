@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import perdure
-from perdure.core.effects.calls import Happened, Effect, DidNotHappen
+from perdure.core.effects.calls import DidNotHappen, Effect, Happened
 from perdure.errors import EffectError, UnknownOutcomeError
 from tests.promises.world import World
 

@@ -160,7 +160,7 @@ def read_all(address: str | Path, sessions: Sequence[str]) -> Answers:
                 _ask(answers, f"{name}: {SALVAGED}", lambda name=name: _salvage(store, name))  # type: ignore[misc]
     except (*DAMAGE, UsageError) as error:
         answers["open"] = error
-    except Exception as error:  # noqa: BLE001 - a driver's error that escaped is the finding
+    except Exception as error:
         answers["open"] = Wrong(repr(error))
     return answers
 
@@ -185,7 +185,7 @@ def _read_session(store: perdure.Store, name: str, answers: Answers) -> None:
     _ask(answers, f"{name}: messages", session.messages)
     _ask(answers, f"{name}: records", lambda: list(session.records()))
     _ask(answers, f"{name}: verify", session.verify)
-    if KEY in session.values.keys():  # noqa: SIM118 - not a dict
+    if KEY in session.values.keys():
         _ask(answers, f"{name}: value", lambda: session.get(KEY))
         _ask(answers, f"{name}: first", lambda: session.get(KEY, version=1))
 
@@ -195,7 +195,7 @@ def _ask(answers: Answers, question: str, ask: Callable[[], Any]) -> Any:
         answer = ask()
     except DAMAGE as error:
         answer = error
-    except Exception as error:  # noqa: BLE001 - an error of another kind is the finding
+    except Exception as error:
         answer = Wrong(repr(error))
     answers[question] = answer
     return answer

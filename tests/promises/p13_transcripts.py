@@ -51,7 +51,11 @@ def unstable(transcript: Transcript, format: str) -> str:
     )
     if [*again] != [*transcript]:
         return f"rendered again it is another: {dumped(transcript)} then {dumped(again)}"
-    return f"rendered again, calls are closed: {again.interrupted_calls}" if again.interrupted_calls else ""
+    return (
+        f"rendered again, calls are closed: {again.interrupted_calls}"
+        if again.interrupted_calls
+        else ""
+    )
 
 
 def incomplete(transcript: Transcript, format: str, history: History) -> str:
@@ -65,7 +69,9 @@ def incomplete(transcript: Transcript, format: str, history: History) -> str:
     ]
     if gone:
         return f"{gone} are missing, though {format} can say them"
-    return f"calls were closed: {transcript.interrupted_calls}" if transcript.interrupted_calls else ""
+    return (
+        f"calls were closed: {transcript.interrupted_calls}" if transcript.interrupted_calls else ""
+    )
 
 
 def failure(history: History, format: str) -> str:
@@ -92,7 +98,7 @@ def trial(seed: int) -> Trial:
     for format in FORMATS:
         try:
             found = failure(history, format)
-        except Exception as error:  # noqa: BLE001 - no history may break it
+        except Exception as error:
             found = f"{format}: {type(error).__name__}: {error}"
         if found:
             return Trial(f"history {seed}", found)

@@ -75,7 +75,7 @@ def in_threads(work: Sequence[Callable[[], None]]) -> list[str]:
     def guarded(one: Callable[[], None]) -> None:
         try:
             one()
-        except BaseException as error:  # noqa: BLE001 - a thread's error would be lost
+        except BaseException as error:
             raised.append(repr(error))
 
     threads = [threading.Thread(target=guarded, args=(one,), daemon=True) for one in work]

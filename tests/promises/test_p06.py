@@ -124,7 +124,15 @@ def test_the_store_holds_what_the_trials_are_about(clean: damage.Clean) -> None:
     clean.path.write_bytes(clean.content)
     assert not stores.faults(stores.read_all(clean.path, clean.names), clean.answers)
     kinds = {record.kind for name in clean.names for record in clean.answers[f"{name}: records"]}
-    assert kinds >= {"message", "value", "turn.begun", "labels", "branched", "branch.kept", "snapshot"}
+    assert kinds >= {
+        "message",
+        "value",
+        "turn.begun",
+        "labels",
+        "branched",
+        "branch.kept",
+        "snapshot",
+    }
     assert clean.answers["gamma: verify"].entries == 2
     assert clean.answers["alpha: verify"].snapshots
     assert len(clean.answers["labelled"]) == 2

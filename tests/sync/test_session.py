@@ -45,7 +45,12 @@ def test_a_session_is_resumed_exactly(store: perdure.Store, session: perdure.Ses
 
 def test_a_new_session_is_empty_and_exists_from_its_first_record(store: perdure.Store) -> None:
     session = store.session("new")
-    assert (len(session), session.last_message, session.messages(), session.position) == (0, None, [], 0)
+    assert (len(session), session.last_message, session.messages(), session.position) == (
+        0,
+        None,
+        [],
+        0,
+    )
     assert session
     with pytest.raises(NotFoundError, match="'new' not found"):
         store.resume("new")
@@ -674,7 +679,7 @@ def test_a_branch_at_the_start_of_a_first_turn_is_empty(
 
 
 def test_an_error_without_a_text_is_recorded(session: perdure.Session) -> None:
-    class Mute(Exception):  # noqa: N818 - a name for a test
+    class Mute(Exception):
         def __str__(self) -> str:
             raise RuntimeError
 

@@ -97,7 +97,7 @@ async def gather(
 async def call_function(
     function: Callable[[], Any],
     *,
-    timeout: float | None,  # noqa: ASYNC109 - the same parameters as for threads
+    timeout: float | None,
     name: str,
     detached: bool = False,
 ) -> CallResult | None:
@@ -130,7 +130,7 @@ async def call_function(
 async def _in_loop(function: Callable[[], Any]) -> CallResult:
     try:
         return await function(), None
-    except Exception as error:  # noqa: BLE001 - raised where the caller waits
+    except Exception as error:
         return None, error
 
 
@@ -148,7 +148,7 @@ def _capture(function: Callable[[], Any]) -> CallResult:
     """Return a function's result and error: a SystemExit in a future would end the event loop."""
     try:
         return function(), None
-    except BaseException as error:  # noqa: BLE001 - raised where the caller waits
+    except BaseException as error:
         return None, error
 
 

@@ -46,7 +46,7 @@ T = TypeVar("T")
 OnProgress = Callable[[CopyProgress], object]
 
 
-async def copy_async(  # noqa: PLR0913 - each is a choice of its own
+async def copy_async(
     source: "Address | AsyncBackend",
     target: "Address | AsyncBackend",
     *,
@@ -172,7 +172,7 @@ async def _run(steps: CopySteps[T], sides: dict[str, AsyncBackend], on_progress:
                 continue
             try:
                 answer = await _perform(sides[request.side], request)
-            except BaseException as error:  # noqa: BLE001 - rethrown inside the steps, which decide
+            except BaseException as error:
                 request = steps.throw(error)
             else:
                 request = steps.send(answer)
@@ -218,7 +218,7 @@ async def _list_heads(backend: AsyncBackend, request: Heads) -> HeadPage:
     prefix, after, labels, limit, _ = request
     try:
         async for head in backend.streams(prefix=prefix, after=after, labels=labels, limit=limit):
-            heads.append(head)  # noqa: PERF401 - keep the heads listed before damage
+            heads.append(head)
     except DamagedError as error:
         return HeadPage(heads, error)
     return HeadPage(heads, None)

@@ -78,7 +78,7 @@ def deliver(waiting: WaitingItems, answers: Sequence[Any], error: BaseException 
                     waiter.cancel()
             else:
                 waiter.set_exception(error)
-        except BaseException as interrupt:  # noqa: BLE001 - deliver to the other waiters first
+        except BaseException as interrupt:
             raised = interrupt
     if raised is not None:
         raise raised

@@ -81,7 +81,7 @@ class AsyncHandle:
         self.require_open()
         return await self.driver.run(steps)
 
-    async def wait(self, after: int, timeout: float | None) -> bool:  # noqa: ASYNC109 - the same as for threads
+    async def wait(self, after: int, timeout: float | None) -> bool:
         """Return True once there are records after a position, here or in the store.
 
         False after the timeout, or when the session or its store is closed meanwhile.

@@ -196,7 +196,7 @@ class AsyncSession:
         """
         return AsyncLease(self._handle, leases.parse_request(ttl, timeout, owner, force=force))
 
-    def tool(  # noqa: PLR0913 - every option of a tool, by name
+    def tool(
         self,
         function: Callable[..., Any],
         *,
@@ -320,7 +320,7 @@ class AsyncSession:
         model: str = "",
         keep_turns: int = KEEP_TURNS,
         max_tokens: int | None = None,
-        timeout: float | None = TIMEOUT,  # noqa: ASYNC109 - the same parameters as for threads
+        timeout: float | None = TIMEOUT,
         counter: Counter | None = None,
     ) -> Summary:
         """Summarize older turns: windows show the summary in their place. They stay stored.
@@ -460,7 +460,7 @@ class AsyncSession:
 async def watch_records(
     handle: AsyncHandle,
     at: int,
-    timeout: float | None,  # noqa: ASYNC109 - the same parameters as for threads
+    timeout: float | None,
 ) -> AsyncIterator[Record]:
     """Yield the records after a position, until none arrives within the timeout or it is closed.
 

@@ -251,7 +251,7 @@ class AsyncTool:
         reply: ResultMessage | None,
     ) -> Any:
         effect = Effect(decision.effect, call.tool, decision.key, arguments)
-        assert self.spec.reconcile is not None  # noqa: S101 - checked by `require_spec`
+        assert self.spec.reconcile is not None
         try:
             reconciled = await resolve(self.spec.reconcile(effect))
             packed = encode_reconciliation(self._handle.replica, reconciled)

@@ -47,7 +47,7 @@ def mounted_type(path: str, mountinfo: str) -> str:
     for line in mountinfo.splitlines():
         mount, separator, rest = line.partition(" - ")
         fields = mount.split(" ")
-        if not separator or len(fields) < 5:  # noqa: PLR2004 - the mount point is the fifth field
+        if not separator or len(fields) < 5:
             continue
         point = _unescape(fields[4])
         if len(point) >= best and _contains(point, path):
@@ -96,7 +96,7 @@ def filesystem_type(path: str) -> str:
 def why_read_only(*paths: str) -> str:
     """Return why this process cannot write to one of the existing paths; "" if it can."""
     for path in paths:
-        if os.path.exists(path) and not os.access(path, os.W_OK):  # noqa: PTH110 - the path is text
+        if os.path.exists(path) and not os.access(path, os.W_OK):
             if hasattr(os, "statvfs") and os.statvfs(path).f_flag & os.ST_RDONLY:
                 return "the file system is read-only"
             return f"this user has no permission to write to {path}"

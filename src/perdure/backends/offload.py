@@ -120,7 +120,7 @@ class ThreadedBackend:
             lambda _: 0,
         )
 
-    async def watch(self, stream: str, *, after: int, timeout: float | None = None) -> bool:  # noqa: ASYNC109 - as in `WatchCapability`
+    async def watch(self, stream: str, *, after: int, timeout: float | None = None) -> bool:
         """As `WatchCapability.watch`; UnsupportedError if the store does not declare it.
 
         Waiters do not occupy the worker thread: it only checks the head when one is woken.
@@ -231,7 +231,7 @@ def _run_jobs(worker: _Worker) -> None:
         worker.busy = True
         try:
             job()
-        except BaseException as error:  # noqa: BLE001 - no caller awaits it, and later jobs must still run
+        except BaseException as error:
             details = (type(error), error, error.__traceback__, worker.thread)
             threading.excepthook(threading.ExceptHookArgs(details))
             del error, details
@@ -269,7 +269,7 @@ def _post(worker: _Worker, work: Callable[[], T]) -> "Future[T]":
     def job() -> None:
         try:
             result = work()
-        except BaseException as error:  # noqa: BLE001 - passed on to the awaiting task
+        except BaseException as error:
             complete: tuple[Any, ...] = (_fail, future, error)
         else:
             complete = (_succeed, future, result)
@@ -310,7 +310,7 @@ class _PageReader:
                 loaded += self._size(item)
                 if len(items) >= PAGE_ITEMS or loaded >= PAGE_BYTES:
                     break
-        except Exception as error:  # noqa: BLE001 - re-raised by the caller, after the items
+        except Exception as error:
             return items, error
         return items, None
 

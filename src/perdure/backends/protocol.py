@@ -310,7 +310,7 @@ class WatchCapability(Protocol):
 class AsyncWatchCapability(Protocol):
     """`WatchCapability` for callers in an event loop."""
 
-    async def watch(self, stream: str, *, after: int, timeout: float | None = None) -> bool:  # noqa: ASYNC109 - as in `WatchCapability`
+    async def watch(self, stream: str, *, after: int, timeout: float | None = None) -> bool:
         """As `WatchCapability.watch`. It may be cancelled at any time."""
         ...
 

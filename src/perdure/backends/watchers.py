@@ -29,7 +29,7 @@ Wake = Callable[[], None]
 def file_fingerprint(file: str) -> tuple[int, ...]:
     """Return a fingerprint that changes if a file is written to, replaced or removed."""
     try:
-        status = os.stat(file)  # noqa: PTH116 - many times a second, and Path takes twice as long
+        status = os.stat(file)
     except OSError:
         return ()
     return status.st_ino, status.st_size, status.st_mtime_ns

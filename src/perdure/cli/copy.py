@@ -129,7 +129,7 @@ class _CopyBar(ProgressBar):
     """Shows one phase of a copy after the other."""
 
     def __init__(self) -> None:
-        super().__init__("", "session", lambda: 0)
+        super().__init__("preparing", "session", lambda: 0)
 
     def show(self, reached: Reached) -> None:
         total, noun, done = reached.of_sessions, "session", reached.sessions

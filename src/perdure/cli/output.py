@@ -70,11 +70,11 @@ def _console(stream: TextIO) -> Console:
     context = click.get_current_context(silent=True)
     wanted = None if context is None else context.color
     has_colors = is_tty(stream) if wanted is None else wanted
-    return _make_console(stream, terminal_width() - 1, has_colors)
+    return _make_console(stream, terminal_width() - 1, has_colors=has_colors)
 
 
 @lru_cache(maxsize=2)  # Standard output and standard error; a test may replace them.
-def _make_console(stream: TextIO, width: int, has_colors: bool) -> Console:  # noqa: FBT001 - for the cache
+def _make_console(stream: TextIO, width: int, *, has_colors: bool) -> Console:
     return _Console(
         file=stream,
         width=width,

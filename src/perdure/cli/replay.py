@@ -62,7 +62,7 @@ refused (blocked accesses) and error (raised by the agent, or null).
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @store_option
-def replay(  # noqa: PLR0913 - the options of the command
+def replay(
     address: str | None,
     session: str,
     agent: str,

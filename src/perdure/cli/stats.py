@@ -188,7 +188,7 @@ def _print_counts(result: dict[str, Any]) -> None:
         _print_fact("", f"{count:>10,}  {safe(kind)}")
     if result["torn"]:
         _print_fact("torn", f"{result['torn']:,} entries that a crash cut off, not counted above")
-    exact_bytes = "" if result["bytes"] < 1000 else f" ({result['bytes']:,})"  # noqa: PLR2004 - as in decimal
+    exact_bytes = "" if result["bytes"] < 1000 else f" ({result['bytes']:,})"
     _print_fact("bytes", f"{decimal(result['bytes'])}{exact_bytes}")
     for number, session in enumerate(result["largest"]):
         label = "" if number else "largest"

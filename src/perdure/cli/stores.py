@@ -157,7 +157,7 @@ def _store_hint(ctx: click.Context, words: Iterable[str]) -> str | None:
     if ctx.get_parameter_source("address") is ParameterSource.COMMANDLINE:
         return None
     for word in words:
-        if os.path.isfile(word):  # noqa: PTH113 - Path.is_file raises if a name is too long
+        if os.path.isfile(word):
             return f"{word!r} is a file: did you mean --store {shlex.quote(word)}?"
     return None
 

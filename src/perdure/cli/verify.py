@@ -133,7 +133,7 @@ class SalvageFile:
         if self._target is None:
             return
         if self._file is None:
-            self._file = Path(self._target).open("x", encoding="ascii")  # noqa: SIM115 - see __exit__
+            self._file = Path(self._target).open("x", encoding="ascii")
         self._file.write(json.dumps(line) + "\n")
 
     def __enter__(self) -> Self:

@@ -246,7 +246,7 @@ class LeaseAttempt:
     def refusal(self) -> PerdureError:
         """Return the error for a caller whose timeout has passed."""
         lease = self._replica.state.lease
-        assert lease is not None  # noqa: S101 - only a stored lease can make the caller wait
+        assert lease is not None
         return lease_held_error(self._replica.name, lease)
 
     def plan(self) -> Plan[TakenLease]:

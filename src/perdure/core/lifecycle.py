@@ -258,7 +258,7 @@ def _delete_and_drop(replica: Replica, reason: str) -> Steps[None]:
         users = []
         for kept in batch.state.keeps.values():
             if (yield from _is_needed(kept)):
-                users.append(kept.branch or kept.reason)  # noqa: PERF401 - cannot yield in a list
+                users.append(kept.branch or kept.reason)
         if users:
             raise InUseError(batch.name, tuple(users))
         return batch.add_content(record_id, Deleted(reason=reason))

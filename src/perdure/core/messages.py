@@ -73,7 +73,7 @@ def append_messages(
 def parse_messages(message: Any) -> Sequence[ParsedMessage]:
     """Return the messages in a caller's argument; UsageError if one has no valid role."""
     # Most messages are a role and a text. Skipping the parser for them makes every write cheaper.
-    if type(message) is dict and len(message) == 2 and type(message.get("content")) is str:  # noqa: PLR2004
+    if type(message) is dict and len(message) == 2 and type(message.get("content")) is str:
         role = message.get("role")
         if role in ("user", "assistant", "system"):
             return ((message, {}),)

@@ -127,7 +127,7 @@ def fail_turn(replica: Replica, turn: TurnOwnership, error: BaseException) -> Pl
 def _error_text(error: BaseException) -> str:
     try:
         return str(error)
-    except Exception:  # noqa: BLE001 - a failure must be recorded even if its __str__ raises
+    except Exception:
         return "(it has no text)"
 
 

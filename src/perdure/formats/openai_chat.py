@@ -75,7 +75,7 @@ def read(message: Native, at: int) -> NormalizedMessage:
             parts.append(Text(at, content))
     elif content is not None:
         parts += read_content(content, at)
-    if len(message) > 2 or "content" not in message:  # noqa: PLR2004 - most have just these two
+    if len(message) > 2 or "content" not in message:
         _read_rest(message, at, parts)
     return NormalizedMessage(
         at, ROLES.get(stored_role, ""), parts, CHAT, stored_role, as_text(message.get("name"))
@@ -195,7 +195,7 @@ def write(messages: list[NormalizedMessage], losses: Losses) -> tuple[list[Nativ
         if message.name:
             native["name"] = message.name
         written.append(native)
-        if len(native) > 2:  # noqa: PLR2004 - as above
+        if len(native) > 2:
             written += _write_results(parts, losses, deprecated="function_call" in native)
     return written, None
 
@@ -268,7 +268,7 @@ def _write_assistant(parts: list[Part], losses: Losses) -> Native | None:
         message["function_call"] = {"name": calls[0].name, "arguments": input_text(calls[0])}
     elif calls:
         message["tool_calls"] = [_write_call(call) for call in calls]
-    has_content = texts or len(message) > 2  # noqa: PLR2004 - more than a role and no content
+    has_content = texts or len(message) > 2
     return message if has_content else None
 
 

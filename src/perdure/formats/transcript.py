@@ -364,11 +364,11 @@ __all__ = [
     "Transcript",
     "answers",
     "closing",
+    "detect_format",
     "open_calls",
     "render",
     "safe_cut",
     "safe_cuts",
-    "detect_format",
 ]
 
 

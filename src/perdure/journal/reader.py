@@ -285,7 +285,7 @@ class ForwardReader:
             return None
         yield from self._fill(self._segment, limit)
         ended = self._segment is None
-        while self._waiting and (ended or len(self._waiting) > 2):  # noqa: PLR2004 - see _is_confirmed
+        while self._waiting and (ended or len(self._waiting) > 2):
             self._deliver(self._waiting.pop(0))
         if ended:
             self._end_torn()

@@ -24,13 +24,15 @@ class Content(
 
     kind: ClassVar[str] = ""
     schema: ClassVar[int] = 1
+    about: ClassVar[str] = ""
+    """The field that names the record's subject; empty if it has none."""
 
     v: int = 1
 
     @property
     def subject(self) -> str:
         """The turn, value, effect, approval or keep that the record is about; empty if none."""
-        return ""
+        return getattr(self, self.about) if self.about else ""
 
 
 class ApprovalAsked(Content, frozen=True, kw_only=True):
@@ -40,6 +42,7 @@ class ApprovalAsked(Content, frozen=True, kw_only=True):
     """
 
     kind: ClassVar[str] = "approval.asked"
+    about: ClassVar[str] = "identity"
 
     identity: str
     """Identifies the call of the agent; the intent will have the same identity."""
@@ -53,10 +56,6 @@ class ApprovalAsked(Content, frozen=True, kw_only=True):
     expires: str = ""
     """The time of expiry, in the format of headers; empty if it does not expire."""
 
-    @property
-    def subject(self) -> str:
-        return self.identity
-
 
 class ApprovalDecided(Content, frozen=True, kw_only=True):
     """The decision on an approval. The first decision counts; `expired` ends any approval.
@@ -65,16 +64,13 @@ class ApprovalDecided(Content, frozen=True, kw_only=True):
     """
 
     kind: ClassVar[str] = "approval.decided"
+    about: ClassVar[str] = "approval"
 
     approval: str
     decision: Literal["approved", "denied", "expired"]
     bound: str
     by: str = ""
     reason: str = ""
-
-    @property
-    def subject(self) -> str:
-        return self.approval
 
 
 class LeaseChange(Content, frozen=True, kw_only=True):
@@ -118,6 +114,7 @@ class Message(Content, frozen=True, kw_only=True):
     """
 
     kind: ClassVar[str] = "message"
+    about: ClassVar[str] = "turn"
 
     message: dict[str, Any]
     turn: str = ""
@@ -127,17 +124,13 @@ class Message(Content, frozen=True, kw_only=True):
     origin: str = ""
     call: str = ""
     """The digest of all messages appended under one caller id; stored in the first of them."""
-    meta: dict[str, Any] = {}  # noqa: RUF012 - msgspec gives each its own
+    meta: dict[str, Any] = {}
     """Metadata of the response: its id, model, usage and finish reason."""
     tokens: int = 0
     counter: str = ""
     """The token counter that computed `tokens`; empty if the message was not counted."""
     interrupted: bool = False
     """Whether this is only the beginning of an answer whose stream was cut off."""
-
-    @property
-    def subject(self) -> str:
-        return self.turn
 
 
 class MessageChunk(Content, frozen=True, kw_only=True):
@@ -147,15 +140,12 @@ class MessageChunk(Content, frozen=True, kw_only=True):
     """
 
     kind: ClassVar[str] = "message.chunk"
+    about: ClassVar[str] = "turn"
 
     answer: str
     data: dict[str, Any]
     turn: str = ""
     previous: int = 0
-
-    @property
-    def subject(self) -> str:
-        return self.turn
 
 
 class Pinned(Content, frozen=True, kw_only=True):
@@ -181,7 +171,7 @@ class Summary(Content, frozen=True, kw_only=True):
     last: int
     digest: str
     previous: int = 0
-    meta: dict[str, Any] = {}  # noqa: RUF012 - msgspec gives each its own
+    meta: dict[str, Any] = {}
     tokens: int = 0
     counter: str = ""
 
@@ -215,6 +205,7 @@ class EffectIntended(Content, frozen=True, kw_only=True):
     """
 
     kind: ClassVar[str] = "effect.intended"
+    about: ClassVar[str] = "identity"
 
     identity: str
     tool: str
@@ -236,10 +227,6 @@ class EffectIntended(Content, frozen=True, kw_only=True):
     """The id of the approval that this intent consumed."""
     called: Literal["tool", "model"] = "tool"
 
-    @property
-    def subject(self) -> str:
-        return self.identity
-
 
 class EffectSettled(Content, frozen=True, kw_only=True):
     """The outcome of an effect: its result or its error as data, or `unknown`.
@@ -248,6 +235,7 @@ class EffectSettled(Content, frozen=True, kw_only=True):
     """
 
     kind: ClassVar[str] = "effect.settled"
+    about: ClassVar[str] = "identity"
 
     effect: str
     identity: str
@@ -263,10 +251,6 @@ class EffectSettled(Content, frozen=True, kw_only=True):
     told: Literal["", "text", "json"] = ""
     """A large result is stored once: as the text of the previous message, or as JSON in it."""
 
-    @property
-    def subject(self) -> str:
-        return self.identity
-
 
 class Value(Content, frozen=True, kw_only=True):
     """A version of a named document: complete, a delta against the previous version, or deleted.
@@ -276,6 +260,7 @@ class Value(Content, frozen=True, kw_only=True):
     """
 
     kind: ClassVar[str] = "value"
+    about: ClassVar[str] = "key"
 
     key: str
     version: int
@@ -283,10 +268,6 @@ class Value(Content, frozen=True, kw_only=True):
     data: Any = None
     previous: int = 0
     earlier: int = 0
-
-    @property
-    def subject(self) -> str:
-        return self.key
 
 
 class TurnBegun(Content, frozen=True, kw_only=True):
@@ -300,11 +281,9 @@ class TurnBegun(Content, frozen=True, kw_only=True):
 class TurnChange(Content, frozen=True, kw_only=True):
     """The common base of the later records of a turn."""
 
-    turn: str
+    about: ClassVar[str] = "turn"
 
-    @property
-    def subject(self) -> str:
-        return self.turn
+    turn: str
 
 
 class TurnContinued(TurnChange, frozen=True, kw_only=True):
@@ -388,12 +367,9 @@ class BranchReleased(Content, frozen=True, kw_only=True):
     """A keep, given by the id of its record, was released."""
 
     kind: ClassVar[str] = "branch.released"
+    about: ClassVar[str] = "keep"
 
     keep: str
-
-    @property
-    def subject(self) -> str:
-        return self.keep
 
 
 class Deleted(Content, frozen=True, kw_only=True):
@@ -425,33 +401,11 @@ class Snapshot(Content, frozen=True, kw_only=True):
 KINDS: dict[str, type[Content]] = {
     content.kind: content
     for content in (
-        EffectIntended,
-        EffectSettled,
-        ApprovalAsked,
-        ApprovalDecided,
-        Message,
-        MessageChunk,
-        Pinned,
-        Summary,
-        SummaryUndone,
-        Tools,
-        Value,
-        TurnBegun,
-        TurnContinued,
-        TurnCompleted,
-        TurnFailed,
-        TurnAbandoned,
-        Note,
-        LabelsChanged,
-        Branched,
-        BranchKept,
-        BranchReleased,
-        LeaseTaken,
-        LeaseRenewed,
-        LeaseReleased,
-        Deleted,
-        BatchDiscarded,
-        Snapshot,
+        *(EffectIntended, EffectSettled, ApprovalAsked, ApprovalDecided),
+        *(Message, MessageChunk, Pinned, Summary, SummaryUndone, Tools, Value),
+        *(TurnBegun, TurnContinued, TurnCompleted, TurnFailed, TurnAbandoned, Note, LabelsChanged),
+        *(Branched, BranchKept, BranchReleased, LeaseTaken, LeaseRenewed, LeaseReleased),
+        *(Deleted, BatchDiscarded, Snapshot),
     )
 }
 

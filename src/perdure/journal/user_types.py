@@ -112,7 +112,7 @@ def _is_equal(original: Any, rebuilt: Any) -> bool:
     """Whether `==` returns exactly True; arrays return an array, which decides nothing."""
     try:
         return (original == rebuilt) is True
-    except Exception:  # noqa: BLE001 - `__eq__` is the application's code
+    except Exception:
         return False
 
 

@@ -134,7 +134,7 @@ def call_function(
     def run() -> None:
         try:
             results.append((context.run(function), None))
-        except BaseException as error:  # noqa: BLE001 - raised where the caller waits
+        except BaseException as error:
             results.append((None, error))
         done.set()
 
@@ -158,7 +158,7 @@ class Background:
         def run() -> None:
             try:
                 future.set_result(work(*args))
-            except BaseException as error:  # noqa: BLE001 - raised where the future is waited for
+            except BaseException as error:
                 future.set_exception(error)
 
         context = copy_context()

@@ -46,7 +46,7 @@ T = TypeVar("T")
 OnProgress = Callable[[CopyProgress], object]
 
 
-def copy(  # noqa: PLR0913 - each is a choice of its own
+def copy(
     source: "Address | Backend",
     target: "Address | Backend",
     *,
@@ -172,7 +172,7 @@ def _run(steps: CopySteps[T], sides: dict[str, Backend], on_progress: OnProgress
                 continue
             try:
                 answer = _perform(sides[request.side], request)
-            except BaseException as error:  # noqa: BLE001 - rethrown inside the steps, which decide
+            except BaseException as error:
                 request = steps.throw(error)
             else:
                 request = steps.send(answer)
@@ -218,7 +218,7 @@ def _list_heads(backend: Backend, request: Heads) -> HeadPage:
     prefix, after, labels, limit, _ = request
     try:
         for head in backend.streams(prefix=prefix, after=after, labels=labels, limit=limit):
-            heads.append(head)  # noqa: PERF402 - keep the heads listed before damage
+            heads.append(head)
     except DamagedError as error:
         return HeadPage(heads, error)
     return HeadPage(heads, None)

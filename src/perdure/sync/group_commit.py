@@ -186,7 +186,7 @@ class Batcher(Generic[ItemT, ResultT]):
             answers = self._run([waiter.item for waiter in batch])
             for waiter, answer in zip(batch, answers, strict=True):
                 waiter.answer, waiter.done = answer, True
-        except BaseException as error:  # noqa: BLE001 - re-raised in every waiting thread
+        except BaseException as error:
             own.error = error
             for waiter in own.followers:
                 waiter.error, waiter.done = copy_for_waiter(error), True

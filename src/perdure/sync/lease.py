@@ -151,7 +151,7 @@ class Lease:
         sent = now()
         try:
             self._handle.write(leases.plan_renewal(replica, holding))
-        except Exception as error:  # noqa: BLE001 - on any error, the lease expires by itself
+        except Exception as error:
             return leases.retry_delay(replica, holding, error)
         holding.renew(sent)
         return self._request.ttl * RENEW_AFTER

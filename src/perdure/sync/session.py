@@ -195,7 +195,7 @@ class Session:
         """
         return Lease(self._handle, leases.parse_request(ttl, timeout, owner, force=force))
 
-    def tool(  # noqa: PLR0913 - every option of a tool, by name
+    def tool(
         self,
         function: Callable[..., Any],
         *,

@@ -252,7 +252,7 @@ class Tool:
         reply: ResultMessage | None,
     ) -> Any:
         effect = Effect(decision.effect, call.tool, decision.key, arguments)
-        assert self.spec.reconcile is not None  # noqa: S101 - checked by `require_spec`
+        assert self.spec.reconcile is not None
         try:
             reconciled = resolve(self.spec.reconcile(effect))
             packed = encode_reconciliation(self._handle.replica, reconciled)

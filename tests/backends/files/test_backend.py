@@ -29,7 +29,7 @@ from perdure.errors import (
 from perdure.testing.contract import BackendContract
 from perdure.testing.contract.samples import append_all, append_of, entries, entry, positions
 
-MEMORY = Path("/dev/shm")  # noqa: S108 - a file system in memory, where a sync costs nothing.
+MEMORY = Path("/dev/shm")
 
 
 @pytest.fixture
@@ -232,7 +232,7 @@ def test_many_may_make_it_at_once(folder: Path) -> None:
                 ready.wait()
                 name = f"{threading.get_ident()}"
                 assert append_all(FilesBackend(path), append_of(name, 1, 1)) == ["stored"]
-            except Exception as error:  # noqa: BLE001 - shown below.
+            except Exception as error:
                 failures.append(error)
 
         threads = [threading.Thread(target=make) for _ in range(4)]

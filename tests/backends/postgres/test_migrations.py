@@ -189,7 +189,7 @@ def test_many_processes_may_bring_it_up_to_date_at_once(first: tuple[str, list[A
             digest = next(backend.streams(prefix=f"new {number}")).digest
             assert backend.remove(f"new {number}", digest=digest)
             backend.close()
-        except BaseException as error:  # noqa: BLE001 - shown below
+        except BaseException as error:
             failures.append(error)
 
     threads = [threading.Thread(target=work, args=(number,)) for number in range(6)]

@@ -186,7 +186,9 @@ def test_who_is_told_looks_seldom(postgres_store: str, monkeypatch: pytest.Monke
 def test_who_is_not_told_any_more_looks_again(
     postgres_store: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Watchers, "max_sleep", lambda self, _: 300.0 if self.server_notifies else 0.1)
+    monkeypatch.setattr(
+        Watchers, "max_sleep", lambda self, _: 300.0 if self.server_notifies else 0.1
+    )
     seen: list[float] = []
     backend = PostgresBackend(postgres_store)
     with perdure.open(backend) as store, perdure.open(postgres_store) as other:

@@ -60,7 +60,7 @@ class FailingVfs(apsw.VFS):
         self.synced: list[str] = []
         super().__init__("failing", "")
 
-    def xOpen(self, name: Any, flags: Any) -> apsw.VFSFile:  # noqa: N802 - apsw's name.
+    def xOpen(self, name: Any, flags: Any) -> apsw.VFSFile:
         return FailingFile(self, name, flags)
 
 
@@ -70,7 +70,7 @@ class FailingFile(apsw.VFSFile):
         self._vfs = vfs
         self._name = name if isinstance(name, str) or name is None else name.filename()
 
-    def xSync(self, flags: int) -> None:  # noqa: N802 - apsw's name.
+    def xSync(self, flags: int) -> None:
         if self._vfs.fails is not None and str(self._name).endswith(self._vfs.fails):
             raise apsw.IOError(self._vfs.fails)
         self._vfs.synced.append(str(self._name))

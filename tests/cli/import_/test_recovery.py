@@ -48,7 +48,7 @@ def chat_state(messages: list[dict[str, Any]], folder: Path) -> bytes:
 def agent_memory(memory: list[dict[str, Any]], folder: Path) -> bytes:
     """Keep messages as the tutorial on OpenAI does."""
     memory_file = str(folder / "agent_memory.json")
-    with open(memory_file, "w") as f:  # noqa: PTH123 - what the tutorial does.
+    with open(memory_file, "w") as f:
         json.dump(memory, f, indent=2)
     return Path(memory_file).read_bytes()
 

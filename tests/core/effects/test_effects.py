@@ -101,7 +101,7 @@ def test_a_call_is_recorded_before_and_after(path: Path, ledger: Ledger) -> None
     assert session.effects.list(since=effect.time) == [effect]
     assert session.effects.list(until=effect.time) == []
     with pytest.raises(UsageError, match="with a zone"):
-        session.effects.list(since=datetime(2026, 1, 1))  # noqa: DTZ001 - without one, on purpose
+        session.effects.list(since=datetime(2026, 1, 1))
     session.verify()
 
 
@@ -286,7 +286,7 @@ def test_a_tool_belongs_into_a_turn(path: Path, ledger: Ledger) -> None:
         ({"effect": "harmless"}, "no effect 'harmless'"),
         ({"effect": "reconcile"}, "go together"),
         ({"reconcile": print}, "go together"),
-        ({"unstorable": "drop"}, "unstorable"),
+        ({"on_unserializable": "drop"}, "on_unserializable"),
     ],
 )
 def test_a_wrong_declaration_is_refused(options: dict[str, Any], reason: str, path: Path) -> None:

@@ -868,7 +868,9 @@ def test_summaries_pins_tools_labels_and_ids_are_compared(session: perdure.Sessi
             session.summarize(lambda messages: f"{word} {len(messages)}", keep_turns=1)
             session.pin(2)
             with session.turn("And now?") as turn:
-                turn.record_tools([{"type": "function", "function": {"name": "f", "parameters": {}}}])
+                turn.record_tools(
+                    [{"type": "function", "function": {"name": "f", "parameters": {}}}]
+                )
                 shown = session.messages(format="openai.chat", max_messages=9)
                 turn.append(said(str(len(shown))))
             session.undo_summary()

@@ -112,13 +112,13 @@ def _members(component: Any) -> list[Any]:
     from autogen_agentchat.teams import BaseGroupChat
 
     if isinstance(component, BaseGroupChat):
-        return [*component._participants]  # noqa: SLF001 - see the module
+        return [*component._participants]
     if isinstance(component, SocietyOfMindAgent):
-        return [component._team]  # noqa: SLF001
+        return [component._team]
     if isinstance(component, MessageFilterAgent):
-        return [component._wrapped_agent]  # noqa: SLF001
+        return [component._wrapped_agent]
     if isinstance(component, AssistantAgent):  # Their calls belong to the same run.
-        return [tool._task_runner for tool in runner_tools(component)]  # noqa: SLF001
+        return [tool._task_runner for tool in runner_tools(component)]
     return []
 
 
@@ -130,7 +130,7 @@ def is_team(node: TeamNode) -> bool:
 
 def workbenches(agent: Any) -> list[Any]:
     """Return the workbenches of an assistant."""
-    return [*agent._workbench]  # noqa: SLF001
+    return [*agent._workbench]
 
 
 def node_workbenches(node: TeamNode) -> list[Any]:
@@ -143,7 +143,7 @@ def tools_of(workbench: Any) -> list[Any]:
     """Return the tools of a workbench of the package; none for other workbenches."""
     from autogen_core.tools import StaticWorkbench
 
-    return [*workbench._tools] if isinstance(workbench, StaticWorkbench) else []  # noqa: SLF001
+    return [*workbench._tools] if isinstance(workbench, StaticWorkbench) else []
 
 
 def runner_tools(agent: Any) -> list[Any]:
@@ -198,10 +198,10 @@ async def manager_of(team: Any) -> Any:
     """Return the manager in a team's runtime; it is created if it does not exist yet."""
     from autogen_core import Agent, AgentId
 
-    if not team._initialized:  # noqa: SLF001
+    if not team._initialized:
         await team.save_state()  # Registers the team with its runtime.
-    agent_id = AgentId(team._group_chat_manager_topic_type, team._team_id)  # noqa: SLF001
-    return await team._runtime.try_get_underlying_agent_instance(agent_id, Agent)  # noqa: SLF001
+    agent_id = AgentId(team._group_chat_manager_topic_type, team._team_id)
+    return await team._runtime.try_get_underlying_agent_instance(agent_id, Agent)
 
 
 def reset_runtimes(root: TeamNode) -> None:
@@ -212,11 +212,11 @@ def reset_runtimes(root: TeamNode) -> None:
     from autogen_core import SingleThreadedAgentRuntime
 
     for node in root.all:
-        if is_team(node) and node.component._embedded_runtime:  # noqa: SLF001
+        if is_team(node) and node.component._embedded_runtime:
             team = node.component
-            team._runtime = SingleThreadedAgentRuntime(ignore_unhandled_exceptions=False)  # noqa: SLF001
+            team._runtime = SingleThreadedAgentRuntime(ignore_unhandled_exceptions=False)
             # Registers again with the new runtime when it is used next.
-            team._initialized = team._is_running = False  # noqa: SLF001
+            team._initialized = team._is_running = False
 
 
 def message_classes(root: TeamNode) -> Iterator[Any]:
@@ -232,7 +232,7 @@ def message_classes(root: TeamNode) -> Iterator[Any]:
     for node in root.all:
         component = node.component
         if is_team(node):
-            classes += _registered_classes(component._message_factory)  # noqa: SLF001
+            classes += _registered_classes(component._message_factory)
             continue
         classes += component.produced_message_types
         content = getattr(component, "_output_content_type", None)
@@ -246,4 +246,4 @@ def message_classes(root: TeamNode) -> Iterator[Any]:
 
 
 def _registered_classes(factory: Any) -> list[Any]:
-    return [*factory._message_types.values()]  # noqa: SLF001
+    return [*factory._message_types.values()]

@@ -332,7 +332,7 @@ _install_count = 0
 
 def install(autogen: Any) -> None:
     """Patch the client and group classes; `uninstall` undoes it after the last user."""
-    global _install_count  # noqa: PLW0603 - one framework, one patch of it
+    global _install_count
     with _install_lock:
         _install_count += 1
         if _install_count == 1:
@@ -344,7 +344,7 @@ def install(autogen: Any) -> None:
 
 def uninstall() -> None:
     """Undo `install` for one user; the last one restores the classes."""
-    global _install_count  # noqa: PLW0603 - as above
+    global _install_count
     with _install_lock:
         _install_count -= 1
         while _install_count == 0 and _originals:

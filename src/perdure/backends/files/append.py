@@ -14,10 +14,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from perdure.backends.append_rules import decide
-from perdure.backends.files.directory import create_folder, names_path, require_folder
-from perdure.backends.files.disk import Disk, LockedFile, lock_file, translate_error
+from perdure.backends.files.directory import (
+    StoreDirectory,
+    add_names,
+    clear_line,
+    is_listed,
+    names_path,
+    require_folder,
+)
+from perdure.backends.files.disk import Disk, LockedFile, translate_error
 from perdure.backends.files.format import DurableMark, encode_file_header
-from perdure.backends.files.names import add_names, clear_line, is_listed
 from perdure.backends.files.recovery import (
     NewFile,
     encode_batch,
@@ -31,9 +37,6 @@ from perdure.backends.protocol import STORED, Append, Outcome
 from perdure.errors import DamagedError, PerdureError, UnavailableError
 
 GROUP_SIZE = 32  # streams whose files are open at once; a process may open only so many files
-
-
-READ_WRITE = os.O_RDWR
 
 
 # Errors that concern one file only; the store's other files may still be writable.
@@ -89,9 +92,7 @@ class _UnsyncedBatch:
             raise
         with contextlib.suppress(OSError):
             spare = self._file.file_header.spare
-            set_mark(
-                self._locked_file.disk, self._locked_file.fd, self.item.location, self._mark, spare
-            )
+            set_mark(self._locked_file, self.item.location, self._mark, spare)
 
     def cut(self) -> None:
         """Truncate the batch: after a failed sync it may be in memory only, yet look stored."""
@@ -102,19 +103,16 @@ class _UnsyncedBatch:
 class Appender:
     """Appends to the streams of one store, and removes them."""
 
-    def __init__(self, disk: Disk, root: str, *, timeout: float, store: str) -> None:
-        self._disk = disk
-        self._root = root
-        self._timeout = timeout
-        self._store = store
+    def __init__(self, directory: StoreDirectory) -> None:
+        self._directory = directory
+        self._disk = directory.disk
         self._distrusted: set[str] = set()
         """Files with a failed sync: the next append writes a copy, on other disk blocks."""
 
     def append(self, appends: Sequence[Append]) -> list[Outcome]:
         """Return the outcomes in order; raise the first error after all were tried."""
-        items = [
-            _PendingAppend(append, locate_stream(self._root, append.stream)) for append in appends
-        ]
+        root = self._directory.root
+        items = [_PendingAppend(append, locate_stream(root, append.stream)) for append in appends]
         # All processes lock in the same order, so that no two of them deadlock.
         ordered = sorted(items, key=lambda item: item.location.stem)
         for start in range(0, len(ordered), GROUP_SIZE):
@@ -140,25 +138,18 @@ class Appender:
 
     def _create_in_folder(self, items: list[_PendingAppend]) -> None:
         first = items[0].location
-        create_folder(self._disk, first, timeout=self._timeout, store=self._store)
+        self._directory.create_folder(first)
         with (
             contextlib.ExitStack() as stack,
-            lock_file(
-                self._disk,
-                names_path(first.directory),
-                READ_WRITE,
-                timeout=self._timeout,
-                store=self._store,
-            ) as names,
+            self._directory.lock(names_path(first.directory)) as names,
         ):
             new_files = []
             for item in items:
                 outcome, entries = decide(item.append, None, lambda *_: ())
                 if not entries:
                     item.outcome = outcome
-                elif not os.path.lexists(
-                    item.location.path
-                ):  # Else another process was faster; `_extend` retries.
+                # If it exists, another process was faster: `_extend` retries.
+                elif not os.path.lexists(item.location.path):
                     new_file = self._publish(item)
                     stack.callback(new_file.locked_file.close)
                     new_files.append((item, new_file))
@@ -211,14 +202,10 @@ class Appender:
     def _write(self, item: _PendingAppend, stack: contextlib.ExitStack) -> _UnsyncedBatch | None:
         location = item.location
         require_folder(location)
-        locked_file = stack.enter_context(
-            lock_file(
-                self._disk, location.path, READ_WRITE, timeout=self._timeout, store=self._store
-            )
-        )
-        file = recover(self._disk, locked_file, location, to_write=True)
+        locked_file = stack.enter_context(self._directory.lock(location.path))
+        file = recover(locked_file, location, to_write=True)
         if location.stem in self._distrusted:
-            file = rewrite_file(self._disk, locked_file, file, before=0)
+            file = rewrite_file(locked_file, file, before=0)
             self._distrusted.discard(location.stem)
         batch, position = file.head()
         outcome, entries = decide(
@@ -235,18 +222,15 @@ class Appender:
 
     def remove(self, location: StreamLocation, digest: str) -> bool:
         """Remove a stream's file and name if its head has this digest; durable on return."""
-        path, timeout, store = location.path, self._timeout, self._store
-        names = names_path(location.directory)
-        with lock_file(self._disk, names, READ_WRITE, timeout=timeout, store=store) as names_file:
+        with self._directory.lock(names_path(location.directory)) as names_file:
             try:
-                with lock_file(self._disk, path, READ_WRITE, timeout=timeout, store=store) as lock:
-                    file = recover(self._disk, lock, location, to_write=True)
+                with self._directory.lock(location.path) as locked_file:
+                    file = recover(locked_file, location, to_write=True)
                     if file.listing_head().digest != digest:
                         return False
-                    clear_line(
-                        self._disk, names_file.fd, location
-                    )  # First: a listed file must exist.
-                    self._disk.unlink(path)
+                    # The line first: a listed file must exist.
+                    clear_line(self._disk, names_file.fd, location)
+                    self._disk.unlink(location.path)
             except FileNotFoundError:  # Another process removed it, and its name too.
                 return True
             for torn in Path(location.directory).glob(f"{location.stem}.torn-*"):
@@ -255,7 +239,7 @@ class Appender:
         return True
 
     def _failure(self, error: Exception, location: StreamLocation) -> Exception:
-        return translate_stream_error(error, location, self._store)
+        return translate_stream_error(error, location, self._directory.name)
 
 
 def read_headers(file: StreamFile, first: int, last: int) -> list[bytes]:

@@ -28,15 +28,15 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import TypeVar
 
 from perdure.backends.append_rules import POSITION_MAX, check
-from perdure.backends.files.append import (
-    READ_WRITE,
-    Appender,
-    missing_file_error,
-    translate_stream_error,
+from perdure.backends.files.append import Appender, missing_file_error, translate_stream_error
+from perdure.backends.files.directory import (
+    VERSION,
+    StoreDirectory,
+    StreamNames,
+    is_listed,
+    require_folder,
 )
-from perdure.backends.files.directory import VERSION, open_root, require_folder
-from perdure.backends.files.disk import Disk, lock_file, translate_error
-from perdure.backends.files.names import StreamNames, is_listed
+from perdure.backends.files.disk import Disk, translate_error
 from perdure.backends.files.recovery import accept_tail, recover, rewrite_file
 from perdure.backends.files.stream_file import StreamFile, StreamLocation, locate_stream
 from perdure.backends.filesystem import ACCEPTABLE, read_only_error, why_read_only
@@ -84,23 +84,21 @@ class FilesBackend:
         self.name = f"files:{path_text}"
         self._root = os.path.realpath(path_text)
         self._disk = disk or Disk()
-        self._timeout = timeout
+        self._directory = StoreDirectory(self._disk, self._root, self.name, timeout)
         self._closed = False
         acceptance = Acceptance(accept, ACCEPTABLE, store=self.name)
         with self._translate_errors():
-            check = open_root(
-                self._disk, self._root, timeout=timeout, store=self.name, acceptance=acceptance
-            )
+            check = self._directory.open(acceptance)
         self._why_read_only = why_read_only(self._root)
         self.guarantees = _store_guarantees(check, acceptance, self._why_read_only)
-        self._appender = Appender(self._disk, self._root, timeout=timeout, store=self.name)
+        self._appender = Appender(self._directory)
         self.watchers = Watchers(lambda stream: locate_stream(self._root, stream).path)
         self._begin_in_this_process()
 
     def _begin_in_this_process(self) -> None:
         self._pid = os.getpid()
         self._names_lock = threading.Lock()
-        self._names = StreamNames(self._disk, self._root, timeout=self._timeout, store=self.name)
+        self._names = StreamNames(self._directory)
 
     def append(self, appends: Sequence[Append]) -> Sequence[Outcome]:
         """As `Backend.append`: each stream by itself, all of them synced.
@@ -108,7 +106,6 @@ class FilesBackend:
         An error of one stream is raised after the others were served.
         """
         check(appends)
-        self._require_open()
         self._require_writable()
         with self._translate_errors():
             outcomes = self._appender.append(appends)
@@ -186,23 +183,19 @@ class FilesBackend:
 
     def drop(self, stream: str, *, before: int) -> None:
         """As `Backend.drop`: writes a new file that replaces the old one; durable on return."""
-        self._require_open()
         self._require_writable()
         location = locate_stream(self._root, stream)
         with self._translate_errors(location):
             if not self._file_exists(location):
                 return
-            with lock_file(
-                self._disk, location.path, READ_WRITE, timeout=self._timeout, store=self.name
-            ) as locked_file:
-                file = recover(self._disk, locked_file, location, to_write=True)
+            with self._directory.lock(location.path) as locked_file:
+                file = recover(locked_file, location, to_write=True)
                 _, head = file.head()
                 if min(before, head) > file.file_header.first:
-                    rewrite_file(self._disk, locked_file, file, before=min(before, head))
+                    rewrite_file(locked_file, file, before=min(before, head))
 
     def remove(self, stream: str, *, digest: str) -> bool:
         """As `RemovalCapability.remove`; torn bytes of the stream are removed too."""
-        self._require_open()
         self._require_writable()
         location = locate_stream(self._root, stream)
         with self._translate_errors(location):
@@ -226,6 +219,7 @@ class FilesBackend:
             self._begin_in_this_process()  # A thread of the parent may have held the lock.
 
     def _require_writable(self) -> None:
+        self._require_open()
         if self._why_read_only:
             raise read_only_error(self.name, self._why_read_only)
 
@@ -262,10 +256,8 @@ class FilesBackend:
             if file.is_fully_synced:
                 return use(file)
         try:
-            with lock_file(
-                self._disk, location.path, READ_WRITE, timeout=self._timeout, store=self.name
-            ) as locked_file:
-                return use(recover(self._disk, locked_file, location, to_write=False))
+            with self._directory.lock(location.path) as locked_file:
+                return use(recover(locked_file, location, to_write=False))
         except OSError as error:
             if error.errno not in READ_ONLY_ERRNOS:
                 raise
@@ -277,11 +269,8 @@ class FilesBackend:
     def _open_file(
         self, location: StreamLocation, *, lenient: bool = False
     ) -> Iterator[StreamFile]:
-        fd = self._disk.open(location.path, os.O_RDONLY)
-        try:
+        with self._disk.opened(location.path) as fd:
             yield StreamFile(self._disk, fd, location, lenient=lenient)
-        finally:
-            self._disk.close(fd)
 
     def _load(self, location: StreamLocation, page: "_FilePage") -> PerdureError | None:
         """Load a page; return the error to raise after its entries were yielded."""
@@ -327,7 +316,7 @@ class FilesBackend:
 
 def _store_guarantees(check: Check, acceptance: Acceptance, why_read_only: str) -> Guarantees:
     sync = "by the file system's own journal" if os.name == "nt" else "on"
-    writing = (Check("writing", f"only reading: {why_read_only}", "unknown"),)
+    writing = (Check("writing", f"read-only: {why_read_only}", "unknown"),)
     return Guarantees(
         "process death" if check.verdict == "weak" else "power loss",
         "one process" if acceptance.used else "one machine",

@@ -15,7 +15,7 @@ import stat
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from perdure.errors import DamagedError, PerdureError, UnavailableError
@@ -48,6 +48,15 @@ class Disk:
 
     def close(self, fd: int) -> None:
         os.close(fd)
+
+    @contextlib.contextmanager
+    def opened(self, path: str, flags: int = os.O_RDONLY) -> Iterator[int]:
+        """Open a file for the block."""
+        fd = self.open(path, flags)
+        try:
+            yield fd
+        finally:
+            self.close(fd)
 
     def read(self, fd: int, size: int, at: int) -> bytes:
         """Return `size` bytes, fewer only at the end of the file."""
@@ -124,6 +133,17 @@ class Disk:
         _unlock(fd)
 
 
+@contextlib.contextmanager
+def undo_on_error(remove: Callable[[str], None], path: str) -> Iterator[None]:
+    """Remove a path if the block fails: it is not known to be durable."""
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(OSError):
+            remove(path)
+        raise
+
+
 class IrregularError(OSError):
     """A path that should be a regular file or folder is a link, a pipe or the like."""
 
@@ -188,7 +208,7 @@ def _sleep_before_retry(attempt: int, deadline: float, store: str) -> None:
         raise UnavailableError(store, "another process holds the lock")
     longest = min(FIRST_PAUSE * 1.5 ** min(attempt, 16), LONGEST_PAUSE)
     # Jitter, so that two processes do not keep waking at the same moments.
-    time.sleep(longest * random.uniform(0.5, 1.0))  # noqa: S311 - not a secret.
+    time.sleep(longest * random.uniform(0.5, 1.0))
 
 
 def _is_still_at_path(fd: int, path: str) -> bool:

@@ -233,7 +233,7 @@ def newer_version(line: bytes) -> int:
         version = _decode_version(line).version if line.startswith(_ANY_VERSION) else 0
     except (msgspec.MsgspecError, UnicodeError):
         return 0
-    return version if VERSION < version < 100 else 0  # noqa: PLR2004 - a larger number is damage, not a version.
+    return version if VERSION < version < 100 else 0
 
 
 def _parse_mark(text: bytes, stem: str) -> DurableMark | None:

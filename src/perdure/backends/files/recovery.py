@@ -14,7 +14,13 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from perdure.backends.files.disk import CREATE_NEW, Disk, LockedFile, create_locked
+from perdure.backends.files.disk import (
+    CREATE_NEW,
+    Disk,
+    LockedFile,
+    create_locked,
+    undo_on_error,
+)
 from perdure.backends.files.format import (
     MARK_OFFSETS,
     DurableMark,
@@ -31,9 +37,9 @@ from perdure.errors import DamagedError
 UNLIMITED = 2**63 - 1
 
 
-def set_mark(disk: Disk, fd: int, location: StreamLocation, mark: DurableMark, at: int) -> None:
+def set_mark(locked_file: LockedFile, location: StreamLocation, mark: DurableMark, at: int) -> None:
     """Write how far a file is durable. Not synced: the file's next sync covers it."""
-    disk.write(fd, encode_mark(mark, location.stem), at)
+    locked_file.disk.write(locked_file.fd, encode_mark(mark, location.stem), at)
 
 
 def encode_batch(
@@ -86,38 +92,38 @@ class UnsyncedTail:
         return batch
 
 
-def recover(
-    disk: Disk, locked_file: LockedFile, location: StreamLocation, *, to_write: bool
-) -> StreamFile:
+def recover(locked_file: LockedFile, location: StreamLocation, *, to_write: bool) -> StreamFile:
     """Return the file with all its intact batches durable.
 
     A writer also cuts off torn bytes; a reader leaves them, so that reading needs no disk space.
     """
-    file = StreamFile(disk, locked_file.fd, location)
+    disk, fd = locked_file.disk, locked_file.fd
+    file = StreamFile(disk, fd, location)
     if not file.file_header.mark.name_is_durable:
-        return _republish(disk, locked_file, file)
+        return _republish(locked_file, file)
     if file.size > file.end:
         tail = UnsyncedTail(file)
         cut = tail.end < file.size and to_write
         if cut:
-            _save_torn_bytes(disk, locked_file.fd, location, tail.end, file.size)
-            disk.truncate(locked_file.fd, tail.end)
+            _save_torn_bytes(disk, fd, location, tail.end, file.size)
+            disk.truncate(fd, tail.end)
         if cut or tail.end > file.end:
-            _rewrite_range(disk, locked_file.fd, file.end, tail.end)
-            disk.sync(locked_file.fd)
+            _rewrite_range(disk, fd, file.end, tail.end)
+            disk.sync(fd)
         if tail.end > file.end:
             mark = DurableMark(name_is_durable=True, end=tail.end, last=tail.last)
-            set_mark(disk, locked_file.fd, location, mark, file.file_header.spare)
-            file = StreamFile(disk, locked_file.fd, location)
+            set_mark(locked_file, location, mark, file.file_header.spare)
+            file = StreamFile(disk, fd, location)
     return file
 
 
-def _republish(disk: Disk, locked_file: LockedFile, file: StreamFile) -> StreamFile:
+def _republish(locked_file: LockedFile, file: StreamFile) -> StreamFile:
     """Publish a file under its name again, as a copy: the first rename may not be durable."""
     accept_tail(file)
     if file.size > file.end:
-        _save_torn_bytes(disk, locked_file.fd, file.location, file.end, file.size)
-    return rewrite_file(disk, locked_file, file, before=0)
+        disk, fd = locked_file.disk, locked_file.fd
+        _save_torn_bytes(disk, fd, file.location, file.end, file.size)
+    return rewrite_file(locked_file, file, before=0)
 
 
 def accept_tail(file: StreamFile) -> None:
@@ -137,17 +143,10 @@ def _save_torn_bytes(disk: Disk, fd: int, location: StreamLocation, start: int, 
     """Save torn bytes to a numbered file of their own, durable on return."""
     base = f"{location.directory}{os.sep}{location.stem}.torn-"
     path = next(base + str(n) for n in itertools.count(1) if not os.path.lexists(base + str(n)))
-    torn_fd = disk.open(path, CREATE_NEW)
-    try:
+    with disk.opened(path, CREATE_NEW) as torn_fd, undo_on_error(disk.unlink, path):
         for at in range(start, end, BLOCK):
             disk.write(torn_fd, disk.read(fd, min(BLOCK, end - at), at), at - start)
         disk.sync(torn_fd)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            disk.unlink(path)
-        raise
-    finally:
-        disk.close(torn_fd)
     disk.sync_directory(location.directory)
 
 
@@ -160,9 +159,7 @@ class NewFile(NamedTuple):
 
     def confirm(self) -> None:
         """Write the mark that says that the file's name is durable."""
-        set_mark(
-            self.locked_file.disk, self.locked_file.fd, self.location, self.mark, MARK_OFFSETS[0]
-        )
+        set_mark(self.locked_file, self.location, self.mark, MARK_OFFSETS[0])
 
 
 def publish_file(
@@ -179,37 +176,29 @@ def publish_file(
     locked_file = create_locked(disk, temporary, CREATE_NEW)
     fd = locked_file.fd
     try:
-        line = encode_file_header(location.name, first)
-        disk.write(fd, line, 0)
-        end, last = len(line), 0
-        for at, data in batches:
-            disk.write(fd, data, end)
-            end, last = end + len(data), at
-        disk.write(
-            fd,
-            encode_file_header(
-                location.name, first, DurableMark(name_is_durable=False, end=end, last=last)
-            ),
-            0,
-        )
-        disk.sync(fd)
-        disk.rename(temporary, location.path)
+        with undo_on_error(disk.unlink, temporary):
+            line = encode_file_header(location.name, first)
+            disk.write(fd, line, 0)
+            end, last = len(line), 0
+            for at, data in batches:
+                disk.write(fd, data, end)
+                end, last = end + len(data), at
+            mark = DurableMark(name_is_durable=False, end=end, last=last)
+            disk.write(fd, encode_file_header(location.name, first, mark), 0)
+            disk.sync(fd)
+            disk.rename(temporary, location.path)
     except BaseException:
-        with contextlib.suppress(OSError):
-            disk.unlink(temporary)
         locked_file.close()
         raise
-    return NewFile(locked_file, location, DurableMark(name_is_durable=True, end=end, last=last))
+    return NewFile(locked_file, location, mark._replace(name_is_durable=True))
 
 
-def rewrite_file(
-    disk: Disk, locked_file: LockedFile, file: StreamFile, *, before: int
-) -> StreamFile:
+def rewrite_file(locked_file: LockedFile, file: StreamFile, *, before: int) -> StreamFile:
     """Replace a file by one without the entries before a position; durable on return.
 
     A reader that has the old file open can continue to read it.
     """
-    location = file.location
+    disk, location = locked_file.disk, file.location
     first = max(before, file.file_header.first)
     new_file = publish_file(disk, location, first, _copy_batches(file, first))
     locked_file.exchange(new_file.locked_file.fd)

@@ -12,6 +12,7 @@ from functools import partial
 from perdure.backends.append_rules import check, check_name
 from perdure.backends.guarantees import Acceptance
 from perdure.backends.postgres.address import parse_address, quote_identifier
+from perdure.backends.postgres.concurrency import AsyncWakeSignal
 from perdure.backends.postgres.errors import timeout_until
 from perdure.backends.postgres.guarantees import ACCEPTABLE, store_guarantees
 from perdure.backends.postgres.listing_async import AsyncNameListing, AsyncRecencyListing
@@ -21,7 +22,6 @@ from perdure.backends.postgres.operations_async import AsyncOperations
 from perdure.backends.postgres.pool_async import AsyncPostgresPool
 from perdure.backends.postgres.queries import UNLIMITED, StoreQueries, StreamPage
 from perdure.backends.postgres.statements import build_statements
-from perdure.backends.postgres.concurrency import AsyncWakeSignal
 from perdure.backends.protocol import CLOCK, RECENT, REMOVE, WATCH, Append, Entry, Head, Outcome
 from perdure.backends.watchers import WaitTimer, Watchers
 from perdure.errors import DamagedError, UnavailableError
@@ -120,7 +120,7 @@ class AsyncPostgresBackend:
             for head in await self._pool.run(listing.next_page):
                 yield head
 
-    async def watch(self, stream: str, *, after: int, timeout: float | None = None) -> bool:  # noqa: ASYNC109 - the protocol's signature
+    async def watch(self, stream: str, *, after: int, timeout: float | None = None) -> bool:
         """As `WatchCapability.watch`: writers notify where LISTEN works; elsewhere it polls."""
         deadline = None if timeout is None else time.monotonic() + timeout
         if timeout is not None and timeout <= 0:

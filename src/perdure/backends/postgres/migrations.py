@@ -21,8 +21,8 @@ from perdure.backends.postgres.errors import RetryBudget, safe_cause, translate_
 from perdure.backends.postgres.schema import LATEST_VERSION, migration_script
 from perdure.errors import (
     PerdureError,
-    UnavailableError,
     StoreMissingError,
+    UnavailableError,
     UnsupportedError,
     VersionError,
 )
@@ -230,7 +230,7 @@ def inspect_server(
     schema = _schema_name(address)
     connection.deadline = deadline
     row = connection.execute(_SERVER_FACTS, (f"{schema}.migration", schema)).fetchone()
-    assert row is not None  # noqa: S101 - it selects from no table, so there is a row
+    assert row is not None
     number, version, commit, fsync, pages, read_only, standby, neon, migrated, exists, *rest = row
     pid, retry = rest
     tables = _inspect_tables(connection, address) if migrated else _TableInfo()
@@ -258,7 +258,7 @@ class _TableInfo(NamedTuple):
 
 def _inspect_tables(connection: Connection, address: PostgresAddress) -> _TableInfo:
     facts = f"coalesce(max(version), 0), {_MISSING_PRIVILEGES}, {_UNLOGGED_TABLES}, {_ROW_SECURITY}"
-    sql = f"select {facts} from {quote_identifier(address.schema)}.migration"  # noqa: S608 - quoted
+    sql = f"select {facts} from {quote_identifier(address.schema)}.migration"
     row: Any = connection.execute(sql, (_schema_name(address),) * 4).fetchone()
     version, missing_privileges, unlogged, has_row_security = row
     unlogged = None if unlogged is None else tuple(unlogged)

@@ -11,6 +11,11 @@ from typing import TypeVar
 import psycopg
 
 from perdure.backends.postgres.address import PostgresAddress
+from perdure.backends.postgres.concurrency import (
+    AsyncConnectionSlots,
+    current_loop_async,
+    sleep_async,
+)
 from perdure.backends.postgres.connection import (
     SERVER_PROCESS_QUERY,
     AsyncConnection,
@@ -23,11 +28,6 @@ from perdure.backends.postgres.connection import (
     with_deadline,
 )
 from perdure.backends.postgres.errors import AnswerTimeoutError, BlockedError, RetryBudget
-from perdure.backends.postgres.concurrency import (
-    AsyncConnectionSlots,
-    current_loop_async,
-    sleep_async,
-)
 from perdure.errors import PerdureError, UsageError
 
 T = TypeVar("T")

@@ -147,4 +147,4 @@ def migration_script(schema: str, version: int, *, exists: bool, locks: bool = T
 
 
 def _record_version(schema: str, version: int) -> str:
-    return f"insert into {schema}.migration (version) values ({version})"  # noqa: S608 - quoted
+    return f"insert into {schema}.migration (version) values ({version})"

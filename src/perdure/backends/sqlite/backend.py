@@ -194,7 +194,7 @@ class SqliteBackend:
         while remaining > 0 and not choice.matches_nothing:
             start = max(prefix, after + "\0")  # The smallest name after `after`.
             size = min(remaining, PAGE_ROWS)
-            rows = self._reading(lambda db: rows_by_name(db, choice, start, size))  # noqa: B023 - called at once
+            rows = self._reading(lambda db: rows_by_name(db, choice, start, size))
             for row in rows:
                 if not str(row[0]).startswith(prefix):
                     return

@@ -57,7 +57,7 @@ def busy_handler(seconds: float) -> Callable[[int], bool]:
             return False
         # Jitter, so that two processes do not keep waking at the same moments.
         longest = min(FIRST_PAUSE * 1.5 ** min(attempt, 16), LONGEST_PAUSE)
-        time.sleep(longest * random.uniform(0.5, 1.0))  # noqa: S311 - not a secret
+        time.sleep(longest * random.uniform(0.5, 1.0))
         return True
 
     return pause
@@ -170,7 +170,7 @@ class ConnectionPool:
     def _writes_here(self) -> bool:
         """Whether this thread is in the middle of a write."""
         # Private, but `threading.Condition` uses it in the same way.
-        return bool(self._writing._is_owned())  # type: ignore[attr-defined] # noqa: SLF001
+        return bool(self._writing._is_owned())  # type: ignore[attr-defined]
 
     def _require_no_write_here(self) -> None:
         """Raise UsageError in a signal handler that interrupted a write of the same thread."""
@@ -257,7 +257,7 @@ class ConnectionPool:
         try:
             connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
         except BaseException:
-            connection.close(True)  # noqa: FBT003 - positional-only in apsw
+            connection.close(True)
             raise
         self._poisoned = False
         return connection
@@ -272,7 +272,7 @@ class ConnectionPool:
             if writer.in_transaction:
                 writer.execute("rollback")
         except apsw.Error:
-            writer.close(True)  # noqa: FBT003 - positional-only in apsw
+            writer.close(True)
             return
         # Kept open as a reader, where it is harmless. If it were the last connection and closed,
         # the next one would recover the log, with entries that were never synced.
@@ -306,7 +306,7 @@ class ConnectionPool:
 
     def _discard(self, reader: apsw.Connection) -> None:
         try:
-            reader.close(True)  # noqa: FBT003 - positional-only in apsw
+            reader.close(True)
         finally:
             self._count_returned()
 
@@ -468,7 +468,7 @@ def _directory_state(path: str) -> tuple[int, ...]:
     Both mtime and ctime: restoring a backup resets the former, and some systems lack the latter.
     """
     try:
-        status = os.stat(path)  # noqa: PTH116 - as below
+        status = os.stat(path)
     except OSError:
         return ()
     return status.st_dev, status.st_ino, status.st_mtime_ns, status.st_ctime_ns
@@ -476,7 +476,7 @@ def _directory_state(path: str) -> tuple[int, ...]:
 
 def _file_identity(path: str) -> Identity:
     try:
-        status = os.stat(path)  # noqa: PTH116 - in every write, and Path takes twice as long
+        status = os.stat(path)
     except OSError:  # Missing, or not accessible: opening the file reports why.
         return None
     return status.st_dev, status.st_ino
@@ -512,10 +512,10 @@ class ReadOnlyPool(ConnectionPool):
 
     def write(
         self,
-        stream: str,  # noqa: ARG002 - as in Connections
-        work: Callable[[apsw.Connection], T],  # noqa: ARG002
+        stream: str,
+        work: Callable[[apsw.Connection], T],
         *,
-        begin: bool = True,  # noqa: ARG002
+        begin: bool = True,
     ) -> T:
         """Raise UsageError: the store is read-only. Nothing was written."""
         self._require_open()
@@ -577,7 +577,7 @@ def _open_reader(
             _sync_log(path + "-wal")
     except BaseException as error:
         if connection is not None:
-            connection.close(True)  # noqa: FBT003 - positional-only in apsw
+            connection.close(True)
         if isinstance(error, apsw.CantOpenError) and not unlocked:
             reason = f"its -wal cannot be read without its -shm (SQLite: {error})"
             hint = "copy the file and its -wal to a writable directory, and open the copy"

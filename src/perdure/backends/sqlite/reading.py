@@ -25,7 +25,7 @@ LISTED_BY_KEY = "select name, id, name, position, digest, labels from head where
 # The name comes from the index, the other columns from the row that it points to, so that a
 # mismatch shows. The last column is true if the index of live streams lacks the row.
 BY_NAME = (
-    "select i.name, i.id, h.name, h.position, h.digest, h.labels,"  # noqa: S608 - constants
+    "select i.name, i.id, h.name, h.position, h.digest, h.labels,"
     f" h.labels <> {DELETED_LABELS} and not exists"
     f" (select 1 from head as l where l.name = i.name and l.labels <> {DELETED_LABELS}"
     " and +l.id = i.id)"
@@ -35,7 +35,7 @@ BY_NAME = (
 
 # Uses the index of live streams, which excludes deleted ones, in files that have it.
 BY_NAME_LIVE = (
-    "select i.name, i.id, h.name, h.position, h.digest, h.labels"  # noqa: S608 - constants
+    "select i.name, i.id, h.name, h.position, h.digest, h.labels"
     " from head as i left join head as h on h.id = i.id"
     f" where i.name >= ? and i.labels <> {DELETED_LABELS} order by i.name limit ?"
 )

@@ -34,7 +34,7 @@ HEAD_COST = 10  # streams that can be sorted in the time that reading one head t
 ROWS = "select rowid, stream, null from entry where rowid < ? order by rowid desc limit ?"
 
 ROWS_LIVE = (  # The third column says whether the stream is deleted.
-    f"select entry.rowid, stream, labels = {DELETED_LABELS} from entry"  # noqa: S608 - constants
+    f"select entry.rowid, stream, labels = {DELETED_LABELS} from entry"
     " left join head on head.id = stream"
     " where entry.rowid < ? order by entry.rowid desc limit ?"
 )
@@ -48,11 +48,11 @@ ROWID = "select rowid from entry where stream = ? and position = ?"
 
 NAME_RANGE = " name >= ? and name < cast(? as text) order by name limit ?"
 
-KEYS_OF_ALL = f"select id as stream_key from head where{NAME_RANGE}"  # noqa: S608
+KEYS_OF_ALL = f"select id as stream_key from head where{NAME_RANGE}"
 
-KEYS_OF_LIVE = f"select id as stream_key from head where labels <> {DELETED_LABELS} and{NAME_RANGE}"  # noqa: S608
+KEYS_OF_LIVE = f"select id as stream_key from head where labels <> {DELETED_LABELS} and{NAME_RANGE}"
 
-KEYS_OF_LABEL = f"select stream as stream_key from label where label = ? and{NAME_RANGE}"  # noqa: S608
+KEYS_OF_LABEL = f"select stream as stream_key from label where label = ? and{NAME_RANGE}"
 
 COUNT = "select count(*) from ({})"
 

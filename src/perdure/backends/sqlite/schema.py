@@ -130,7 +130,7 @@ def open_connection(
         sync_file(path + "-wal")
     except BaseException as error:
         if connection is not None:
-            connection.close(True)  # noqa: FBT003 - positional-only in apsw
+            connection.close(True)
         if isinstance(error, DRIVER_ERRORS):
             raise translate_error(error, name) from error
         raise
@@ -259,7 +259,7 @@ def _is_new(connection: apsw.Connection, path: str, name: str) -> bool:
         return False
     if application or version or tables:
         raise UsageError(f"{name} is the database of another program; {WRONG_FILE_HINT}")
-    if 0 < _file_size(path) < 512:  # noqa: PLR2004 - SQLite treats a shorter file as empty
+    if 0 < _file_size(path) < 512:
         raise DamagedError(name, 0, "it is not a database", WRONG_FILE_HINT)
     return True
 

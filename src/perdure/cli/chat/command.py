@@ -273,7 +273,7 @@ def _prompt_text(*, is_terminal: bool) -> str:
     if not is_terminal or click.get_current_context().color is False:
         return PROMPT
     try:
-        import readline  # noqa: F401 - importing it gives `input` line editing
+        import readline
     except ImportError:
         return PROMPT
     return f"\001\x1b[36m\x1b[1m\002{PROMPT.rstrip()}\001\x1b[0m\002 "

@@ -182,7 +182,7 @@ class DemoView:
     def _query(self) -> Iterator[str]:
         select = "select position, header->>7, body->1 from entry"
         select = f'sqlite3 {shlex.quote(self.store)} "{select}'
-        condition = f"where stream = (select id from head where name = '{self.session}')\""  # noqa: S608 - printed for the user, not run
+        condition = f"where stream = (select id from head where name = '{self.session}')\""
         if len(select) + len(condition) + INDENT < terminal_width():
             yield f"{select} {condition}"
         else:

@@ -7,6 +7,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from rich.filesize import decimal
+
 from perdure.backends.protocol import CLOCK, Backend, require_clock
 from perdure.cli.doctor.findings import StoreFinding, human_duration
 

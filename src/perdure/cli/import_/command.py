@@ -85,7 +85,7 @@ element, byte) and leftovers (element, byte, reason).
     default=DEFAULT_STORE,
     help=f"Store; created if missing. [default: PERDURE_URL, else {DEFAULT_STORE}]",
 )
-def import_(  # noqa: PLR0913 - the options of the command
+def import_(
     address: str,
     files: tuple[Path, ...],
     session_id: str | None,

@@ -48,7 +48,7 @@ from perdure.journal.requests import Steps
 _EXPIRED_OUTCOME = (EXPIRED_ERROR, "The approval expired, and the call was not made.")
 
 
-def require_approval(  # noqa: PLR0913 - it is the second half of `plan_intent`
+def require_approval(
     replica: Replica,
     batch: RecordBatch,
     turn: TurnOwnership,

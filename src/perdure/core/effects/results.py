@@ -128,7 +128,7 @@ def unreconciled_outcome(error: BaseException) -> CallOutcome:
 def _exception_text(error: BaseException) -> str:
     try:
         return str(error)[:2_000].encode("utf-8", "replace").decode()
-    except Exception:  # noqa: BLE001 - an error whose __str__ fails must still be recorded
+    except Exception:
         return "(it has no text)"
 
 

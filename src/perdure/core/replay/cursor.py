@@ -180,7 +180,7 @@ class ReplayCursor:
 
     def _document(self, step: RecordedStep) -> Any:
         content = step.content
-        assert isinstance(content, Value)  # noqa: S101 - checked by the caller
+        assert isinstance(content, Value)
         if content.form == "deleted":
             return None
         base = self._documents.get(content.key, b"")
@@ -229,7 +229,7 @@ class ReplayCursor:
     def message(self, number: int) -> tuple[int, dict[str, Any]]:
         """Return the position and the message of a step."""
         step = self._steps[number]
-        assert isinstance(step.content, Message)  # noqa: S101 - checked by `recorded.calls`
+        assert isinstance(step.content, Message)
         message = self._replica.settings.codec.unpack(step.content.message, stream=self.name)
         return step.position, message
 
@@ -472,5 +472,5 @@ def require_read_only(steps: Steps[T]) -> Steps[T]:
             raise UsageError("a replay writes nothing")
         try:
             resume, answer = steps.send, (yield request)
-        except Exception as error:  # noqa: BLE001 - thrown to where it belongs
+        except Exception as error:
             resume, answer = steps.throw, error

@@ -157,7 +157,7 @@ def calls_by_identity(steps: Sequence[RecordedStep]) -> dict[str, RecordedCall]:
 def _refused_call(request: RecordedStep) -> RecordedCall:
     """Return a call whose approval was requested and not given."""
     content = request.content
-    assert isinstance(content, ApprovalAsked)  # noqa: S101 - checked by the caller
+    assert isinstance(content, ApprovalAsked)
     call = RecordedCall(content.identity)
     call.refused = True
     requested = CallRequest(

@@ -48,7 +48,7 @@ class RecordedCalls:
         with self.lock:
             recorded = self._cursor.take_call(call, execution_lane())
         outcome = recorded.outcome
-        assert outcome is not None  # noqa: S101 - checked by `Walk.take_call`
+        assert outcome is not None
         codec, name = self._replica.settings.codec, self._replica.name
         result = codec.unpack(outcome.result, stream=name)
         if reply is not None and recorded.messages and not self._cursor.precedes_start(recorded):
@@ -64,7 +64,7 @@ class RecordedCalls:
         with self.lock:
             recorded, answers = self._cursor.take_model_call(call)
         outcome = recorded.outcome
-        assert outcome is not None  # noqa: S101 - checked by `Walk.take_model_call`
+        assert outcome is not None
         codec, name = self._replica.settings.codec, self._replica.name
         messages = [codec.unpack(answer.message, stream=name) for answer in answers]
         meta = codec.unpack(answers[-1].meta, stream=name) if answers else {}

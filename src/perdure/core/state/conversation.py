@@ -48,8 +48,8 @@ class SummaryRef(NamedTuple):
 class ConversationState(NamedTuple):
     """The state of a conversation after the records so far."""
 
-    calls: dict[str, OpenCall] = {}  # noqa: RUF012 - never mutated
-    partials: dict[str, PartialAnswer] = {}  # noqa: RUF012
+    calls: dict[str, OpenCall] = {}
+    partials: dict[str, PartialAnswer] = {}
     systems: tuple[int, ...] = ()
     pins: tuple[int, ...] = ()
     summaries: tuple[SummaryRef, ...] = ()
@@ -79,7 +79,7 @@ class ConversationState(NamedTuple):
         message, calls, systems = content.message, self.calls, self.systems
         role = message.get("role")
         quiet = not calls and not self.partials
-        if quiet and len(message) == 2 and type(message.get("content")) is str:  # noqa: PLR2004
+        if quiet and len(message) == 2 and type(message.get("content")) is str:
             if role in ("user", "assistant"):
                 return self
             if role == "system":

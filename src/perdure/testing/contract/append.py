@@ -1,6 +1,5 @@
 """Contract tests of `Backend.append` and `Backend.drop`."""
 
-# ruff: noqa: S101 - these are tests that are shipped with the package
 import pytest
 
 from perdure.backends.protocol import LABEL_BYTES_MAX, LABELS_MAX, Append, Backend, Entry

@@ -3,7 +3,6 @@
 It needs no pytest plugin: each test runs its own event loop.
 """
 
-# ruff: noqa: S101, PLR2004 - these are tests that are shipped with the package
 import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -31,9 +30,20 @@ from perdure.testing.contract.samples import (
 
 OpenAsyncBackend = Callable[[], AsyncBackend]
 
-Scenario = Callable[[AsyncBackend], Coroutine[Any, Any, None]]
 
-Run = Callable[[Scenario], None]
+def _in_event_loop(
+    test: Callable[[Any, AsyncBackend], Coroutine[Any, Any, None]],
+) -> Callable[[Any, OpenAsyncBackend], None]:
+    """Run an async test in an event loop of its own, with an open store, and close the store."""
+
+    async def run_and_close(self: Any, backend: AsyncBackend) -> None:
+        try:
+            await test(self, backend)
+        finally:
+            await backend.close()
+
+    # Not `functools.wraps`: pytest would take the fixtures from the signature of the async test.
+    return lambda self, open_backend: asyncio.run(run_and_close(self, open_backend()))
 
 
 class AsyncBackendContract:
@@ -48,19 +58,6 @@ class AsyncBackendContract:
         """Return a function that opens the same store on every call; it is empty at first."""
         message = "override the fixture `open_backend`"
         raise NotImplementedError(message)
-
-    @pytest.fixture
-    def run(self, open_backend: OpenAsyncBackend) -> Run:
-        """Return a function that runs a scenario with an open store, and then closes the store."""
-
-        async def run_scenario(scenario: Scenario) -> None:
-            backend = open_backend()
-            try:
-                await scenario(backend)
-            finally:
-                await backend.close()
-
-        return lambda scenario: asyncio.run(run_scenario(scenario))
 
     @_in_event_loop
     async def test_appended_entries_are_read_back_and_listed(self, backend: AsyncBackend) -> None:
@@ -77,7 +74,9 @@ class AsyncBackendContract:
         assert outcome.status == "conflict"
 
     @_in_event_loop
-    async def test_resends_are_stored_and_only_the_first_append_begins_a_stream(self, backend: AsyncBackend) -> None:
+    async def test_resends_are_stored_and_only_the_first_append_begins_a_stream(
+        self, backend: AsyncBackend
+    ) -> None:
         async def status(append: Append) -> str:
             (outcome,) = await backend.append([append])
             return outcome.status
@@ -106,7 +105,9 @@ class AsyncBackendContract:
             assert [head.stream async for head in backend.streams(labels=[text])] == [text]
 
     @_in_event_loop
-    async def test_the_stream_with_the_latest_append_comes_first(self, backend: AsyncBackend) -> None:
+    async def test_the_stream_with_the_latest_append_comes_first(
+        self, backend: AsyncBackend
+    ) -> None:
         if RECENT not in backend.capabilities:
             pytest.skip("this store does not declare the capability `recent`")
         await backend.append([append_of("a", 1, 1, "l")])
@@ -119,7 +120,9 @@ class AsyncBackendContract:
         assert [head.stream async for head in recency.recent(without=["l"])] == ["b"]
 
     @_in_event_loop
-    async def test_watch_ends_by_an_append_a_timeout_or_cancellation(self, backend: AsyncBackend) -> None:
+    async def test_watch_ends_by_an_append_a_timeout_or_cancellation(
+        self, backend: AsyncBackend
+    ) -> None:
         if WATCH not in backend.capabilities:
             pytest.skip("this store does not declare the capability `watch`")
         watch = require_watch(backend).watch
@@ -137,20 +140,16 @@ class AsyncBackendContract:
         assert await watch("s", after=0) is True
         assert await other is False
 
-    def test_closing_the_store_ends_every_wait(self, open_backend: OpenAsyncBackend) -> None:
-        async def scenario() -> None:
-            backend = open_backend()
-            if WATCH not in backend.capabilities:
-                await backend.close()
-                pytest.skip("this store does not declare the capability `watch`")
-            waiting = asyncio.create_task(require_watch(backend).watch("s", after=0))
-            await asyncio.sleep(0.05)
-            await backend.close()
-            async with asyncio.timeout(60):
-                with pytest.raises(UsageError, match="closed"):
-                    await waiting
-
-        asyncio.run(scenario())
+    @_in_event_loop
+    async def test_closing_the_store_ends_every_wait(self, backend: AsyncBackend) -> None:
+        if WATCH not in backend.capabilities:
+            pytest.skip("this store does not declare the capability `watch`")
+        waiting = asyncio.create_task(require_watch(backend).watch("s", after=0))
+        await asyncio.sleep(0.05)
+        await backend.close()
+        async with asyncio.timeout(60):
+            with pytest.raises(UsageError, match="closed"):
+                await waiting
 
     @_in_event_loop
     async def test_a_long_stream_is_read_completely(self, backend: AsyncBackend) -> None:
@@ -165,7 +164,9 @@ class AsyncBackendContract:
         assert outcome.status == "stored"
 
     @_in_event_loop
-    async def test_exactly_one_of_many_tasks_stores_each_position(self, backend: AsyncBackend) -> None:
+    async def test_exactly_one_of_many_tasks_stores_each_position(
+        self, backend: AsyncBackend
+    ) -> None:
         for position in range(1, 6):
             racers = [append_of("s", position, position, mark=str(n)) for n in range(16)]
             answers = await asyncio.gather(*(backend.append([racer]) for racer in racers))
@@ -187,7 +188,9 @@ class AsyncBackendContract:
         assert await _read(backend, "during 150") == entries(1, 1)
 
     @_in_event_loop
-    async def test_a_read_after_a_cancelled_append_shows_whether_it_happened(self, backend: AsyncBackend) -> None:
+    async def test_a_read_after_a_cancelled_append_shows_whether_it_happened(
+        self, backend: AsyncBackend
+    ) -> None:
         position = 0
         for number in range(40):
             append = append_of("s", position + 1, position + 1)
@@ -210,20 +213,17 @@ class AsyncBackendContract:
                 break
         assert await _read(backend, "s") == entries(1, 600)
 
-    def test_closing_twice_is_harmless_and_a_closed_store_refuses_calls(
-        self, open_backend: OpenAsyncBackend
+    @_in_event_loop
+    async def test_closing_twice_is_harmless_and_a_closed_store_refuses_calls(
+        self, backend: AsyncBackend
     ) -> None:
-        async def scenario() -> None:
-            backend = open_backend()
-            await backend.append([append_of("s", 1, 1)])
-            await backend.close()
-            await backend.close()
-            with pytest.raises(UsageError, match="closed"):
-                await backend.append([append_of("s", 2, 2)])
-            with pytest.raises(UsageError, match="closed"):
-                await _read(backend, "s")
-
-        asyncio.run(scenario())
+        await backend.append([append_of("s", 1, 1)])
+        await backend.close()
+        await backend.close()
+        with pytest.raises(UsageError, match="closed"):
+            await backend.append([append_of("s", 2, 2)])
+        with pytest.raises(UsageError, match="closed"):
+            await _read(backend, "s")
 
 
 async def _read(backend: AsyncBackend, stream: str) -> list[Any]:

@@ -1,6 +1,5 @@
 """Contract tests of `Backend.read`, `Backend.streams` and the declared guarantees."""
 
-# ruff: noqa: S101 - these are tests that are shipped with the package
 from typing import Any, get_args
 
 import msgspec
@@ -233,7 +232,7 @@ class ReadContract:
         listed = [head.stream for head in backend.streams(without=[DELETED])]
         assert listed == [append.stream for append in live]
         assert list(backend.streams(prefix="a", without=[DELETED])) == []
-        assert len(list(backend.streams())) == 900  # noqa: PLR2004
+        assert len(list(backend.streams())) == 900
 
     def test_a_changed_label_moves_a_stream_between_listings(self, backend: Backend) -> None:
         append_all(backend, append_of("s", 1, 1, "x"))

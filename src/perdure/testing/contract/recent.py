@@ -1,6 +1,5 @@
 """Contract tests of the capability `recent`; skipped for stores that do not declare it."""
 
-# ruff: noqa: S101, PLR2004 - these are tests that are shipped with the package
 import itertools
 import random
 from typing import Any
@@ -129,7 +128,7 @@ class RecentContract:
         assert listed(DELETED) == ["a/1", "b/2", "a/2", "b/0", "a/0"]
 
     def test_streams_that_grow_unevenly_are_listed_in_order(self, backend: Backend) -> None:
-        rng = random.Random(4711)  # noqa: S311 - must be reproducible, not secret
+        rng = random.Random(4711)
         lengths: dict[str, int] = {}
         for _ in range(300):
             name = f"{min(int(rng.expovariate(0.3)), 30)}"

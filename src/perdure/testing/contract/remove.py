@@ -1,6 +1,5 @@
 """Contract tests of the capability `remove`; skipped for stores that do not declare it."""
 
-# ruff: noqa: S101 - these are tests that are shipped with the package
 import pytest
 
 from perdure.backends.protocol import (

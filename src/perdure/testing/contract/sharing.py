@@ -1,6 +1,5 @@
 """Contract tests of sharing: handles, threads, processes, reopening and closing."""
 
-# ruff: noqa: S101, PLR2004 - these are tests that are shipped with the package
 import multiprocessing
 import os
 import signal
@@ -64,7 +63,7 @@ def _run_in_threads(count: int, work: Callable[[int], None]) -> None:
     def guarded(number: int) -> None:
         try:
             work(number)
-        except BaseException as error:  # noqa: BLE001 - raised below, in the thread of the test
+        except BaseException as error:
             failures.append(error)
 
     threads = [threading.Thread(target=guarded, args=(number,)) for number in range(count)]

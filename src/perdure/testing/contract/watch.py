@@ -1,6 +1,5 @@
 """Contract tests of the capability `watch`; skipped for stores that do not declare it."""
 
-# ruff: noqa: S101, PLR2004 - these are tests that are shipped with the package
 import multiprocessing
 import threading
 import time
@@ -39,7 +38,7 @@ class _WatchThread:
     def _run(self) -> None:
         try:
             self.result = self._wait()
-        except BaseException as error:  # noqa: BLE001 - checked by the test
+        except BaseException as error:
             self.error = error
         self.ended = time.monotonic()
 

@@ -2,11 +2,10 @@
 
     TestMine = machine_for(lambda: MyBackend("store")).TestCase
 
-This module chooses the next step; `driver` performs it, `model` predicts its result, and `checks`
+This module chooses the next step; `model` predicts its result, and `driver` performs it and
 compares. Nothing else in perdure imports hypothesis.
 """
 
-# ruff: noqa: S101, PLR2004 - a state machine asserts; the numbers only weigh its choices
 import sys
 from collections.abc import Callable
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -18,8 +17,13 @@ from perdure.backends.protocol import Backend
 from perdure.core.state import session_state
 from perdure.testing.faults import CrashAt, Flaky, Torn
 from perdure.testing.machine import model
-from perdure.testing.machine.checks import check_touched
-from perdure.testing.machine.driver import HeldTurn, OpenHandle, SessionCall, SessionDriver
+from perdure.testing.machine.driver import (
+    HeldTurn,
+    OpenHandle,
+    SessionCall,
+    SessionDriver,
+    check_touched,
+)
 from perdure.testing.machine.model import DELETED_VALUE
 
 NAMES = ("a", "a/1", "b", "é")
@@ -191,7 +195,7 @@ class SessionMachine(RuleBasedStateMachine):
         messages = [_message(text) for text in contents]
         record_id = "id 3" if number == 3 else ""
         write = model.append_write(messages, id=record_id, turn=turn.id, owner=owner)
-        run = lambda: turn.append(*messages, id=record_id or None)  # noqa: E731 - like the other steps
+        run = lambda: turn.append(*messages, id=record_id or None)
         self.driver.call(handle, SessionCall("append", run, write))
 
     @rule(pick=picks, fails=st.booleans())
@@ -274,7 +278,7 @@ def _position(handle: OpenHandle, pick: int) -> int:
 
 def _append(handle: OpenHandle, contents: list[str], record_id: str) -> SessionCall:
     messages = [_message(text) for text in contents]
-    run = lambda: handle.session.append(*messages, id=record_id or None)  # noqa: E731 - like the other steps
+    run = lambda: handle.session.append(*messages, id=record_id or None)
     return SessionCall("append", run, model.append_write(messages, id=record_id))
 
 

@@ -5,9 +5,9 @@ Rules for editing: expectations come from the model alone. Only positions are ta
 because perdure writes records of its own between those of the application.
 """
 
-# ruff: noqa: S101, PT017 - a state machine asserts, with or without pytest
+import contextlib
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from perdure.backends.protocol import Backend
@@ -29,8 +29,10 @@ from perdure.sync.turn import Turn
 from perdure.testing.faults import BackendWrapper, Crash, OvertakenBackend
 from perdure.testing.machine import model
 from perdure.testing.machine.model import (
+    DELETED_VALUE,
     AlreadyStored,
     ModelRecord,
+    ModelState,
     ModelWrite,
     Prediction,
     SessionLife,
@@ -311,11 +313,8 @@ class SessionDriver:
             write = model.append_write(messages)
             self.call(other, SessionCall("append", lambda: other.session.append(*messages), write))
 
-        self.wrapper.backend = OvertakenBackend(self._backends[-1], create)
-        try:
+        with self._failing(lambda backend: OvertakenBackend(backend, create)):
             self.branch(handle, name, at)
-        finally:
-            self.wrapper.backend = self._backends[-1]
 
     def _branched(self, life: SessionLife, name: str, at: int) -> None:
         self.lives[name] = life.branch(name, at)
@@ -348,6 +347,15 @@ class SessionDriver:
 
     # Failing.
 
+    @contextlib.contextmanager
+    def _failing(self, fault: Callable[[Backend], Backend]) -> Iterator[None]:
+        """Wrap the store for a while."""
+        self.wrapper.backend = fault(self._backends[-1])
+        try:
+            yield
+        finally:
+            self.wrapper.backend = self._backends[-1]
+
     def call_with_fault(
         self, handle: OpenHandle, call: SessionCall, fault: Callable[[Backend], Backend], then: str
     ) -> None:
@@ -356,16 +364,14 @@ class SessionDriver:
         expected = handle.predict(call.write)
         if not isinstance(expected, list):
             return
-        self.wrapper.backend = fault(self._backends[-1])
         try:
-            call.run()
+            with self._failing(fault):
+                call.run()
         except UnavailableError:
-            self.wrapper.backend = self._backends[-1]
             self._resolve(handle, expected, then)
         except Crash:
             self._resolve(handle, expected, "crash")
         else:
-            self.wrapper.backend = self._backends[-1]
             self.add_to_model(handle, expected)
 
     def _resolve(self, handle: OpenHandle, expected: list[ModelRecord], then: str) -> None:
@@ -395,23 +401,95 @@ class SessionDriver:
     def branch_with_fault(
         self, handle: OpenHandle, name: str, at: int, fault: Callable[[Backend], Backend]
     ) -> None:
-        self.wrapper.backend = fault(self._backends[-1])
         try:
-            self.branch(handle, name, at)
+            with self._failing(fault):
+                self.branch(handle, name, at)
         except Crash:
             self.crash()
             if name in self._heads() and name not in self.lives:
                 self._branched(handle.life, name, at)
-        finally:
-            self.wrapper.backend = self._backends[-1]
 
     def delete_with_fault(self, name: str, fault: Callable[[Backend], Backend]) -> None:
-        self.wrapper.backend = fault(self._backends[-1])
         try:
-            self.delete(name)
+            with self._failing(fault):
+                self.delete(name)
         except Crash:
             self.crash()
             if name in self.lives and name not in self._heads():
                 self._deleted(name)
-        finally:
-            self.wrapper.backend = self._backends[-1]
+
+
+def check_handle(handle: OpenHandle) -> None:
+    """Check that the properties of a handle match the records it has seen."""
+    session, state = handle.session, handle.life.seen(handle.session.position)
+    assert len(session) == len(state.messages)
+    assert session.last_message == (state.messages[-1] if state.messages else None)
+    not_begun = session.position == handle.life.begin > 0
+    assert session.labels == ({"deleted"} if not_begun else _labels(state))
+    assert {turn.id for turn in session.interrupted} == set(state.turns) - handle.own_turns
+    assert set(session.values.keys()) == {
+        key for key in state.values if state.value(key) is not DELETED_VALUE
+    }
+
+
+def _labels(state: ModelState) -> set[str]:
+    return state.labels | {"turn-open"} if state.turns else state.labels
+
+
+def check_session(session: Session, state: ModelState) -> None:
+    """Check that a session reads back everything that was written, and verify its chain."""
+    assert session.messages() == state.messages
+    assert session.messages(last=2) == state.messages[-2:]
+    for key in state.values:
+        check_value(session, key, state)
+    session.verify()
+
+
+def check_value(session: Session, key: str, state: ModelState) -> None:
+    """Check every version of a value."""
+    versions = state.values[key]
+    newest = state.value(key)
+    assert session.get(key, DELETED_VALUE) == newest
+    assert session.values.version(key) == len(versions)
+    history = [
+        (version.version, version.position, version.deleted)
+        for version in session.values.history(key)
+    ]
+    assert history == [
+        (number, position, value is DELETED_VALUE)
+        for number, (position, value) in enumerate(versions, start=1)
+    ]
+    for number, (_, value) in enumerate(versions, start=1):
+        try:
+            assert session.get(key, version=number) == value
+        except NotFoundError:
+            assert value is DELETED_VALUE
+
+
+def check_listing(driver: SessionDriver) -> None:
+    """Check that listings by prefix and by label return exactly the expected sessions."""
+    listed = driver.store.sessions(prefix=driver.prefix)
+    heads = {head.stream.removeprefix(driver.prefix): head for head in listed}
+    assert set(heads) == set(driver.lives)
+    for name, life in driver.lives.items():
+        if not life.torn:  # a torn append leaves its labels on the head
+            assert heads[name].labels == _labels(ModelState(life.records))
+    for label in {label for head in heads.values() for label in head.labels}:
+        listed = driver.store.sessions(prefix=driver.prefix, labels=[label])
+        assert [head.stream for head in listed] == [
+            head.stream for head in heads.values() if label in head.labels
+        ]
+
+
+def check_touched(driver: SessionDriver) -> None:
+    """Check every touched session as a newly opened handle sees it, and all open handles."""
+    for name in sorted(driver.touched & set(driver.lives)):
+        session = driver.store.resume(driver.prefix + name)
+        state = ModelState(driver.lives[name].records)
+        check_session(session, state)
+        driver.log.append(f"{name}: {session.messages()} {sorted(session.labels)}")
+    driver.touched.clear()
+    for handle in driver.handles:
+        if driver.is_current(handle):
+            check_handle(handle)
+    check_listing(driver)

@@ -9,7 +9,6 @@ import json
 import sys
 import threading
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 from typing import Any, Self
 
 from perdure.errors import UsageError
@@ -22,8 +21,13 @@ from perdure.testing.model_server.api import (
     error_reply,
 )
 from perdure.testing.model_server.errors import error_for_status
-from perdure.testing.model_server.faults import FaultKind, FaultQueue, ServerFault
-from perdure.testing.model_server.http import LOOPBACK, Listener
+from perdure.testing.model_server.http import (
+    LOOPBACK,
+    FaultKind,
+    FaultQueue,
+    Listener,
+    ServerFault,
+)
 from perdure.testing.model_server.prompts import digest
 
 CONTROL = "/test/"  # paths below it control the server; they are not part of the API
@@ -77,21 +81,15 @@ class ModelServer:
     def __enter__(self) -> Self:
         return self.start()
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     @property
     def url(self) -> str:
         """The `base_url` for a client."""
         if self._listener is None:
-            raise UsageError(
-                "the server has no address yet: call start(), or use it in a `with` statement"
-            )
+            hint = "call start(), or use it in a `with` statement"
+            raise UsageError(f"the server has no address yet: {hint}")
         return f"http://{LOOPBACK}:{self._listener.port}/v1"
 
     @property
@@ -120,8 +118,7 @@ class ModelServer:
 
         Raises UsageError if the arguments do not describe a fault.
         """
-        fault = ServerFault(kind, status, after_chunks, seconds)
-        self._faults.add(fault, times=times, at=at)
+        self._faults.add(ServerFault(kind, status, after_chunks, seconds), times=times, at=at)
 
     def _respond(
         self, method: str, path: str, headers: Mapping[str, str], body: bytes
@@ -168,21 +165,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m perdure.testing.model_server")
     parser.add_argument("--port", type=int, default=0, help="port to listen on; 0 for any free one")
     parser.add_argument("--context-limit", type=int, help="reject prompts with more tokens")
-    parser.add_argument(
-        "--strict", action="store_true", help="reject fields that strict gateways reject"
-    )
-    parser.add_argument(
-        "--until-eof", action="store_true", help="stop when standard input is closed"
-    )
-    options = parser.parse_args(arguments)
-    server = ModelServer(
-        port=options.port, context_limit=options.context_limit, strict=options.strict
-    )
-    with server:
+    for flag, help in (
+        ("--strict", "reject fields that strict gateways reject"),
+        ("--until-eof", "stop when standard input is closed"),
+    ):
+        parser.add_argument(flag, action="store_true", help=help)
+    options = vars(parser.parse_args(arguments))
+    until_eof = options.pop("until_eof")
+    with ModelServer(**options) as server:
         sys.stdout.write(f"{server.url}\n")
         sys.stdout.flush()
         try:
-            if options.until_eof:
+            if until_eof:
                 sys.stdin.read()
             else:
                 threading.Event().wait()

@@ -4,14 +4,17 @@ It keeps two things between requests: the position in the script, and the respon
 `previous_response_id`.
 """
 
+import base64
+import hashlib
 import json
+import math
+import struct
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from perdure.testing.model_server import chat, prompts, responses
 from perdure.testing.model_server.answers import Answer, default_answer, parse_answer, truncate
-from perdure.testing.model_server.embeddings import embeddings
 from perdure.testing.model_server.errors import (
     ApiError,
     error_for_finding,
@@ -34,6 +37,8 @@ Script = Callable[[Body], Any] | Iterable[Any] | None
 """A function of the body; a text or message for all requests; or an iterable, one per request."""
 
 MODEL_NAME = "perdure-test"
+
+DIMENSIONS = 8  # of an embedding, unless the request says how many
 
 
 class Request(NamedTuple):
@@ -113,7 +118,7 @@ class ModelApi:
                 return Reply(200, {"object": "response.input_tokens", "input_tokens": count})
             case "POST", ["v1", "embeddings"]:
                 body = _require_object(request.body)
-                return Reply(200, embeddings({**body, "model": _require_model(body)}))
+                return Reply(200, _embed({**body, "model": _require_model(body)}))
         raise not_found(request.method, request.path)
 
     def _chat(self, body: Body) -> Reply:
@@ -227,3 +232,38 @@ def _describe_model(name: str) -> dict[str, Any]:
 def _frame(event: Any, name: str | None = None) -> bytes:
     head = f"event: {name}\n" if name else ""
     return f"{head}data: {json.dumps(event, separators=(',', ':'))}\n\n".encode()
+
+
+def _embed(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the body of an answer: a vector for each text, or for each list of tokens."""
+    value = body.get("input")
+    if not value:
+        raise missing_parameter("input")
+    is_single = isinstance(value, str) or not isinstance(value[0], str | list)
+    texts = [value] if is_single else [*value]
+    size = int(body.get("dimensions") or DIMENSIONS)
+    vectors = [_vector(prompts.canonical(text), size) for text in texts]
+    as_base64 = body.get("encoding_format") == "base64"
+    data = [
+        {
+            "object": "embedding",
+            "index": index,
+            "embedding": _encode(vector) if as_base64 else vector,
+        }
+        for index, vector in enumerate(vectors)
+    ]
+    used = sum(prompts.tokens(prompts.canonical(text)) for text in texts)
+    usage = {"prompt_tokens": used, "total_tokens": used}
+    return {"object": "list", "data": data, "model": body["model"], "usage": usage}
+
+
+def _vector(text: str, size: int) -> list[float]:
+    """Derive a unit vector from a text: always the same one, and its own."""
+    parts = [hashlib.sha256(f"{index} {text}".encode()).digest() for index in range(size)]
+    raw = [int.from_bytes(part[:4]) / 2**31 - 1 for part in parts]
+    length = math.hypot(*raw) or 1.0
+    return [value / length for value in raw]
+
+
+def _encode(vector: list[float]) -> str:
+    return base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()

@@ -13,11 +13,11 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from http.server import BaseHTTPRequestHandler
-from typing import Any
+from typing import Any, Literal, NamedTuple, get_args
 from urllib.parse import urlsplit
 
+from perdure.errors import UsageError
 from perdure.testing.model_server.api import Reply
-from perdure.testing.model_server.faults import ServerFault
 
 LOOPBACK = "127.0.0.1"
 
@@ -26,6 +26,52 @@ POLL = 0.02  # seconds until a closing server or a disconnected client is notice
 JSON_HEADERS = {"content-type": "application/json"}
 
 STREAM_HEADERS = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
+
+
+FaultKind = Literal["disconnect", "hang", "slow"]
+
+
+class ServerFault(NamedTuple):
+    """How one request fails: with a status, or as its kind says."""
+
+    kind: FaultKind | None
+    status: int | None = None
+    after_chunks: int = 0
+    seconds: float = 0.0
+
+    @property
+    def at_once(self) -> bool:
+        """Whether no part of the answer is sent."""
+        return self.kind != "slow" and not self.after_chunks
+
+
+class FaultQueue:
+    """Pending faults, for the next requests in order or for requests by number."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._next: list[ServerFault] = []
+        self._at: dict[int, ServerFault] = {}
+
+    def add(self, fault: ServerFault, *, times: int, at: int | None) -> None:
+        kinds = ", ".join(get_args(FaultKind))
+        if (fault.kind is None) == (fault.status is None):
+            raise UsageError(f"a fault needs either a status or one of {kinds}")
+        if fault.kind is not None and fault.kind not in get_args(FaultKind):
+            raise UsageError(f"{fault.kind!r} is not one of {kinds}")
+        if fault.after_chunks < 0 or fault.seconds < 0 or times < 1 or (at is not None and at < 1):
+            raise UsageError("after_chunks and seconds must be at least 0, times and at at least 1")
+        with self._lock:
+            if at is None:
+                self._next.extend([fault] * times)
+            else:
+                self._at.update(dict.fromkeys(range(at, at + times), fault))
+
+    def take(self, number: int) -> ServerFault | None:
+        """Remove and return the fault of a request, None if it has none."""
+        with self._lock:
+            fault = self._at.pop(number, None)
+            return fault or (self._next.pop(0) if self._next else None)
 
 
 Respond = Callable[[str, str, Mapping[str, str], bytes], tuple[Reply, ServerFault | None]]
@@ -53,12 +99,8 @@ class Listener(socketserver.TCPServer):
         return int(self.socket.getsockname()[1])
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        thread = threading.Thread(
-            target=self._converse,
-            args=(request, client_address),
-            name="perdure-model-connection",
-            daemon=True,
-        )
+        thread = threading.Thread(target=self._converse, args=(request, client_address))
+        thread.name, thread.daemon = "perdure-model-connection", True
         with self._lock:
             self._open[request] = thread
         thread.start()
@@ -66,7 +108,7 @@ class Listener(socketserver.TCPServer):
     def _converse(self, request: socket.socket, client_address: Any) -> None:
         try:
             self.finish_request(request, client_address)
-        except Exception:  # noqa: BLE001 - reported by handle_error
+        except Exception:
             self.handle_error(request, client_address)
         finally:
             with self._lock:

@@ -262,7 +262,7 @@ def test_closing_does_not_wait_for_what_a_loop_that_was_closed_had_begun() -> No
     (session,) = loop.run_until_complete(opened(store, 1))
 
     async def begins() -> "asyncio.Task[None]":
-        return session._handle.background(asyncio.sleep, 300)
+        return session._handle.start_background(asyncio.sleep, 300)
 
     task = loop.run_until_complete(begins())
     assert not task.done()

@@ -73,7 +73,7 @@ def test_chunks_are_handed_on_and_the_whole_message_is_the_record() -> None:
     with session.turn("go") as turn:
         stream = turn.stream(WHOLE, flush_every=0)
         assert list(stream) == WHOLE
-        assert stream.said[0].message["content"] == "one two three"
+        assert stream.messages[0].message["content"] == "one two three"
         assert not turn.is_partial
     assert answers(session) == [("one two three", False)]
     pieces = [record for record in session.records() if isinstance(record.content, MessageChunk)]
@@ -318,7 +318,7 @@ def test_calls_of_a_cut_answer_are_open_for_nobody() -> None:
         list(turn.stream([begun]))
     found = session.messages(format="openai.chat")
     assert not found or violations("openai.chat", found) == []
-    assert session._replica.state.talk.calls == {}
+    assert session._replica.state.conversation.calls == {}
 
 
 def test_what_a_session_knows_of_its_talk_comes_back_from_a_snapshot() -> None:
@@ -339,16 +339,16 @@ def test_what_a_session_knows_of_its_talk_comes_back_from_a_snapshot() -> None:
         session.note(number)
     again = perdure.open(backend).session("s")
     fold = again._replica.state
-    assert fold.talk == session._replica.state.talk
+    assert fold.conversation == session._replica.state.conversation
     assert fold.facts() == session._replica.state.facts()
-    assert fold.talk.calls
-    assert fold.talk.partials
-    assert fold.talk.summary is not None
-    assert (fold.talk.pins, fold.talk.systems) == ((2,), (1,))
-    assert fold.talk.tools[1]
+    assert fold.conversation.calls
+    assert fold.conversation.partials
+    assert fold.conversation.summary is not None
+    assert (fold.conversation.pins, fold.conversation.systems) == ((2,), (1,))
+    assert fold.conversation.tools[1]
     (snapshot,) = [record for record in again.records() if record.kind == "snapshot"]
     restored = SessionState.restore(snapshot.content, b"", name="s", position=1)  # type: ignore[arg-type]
-    assert restored.talk == fold.talk
+    assert restored.conversation == fold.conversation
     assert again.verify().snapshots == 1
 
 

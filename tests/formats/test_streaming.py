@@ -53,7 +53,7 @@ def collected(chunks: Iterable[object]) -> Collector:
     collector: Collector | None = None
     for chunk in chunks:
         collector = collector or collector_for(chunk)
-        collector.take(chunk)
+        collector.add(chunk)
     assert collector is not None
     return collector
 
@@ -72,8 +72,8 @@ def assert_any_cut_gives_the_same(
     pieces: list[dict[str, Any]] = []
     uncut = type(collector)()
     for number, chunk in enumerate(chunks):
-        collector.take(chunk)
-        uncut.take(deepcopy(chunk))
+        collector.add(chunk)
+        uncut.add(deepcopy(chunk))
         if cut_after(number):
             pieces += stored(collector.piece())
             assert rebuild(pieces) == collector.messages()
@@ -247,8 +247,8 @@ def test_a_piece_tells_only_what_is_new() -> None:
     assert first is not None
     assert first["chunk"]["id"] == "chatcmpl-1"
     assert collector.piece() is None
-    collector.take(said("c"))
-    collector.take(said("d"))
+    collector.add(said("c"))
+    collector.add(said("d"))
     assert collector.piece() == {
         "format": "openai.chat",
         "chunk": {"choices": [{"index": 0, "delta": {"content": "cd"}}]},
@@ -272,7 +272,7 @@ def test_pieces_of_a_long_stream_are_small_and_take_linear_time() -> None:
     collector = ChatCollector()
     sizes = []
     for number in range(20_000):
-        collector.take(said("word "))
+        collector.add(said("word "))
         if number % 20 == 19:
             sizes.append(len(encode_tree(collector.piece())))
     assert max(sizes[1:]) < 200
@@ -289,7 +289,7 @@ def test_nothing_was_said_before_the_first_choice_or_item() -> None:
     collector = collected(events)
     assert collector.messages() == []
     assert rebuild(stored(collector.piece())) == []
-    collector.take({"type": "response.failed", "response": streams.RESPONSE | {"error": {"a": 1}}})
+    collector.add({"type": "response.failed", "response": streams.RESPONSE | {"error": {"a": 1}}})
     (taken,) = collector.messages()
     assert taken.meta["error"] == {"a": 1}
     assert collector.finished()
@@ -430,11 +430,11 @@ def test_other_choices_and_what_came_around_the_answer_are_meta() -> None:
     ]
     collector = collected(chunks)
     assert not collector.finished()
-    collector.take(streams.one_choice(1, {}, finish_reason="length"))
+    collector.add(streams.one_choice(1, {}, finish_reason="length"))
     assert collector.finished()
-    collector.take(streams.one_choice(1, {}))
+    collector.add(streams.one_choice(1, {}))
     assert collector.finished()
-    collector.take(streams.chat_chunk([], usage=streams.USAGE))
+    collector.add(streams.chat_chunk([], usage=streams.USAGE))
     (taken,) = collector.messages()
     assert taken.message == {"role": "assistant", "content": "one"}
     assert taken.meta["usage"] == streams.USAGE
@@ -524,11 +524,11 @@ def test_what_is_no_chunk_is_refused_and_changes_nothing() -> None:
     half = {"choices": [{"delta": {"content": "b"}}, {"delta": "c"}]}
     for wrong in ({"type": "response.created"}, {"choices": [7]}, half, "a", None, 7, []):
         with pytest.raises(UsageError, match="not a chunk of a chat completion"):
-            chat.take(wrong)
+            chat.add(wrong)
     assert chat.messages() == before
     for wrong in (said("a"), "a", None):
         with pytest.raises(UsageError, match="not an event of a response"):
-            responses.take(wrong)
+            responses.add(wrong)
     assert responses.messages() == []
     assert responses.piece() is None
 
@@ -637,7 +637,7 @@ def test_an_asynchronous_stream_is_collected_by_the_same_collector() -> None:
             async for chunk in await api.chat.completions.create(
                 model="m", messages=[], stream=True
             ):
-                collector.take(chunk)
+                collector.add(chunk)
             return collector.messages()
 
     assert asyncio.run(collect()) == collected(CHAT).messages()

@@ -89,14 +89,14 @@ def test_an_unsafe_call_that_is_made_again_is_seen(
 def test_an_outcome_that_is_not_looked_for_is_seen(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(EffectsState, "settled", lambda self, *_, **__: self)
+    monkeypatch.setattr(EffectsState, "with_outcome", lambda self, *_, **__: self)
     assert failures(directory, "idempotent") != []
 
 
 def test_a_key_that_is_not_the_same_is_seen(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = EffectsState.intended
+    real = EffectsState.with_intent
 
     def forgetful(
         self: EffectsState, position: int, id: str, content: EffectIntended
@@ -104,7 +104,7 @@ def test_a_key_that_is_not_the_same_is_seen(
         other = msgspec.structs.replace(content, key=f"{content.key}'")
         return real(self, position, id, other)
 
-    monkeypatch.setattr(EffectsState, "intended", forgetful)
+    monkeypatch.setattr(EffectsState, "with_intent", forgetful)
     assert any("different keys" in one for one in failures(directory, "idempotent"))
 
 

@@ -42,7 +42,7 @@ class AsyncEffects:
         A recorded outcome was returned all the same; a call without an outcome was made again, or
         not, according to the tool's policy.
         """
-        return [*self._handle.changed]
+        return [*self._handle.version_mismatches]
 
     async def unknown(self) -> EffectList:
         """Return the effects that may have happened: the process died before their outcome."""

@@ -49,7 +49,7 @@ class AsyncReplayHandle(AsyncHandle):
         async with self._lock:
             self._cursor.require_running()
             replica = self.replica
-            batch = RecordBatch(replica.name, replica.state.draft(), replica.past)
+            batch = RecordBatch(replica.name, replica.state.draft(), replica.history)
             result = await self.run(plan.execute(batch))
             return self._cursor.match(plan, batch, result, execution_lane())
 

@@ -46,9 +46,9 @@ class AsyncStream:
             raise UsageError(f"{reason}: write `async for chunk in turn.stream(...)`")
 
     @property
-    def said(self) -> list[IncomingMessage]:
+    def messages(self) -> list[IncomingMessage]:
         """The messages of the answer so far, with their meta."""
-        return self._answering.said
+        return self._answering.messages
 
     def __aiter__(self) -> AsyncIterator[Any]:
         return self

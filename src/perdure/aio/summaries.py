@@ -24,8 +24,8 @@ class AsyncSummaries:
     async def make(self, summarizer: Summarizer, room: WindowRequest = EVERYTHING) -> Summary:
         """Have a summary written and put it in force; SummaryError if it is rejected."""
         handle, replica = self._handle, self._handle.replica
-        with handle.observed("summary") as seen:
-            steps = summaries.select(replica, summarizer, live=handle.own_turns, room=room)
+        with handle.span("summary") as seen:
+            steps = summaries.select(replica, summarizer, live=handle.active_turns, room=room)
             work = await handle.run(steps)
             seen.fields.update(first=work.first, last=work.last)
             content = summaries.validate(summarizer, work, await self._ask(summarizer, work))
@@ -44,7 +44,7 @@ class AsyncSummaries:
                 self._report_failure(error)
                 raise
 
-        return self._handle.background(work)
+        return self._handle.start_background(work)
 
     async def make_room(self, summarizer: Summarizer, room: WindowRequest) -> bool:
         """Summarize messages that a window has no room for; log a failure and return False."""

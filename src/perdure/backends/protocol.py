@@ -40,6 +40,11 @@ class Entry(NamedTuple):
     header: bytes
     body: bytes | None
 
+    @property
+    def size(self) -> int:
+        """The bytes of header and body."""
+        return len(self.header) + len(self.body or b"")
+
 
 class Append(NamedTuple):
     """Entries of one stream, in order and without gaps, and its head's labels after them.

@@ -41,7 +41,7 @@ def migrate(address: str, *, dry_run: bool, print_rls: bool, tenants: tuple[str,
         raise InvalidCallError("--tenant needs --print-rls.")
     parsed = parse_postgres(address)
     from perdure.backends.postgres.migrations import migrate_if_needed
-    from perdure.backends.postgres.row_security import rls_script
+    from perdure.backends.postgres.schema import rls_script
 
     if print_rls:
         click.echo(rls_script(parsed.schema, tenants), nl=False)

@@ -27,12 +27,16 @@ from rich.padding import Padding
 from rich.progress_bar import ProgressBar as Bar
 from rich.table import Table
 from rich.text import Text
+from rich.theme import Theme
 
 from perdure.events import LOGGER
 
 WIDTH_MIN, WIDTH_MAX = 40, 120  # Columns; narrower breaks words apart, wider is hard to read.
 
 TAB_WIDTH = 4  # Columns.
+
+# The colors of rich need more than the 16 that every terminal has.
+BAR_COLORS = Theme({"bar.back": "bright_black", "bar.complete": "green", "bar.finished": "green"})
 
 
 # Controls, reading directions, line separators, invisible marks, surrogates, non-characters.
@@ -78,6 +82,7 @@ def _make_console(stream: TextIO, width: int, *, has_colors: bool) -> Console:
     return _Console(
         file=stream,
         width=width,
+        theme=BAR_COLORS,
         color_system="standard" if has_colors else None,
         force_terminal=is_tty(stream),
         force_jupyter=False,
@@ -204,7 +209,7 @@ class ProgressBar:
 
     def __init__(self, activity: str, noun: str, total: Callable[[], int]) -> None:
         self._live: Live | None = None
-        self._hidden = False
+        self._hidden = self._is_painted = False
         self.begin(activity, noun, total)
         self._lock = threading.Lock()
         self._timer = threading.Timer(BAR_DELAY, self._show)
@@ -237,12 +242,13 @@ class ProgressBar:
 
     def hide(self) -> None:
         """Erase the bar so that a line can be printed; the next paint restores it."""
-        if self._live is not None and self._live.is_started:
+        if self._live is not None and self._is_painted:
             self._hidden = True
             self._live.refresh()
             self._hidden = False
 
     def _line(self) -> Table | str:
+        self._is_painted = not self._hidden
         if self._hidden:
             return ""
         count = f"{self.done:,} of " if self._total else ""

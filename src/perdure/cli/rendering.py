@@ -152,7 +152,7 @@ def _render_effect(content: Content, record_id: str) -> RenderedRecord:
         return RenderedRecord(f"may have happened, outcome unknown: {which}", content.reason)
     if content.error:
         return RenderedRecord(f"{content.state}: {safe(content.error)}, {which}", content.reason)
-    if content.told or content.said:
+    if content.shared_form or content.message_count:
         result = "the result is in the message above"
     else:
         result = _json(content.result)

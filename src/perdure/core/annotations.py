@@ -55,11 +55,11 @@ def pin_message(replica: Replica, position: int, *, on: bool) -> Plan[int]:
     record_id = replica.new_id()
 
     def make(batch: RecordBatch) -> Steps[int]:
-        if not on and position not in batch.state.talk.pins:
+        if not on and position not in batch.state.conversation.pins:
             raise NotFoundError(f"a pin on the message at {position}")
         if on:
             yield from _require_message(replica, position)
-            if len({*batch.state.talk.pins, position}) > PINS_MAX:
+            if len({*batch.state.conversation.pins, position}) > PINS_MAX:
                 raise UsageError(f"at most {PINS_MAX} messages can be pinned: unpin one first")
         return batch.add_content(record_id, Pinned(message=position, on=on))
 
@@ -69,7 +69,7 @@ def pin_message(replica: Replica, position: int, *, on: bool) -> Plan[int]:
 def _require_message(replica: Replica, position: int) -> Steps[None]:
     if not 1 <= position <= replica.tip.position:
         raise NotFoundError(f"a record at {position}", f"the newest is at {replica.tip.position}")
-    content = yield from reader.read_content(replica.past, position)
+    content = yield from reader.read_content(replica.history, position)
     if not isinstance(content, Message):
         raise UsageError(f"the record at {position} is a {content.kind}: only messages are pinned")
     if open_calls(content.message) or answers(content.message):

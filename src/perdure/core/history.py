@@ -149,7 +149,7 @@ class MessageCounter(NamedTuple):
         """Return the counter of a session's messages; None as `counter` counts every one as 0."""
         notices: dict[int, int] = {}
         if counter is not None:
-            for call_id, call in state.talk.calls.items():
+            for call_id, call in state.conversation.calls.items():
                 notice = closing({"role": "assistant"}, Call(call_id, call.name))
                 notices[call.position] = notices.get(call.position, 0) + counter.count(notice)
         return cls(counter, notices)
@@ -197,7 +197,7 @@ def unknown_effect_notices(
 ) -> list[StoredMessage]:
     """Return a notice for each call of unknown outcome whose own notice was summarized away."""
     notices = []
-    for deed in state.deeds.by_identity.values():
+    for deed in state.effects.by_identity.values():
         if deed.state == UNKNOWN and deed.outcome <= summary.last:
             text = f"A call of {deed.tool!r} may have happened; its outcome is still unknown."
             message = {"role": "system", "content": text}
@@ -248,7 +248,7 @@ def read_instructions(
     view: StateView, own: Codec, counting: MessageCounter
 ) -> Steps[list[StoredMessage]]:
     """Read the instructions and pinned messages, which are part of every window."""
-    talk, past = view.state.talk, view.past
+    talk, past = view.state.conversation, view.history
     messages: list[StoredMessage] = []
     for position in sorted({*talk.systems, *talk.pins}):
         linked = yield from reader.read_entry(past, position)

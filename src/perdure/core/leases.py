@@ -194,18 +194,18 @@ def begin_lease(
     lost: Callable[[], None],
 ) -> HeldLease:
     """Prepare a lease that is not taken yet; UsageError if this handle already has one."""
-    earlier = replica.holding
+    earlier = replica.held_lease
     if earlier is not None and earlier.busy and earlier.here():
         raise UsageError(f"this handle already holds the lease on {replica.name!r}")
 
     def on_loss(loss: FencedError) -> None:
         lost()
         fields = {"epoch": loss.epoch, "newer": loss.newer, "who": loss.who, "reason": loss.reason}
-        replica.notices.append(PendingEvent("lease_lost", fields))
+        replica.pending_events.append(PendingEvent("lease_lost", fields))
 
     token = replica.settings.token()
-    replica.holding = HeldLease(token, ttl, earlier, now=now, here=here, on_loss=on_loss)
-    return replica.holding
+    replica.held_lease = HeldLease(token, ttl, earlier, now=now, here=here, on_loss=on_loss)
+    return replica.held_lease
 
 
 class TakenLease(NamedTuple):
@@ -328,6 +328,6 @@ def lease_holder(replica: "Replica") -> LeaseHolder | None:
     lease = replica.state.lease
     if lease is None or not lease.owner:
         return None
-    holding = replica.holding
+    holding = replica.held_lease
     here = holding is not None and holding.active and holding.owns(lease)
     return LeaseHolder(lease.epoch, lease.who, lease.ttl, here)

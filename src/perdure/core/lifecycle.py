@@ -71,8 +71,8 @@ def _complete_branch(child: Replica, parent: ParentStream) -> Steps[bool]:
     """Complete a branch that has only its first entry; False if its parent was deleted first."""
     owner = Replica(parent.name, child.settings)
     yield from owner.load()
-    for keep, kept in owner.state.keeps.items():
-        if kept.stream == child.past.stream.id:
+    for keep, kept in owner.state.kept_branches.items():
+        if kept.stream == child.history.stream.id:
             if not kept.complete:
                 try:
                     yield from _write_plan(owner, _plan_keep(keep, _as_complete(kept), parent.at))
@@ -141,7 +141,7 @@ def create_branch(source: Replica, name: object, *, at: object) -> Steps[Replica
     # has to keep the branch.
     owner = Replica(past.segment(position).stream.session, source.settings)
     yield from owner.load()
-    kept = BranchKept(reason=BranchKept.BEGINS, branch=stream.session, stream=stream.id)
+    kept = BranchKept(reason=BranchKept.CREATING, branch=stream.session, stream=stream.id)
     keep = source.settings.new_id()
     yield from _write_plan(owner, _plan_keep(keep, kept, position))
     yield from _store_first_entry(stream, state, owner, shared.tip, keep)
@@ -181,7 +181,7 @@ def _require_free(name: str) -> Steps[None]:
 
 
 def _as_complete(kept: BranchKept) -> BranchKept:
-    return BranchKept(reason=BranchKept.STANDS, branch=kept.branch, stream=kept.stream)
+    return BranchKept(reason=BranchKept.EXISTS, branch=kept.branch, stream=kept.stream)
 
 
 def _plan_keep(keep: str, kept: BranchKept, position: int) -> Plan[int]:
@@ -199,7 +199,7 @@ def _store_first_entry(
     stream: StreamIdentity, state: SessionState, owner: Replica, shared: ChainTip, keep: str
 ) -> Steps[None]:
     """Store the first entry of a branch; if the name was taken meanwhile, release the keep."""
-    settings, parent = owner.settings, owner.past.stream
+    settings, parent = owner.settings, owner.history.stream
     content = Branched(parent=parent.session, stream=parent.id, at=shared.position)
     draft = PendingRecord(settings.new_id(), content, codec.encode(content))
     time = settings.now()
@@ -217,7 +217,7 @@ def _plan_release(owner: Replica, keep: str) -> Plan[int]:
     record_id = owner.new_id()
 
     def make(batch: RecordBatch) -> int:
-        if keep not in batch.state.keeps:
+        if keep not in batch.state.kept_branches:
             return batch.position
         return batch.add_content(record_id, BranchReleased(keep=keep))
 
@@ -256,7 +256,7 @@ def _delete_and_drop(replica: Replica, reason: str) -> Steps[None]:
         if batch.state.deleted:
             raise NotFoundError(f"session {batch.name!r}")
         users = []
-        for kept in batch.state.keeps.values():
+        for kept in batch.state.kept_branches.values():
             if (yield from _is_needed(kept)):
                 users.append(kept.branch or kept.reason)
         if users:
@@ -297,8 +297,8 @@ def _release_in_parent(child: Replica, parent: str) -> Steps[None]:
     owner = Replica(parent, child.settings)
     try:
         yield from owner.load()
-        for keep, kept in owner.state.keeps.items():
-            if kept.stream == child.past.stream.id:
+        for keep, kept in owner.state.kept_branches.items():
+            if kept.stream == child.history.stream.id:
                 yield from _write_plan(owner, _plan_release(owner, keep))
     except (ConflictError, NotFoundError):
         return

@@ -50,44 +50,44 @@ class RecordBatch:
         self.state = state
         self.past = past
         self.tip = past.tip
-        self.drafts: list[PendingRecord] = []
+        self.pending: list[PendingRecord] = []
         self.values: dict[str, bytes] = {}
         """The full values that this batch sets, by key."""
-        self.last: bytes | None = None
+        self.last_payload: bytes | None = None
         """The payload of the newest message in this batch."""
 
     @property
     def position(self) -> int:
         """The position of the newest record, drafts included."""
-        return self.tip.position + len(self.drafts)
+        return self.tip.position + len(self.pending)
 
     def add_all(self, drafts: Sequence[PendingRecord]) -> int:
         """Add records; later plans of the batch see their effect. Return the last position."""
-        apply, position = self.state.apply, self.tip.position + len(self.drafts)
+        apply, position = self.state.apply, self.tip.position + len(self.pending)
         for draft in drafts:
             content, payload = draft.content, draft.payload
             position += 1
-            self.drafts.append(draft)
+            self.pending.append(draft)
             apply(position, draft.id, content, payload)
             if content.kind == "message":
-                self.last = payload
+                self.last_payload = payload
         return position
 
     def add_content(self, record_id: str, content: Content) -> int:
         """Encode a record and add it, as `add_all` does; return its position."""
         payload = codec.encode(content)
-        self.drafts.append(PendingRecord(record_id, content, payload))
-        position = self.tip.position + len(self.drafts)
+        self.pending.append(PendingRecord(record_id, content, payload))
+        position = self.tip.position + len(self.pending)
         self.state.apply(position, record_id, content, payload)
         if content.kind == "message":
-            self.last = payload
+            self.last_payload = payload
         return position
 
     def read(self, position: int, kind: type[ContentT]) -> Steps[ContentT]:
         """Return the record at a position, of this batch or stored; ChainError for another kind."""
         if position <= self.tip.position:
             return (yield from reader.read_kind(self.past, position, kind))
-        content = self.drafts[position - self.tip.position - 1].content
+        content = self.pending[position - self.tip.position - 1].content
         return reader.require_kind(self.name, position, content, kind)
 
     def conflict(self, reason: str) -> ConflictError:

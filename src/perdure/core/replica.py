@@ -66,8 +66,8 @@ class StateView(NamedTuple):
     """An acknowledged state with its history. Replaced as a whole, never changed in place."""
 
     state: SessionState
-    past: History
-    last: bytes | None
+    history: History
+    last_payload: bytes | None
     """The payload of the newest message."""
 
 
@@ -85,8 +85,8 @@ class Replica:
         self.view = StateView(SessionState(), History(stream, EMPTY_CHAIN, settings.cipher), None)
         self.doubt: InDoubtWrite | None = None
         self.values = ValueCache()
-        self.notices: list[PendingEvent] = []
-        self.holding: HeldLease | None = None
+        self.pending_events: list[PendingEvent] = []
+        self.held_lease: HeldLease | None = None
         """The lease that this handle took last; it may have been lost or released since."""
         self.lease_seen_at: tuple[tuple[int, int], float] | None = None
         """A lease's (epoch, position of its last renewal), and the monotonic time of first sight.
@@ -119,14 +119,14 @@ class Replica:
         return self.view.state
 
     @property
-    def past(self) -> History:
+    def history(self) -> History:
         """The history that the published view covers."""
-        return self.view.past
+        return self.view.history
 
     @property
     def tip(self) -> ChainTip:
         """The position and digest of the newest entry in the published view."""
-        return self.view.past.tip
+        return self.view.history.tip
 
     def _publish(
         self,
@@ -161,7 +161,7 @@ class Replica:
             if batches.torn is not None:
                 self._add_notice("recovery", first=batches.torn[0], last=batches.torn[1])
             last = yield from self._load_last(tail)
-            self.view = StateView(self.state, self.past, last)
+            self.view = StateView(self.state, self.history, last)
 
     def state_at(self, past: History) -> Steps[SessionState]:
         """Return the state at the end of a history, which may end within a batch."""
@@ -216,7 +216,7 @@ class Replica:
         return None
 
     def _add_notice(self, event: str, **fields: object) -> None:
-        self.notices.append(PendingEvent(event, fields))
+        self.pending_events.append(PendingEvent(event, fields))
 
     def _load_last(self, tail: Sequence[VerifiedEntry]) -> Steps[bytes | None]:
         """Return the payload of the newest message; it is often in the tail already."""
@@ -225,7 +225,7 @@ class Replica:
             return None
         linked = next((item for item in tail if item.entry.position == position), None)
         if linked is None:
-            linked = yield from reader.read_entry(self.past, position)
+            linked = yield from reader.read_entry(self.history, position)
         return chain.open_body(self.name, linked, self.settings.cipher)
 
     def _apply(self, state: SessionState, linked: VerifiedEntry) -> Content:
@@ -244,7 +244,7 @@ class Replica:
     def catch_up(self) -> Steps[list[Content]]:
         """Apply and return the records that others appended. On error the view is unchanged."""
         state, batches = self.state.draft(), self._batches.copy()
-        stream, tip, last = self.past.stream, self.tip, self.view.last
+        stream, tip, last = self.history.stream, self.tip, self.view.last_payload
         newer: list[Content] = []
         more = True
         while more:
@@ -276,8 +276,8 @@ class Replica:
             return False  # The branch was deleted already.
         owner = Replica(self.state.lineage[0].name, self.settings)
         yield from owner.load()
-        keeps = owner.state.keeps.values()
-        return any(kept.stream == self.past.stream.id and kept.complete for kept in keeps)
+        keeps = owner.state.kept_branches.values()
+        return any(kept.stream == self.history.stream.id and kept.complete for kept in keeps)
 
     def _require_next(
         self, stream: StreamIdentity, tip: ChainTip, linked: VerifiedEntry
@@ -319,7 +319,7 @@ class Replica:
             yield from self._reject_unseen(plans, answers)
         while True:
             batch = yield from self._build_batch(plans, answers)
-            if not batch.drafts or (yield from self._commit(batch, batch.state.head_labels)):
+            if not batch.pending or (yield from self._commit(batch, batch.state.head_labels)):
                 conflicts = [item for item in answers.values() if isinstance(item, ConflictError)]
                 # A caller that takes a lease is expected to re-read the session, as after a
                 # conflict.
@@ -359,7 +359,7 @@ class Replica:
 
     def _enforce_lease(self, plans: Sequence[Plan[Any]], answers: PlanAnswers) -> Steps[None]:
         """Reject plans that need the lease if this handle does not hold it."""
-        error = leases.lease_refusal(self.name, self.state.lease, self.holding)
+        error = leases.lease_refusal(self.name, self.state.lease, self.held_lease)
         if error is not None:
             for number, plan in enumerate(plans):
                 if number not in answers and not plan.bypasses_lease:
@@ -379,24 +379,24 @@ class Replica:
 
         A caller that repeats a write with its own id gets the position of the first attempt.
         """
-        trial = RecordBatch(self.name, self.state.draft(), self.past)
+        trial = RecordBatch(self.name, self.state.draft(), self.history)
         try:
             answer = yield from plan.execute(trial)
         except ConflictError:
             return refusal
         except PerdureError as error:
             answer = error
-        return refusal if trial.drafts else answer
+        return refusal if trial.pending else answer
 
     def _build_batch(self, plans: Sequence[Plan[Any]], answers: PlanAnswers) -> Steps[RecordBatch]:
         """Execute the unanswered plans on one batch; set their results as if it were stored."""
         view = self.view
-        batch = RecordBatch(self.name, view.state.draft(), view.past)
-        torn = view.past.torn
+        batch = RecordBatch(self.name, view.state.draft(), view.history)
+        torn = view.history.torn
         if torn is not None:
             # Discards the incomplete batch that a crash left at the end of the stream.
             batch.add_content(self.new_id(), BatchDiscarded(first=torn[0], last=torn[1]))
-        recovered = len(batch.drafts)
+        recovered = len(batch.pending)
         for number, plan in enumerate(plans):
             if number not in answers:
                 try:
@@ -407,8 +407,8 @@ class Replica:
                     answers[number] = result
                 except PerdureError as error:
                     answers[number] = error
-        if len(batch.drafts) == recovered:  # No plan added a record: append nothing at all.
-            batch.drafts.clear()
+        if len(batch.pending) == recovered:  # No plan added a record: append nothing at all.
+            batch.pending.clear()
         elif batch.state.snapshot_due:
             self._add_snapshot(batch)
         return batch
@@ -422,11 +422,13 @@ class Replica:
 
     def _commit(self, batch: RecordBatch, labels: frozenset[str]) -> Steps[bool]:
         """Number and link a batch; return the steps that send it, True if it was stored."""
-        settings, stream = self.settings, self.view.past.stream
+        settings, stream = self.settings, self.view.history.stream
         if not stream.id:
             stream = stream._replace(id=settings.token())
         time, cipher = chain.now(settings.clock), settings.cipher
-        entries, tip = chain.link_entries(stream, batch.tip, batch.drafts, time=time, cipher=cipher)
+        entries, tip = chain.link_entries(
+            stream, batch.tip, batch.pending, time=time, cipher=cipher
+        )
         # Takes half the time of calling the class.
         append = tuple.__new__(Append, (self.name, entries, labels, False))
         return self._send(InDoubtWrite(append, batch, stream, tip))
@@ -468,8 +470,10 @@ class Replica:
         if self.settings.verify_writes:
             yield from reader.verify_stored(append)
         # The stored batch discarded an incomplete one, so nothing is left to assemble or torn.
-        batches = self._batches if self.view.past.torn is None else BatchAssembler(self.name)
-        self._publish(batch.state, stream, tip, batch.last or self.view.last, batches)
+        batches = self._batches if self.view.history.torn is None else BatchAssembler(self.name)
+        self._publish(
+            batch.state, stream, tip, batch.last_payload or self.view.last_payload, batches
+        )
         for key, data in batch.values.items():
             self.values.put(key, CachedValue(batch.state.values[key].position, data))
         return True

@@ -50,12 +50,12 @@ class AnswerRecorder:
         if self._collector is None:
             self._collector = collector_for(chunk)
         try:
-            self._collector.take(chunk)
+            self._collector.add(chunk)
         except (TypeError, AttributeError, LookupError, RecursionError) as error:
             raise UsageError(f"a {type(chunk).__qualname__} is not a chunk: {error}") from error
 
     @property
-    def said(self) -> list[IncomingMessage]:
+    def messages(self) -> list[IncomingMessage]:
         """The messages of the answer so far."""
         return self._collector.messages() if self._collector else []
 
@@ -72,14 +72,14 @@ class AnswerRecorder:
         A finished answer is stored as messages, an unfinished one as its last piece.
         `duration` is in seconds.
         """
-        messages = self.said
+        messages = self.messages
         if self._collector is None or not self._collector.finished() or not messages:
             return self.piece()
         plan = append_parsed(
             self._replica, messages, voice=self._voice, turn=self._turn, answer=self._id
         )
         model_call = self._model_call
-        return plan if model_call is None else model_call.answering(plan, self._turn, duration)
+        return plan if model_call is None else model_call.answered_by(plan, self._turn, duration)
 
 
 # Origin of the notices that stand in for missing results.
@@ -91,7 +91,7 @@ def add_interrupted_answers(
 ) -> Steps[None]:
     """Add interrupted answers to the batch as messages: those of `turns`, or all if it is None."""
     own_codec = replica.settings.codec
-    for answer, partial in batch.state.talk.cut.items():
+    for answer, partial in batch.state.conversation.interrupted.items():
         if turns is not None and partial.turn not in turns:
             continue
         messages = yield from read_partial_answer(batch.past, own_codec, partial, batch)
@@ -129,7 +129,7 @@ def read_partial_answer(
 
 def close_calls(replica: Replica, batch: RecordBatch, *, live: Collection[str]) -> Steps[None]:
     """Close unanswered calls with a notice, except those of `live` turns."""
-    for call_id, call in [*batch.state.talk.calls.items()]:
+    for call_id, call in [*batch.state.conversation.calls.items()]:
         if call.turn and call.turn in live:
             continue
         content = yield from batch.read(call.position, Message)
@@ -150,7 +150,7 @@ def add_piece(replica: Replica, turn: str, answer: str, data: dict[str, Any]) ->
 
     def make(batch: RecordBatch) -> int:
         require_open_turn(batch, turn)
-        partial = batch.state.talk.partials.get(answer)
+        partial = batch.state.conversation.partials.get(answer)
         content = MessageChunk(
             answer=answer, data=packed, turn=turn, previous=partial.position if partial else 0
         )

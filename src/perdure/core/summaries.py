@@ -35,7 +35,7 @@ def activate_summary(replica: Replica, content: Summary) -> Plan[int]:
     record_id = replica.new_id()
 
     def make(batch: RecordBatch) -> int:
-        current = batch.state.talk.summary
+        current = batch.state.conversation.summary
         if (current.position if current else 0) != content.previous:
             raise batch.conflict("another summary came first")
         return batch.add_content(record_id, content)
@@ -48,10 +48,10 @@ def undo_summary(replica: Replica) -> Plan[int]:
     record_id = replica.new_id()
 
     def make(batch: RecordBatch) -> int:
-        current = batch.state.talk.summary
+        current = batch.state.conversation.summary
         if current is None:
             raise NotFoundError("a summary to undo")
-        if current.previous and len(batch.state.talk.summaries) == 1:
+        if current.previous and len(batch.state.conversation.summaries) == 1:
             hint = f"at most {SUMMARIES_MAX} summaries can be undone in a row"
             raise NotFoundError(f"the summary before the one at {current.position}", hint)
         return batch.add_content(record_id, SummaryUndone(summary=current.position))
@@ -167,12 +167,12 @@ def select(
     view, own = replica.view, replica.settings.codec  # One view: others may write meanwhile.
     counter = summarizer.counter or room.counter or replica.settings.counter or ESTIMATE
     counting = MessageCounter.of(view.state, counter)
-    talk = view.state.talk
+    talk = view.state.conversation
     previous, after = [], 0
     if talk.summary is not None:
-        previous = yield from history.read_summary(view.past, talk.summary, counting)
+        previous = yield from history.read_summary(view.history, talk.summary, counting)
         after = talk.summary.last
-    ordered = yield from _messages_since(view.past, own, after, counting)
+    ordered = yield from _messages_since(view.history, own, after, counting)
     # Calls are not separated from results that another process may still deliver.
     waiting = {call.turn for call in talk.calls.values()} & view.state.turns.keys()
     index = _first_kept_index(ordered, summarizer, room, {*live, *waiting})
@@ -180,7 +180,7 @@ def select(
     old = [message for message in ordered[:index] if message.position not in instructions]
     if not old:
         raise SummaryError(replica.name, "there is nothing to summarize yet")
-    last = yield from read_entry(view.past, ordered[index - 1].position)
+    last = yield from read_entry(view.history, ordered[index - 1].position)
     replaced = [
         *previous,
         *(message for message in old if message.position not in talk.pins),

@@ -79,10 +79,12 @@ def begin_turn(
         if begun_at:
             batch.find_stored(drafts)  # Raises DivergenceError if the input differs.
             return TurnStart(begun_at, resumed=True)
-        if batch.state.talk.partials:
-            turns = {partial.turn for partial in batch.state.talk.partials.values()} - {*live}
+        if batch.state.conversation.partials:
+            turns = {partial.turn for partial in batch.state.conversation.partials.values()} - {
+                *live
+            }
             yield from streaming.add_interrupted_answers(replica, batch, turns=turns)
-        if batch.state.talk.calls:
+        if batch.state.conversation.calls:
             yield from streaming.close_calls(replica, batch, live=live)
         position = batch.add_content(turn_id, begun)
         batch.add_all(drafts)

@@ -67,7 +67,7 @@ def read_value_data(replica: Replica, chain: Sequence[int]) -> Steps[bytes]:
     """Read one version of a value: a full version, then the deltas that follow it."""
     data = b""
     for position in chain:
-        content = yield from reader.read_kind(replica.past, position, Value)
+        content = yield from reader.read_kind(replica.history, position, Value)
         data = apply_version(replica.name, position, data, content)
     return data
 
@@ -143,7 +143,7 @@ def _read_earlier(replica: Replica, key: str, version: int) -> Steps[bytes]:
     facts = replica.state.values[key]
     if not 1 <= version < facts.version:
         raise NotFoundError(f"value {key!r} in version {version}", f"it has {facts.version}")
-    past, newest = replica.past, facts.position
+    past, newest = replica.history, facts.position
     start = yield from reader.read_kind(past, facts.chain[0], Value)
     while start.version > version:
         newest = start.previous
@@ -171,7 +171,7 @@ def read_versions(replica: Replica, key: str) -> Steps[list[Version]]:
         raise NotFoundError(f"value {key!r}")
     versions, position = [], facts.position
     while position:
-        content = yield from reader.read_kind(replica.past, position, Value)
+        content = yield from reader.read_kind(replica.history, position, Value)
         versions.append(Version(content.version, position, content.form == "deleted"))
         position = content.previous
     return versions[::-1]

@@ -67,16 +67,16 @@ def read_window(
     view, own = replica.view, replica.settings.codec  # One view: others may write meanwhile.
     counter = request.counter or replica.settings.counter or ESTIMATE
     counting = MessageCounter.of(view.state, None if request.max_tokens is None else counter)
-    summary = view.state.talk.summary
+    summary = view.state.conversation.summary
     fixed = yield from history.read_instructions(view, own, counting)
     if summary is not None:
-        fixed += yield from history.read_summary(view.past, summary, counting)
+        fixed += yield from history.read_summary(view.history, summary, counting)
         fixed += history.unknown_effect_notices(view.state, summary, counting)
     fixed.sort(key=_position)
     partials = yield from _read_partials(view, own, counting, live)
     budget = _Budget(replica.name, request, fixed, partials)
     after = summary.last if summary else 0
-    messages = MessageReader(view.past, own, after=after, counting=counting)
+    messages = MessageReader(view.history, own, after=after, counting=counting)
     newest, whole = yield from _read_newest(messages, budget)
     error = None
     for index in budget.fitting_starts(newest, whole=whole):
@@ -239,12 +239,12 @@ def _read_partials(
 ) -> Steps[list[StoredMessage]]:
     """Read the interrupted answers, except those of `live` turns."""
     messages: list[StoredMessage] = []
-    if not view.state.talk.partials:
+    if not view.state.conversation.partials:
         return messages
-    for partial in view.state.talk.cut.values():
+    for partial in view.state.conversation.interrupted.values():
         if partial.turn in live:
             continue
-        for message, _ in (yield from streaming.read_partial_answer(view.past, own, partial)):
+        for message, _ in (yield from streaming.read_partial_answer(view.history, own, partial)):
             tokens = counting.message(message)
             stored = StoredMessage(partial.position, message, turn=partial.turn, interrupted=True)
             messages.append(stored._replace(tokens=tokens))

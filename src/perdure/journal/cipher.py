@@ -4,16 +4,11 @@ A body is bound to its header prefix, the header bytes before the digest of the 
 sealed body cannot be opened in any other location.
 """
 
-import os
 from typing import Protocol
 
-from perdure.journal.ids import _random_pool, random_text
+from perdure.journal.ids import random_text
 
 _SALT_END = 2 + 22  # bytes; '["' and the characters of a salt
-
-if hasattr(os, "register_at_fork"):
-    # Otherwise parent and child would hand out the same texts.
-    os.register_at_fork(after_in_child=_random_pool.clear)
 
 
 class Cipher(Protocol):

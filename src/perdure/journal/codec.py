@@ -82,9 +82,8 @@ class Codec:
             return value
         if kind is int:
             if value.bit_length() > INT_BITS_MAX:
-                raise UnstorableValue(
-                    f"an integer of more than {INT_BITS_MAX} bits cannot be stored"
-                )
+                reason = f"an integer of more than {INT_BITS_MAX} bits cannot be stored"
+                raise UnstorableValue(reason)
             return value
         if kind is float:
             if not isfinite(value):
@@ -93,8 +92,7 @@ class Codec:
         return self._pack_other(value, kind, depth)
 
     def _pack_dict(self, value: dict[Any, Any], depth: int) -> dict[str, Any]:
-        if depth >= DEPTH_MAX:
-            raise UnstorableValue(f"nested deeper than {DEPTH_MAX} levels, or contains itself")
+        _require_depth(depth)
         packed = {}
         key = None
         try:
@@ -114,8 +112,7 @@ class Codec:
         return packed
 
     def _pack_list(self, value: list[Any], depth: int) -> list[Any]:
-        if depth >= DEPTH_MAX:
-            raise UnstorableValue(f"nested deeper than {DEPTH_MAX} levels, or contains itself")
+        _require_depth(depth)
         packed: list[Any] = []
         try:
             for item in value:
@@ -129,8 +126,7 @@ class Codec:
         named = self._types.by_class.get(kind)
         if named is None:
             return scalars.pack(value, kind)
-        if depth >= DEPTH_MAX:
-            raise UnstorableValue(f"nested deeper than {DEPTH_MAX} levels, or contains itself")
+        _require_depth(depth)
         tree = {"$type": [named.name, self._pack(named.to_parts(value), depth + 1)]}
         self._types.require_same(named, value, lambda: self._unpack(tree))
         return tree
@@ -206,6 +202,11 @@ def _upcast(cls: type[Content], data: Any, stream: str, position: int) -> Conten
         return msgspec.convert(data, cls)
     except (msgspec.ValidationError, AttributeError, TypeError, LookupError) as error:
         raise PayloadError(stream, position, f"not a {cls.kind} record") from error
+
+
+def _require_depth(depth: int) -> None:
+    if depth >= DEPTH_MAX:
+        raise UnstorableValue(f"nested deeper than {DEPTH_MAX} levels, or contains itself")
 
 
 def _path_step(key: object) -> str:

@@ -20,13 +20,16 @@ def random_text() -> str:
         # 18 bytes are 24 characters without padding; 22 of those are enough.
         data = b2a_base64(os.urandom(18 * RANDOM_BATCH), newline=False).translate(_URLSAFE)
         characters = data.decode("ascii")
-        texts = [characters[at : at + 22] for at in range(0, len(characters), 24)]
-        text = texts.pop()
-        _random_pool.extend(texts)
+        text, *others = (characters[at : at + 22] for at in range(0, len(characters), 24))
+        _random_pool.extend(others)
         return text
 
 
 _random_pool: list[str] = []
+
+if hasattr(os, "register_at_fork"):
+    # Otherwise parent and child would hand out the same texts.
+    os.register_at_fork(after_in_child=_random_pool.clear)
 
 # prefix of ids that perdure generates; caller-chosen ids never begin with it
 GENERATED_PREFIX = "."

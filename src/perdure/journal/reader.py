@@ -131,13 +131,11 @@ def verify_stored(append: Append) -> Steps[None]:
 
 def require_head(name: str, head: Head | None, tail: Sequence[VerifiedEntry]) -> None:
     """Raise unless the tail that was read matches the head; this detects a truncated tail."""
-    if head is None or not tail:
-        if head is not None:
-            raise ChainError(name, head.position, "the head points to it, but it is missing")
+    if head is None:
         if tail:
             raise DamagedError(name, 0, "it has entries, but no head")
         return
-    if tail[0].entry.position < head.position:
+    if not tail or tail[0].entry.position < head.position:
         raise ChainError(name, head.position, "the head points to it, but it is missing")
     for linked in tail:
         if linked.entry.position == head.position and linked.digest != head.digest:
@@ -228,9 +226,8 @@ def read_newest(
     record that follows them.
     """
     matches: list[VerifiedEntry] = []
-    backward = BackwardReader(
-        history.stream.session, history.cipher, history, tenant=history.stream.tenant
-    )
+    stream, cipher = history.stream, history.cipher
+    backward = BackwardReader(stream.session, cipher, history, tenant=stream.tenant)
     torn = history.torn or (0, 0)
     limit = PAGE if count is None else min(PAGE, 2 * count + 2)
     while not backward.ended and (count is None or len(matches) < count):
@@ -238,10 +235,9 @@ def read_newest(
         limit = min(PAGE, 2 * limit)  # If these kinds are rare, small pages would be many reads.
         for linked in page:
             if linked.header.kind == BatchDiscarded.kind:
-                content = chain.decode_content(history.stream.session, linked, history.cipher)
-                torn = (
-                    (content.first, content.last) if isinstance(content, BatchDiscarded) else torn
-                )
+                content = chain.decode_content(stream.session, linked, cipher)
+                if isinstance(content, BatchDiscarded):
+                    torn = (content.first, content.last)
             if linked.header.kind in kinds and not torn[0] <= linked.entry.position <= torn[1]:
                 matches.append(linked)
     return matches if count is None else matches[:count]
@@ -370,11 +366,11 @@ class ForwardReader:
         if item.position == self._history.tip.position:
             return self._history.tip.digest in (None, item.digest)
         successor = self._successor(item.position)
-        if successor is None or successor.linked is None:
-            return True
-        if successor.linked.header.previous == item.digest:
-            return True
-        return not self._successor_confirms(successor)
+        return (
+            successor is None
+            or self._successor_confirms(item)
+            or not self._successor_confirms(successor)
+        )
 
     def _successor_confirms(self, item: _QueuedEntry) -> bool:
         if item.position == self._history.tip.position:

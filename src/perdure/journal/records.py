@@ -246,9 +246,9 @@ class EffectSettled(Content, frozen=True, kw_only=True):
     reason: str = ""
     duration: float = 0.0
     turn: str = ""
-    said: int = 0
+    message_count: int = 0
     """The result is this many messages directly before this record, in the same append."""
-    told: Literal["", "text", "json"] = ""
+    shared_form: Literal["", "text", "json"] = ""
     """A large result is stored once: as the text of the previous message, or as JSON in it."""
 
 
@@ -350,8 +350,8 @@ class BranchKept(Content, frozen=True, kw_only=True):
     """
 
     kind: ClassVar[str] = "branch.kept"
-    BEGINS: ClassVar[str] = "a branch begins"
-    STANDS: ClassVar[str] = "branch"
+    CREATING: ClassVar[str] = "a branch begins"
+    EXISTS: ClassVar[str] = "branch"
 
     reason: str
     branch: str = ""
@@ -360,7 +360,7 @@ class BranchKept(Content, frozen=True, kw_only=True):
     @property
     def complete(self) -> bool:
         """Whether this prevents deletion; a branch still being created may lose to a deletion."""
-        return self.reason != self.BEGINS
+        return self.reason != self.CREATING
 
 
 class BranchReleased(Content, frozen=True, kw_only=True):

@@ -61,19 +61,18 @@ def _pack_datetime(value: datetime) -> dict[str, Any]:
         raise UnstorableValue(
             "a datetime without a zone is ambiguous: add one, such as timezone.utc"
         )
-    raise UnstorableValue(
-        f"tzinfo is a {type(zone).__name__}: use zoneinfo.ZoneInfo or timezone.utc"
-    )
+    hint = "use zoneinfo.ZoneInfo or timezone.utc"
+    raise UnstorableValue(f"tzinfo is a {type(zone).__name__}: {hint}")
 
 
 def _require_installed(value: datetime, key: str) -> None:
     """Reject a zone that a reader would not find, or whose rules differ from those of its key."""
-    if not _is_installed(key):
+    zone = _find_zone(key)
+    if zone is None:
         raise UnstorableValue(f"this machine has no time zone {key!r}: use an installed one")
-    if value.replace(tzinfo=_zone_cache[key]).utcoffset() != value.utcoffset():
-        raise UnstorableValue(
-            f"the rules of zone {key!r} differ from this machine's: use ZoneInfo({key!r})"
-        )
+    if value.replace(tzinfo=zone).utcoffset() != value.utcoffset():
+        reason = f"the rules of zone {key!r} differ from this machine's"
+        raise UnstorableValue(f"{reason}: use ZoneInfo({key!r})")
 
 
 def _pack_fixed(value: datetime, zone: timezone) -> dict[str, Any]:
@@ -98,7 +97,10 @@ def _unpack_datetime(packed: Any) -> datetime:
         if offset is None:
             raise ValueError(text)
         return stored.replace(tzinfo=timezone(offset, zone[1:]), fold=fold)
-    local = stored.replace(tzinfo=_load_zone(zone), fold=fold)
+    installed = _find_zone(zone)
+    if installed is None:
+        raise UsageError(f"this machine has no time zone {zone!r}: install tzdata")
+    local = stored.replace(tzinfo=installed, fold=fold)
     # Zone rules change; the stored instant does not.
     return local if local.utcoffset() == stored.utcoffset() else stored.astimezone(local.tzinfo)
 
@@ -112,22 +114,17 @@ def _normalize_utc(value: datetime) -> datetime:
 _zone_cache: dict[str, tzinfo] = {}
 
 
-def _load_zone(key: str) -> tzinfo:
+def _find_zone(key: str) -> tzinfo | None:
+    """Return the zone of a name, or None if this machine does not have it."""
     # Look up only installed names: stored text must never choose a path or an import (zoneinfo
     # falls back to importing a package named after the key).
-    if not _is_installed(key):
-        raise UsageError(f"this machine has no time zone {key!r}: install tzdata")
-    return _zone_cache[key]
-
-
-def _is_installed(key: str) -> bool:
     if key not in _zone_cache:
         from zoneinfo import ZoneInfo, available_timezones
 
         if not re.fullmatch(r"[A-Za-z0-9_+\-/]{1,64}", key) or key not in available_timezones():
-            return False
+            return None
         _zone_cache[key] = ZoneInfo(key)
-    return True
+    return _zone_cache[key]
 
 
 def _pack_decimal(value: Decimal) -> dict[str, str]:

@@ -74,15 +74,18 @@ class TypeRegistry:
         if kind is dict:
             if original.keys() != rebuilt.keys():
                 return path
-            paths = (
-                self._difference(original[key], rebuilt[key], f"{path}.{key}") for key in original
-            )
-            return next((differing for differing in paths if differing is not None), None)
-        if kind is list:
+            nested = [(original[key], rebuilt[key], f"{path}.{key}") for key in original]
+        elif kind is list:
             if len(original) != len(rebuilt):
                 return path
-            paths = (self._difference(*pair, path) for pair in zip(original, rebuilt, strict=True))
-            return next((differing for differing in paths if differing is not None), None)
+            nested = [(*pair, path) for pair in zip(original, rebuilt, strict=True)]
+        else:
+            return self._object_difference(original, rebuilt, path)
+        paths = (self._difference(*values) for values in nested)
+        return next((differing for differing in paths if differing is not None), None)
+
+    def _object_difference(self, original: Any, rebuilt: Any, path: str) -> str | None:
+        kind = type(original)
         to_comparable = self._comparable(kind)
         if to_comparable is None or self._is_custom(kind):
             if _is_equal(original, rebuilt):

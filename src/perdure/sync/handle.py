@@ -40,11 +40,11 @@ class Handle:
     def __init__(self, driver: Driver, replica: Replica) -> None:
         self.driver = driver
         self.replica = replica
-        self.own_turns: dict[str, ActiveTurn] = {}
+        self.active_turns: dict[str, ActiveTurn] = {}
         """The turns that are running in this handle, by id."""
         self.replay: CallReplayer | None = None
         """Serves recorded results in a replay, where no call may run; otherwise None."""
-        self.changed: list[VersionMismatch] = []
+        self.version_mismatches: list[VersionMismatch] = []
         """Calls that were started by another version of their tool."""
         self._combiner = plan_batcher(driver, replica)
         self.on_close: set[Callable[[], None]] = set()
@@ -52,7 +52,7 @@ class Handle:
         self._closed = False
         self._background = Background()
         driver.handles.add(self)
-        self.emit_notices()
+        self.emit_pending_events()
 
     def write(self, plan: Plan[T]) -> T:
         """Execute a plan and return its result. On return it is durable."""
@@ -61,14 +61,14 @@ class Handle:
         try:
             result = self._write_observed(plan) if events.enabled() else self._combiner.submit(plan)
         finally:
-            if self.replica.notices:
-                self.emit_notices()
+            if self.replica.pending_events:
+                self.emit_pending_events()
         if isinstance(result, PerdureError):
             raise result
         return result  # type: ignore[no-any-return] # plans of one batch have different results
 
     def _write_observed(self, plan: Plan[Any]) -> Any:
-        with self.observed("append", plan=plan.kind, turn=plan.turn) as span:
+        with self.span("append", plan=plan.kind, turn=plan.turn) as span:
             result = self._combiner.submit(plan)
             span.fields["position"] = self.replica.tip.position
             if isinstance(result, PerdureError):
@@ -113,23 +113,23 @@ class Handle:
             except NotFoundError:
                 if not self.replica.deleted:
                     raise
-        return self.replica.past
+        return self.replica.history
 
-    def observed(self, event: str, **fields: object) -> AbstractContextManager[ActiveEvent]:
+    def span(self, event: str, **fields: object) -> AbstractContextManager[ActiveEvent]:
         """Emit an event of this session, with its duration, when the block ends."""
         return events.span(event, store=self.driver.name, session=self.replica.name, **fields)
 
-    def emit_notices(self) -> None:
+    def emit_pending_events(self) -> None:
         """Emit the replica's pending notices as events."""
         context = {"store": self.driver.name, "session": self.replica.name}
-        while self.replica.notices:
+        while self.replica.pending_events:
             try:
-                notice = self.replica.notices.pop(0)
+                notice = self.replica.pending_events.pop(0)
             except IndexError:  # Another thread emitted it.
                 return
             events.emit(notice.event, {**context, **notice.fields})
 
-    def background(self, work: Callable[..., T], *args: Any) -> "Future[T]":
+    def start_background(self, work: Callable[..., T], *args: Any) -> "Future[T]":
         """Do work in the background; closing waits for it. It reports its own errors."""
         return self._background.start(work, *args)
 
@@ -153,12 +153,12 @@ class Handle:
         """Wait for everything in flight, resolve a write in doubt, and accept no more calls."""
         if not self._closed:
             try:
-                with self.observed("close", position=self.replica.tip.position):
+                with self.span("close", position=self.replica.tip.position):
                     self.drain()
             finally:
                 self._closed = True
                 self.driver.end_waits(self.replica.name)
-                self.emit_notices()
+                self.emit_pending_events()
 
     @property
     def closed(self) -> bool:

@@ -97,7 +97,7 @@ class Lease:
             handle.replica, self._request, holding, self._request.who or this_process()
         )
         pause = CONTENDER_PAUSE_MIN
-        with handle.observed("lease", ttl=self._request.ttl) as span:
+        with handle.span("lease", ttl=self._request.ttl) as span:
             while True:
                 handle.write(REFRESH)
                 delay = attempt.seconds_until_free(now())
@@ -123,7 +123,7 @@ class Lease:
         self._renewing.start(
             self._renew_with_timeout,
             first=self._request.ttl * RENEW_AFTER,
-            at_end=self._handle.emit_notices,
+            at_end=self._handle.emit_pending_events,
         )
 
     def _abandon(self, holding: HeldLease, error: BaseException) -> None:
@@ -173,7 +173,7 @@ class Lease:
 
     def _release(self, holding: HeldLease) -> None:
         replica = self._handle.replica
-        with self._handle.observed("release", epoch=holding.epoch) as span:
+        with self._handle.span("release", epoch=holding.epoch) as span:
             try:
                 was_held = self._handle.write(leases.plan_release(replica, holding))
                 leases.after_release(replica, holding, was_held=was_held)

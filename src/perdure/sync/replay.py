@@ -50,7 +50,7 @@ class ReplayHandle(Handle):
         with self._lock:
             self._cursor.require_running()
             replica = self.replica
-            batch = RecordBatch(replica.name, replica.state.draft(), replica.past)
+            batch = RecordBatch(replica.name, replica.state.draft(), replica.history)
             result = self.run(plan.execute(batch))
             return self._cursor.match(plan, batch, result, execution_lane())
 

@@ -117,7 +117,7 @@ class Session:
         return tuple(
             Turn(self._handle, id, begun=turn.position, correlation_id=turn.correlation_id)
             for id, turn in self._replica.state.turns.items()
-            if id not in self._handle.own_turns
+            if id not in self._handle.active_turns
         )
 
     @property
@@ -299,7 +299,7 @@ class Session:
         return self._window(request)
 
     def _window(self, request: WindowRequest) -> Transcript:
-        live = self._handle.own_turns
+        live = self._handle.active_turns
         return self._handle.run(window.read_window(self._replica, request, live=live))
 
     def pin(self, position: int) -> None:
@@ -390,7 +390,7 @@ class Session:
         Damage is raised; if `on_damage` is given, it is called with each error instead, and reading
         continues with the next readable record.
         """
-        past, settings = self._replica.past, self._replica.settings
+        past, settings = self._replica.history, self._replica.settings
         records = history.RecordReader(past, settings, after=after, on_damage=on_damage)
         while (page := self._handle.run(records.page())) is not None:
             yield from page
@@ -417,7 +417,7 @@ class Session:
         effect = at.id if isinstance(at, EffectInfo) else at
         if isinstance(effect, str) and effect.startswith(GENERATED_PREFIX):
             at = self._handle.run(listing.position_before(self._replica, effect))
-        with self._handle.observed("branch", branch=id):
+        with self._handle.span("branch", branch=id):
             child = self._handle.run(lifecycle.create_branch(self._replica, id, at=at))
         self._handle.write(plans.REFRESH_SILENTLY)
         return Session(self._handle.driver, child)
@@ -428,7 +428,7 @@ class Session:
 
     def verify(self) -> VerifyResult:
         """Read and check the whole history: chain, bodies, snapshots, labels. Raise if damaged."""
-        with self._handle.observed("verify") as span:
+        with self._handle.span("verify") as span:
             result = self._handle.run(verify.verify_session(self._replica))
             span.fields.update(entries=result.entries, position=result.position)
         return result

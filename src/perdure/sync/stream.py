@@ -43,9 +43,9 @@ class Stream:
             raise UsageError(f"{reason}: write `for chunk in turn.stream(...)`")
 
     @property
-    def said(self) -> list[IncomingMessage]:
+    def messages(self) -> list[IncomingMessage]:
         """The messages of the answer so far, with their meta."""
-        return self._answering.said
+        return self._answering.messages
 
     def __iter__(self) -> Iterator[Any]:
         return self

@@ -80,7 +80,7 @@ class Turn:
             raise
         self._suspended = False
         if self._ownership is not None:
-            self._handle.own_turns[self.id] = ActiveTurn(self._ownership, self._ordinals)
+            self._handle.active_turns[self.id] = ActiveTurn(self._ownership, self._ordinals)
         self._entered = turn_context.enter_turn(self._handle, self)
         return self
 
@@ -95,7 +95,7 @@ class Turn:
                 self._message,
                 correlation_id=self.correlation_id,
                 voice=self._voice,
-                live=self._handle.own_turns,
+                live=self._handle.active_turns,
             )
             start = self._write(plan, TurnOwnership(self.id, self.id))
             self._begun = start.position
@@ -136,7 +136,7 @@ class Turn:
         replica = self._handle.replica
         plan = append_messages(replica, messages, voice=voice, turn=turn, record_id=id)
         if reply_to is not None:
-            plan = reply_to.answering(plan, turn, time.monotonic() - reply_to.since)
+            plan = reply_to.answered_by(plan, turn, time.monotonic() - reply_to.started)
         return self._write(plan, turn)
 
     def stream(
@@ -195,17 +195,17 @@ class Turn:
     @property
     def is_partial(self) -> bool:
         """Whether an answer of this turn was interrupted and not replaced since."""
-        partials = self._handle.replica.state.talk.partials.values()
+        partials = self._handle.replica.state.conversation.partials.values()
         return any(partial.turn == self.id for partial in partials)
 
     def partial_messages(self) -> list[IncomingMessage]:
         """Return the messages, with their metadata, of interrupted answers of this turn."""
         replica = self._handle.replica
-        partials = replica.state.talk.cut.values()
+        partials = replica.state.conversation.interrupted.values()
         messages: list[IncomingMessage] = []
         for partial in [partial for partial in partials if partial.turn == self.id]:
             messages += self._handle.run(
-                streaming.read_partial_answer(replica.past, replica.settings.codec, partial)
+                streaming.read_partial_answer(replica.history, replica.settings.codec, partial)
             )
         return messages
 
@@ -265,7 +265,7 @@ class Turn:
             self._exit()
 
     def _exit(self) -> None:
-        self._handle.own_turns.pop(self.id, None)
+        self._handle.active_turns.pop(self.id, None)
         self._ordinals = CallSequence()
         if self._entered is not None:
             turn_context.exit_turn(self._entered)

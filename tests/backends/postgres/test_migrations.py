@@ -13,7 +13,7 @@ import perdure
 from perdure.backends.postgres import migrations
 from perdure.backends.postgres.address import parse_address
 from perdure.backends.postgres.backend import PostgresBackend
-from perdure.backends.postgres.row_security import rls_script
+from perdure.backends.postgres.schema import rls_script
 from perdure.errors import UnavailableError
 from perdure.testing.contract.samples import append_all, append_of, entries
 from tests.backends.postgres import server as postgres

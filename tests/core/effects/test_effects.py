@@ -235,7 +235,7 @@ def test_a_key_within_a_turn_holds_for_that_turn_and_is_forgotten_with_it(
         with pytest.raises(DivergenceError):
             charge.keyed("call-1", in_turn=True)(6)
         charge.keyed("call-2", in_turn=True)(5)
-    assert session._replica.state.deeds.by_identity == {}
+    assert session._replica.state.effects.by_identity == {}
     with session.turn("Pay again."):
         charge.keyed("call-1", in_turn=True)(5)
     assert len(ledger.calls) == 3
@@ -547,11 +547,11 @@ def test_how_many_are_unknown_is_known_without_counting(path: Path) -> None:
         for key in "ab":
             with pytest.raises(KeyboardInterrupt):
                 session.tool(stop).keyed(key)()
-    assert session._replica.state.deeds.unknown == 2
+    assert session._replica.state.effects.unknown == 2
     for left, found in zip((1, 0), session.effects.unknown(), strict=True):
         session.effects.reconcile(found.id, DidNotHappen())
-        assert session._replica.state.deeds.unknown == left
-    deeds = session._replica.state.deeds
+        assert session._replica.state.effects.unknown == left
+    deeds = session._replica.state.effects
     assert type(deeds).of(deeds.by_identity) == deeds
     session.verify()
 

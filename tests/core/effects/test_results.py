@@ -48,7 +48,7 @@ def test_a_large_result_stands_in_its_message_only() -> None:
         with session.turn("go") as turn:
             turn.append(calls("fetch", "query", "brief"))
             told = session.run_tool_calls(None, [fetch, query, brief], parallel=1)
-        assert [one.told for one in settled(session)] == ["text", "json", ""]
+        assert [one.shared_form for one in settled(session)] == ["text", "json", ""]
         assert [one.result for one in settled(session)] == [None, None, "ok"]
         assert told[0]["content"] == LONG
         assert [one.result for one in session.effects.list()] == [LONG, ROWS, "ok"]
@@ -87,7 +87,7 @@ def test_it_is_the_same_in_an_event_loop() -> None:
             (found,) = await session.effects.list()
             assert found.result == LONG
             kinds = [record.content async for record in session.records()]
-            assert [c.told for c in kinds if isinstance(c, EffectSettled)] == ["text"]
+            assert [c.shared_form for c in kinds if isinstance(c, EffectSettled)] == ["text"]
 
     asyncio.run(run())
 
@@ -125,7 +125,7 @@ def test_what_a_message_does_not_tell_word_for_word_stays_in_the_outcome() -> No
 )
 def test_every_format_tells_its_text(message: dict[str, Any]) -> None:
     assert result_text(message) == LONG
-    outcome = EffectSettled(effect="e", identity="i", state="succeeded", told="text")
+    outcome = EffectSettled(effect="e", identity="i", state="succeeded", shared_form="text")
     found = restore_result(outcome, message)
     assert found is not None
     assert found.result == LONG

@@ -58,24 +58,24 @@ def test_the_newest_keys_of_callers_are_known_and_no_open_one_is_let_go() -> Non
     many = KEYED_MAX * 2
     for number in range(many):
         identity = f"key:t\t{number}"
-        deeds = deeds.intended(2 * number + 1, f"e{number}", intent(identity, "turn"))
+        deeds = deeds.with_intent(2 * number + 1, f"e{number}", intent(identity, "turn"))
         if number != 5:
             settled = outcome(identity, f"e{number}", "turn")
-            deeds = deeds.settled(2 * number + 2, settled, over=False)
+            deeds = deeds.with_outcome(2 * number + 2, settled, over=False)
         assert deeds.keyed == len(deeds.by_identity)
     assert states(deeds)["key:t\t5"] == "intended"
     assert all(f"key:t\t{number}" in deeds.by_identity for number in range(many - KEYED_MAX, many))
     assert len(deeds.by_identity) < KEYED_MAX * 1.5
     assert EffectsState.of(deeds.by_identity) == deeds
-    assert deeds.ended("turn") == deeds
+    assert deeds.without_turn("turn") == deeds
 
 
 def test_what_is_reconciled_after_its_turn_is_let_go() -> None:
-    deeds = EffectsState().intended(1, "e", intent("direct:1", "turn"))
-    deeds = deeds.settled(2, outcome("direct:1", "e", "turn", "unknown"), over=False)
-    deeds = deeds.ended("turn")
+    deeds = EffectsState().with_intent(1, "e", intent("direct:1", "turn"))
+    deeds = deeds.with_outcome(2, outcome("direct:1", "e", "turn", "unknown"), over=False)
+    deeds = deeds.without_turn("turn")
     assert (states(deeds), deeds.unknown) == ({"direct:1": "unknown"}, 1)
-    deeds = deeds.settled(3, outcome("direct:1", "e", "turn", "reconciled"), over=True)
+    deeds = deeds.with_outcome(3, outcome("direct:1", "e", "turn", "reconciled"), over=True)
     assert deeds == EffectsState()
 
 
@@ -89,9 +89,9 @@ def test_a_session_keeps_nothing_of_what_was_reconciled(tmp_path: Path) -> None:
             session.tool(stop)()
         (unknown,) = session.effects.unknown()
         session.effects.reconcile(unknown.id, Happened("stopped"))
-        assert session._replica.state.deeds == EffectsState()
+        assert session._replica.state.effects == EffectsState()
         assert [(one.state, one.result) for one in session.effects.list()] == [
             ("reconciled", "stopped")
         ]
         session.verify()
-        assert store.resume("s")._replica.state.deeds == EffectsState()
+        assert store.resume("s")._replica.state.effects == EffectsState()

@@ -48,7 +48,7 @@ LIBPQ_DEFAULTS: dict[str, Any] = {
 ALLOWED_VALUES = {
     "sslmode": ("disable", "allow", "prefer", "require", "verify-ca", "verify-full"),
     "target_session_attrs": (
-        *("any", "read-write", "read-only", "primary", "standby", "prefer-standby"),
+        "any read-write read-only primary standby prefer-standby".split()
     ),
     "channel_binding": ("disable", "prefer", "require"),
     "gssencmode": ("disable", "prefer", "require"),
@@ -116,7 +116,10 @@ def parse_address(text: str) -> PostgresAddress:
         raise UsageError(f"{reason}, with special characters percent-encoded")
     _require_valid_values(options)
     schema = _check_identifier(own_options.get("schema", "perdure"))
-    tenant = own_options.get("tenant", "")
+    tenant, wait = own_options.get("tenant", ""), own_options.get("wait")
+    migrate = own_options.get("migrate", "yes")
+    if migrate not in ("yes", "no"):
+        raise UsageError(f"migrate={migrate!r} in the address must be yes or no")
     if "\0" in tenant:
         raise UsageError("the name of a tenant must not contain NUL")
     return PostgresAddress(
@@ -124,11 +127,9 @@ def parse_address(text: str) -> PostgresAddress:
         _display_name(options, schema, tenant),
         schema,
         tenant,
-        _parse_choice("migrate", own_options.get("migrate", "yes"), {"yes": True, "no": False}),
+        migrate == "yes",
         _parse_number("timeout", own_options.get("timeout"), TIMEOUT),
-        0.0
-        if own_options.get("wait") == "0"
-        else _parse_number("wait", own_options.get("wait"), 0.0),
+        _parse_number("wait", None if wait == "0" else wait, 0.0),
         int(_parse_number("connections", own_options.get("connections"), CONNECTIONS)),
     )
 
@@ -184,12 +185,6 @@ def _check_identifier(name: str) -> str:
     return name
 
 
-def _parse_choice(key: str, value: str, values: dict[str, bool]) -> bool:
-    if value not in values:
-        raise UsageError(f"{key}={value!r} in the address must be {' or '.join(values)}")
-    return values[value]
-
-
 def _parse_number(key: str, value: str | None, default: float) -> float:
     if value is None:
         return default
@@ -203,5 +198,5 @@ def _parse_number(key: str, value: str | None, default: float) -> float:
 
 
 def quote_identifier(identifier: str) -> str:
-    """Return an identifier quoted for SQL text, with `%` doubled for the driver."""
-    return '"' + identifier.replace('"', '""').replace("%", "%%") + '"'
+    """Return an identifier quoted for SQL text. Statements with parameters need `%` doubled."""
+    return '"' + identifier.replace('"', '""') + '"'

@@ -16,15 +16,16 @@ from psycopg.adapt import Dumper
 from psycopg.pq import Format
 
 from perdure.backends.postgres.address import PostgresAddress
-from perdure.backends.postgres.arrays import (
+from perdure.backends.postgres.errors import AnswerTimeoutError
+from perdure.backends.postgres.queries import (
     BigintArray,
     BooleanArray,
     ByteaArray,
     PostgresArray,
+    Query,
+    Row,
     TextArray,
 )
-from perdure.backends.postgres.errors import AnswerTimeoutError
-from perdure.backends.postgres.queries import Query, Row
 
 T = TypeVar("T")
 

@@ -8,8 +8,8 @@ at once.
 import hashlib
 import math
 import time
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import quote
 
@@ -48,25 +48,22 @@ select current_setting('server_version_num', true), version(),
   current_setting('data_sync_retry', true)"""
 
 
-_MISSING_PRIVILEGES = """(
+# The tables whose loss loses the store are looked at for `unlogged`; waiters fill `watch` again.
+_TABLE_FACTS = """
+select coalesce(max(version), 0), (
   select string_agg(word || ' on ' || names, '; ' order by word) from (
     select word, string_agg(name, ', ' order by name) as names
     from unnest(array['entry', 'head', 'label', 'watch']) as name,
       unnest(array['select', 'insert', 'update', 'delete']) as word
     where not has_table_privilege(%s || '.' || name, word) group by word
-  ) as lacking)"""
-
-
-# The tables whose loss loses the store; waiters fill `watch` again.
-_UNLOGGED_TABLES = """(
+  ) as lacking), (
   select case when count(relpersistence) > 0 then
-    coalesce(array_agg(%s || '.' || name order by name) filter (where relpersistence = 'u'), '{}')
+    coalesce(array_agg(%s || '.' || name order by name) filter (where relpersistence = 'u'), '{{}}')
   end
   from unnest(array['entry', 'head', 'label', 'migration']) as name
-    join pg_class on pg_class.oid = to_regclass(%s || '.' || name))"""
-
-
-_ROW_SECURITY = "(select relrowsecurity from pg_class where oid = to_regclass(%s || '.head'))"
+    join pg_class on pg_class.oid = to_regclass(%s || '.' || name)),
+  (select relrowsecurity from pg_class where oid = to_regclass(%s || '.head'))
+from {schema}.migration"""
 
 
 # Whether every policy for heads is that of our script and applies to this user. Nothing can be
@@ -146,12 +143,17 @@ def prepare_store(address: PostgresAddress, judge: Callable[[ServerInfo], T]) ->
         time.sleep(pause)
 
 
-def _prepare_once(address: PostgresAddress, judge: Callable[[ServerInfo], T], deadline: float) -> T:
-    with closing(
-        Connection.connect(**with_deadline(connect_options(address), deadline))
-    ) as connection:
+@contextmanager
+def _connect(address: PostgresAddress, deadline: float) -> Iterator[tuple[Connection, ServerInfo]]:
+    options = with_deadline(connect_options(address), deadline)
+    with closing(Connection.connect(**options)) as connection:
         server = inspect_server(connection, address, deadline)
         require_supported(server, address)
+        yield connection, server
+
+
+def _prepare_once(address: PostgresAddress, judge: Callable[[ServerInfo], T], deadline: float) -> T:
+    with _connect(address, deadline) as (connection, server):
         verdict = judge(server)
         if "select on" in server.missing_privileges:
             reason = f"this user lacks privileges: {server.missing_privileges}"
@@ -169,9 +171,8 @@ def _require_own_tenant(connection: Connection, address: PostgresAddress, deadli
     """Raise where row-level security would show another tenant's store as empty."""
     connection.deadline = deadline
     try:
-        row: Any = connection.execute(
-            _POLICIES_ARE_OURS, (f"{_schema_name(address)}.head",)
-        ).fetchone()
+        heads = f"{quote_identifier(address.schema)}.head"
+        row: Any = connection.execute(_POLICIES_ARE_OURS, (heads,)).fetchone()
     except psycopg.errors.ProgrammingError:
         return  # Another engine, with a catalog of its own.
     finally:
@@ -198,11 +199,7 @@ def migrate_if_needed(address: PostgresAddress, *, dry_run: bool) -> Migration:
     """Migrate the tables of a store to the newest version, or only return the statements."""
     deadline = time.monotonic() + address.timeout
     try:
-        with closing(
-            Connection.connect(**with_deadline(connect_options(address), deadline))
-        ) as connection:
-            server = inspect_server(connection, address, deadline)
-            require_supported(server, address)
+        with _connect(address, deadline) as (connection, server):
             if dry_run or server.tables == LATEST_VERSION:
                 return Migration(server.tables, LATEST_VERSION, _migration_script(server, address))
             return Migration(server.tables, LATEST_VERSION, migrate(connection, address))
@@ -211,8 +208,8 @@ def migrate_if_needed(address: PostgresAddress, *, dry_run: bool) -> Migration:
 
 
 def _migration_script(server: ServerInfo, address: PostgresAddress) -> list[str]:
-    exists, locks = server.schema_exists, server.locks_tables
-    return migration_script(_schema_name(address), server.tables, exists=exists, locks=locks)
+    schema, exists = quote_identifier(address.schema), server.schema_exists
+    return migration_script(schema, server.tables, exists=exists, locks=server.locks_tables)
 
 
 def _outdated_error(server: ServerInfo, address: PostgresAddress) -> PerdureError:
@@ -227,47 +224,38 @@ def inspect_server(
     connection: Connection, address: PostgresAddress, deadline: float = math.inf
 ) -> ServerInfo:
     """Query facts about a server and its tables; its answer is awaited until the deadline."""
-    schema = _schema_name(address)
+    schema = quote_identifier(address.schema)
     connection.deadline = deadline
-    row = connection.execute(_SERVER_FACTS, (f"{schema}.migration", schema)).fetchone()
-    assert row is not None
-    number, version, commit, fsync, pages, read_only, standby, neon, migrated, exists, *rest = row
-    pid, retry = rest
-    tables = _inspect_tables(connection, address) if migrated else _TableInfo()
-    connection.deadline = math.inf  # A migration has no time limit.
-    settings = (commit or "", fsync or "", pages or "", read_only == "on", bool(standby))
-    return ServerInfo(
-        *(int(number or 0), version, *settings, neon is not None, tables.version, bool(exists)),
+    facts: Any = connection.execute(_SERVER_FACTS, (f"{schema}.migration", schema)).fetchone()
+    number, version, commit, fsync, pages, read_only, standby, neon, migrated, *rest = facts
+    exists, pid, retry = rest
+    server = ServerInfo(
+        int(number or 0),
+        version,
+        synchronous_commit=commit or "",
+        fsync=fsync or "",
+        full_page_writes=pages or "",
+        read_only=read_only == "on",
+        standby=bool(standby),
+        neon=neon is not None,
+        tables=0,
+        schema_exists=bool(exists),
         pooled=pid != connection.info.backend_pid,
         encrypted=connection.pgconn.ssl_in_use,
-        missing_privileges=tables.missing_privileges,
         data_sync_retry=retry or "",
-        unlogged=tables.unlogged,
-        has_row_security=tables.has_row_security,
     )
-
-
-class _TableInfo(NamedTuple):
-    """Facts about the tables, as in `ServerInfo`; the defaults stand for missing tables."""
-
-    version: int = 0
-    missing_privileges: str = ""
-    unlogged: tuple[str, ...] | None = ()
-    has_row_security: bool = False
-
-
-def _inspect_tables(connection: Connection, address: PostgresAddress) -> _TableInfo:
-    facts = f"coalesce(max(version), 0), {_MISSING_PRIVILEGES}, {_UNLOGGED_TABLES}, {_ROW_SECURITY}"
-    sql = f"select {facts} from {quote_identifier(address.schema)}.migration"
-    row: Any = connection.execute(sql, (_schema_name(address),) * 4).fetchone()
-    version, missing_privileges, unlogged, has_row_security = row
-    unlogged = None if unlogged is None else tuple(unlogged)
-    return _TableInfo(int(version), missing_privileges or "", unlogged, bool(has_row_security))
-
-
-def _schema_name(address: PostgresAddress) -> str:
-    """Return the schema's quoted name for text that is sent without parameters."""
-    return quote_identifier(address.schema).replace("%%", "%")
+    if migrated:
+        sql = _TABLE_FACTS.format(schema=schema.replace("%", "%%"))
+        tables: Any = connection.execute(sql, (schema,) * 4).fetchone()
+        latest, missing_privileges, unlogged, has_row_security = tables
+        server = server._replace(
+            tables=int(latest),
+            missing_privileges=missing_privileges or "",
+            unlogged=None if unlogged is None else tuple(unlogged),
+            has_row_security=bool(has_row_security),
+        )
+    connection.deadline = math.inf  # A migration has no time limit.
+    return server
 
 
 def require_supported(server: ServerInfo, address: PostgresAddress) -> None:
@@ -280,12 +268,6 @@ def require_supported(server: ServerInfo, address: PostgresAddress) -> None:
         raise UnsupportedError(f"{address.name} is {server.version.split(' on ')[0]}", hint)
 
 
-def _lock_key(schema: str) -> int:
-    """Return the key of the advisory lock for migrating a schema."""
-    seed = hashlib.sha256(f"perdure migrate {schema}".encode()).digest()
-    return int.from_bytes(seed[:8], signed=True)
-
-
 def migrate(connection: Connection, address: PostgresAddress) -> list[str]:
     """Migrate the tables to the newest version; return the statements that were run."""
     connection.deadline = math.inf  # The server's lock_timeout, set below, ends a wait for a lock.
@@ -296,9 +278,10 @@ def migrate(connection: Connection, address: PostgresAddress) -> list[str]:
                 # behind the migration: bound that wait.
                 lock_timeout = f"{math.ceil(address.timeout * 1000)}ms"
                 connection.execute("select set_config('lock_timeout', %s, true)", (lock_timeout,))
-                connection.execute(
-                    "select pg_advisory_xact_lock(%s::bigint)", (_lock_key(address.schema),)
-                )
+                # One migration of a schema at a time.
+                seed = hashlib.sha256(f"perdure migrate {address.schema}".encode()).digest()
+                lock_key = int.from_bytes(seed[:8], signed=True)
+                connection.execute("select pg_advisory_xact_lock(%s::bigint)", (lock_key,))
                 server = inspect_server(connection, address)
                 require_supported(server, address)
                 statements = _migration_script(server, address)
@@ -324,7 +307,9 @@ def migrate(connection: Connection, address: PostgresAddress) -> list[str]:
 
 def _require_owner(connection: Connection, address: PostgresAddress) -> None:
     """Raise unless this user may change the tables, if there are any."""
-    row = connection.execute(_TABLES_OWNER, (f"{_schema_name(address)}.head",)).fetchone()
+    row = connection.execute(
+        _TABLES_OWNER, (f"{quote_identifier(address.schema)}.head",)
+    ).fetchone()
     if row is not None:
         raise _permission_error(address, f"change the tables, which belong to {row[0]!r}")
 

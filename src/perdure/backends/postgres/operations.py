@@ -6,21 +6,24 @@ here must be safe to run twice.
 """
 
 from collections.abc import Sequence
-from functools import partial
 
 import psycopg
 
-from perdure.backends.append_rules import decide
+from perdure.backends.append_rules import POSITION_MAX, check_name, decide
 from perdure.backends.postgres.address import PostgresAddress
 from perdure.backends.postgres.connection import Connection, discard
 from perdure.backends.postgres.errors import log_notify_failed
 from perdure.backends.postgres.queries import (
+    ByteaArray,
+    Query,
     StoreQueries,
     StreamPage,
+    TextArray,
     decode_head,
     split_batches,
     stored_heads,
 )
+from perdure.backends.postgres.statements import NOW_MICROSECONDS
 from perdure.backends.protocol import STORED, Append, Head, Outcome
 from perdure.errors import UnavailableError
 
@@ -76,7 +79,7 @@ class Operations:
         retries: list[tuple[bytes, Append]] = []
         already_stored: list[str] = []
         for (key, append), (head, headers) in zip(missed, stored_heads(rows, missed), strict=True):
-            outcome, missing = decide(append, head, partial(_stored_headers, headers))
+            outcome, missing = decide(append, head, lambda *_, found=headers: found)
             if missing:
                 rest = append._replace(entries=missing)
                 if head is not None:
@@ -86,14 +89,18 @@ class Operations:
             outcomes[append.stream] = outcome
             if outcome is STORED:
                 already_stored.append(append.stream)
-        if already_stored:
-            connection.fetch(self._queries.confirm_durable(already_stored))
+        if already_stored:  # In the order of their keys, in which every append locks heads.
+            names = ByteaArray([stream.encode() for stream in already_stored])
+            parameters = (names, self._queries.tenant)
+            connection.fetch(Query(self._queries.sql.confirm_durable, parameters))
         return retries
 
     def _notify(self, connection: Connection, keys: Sequence[bytes]) -> None:
         """Notify watchers; a failure is only logged, because the appends are stored."""
         try:
-            connection.fetch(self._queries.notify(keys))
+            payloads = TextArray([key.hex().encode() for key in keys])
+            parameters = (self._queries.channel, payloads)
+            connection.fetch(Query(self._queries.sql.notify, parameters))
         except (psycopg.Error, OSError) as error:
             log_notify_failed(error, self._address)
             discard(connection)
@@ -104,28 +111,36 @@ class Operations:
 
     def head(self, connection: Connection, stream: str) -> Head | None:
         """Return the head of a stream, None if it has none."""
-        rows = connection.fetch(self._queries.head(stream))
+        parameters = (ByteaArray([check_name(stream)]), self._queries.tenant)
+        rows = connection.fetch(Query(self._queries.sql.named, parameters))
         return decode_head(rows[0]) if rows else None
 
     def drop(self, connection: Connection, stream: str, before: int) -> None:
         """Remove entries, but never the last one."""
-        connection.fetch(self._queries.drop(stream, before))
+        queries, bound = self._queries, max(min(before, POSITION_MAX), 0)
+        head = (queries.tenant, check_name(stream))
+        parameters = (queries.tenant, queries.key(stream), bound, *head)
+        connection.fetch(Query(queries.sql.drop, parameters))
 
     def remove(self, connection: Connection, stream: str, digest: str) -> bool:
         """Remove a stream if its head has this digest; return whether it no longer exists."""
-        rows = connection.fetch(self._queries.remove(stream, digest))
+        tenant = self._queries.tenant
+        head = (tenant, check_name(stream))
+        parameters = (*head, digest, tenant, *head, *head)
+        rows = connection.fetch(Query(self._queries.sql.remove, parameters))
         return bool(rows[0][0])
 
     def register_watch(self, connection: Connection, stream: str, seconds: int) -> None:
-        """Register a waiter: writers notify appends to this stream for some seconds."""
-        connection.fetch(self._queries.expire_watches())
-        connection.fetch(self._queries.register_watch(stream, seconds))
+        """Register a waiter: writers notify appends to this stream for some seconds.
+
+        Registrations of all tenants whose time is over are removed.
+        """
+        queries = self._queries
+        connection.fetch(Query(queries.sql.expire_watches, ()))
+        parameters = (queries.tenant, queries.key(stream), seconds)
+        connection.fetch(Query(queries.sql.register_watch, parameters))
 
     def server_time(self, connection: Connection) -> float:
         """Return the time by the server's clock, in seconds since 1970."""
-        rows = connection.fetch(self._queries.server_time())
+        rows = connection.fetch(Query(f"select {NOW_MICROSECONDS}", ()))
         return int(rows[0][0]) / 1e6
-
-
-def _stored_headers(headers: list[bytes], _first: int, _last: int) -> list[bytes]:
-    return headers

@@ -5,21 +5,24 @@ here must be safe to run twice.
 """
 
 from collections.abc import Sequence
-from functools import partial
 
 import psycopg
 
-from perdure.backends.append_rules import decide
+from perdure.backends.append_rules import POSITION_MAX, check_name, decide
 from perdure.backends.postgres.address import PostgresAddress
 from perdure.backends.postgres.connection import AsyncConnection, discard_async
 from perdure.backends.postgres.errors import log_notify_failed
 from perdure.backends.postgres.queries import (
+    ByteaArray,
+    Query,
     StoreQueries,
     StreamPage,
+    TextArray,
     decode_head,
     split_batches,
     stored_heads,
 )
+from perdure.backends.postgres.statements import NOW_MICROSECONDS
 from perdure.backends.protocol import STORED, Append, Head, Outcome
 from perdure.errors import UnavailableError
 
@@ -75,7 +78,7 @@ class AsyncOperations:
         retries: list[tuple[bytes, Append]] = []
         already_stored: list[str] = []
         for (key, append), (head, headers) in zip(missed, stored_heads(rows, missed), strict=True):
-            outcome, missing = decide(append, head, partial(_stored_headers, headers))
+            outcome, missing = decide(append, head, lambda *_, found=headers: found)
             if missing:
                 rest = append._replace(entries=missing)
                 if head is not None:
@@ -85,14 +88,18 @@ class AsyncOperations:
             outcomes[append.stream] = outcome
             if outcome is STORED:
                 already_stored.append(append.stream)
-        if already_stored:
-            await connection.fetch(self._queries.confirm_durable(already_stored))
+        if already_stored:  # In the order of their keys, in which every append locks heads.
+            names = ByteaArray([stream.encode() for stream in already_stored])
+            parameters = (names, self._queries.tenant)
+            await connection.fetch(Query(self._queries.sql.confirm_durable, parameters))
         return retries
 
     async def _notify(self, connection: AsyncConnection, keys: Sequence[bytes]) -> None:
         """Notify watchers; a failure is only logged, because the appends are stored."""
         try:
-            await connection.fetch(self._queries.notify(keys))
+            payloads = TextArray([key.hex().encode() for key in keys])
+            parameters = (self._queries.channel, payloads)
+            await connection.fetch(Query(self._queries.sql.notify, parameters))
         except (psycopg.Error, OSError) as error:
             log_notify_failed(error, self._address)
             await discard_async(connection)
@@ -103,28 +110,36 @@ class AsyncOperations:
 
     async def head(self, connection: AsyncConnection, stream: str) -> Head | None:
         """Return the head of a stream, None if it has none."""
-        rows = await connection.fetch(self._queries.head(stream))
+        parameters = (ByteaArray([check_name(stream)]), self._queries.tenant)
+        rows = await connection.fetch(Query(self._queries.sql.named, parameters))
         return decode_head(rows[0]) if rows else None
 
     async def drop(self, connection: AsyncConnection, stream: str, before: int) -> None:
         """Remove entries, but never the last one."""
-        await connection.fetch(self._queries.drop(stream, before))
+        queries, bound = self._queries, max(min(before, POSITION_MAX), 0)
+        head = (queries.tenant, check_name(stream))
+        parameters = (queries.tenant, queries.key(stream), bound, *head)
+        await connection.fetch(Query(queries.sql.drop, parameters))
 
     async def remove(self, connection: AsyncConnection, stream: str, digest: str) -> bool:
         """Remove a stream if its head has this digest; return whether it no longer exists."""
-        rows = await connection.fetch(self._queries.remove(stream, digest))
+        tenant = self._queries.tenant
+        head = (tenant, check_name(stream))
+        parameters = (*head, digest, tenant, *head, *head)
+        rows = await connection.fetch(Query(self._queries.sql.remove, parameters))
         return bool(rows[0][0])
 
     async def register_watch(self, connection: AsyncConnection, stream: str, seconds: int) -> None:
-        """Register a waiter: writers notify appends to this stream for some seconds."""
-        await connection.fetch(self._queries.expire_watches())
-        await connection.fetch(self._queries.register_watch(stream, seconds))
+        """Register a waiter: writers notify appends to this stream for some seconds.
+
+        Registrations of all tenants whose time is over are removed.
+        """
+        queries = self._queries
+        await connection.fetch(Query(queries.sql.expire_watches, ()))
+        parameters = (queries.tenant, queries.key(stream), seconds)
+        await connection.fetch(Query(queries.sql.register_watch, parameters))
 
     async def server_time(self, connection: AsyncConnection) -> float:
         """Return the time by the server's clock, in seconds since 1970."""
-        rows = await connection.fetch(self._queries.server_time())
+        rows = await connection.fetch(Query(f"select {NOW_MICROSECONDS}", ()))
         return int(rows[0][0]) / 1e6
-
-
-def _stored_headers(headers: list[bytes], _first: int, _last: int) -> list[bytes]:
-    return headers

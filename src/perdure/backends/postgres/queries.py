@@ -1,19 +1,21 @@
 """Queries of a Postgres store: statements with their parameters, and the meaning of their rows.
 
 Pure: `operations_async` and `listing_async` run the queries. Every query may be sent twice, because
-a lost connection leaves its statement in doubt.
+a lost connection leaves its statement in doubt. An append sends a dozen arrays, and the driver's own
+conversion is slow: they are encoded here, one class per element type, and sent unchanged
+(`connection` registers the dumpers).
 """
 
 import hashlib
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from struct import Struct
+from typing import Any, ClassVar, NamedTuple
 
 import msgspec
 
 from perdure.backends.append_rules import POSITION_MAX, check_name
 from perdure.backends.digests import digest_of
-from perdure.backends.postgres.arrays import BigintArray, BooleanArray, ByteaArray, TextArray
-from perdure.backends.postgres.statements import NOW_MICROSECONDS, Statements
+from perdure.backends.postgres.statements import Statements
 from perdure.backends.protocol import Append, Entry, Head
 from perdure.errors import DamagedError
 
@@ -29,6 +31,72 @@ LABEL_CACHE_MAX = 8192  # heads whose labels are cached
 
 
 Row = tuple[Any, ...]
+
+
+# Dimensions, has-nulls flag, element type, length, lower bound.
+_HEADER = Struct("!iiIii")
+
+_EMPTY_HEADER = Struct("!iiI")
+
+_LENGTH = Struct("!i")
+
+_NUMBER = Struct("!iq")
+
+
+class PostgresArray:
+    """A one-dimensional array without nulls."""
+
+    __slots__ = ("data",)
+    element: ClassVar[int]
+    """The object id of the element type, the same on every server."""
+    oid: ClassVar[int]
+
+    def __init__(self, items: Sequence[bytes]) -> None:
+        if not items:
+            self.data = _EMPTY_HEADER.pack(0, 0, self.element)
+            return
+        parts = [_HEADER.pack(1, 0, self.element, len(items), 1)]
+        for item in items:
+            parts += (_LENGTH.pack(len(item)), item)
+        self.data = b"".join(parts)
+
+
+class ByteaArray(PostgresArray):
+    """bytea[]."""
+
+    __slots__ = ()
+    element, oid = 17, 1001
+
+
+class TextArray(PostgresArray):
+    """text[], items already encoded as UTF-8."""
+
+    __slots__ = ()
+    element, oid = 25, 1009
+
+
+class BooleanArray(PostgresArray):
+    """boolean[]."""
+
+    __slots__ = ()
+    element, oid = 16, 1000
+
+    def __init__(self, items: Iterable[bool]) -> None:
+        super().__init__([b"\1" if item else b"\0" for item in items])
+
+
+class BigintArray(PostgresArray):
+    """bigint[]."""
+
+    __slots__ = ()
+    element, oid = 20, 1016
+
+    def __init__(self, items: Sequence[int]) -> None:
+        if not items:
+            super().__init__(())
+            return
+        head = _HEADER.pack(1, 0, self.element, len(items), 1)
+        self.data = head + b"".join([_NUMBER.pack(8, item) for item in items])
 
 
 class Query(NamedTuple):
@@ -143,46 +211,6 @@ class StoreQueries:
             *(self.tenant, self.tenant),
         )
         return Query(self.sql.inspect, parameters)
-
-    def confirm_durable(self, streams: Sequence[str]) -> Query:
-        """Return once the stored entries of some streams are durable.
-
-        Heads are locked in the given order, which must be that of their keys.
-        """
-        names = ByteaArray([stream.encode() for stream in streams])
-        return Query(self.sql.confirm_durable, (names, self.tenant))
-
-    def notify(self, keys: Sequence[bytes]) -> Query:
-        """Notify the watchers of some streams."""
-        payloads = TextArray([key.hex().encode() for key in keys])
-        return Query(self.sql.notify, (self.channel, payloads))
-
-    def drop(self, stream: str, before: int) -> Query:
-        """Remove entries, but never the last one."""
-        bound = max(min(before, POSITION_MAX), 0)
-        name = check_name(stream)
-        return Query(self.sql.drop, (self.tenant, self.key(stream), bound, self.tenant, name))
-
-    def expire_watches(self) -> Query:
-        """Remove registrations whose time is over, of all tenants."""
-        return Query(self.sql.expire_watches, ())
-
-    def register_watch(self, stream: str, seconds: int) -> Query:
-        """Register a waiter: writers notify appends to this stream for some seconds."""
-        return Query(self.sql.register_watch, (self.tenant, self.key(stream), seconds))
-
-    def server_time(self) -> Query:
-        """Return the time by the server's clock, in microseconds since 1970."""
-        return Query(f"select {NOW_MICROSECONDS}", ())
-
-    def remove(self, stream: str, digest: str) -> Query:
-        """Remove a stream if its head has this digest; return whether it no longer exists."""
-        here = (self.tenant, check_name(stream))
-        return Query(self.sql.remove, (*here, digest, self.tenant, *here, *here))
-
-    def head(self, stream: str) -> Query:
-        """Return the head of a stream."""
-        return Query(self.sql.named, (ByteaArray([check_name(stream)]), self.tenant))
 
 
 def split_batches(items: list[tuple[bytes, Append]]) -> Iterator[list[tuple[bytes, Append]]]:

@@ -1,10 +1,20 @@
-"""The tables of a Postgres store as SQL text, and the migrations between versions. Pure.
+"""The tables of a Postgres store as SQL text: migrations, and row-level security by tenant. Pure.
 
 A schema without tables gets the newest version at once; older tables are migrated version by
 version.
 
+With row-level security a tenant is a role of the same name: a client that logs in as `acme` sees
+the streams of `?tenant=acme`, whatever its address says. The owner of the tables sees everything,
+as owners do.
+
 Editing: add a new version; never change the statements of a released one.
 """
+
+from collections.abc import Sequence
+
+from perdure.backends.postgres.address import quote_identifier
+
+TENANT_TABLES = ("head", "entry", "label", "watch")  # In the order in which an append uses them.
 
 DELETED = """'["deleted"]'::bytea"""  # The labels column of a deleted session's head.
 
@@ -117,12 +127,6 @@ MIGRATIONS: dict[int, tuple[str, ...]] = {
 LATEST_VERSION = max(MIGRATIONS)
 
 
-# Lock all tables before changing any, in the order in which an append uses them. Otherwise an
-# append that holds one table and waits for the next would deadlock with a long change.
-LOCK_TABLES = """lock table {schema}.head, {schema}.entry, {schema}.label, {schema}.watch
-  in access exclusive mode"""
-
-
 def migration_script(schema: str, version: int, *, exists: bool, locks: bool = True) -> list[str]:
     """Return the statements that migrate tables of a version (0: none) to the newest.
 
@@ -139,7 +143,10 @@ def migration_script(schema: str, version: int, *, exists: bool, locks: bool = T
             _record_version(schema, LATEST_VERSION),
         ]
     if locks:
-        statements.append(LOCK_TABLES.format(schema=schema))
+        # All before changing any, in the order in which an append uses them. Otherwise an append
+        # that holds one table and waits for the next would deadlock with a long change.
+        tables = ", ".join(f"{schema}.{table}" for table in TENANT_TABLES)
+        statements.append(f"lock table {tables}\n  in access exclusive mode")
     for step in range(version + 1, LATEST_VERSION + 1):
         statements += [text.format(schema=schema) for text in MIGRATIONS[step]]
         statements.append(_record_version(schema, step))
@@ -148,3 +155,50 @@ def migration_script(schema: str, version: int, *, exists: bool, locks: bool = T
 
 def _record_version(schema: str, version: int) -> str:
     return f"insert into {schema}.migration (version) values ({version})"
+
+
+_SCRIPT_HEADER = """-- Row-level security of the perdure store in the schema {schema}:
+-- each role sees and writes only the rows of the tenant that has its name. Create the roles,
+-- then run this as the owner of the tables, with psql -v ON_ERROR_STOP=1: without it, psql
+-- continues after an error and reports success. Tenants open the store with
+-- ?schema=…&tenant=NAME&migrate=no.
+-- Do not grant the view `session` to tenants: it shows all rows that its owner may see.
+begin;
+"""
+
+
+_POLICY = """alter table {schema}.{table} enable row level security;
+drop policy if exists perdure_tenant on {schema}.{table};
+create policy perdure_tenant on {schema}.{table}
+  using (tenant = current_user) with check (tenant = current_user);
+"""
+
+
+# Each tenant's grants are a transaction of their own: a missing role fails only its own grants,
+# and the policies above stay.
+_GRANTS = """commit;
+
+-- The tenant {remark}:
+begin;
+grant usage on schema {schema} to {role};
+grant select, insert, update, delete on {tables} to {role};
+grant select on {schema}.migration to {role};
+"""
+
+
+def rls_script(schema: str, tenants: Sequence[str]) -> str:
+    """Return the script for a schema, with grants for the roles of the given tenants."""
+    name = quote_identifier(schema)
+    tables = ", ".join(f"{name}.{table}" for table in TENANT_TABLES)
+    parts = [_SCRIPT_HEADER.format(schema=_comment_text(name))]
+    parts += [_POLICY.format(schema=name, table=table) for table in TENANT_TABLES]
+    for tenant in tenants:
+        role = quote_identifier(tenant)
+        remark = _comment_text(role)
+        parts.append(_GRANTS.format(schema=name, tables=tables, role=role, remark=remark))
+    return "".join([*parts, "commit;\n"])
+
+
+def _comment_text(name: str) -> str:
+    """Return a name that is safe in an SQL comment, which a line break would end."""
+    return name.replace("\n", " ").replace("\r", " ")

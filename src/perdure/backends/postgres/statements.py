@@ -310,6 +310,7 @@ class Statements(NamedTuple):
 
 def build_statements(schema: str) -> Statements:
     """Return the statements for a schema, given its quoted name."""
+    schema = schema.replace("%", "%%")  # They are sent with parameters.
 
     def text(template: str, **parts: str) -> str:
         return template.format(

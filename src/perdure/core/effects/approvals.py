@@ -65,7 +65,7 @@ def require_approval(
     measured the expiry of the approval, whatever the clock says. A call that must not be made gets
     its outcome, and the message for the model, in the same append.
     """
-    approval = batch.state.deeds.consents.by_identity.get(call.identity)
+    approval = batch.state.effects.approvals.by_identity.get(call.identity)
     bound = binding_digest(call.tool, call.version, call.digest)
     if approval is not None and (approval.tool, approval.digest) != (call.tool, call.digest):
         was = f"{approval.tool} {approval.digest}"
@@ -182,7 +182,7 @@ def plan_decision(
     require_str(reason, "reason")
 
     def make(batch: RecordBatch) -> Steps[Decision | Literal["expired"]]:
-        match = batch.state.deeds.consents.find(approval)
+        match = batch.state.effects.approvals.find(approval)
         if match is None:
             raise NotFoundError(f"approval {approval!r}", "see session.approvals.list()")
         state = match[1]
@@ -314,7 +314,7 @@ class ApprovalWait:
     ) -> None:
         self._approval, self._expiry, self._looked = decision.approval, None, False
         self.overdue = False
-        match = replica.state.deeds.consents.find(decision.approval)
+        match = replica.state.effects.approvals.find(decision.approval)
         seconds = seconds_left(replica.settings, match[1].expires) if match else None
         if seconds is not None:
             # At most the TTL, even if the clock was set back since the request.

@@ -88,8 +88,8 @@ class CallOutcome(NamedTuple):
     error: str = ""
     reason: str = ""
     duration: float = 0.0
-    said: int = 0
-    told: SharedForm = ""
+    message_count: int = 0
+    shared_form: SharedForm = ""
 
 
 class CallDecision(NamedTuple):
@@ -347,11 +347,11 @@ class HandleLike(Protocol):
     """A sync or async handle."""
 
     @property
-    def own_turns(self) -> Mapping[str, ActiveTurn]: ...
+    def active_turns(self) -> Mapping[str, ActiveTurn]: ...
     @property
     def replica(self) -> Replica: ...
     @property
-    def changed(self) -> list[VersionMismatch]: ...
+    def version_mismatches(self) -> list[VersionMismatch]: ...
 
 
 def report_version_mismatch(handle: HandleLike, call: CallRequest, decision: CallDecision) -> None:
@@ -362,14 +362,14 @@ def report_version_mismatch(handle: HandleLike, call: CallRequest, decision: Cal
     mismatch = VersionMismatch(
         decision.effect, call.tool, decision.begun_version, call.version, ran=ran
     )
-    handle.changed.append(mismatch)
+    handle.version_mismatches.append(mismatch)
     where = {"session": handle.replica.name, **mismatch._asdict()}
     events.emit("version", {**where, "outcome": "run again" if ran else decision.action})
 
 
 def active_turn(handle: HandleLike, tool: str) -> ActiveTurn:
     """Return the turn that a call belongs to, or raise UsageError if there is none."""
-    turns = handle.own_turns
+    turns = handle.active_turns
     entered = turn_context.current_turn(handle)
     if entered is not None:
         if entered.id not in turns:

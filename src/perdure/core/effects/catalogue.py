@@ -31,8 +31,8 @@ def record_tools(replica: Replica, tools: Sequence[Any], turn: str) -> Plan[int]
     )
 
     def make(batch: RecordBatch) -> int:
-        if batch.state.talk.tools[0] == content.digest:
-            return batch.state.talk.tools[1]
+        if batch.state.conversation.tools[0] == content.digest:
+            return batch.state.conversation.tools[1]
         return batch.add_content(record_id, content)
 
     return Plan("tools", turn, make)
@@ -40,10 +40,10 @@ def record_tools(replica: Replica, tools: Sequence[Any], turn: str) -> Plan[int]
 
 def latest_catalogue(replica: Replica) -> Steps[dict[str, str]]:
     """Return the latest catalogue offered to the model: names and digests."""
-    _, position = replica.state.talk.tools
+    _, position = replica.state.conversation.tools
     if not position:
         return {}
-    return (yield from reader.read_kind(replica.past, position, Tools)).catalogue
+    return (yield from reader.read_kind(replica.history, position, Tools)).catalogue
 
 
 _encode = msgspec.json.Encoder(order="deterministic").encode

@@ -68,10 +68,10 @@ class Approval(NamedTuple):
 def pending_approvals(replica: Replica) -> Steps[list[Approval]]:
     """Return the approvals that wait for a decision; costs one read per approval."""
     approvals = []
-    for state in replica.state.deeds.consents.by_identity.values():
+    for state in replica.state.effects.approvals.by_identity.values():
         if state.state == WAITING and not is_expired(replica.settings, state.expires):
-            linked = yield from reader.read_entry(replica.past, state.request)
-            content = chain.decode_content(replica.name, linked, replica.past.cipher)
+            linked = yield from reader.read_entry(replica.history, state.request)
+            content = chain.decode_content(replica.name, linked, replica.history.cipher)
             content = reader.require_kind(replica.name, state.request, content, ApprovalAsked)
             approvals.append(_from_approval_request(replica, linked, content))
     return approvals
@@ -82,11 +82,11 @@ def list_approvals(replica: Replica) -> Steps[list[Approval]]:
     kinds = {ApprovalAsked.kind, ApprovalDecided.kind, EffectIntended.kind, Branched.kind}
     kinds |= {"turn.completed", "turn.failed", "turn.abandoned"}
     approvals: dict[str, Approval] = {}
-    forward = ForwardReader(replica.past)
+    forward = ForwardReader(replica.history)
     while (page := (yield from forward.page())) is not None:
         for linked in page:
             if linked.header.kind in kinds:
-                content = chain.decode_content(replica.name, linked, replica.past.cipher)
+                content = chain.decode_content(replica.name, linked, replica.history.cipher)
                 _apply_record(replica, approvals, linked, content)
     return [_with_expiry(replica, approval) for approval in approvals.values()]
 
@@ -234,7 +234,7 @@ def list_effects(replica: Replica, wanted: EffectFilter) -> Steps[list[EffectInf
     """Return the effects of a session that match a filter, in order. Reads the whole session."""
     wanted.check()
     listing = _EffectLister(replica)
-    forward = ForwardReader(replica.past)
+    forward = ForwardReader(replica.history)
     while (page := (yield from forward.page())) is not None:
         for linked in page:
             listing.add(linked)
@@ -258,7 +258,7 @@ class _EffectLister:
         elif linked.header.kind not in _EFFECT_KINDS:
             self._messages = []
         else:
-            content = chain.decode_content(self._replica.name, linked, self._replica.past.cipher)
+            content = chain.decode_content(self._replica.name, linked, self._replica.history.cipher)
             self._add_effect(linked, content)
 
     def _add_effect(self, linked: VerifiedEntry, content: Content) -> None:
@@ -330,8 +330,8 @@ def _with_outcome(
     content: EffectSettled,
     messages: Sequence[VerifiedEntry] = (),
 ) -> EffectInfo:
-    if content.told and messages:
-        message = chain.decode_content(replica.name, messages[-1], replica.past.cipher)
+    if content.shared_form and messages:
+        message = chain.decode_content(replica.name, messages[-1], replica.history.cipher)
         restored = isinstance(message, Message) and results.restore_result(content, message.message)
         if not restored:
             position = messages[-1].entry.position
@@ -339,10 +339,10 @@ def _with_outcome(
         content = restored
     result = replica.settings.codec.unpack(content.result, stream=replica.name)
     usage = result.get("usage") if effect.kind == "model" and isinstance(result, dict) else None
-    if content.said:
-        answers = [_read_message(replica, linked) for linked in messages[-content.said :]]
+    if content.message_count:
+        answers = [_read_message(replica, linked) for linked in messages[-content.message_count :]]
         result = [answer.message for answer in answers]
-        result = result if content.said > 1 else answers[0].message
+        result = result if content.message_count > 1 else answers[0].message
         usage = answers[-1].meta.get("usage")
     return effect._replace(
         state=content.state,
@@ -358,8 +358,8 @@ def position_before(replica: Replica, effect: str) -> Steps[int]:
     """Return the last position before an effect at which no call was in flight."""
     in_flight: dict[str, str] = {}
     quiet = 0
-    forward = ForwardReader(replica.past)
-    name, cipher = replica.name, replica.past.cipher
+    forward = ForwardReader(replica.history)
+    name, cipher = replica.name, replica.history.cipher
     while (page := (yield from forward.page())) is not None:
         for linked in page:
             if linked.header.id == effect and linked.header.kind in _EFFECT_KINDS:
@@ -376,18 +376,18 @@ def position_before(replica: Replica, effect: str) -> Steps[int]:
 
 
 def _read_message(replica: Replica, linked: VerifiedEntry) -> Message:
-    return history.decode_message(replica.past, replica.settings.codec, linked)
+    return history.decode_message(replica.history, replica.settings.codec, linked)
 
 
 def list_unknown(replica: Replica) -> Steps[list[EffectInfo]]:
     """Return the effects whose outcome is unknown; costs two reads per effect."""
     effects = []
-    for state in replica.state.deeds.by_identity.values():
+    for state in replica.state.effects.by_identity.values():
         if state.state == UNKNOWN:
-            linked = yield from reader.read_entry(replica.past, state.intent)
-            intent = chain.decode_content(replica.name, linked, replica.past.cipher)
+            linked = yield from reader.read_entry(replica.history, state.intent)
+            intent = chain.decode_content(replica.name, linked, replica.history.cipher)
             intent = reader.require_kind(replica.name, state.intent, intent, EffectIntended)
-            outcome = yield from reader.read_kind(replica.past, state.outcome, EffectSettled)
+            outcome = yield from reader.read_kind(replica.history, state.outcome, EffectSettled)
             time = chain.to_record(replica.name, linked, intent).time
             effect = _from_intent(replica, state.effect, intent, state.intent, time)
             effects.append(_with_outcome(replica, effect, outcome))
@@ -397,7 +397,7 @@ def list_unknown(replica: Replica) -> Steps[list[EffectInfo]]:
 def plan_reconciliation(replica: Replica, effect: str | EffectInfo, outcome: object) -> Plan[int]:
     """Plan to record the real outcome of an unknown effect, and a message for the model."""
     id = effect.id if isinstance(effect, EffectInfo) else effect
-    states = replica.state.deeds.by_identity
+    states = replica.state.effects.by_identity
     matches = [(identity, state) for identity, state in states.items() if state.effect == id]
     if not matches or matches[0][1].state != UNKNOWN:
         raise NotFoundError(f"an unknown effect {id!r}", "see session.effects.unknown()")

@@ -47,7 +47,7 @@ class PendingModelCall:
         replay: CallReplayer | None = None,
     ) -> None:
         self.call = call
-        self.since = since
+        self.started = since
         """When the call started, by the caller's clock."""
         self.effect = replica.new_id()
         self._replay = replay
@@ -73,7 +73,7 @@ class PendingModelCall:
 
     def add_intent(self, batch: RecordBatch, turn: TurnOwnership) -> None:
         """Add the intent to a batch, unless it is already stored."""
-        prior = batch.state.deeds.by_identity.get(self.call.identity)
+        prior = batch.state.effects.by_identity.get(self.call.identity)
         if prior is None or prior.effect != self.effect:
             intent = plans.intent_record(self.call, turn, "", retries=prior.intent if prior else 0)
             batch.add_content(self.effect, intent)
@@ -81,19 +81,19 @@ class PendingModelCall:
     def add_outcome(self, batch: RecordBatch, turn: TurnOwnership, outcome: CallOutcome) -> None:
         """Add the outcome to a batch, after the intent if that is not stored yet."""
         self.add_intent(batch, turn)
-        if batch.state.deeds.by_identity[self.call.identity].state == INTENDED:
+        if batch.state.effects.by_identity[self.call.identity].state == INTENDED:
             plans.add_outcome(self._replica, batch, self.call.identity, outcome)
 
-    def answering(self, plan: Plan[T], turn: TurnOwnership, duration: float) -> Plan[T]:
+    def answered_by(self, plan: Plan[T], turn: TurnOwnership, duration: float) -> Plan[T]:
         """Return a plan that also records that the plan's messages are the answer."""
 
         def make(batch: RecordBatch) -> Steps[T]:
-            start = len(batch.drafts)
+            start = len(batch.pending)
             result = yield from plan.execute(batch)
-            said = len(batch.drafts) - start
+            said = len(batch.pending) - start
             if said:
                 self.add_outcome(
-                    batch, turn, CallOutcome("succeeded", duration=duration, said=said)
+                    batch, turn, CallOutcome("succeeded", duration=duration, message_count=said)
                 )
             return result
 

@@ -43,7 +43,7 @@ def read_pending_calls(
     replica: Replica, turn: str, message: object | None
 ) -> Steps[list[PendingCall]]:
     """Return the open calls of the turn, or only those of one message."""
-    open_by_id = replica.state.talk.calls
+    open_by_id = replica.state.conversation.calls
     if message is None:
         wanted = {call_id for call_id, call in open_by_id.items() if call.turn == turn}
     else:
@@ -54,7 +54,7 @@ def read_pending_calls(
             raise UsageError("none of its calls is open: append the message to the turn first")
     pending: list[PendingCall] = []
     for position in sorted({call.position for id, call in open_by_id.items() if id in wanted}):
-        content = yield from reader.read_kind(replica.past, position, Message)
+        content = yield from reader.read_kind(replica.history, position, Message)
         stored = replica.settings.codec.unpack(content.message, stream=replica.name)
         pending += [
             PendingCall(position, stored, request)

@@ -60,14 +60,14 @@ def plan_intent(
     def make(batch: RecordBatch) -> Steps[CallDecision]:
         require_turn_owner(batch, owner)
         decision = CallDecision("run")
-        prior = batch.state.deeds.by_identity.get(call.identity)
+        prior = batch.state.effects.by_identity.get(call.identity)
         if prior is not None:
             decision = yield from decide_rerun(replica, batch, turn, call, prior)
             if decision.action == "unknown":
                 batch.add_all(notices)
             if decision.action != "run" and not (again and decision.action == "reconcile"):
                 return decision
-        approvals = batch.state.deeds.consents.by_identity
+        approvals = batch.state.effects.approvals.by_identity
         # A recorded request counts even if the tool no longer needs an approval.
         if call.approval or (approvals and call.identity in approvals):
             decision = yield from require_approval(
@@ -179,7 +179,7 @@ def _require_same_call(
 def _read_outcome(batch: RecordBatch, position: int) -> Steps[EffectSettled]:
     """Return an outcome with its result, which may be stored in the message before it."""
     settled = yield from batch.read(position, EffectSettled)
-    if not settled.told:
+    if not settled.shared_form:
         return settled
     message = yield from batch.read(position - 1, Message)
     restored = results.restore_result(settled, message.message)
@@ -207,17 +207,17 @@ def plan_outcome(
     if message is not None:
         drafts = encode_messages(replica, [message], Attribution(origin=origin), turn, None)
         form = results.shared_form(outcome.result, message.message)
-        outcome = outcome._replace(result=None, told=form) if form else outcome
+        outcome = outcome._replace(result=None, shared_form=form) if form else outcome
 
     def make(batch: RecordBatch) -> int:
-        state = batch.state.deeds.by_identity.get(identity)
+        state = batch.state.effects.by_identity.get(identity)
         if state is None:
             raise batch.conflict("another process has ended the turn of the effect, or settled it")
         if state.effect != effect:
             raise batch.conflict("another process has retried the effect")
         if state.state not in (INTENDED, UNKNOWN):
             raise batch.conflict(f"the effect is already settled: {state.state}")
-        if outcome.told:  # The outcome refers to the message right before it.
+        if outcome.shared_form:  # The outcome refers to the message right before it.
             batch.add_all(drafts)
             return _add_outcome(replica, batch, identity, state, outcome)
         position = _add_outcome(replica, batch, identity, state, outcome)
@@ -228,7 +228,7 @@ def plan_outcome(
 
 def add_outcome(replica: Replica, batch: RecordBatch, identity: str, outcome: CallOutcome) -> None:
     """Add an outcome to a batch of another plan."""
-    _add_outcome(replica, batch, identity, batch.state.deeds.by_identity[identity], outcome)
+    _add_outcome(replica, batch, identity, batch.state.effects.by_identity[identity], outcome)
 
 
 def mark_unknown(
@@ -238,7 +238,7 @@ def mark_unknown(
 
     A model call has no side effects, so one without an answer has failed, with the turn's error.
     """
-    for identity, state in [*batch.state.deeds.by_identity.items()]:
+    for identity, state in [*batch.state.effects.by_identity.items()]:
         if state.turn == turn and state.state == INTENDED:
             outcome = CallOutcome("unknown", reason=TURN_ENDED_REASON)
             if identity.startswith(MODEL_PREFIX):
@@ -260,7 +260,7 @@ def _add_outcome(
         reason=outcome.reason,
         duration=round(outcome.duration, 6),
         turn=state.turn,
-        said=outcome.said,
-        told=outcome.told,
+        message_count=outcome.message_count,
+        shared_form=outcome.shared_form,
     )
     return batch.add_content(GENERATED_PREFIX + replica.settings.token(), content)

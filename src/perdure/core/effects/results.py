@@ -50,7 +50,7 @@ def restore_result(settled: EffectSettled, message: dict[str, Any]) -> EffectSet
     if text is None:
         return None
     try:
-        result = codec.decode_tree(text.encode()) if settled.told == "json" else text
+        result = codec.decode_tree(text.encode()) if settled.shared_form == "json" else text
     except (msgspec.DecodeError, UnicodeError):
         return None
     return msgspec.structs.replace(settled, result=result, told="")

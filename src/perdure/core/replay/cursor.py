@@ -76,7 +76,7 @@ class ReplayCursor:
         self.served: list[str] = []
         self.outputs: list[dict[str, Any]] = []
         self._replica = replica
-        self._past = replica.past
+        self._past = replica.history
         self._steps = [step for step in steps if step.position <= end]
         self._is_cut = len(self._steps) < len(steps)
         self._calls = calls_by_identity(self._steps)
@@ -118,7 +118,7 @@ class ReplayCursor:
         if plan.kind in ("turn.begin", "turn.continue"):
             self._lanes[plan.subject] = lane
         recorded_at: dict[int, int] = {}
-        for number, draft in enumerate(batch.drafts):
+        for number, draft in enumerate(batch.pending):
             if not written_by_perdure(draft.content):
                 recorded_at[batch.tip.position + 1 + number] = self._match(draft, batch)
         self._publish()
@@ -218,13 +218,13 @@ class ReplayCursor:
         if outcome is None:
             self.stop(f"the record ends while {call.tool!r} was in flight")
         self.served.append(call.tool)
-        if not outcome.said:
+        if not outcome.message_count:
             return recorded, []
         index = recorded.last
         messages = [
             step.content for step in self._steps[:index] if isinstance(step.content, Message)
         ]
-        return recorded, messages[-outcome.said :]
+        return recorded, messages[-outcome.message_count :]
 
     def message(self, number: int) -> tuple[int, dict[str, Any]]:
         """Return the position and the message of a step."""

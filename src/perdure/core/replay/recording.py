@@ -117,10 +117,10 @@ def to_intent(call: CallRequest) -> EffectIntended:
 def read_steps(replica: Replica) -> Steps[list[RecordedStep]]:
     """Return all records in the view of a session; reads the whole history."""
     entries: list[VerifiedEntry] = []
-    forward = ForwardReader(replica.past)
+    forward = ForwardReader(replica.history)
     while (page := (yield from forward.page())) is not None:
         entries += page
-    name, cipher = replica.name, replica.past.cipher
+    name, cipher = replica.name, replica.history.cipher
     return [
         RecordedStep(
             index,
@@ -177,7 +177,7 @@ def _add_outcome(
     call: RecordedCall, steps: Sequence[RecordedStep], step: RecordedStep, content: EffectSettled
 ) -> None:
     """Add an outcome, and the result message that was stored in the same append."""
-    if content.told:  # Its result is stored in the message before it.
+    if content.shared_form:  # Its result is stored in the message before it.
         message = steps[step.number - 1].content
         restored = (
             results.restore_result(content, message.message)

@@ -63,7 +63,7 @@ class ConversationState(NamedTuple):
         return self.summaries[-1] if self.summaries else None
 
     @property
-    def cut(self) -> dict[str, PartialAnswer]:
+    def interrupted(self) -> dict[str, PartialAnswer]:
         """The unfinished answers: of each turn only the newest, which was to replace the others."""
         newest: dict[str, int] = {}
         for partial in self.partials.values():
@@ -74,7 +74,7 @@ class ConversationState(NamedTuple):
             if not partial.turn or newest[partial.turn] == partial.position
         }
 
-    def message(self, position: int, record_id: str, content: Message) -> "ConversationState":
+    def apply_message(self, position: int, record_id: str, content: Message) -> "ConversationState":
         """Apply a message. Part of every write, and most messages change nothing."""
         message, calls, systems = content.message, self.calls, self.systems
         role = message.get("role")
@@ -101,7 +101,7 @@ class ConversationState(NamedTuple):
         state = ConversationState(
             calls, self.partials, systems, self.pins, self.summaries, self.tools
         )
-        return state.superseded(record_id, content) if self.partials else state
+        return state.drop_superseded(record_id, content) if self.partials else state
 
     def _instructed(self, position: int) -> "ConversationState":
         systems = _add_system_position(self.systems, position)
@@ -110,7 +110,7 @@ class ConversationState(NamedTuple):
             ConversationState, fields
         )  # Same as calling the class, in half the time.
 
-    def superseded(self, record_id: str, content: Message) -> "ConversationState":
+    def drop_superseded(self, record_id: str, content: Message) -> "ConversationState":
         """Drop the partial answers that an answer supersedes: its own, and those of its turn."""
         role = content.message.get("role")
         own_turn = content.turn if role in ("assistant", "model", None) else ""
@@ -121,35 +121,35 @@ class ConversationState(NamedTuple):
         }
         return self if len(remaining) == len(self.partials) else self._replace(partials=remaining)
 
-    def piece(self, position: int, content: MessageChunk) -> "ConversationState":
+    def apply_chunk(self, position: int, content: MessageChunk) -> "ConversationState":
         """Apply a piece of an answer."""
         partial = PartialAnswer(content.turn, position)
         return self._replace(partials={**self.partials, content.answer: partial})
 
-    def ended(self, turn: str) -> "ConversationState":
+    def end_turn(self, turn: str) -> "ConversationState":
         """Apply the end of a turn: its partial answers have been stored as messages."""
         remaining = {
             answer: partial for answer, partial in self.partials.items() if partial.turn != turn
         }
         return self if len(remaining) == len(self.partials) else self._replace(partials=remaining)
 
-    def pinned(self, content: Pinned) -> "ConversationState":
+    def apply_pin(self, content: Pinned) -> "ConversationState":
         """Apply a pin or an unpin."""
         pins = {*self.pins, content.message} if content.on else {*self.pins} - {content.message}
         return self._replace(pins=tuple(sorted(pins)))
 
-    def summarized(self, position: int, content: Summary) -> "ConversationState":
+    def apply_summary(self, position: int, content: Summary) -> "ConversationState":
         """Apply a summary."""
         summary = SummaryRef(position, content.first, content.last, content.previous)
         earlier = tuple(ref for ref in self.summaries if ref.position <= content.previous)
         return self._replace(summaries=(*earlier, summary)[-SUMMARIES_MAX:])
 
-    def undone(self, content: SummaryUndone) -> "ConversationState":
+    def undo_summary(self, content: SummaryUndone) -> "ConversationState":
         """Apply the undo of a summary, which also removes summaries built on it."""
         remaining = tuple(ref for ref in self.summaries if ref.position < content.summary)
         return self._replace(summaries=remaining)
 
-    def offered(self, position: int, content: Tools) -> "ConversationState":
+    def apply_tools(self, position: int, content: Tools) -> "ConversationState":
         """Apply a catalogue of tools."""
         return self._replace(tools=(content.digest, position))
 

@@ -51,7 +51,7 @@ class EffectsState(NamedTuple):
     """Number of unknown outcomes. Every write needs it, so it is kept up to date, not counted."""
     keyed: int = 0
     """Number of effects with a caller's own key."""
-    consents: ApprovalsState = ApprovalsState()
+    approvals: ApprovalsState = ApprovalsState()
     """The approvals of open turns."""
 
     @classmethod
@@ -67,7 +67,7 @@ class EffectsState(NamedTuple):
             PersistentMap({**by_identity}), unknown, keyed, ApprovalsState.of(consents or {})
         )
 
-    def intended(self, position: int, record_id: str, content: EffectIntended) -> "EffectsState":
+    def with_intent(self, position: int, record_id: str, content: EffectIntended) -> "EffectsState":
         """Apply an intent."""
         effect = EffectState(
             effect=record_id,
@@ -84,31 +84,31 @@ class EffectsState(NamedTuple):
         state = self._with(content.identity, effect)
         if not content.approval:
             return state
-        approvals = self.consents.with_intent(content.identity, content.approval)
-        return state._replace(consents=approvals)
+        approvals = self.approvals.with_intent(content.identity, content.approval)
+        return state._replace(approvals=approvals)
 
-    def asked(self, position: int, record_id: str, content: ApprovalAsked) -> "EffectsState":
+    def with_request(self, position: int, record_id: str, content: ApprovalAsked) -> "EffectsState":
         """Apply a request for an approval."""
-        return self._replace(consents=self.consents.with_request(position, record_id, content))
+        return self._replace(approvals=self.approvals.with_request(position, record_id, content))
 
-    def decided(self, position: int, content: ApprovalDecided) -> "EffectsState":
+    def with_decision(self, position: int, content: ApprovalDecided) -> "EffectsState":
         """Apply a decision about an approval."""
-        return self._replace(consents=self.consents.with_decision(position, content))
+        return self._replace(approvals=self.approvals.with_decision(position, content))
 
-    def settled(self, position: int, content: EffectSettled, *, over: bool) -> "EffectsState":
+    def with_outcome(self, position: int, content: EffectSettled, *, over: bool) -> "EffectsState":
         """Apply an outcome. `over` says that its turn has ended."""
         effect = self.by_identity.get(content.identity)
         if effect is None or effect.effect != content.effect:
             # Its turn has ended, a later attempt replaced it, or its approval was refused.
-            approvals = self.consents.with_refusal(content.identity, content.effect, position)
-            return self if approvals is self.consents else self._replace(consents=approvals)
+            approvals = self.approvals.with_refusal(content.identity, content.effect, position)
+            return self if approvals is self.approvals else self._replace(approvals=approvals)
         unknown = self.unknown + (content.state == UNKNOWN) - (effect.state == UNKNOWN)
         effect = effect._replace(state=content.state, outcome=position)
         effects = self.by_identity.put(content.identity, effect)
         state = self._replace(by_identity=effects, unknown=unknown)
-        return state.ended(content.turn) if over else state
+        return state.without_turn(content.turn) if over else state
 
-    def ended(self, turn: str) -> "EffectsState":
+    def without_turn(self, turn: str) -> "EffectsState":
         """Apply the end of a turn: drop its effects, except unsettled, unknown and keyed ones."""
         kept = {
             identity: effect
@@ -117,17 +117,17 @@ class EffectsState(NamedTuple):
             or effect.state in (INTENDED, UNKNOWN)
             or identity.startswith(KEYED_PREFIX)
         }
-        approvals = self.consents.without_turn(turn)
-        if len(kept) == len(self.by_identity) and approvals is self.consents:
+        approvals = self.approvals.without_turn(turn)
+        if len(kept) == len(self.by_identity) and approvals is self.approvals:
             return self
-        return self._replace(by_identity=PersistentMap(kept), consents=approvals)
+        return self._replace(by_identity=PersistentMap(kept), approvals=approvals)
 
     def _with(self, identity: str, effect: EffectState) -> "EffectsState":
         previous = self.by_identity.get(identity)
         was_unknown = previous is not None and previous.state == UNKNOWN
         unknown = self.unknown + (effect.state == UNKNOWN) - was_unknown
         keyed = self.keyed + (previous is None and identity.startswith(KEYED_PREFIX))
-        state = EffectsState(self.by_identity.put(identity, effect), unknown, keyed, self.consents)
+        state = EffectsState(self.by_identity.put(identity, effect), unknown, keyed, self.approvals)
         return state if keyed == self.keyed else state._pruned()
 
     def _pruned(self) -> "EffectsState":
@@ -142,4 +142,4 @@ class EffectsState(NamedTuple):
             if identity not in oldest or effect.state in (INTENDED, UNKNOWN)
         }
         evicted = len(self.by_identity) - len(kept)
-        return EffectsState(PersistentMap(kept), self.unknown, self.keyed - evicted, self.consents)
+        return EffectsState(PersistentMap(kept), self.unknown, self.keyed - evicted, self.approvals)

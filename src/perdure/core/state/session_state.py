@@ -57,7 +57,7 @@ from perdure.journal.records import (
     Value,
 )
 
-STATE_VERSION = 5
+STATE_VERSION = 6
 
 SNAPSHOT_EVERY = 256  # entries; opening reads at most about this many (0.5 B per record at 128 B)
 
@@ -87,10 +87,10 @@ class SessionState:
     __slots__ = (
         "_shared",
         "begin",
-        "deeds",
+        "effects",
         "deleted",
         "ids",
-        "keeps",
+        "kept_branches",
         "labels",
         "last_message",
         "lease",
@@ -98,7 +98,7 @@ class SessionState:
         "messages",
         "since_snapshot",
         "snapshot_size",
-        "talk",
+        "conversation",
         "turns",
         "values",
     )
@@ -110,9 +110,9 @@ class SessionState:
         self.turns: dict[str, OpenTurn] = {}
         self.ids: dict[str, KnownRecord] = {}
         self.labels: frozenset[str] = frozenset()
-        self.keeps: dict[str, BranchKept] = {}
-        self.talk = ConversationState()
-        self.deeds = EffectsState()
+        self.kept_branches: dict[str, BranchKept] = {}
+        self.conversation = ConversationState()
+        self.effects = EffectsState()
         self.lease: LeaseState | None = None
         self.lineage: tuple[ParentStream, ...] = ()
         self.begin = 0
@@ -128,9 +128,13 @@ class SessionState:
         # Spelled out because a loop over the slots is slower, and every write comes through here.
         copy.messages, copy.last_message = self.messages, self.last_message
         copy.values, copy.turns, copy.ids = self.values, self.turns, self.ids
-        copy.labels, copy.keeps, copy.lineage = self.labels, self.keeps, self.lineage
+        copy.labels, copy.kept_branches, copy.lineage = (
+            self.labels,
+            self.kept_branches,
+            self.lineage,
+        )
         copy.begin, copy.deleted = self.begin, self.deleted
-        copy.talk, copy.deeds, copy.lease = self.talk, self.deeds, self.lease
+        copy.conversation, copy.effects, copy.lease = self.conversation, self.effects, self.lease
         copy.since_snapshot, copy.snapshot_size = self.since_snapshot, self.snapshot_size
         copy._shared = _COPY_ON_WRITE
         return copy
@@ -152,9 +156,9 @@ class SessionState:
         labels = self.labels | {TURN_OPEN} if self.turns else self.labels
         if self.lease is not None and self.lease.owner:
             labels = labels | {LEASED}
-        if self.deeds.consents.waiting:
+        if self.effects.approvals.waiting:
             labels = labels | {APPROVAL_WAITING}
-        return labels | {UNKNOWN_EFFECT} if self.deeds.unknown else labels
+        return labels | {UNKNOWN_EFFECT} if self.effects.unknown else labels
 
     @property
     def snapshot_due(self) -> bool:
@@ -174,7 +178,7 @@ class SessionState:
         if kind == "message":  # The most frequent kind, so it skips the dispatch.
             self.messages += 1
             self.last_message = position
-            self.talk = self.talk.message(position, record_id, content)  # type: ignore[arg-type]
+            self.conversation = self.conversation.apply_message(position, record_id, content)  # type: ignore[arg-type]
             return
         change = self._changes.get(kind)
         if change is not None:
@@ -190,32 +194,32 @@ class SessionState:
             del ids[next(iter(ids))]
 
     def _message_chunk(self, position: int, _id: str, content: MessageChunk) -> None:
-        self.talk = self.talk.piece(position, content)
+        self.conversation = self.conversation.apply_chunk(position, content)
 
     def _pinned(self, _position: int, _id: str, content: Pinned) -> None:
-        self.talk = self.talk.pinned(content)
+        self.conversation = self.conversation.apply_pin(content)
 
     def _summary(self, position: int, _id: str, content: Summary) -> None:
-        self.talk = self.talk.summarized(position, content)
+        self.conversation = self.conversation.apply_summary(position, content)
 
     def _summary_undone(self, _position: int, _id: str, content: SummaryUndone) -> None:
-        self.talk = self.talk.undone(content)
+        self.conversation = self.conversation.undo_summary(content)
 
     def _effect_intended(self, position: int, record_id: str, content: EffectIntended) -> None:
-        self.deeds = self.deeds.intended(position, record_id, content)
+        self.effects = self.effects.with_intent(position, record_id, content)
 
     def _effect_settled(self, position: int, _id: str, content: EffectSettled) -> None:
         turn_has_ended = content.turn not in self.turns
-        self.deeds = self.deeds.settled(position, content, over=turn_has_ended)
+        self.effects = self.effects.with_outcome(position, content, over=turn_has_ended)
 
     def _approval_asked(self, position: int, record_id: str, content: ApprovalAsked) -> None:
-        self.deeds = self.deeds.asked(position, record_id, content)
+        self.effects = self.effects.with_request(position, record_id, content)
 
     def _approval_decided(self, position: int, _id: str, content: ApprovalDecided) -> None:
-        self.deeds = self.deeds.decided(position, content)
+        self.effects = self.effects.with_decision(position, content)
 
     def _tools(self, position: int, _id: str, content: Tools) -> None:
-        self.talk = self.talk.offered(position, content)
+        self.conversation = self.conversation.apply_tools(position, content)
 
     def _value(self, position: int, _id: str, content: Value) -> None:
         values = self._own("values")
@@ -234,8 +238,8 @@ class SessionState:
 
     def _turn_ended(self, _position: int, _id: str, content: TurnChange) -> None:
         self._own("turns").pop(content.turn, None)
-        self.talk = self.talk.ended(content.turn)
-        self.deeds = self.deeds.ended(content.turn)
+        self.conversation = self.conversation.end_turn(content.turn)
+        self.effects = self.effects.without_turn(content.turn)
 
     def _labels(self, _position: int, _id: str, content: LabelsChanged) -> None:
         self.labels = (self.labels | frozenset(content.add)) - frozenset(content.remove)
@@ -259,9 +263,9 @@ class SessionState:
         # A branch shares its parent's history, but not the parent's keeps, labels, lease or
         # approvals.
         self.lineage = (ParentStream(content.parent, content.stream, content.at), *self.lineage)
-        self.keeps, self.labels, self.lease = {}, frozenset(), None
+        self.kept_branches, self.labels, self.lease = {}, frozenset(), None
         self._shared -= {"keeps"}
-        self.deeds = self.deeds._replace(consents=ApprovalsState())
+        self.effects = self.effects._replace(approvals=ApprovalsState())
 
     def _deleted(self, position: int, _id: str, _content: Deleted) -> None:
         self.__init__()  # type: ignore[misc] # A deletion clears all earlier state.
@@ -306,15 +310,16 @@ class SessionState:
             "turns": {turn: [*facts] for turn, facts in self.turns.items()},
             "ids": {record_id: [*known] for record_id, known in self.ids.items()},
             "labels": sorted(self.labels),
-            "keeps": {
-                keep: [kept.reason, kept.branch, kept.stream] for keep, kept in self.keeps.items()
+            "kept_branches": {
+                keep: [kept.reason, kept.branch, kept.stream]
+                for keep, kept in self.kept_branches.items()
             },
             "lease": [*self.lease] if self.lease is not None else None,
             "lineage": [[*ancestor] for ancestor in self.lineage],
             "begin": self.begin,
-            "talk": _to_json_tree(self.talk),
-            "deeds": _to_json_tree({**self.deeds.by_identity}),
-            "consents": _to_json_tree({**self.deeds.consents.by_identity}),
+            "conversation": _to_json_tree(self.conversation),
+            "effects": _to_json_tree({**self.effects.by_identity}),
+            "approvals": _to_json_tree({**self.effects.approvals.by_identity}),
         }
 
     @classmethod
@@ -330,12 +335,15 @@ class SessionState:
         state.messages, state.last_message = facts.messages, facts.last_message
         state.values, state.turns, state.ids = facts.values, facts.turns, facts.ids
         state.labels = frozenset(facts.labels)
-        state.keeps = {
+        state.kept_branches = {
             keep: BranchKept(reason=reason, branch=branch, stream=stream)
-            for keep, (reason, branch, stream) in facts.keeps.items()
+            for keep, (reason, branch, stream) in facts.kept_branches.items()
         }
         state.lineage, state.begin, state.lease = facts.lineage, facts.begin, facts.lease
-        state.talk, state.deeds = facts.talk, EffectsState.of(facts.deeds, facts.consents)
+        state.conversation, state.effects = (
+            facts.conversation,
+            EffectsState.of(facts.effects, facts.approvals),
+        )
         state.snapshot_size = len(payload)
         return state
 
@@ -364,13 +372,13 @@ class _SnapshotFacts(msgspec.Struct, forbid_unknown_fields=True):
     turns: dict[str, OpenTurn]
     ids: dict[str, KnownRecord]
     labels: list[str]
-    keeps: dict[str, tuple[str, str, str]]
+    kept_branches: dict[str, tuple[str, str, str]]
     lease: LeaseState | None
     lineage: tuple[ParentStream, ...]
     begin: int
-    talk: ConversationState
-    deeds: dict[str, EffectState]
-    consents: dict[str, ApprovalState]
+    conversation: ConversationState
+    effects: dict[str, EffectState]
+    approvals: dict[str, ApprovalState]
 
 
 def _to_json_tree(state: object) -> Any:

@@ -17,7 +17,7 @@ from perdure.formats.streaming import chat, responses
 class Collector(Protocol):
     """Collects one streamed answer, for sync and async readers alike."""
 
-    def take(self, chunk: object) -> None:
+    def add(self, chunk: object) -> None:
         """Add the next chunk. Anything else raises UsageError and changes nothing."""
         ...
 

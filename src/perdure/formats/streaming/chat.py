@@ -26,7 +26,7 @@ class ChatCollector:
         self._stored = MergedChunk()
         self._ended: dict[int, bool] = {}
 
-    def take(self, chunk: object) -> None:
+    def add(self, chunk: object) -> None:
         """Add a chunk, as an object or a dict, or an event of the SDK's own stream helper."""
         data = _chunk_data(chunk)
         if data is None:

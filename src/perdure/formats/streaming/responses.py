@@ -74,7 +74,7 @@ class ResponseCollector:
         self._recent = EventLog()
         self._finished = False
 
-    def take(self, event: object) -> None:
+    def add(self, event: object) -> None:
         """Add an event, as an object or a dict."""
         kind = field_of(event, "type")
         if not isinstance(kind, str):

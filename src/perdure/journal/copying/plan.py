@@ -1,6 +1,5 @@
 """Compare the heads of a stream in both stores; plan its copy, or refuse it. Pure."""
 
-from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from perdure.backends.protocol import DELETED, HALF_COPIED, Entry, Head
@@ -35,8 +34,7 @@ class CopyRefused(Exception):
     def __init__(self, kind: ProblemKind, reason: str, position: int = 0) -> None:
         super().__init__(kind, reason, position)
         self.kind: ProblemKind = kind
-        self.reason = reason
-        self.position = position
+        self.reason, self.position = reason, position
 
 
 def to_problem(session: str, error: CopyRefused | PerdureError) -> Problem:
@@ -72,19 +70,18 @@ def plan_copy(
     if target.position >= end:
         if (yield from _is_same(head, target)):
             return None
-        return (yield from _plan_replacement(head, target, copied))
-    (first, *_) = yield from read_one("source", name, after=target.position - 1)
-    linked = chain.verify_entry(name, first)
-    if linked.tip == ChainTip(target.position, target.digest) or (
-        first.position == target.position + 1 and linked.header.previous == target.digest
-    ):
-        return CopyPlan(target.position, ChainTip(target.position, target.digest))
+    else:
+        tip = ChainTip(target.position, target.digest)
+        first = yield from read_one("source", name, after=tip.position - 1)
+        linked = chain.verify_entry(name, first)
+        if tip in (linked.tip, ChainTip(first.position - 1, linked.header.previous)):
+            return CopyPlan(tip.position, tip)
     return (yield from _plan_replacement(head, target, copied))
 
 
 def _is_same(head: Head, target: Head) -> CopySteps[bool]:
     if target.position > head.position:
-        (entry, *_) = yield from read_one("target", head.stream, after=head.position - 1)
+        entry = yield from read_one("target", head.stream, after=head.position - 1)
         if chain.entry_digest(entry) == head.digest:
             reason = f"the target is ahead, at {target.position}; the source is at {head.position}"
             raise CopyRefused("conflict", reason, target.position)
@@ -104,8 +101,8 @@ def _plan_replacement(head: Head, target: Head, copied: str | None) -> CopySteps
     """
     name = head.stream
     is_deleted = yield from ends_deleted(head)
-    (first, *_) = yield from read_one("source", name, after=head.position - 1 if is_deleted else 0)
-    (last, *_) = yield from read_one("target", name, reverse=True)
+    first = yield from read_one("source", name, after=head.position - 1 if is_deleted else 0)
+    last = yield from read_one("target", name, reverse=True)
     source_header = chain.verify_entry(name, first).header
     target_header = chain.verify_entry(name, last).header
     was_deleted = target_header.kind == Deleted.kind
@@ -129,15 +126,13 @@ def ends_deleted(head: Head) -> CopySteps[bool]:
     """Whether a source stream ends with its `deleted` record."""
     if DELETED not in head.labels:
         return False
-    (last, *_) = yield from read_one("source", head.stream, after=head.position - 1)
+    last = yield from read_one("source", head.stream, after=head.position - 1)
     return chain.verify_entry(head.stream, last).header.kind == Deleted.kind
 
 
-def read_one(
-    side: Side, name: str, *, after: int = 0, reverse: bool = False
-) -> CopySteps[Sequence[Entry]]:
+def read_one(side: Side, name: str, *, after: int = 0, reverse: bool = False) -> CopySteps[Entry]:
     """Read one entry: the first after a position, or with `reverse` the last; never none."""
     entries = yield from requests.read(side, name, after=after, limit=1, reverse=reverse)
     if not entries:
         raise ChainError(name, after + 1, "it is missing")
-    return entries
+    return entries[0]

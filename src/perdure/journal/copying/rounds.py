@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 from perdure.backends.protocol import Head
 from perdure.errors import DamagedError, NotFoundError, PerdureError, VersionError
-from perdure.journal.copying.compare import compare_stream
 from perdure.journal.copying.pairs import Selection, StreamPair, StreamPairs
 from perdure.journal.copying.plan import (
     CopyPlan,
@@ -21,6 +20,7 @@ from perdure.journal.copying.plan import (
     read_one,
     to_problem,
 )
+from perdure.journal.copying.reader import compare_stream
 from perdure.journal.copying.requests import CopyProgress, CopySteps, Phase
 from perdure.journal.copying.streams import StreamCopier
 
@@ -141,7 +141,7 @@ class CopyRun:
         """Return the number of entries to copy: exact in a dry run, else an upper bound."""
         after = plan.after
         if self._dry_run and not after:  # The source may have dropped its first entries.
-            (first, *_) = yield from read_one("source", head.stream)
+            first = yield from read_one("source", head.stream)
             after = first.position - 1
         return head.position - after
 
@@ -186,8 +186,8 @@ class CopyRun:
                 return
             for can_retry in (True, False):
                 try:
-                    result = yield from compare_stream(_common_head(pair), self._progress)
-                    self._verified += result.entries
+                    compared = yield from compare_stream(_common_head(pair), self._progress)
+                    self._verified += compared
                 except (CopyRefused, DamagedError, VersionError) as error:
                     # A deletion drops entries without moving the head, so compare once more.
                     if can_retry:

@@ -14,10 +14,9 @@ from collections.abc import Callable
 from perdure.backends.protocol import DELETED, HALF_COPIED, Append, Head
 from perdure.errors import ChainError, DamagedError, PerdureError, UnsupportedError, VersionError
 from perdure.journal import chain
-from perdure.journal.chain import VerifiedEntry
+from perdure.journal.chain import BatchAssembler, VerifiedEntry
 from perdure.journal.cipher import PlainCipher
 from perdure.journal.copying import requests
-from perdure.journal.copying.branches import living_branches
 from perdure.journal.copying.plan import (
     CopyRefused,
     Problem,
@@ -27,9 +26,9 @@ from perdure.journal.copying.plan import (
     read_one,
     to_problem,
 )
+from perdure.journal.copying.reader import StreamReader
 from perdure.journal.copying.requests import CopyProgress, CopySteps, Side
-from perdure.journal.copying.source import StreamReader
-from perdure.journal.records import Branched
+from perdure.journal.records import Branched, BranchKept, BranchReleased
 
 BATCH_STREAMS_MAX = 256  # streams per commit; sharing commits makes many short sessions fast
 
@@ -168,7 +167,7 @@ class StreamCopier:
             if problem is not None:
                 raise CopyRefused(problem.kind, problem.reason, problem.position)
         self._waiting[append.stream] = append
-        self._size += sum(len(entry.header) + len(entry.body or b"") for entry in append.entries)
+        self._size += sum(entry.size for entry in append.entries)
         if self._size >= BATCH_BYTES_MAX or len(self._waiting) >= BATCH_STREAMS_MAX:
             yield from self.flush()
 
@@ -201,7 +200,7 @@ class StreamCopier:
         self.copied[name] = chain.entry_digest(entries[-1])
         self.tally.sessions.add(name)
         self.tally.entries += len(entries)
-        self.tally.bytes += sum(len(entry.header) + len(entry.body or b"") for entry in entries)
+        self.tally.bytes += sum(entry.size for entry in entries)
 
     def _remove(self, target: Head) -> CopySteps[None]:
         if not (yield from requests.remove(target.stream, digest=target.digest)):
@@ -209,20 +208,20 @@ class StreamCopier:
 
     def _floor(self, head: Head) -> CopySteps[int]:
         """Return the position before which the source has dropped entries the target has, or 0."""
-        (first, *_) = yield from read_one("source", head.stream)
+        first = yield from read_one("source", head.stream)
         floor = head.position if (yield from ends_deleted(head)) else first.position
-        (target_first, *_) = yield from read_one("target", head.stream)
+        target_first = yield from read_one("target", head.stream)
         return floor if target_first.position < floor else 0
 
     def _delete_branches(self, target: Head) -> CopySteps[None]:
         """Copy the deletions of a stream's branches; refuse if one still exists in the target."""
-        branches = yield from living_branches(target)
+        branches = yield from _living_branches(target)
         for branch in branches:
             head = yield from requests.head("source", branch.stream)
             if head is not None and DELETED in head.labels:
                 yield from self.copy_stream(head, branch)
                 yield from self.flush()
-        living = (yield from living_branches(target)) if branches else []
+        living = (yield from _living_branches(target)) if branches else []
         if living:
             name = living[0].stream
             reason = f"the source has deleted it, but its branch {name!r} exists in the target: "
@@ -265,3 +264,38 @@ def _count_complete(pending: list[VerifiedEntry]) -> int:
     """Return how many of these entries form complete batches."""
     ends = [number for number, linked in enumerate(pending, 1) if linked.header.remaining == 0]
     return ends[-1] if ends else 0
+
+
+def _living_branches(target: Head) -> CopySteps[list[Head]]:
+    """Return the heads of the branches of a target stream that are not deleted.
+
+    The stream itself records a keep for each of its branches. A branch that the source has deleted
+    is deleted in the target too, when its stream is copied; one that still exists needs its history.
+    """
+    living = []
+    for kept in (yield from _read_keeps(target)).values():
+        head = (yield from requests.head("target", kept.branch)) if kept.branch else None
+        if head is None or DELETED in head.labels:
+            continue
+        first = yield from read_one("target", kept.branch)
+        header = chain.verify_entry(kept.branch, first).header
+        if (header.kind, header.stream) == (Branched.kind, kept.stream):
+            living.append(head)
+    return living
+
+
+def _read_keeps(target: Head) -> CopySteps[dict[str, BranchKept]]:
+    keeps: dict[str, BranchKept] = {}
+    name, reader = target.stream, StreamReader("target", target, after=0, tip=None)
+    batches = BatchAssembler(name)
+    while not reader.ended:
+        page = yield from reader.page()
+        for linked in (complete for read in page for complete in batches.add(read)):
+            if linked.header.kind not in {BranchKept.kind, BranchReleased.kind}:
+                continue
+            content = chain.decode_content(name, linked, PlainCipher())
+            if isinstance(content, BranchKept):
+                keeps[linked.header.id] = content
+            elif isinstance(content, BranchReleased):
+                keeps.pop(content.keep, None)
+    return keeps

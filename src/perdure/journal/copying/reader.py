@@ -1,15 +1,20 @@
-"""Read the entries of one stream for a copy, each verified before it is returned. Pure.
+"""Read streams for a copy, verified before anything is returned, and compare both stores. Pure.
 
-Unlike `reader`, which follows a session's history into its ancestors, this stays in one stream,
-trusts no snapshot, and needs no key.
+Unlike `journal.reader`, which follows a session's history into its ancestors, this stays in one
+stream, trusts no snapshot, and needs no key. In a comparison only the source's chain is verified:
+the target's is valid if it is equal byte for byte.
 """
+
+from collections import deque
+from collections.abc import Callable
 
 from perdure.backends.protocol import Entry, Head
 from perdure.errors import ChainError
 from perdure.journal import chain
 from perdure.journal.chain import BatchAssembler, ChainTip, StreamIdentity, VerifiedEntry
 from perdure.journal.copying import requests
-from perdure.journal.copying.requests import CopySteps, Side
+from perdure.journal.copying.plan import CopyRefused, read_one
+from perdure.journal.copying.requests import CopyProgress, CopySteps, Side
 
 PAGE = 256  # entries per read; a driver returns fewer if they are long
 
@@ -58,9 +63,8 @@ class ChainVerifier:
     def end(self, head: Head) -> None:
         """Raise ChainError unless the head points to the last accepted entry."""
         if self._tip != ChainTip(head.position, head.digest):
-            raise ChainError(
-                self._name, head.position, "it is not the entry that the head points to"
-            )
+            reason = "it is not the entry that the head points to"
+            raise ChainError(self._name, head.position, reason)
 
 
 class StreamReader:
@@ -90,3 +94,43 @@ class StreamReader:
         if self.ended:
             self._chain.end(self._head)
         return linked
+
+
+def compare_stream(head: Head, progress: Callable[[int], CopyProgress]) -> CopySteps[int]:
+    """Compare a stream in both stores and count its entries; on return it is equal in both.
+
+    `progress` builds a report from the number of entries compared, after each page.
+    Raises CopyRefused if they differ, and DamagedError if the source is damaged.
+    Entries that the source has dropped meanwhile are dropped in the target.
+    """
+    reader = StreamReader("source", head, after=0, tip=None)
+    entries = 0
+    while not reader.ended:
+        page = yield from reader.page()
+        if not entries:
+            yield from _drop_leading(head.stream, page[0].entry.position)
+        yield from _compare_page(head.stream, page)
+        entries += len(page)
+        yield progress(entries)
+    return entries
+
+
+def _drop_leading(name: str, first: int) -> CopySteps[None]:
+    target_first = yield from read_one("target", name)
+    if target_first.position < first:
+        yield from requests.drop(name, before=first)
+
+
+def _compare_page(name: str, page: list[VerifiedEntry]) -> CopySteps[None]:
+    expected = deque(linked.entry for linked in page)
+    at = page[0].entry.position - 1
+    while expected:
+        entries = yield from requests.read("target", name, after=at, limit=len(expected))
+        if not entries:
+            raise CopyRefused("damaged", "it is missing in the target", at + 1)
+        for entry in entries:
+            source_entry = expected.popleft()
+            if entry != source_entry:
+                reason = "the target's entry differs from the source's"
+                raise CopyRefused("damaged", reason, source_entry.position)
+        at = entries[-1].position

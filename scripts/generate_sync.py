@@ -88,6 +88,9 @@ REPLACEMENTS = [
         (r"\bAsync(?=[A-Z])", ""),
         # A blocking backend needs no threads of its own.
         (r"\bThreadedBackend\((\w+(?:\(\))?)\)", r"\1"),
+        # A thread cannot be cancelled, so it has nothing to shield.
+        (r"\bshielded\(([\w.]+), (\w+)\)", r"\1(\2)"),
+        (r"(?:    shielded,\n|, shielded\b)", ""),
         # Syntax. A coroutine's result is a function's result.
         (r"\b(?:Coroutine\[Any, Any, |Awaitable\[)((?:[^\[\]]|\[[^\[\]]*\])*)\]", r"\1"),
         (r"\basync (def|with|for)\b", r"\1"),

@@ -2,10 +2,9 @@
 
 The path of a write, one module per step:
 
-    session ── writing ── codec ── cipher ── journal ── commit ── backend ── disk or server
-      plans     values     payload   body      entry      many sessions,
-      over the  as deltas                                 one fsync
-      state
+    session ── plans ── codec ── cipher ── chain ── group_commit ── backend ── disk or server
+               over the payload   body      entry    many sessions,
+               state                                 one fsync
 
 Start with `perdure.open("agents.db").session("claim-4711")`.
 """
@@ -49,8 +48,8 @@ if TYPE_CHECKING:
     from perdure.aio.turn import AsyncTurn
     from perdure.aio.values import AsyncValues
     from perdure.backends.guarantees import Guarantees
-    from perdure.backends.protocol import Head
     from perdure.core.effects.calls import DidNotHappen, Effect, Happened, current_effect
+    from perdure.core.lifecycle import SessionInfo
     from perdure.core.replay.result import Replay
     from perdure.core.summaries import Summarizer
     from perdure.core.values import Version
@@ -62,7 +61,7 @@ if TYPE_CHECKING:
     from perdure.sync.session import Session
     from perdure.sync.store import (
         Store,
-        open,
+        open,  # noqa: A004 - what callers write
     )
     from perdure.sync.turn import Turn
     from perdure.sync.values import Values
@@ -89,7 +88,6 @@ __all__ = [
     "FencedError",
     "Guarantees",
     "Happened",
-    "Head",
     "InFlightError",
     "InUseError",
     "IncompleteBatchError",
@@ -102,6 +100,7 @@ __all__ = [
     "ReplayBlockedError",
     "ReplayDivergenceError",
     "Session",
+    "SessionInfo",
     "Store",
     "Summarizer",
     "SummaryError",
@@ -135,11 +134,11 @@ _PUBLIC_MODULES = {
     "Happened": "core.effects.calls",
     "Effect": "core.effects.calls",
     "Guarantees": "backends.guarantees",
-    "Head": "backends.protocol",
     "DidNotHappen": "core.effects.calls",
     "Record": "journal.records",
     "Replay": "core.replay.result",
     "Session": "sync.session",
+    "SessionInfo": "core.lifecycle",
     "Store": "sync.store",
     "Summarizer": "core.summaries",
     "Transcript": "formats.transcript",
@@ -209,9 +208,8 @@ def replay(
     from perdure.sync.session import Session
 
     if not callable(agent):
-        raise UsageError(
-            f"an agent must be a function of a session, not a {type(agent).__qualname__}"
-        )
+        kind = type(agent).__qualname__
+        raise UsageError(f"an agent must be a function of a session, not a {kind}")
     unknown = {*ignore} - {*KINDS}
     if isinstance(ignore, str) or unknown:
         raise UsageError(f"no kind of record: {', '.join(sorted(unknown)) or ignore}")
@@ -231,9 +229,8 @@ def __getattr__(name: str) -> Any:
         return import_module(f"perdure.{name}")
     if name not in _PUBLIC_MODULES:
         raise AttributeError(f"module 'perdure' has no attribute {name!r}")
-    found = getattr(import_module(f"perdure.{_PUBLIC_MODULES[name]}"), name)
-    globals()[name] = found
-    return found
+    value = globals()[name] = getattr(import_module(f"perdure.{_PUBLIC_MODULES[name]}"), name)
+    return value
 
 
 def __dir__() -> list[str]:

@@ -52,16 +52,8 @@ correlation_id: ContextVar[str] = ContextVar("perdure_correlation_id", default="
 # Events that a person should see by default.
 _WARNINGS = frozenset(
     {
-        *(
-            "approval",
-            "write_in_doubt",
-            "downgrade",
-            "lease_lost",
-            "recovery",
-            "snapshot_skipped",
-            "notify_failed",
-        ),
-        *("summary_failed", "version"),
+        *("approval", "downgrade", "lease_lost", "notify_failed", "recovery"),
+        *("snapshot_skipped", "summary_failed", "version", "write_in_doubt"),
     }
 )
 
@@ -154,9 +146,8 @@ def _trace_module() -> Any:
     return trace
 
 
-_modules_without_tracer: list[
-    Any
-] = []  # OpenTelemetry's module, after a lookup that found no tracer.
+# OpenTelemetry's module, after a lookup that found no tracer.
+_modules_without_tracer: list[Any] = []
 
 
 @contextmanager

@@ -102,7 +102,7 @@ def test_turns_come_to_their_ends_when_a_loop_is_cancelled(seed: int) -> None:
         backend.pause = 0.002
         work = [turning, writing] * 2
         tasks = [asyncio.create_task(do(one)) for do, one in zip(work, sessions, strict=True)]
-        while len(inside) < 2:
+        while len(inside) < 2:  # noqa: ASYNC110 - a test
             await asyncio.sleep(0.001)
         await asyncio.sleep(0.01 + seed * 0.0007)
         assert not any(task.done() for task in tasks)
@@ -262,7 +262,7 @@ def test_closing_does_not_wait_for_what_a_loop_that_was_closed_had_begun() -> No
     (session,) = loop.run_until_complete(opened(store, 1))
 
     async def begins() -> "asyncio.Task[None]":
-        return session._handle.start_background(asyncio.sleep, 300)
+        return session._handle.background.start(asyncio.sleep, 300)
 
     task = loop.run_until_complete(begins())
     assert not task.done()
@@ -440,7 +440,7 @@ def test_many_sessions_go_on_after_a_loop_that_ended_while_they_were_told(
         sessions.extend(await opened(store, 100))  # Half of them are in one commit.
         backend.pause = 0.01
         writes.extend([asyncio.create_task(one.append(said("cut"))) for one in sessions])
-        while sum(one.done() for one in writes) < 8:
+        while sum(one.done() for one in writes) < 8:  # noqa: ASYNC110 - round by round
             await asyncio.sleep(0)
         raise RuntimeError("the application fails")
 

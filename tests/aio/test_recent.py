@@ -23,14 +23,14 @@ async def fill(store: perdure.AsyncStore) -> None:
 async def test_the_most_recently_changed_session_comes_first(address: str, tmp_path: Path) -> None:
     async with perdure.open_async(address.format(tmp_path)) as store:
         await fill(store)
-        assert [head.stream async for head in store.sessions(recent=True)] == ["a", "c", "b"]
+        assert [head.id async for head in store.sessions(recent=True)] == ["a", "c", "b"]
         heads = store.sessions(recent=True, deleted=True)
-        assert [head.stream async for head in heads] == ["d", "a", "c", "b"]
+        assert [head.id async for head in heads] == ["d", "a", "c", "b"]
         heads = store.sessions(recent=True, deleted=True, prefix="d")
-        assert [head.stream async for head in heads] == ["d"]
-        assert [head.stream async for head in store.sessions(recent=True, prefix="c")] == ["c"]
+        assert [head.id async for head in heads] == ["d"]
+        assert [head.id async for head in store.sessions(recent=True, prefix="c")] == ["c"]
         heads = store.sessions(recent=True, labels=["marked"])
-        assert [head.stream async for head in heads] == ["a"]
+        assert [head.id async for head in heads] == ["a"]
 
 
 @pytest.mark.parametrize("address", ["memory:", "sqlite:{}/store.db"])

@@ -32,7 +32,7 @@ def test_a_session_is_resumed_exactly(path: Path) -> None:
             assert await session.messages() == [said("question"), said("answer", "assistant")]
             assert (len(session), session.last_message) == (2, said("answer", "assistant"))
             assert (await session.get("plan"), session.interrupted) == ({"step": 1}, ())
-            assert [head.stream async for head in store.sessions(labels=["vip"])] == ["s"]
+            assert [head.id async for head in store.sessions(labels=["vip"])] == ["s"]
             kinds = [record.kind async for record in session.records()]
             assert kinds[:2] == ["turn.begun", "message"]
             assert (await session.verify()).position == session.position

@@ -69,7 +69,7 @@ def test_an_address_that_means_something_else_is_told_what_to_write(
     assert list(tmp_path.iterdir()) == []
 
 
-SECRET = "sEcReT99"
+SECRET = "sEcReT99"  # noqa: S105 - it is looked for where it must not be
 
 
 @pytest.mark.parametrize(
@@ -245,7 +245,7 @@ EXAMPLES: list[PerdureError] = [
 
 @pytest.mark.parametrize("error", EXAMPLES, ids=lambda error: type(error).__name__)
 def test_an_error_says_what_happened_and_survives_copying(error: PerdureError) -> None:
-    for twin in (copy.copy(error), pickle.loads(pickle.dumps(error))):
+    for twin in (copy.copy(error), pickle.loads(pickle.dumps(error))):  # noqa: S301
         assert (type(twin), str(twin), vars(twin)) == (type(error), str(error), vars(error))
     assert len(str(error)) > 10
 

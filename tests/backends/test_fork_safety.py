@@ -95,7 +95,7 @@ def test_a_child_closes_a_session_in_which_another_thread_begins_something() -> 
             start(thread)
 
         def begin() -> None:
-            session._handle.start_background(lambda: None)
+            session._handle.background.start(lambda: None)
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(threading.Thread, "start", slow)

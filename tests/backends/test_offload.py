@@ -100,7 +100,7 @@ def test_a_cancelled_append_is_done_before_the_next_call() -> None:
         gate = Gate()
         backend = ThreadedBackend(gate)
         task = asyncio.ensure_future(backend.append([append_of("s", 1, 2)]))
-        while not gate.entered.is_set():
+        while not gate.entered.is_set():  # noqa: ASYNC110 - it is set in another thread
             await asyncio.sleep(0.001)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -121,7 +121,7 @@ def test_the_event_loop_goes_on_while_the_store_is_busy() -> None:
         gate = Gate()
         backend = ThreadedBackend(gate)
         task = asyncio.ensure_future(backend.append([append_of("s", 1, 1)]))
-        while not gate.entered.is_set():
+        while not gate.entered.is_set():  # noqa: ASYNC110 - it is set in another thread
             await asyncio.sleep(0.001)
         for _ in range(5):
             await asyncio.sleep(0.001)
@@ -207,9 +207,9 @@ def test_entries_before_an_error_are_not_lost_with_it() -> None:
     async def scenario() -> None:
         backend = ThreadedBackend(Breaking())
         found = []
-        with pytest.raises(DamagedError, match="made to break"):
+        with pytest.raises(DamagedError, match="made to break"):  # noqa: PT012 - a loop is one.
             async for one in backend.read("s"):
-                found.append(one)
+                found.append(one)  # noqa: PERF401 - a comprehension would lose them.
         assert found == entries(1, PAGE_ITEMS + 3)
         await backend.close()
 

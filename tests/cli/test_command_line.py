@@ -15,14 +15,14 @@ from rich.filesize import decimal
 
 import perdure
 from perdure.cli.__main__ import main
-from perdure.cli.output import (
+from perdure.cli.registry import COMMANDS, LazyCommands
+from perdure.cli.terminal import (
     first_line,
     plural,
     relative_time,
     safe,
     wrap_lines,
 )
-from perdure.cli.registry import COMMANDS, LazyCommands
 from tests.cli.support import EVIL, SNEAKY, damage, fill, interrupt, invoke, said, start
 
 READING = ["ls", "show", "tail", "verify", "stats"]
@@ -156,7 +156,7 @@ def test_a_file_where_a_session_is_expected_was_meant_as_the_store(
     assert "is a file" not in invoke(None, command, "x" * 300, "\0").stderr
 
 
-SECRET = "sEcReT99"
+SECRET = "sEcReT99"  # noqa: S105 - it is looked for where it must not be
 ADDRESSES = [
     f"postgresql://u:{SECRET}@127.0.0.1:1/db",
     f"'postgres://u:{SECRET}@127.0.0.1:1/db'",

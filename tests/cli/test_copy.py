@@ -10,7 +10,6 @@ import pytest
 import perdure
 from perdure.backends.files.backend import FilesBackend
 from perdure.backends.sqlite.backend import SqliteBackend
-from perdure.cli import output
 from perdure.cli.copy import _CopyBar
 from perdure.journal.copying.requests import CopyProgress
 from tests.cli.support import ESCAPES, SNEAKY, damage, fill, invoke, objects, said, start
@@ -149,7 +148,7 @@ def test_watching_copies_what_is_written_until_it_is_stopped(path: Path, tmp_pat
 def test_a_bar_shows_how_far_each_phase_is(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
-    monkeypatch.setattr(output, "BAR_DELAY", 0.01)
+    monkeypatch.setattr("perdure.cli.terminal.BAR_DELAY", 0.01)
 
     def shows(text: str, reached: CopyProgress) -> bool:
         bar.show(reached)

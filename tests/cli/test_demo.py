@@ -125,7 +125,7 @@ def test_a_store_that_exists_gets_another_session(tmp_path: Path) -> None:
     second = session_in(done.stdout)
     assert "mine.db (existing; a session is added)" in done.stdout
     with perdure.open(tmp_path / "mine.db") as store:
-        assert {head.stream for head in store.sessions()} == {first, second}
+        assert {head.id for head in store.sessions()} == {first, second}
     assert first != second
     assert _facts(tmp_path / "mine.db", first) == before
 
@@ -397,12 +397,12 @@ def test_a_lost_record_is_shown_and_the_exit_code_is_1(
     assert ("lost          none" in done.output) == (not is_lost)
 
 
-def _doctored(*, is_lost: bool):  # type: ignore[no-untyped-def]
+def _doctored(*, is_lost: bool):  # type: ignore[no-untyped-def] # noqa: ANN202 - a stand-in for `live`
     nothing = RecoveredState(0.001, (), (), None)
     found = RecoveredState(0.001, TOLD[:3] if is_lost else TOLD, ("draft",), {"step": 1})
     lives = iter([ProcessRun(1, nothing, TOLD, 0, -9, "draft"), ProcessRun(2, found, (), 0, 0, "")])
 
-    def live(path, session, moment, on_found):  # type: ignore[no-untyped-def]
+    def live(path, session, moment, on_found):  # type: ignore[no-untyped-def] # noqa: ANN001, ANN202
         life = next(lives)
         on_found(life.pid, life.found)
         return life

@@ -24,7 +24,7 @@ from tests.cli.support import invoke
 
 MARK = secrets.token_hex(3)  # The server is shared by all test processes, and so are its roles.
 TENANTS = (f"perdure_acme_{MARK}", f'perdure "globex" {MARK}')
-PASSWORD = "open sesame"
+PASSWORD = "open sesame"  # noqa: S105 - of roles that end with the test
 
 
 def run(*arguments: str) -> Result:

@@ -10,7 +10,7 @@ import pytest
 from rich.cells import cell_len
 
 import perdure
-from perdure.cli.output import safe
+from perdure.cli.terminal import safe
 from tests.cli.support import damage, fill, flip, invoke, objects, said
 
 # What a person sees in 80 columns.

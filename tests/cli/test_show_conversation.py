@@ -123,7 +123,7 @@ def test_what_is_beside_the_messages_is_shown_in_words(tmp_path: Path) -> None:
 def test_pieces_are_shown_where_every_record_is(tmp_path: Path) -> None:
     path = talk(tmp_path / "agents.db")
     shown = invoke(path, "show", "claim-4711", "--records").stdout
-    assert shown.count("  piece  ") == 4
+    assert shown.count("  message.chunk  ") == 4
     assert '"text": "They asked one thing."' in shown
 
 

@@ -88,7 +88,7 @@ class Streaming:
 
 def _gather(stream: Iterator[str], lines: list[str]) -> None:
     for line in stream:
-        lines.append(line)
+        lines.append(line)  # noqa: PERF402 - one by one, as they come.
 
 
 @contextmanager

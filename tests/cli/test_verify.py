@@ -16,8 +16,7 @@ import perdure
 from perdure.backends.memory import MemoryBackend
 from perdure.backends.postgres.address import parse_address, quote_identifier
 from perdure.backends.sqlite.backend import SqliteBackend
-from perdure.cli import output
-from perdure.cli.output import ProgressBar, safe
+from perdure.cli.terminal import ProgressBar, safe
 from perdure.errors import NotFoundError
 from tests.cli.support import ESCAPES, damage, fill, flip, invoke, objects, said
 
@@ -162,7 +161,7 @@ def headless(request: pytest.FixtureRequest, path: Path) -> str:
     schema = parse_address(address).schema
     with psycopg.connect(address.partition("?")[0], autocommit=True) as db:
         for table in ("head", "label"):
-            sql = f"delete from {quote_identifier(schema)}.{table} where name = 'empty-handed'"
+            sql = f"delete from {quote_identifier(schema)}.{table} where name = 'empty-handed'"  # noqa: S608 - quoted
             db.execute(sql.encode())
     return address
 
@@ -171,7 +170,7 @@ def test_a_session_without_its_head_is_not_unknown(headless: str, tmp_path: Path
     done = invoke(headless, "verify", "empty-handed")
     assert done.exit_code == 1
     assert "DAMAGED  empty-handed" in done.stdout
-    assert re.search("it has entries,? (and|but) no head", done.stdout)
+    assert re.search("it has entries and no head", done.stdout)
     shown = invoke(headless, "show", "empty-handed")
     assert shown.exit_code == 1
     assert "it has entries and no head" in shown.stderr
@@ -295,7 +294,7 @@ class Terminal:
 def test_a_bar_is_shown_for_what_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
-    monkeypatch.setattr(output, "BAR_DELAY", 0.01)
+    monkeypatch.setattr("perdure.cli.terminal.BAR_DELAY", 0.01)
     with ProgressBar("verifying", "session", lambda: 4) as progress:
         progress.at, progress.done = "claim\x1b[2J", 1
         deadline = time.monotonic() + 60
@@ -312,11 +311,11 @@ def test_a_bar_is_shown_for_what_takes_long(monkeypatch: pytest.MonkeyPatch) -> 
 def test_no_bar_is_shown_for_what_is_quick_or_piped(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
-    monkeypatch.setattr(output, "BAR_DELAY", 60.0)
+    monkeypatch.setattr("perdure.cli.terminal.BAR_DELAY", 60.0)
     with ProgressBar("verifying", "session", lambda: 4):
         pass
     monkeypatch.setattr(terminal, "isatty", lambda: False)
-    monkeypatch.setattr(output, "BAR_DELAY", 0.0)
+    monkeypatch.setattr("perdure.cli.terminal.BAR_DELAY", 0.0)
     with ProgressBar("verifying", "session", lambda: 4):
         time.sleep(0.05)
     assert terminal.text == ""

@@ -83,10 +83,10 @@ class AsyncTroubled(Troubled):
 
     async def append(self, appends: Sequence[Append]) -> Sequence[Outcome]:  # type: ignore[override]
         streams = self._begin(appends)
-        while len(self.batches) == 1 and not self.go_on.is_set():
+        while len(self.batches) == 1 and not self.go_on.is_set():  # noqa: ASYNC110 - of threads
             await asyncio.sleep(0.001)
         await asyncio.sleep(0.01)
-        while len(self.batches) < self.expected:
+        while len(self.batches) < self.expected:  # noqa: ASYNC110 - simple
             await asyncio.sleep(0.001)
         return self._end(streams, appends)
 
@@ -108,7 +108,7 @@ class Threads:
         def send(given: Append) -> None:
             try:
                 answers[name_of(given)] = self.committer.append(given)
-            except BaseException as error:
+            except BaseException as error:  # noqa: BLE001 - which one it is, is what is asked
                 answers[name_of(given)] = error
 
         threads = [threading.Thread(target=send, args=[append(f"first {time.monotonic()}")])]

@@ -194,7 +194,7 @@ def delete_quietly(store: Store, name: str) -> None:
 
 
 def names(store: Store) -> list[str]:
-    return [head.stream for head in store.sessions()]
+    return [head.id for head in store.sessions()]
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ def test_it_is_the_innermost_turn_of_the_handle() -> None:
         assert session.current_turn is None
         with session.turn("1") as outer:
             assert session.current_turn is outer
-            assert other.current is None
+            assert other.current_turn is None
             with other.turn("2") as inner:
                 assert (session.current_turn, other.current_turn) == (outer, inner)
             assert (session.current_turn, other.current_turn) == (outer, None)

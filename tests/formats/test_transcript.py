@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from perdure.errors import UsageError
-from perdure.formats.detect import detect_format
+from perdure.formats.transcript import detect_format
 from perdure.formats.parts import StoredMessage
 from perdure.formats.tool_calls import INTERRUPTED_NOTICE
 from perdure.formats.transcript import FORMATS, InterruptedCall, render

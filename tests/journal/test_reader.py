@@ -155,7 +155,7 @@ def test_a_damaged_head_is_told_of_and_its_entries_are_read(column: str, tmp_pat
         for number in range(10):
             opened.session("s").note(number)
     db = apsw.Connection(str(path))
-    db.execute(f"update head set {column}")
+    db.execute(f"update head set {column}")  # noqa: S608 - constants
     db.close()
     damage: list[DamagedError] = []
     with perdure.open(path) as opened:

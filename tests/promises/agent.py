@@ -13,7 +13,7 @@ ATTEMPTS = 4  # A fault is repaired when it was noticed; then few attempts must 
 T = TypeVar("T")
 
 
-class Unexpected(Exception):
+class Unexpected(Exception):  # noqa: N818 - no error of the code, but the finding of a trial
     """What happened instead of a typed error or success."""
 
 
@@ -87,7 +87,7 @@ class Agent:
         try:
             store.delete("doomed")
         except NotFoundError:
-            if any(head.stream == "doomed" for head in store.sessions()):
+            if any(head.id == "doomed" for head in store.sessions()):
                 raise
 
     @staticmethod
@@ -101,7 +101,7 @@ class Agent:
             return f"the plan is {session.get('plan')}"
         if session.interrupted:
             return f"{session.interrupted} did not end"
-        names = [head.stream for head in store.sessions()]
+        names = [head.id for head in store.sessions()]
         return "" if names == ["branch", "main"] else f"the sessions are {names}"
 
 

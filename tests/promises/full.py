@@ -115,7 +115,7 @@ class Run:
                 if self.seconds > shown + PROGRESS_EVERY:
                     shown = self.seconds
                     self._tell()
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - the other promises have their turn
             self.trials += 1
             self._fail(f"the trials broke down: {type(error).__name__}: {error}")
         self._tell()

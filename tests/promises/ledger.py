@@ -83,7 +83,7 @@ class Lane:
                 self.deleted = entry.position
         self.turns[last] = open_turns  # Only here an append may end: it is all or nothing.
 
-    def judge(self, head: perdure.Head | None) -> str:
+    def judge(self, head: perdure.SessionInfo | None) -> str:
         """Say what is wrong with the end of the stream that was found."""
         if head is None:
             return f"lost: {self.acked} acknowledged, nothing there" if self.acked else ""
@@ -157,7 +157,7 @@ class Ledger:
             return f"{type(error).__name__}: {error}"
 
     def _judge(self, store: perdure.Store, sample: random.Random | None) -> str:
-        heads = {head.stream: head for head in store.sessions(deleted=True)}
+        heads = {head.id: head for head in store.sessions(deleted=True)}
         if made_up := heads.keys() - self.lanes.keys():
             return f"phantom: sessions {sorted(made_up)}"
         for name, lane in self.lanes.items():
@@ -171,19 +171,19 @@ class Ledger:
         if recent is not None:
             failure = self._judge_end(store, recent)
             if not failure and sample.random() < OPENED:
-                failure = self._judge_turns(store.session(recent.stream), recent)
+                failure = self._judge_turns(store.session(recent.id), recent)
         if heads and not failure and sample.random() < WHOLE:
             failure = self._judge_whole(store, heads[sample.choice(sorted(heads))])
         return failure
 
-    def _judge_end(self, store: perdure.Store, head: perdure.Head) -> str:
-        for entry in store._backend.read(head.stream, limit=6, reverse=True):
+    def _judge_end(self, store: perdure.Store, head: perdure.SessionInfo) -> str:
+        for entry in store._backend.read(head.id, limit=6, reverse=True):
             digest = digest_of(entry.header)
-            if digest != self.lanes[head.stream].digests[entry.position]:
-                return f"{head.stream!r}: phantom: {entry.position} is not what was sent"
+            if digest != self.lanes[head.id].digests[entry.position]:
+                return f"{head.id!r}: phantom: {entry.position} is not what was sent"
         return ""
 
-    def _judge_turns(self, session: perdure.Session, head: perdure.Head) -> str:
+    def _judge_turns(self, session: perdure.Session, head: perdure.SessionInfo) -> str:
         sent = self.lanes[session.id].turns[head.position]
         shown = frozenset(turn.id for turn in session.interrupted)
         if session.position > head.position and not shown:
@@ -192,8 +192,8 @@ class Ledger:
             return f"{session.id!r}: turns {set(sent)} are open, {set(shown)} are shown as such"
         return ""
 
-    def _judge_whole(self, store: perdure.Store, head: perdure.Head) -> str:
-        name, lane = head.stream, self.lanes[head.stream]
+    def _judge_whole(self, store: perdure.Store, head: perdure.SessionInfo) -> str:
+        name, lane = head.id, self.lanes[head.id]
         session = store.session(name)
         if failure := self._judge_turns(session, head):
             return failure
@@ -207,7 +207,7 @@ class Ledger:
             return f"{name!r}: it begins at {first}, not in {allowed}"
         return ""
 
-    def _is_sent(self, head: perdure.Head, record: perdure.Record) -> bool:
+    def _is_sent(self, head: perdure.SessionInfo, record: perdure.Record) -> bool:
         """Whether a record is the one sent for its place; a branch's past lies in its parents.
 
         What comes after the head was written by opening the session: who finds a branch or a
@@ -215,7 +215,7 @@ class Ledger:
         """
         if record.position > head.position:
             return True
-        name = head.stream
+        name = head.id
         while record.position < self.lanes[name].first:
             name = self.lanes[name].parent
         return self.lanes[name].digests[record.position] == record.digest

@@ -115,7 +115,7 @@ def succeed(kind: Kind, directory: Path, disk: Disk, *, sync_failed: bool = Fals
         kind.watched(directory, recording_in(log.append)) as open_backend,
         perdure.open(open_backend()) as store,
     ):
-        read = {head.stream: head for head in store.sessions(deleted=True)}
+        read = {head.id: head for head in store.sessions(deleted=True)}
         calls = len(log)  # Closing the store comes after the power has failed.
     after = copy.deepcopy(disk)
     if sync_failed:
@@ -125,7 +125,7 @@ def succeed(kind: Kind, directory: Path, disk: Disk, *, sync_failed: bool = Fals
     kind.lay_out(directory, after.drop())
     try:
         with perdure.open(kind.address(directory)) as store:
-            left = {head.stream: head for head in store.sessions(deleted=True)}
+            left = {head.id: head for head in store.sessions(deleted=True)}
     except perdure.PerdureError as error:
         return f"after a successor read it: {type(error).__name__}: {error}"
     lost = sorted(stream for stream, head in read.items() if left.get(stream) != head)

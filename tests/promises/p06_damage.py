@@ -24,7 +24,7 @@ from tests.promises.p06_mutations import Bytes, Mutation, Place, Row, row_mutati
 from tests.promises.promise import Promise, Trial, in_time
 
 EMPTIED = "cut file at 0"
-SHARED_MEMORY = Path("/dev/shm")
+SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - a fast place, not a name that others can guess
 
 
 @contextlib.contextmanager
@@ -220,7 +220,7 @@ def trials(seed: int, deadline: float) -> Iterator[Trial]:
                 if number < len(mutations):
                     yield judged(mutations[number])
                     break
-                number -= len(mutations)
+                number -= len(mutations)  # noqa: PLW2901 - its number among the next kind
 
 
 def scattered(total: int, seed: int) -> Iterator[int]:

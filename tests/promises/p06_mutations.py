@@ -44,7 +44,7 @@ def rows(path: Path) -> list[Row]:
         found = connection.execute("select rowid, stream, position, header, body from entry")
         return [Row(*row) for row in found]
     finally:
-        connection.close(True)
+        connection.close(True)  # noqa: FBT003 - apsw takes it by position
 
 
 class Bytes:
@@ -177,7 +177,7 @@ def _heads(entries: list[Row]) -> Iterator[Planned]:
             "labels = 'x'",
             "id = 7",
         ):
-            sql: Sql = [(f"update head set {change} where id = ?", (stream,))]
+            sql: Sql = [(f"update head set {change} where id = ?", (stream,))]  # noqa: S608
             yield f"head {stream}: {change}", sql, None
         yield f"delete head {stream}", [("delete from head where id = ?", (stream,))], None
 

@@ -145,7 +145,7 @@ def opened(address: str | Path) -> Iterator[perdure.Store]:
 def names(address: str | Path) -> list[str]:
     """The sessions of a good store."""
     with opened(address) as store:
-        return [head.stream for head in store.sessions()]
+        return [head.id for head in store.sessions()]
 
 
 def read_all(address: str | Path, sessions: Sequence[str]) -> Answers:
@@ -160,7 +160,7 @@ def read_all(address: str | Path, sessions: Sequence[str]) -> Answers:
                 _ask(answers, f"{name}: {SALVAGED}", lambda name=name: _salvage(store, name))  # type: ignore[misc]
     except (*DAMAGE, UsageError) as error:
         answers["open"] = error
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - a driver's error that escaped is the finding
         answers["open"] = Wrong(repr(error))
     return answers
 
@@ -185,7 +185,7 @@ def _read_session(store: perdure.Store, name: str, answers: Answers) -> None:
     _ask(answers, f"{name}: messages", session.messages)
     _ask(answers, f"{name}: records", lambda: list(session.records()))
     _ask(answers, f"{name}: verify", session.verify)
-    if KEY in session.values.keys():
+    if KEY in session.values.keys():  # noqa: SIM118 - not a dict
         _ask(answers, f"{name}: value", lambda: session.get(KEY))
         _ask(answers, f"{name}: first", lambda: session.get(KEY, version=1))
 
@@ -195,7 +195,7 @@ def _ask(answers: Answers, question: str, ask: Callable[[], Any]) -> Any:
         answer = ask()
     except DAMAGE as error:
         answer = error
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - an error of another kind is the finding
         answer = Wrong(repr(error))
     answers[question] = answer
     return answer
@@ -223,7 +223,7 @@ def faults(answers: Answers, good: Answers) -> list[str]:
 def _found_out(answers: Answers, listed: Answer, good: Answer) -> bool:
     if isinstance(listed, Wrong):
         return False
-    concerned = {head.stream for head in {*listed} ^ {*good}}
+    concerned = {head.id for head in {*listed} ^ {*good}}
     return all(
         isinstance(answers.get(f"{name}: resume"), PerdureError)
         or isinstance(answers.get(f"{name}: verify"), PerdureError)

@@ -199,7 +199,7 @@ def _branches(store: Store, done: list[Done], begin: int) -> Iterator[str]:
             continue
         name, at = one.facts["name"], one.facts["at"]
         if name in ended:
-            listed = {head.stream for head in store.sessions(prefix=name)}
+            listed = {head.id for head in store.sessions(prefix=name)}
             if ended[name] == "done" and name in listed:
                 yield f"{name} was deleted, and is there"
             continue
@@ -221,8 +221,8 @@ def _clearing(store: Store) -> Iterator[str]:
     for _ in range(2):  # The branches come first in a first round, then the parent is free.
         for head in list(store.sessions()):
             with contextlib.suppress(InUseError, NotFoundError):
-                store.delete(head.stream)
-    left = [head.stream for head in store.sessions()]
+                store.delete(head.id)
+    left = [head.id for head in store.sessions()]
     if left:
         yield f"{left} can not be deleted"
 

@@ -92,7 +92,7 @@ class Crew:
             signal.alarm(int(self._patience))
             work(Log(self.folder / f"{name}.log"))
             code = 0
-        except BaseException:
+        except BaseException:  # noqa: BLE001 - whatever it is, the parent must hear of it
             (self.folder / f"{name}.failed").write_text(traceback.format_exc())
         finally:
             sys.stdout.flush()

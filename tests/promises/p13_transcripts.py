@@ -98,7 +98,7 @@ def trial(seed: int) -> Trial:
     for format in FORMATS:
         try:
             found = failure(history, format)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - no history may break it
             found = f"{format}: {type(error).__name__}: {error}"
         if found:
             return Trial(f"history {seed}", found)

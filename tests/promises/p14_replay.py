@@ -16,7 +16,7 @@ import openai
 import perdure
 from perdure.backends.memory import MemoryBackend
 from perdure.backends.protocol import Append
-from perdure.core.replay import recording
+from perdure.core.replay import record
 from perdure.core.settings import settings_of
 from perdure.journal import chain, codec
 from perdure.journal.chain import EMPTY_CHAIN, PendingRecord, StreamIdentity
@@ -148,10 +148,10 @@ class Recorded:
     def _tampered(self, rng: random.Random, session: perdure.Session) -> Iterator[Trial]:
         """Change a result in a copy of the record: what the agent makes of it shows it."""
         handle = session._handle
-        steps = handle.run(recording.read_steps(handle.replica))
+        steps = handle.run(record.read_steps(handle.replica))
         inner = {
             call.identity
-            for call in recording.calls_by_identity(steps).values()
+            for call in record.calls_by_identity(steps).values()
             if call.intent.parent
         }  # A tool that does not run does not look at what it had called.
         results = [

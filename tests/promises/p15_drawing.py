@@ -25,7 +25,7 @@ INT_BITS_MAX = 14_000
 DEPTH_MAX = 64
 ZONES = ("Europe/Berlin", "America/New_York", "Australia/Lord_Howe", "Asia/Kathmandu", "UTC")
 # Clocks were put forward (an hour that never was) and back (one that was twice), in these zones.
-TURNS = (datetime(2024, 3, 31, 2, 30), datetime(2024, 10, 27, 2, 30), datetime(2024, 11, 3, 1, 30))
+TURNS = (datetime(2024, 3, 31, 2, 30), datetime(2024, 10, 27, 2, 30), datetime(2024, 11, 3, 1, 30))  # noqa: DTZ001
 KEYS = (
     "a",
     "role",
@@ -140,7 +140,7 @@ class Refusal(NamedTuple):
         return "$.v" + self.path[1:].removesuffix(self.deepest)
 
 
-NAIVE = datetime(2024, 1, 1)
+NAIVE = datetime(2024, 1, 1)  # noqa: DTZ001 - what must be refused
 
 BAD: tuple[Callable[[], Any], ...] = (
     lambda: {1, 2},
@@ -344,7 +344,7 @@ class Drawing:
             return self.draw.choice(TURNS).replace(tzinfo=zone, fold=fold)
         # A day off either end: an offset must not lead out of the calendar.
         seconds = self.draw.randint(-62135510400, 253402214400)
-        drawn = datetime(1970, 1, 1) + timedelta(seconds=seconds)
+        drawn = datetime(1970, 1, 1) + timedelta(seconds=seconds)  # noqa: DTZ001
         return drawn.replace(tzinfo=zone, fold=fold, microsecond=self.draw.randrange(10**6))
 
     def _zone(self) -> tzinfo:

@@ -136,7 +136,7 @@ def _not_refused(give: Any, path: str) -> str:
         return "" if error.path == path else f"; refused at {error.path!r}, not at {path!r}"
     except PerdureError as error:
         return f"; refused with {error!r}"
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - an error of another kind is the finding
         return f"; raised {error!r}"
     return "; it was taken"
 

@@ -88,7 +88,7 @@ def compared(seed: int, *, runs: int = RUNS) -> Iterator[Trial]:
         with fast_directory() as folder:
             try:
                 logs[store] = run(opener(store, folder), seed=seed, runs=runs)
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001 - every failure is one of the trial
                 yield Trial(f"{store}, seed {seed}", f"{type(error).__name__}: {error}")
                 return
         yield from (Trial(f"{store}, seed {seed}, run {n}") for n in range(len(logs[store])))

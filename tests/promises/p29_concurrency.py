@@ -56,7 +56,7 @@ def missing_or_repeated(address: str, acked: Sequence[Said]) -> list[str]:
     for name, text in acked:
         wanted[name].add(text)
     with perdure.open(address) as store:
-        for name in {head.stream for head in store.sessions()} | set(wanted):
+        for name in {head.id for head in store.sessions()} | set(wanted):
             session = store.session(name)
             session.verify()
             texts = [message["text"] for message in session.messages()]
@@ -75,7 +75,7 @@ def in_threads(work: Sequence[Callable[[], None]]) -> list[str]:
     def guarded(one: Callable[[], None]) -> None:
         try:
             one()
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - a thread's error would be lost
             raised.append(repr(error))
 
     threads = [threading.Thread(target=guarded, args=(one,), daemon=True) for one in work]

@@ -32,13 +32,13 @@ class Stubborn:
     def _attempt(self, call: Callable[[], object]) -> None:
         try:
             call()
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - it is stubborn; a trial looks at them
             self._note(error)
 
     async def _attempt_async(self, call: Callable[[], Any]) -> None:
         try:
             await call()
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - as above
             self._note(error)
 
     def _note(self, error: Exception) -> None:

@@ -145,7 +145,7 @@ def test_what_a_successor_reads_survives_only_because_it_is_synced_first(
         assert any(succeed(SQLITE, directory, disk) for _, disk, _ in some)
 
 
-@pytest.mark.parametrize("spoiled", ["sync", "_write_again"])
+@pytest.mark.parametrize("spoiled", ["sync", "_rewrite_range"])
 def test_what_a_successor_reads_in_files_survives_only_because_it_is_written_anew_and_synced(
     monkeypatch: pytest.MonkeyPatch, spoiled: str
 ) -> None:
@@ -158,7 +158,7 @@ def test_what_a_successor_reads_in_files_survives_only_because_it_is_written_ane
             return [one for one in found if one]
 
         assert not lost(30)
-        where = recovery if spoiled == "_write_again" else WatchedFiles
+        where = recovery if spoiled == "_rewrite_range" else WatchedFiles
         monkeypatch.setattr(where, spoiled, lambda *_: None)
         assert lost(60)
 

@@ -5,6 +5,7 @@ import random
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -80,19 +81,11 @@ class Counting(BackendWrapper):
         self.entries = 0
         self.bytes = 0
 
-    def read(
-        self,
-        stream: str,
-        *,
-        after: int = 0,
-        limit: int | None = None,
-        reverse: bool = False,
-        max_body: int | None = None,
-    ) -> Iterator[Entry]:
-        found = super().read(stream, after=after, limit=limit, reverse=reverse, max_body=max_body)
+    def read(self, stream: str, **options: Any) -> Iterator[Entry]:
+        found = super().read(stream, **options)
         for entry in found:
             self.entries += 1
-            self.bytes += len(entry.header) + len(entry.body or b"")
+            self.bytes += entry.size
             yield entry
 
 

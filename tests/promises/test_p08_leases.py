@@ -65,14 +65,14 @@ def test_workers_that_are_not_fenced_are_caught() -> None:
 HOLDER = """
 import sys, perdure
 session = perdure.open(sys.argv[1]).session("s")
-with session.lease(ttl=2, who="holder") as lease, session.turn("question") as turn:
+with session.lease(ttl=2, owner="holder") as lease, session.turn("question") as turn:
     print("held", flush=True)
     sys.stdin.readline()
     try:
         turn.append({"role": "assistant", "content": "stale"})
     except perdure.FencedError:
         print("fenced", lease.held, flush=True)
-        turn.leave()
+        turn.suspend()
 """
 
 

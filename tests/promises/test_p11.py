@@ -15,7 +15,7 @@ from perdure.core.effects.calls import Effect
 from perdure.core.state.effects import EffectsState
 from perdure.journal.records import EffectIntended
 from perdure.sync import tools
-from perdure.sync.tools import Tool
+from perdure.sync.tools import DurableCall, Tool
 from tests.promises import errand_runs, p11_deaths, p11_memory, p12_in_flight, straced
 from tests.promises.errands import Scenario
 from tests.promises.kinds import FILES, KINDS, SQLITE, Kind
@@ -111,7 +111,7 @@ def test_a_key_that_is_not_the_same_is_seen(
 def test_an_outcome_that_is_not_recorded_is_seen(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Tool, "_settle", lambda *_: None)
+    monkeypatch.setattr(DurableCall, "_settle", lambda *_: None)
     assert failures(directory, "unsafe") != []
 
 

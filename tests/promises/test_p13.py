@@ -8,7 +8,7 @@ import pytest
 
 from perdure.formats import anthropic, openai_responses
 from perdure.formats import transcript as transcript_module
-from perdure.formats.names import CallIds
+from perdure.formats.fields import CallIds
 from perdure.formats.transcript import FORMATS
 from tests.promises import p13_transcripts
 from tests.promises.p13_histories import draw

@@ -31,7 +31,7 @@ class WatchedVfs(apsw.VFS):
         """What could not be reported to SQLite was raised on purpose."""
         return True
 
-    def xOpen(self, name: Any, flags: list[int]) -> apsw.VFSFile:
+    def xOpen(self, name: Any, flags: list[int]) -> apsw.VFSFile:  # noqa: N802 - apsw's name
         path = Path(name.filename() if isinstance(name, apsw.URIFilename) else name or "").name
         number = next(_number)
         call = Call(
@@ -39,7 +39,7 @@ class WatchedVfs(apsw.VFS):
         )
         return self.watcher(call)  # type: ignore[no-any-return]
 
-    def xDelete(self, filename: str, syncdir: bool) -> None:
+    def xDelete(self, filename: str, syncdir: bool) -> None:  # noqa: FBT001, N802 - as apsw calls it
         delete = super().xDelete
         path = Path(filename).name
         self.watcher(Call("delete", path, lambda _: delete(filename, syncdir), 0, syncdir))
@@ -60,19 +60,19 @@ class WatchedFile(apsw.VFSFile):
     def _watched(self, op: str, do: Callable[[bytes], Any], at: int = 0, data: bytes = b"") -> Any:
         return self._vfs.watcher(Call(op, self._path, do, self._number, at, data))
 
-    def xRead(self, amount: int, offset: int) -> bytes:
+    def xRead(self, amount: int, offset: int) -> bytes:  # noqa: N802
         read = super().xRead
         return self._watched("read", lambda _: read(amount, offset), offset)  # type: ignore[no-any-return]
 
-    def xWrite(self, data: Any, offset: int) -> None:
+    def xWrite(self, data: Any, offset: int) -> None:  # noqa: N802
         write = super().xWrite
         self._watched("write", lambda part: write(part, offset), offset, bytes(data))
 
-    def xSync(self, flags: int) -> None:
+    def xSync(self, flags: int) -> None:  # noqa: N802
         sync = super().xSync
         self._watched("sync", lambda _: sync(flags))
 
-    def xTruncate(self, newsize: int) -> None:
+    def xTruncate(self, newsize: int) -> None:  # noqa: N802
         truncate = super().xTruncate
         self._watched("truncate", lambda _: truncate(newsize), newsize)
 

@@ -208,7 +208,7 @@ def test_a_leader_that_is_interrupted_leaves_the_others_a_typed_error_and_the_qu
     def submit(item: str) -> None:
         try:
             answers[item] = combiner.submit(item)
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - which one it is, is what is asked
             answers[item] = type(error)
 
     threads = [started(lambda: submit("a"))]

@@ -254,7 +254,7 @@ def test_who_holds_a_session_is_seen(pair: Pair, store: perdure.Store) -> None:
         two.refresh()
         assert two.lease_holder == (1, "one", 5.0, False)
         assert store.session("s").lease_holder == two.lease_holder
-        assert [head.stream for head in store.sessions(labels=["leased"])] == ["s"]
+        assert [head.id for head in store.sessions(labels=["leased"])] == ["s"]
     assert not lease.held
     assert one.lease_holder is None
     assert [*store.sessions(labels=["leased"])] == []

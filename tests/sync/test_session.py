@@ -350,11 +350,11 @@ def test_labels_find_sessions_and_mark_open_turns(store: perdure.Store) -> None:
         store.session(name).label("vip", "claims")
     store.session("a-2").label(remove=["vip"])
     store.session("b-1").turn("open").__enter__()
-    found = [head.stream for head in store.sessions(labels=["vip"])]
+    found = [head.id for head in store.sessions(labels=["vip"])]
     assert found == ["a-1", "b-1"]
-    assert [head.stream for head in store.sessions(prefix="a-")] == ["a-1", "a-2"]
-    assert [head.stream for head in store.sessions(labels=["vip", "turn-open"])] == ["b-1"]
-    assert [head.stream for head in store.sessions(after="a-1")] == ["a-2", "b-1"]
+    assert [head.id for head in store.sessions(prefix="a-")] == ["a-1", "a-2"]
+    assert [head.id for head in store.sessions(labels=["vip", "turn-open"])] == ["b-1"]
+    assert [head.id for head in store.sessions(after="a-1")] == ["a-2", "b-1"]
 
 
 def test_labels_are_few_short_and_not_the_reserved_ones(session: perdure.Session) -> None:
@@ -373,7 +373,7 @@ def test_listing_goes_on_over_many_pages(store: perdure.Store) -> None:
     for name in names:
         store.session(name).note("here")
     store.delete("s-0300")
-    listed = [head.stream for head in store.sessions()]
+    listed = [head.id for head in store.sessions()]
     assert listed == [name for name in names if name != "s-0300"]
     assert len(list(store.sessions(deleted=True))) == 600
 
@@ -679,7 +679,7 @@ def test_a_branch_at_the_start_of_a_first_turn_is_empty(
 
 
 def test_an_error_without_a_text_is_recorded(session: perdure.Session) -> None:
-    class Mute(Exception):
+    class Mute(Exception):  # noqa: N818 - a name for a test
         def __str__(self) -> str:
             raise RuntimeError
 

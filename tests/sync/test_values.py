@@ -83,7 +83,7 @@ def test_a_session_of_the_same_id_has_the_same_values() -> None:
         session.values.set("name", "Ada L.")
         assert session.get("name") == "Ada L."
         assert store.values("c").get("name") == "Ada L."
-        assert [head.stream for head in store.sessions()] == ["c"]
+        assert [head.id for head in store.sessions()] == ["c"]
         store.delete("c")
         assert store.values("c").keys() == []
 

@@ -97,7 +97,7 @@ async def gather(
 async def call_function(
     function: Callable[[], Any],
     *,
-    timeout: float | None,
+    timeout: float | None,  # noqa: ASYNC109 - the same parameters as for threads
     name: str,
     detached: bool = False,
 ) -> CallResult | None:
@@ -130,7 +130,7 @@ async def call_function(
 async def _in_loop(function: Callable[[], Any]) -> CallResult:
     try:
         return await function(), None
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - raised where the caller waits
         return None, error
 
 
@@ -148,7 +148,7 @@ def _capture(function: Callable[[], Any]) -> CallResult:
     """Return a function's result and error: a SystemExit in a future would end the event loop."""
     try:
         return function(), None
-    except BaseException as error:
+    except BaseException as error:  # noqa: BLE001 - raised where the caller waits
         return None, error
 
 
@@ -240,12 +240,7 @@ class AsyncRepeater:
         """Return at once: a cancelled task needs no wait."""
 
 
-async def within(
-    seconds: float,
-    function: Callable[[], Coroutine[Any, Any, T]],
-    *,
-    name: str,
-) -> T:
+async def within(seconds: float, function: Callable[[], Coroutine[Any, Any, T]], *, name: str) -> T:
     """Return a function's result; TimeoutError if it does not return within `seconds`."""
     del name
     async with asyncio.timeout(seconds):

@@ -46,7 +46,7 @@ T = TypeVar("T")
 OnProgress = Callable[[CopyProgress], object]
 
 
-async def copy_async(
+async def copy_async(  # noqa: PLR0913 - each is a choice of its own
     source: "Address | AsyncBackend",
     target: "Address | AsyncBackend",
     *,
@@ -83,11 +83,7 @@ async def run_copy(
     """Run a copy between two open stores, which stay open, and return its result."""
     _require_distinct_backends(source, target)
     sides = {"source": source, "target": target}
-    return await _run(copying.steps(), sides, on_progress or _ignore_progress)
-
-
-def _ignore_progress(progress: CopyProgress) -> None:
-    del progress
+    return await _run(copying.steps(), sides, on_progress or (lambda _: None))
 
 
 def parse_selection(prefix: str, labels: Sequence[str], sessions: Sequence[str]) -> Selection:
@@ -172,7 +168,7 @@ async def _run(steps: CopySteps[T], sides: dict[str, AsyncBackend], on_progress:
                 continue
             try:
                 answer = await _perform(sides[request.side], request)
-            except BaseException as error:
+            except BaseException as error:  # noqa: BLE001 - rethrown inside the steps, which decide
                 request = steps.throw(error)
             else:
                 request = steps.send(answer)
@@ -218,7 +214,7 @@ async def _list_heads(backend: AsyncBackend, request: Heads) -> HeadPage:
     prefix, after, labels, limit, _ = request
     try:
         async for head in backend.streams(prefix=prefix, after=after, labels=labels, limit=limit):
-            heads.append(head)
+            heads.append(head)  # noqa: PERF401 - keep the heads listed before damage
     except DamagedError as error:
         return HeadPage(heads, error)
     return HeadPage(heads, None)

@@ -42,7 +42,7 @@ class AsyncDriver:
                         answer: Any = await self.committer.append(request.append)
                     else:
                         answer = await self.answer(request)
-                except BaseException as error:
+                except BaseException as error:  # noqa: BLE001 - the steps handle or re-raise it
                     request = steps.throw(error)
                 else:
                     request = steps.send(answer)
@@ -75,7 +75,7 @@ async def wait_for_records(
     stream: str,
     *,
     after: int,
-    timeout: float,
+    timeout: float,  # noqa: ASYNC109 - as in the backend's `watch`
 ) -> bool:
     """Return True once a stream's head is beyond a position, False after `timeout` seconds."""
     if WATCH in backend.capabilities:

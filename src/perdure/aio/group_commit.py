@@ -30,6 +30,7 @@ from perdure.core.batching import (
     group_by_stream,
     is_store_down,
     isolates_stream,
+    require_retriable,
 )
 from perdure.core.plans import Plan
 from perdure.core.replica import Replica
@@ -78,7 +79,7 @@ def deliver(waiting: WaitingItems, answers: Sequence[Any], error: BaseException 
                     waiter.cancel()
             else:
                 waiter.set_exception(error)
-        except BaseException as interrupt:
+        except BaseException as interrupt:  # noqa: BLE001 - deliver to the other waiters first
             raised = interrupt
     if raised is not None:
         raise raised
@@ -343,27 +344,24 @@ class AsyncGroupCommitter:
             if is_store_down(error):
                 raise
 
-            def retry(parting: RetryAlone[Any], append: Append, waiter: Waiter[Outcome]) -> None:
-                work = self._retry_alone(append, parting)
+            def retry(failed: RetryAlone[Any], append: Append, waiter: Waiter[Outcome]) -> None:
+                work = self._retry_alone(append, failed)
                 run_in_task(self.tasks, work, partial(deliver, [(append, waiter)]))
 
             return [RetryAlone(error, len(group), asyncio.Lock, retry)] * len(group)
 
     async def _retry_alone(
-        self, append: Append, parting: RetryAlone[asyncio.Lock]
+        self, append: Append, failed: RetryAlone[asyncio.Lock]
     ) -> Sequence[Outcome]:
         """Send an append of a failed commit again, on its own."""
-        async with parting.lock:
-            with parting.attempt():
+        async with failed.lock:
+            with failed.attempt():
                 return await self._send_alone(append)
 
     async def _send_alone(self, append: Append) -> Sequence[Outcome]:
         """Send one append that shares its commit with no other."""
         try:
-            try:
-                outcomes = await self._backend.append([append])
-            except UnavailableError as error:
-                outcomes = await self._append_again([append], error)
+            outcomes = await self._append([append])
         except Exception as error:
             if isolates_stream(error):
                 self._isolated.setdefault(append.stream, self._new_combiner())
@@ -373,22 +371,15 @@ class AsyncGroupCommitter:
         return outcomes
 
     async def _append(self, batch: list[Append]) -> Sequence[Outcome]:
+        """Append a batch; repeat it once if it failed, unless that is pointless."""
         try:
             return await self._backend.append(batch)
         except UnavailableError as error:
-            return await self._append_again(batch, error)
-
-    async def _append_again(
-        self, batch: list[Append], error: UnavailableError
-    ) -> Sequence[Outcome]:
-        """Repeat an append that failed, unless that is pointless."""
-        if error.retries_exhausted or (error.single_stream and len(batch) > 1):
-            raise error
-        # The backend reconnects by itself, and appends are idempotent, so a retry is safe.
-        try:
-            return await self._backend.append(batch)
-        except UsageError:  # Closed meanwhile: the first attempt's outcome stays unknown.
-            raise error from None
+            require_retriable(error, batch)
+            try:
+                return await self._backend.append(batch)
+            except UsageError:  # Closed meanwhile: the first attempt's outcome stays unknown.
+                raise error from None
 
 
 def plan_batcher(driver: "AsyncDriver", replica: Replica) -> AsyncBatcher[Plan[Any], Any]:

@@ -7,7 +7,7 @@ notices as events. Nothing is decided here.
 import time
 from collections.abc import Callable, Coroutine
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from perdure import events
 from perdure.aio.concurrency import AsyncBackground
@@ -22,9 +22,6 @@ from perdure.events import ActiveEvent
 from perdure.journal import requests
 from perdure.journal.reader import History
 from perdure.journal.requests import Steps
-
-if TYPE_CHECKING:
-    from asyncio import Task
 
 T = TypeVar("T")
 
@@ -49,7 +46,8 @@ class AsyncHandle:
         self.on_close: set[Callable[[], Coroutine[Any, Any, None]]] = set()
         """Called before this handle closes, to release what it holds."""
         self._closed = False
-        self._background = AsyncBackground()
+        self.background = AsyncBackground()
+        """Work besides writes, which closing waits for."""
         driver.handles.add(self)
         self.emit_pending_events()
 
@@ -58,9 +56,8 @@ class AsyncHandle:
         if self._closed or self.replica.deleted:
             self.require_open()
         try:
-            result = await (
-                self._write_observed(plan) if events.enabled() else self._combiner.submit(plan)
-            )
+            submit = self._write_observed if events.enabled() else self._combiner.submit
+            result = await submit(plan)
         finally:
             if self.replica.pending_events:
                 self.emit_pending_events()
@@ -81,7 +78,7 @@ class AsyncHandle:
         self.require_open()
         return await self.driver.run(steps)
 
-    async def wait(self, after: int, timeout: float | None) -> bool:
+    async def wait(self, after: int, timeout: float | None) -> bool:  # noqa: ASYNC109 - the same as for threads
         """Return True once there are records after a position, here or in the store.
 
         False after the timeout, or when the session or its store is closed meanwhile.
@@ -130,25 +127,11 @@ class AsyncHandle:
                 return
             events.emit(notice.event, {**context, **notice.fields})
 
-    def start_background(
-        self, work: Callable[..., Coroutine[Any, Any, T]], *args: Any
-    ) -> "Task[T]":
-        """Do work in the background; closing waits for it. It reports its own errors."""
-        return self._background.start(work, *args)
-
-    async def finish(self, work: Callable[..., Coroutine[Any, Any, None]], *args: Any) -> None:
-        """Do work that must not stop halfway, and wait for it; so does closing."""
-        await self._background.finish(work, *args)
-
-    def clean_up(self, work: Callable[..., Coroutine[Any, Any, None]], *args: Any) -> None:
-        """Do work after the caller was interrupted; closing waits for it."""
-        self._background.clean_up(work, *args)
-
     async def drain(self) -> None:
         """Release what this handle holds, and wait for everything in flight."""
         for release in [*self.on_close]:
             await release()
-        await self._background.join()
+        await self.background.join()
         if not self._closed and not self.replica.deleted:
             await self._combiner.submit(NO_OP)
 

@@ -3,7 +3,6 @@
 import os
 import time
 from contextlib import suppress
-from types import TracebackType
 from typing import Self
 
 from perdure.aio.concurrency import AsyncRepeater, Event, sleep, within
@@ -92,9 +91,8 @@ class AsyncLease:
 
     async def _take(self, holding: HeldLease) -> None:
         handle, until = self._handle, now() + self._request.wait
-        attempt = LeaseAttempt(
-            handle.replica, self._request, holding, self._request.who or this_process()
-        )
+        who = self._request.who or this_process()
+        attempt = LeaseAttempt(handle.replica, self._request, holding, who)
         pause = CONTENDER_PAUSE_MIN
         with handle.span("lease", ttl=self._request.ttl) as span:
             while True:
@@ -130,7 +128,7 @@ class AsyncLease:
         self._handle.on_close.discard(self.release)
         holding.end()
         if not isinstance(error, PerdureError):
-            self._handle.clean_up(self._release, holding)
+            self._handle.background.clean_up(self._release, holding)
 
     async def _renew_with_timeout(self) -> float | None:
         """Renew the lease, but time out when it expires: a store may hang."""
@@ -150,7 +148,7 @@ class AsyncLease:
         sent = now()
         try:
             await self._handle.write(leases.plan_renewal(replica, holding))
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - on any error, the lease expires by itself
             return leases.retry_delay(replica, holding, error)
         holding.renew(sent)
         return self._request.ttl * RENEW_AFTER
@@ -167,7 +165,7 @@ class AsyncLease:
         self._renewing.stop()
         if holding.here():
             # To its end: otherwise a cancelled caller would make others wait for the whole ttl.
-            await self._handle.finish(self._release, holding)
+            await self._handle.background.finish(self._release, holding)
             await self._renewing.join()
 
     async def _release(self, holding: HeldLease) -> None:
@@ -181,12 +179,7 @@ class AsyncLease:
             except PerdureError as error:
                 span.fields["outcome"] = type(error).__name__
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         _ = self.held  # Reading it detects an expired lease.
         await self.release()
         if error is None and self._holding is not None and self._holding.loss is not None:

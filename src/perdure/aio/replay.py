@@ -58,7 +58,7 @@ class AsyncReplayHandle(AsyncHandle):
         with guard.suspended():
             return await super().run(require_read_only(steps))
 
-    async def wait(self, after: int, timeout: float | None) -> bool:
+    async def wait(self, after: int, timeout: float | None) -> bool:  # noqa: ARG002, ASYNC109
         """Return False: a replayed session gets no new records."""
         return False
 
@@ -99,7 +99,7 @@ class AsyncReplaySession(AsyncSession):
             turn.id = self._cursor.next_turn() or turn.id
         return turn
 
-    async def branch(self, id: str, *, at: int | str | EffectInfo | None = None) -> "AsyncSession":
+    async def branch(self, id: str, *, at: int | str | EffectInfo | None = None) -> "AsyncSession":  # noqa: ARG002
         """Raise UsageError: a replay writes nothing."""
         raise UsageError("a replayed session cannot be branched: branch the recorded session")
 
@@ -109,7 +109,7 @@ async def replay_async(
 ) -> Replay:
     """Run an agent again on the record of a session, and compare."""
     require_plain_agent(agent)
-    handle = session._handle
+    handle = session._handle  # noqa: SLF001 - the replay shares the session's driver
     replica, cursor = await handle.run(prepare_replay(handle.replica, request))
     replayed = AsyncReplaySession.over(handle.driver, replica, cursor, request.errors)
     returned, error = None, None
@@ -118,7 +118,7 @@ async def replay_async(
             returned = await resolve(agent(replayed))
         except ReplayStopped:
             pass
-        except BaseException as raised:
+        except BaseException as raised:  # noqa: BLE001 - re-raised unless the agent raised it
             error = require_agent_error(raised)
     await replayed.close()
     return replay_outcome(cursor, guarding, returned, error)

@@ -4,7 +4,6 @@ Nothing is decided here: each method creates a plan or steps, and runs them thro
 """
 
 from collections.abc import AsyncIterator, Callable, Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from perdure import events
@@ -39,6 +38,7 @@ from perdure.core.summaries import (
     TIMEOUT,
     Summarizer,
     parse_summarizer,
+    undo_summary,
     window_summarizer,
 )
 from perdure.core.validation import require_int, require_timeout
@@ -147,9 +147,8 @@ class AsyncSession:
         same id with other messages is a DivergenceError.
         """
         voice = make_attribution(author, recipient, channel, origin)
-        return await self._handle.write(
-            append_messages(self._replica, messages, voice=voice, record_id=id)
-        )
+        plan = append_messages(self._replica, messages, voice=voice, record_id=id)
+        return await self._handle.write(plan)
 
     def turn(
         self,
@@ -196,7 +195,7 @@ class AsyncSession:
         """
         return AsyncLease(self._handle, leases.parse_request(ttl, timeout, owner, force=force))
 
-    def tool(
+    def tool(  # noqa: PLR0913 - every option of a tool, by name
         self,
         function: Callable[..., Any],
         *,
@@ -217,7 +216,7 @@ class AsyncSession:
         before its outcome was recorded. "unsafe": it is not made again and raises
         UnknownOutcomeError. "read_only" and "idempotent": it is made again; an idempotent tool gets
         the same `perdure.current_effect().key`. "reconcile": the function `reconcile` finds out
-        whether it happened, and returns Done(result) or DidNotHappen().
+        whether it happened, and returns Happened(result) or DidNotHappen().
 
         With `approval` (True, or a function of the arguments), a call runs only after it was
         approved (`session.approvals`, `perdure approve`) within `approval_ttl` seconds. The caller
@@ -289,9 +288,8 @@ class AsyncSession:
         summarizer = None if summarize is None else window_summarizer(summarize, request, last)
         if request == EVERYTHING or last is not None:
             window.require_last_alone(request, last)
-            return Transcript(
-                await self._handle.run(history.read_messages(self._replica, last=last))
-            )
+            messages = await self._handle.run(history.read_messages(self._replica, last=last))
+            return Transcript(messages)
         transcript = await self._window(request)
         if (
             summarizer is None
@@ -320,7 +318,7 @@ class AsyncSession:
         model: str = "",
         keep_turns: int = KEEP_TURNS,
         max_tokens: int | None = None,
-        timeout: float | None = TIMEOUT,
+        timeout: float | None = TIMEOUT,  # noqa: ASYNC109 - the same parameters as for threads
         counter: Counter | None = None,
     ) -> Summary:
         """Summarize older turns: windows show the summary in their place. They stay stored.
@@ -357,7 +355,7 @@ class AsyncSession:
 
         NotFoundError if there is no summary.
         """
-        await self._summaries.undo()
+        await self._handle.write(undo_summary(self._replica))
 
     async def set(self, key: str, value: object) -> int:
         """Store a value as the newest version of a key; on return it is durable.
@@ -379,9 +377,8 @@ class AsyncSession:
 
     async def note(self, data: object, *, author: str = "", id: str | None = None) -> int:
         """Append a note that is not part of the conversation. It never conflicts."""
-        return await self._handle.write(
-            annotations.add_note(self._replica, data, author=author, record_id=id)
-        )
+        plan = annotations.add_note(self._replica, data, author=author, record_id=id)
+        return await self._handle.write(plan)
 
     async def label(self, *add: str, remove: Sequence[str] = ()) -> None:
         """Add or remove labels, by which `store.sessions` finds the session."""
@@ -448,19 +445,14 @@ class AsyncSession:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self.close()
 
 
 async def watch_records(
     handle: AsyncHandle,
     at: int,
-    timeout: float | None,
+    timeout: float | None,  # noqa: ASYNC109 - the same parameters as for threads
 ) -> AsyncIterator[Record]:
     """Yield the records after a position, until none arrives within the timeout or it is closed.
 

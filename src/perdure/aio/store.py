@@ -4,7 +4,6 @@ import os
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack
-from types import TracebackType
 from typing import TYPE_CHECKING, Self
 from weakref import WeakSet
 
@@ -21,13 +20,14 @@ from perdure.backends.addresses import (
     require_backend,
 )
 from perdure.backends.guarantees import Guarantees, guarantees_of
-from perdure.backends.protocol import AsyncBackend, Head, require_recent
+from perdure.backends.protocol import AsyncBackend, require_recent
 from perdure.core import history, lifecycle, salvage
 from perdure.core.effects import listing
 from perdure.core.effects.listing import Approval
+from perdure.core.lifecycle import SessionInfo
 from perdure.core.replica import Replica
 from perdure.core.settings import Settings, Types, settings_of
-from perdure.core.state.labels import APPROVAL_WAITING
+from perdure.core.state.session_state import APPROVAL_WAITING
 from perdure.core.validation import require_session_id
 from perdure.errors import UsageError
 from perdure.journal.reader import OnDamage
@@ -71,11 +71,9 @@ class AsyncStore:
         with events.span("open", store=self._backend.name, session=name) as span:
             replica = await self._driver.run(steps)
             if replica.exists:
-                count, position = replica.state.messages, replica.tip.position
+                role, count = history.read_last_role(replica), replica.state.messages
                 span.event = "resume"
-                span.fields.update(
-                    count=count, role=history.read_last_role(replica), position=position
-                )
+                span.fields.update(count=count, role=role, position=replica.tip.position)
         return replica
 
     async def sessions(
@@ -86,8 +84,8 @@ class AsyncStore:
         after: str = "",
         deleted: bool = False,
         recent: bool = False,
-    ) -> AsyncIterator[Head]:
-        """Yield the heads of sessions in order of their ids, read page by page from the store.
+    ) -> AsyncIterator[SessionInfo]:
+        """Yield the sessions in order of their ids, read page by page from the store.
 
         Only sessions whose id begins with `prefix` and sorts after `after`, and that have all
         `labels`; deleted ones only with `deleted`. With `recent`, the most recently changed session
@@ -101,7 +99,7 @@ class AsyncStore:
             backend = require_recent(self._backend)
             heads = backend.recent(prefix=prefix, labels=labels, without=without)
             async for head in heads:
-                yield head
+                yield SessionInfo(*head)
             return
         cursor: str | None = after
         limit = lifecycle.FIRST_PAGE
@@ -112,7 +110,7 @@ class AsyncStore:
             page, cursor = await self._driver.run(steps)
             limit = lifecycle.PAGE
             for head in page:
-                yield head
+                yield SessionInfo(*head)
 
     async def records(
         self, id: str, *, after: int = 0, on_damage: OnDamage | None = None
@@ -169,12 +167,7 @@ class AsyncStore:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self.close()
 
 

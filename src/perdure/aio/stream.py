@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import AsyncIterable, AsyncIterator
-from types import TracebackType
 from typing import Any, Self
 
 from perdure.aio.concurrency import close_source
@@ -88,10 +87,5 @@ class AsyncStream:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self.close()

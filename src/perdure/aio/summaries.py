@@ -44,7 +44,7 @@ class AsyncSummaries:
                 self._report_failure(error)
                 raise
 
-        return self._handle.start_background(work)
+        return self._handle.background.start(work)
 
     async def make_room(self, summarizer: Summarizer, room: WindowRequest) -> bool:
         """Summarize messages that a window has no room for; log a failure and return False."""
@@ -56,10 +56,6 @@ class AsyncSummaries:
         except ConflictError:  # Another summary came first.
             return True
         return True
-
-    async def undo(self) -> None:
-        """Restore the previous summary, or the messages themselves if there is none."""
-        await self._handle.write(summaries.undo_summary(self._handle.replica))
 
     def _report_failure(self, error: BaseException) -> None:
         name, reason = self._handle.replica.name, getattr(error, "reason", type(error).__name__)
@@ -75,9 +71,11 @@ class AsyncSummaries:
             detached=True,
         )
         if called is None:
-            raise summaries.timeout_failure(work, summarizer)
+            reason = f"the summarizer took longer than {summarizer.timeout:g} seconds"
+            raise SummaryError(work.session, reason)
         answer, error = called
         if error is not None:
-            raise summaries.failure(work, error) from error
+            reason = f"the summarizer raised {type(error).__qualname__}"
+            raise SummaryError(work.session, reason) from error
         require_resolved(answer)
         return answer

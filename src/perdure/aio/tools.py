@@ -8,7 +8,7 @@ policy decides whether it runs again.
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from perdure.aio.concurrency import (
     Semaphore,
@@ -20,7 +20,7 @@ from perdure.aio.concurrency import (
 )
 from perdure.aio.handle import AsyncHandle
 from perdure.core import messages
-from perdure.core.effects import approvals, calls, pending, plans
+from perdure.core.effects import approvals, calls, plans, requested_calls
 from perdure.core.effects.approvals import ApprovalWait
 from perdure.core.effects.calls import (
     ActiveTurn,
@@ -33,7 +33,7 @@ from perdure.core.effects.calls import (
     ResultMessage,
     ToolSpec,
 )
-from perdure.core.effects.pending import PendingCall
+from perdure.core.effects.requested_calls import PendingCall
 from perdure.core.effects.results import (
     collect_results,
     encode_reconciliation,
@@ -95,9 +95,7 @@ class AsyncTool:
             if self._key
             else running.sequence.identity(turn, parent, spec.name, digest)
         )
-        call = CallRequest(
-            identity, spec.name, packed, digest, spec.policy, spec.version, spec.actor, parent
-        )
+        call = spec.request(identity, packed, digest, parent)
         try:
             return await self.make(call, CallArguments(arguments, args, kwargs), running)
         except ApprovalPendingError:
@@ -124,21 +122,9 @@ class AsyncTool:
             guard.require_live(f"a live call of {call.tool!r}")
         if self.spec.approval is not False:
             call = await self._with_approval(call)
-        decision = await self._intend(call, given, turn, reply, slots)
-        if decision.action == "reconcile":
-            reconciled = await self._reconcile(call, given.arguments, turn, decision, reply)
-            if isinstance(reconciled, Happened):
-                return reconciled.result
-            decision = await self._intend(call, given, turn, reply, slots, again=True)
-        if decision.action != "run":
-            return plans.conclude(self._handle.replica, call, decision, reply)
-        try:
-            return await self._run(call, given, turn, decision, reply)
-        except BaseException:
-            # Its outcome may not be stored: a repeated call must follow the policy, and not be
-            # taken for one that is still in flight.
-            turn.sequence.ended_attempts[decision.effect] = True
-            raise
+        return await AsyncDurableCall(
+            self._handle, self.spec, call, given, turn, reply, slots
+        ).make()
 
     async def _with_approval(self, call: CallRequest) -> CallRequest:
         needed = approvals.needs_approval(self._handle.replica, self.spec, call)
@@ -148,26 +134,47 @@ class AsyncTool:
             raise approvals.approval_check_failed(self.spec, error) from error
         return approvals.with_approval(call, self.spec, needed)
 
-    async def _intend(
-        self,
-        call: CallRequest,
-        given: CallArguments,
-        turn: ActiveTurn,
-        reply: ResultMessage | None,
-        slots: Semaphore | None,
-        *,
-        again: bool = False,
-    ) -> CallDecision:
+
+class AsyncDurableCall(NamedTuple):
+    """One call of a tool, from its intent to its outcome."""
+
+    handle: AsyncHandle
+    spec: ToolSpec
+    call: CallRequest
+    given: CallArguments
+    turn: ActiveTurn
+    reply: ResultMessage | None
+    slots: Semaphore | None
+
+    async def make(self) -> Any:
+        """Record the intent, run the tool if it has to run, record the outcome."""
+        decision = await self._intend()
+        if decision.action == "reconcile":
+            reconciled = await self._reconcile(decision)
+            if isinstance(reconciled, Happened):
+                return reconciled.result
+            decision = await self._intend(again=True)
+        if decision.action != "run":
+            return plans.conclude(self.handle.replica, self.call, decision, self.reply)
+        try:
+            return await self._run(decision)
+        except BaseException:
+            # Its outcome may not be stored: a repeated call must follow the policy, and not be
+            # taken for one that is still in flight.
+            self.turn.sequence.ended_attempts[decision.effect] = True
+            raise
+
+    async def _intend(self, *, again: bool = False) -> CallDecision:
         """Record the intent of a call, after waiting for its approval if it needs one.
 
         Return what is to be done about the call: `plans.decide_rerun` lists the actions.
         """
-        handle, replica = self._handle, self._handle.replica
+        handle, call, turn, reply = self.handle, self.call, self.turn, self.reply
         waiting: ApprovalWait | None = None
         notice = reply.build(INTERRUPTED_NOTICE, failed=True) if reply and not again else None
         while True:
             plan, attempt = plans.plan_intent(
-                replica,
+                handle.replica,
                 turn,
                 call,
                 again=again,
@@ -186,132 +193,91 @@ class AsyncTool:
                 return decision
             now = time.monotonic()
             waiting = waiting or ApprovalWait(handle.driver.name, self.spec.approval_wait, now)
-            seconds = waiting.seconds(replica, call, decision, now)
-            await self._wait(decision, seconds, slots)
-            approvals.require_same_arguments(replica, call, given)
+            await self._wait(decision, waiting.seconds(handle.replica, call, decision, now))
+            approvals.require_same_arguments(handle.replica, call, self.given)
 
-    async def _wait(self, decision: CallDecision, seconds: float, slots: Semaphore | None) -> None:
+    async def _wait(self, decision: CallDecision, seconds: float) -> None:
         """Wait for the next write to the session, and load it."""
-        if slots is not None:
-            slots.release()
+        if self.slots is not None:
+            self.slots.release()
         try:
-            if not await self._handle.wait(decision.wait_after, seconds):
-                self._handle.require_open()
+            if not await self.handle.wait(decision.wait_after, seconds):
+                self.handle.require_open()
         finally:
-            if slots is not None:
-                await slots.acquire()
-        await self._handle.write(REFRESH_SILENTLY)
+            if self.slots is not None:
+                await self.slots.acquire()
+        await self.handle.write(REFRESH_SILENTLY)
 
-    async def _run(
-        self,
-        call: CallRequest,
-        given: CallArguments,
-        turn: ActiveTurn,
-        decision: CallDecision,
-        reply: ResultMessage | None,
-    ) -> Any:
-        effect = Effect(decision.effect, call.tool, decision.key, given.arguments)
+    async def _run(self, decision: CallDecision) -> Any:
         start = time.perf_counter()
         try:
-            result = await self._call_function(call, given, effect)
+            result = await self._call_function(decision)
         except BaseException as error:
-            outcome = failure_outcome(error, time.perf_counter() - start, call.kind)
-            await self._record_failure(call, turn, decision, outcome, error, reply)
+            outcome = failure_outcome(error, time.perf_counter() - start, self.call.kind)
+            try:
+                await self._settle(decision, outcome, failure_text(outcome))
+            except PerdureError as failure:
+                # The caller gets the tool's own error; the failure to record it must not hide it.
+                error.add_note(f"perdure could not record that the call failed: {failure}")
             raise
         duration = time.perf_counter() - start
         try:
-            packed = self._handle.replica.settings.codec.pack(result, root="$.result")
+            packed = self.handle.replica.settings.codec.pack(result, root="$.result")
             outcome = CallOutcome("succeeded", packed, duration=duration)
-            text = to_model_text(result) if reply else ""
-            await self._settle(call, turn, decision, outcome, text, reply)
+            await self._settle(decision, outcome, to_model_text(result) if self.reply else "")
         except UsageError as error:  # The result has a type that cannot be stored, or is too large.
             outcome = unstorable_outcome(error, duration)
-            await self._settle(call, turn, decision, outcome, outcome.reason, reply)
+            await self._settle(decision, outcome, outcome.reason)
             if self.spec.on_unserializable == "return":
                 return result
             raise
         return result
 
-    async def _call_function(self, call: CallRequest, given: CallArguments, effect: Effect) -> Any:
-        # A coroutine of its own: a StopIteration of the tool leaves it as a RuntimeError.
-        with calls.effect_context(effect, call.identity):
-            called = await call_function(
-                partial(self.spec.function, *given.args, **given.kwargs),
-                timeout=self.spec.timeout,
-                name=f"perdure tool {call.tool}",
-            )
-            return calls.require_returned(called, self.spec.timeout)
+    def _effect(self, decision: CallDecision) -> Effect:
+        return Effect(decision.effect, self.call.tool, decision.key, self.given.arguments)
 
-    async def _reconcile(
-        self,
-        call: CallRequest,
-        arguments: dict[str, Any],
-        turn: ActiveTurn,
-        decision: CallDecision,
-        reply: ResultMessage | None,
-    ) -> Any:
-        effect = Effect(decision.effect, call.tool, decision.key, arguments)
-        assert self.spec.reconcile is not None
+    async def _call_function(self, decision: CallDecision) -> Any:
+        # A coroutine of its own: a StopIteration of the tool leaves it as a RuntimeError.
+        function = partial(self.spec.function, *self.given.args, **self.given.kwargs)
+        name, timeout = f"perdure tool {self.call.tool}", self.spec.timeout
+        with calls.effect_context(self._effect(decision), self.call.identity):
+            called = await call_function(function, timeout=timeout, name=name)
+            return calls.require_returned(called, timeout)
+
+    async def _reconcile(self, decision: CallDecision) -> Any:
+        replica = self.handle.replica
+        assert self.spec.reconcile is not None  # noqa: S101 - checked by `require_spec`
         try:
-            reconciled = await resolve(self.spec.reconcile(effect))
-            packed = encode_reconciliation(self._handle.replica, reconciled)
+            reconciled = await resolve(self.spec.reconcile(self._effect(decision)))
+            packed = encode_reconciliation(replica, reconciled)
         except Exception as error:
             outcome = unreconciled_outcome(error)
-            await self._settle(call, turn, decision, outcome, INTERRUPTED_NOTICE, reply)
-            name = self._handle.replica.name
-            raise UnknownOutcomeError(
-                name, call.tool, decision.effect, decision.key, outcome.reason
-            ) from error
+            await self._settle(decision, outcome, INTERRUPTED_NOTICE)
+            which = replica.name, self.call.tool, decision.effect, decision.key
+            raise UnknownOutcomeError(*which, outcome.reason) from error
         if isinstance(reconciled, Happened):
             outcome = CallOutcome("reconciled", packed)
-            text = to_model_text(reconciled.result)
-            await self._settle(call, turn, decision, outcome, text, reply)
+            await self._settle(decision, outcome, to_model_text(reconciled.result))
         return reconciled
 
-    async def _settle(
-        self,
-        call: CallRequest,
-        turn: ActiveTurn,
-        decision: CallDecision,
-        outcome: CallOutcome,
-        text: str,
-        reply: ResultMessage | None,
-    ) -> None:
+    async def _settle(self, decision: CallDecision, outcome: CallOutcome, text: str) -> None:
+        """Record an outcome, and the message about it for the model."""
+        replica, identity, turn = self.handle.replica, self.call.identity, self.turn.ownership.turn
         failed = outcome.state not in ("succeeded", "reconciled")
-        message = reply.build(text, failed=failed) if reply else None
+        message = self.reply.build(text, failed=failed) if self.reply else None
         plan = plans.plan_outcome(
-            self._handle.replica,
-            call.identity,
-            decision.effect,
-            outcome,
-            message=message,
-            turn=turn.ownership.turn,
+            replica, identity, decision.effect, outcome, message=message, turn=turn
         )
         # Cancelling the caller does not undo what the tool did: its outcome is recorded.
         try:
-            await shielded(self._handle.write, plan)
+            await shielded(self.handle.write, plan)
         except UnavailableError:
             # If the caller repeats the call, it must be the same call, not a new one.
             if not failed:
-                turn.sequence.reuse(call, turn.ownership.turn)
+                self.turn.sequence.reuse(self.call, turn)
             raise
-        if reply is not None and message is not None:
-            reply.stored = message.message
-
-    async def _record_failure(
-        self,
-        call: CallRequest,
-        turn: ActiveTurn,
-        decision: CallDecision,
-        outcome: CallOutcome,
-        error: BaseException,
-        reply: ResultMessage | None,
-    ) -> None:
-        try:
-            await self._settle(call, turn, decision, outcome, failure_text(outcome), reply)
-        except PerdureError as failed:
-            # The caller gets the tool's own error; the failure to record it must not hide it.
-            error.add_note(f"perdure could not record that the call failed: {failed}")
+        if self.reply is not None and message is not None:
+            self.reply.stored = message.message
 
 
 class AsyncModel:
@@ -331,13 +297,16 @@ class AsyncModel:
         spec = self._tool.spec
         running = calls.active_turn(self._handle, spec.name)
         arguments = calls.bind_arguments(spec, args, request)
-        call = calls.model_call(self._handle.replica, running, spec, arguments)
+        digested = arguments if spec.digest_of is None else spec.digest_of(arguments)
+        replica, turn = self._handle.replica, running.ownership.turn
+        call = calls.model_call(replica, turn, running.sequence, spec.name, digested)
+        call = call._replace(version=spec.version, actor=spec.actor)
         return await self._tool.make(call, CallArguments(arguments, args, request), running)
 
 
-ToolSet = (
-    Mapping[str, "AsyncTool | Callable[..., Any]"] | Sequence["AsyncTool | Callable[..., Any]"]
-)
+AnyTool = AsyncTool | Callable[..., Any]
+
+ToolSet = Mapping[str, AnyTool] | Sequence[AnyTool]
 
 
 async def run_tool_calls(
@@ -346,9 +315,8 @@ async def run_tool_calls(
     """Make the calls of a message, or all open calls, and return the result messages."""
     require_int(parallel, "parallel")
     running = calls.active_turn(handle, "run_tool_calls")
-    jobs = await handle.run(
-        pending.read_pending_calls(handle.replica, running.ownership.turn, message)
-    )
+    turn = running.ownership.turn
+    jobs = await handle.run(requested_calls.read_pending_calls(handle.replica, turn, message))
     by_name = _tools_by_name(handle, offered)
 
     async def run(job: PendingCall, slots: Semaphore | None) -> dict[str, Any]:
@@ -362,11 +330,10 @@ def _tools_by_name(handle: AsyncHandle, offered: ToolSet) -> dict[str, AsyncTool
     items = offered.items() if isinstance(offered, Mapping) else [("", tool) for tool in offered]
     by_name: dict[str, AsyncTool] = {}
     for name, tool in items:
-        spec = (
-            tool.spec
-            if isinstance(tool, AsyncTool)
-            else calls.require_spec(ToolSpec(tool, name, "unsafe"))
-        )
+        if isinstance(tool, AsyncTool):
+            spec = tool.spec
+        else:
+            spec = calls.require_spec(ToolSpec(tool, name, "unsafe"))
         # The call belongs to this session, even if the tool was created by another one.
         by_name[name or spec.name] = AsyncTool(handle, spec)
     return by_name
@@ -388,9 +355,7 @@ async def _run_call(
     spec, arguments = tool.spec, job.issued.arguments
     packed, digest = calls.encode_arguments(handle.replica, arguments)
     failed = False
-    call = CallRequest(
-        job.identity, spec.name, packed, digest, spec.policy, spec.version, spec.actor
-    )
+    call = spec.request(job.identity, packed, digest)
     try:
         result = await tool.make(call, CallArguments(arguments, (), arguments), turn, reply, slots)
     except Exception as error:

@@ -2,14 +2,13 @@
 
 import time
 from collections.abc import AsyncIterable, Sequence
-from types import TracebackType
 from typing import Any, Self
 
 from perdure.aio.handle import AsyncHandle
 from perdure.aio.stream import AsyncStream
 from perdure.core import streaming, turn_context, turns
 from perdure.core.effects import catalogue, model_calls
-from perdure.core.effects.calls import ActiveTurn, CallSequence, adapter_model_call
+from perdure.core.effects.calls import ActiveTurn, CallSequence, model_call
 from perdure.core.effects.catalogue import ToolChanges
 from perdure.core.effects.model_calls import PendingModelCall
 from perdure.core.messages import ANONYMOUS, Attribution, append_messages, make_attribution
@@ -151,9 +150,8 @@ class AsyncTurn:
         New chunks are stored at most every `flush_every` seconds, and the whole message at
         the end. A stream that breaks, or that is not read to its end, leaves a partial answer.
         """
-        recorder = AnswerRecorder(
-            self._handle.replica, self._owned(), Attribution(author), reply_to
-        )
+        replica, turn = self._handle.replica, self._owned()
+        recorder = AnswerRecorder(replica, turn, Attribution(author), reply_to)
         stream = AsyncStream(self._handle, recorder, chunks, flush_every)
         self._streams.append(stream)
         return stream
@@ -163,23 +161,19 @@ class AsyncTurn:
         turn = self._owned()
         previous = await self._handle.run(catalogue.latest_catalogue(self._handle.replica))
         await self._write(catalogue.record_tools(self._handle.replica, tools, turn.turn), turn)
-        return (
-            catalogue.compare_catalogues(previous, catalogue.tool_digests(tools))
-            if previous
-            else NO_CHANGES
-        )
+        if not previous:
+            return NO_CHANGES
+        return catalogue.compare_catalogues(previous, catalogue.tool_digests(tools))
 
     def begin_model_call(self, name: str, request: object) -> PendingModelCall:
         """Record with the turn's next append that a model call begins. For adapters.
 
-        Pass the returned object as `answers` with the reply, or call its `failed`. Only a digest of
+        Pass the returned object as `reply_to` with the reply, or call its `failed`. Only a digest of
         the request is stored. This may be called before the turn is entered.
         """
-        replica = self._handle.replica
-        call = adapter_model_call(replica, self.id, self._ordinals, name, request)
-        return PendingModelCall(
-            replica, call, self._model_calls, time.monotonic(), self._handle.replay
-        )
+        replica, replay = self._handle.replica, self._handle.replay
+        call = model_call(replica, self.id, self._ordinals, name, request)
+        return PendingModelCall(replica, call, self._model_calls, time.monotonic(), replay)
 
     async def _write(self, plan: Plan[T], turn: TurnOwnership) -> T:
         """Write a plan, together with the model calls that began since the last write."""
@@ -244,12 +238,7 @@ class AsyncTurn:
         self._suspended, self._ownership = True, None
         self._exit()
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         if self._suspended:
             return
         if isinstance(error, ApprovalPendingError) and self._ownership and not self._ended:

@@ -1,6 +1,5 @@
 """AsyncValues: named, versioned documents, in a session or on their own."""
 
-from types import TracebackType
 from typing import Any, Self
 
 from perdure.aio.handle import AsyncHandle
@@ -78,10 +77,5 @@ class AsyncValues:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self.close()

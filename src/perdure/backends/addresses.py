@@ -6,7 +6,6 @@ when an address needs them. Error texts never repeat an address that may contain
 
 import os
 import re
-from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,33 +17,23 @@ from perdure.backends.protocol import AsyncBackend, Backend
 from perdure.errors import UnsupportedError, UsageError
 
 if TYPE_CHECKING:
-    from perdure.backends.postgres.address import PostgresAddress as PostgresAddress
+    from perdure.backends.postgres.address import PostgresAddress
 
-# scheme → the module and class of its backend, and the package to install for it.
+# scheme → the module and class of its backend.
 SCHEMES = {
-    "files": ("perdure.backends.files.backend", "FilesBackend", ""),
-    "memory": ("perdure.backends.memory", "MemoryBackend", ""),
-    "postgresql": ("perdure.backends.postgres.backend", "PostgresBackend", "perdure[postgres]"),
-    "sqlite": ("perdure.backends.sqlite.backend", "SqliteBackend", "apsw"),
+    "files": ("perdure.backends.files.backend", "FilesBackend"),
+    "memory": ("perdure.backends.memory", "MemoryBackend"),
+    "postgresql": ("perdure.backends.postgres.backend", "PostgresBackend"),
+    "sqlite": ("perdure.backends.sqlite.backend", "SqliteBackend"),
 }
-
 
 # Schemes with an async driver; all others run in a thread (`ThreadedBackend`).
-ASYNC_SCHEMES = {
-    "postgresql": (
-        "perdure.backends.postgres.backend_async",
-        "AsyncPostgresBackend",
-        "perdure[postgres]",
-    ),
-}
+ASYNC_SCHEMES = {"postgresql": ("perdure.backends.postgres.backend_async", "AsyncPostgresBackend")}
 
-ADDRESS_PARSERS = {
-    "postgresql": ("perdure.backends.postgres.address", "parse_address", "perdure[postgres]"),
-}
+# scheme → the package to install for it.
+PACKAGES = {"postgresql": "'perdure[postgres]'", "sqlite": "apsw"}
 
-SERVER_SCHEMES = frozenset(
-    ("postgresql",)
-)  # Their classes take the whole address, not only a path.
+SERVER_SCHEMES = frozenset({"postgresql"})  # Their classes take the whole address, not just a path.
 
 ALIASES = {"postgres": "postgresql"}
 
@@ -69,11 +58,11 @@ def open_backend(address: Address) -> Backend:
         if rest or accept:
             what = "a name" if rest else "an accept= option"
             raise UsageError(f"a memory store cannot have {what}: write just 'memory:'")
-        return _load_class(scheme, SCHEMES)()  # type: ignore[no-any-return]
+        return _load(scheme, *SCHEMES[scheme])()  # type: ignore[no-any-return]
     if not rest:
         what = "a directory" if scheme == "files" else "a file, such as 'agents.db'"
         raise UsageError(f"the path is empty: pass the name of {what}")
-    cls = _load_class(scheme, SCHEMES)
+    cls = _load(scheme, *SCHEMES[scheme])
     backend: Backend = cls(rest, accept=accept) if accept else cls(rest)
     _emit_downgrades(backend)
     return backend
@@ -85,7 +74,7 @@ def open_async_backend(address: Address) -> AsyncBackend:
         from perdure.backends.offload import ThreadedBackend
 
         return ThreadedBackend(open_backend(address))
-    backend: AsyncBackend = _load_class(scheme, ASYNC_SCHEMES)(rest, accept=accept)
+    backend: AsyncBackend = _load(scheme, *ASYNC_SCHEMES[scheme])(rest, accept=accept)
     _emit_downgrades(backend)
     return backend
 
@@ -111,15 +100,12 @@ def _parse_address(address: Address) -> tuple[str, str, frozenset[str]]:
     return scheme, rest, accept
 
 
-def _load_class(scheme: str, classes: Mapping[str, tuple[str, str, str]]) -> Any:
-    module, name, package = classes[scheme]
+def _load(scheme: str, module: str, name: str) -> Any:
     try:
         return getattr(import_module(module), name)
     except ModuleNotFoundError as error:
-        shown = repr(package) if "[" in package else package
-        hint = f"pip install {shown}"
         reason = f"{scheme}: stores need the package {error.name!r}, which is not installed"
-        raise UnsupportedError(reason, hint) from error
+        raise UnsupportedError(reason, f"pip install {PACKAGES.get(scheme, '')}") from error
 
 
 def scheme_of(address: str) -> tuple[str, str]:
@@ -144,7 +130,8 @@ def path_of(address: Address) -> Path | None:
 def parse_postgres(address: str) -> "PostgresAddress":
     """Parse the address of a Postgres store; UnsupportedError if the driver is not installed."""
     scheme, rest = scheme_of(address)
-    parsed: PostgresAddress = _load_class(scheme, ADDRESS_PARSERS)(f"{scheme}:{rest}")
+    parse = _load(scheme, "perdure.backends.postgres.address", "parse_address")
+    parsed: PostgresAddress = parse(f"{scheme}:{rest}")
     return parsed
 
 
@@ -155,12 +142,9 @@ def split_accept(address: str) -> tuple[str, frozenset[str]]:
     rest = "&".join(pair for pair in pairs if not pair.startswith(ACCEPT_OPTION))
     if rest == query:
         return address, frozenset()
-    options = [
-        unquote(pair.removeprefix(ACCEPT_OPTION))
-        for pair in pairs
-        if pair.startswith(ACCEPT_OPTION)
-    ]
-    words = (word.strip() for word in ",".join(options).split(","))
+    accepted = [pair for pair in pairs if pair.startswith(ACCEPT_OPTION)]
+    texts = (unquote(pair.removeprefix(ACCEPT_OPTION)) for pair in accepted)
+    words = (word.strip() for word in ",".join(texts).split(","))
     return base + (f"?{rest}" if rest else ""), frozenset(word for word in words if word)
 
 

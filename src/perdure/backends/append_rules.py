@@ -20,6 +20,9 @@ from perdure.errors import UsageError
 POSITION_MAX = 2**63 - 2  # one less than a signed 64-bit column holds, so that last + 1 fits too
 
 
+UNLIMITED = 2**63 - 1  # the largest signed 64-bit integer, in place of no limit
+
+
 def check(appends: Sequence[Append]) -> None:
     """Raise UsageError unless every append is well-formed."""
     seen: set[str] = set()

@@ -1,11 +1,13 @@
-"""Inspect the file system of a path: local or shared by machines, writable or read-only.
+"""Check the file system of a path, and wait for a file's lock: shared by all stores in files.
 
-Paths come in; its type, checks and reasons go out. Nothing is written.
+Paths come in; the type of the file system, checks and reasons go out. Nothing is written.
 """
 
 import os
+import random
 import re
 import sys
+import time
 from pathlib import Path
 
 from perdure.backends.guarantees import Acceptance, Check
@@ -20,6 +22,10 @@ ACCEPTABLE = {
 
 """The weaknesses that stores in files can accept, and what each costs."""
 
+
+FIRST_PAUSE = 0.0002  # seconds; about as long as a commit on a fast disk
+
+LONGEST_PAUSE = 0.005  # seconds; long enough to spare the CPU, short compared to a slow sync
 
 MOUNTINFO = Path("/proc/self/mountinfo")
 
@@ -47,10 +53,10 @@ def mounted_type(path: str, mountinfo: str) -> str:
     for line in mountinfo.splitlines():
         mount, separator, rest = line.partition(" - ")
         fields = mount.split(" ")
-        if not separator or len(fields) < 5:
+        if not separator or len(fields) < 5:  # noqa: PLR2004 - the mount point is the fifth field
             continue
         point = _unescape(fields[4])
-        if len(point) >= best and _contains(point, path):
+        if len(point) >= best and f"{path}/".startswith(point.rstrip("/") + "/"):
             best, kind = len(point), rest.split(" ", 1)[0]
     return kind
 
@@ -71,9 +77,8 @@ def require_local(path: str, needs: str, acceptance: Acceptance) -> Check:
         advice = "the file system cannot be determined here: make sure it is a local disk"
         return Check("file system", "unknown", "unknown", advice)
     if is_shared(kind):
-        acceptance.require(
-            NETWORK_FILESYSTEM, UnsupportedError(f"{path} is on a {kind} file system", needs)
-        )
+        error = UnsupportedError(f"{path} is on a {kind} file system", needs)
+        acceptance.require([NETWORK_FILESYSTEM], error)
         return Check("file system", kind, "weak", needs)
     if kind in IN_MEMORY:
         advice = "its files are lost when the machine restarts: use a directory on a disk"
@@ -96,7 +101,7 @@ def filesystem_type(path: str) -> str:
 def why_read_only(*paths: str) -> str:
     """Return why this process cannot write to one of the existing paths; "" if it can."""
     for path in paths:
-        if os.path.exists(path) and not os.access(path, os.W_OK):
+        if os.path.exists(path) and not os.access(path, os.W_OK):  # noqa: PTH110 - the path is text
             if hasattr(os, "statvfs") and os.statvfs(path).f_flag & os.ST_RDONLY:
                 return "the file system is read-only"
             return f"this user has no permission to write to {path}"
@@ -111,16 +116,25 @@ def read_only_error(store: str, reason: str) -> UsageError:
     )
 
 
+def sleep_for_lock(attempt: int, deadline: float) -> bool:
+    """Sleep before the next attempt to get a lock; return False, at once, after the deadline.
+
+    `attempt` counts from 0: the pauses grow.
+    """
+    if time.monotonic() >= deadline:
+        return False
+    longest = min(FIRST_PAUSE * 1.5 ** min(attempt, 16), LONGEST_PAUSE)
+    # Jitter, so that two processes do not keep waking at the same moments.
+    time.sleep(longest * random.uniform(0.5, 1.0))  # noqa: S311 - spreads waiters, keeps no secret
+    return True
+
+
 def is_unc(path: str) -> bool:
     """Return whether a Windows path names another machine."""
     plain = path.replace("/", "\\")
     if plain.startswith(("\\\\?\\", "\\\\.\\")):
         return plain[4:8].upper() == "UNC\\"
     return plain.startswith("\\\\")
-
-
-def _contains(point: str, path: str) -> bool:
-    return path == point or path.startswith(point.rstrip("/") + "/")
 
 
 def _unescape(field: str) -> str:

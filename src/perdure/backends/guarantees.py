@@ -101,12 +101,8 @@ class Acceptance:
         self._acceptable = acceptable
         self._used: dict[str, Downgrade] = {}
 
-    def require(self, word: str, error: UnsupportedError) -> None:
-        """Use an accepted weakness, or raise the error with a hint how to accept it."""
-        self.require_all([word], error)
-
-    def require_all(self, words: Sequence[str], error: UnsupportedError) -> None:
-        """Like `require`, for several at once, so that one error names all of them."""
+    def require(self, words: Sequence[str], error: UnsupportedError) -> None:
+        """Use accepted weaknesses, or raise the error with a hint how to accept all of them."""
         missing = [word for word in words if word not in self._accepted]
         if missing:
             costs = ", and that ".join(self._acceptable[word] for word in missing)

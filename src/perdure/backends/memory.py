@@ -64,9 +64,8 @@ class MemoryBackend:
     )
 
     def __init__(self) -> None:
-        self._streams: dict[
-            str, _MemoryStream
-        ] = {}  # In the order of their last appends, for `recent`.
+        # In the order of their last appends, for `recent`.
+        self._streams: dict[str, _MemoryStream] = {}
         self._closed = False
         self._lock = threading.Lock()
         self.watchers = Watchers()
@@ -112,8 +111,8 @@ class MemoryBackend:
         """As `Backend.streams`; later writes are not listed."""
         with self._open():
             names = sorted(name for name in self._streams if name > after)
-            heads = self._heads(names, prefix, labels, without)
-        yield from heads[: None if limit is None else max(limit, 0)]
+            heads = self._heads(names, StreamFilter(prefix, labels, without), limit)
+        yield from heads
 
     def recent(
         self,
@@ -125,8 +124,9 @@ class MemoryBackend:
     ) -> Iterator[Head]:
         """As `RecencyCapability.recent`; later writes are not listed."""
         with self._open():
-            heads = self._heads(reversed(self._streams), prefix, labels, without)
-        yield from heads[: None if limit is None else max(limit, 0)]
+            choice = StreamFilter(prefix, labels, without)
+            heads = self._heads(reversed(self._streams), choice, limit)
+        yield from heads
 
     def drop(self, stream: str, *, before: int) -> None:
         """As `Backend.drop`."""
@@ -187,12 +187,10 @@ class MemoryBackend:
                 self._streams[append.stream] = state
         return outcome
 
-    def _heads(
-        self, names: Iterable[str], prefix: str, labels: Collection[str], without: Collection[str]
-    ) -> list[Head]:
-        choice = StreamFilter(prefix, labels, without)
+    def _heads(self, names: Iterable[str], choice: StreamFilter, limit: int | None) -> list[Head]:
         heads = (_head(name, self._streams[name]) for name in names)
-        return [head for head in heads if choice.matches(head)]
+        matching = [head for head in heads if choice.matches(head)]
+        return matching[: None if limit is None else max(limit, 0)]
 
     def _page(self, stream: str, after: int, size: int, *, reverse: bool) -> list[Entry]:
         with self._open():

@@ -5,11 +5,12 @@ after a cancelled append shows whether the append happened. Nothing here runs tw
 """
 
 import contextlib
+import math
 import os
 import queue
 import threading
 import weakref
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -24,7 +25,7 @@ from perdure.backends.protocol import (
     require_remove,
     require_watch,
 )
-from perdure.backends.watchers import POLL_INTERVAL, WaitTimer, Watchers
+from perdure.backends.watchers import POLL_INTERVAL, AsyncWakeSignal, WaitTimer, Watchers
 from perdure.errors import UsageError
 
 if TYPE_CHECKING:
@@ -61,94 +62,41 @@ class ThreadedBackend:
     async def append(self, appends: Sequence[Append]) -> Sequence[Outcome]:
         """As `Backend.append`. A cancelled append is still carried out, before any later call."""
         worker, work = self._running(), partial(self._backend.append, appends)
-        stored = (
-            _post_and_await_start(worker, work)
-            if len(appends) >= BUSY_APPENDS
-            else _post(worker, work)
-        )
-        outcomes = await stored
+        post = _post_and_await_start if len(appends) >= BUSY_APPENDS else _post
+        outcomes = await post(worker, work)
         if self._must_notify:
             self.watchers.notify(appends)
         return outcomes
 
-    def read(
-        self,
-        stream: str,
-        *,
-        after: int = 0,
-        limit: int | None = None,
-        reverse: bool = False,
-        max_body: int | None = None,
-    ) -> AsyncIterator[Entry]:
+    # The options of a read or a listing are passed on as they are.
+
+    def read(self, stream: str, **options: Any) -> AsyncIterator[Entry]:
         """As `Backend.read`."""
-        return self._iterate(
-            lambda: self._backend.read(
-                stream, after=after, limit=limit, reverse=reverse, max_body=max_body
-            ),
-            lambda entry: len(entry.header) + len(entry.body or b""),
-        )
+        return self._iterate(partial(self._backend.read, stream, **options))
 
-    def streams(
-        self,
-        *,
-        prefix: str = "",
-        after: str = "",
-        labels: Collection[str] = (),
-        without: Collection[str] = (),
-        limit: int | None = None,
-    ) -> AsyncIterator[Head]:
+    def streams(self, **options: Any) -> AsyncIterator[Head]:
         """As `Backend.streams`."""
-        return self._iterate(
-            lambda: self._backend.streams(
-                prefix=prefix, after=after, labels=labels, without=without, limit=limit
-            ),
-            lambda _: 0,
-        )
+        return self._iterate(partial(self._backend.streams, **options))
 
-    def recent(
-        self,
-        *,
-        prefix: str = "",
-        labels: Collection[str] = (),
-        without: Collection[str] = (),
-        limit: int | None = None,
-    ) -> AsyncIterator[Head]:
+    def recent(self, **options: Any) -> AsyncIterator[Head]:
         """As `RecencyCapability.recent`; UnsupportedError if the store does not declare it."""
-        backend = require_recent(self._backend)
-        return self._iterate(
-            lambda: backend.recent(prefix=prefix, labels=labels, without=without, limit=limit),
-            lambda _: 0,
-        )
+        return self._iterate(partial(require_recent(self._backend).recent, **options))
 
-    async def watch(self, stream: str, *, after: int, timeout: float | None = None) -> bool:
+    async def watch(self, stream: str, *, after: int, timeout: float | None = None) -> bool:  # noqa: ASYNC109 - as in `WatchCapability`
         """As `WatchCapability.watch`; UnsupportedError if the store does not declare it.
 
         Waiters do not occupy the worker thread: it only checks the head when one is woken.
         """
-        import asyncio  # imported here to keep `import perdure` fast
-
-        backend, loop = require_watch(self._backend), asyncio.get_running_loop()
-        woken = asyncio.Event()
-
-        def wake() -> None:
-            with contextlib.suppress(RuntimeError):  # The loop may be closed by now.
-                loop.call_soon_threadsafe(woken.set)
-
-        with self.watchers.registered(stream, wake):
+        backend, signal = require_watch(self._backend), AsyncWakeSignal()
+        # A store without watchers of its own wakes nothing for other processes: poll it.
+        longest = POLL_INTERVAL if self._must_notify else math.inf
+        with self.watchers.registered(stream, signal.wake):
             timer = WaitTimer(self.watchers, stream, timeout)
             while not await self._call(lambda: backend.watch(stream, after=after, timeout=0)):
-                # A store without watchers of its own wakes nothing for other processes: poll it.
-                delay = (
-                    min(timer.next_sleep(), POLL_INTERVAL)
-                    if self._must_notify
-                    else timer.next_sleep()
-                )
+                delay = min(timer.next_sleep(), longest)
                 if delay <= 0:
                     return False
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(delay):
-                        await woken.wait()
-                woken.clear()
+                await signal.sleep(delay)
         return True
 
     async def drop(self, stream: str, *, before: int) -> None:
@@ -188,10 +136,8 @@ class ThreadedBackend:
     def _call(self, work: Callable[[], T]) -> "Future[T]":
         return _post(self._running(), work)
 
-    async def _iterate(
-        self, begin: Callable[[], Iterator[T]], size: Callable[[T], int]
-    ) -> AsyncIterator[T]:
-        pages = _PageReader(begin, size)
+    async def _iterate(self, begin: Callable[[], Iterator[T]]) -> AsyncIterator[T]:
+        pages = _PageReader(begin)
         try:
             while True:
                 items, error = await self._call(pages.next)
@@ -211,7 +157,7 @@ _start_lock = fork_safety.fork_safe_lock()
 
 
 class _Worker:
-    """A thread and its queue. It has no reference to the Offload, which can be collected."""
+    """A thread and its queue. It has no reference to its backend, which can be collected."""
 
     def __init__(self, name: str) -> None:
         self.pid = os.getpid()
@@ -231,7 +177,7 @@ def _run_jobs(worker: _Worker) -> None:
         worker.busy = True
         try:
             job()
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - no caller awaits it, and later jobs must still run
             details = (type(error), error, error.__traceback__, worker.thread)
             threading.excepthook(threading.ExceptHookArgs(details))
             del error, details
@@ -267,36 +213,29 @@ def _post(worker: _Worker, work: Callable[[], T]) -> "Future[T]":
     future: Future[T] = loop.create_future()
 
     def job() -> None:
+        complete: Callable[[Any], None] = future.set_result
         try:
-            result = work()
-        except BaseException as error:
-            complete: tuple[Any, ...] = (_fail, future, error)
-        else:
-            complete = (_succeed, future, result)
+            result: Any = work()
+        except BaseException as error:  # noqa: BLE001 - passed on to the awaiting task
+            complete, result = future.set_exception, error
+
+        def finish() -> None:
+            if not future.cancelled():
+                complete(result)
+
         # The loop may be closed by now: then no task is left to notify.
         with contextlib.suppress(RuntimeError):
-            loop.call_soon_threadsafe(*complete)
+            loop.call_soon_threadsafe(finish)
 
     worker.jobs.put(job)
     return future
 
 
-def _succeed(future: "Future[T]", result: T) -> None:
-    if not future.cancelled():
-        future.set_result(result)
-
-
-def _fail(future: "Future[Any]", error: BaseException) -> None:
-    if not future.cancelled():
-        future.set_exception(error)
-
-
 class _PageReader:
     """Reads an iterator in pages on the worker thread. Items before an error are not lost."""
 
-    def __init__(self, begin: Callable[[], Iterator[Any]], size: Callable[[Any], int]) -> None:
+    def __init__(self, begin: Callable[[], Iterator[Any]]) -> None:
         self._begin = begin
-        self._size = size
         self._iterator: Iterator[Any] | None = None
 
     def next(self) -> tuple[list[Any], Exception | None]:
@@ -307,10 +246,10 @@ class _PageReader:
                 self._iterator = self._begin()
             for item in self._iterator:
                 items.append(item)
-                loaded += self._size(item)
+                loaded += item.size if isinstance(item, Entry) else 0
                 if len(items) >= PAGE_ITEMS or loaded >= PAGE_BYTES:
                     break
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - re-raised by the caller, after the items
             return items, error
         return items, None
 

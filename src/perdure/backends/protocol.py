@@ -78,11 +78,6 @@ class Head(NamedTuple):
     digest: str
     labels: frozenset[str]
 
-    @property
-    def id(self) -> str:
-        """The session's id, which is the name of its stream."""
-        return self.stream
-
 
 class Backend(Protocol):
     """Keeps streams of entries for blocking callers. Any thread may call any method.
@@ -315,7 +310,7 @@ class WatchCapability(Protocol):
 class AsyncWatchCapability(Protocol):
     """`WatchCapability` for callers in an event loop."""
 
-    async def watch(self, stream: str, *, after: int, timeout: float | None = None) -> bool:
+    async def watch(self, stream: str, *, after: int, timeout: float | None = None) -> bool:  # noqa: ASYNC109 - as in `WatchCapability`
         """As `WatchCapability.watch`. It may be cancelled at any time."""
         ...
 

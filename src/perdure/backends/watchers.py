@@ -2,7 +2,8 @@
 
 A store notifies waiters of the streams that it appended to, which costs nothing while none wait.
 Appends of other processes show in files: while anything waits, one thread compares their sizes and
-times, for all waiters. A server may push notifications as well (`told`). This module knows no
+times, for all waiters. A server may push notifications as well
+(`server_notifies`). This module knows no
 store, and correctness never depends on a wake-up: waiters re-read the head now and then.
 """
 
@@ -29,10 +30,50 @@ Wake = Callable[[], None]
 def file_fingerprint(file: str) -> tuple[int, ...]:
     """Return a fingerprint that changes if a file is written to, replaced or removed."""
     try:
-        status = os.stat(file)
+        status = os.stat(file)  # noqa: PTH116 - many times a second, and Path takes twice as long
     except OSError:
         return ()
     return status.st_ino, status.st_size, status.st_mtime_ns
+
+
+class WakeSignal:
+    """Ends the sleep of one waiter, from any thread."""
+
+    def __init__(self) -> None:
+        self._woken = threading.Event()
+
+    def wake(self) -> None:
+        """End the sleep of the waiter, or its next one."""
+        self._woken.set()
+
+    def sleep(self, seconds: float) -> None:
+        """Sleep until `wake` is called, but not longer."""
+        self._woken.wait(seconds)
+        self._woken.clear()
+
+
+class AsyncWakeSignal:
+    """As `WakeSignal`; the waiter is a task of the running event loop."""
+
+    def __init__(self) -> None:
+        import asyncio  # imported here to keep `import perdure` fast
+
+        self._loop = asyncio.get_running_loop()
+        self._woken = asyncio.Event()
+
+    def wake(self) -> None:
+        """End the sleep of the waiter, or its next one."""
+        with contextlib.suppress(RuntimeError):  # The loop may have been closed since.
+            self._loop.call_soon_threadsafe(self._woken.set)
+
+    async def sleep(self, seconds: float) -> None:
+        """Sleep until `wake` is called, but not longer."""
+        import asyncio
+
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._woken.wait()
+        self._woken.clear()
 
 
 class Watchers:
@@ -50,7 +91,7 @@ class Watchers:
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self.waiting: dict[str, list[Wake]] = {}
-        """The waiters by stream. Backends need not call `ring` while it is empty."""
+        """The waiters by stream. Backends need not call `notify` while it is empty."""
         self._files: dict[str, str] = {}
         self._traces: dict[str, tuple[int, ...]] = {}
         self._ended: dict[str, int] = {}
@@ -125,7 +166,7 @@ class Watchers:
                 self._wake([stream])
 
     def cancel_count(self, stream: str) -> int:
-        """Return how often `end` was called while this stream had waiters."""
+        """Return how often `cancel` was called while this stream had waiters."""
         return self._ended.get(stream, 0)
 
     def _wake(self, streams: Iterable[str]) -> None:
@@ -154,7 +195,7 @@ class Watchers:
     ) -> bool:
         """Return True once the head is beyond a position, False after `timeout` seconds.
 
-        Also False if `end` ended the wait.
+        Also False if `cancel` ended the wait.
         """
 
         def is_beyond() -> bool:
@@ -163,16 +204,15 @@ class Watchers:
 
         if timeout is not None and timeout <= 0:
             return is_beyond()
-        woken = threading.Event()
+        signal = WakeSignal()
         # Register before the first read of the head: an append in between must wake this waiter.
-        with self.registered(stream, woken.set):
+        with self.registered(stream, signal.wake):
             timer = WaitTimer(self, stream, timeout)
             while not is_beyond():
                 delay = timer.next_sleep()
                 if delay <= 0:
                     return False
-                woken.wait(delay)
-                woken.clear()
+                signal.sleep(delay)
             return True
 
     @contextlib.contextmanager
@@ -209,10 +249,9 @@ FIRST_PAUSE = 0.01  # seconds between polls of a store without `watch`, at first
 
 LONGEST_PAUSE = 0.5  # seconds; the store may be remote, and each poll may cost money
 
-UNCANCELLABLE_WAIT, CANCELLABLE_WAIT = (
-    0.5,
-    60.0,
-)  # seconds of one wait that cannot be cancelled, and of one that can
+UNCANCELLABLE_WAIT = 0.5  # seconds of one wait, if closing the session cannot end it
+
+CANCELLABLE_WAIT = 60.0  # seconds of one wait, if it can
 
 
 def longest_wait(backend: Backend | AsyncBackend) -> float:

@@ -9,17 +9,6 @@ from typing import Any, Literal, NamedTuple
 import click
 from rich.text import Text
 
-from perdure.cli.output import (
-    echo,
-    echo_json,
-    echo_table,
-    grid,
-    relative_time,
-    safe,
-    safe_lines,
-    timestamp,
-    timestamp_seconds,
-)
 from perdure.cli.registry import COMMANDS
 from perdure.cli.release import current_operator
 from perdure.cli.stores import (
@@ -33,8 +22,19 @@ from perdure.cli.stores import (
     require_head,
     store_option,
 )
+from perdure.cli.terminal import (
+    echo,
+    echo_json,
+    echo_table,
+    grid,
+    relative_time,
+    safe,
+    safe_lines,
+    timestamp,
+    timestamp_seconds,
+)
 from perdure.core.effects.listing import Approval
-from perdure.core.state.labels import APPROVAL_WAITING
+from perdure.core.state.session_state import APPROVAL_WAITING
 from perdure.errors import ApprovalError, DamagedError
 from perdure.sync.session import Session
 

@@ -11,7 +11,6 @@ from rich.filesize import decimal
 
 from perdure.backends.addresses import open_backend
 from perdure.backends.protocol import Backend
-from perdure.cli.output import ProgressBar, echo, echo_json, plural, safe
 from perdure.cli.stores import (
     BAD_NEWS,
     InvalidCallError,
@@ -21,6 +20,7 @@ from perdure.cli.stores import (
     require_existing,
     without_password,
 )
+from perdure.cli.terminal import ProgressBar, echo, echo_json, plural, safe
 from perdure.errors import UnavailableError
 from perdure.journal.copying.requests import CopyProgress as Reached
 from perdure.journal.copying.rounds import CopyResult, CopyRun

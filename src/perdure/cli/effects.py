@@ -5,7 +5,15 @@ from typing import Any
 import click
 from rich.text import Text
 
-from perdure.cli.output import (
+from perdure.cli.stores import (
+    BAD_NEWS,
+    StoreCommand,
+    open_store,
+    print_damage,
+    read_sessions,
+    store_option,
+)
+from perdure.cli.terminal import (
     compact_json,
     echo,
     echo_json,
@@ -15,16 +23,8 @@ from perdure.cli.output import (
     timestamp,
     timestamp_seconds,
 )
-from perdure.cli.stores import (
-    BAD_NEWS,
-    StoreCommand,
-    open_store,
-    print_damage,
-    read_sessions,
-    store_option,
-)
 from perdure.core.effects.listing import EffectInfo
-from perdure.core.state.labels import UNKNOWN_EFFECT
+from perdure.core.state.session_state import UNKNOWN_EFFECT
 from perdure.errors import DamagedError
 from perdure.sync.session import Session
 

@@ -9,17 +9,7 @@ import click
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
-from perdure.backends.protocol import DELETED, Head
-from perdure.cli.output import (
-    ProgressBar,
-    echo,
-    echo_json,
-    first_line,
-    relative_time,
-    safe,
-    terminal_width,
-    timestamp,
-)
+from perdure.backends.protocol import DELETED, Head, require_recent
 from perdure.cli.rendering import labels_text
 from perdure.cli.stores import (
     BAD_NEWS,
@@ -31,8 +21,18 @@ from perdure.cli.stores import (
     open_store,
     store_option,
 )
+from perdure.cli.terminal import (
+    ProgressBar,
+    echo,
+    echo_json,
+    first_line,
+    relative_time,
+    safe,
+    terminal_width,
+    timestamp,
+)
 from perdure.core.leases import LeaseHolder
-from perdure.core.state.labels import LEASED
+from perdure.core.state.session_state import LEASED
 from perdure.errors import DamagedError, NotFoundError, UnsupportedError, VersionError
 from perdure.sync.store import Store
 
@@ -146,10 +146,12 @@ def _heads(
 def most_recent(
     source: OpenStore, prefix: str, labels: tuple[str, ...], *, deleted: bool
 ) -> Iterator[Head | DamagedError]:
+    without = () if deleted else (DELETED,)
     try:
-        yield from source.store.sessions(prefix=prefix, labels=labels, recent=True, deleted=deleted)
+        backend = require_recent(source.backend)
+        yield from backend.recent(prefix=prefix, labels=labels, without=without)
     except UnsupportedError:
-        yield from _by_last_record(source, prefix, labels, () if deleted else (DELETED,))
+        yield from _by_last_record(source, prefix, labels, without)
     except DamagedError as error:
         yield error
 

@@ -3,8 +3,8 @@
 import click
 
 from perdure.backends.addresses import parse_postgres, scheme_of
-from perdure.cli.output import safe
 from perdure.cli.stores import InvalidCallError, StoreCommand
+from perdure.cli.terminal import safe
 
 EXAMPLES = """\b
 Examples:

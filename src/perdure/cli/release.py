@@ -4,8 +4,8 @@ import getpass
 
 import click
 
-from perdure.cli.output import echo, safe
 from perdure.cli.stores import BAD_NEWS, StoreCommand, open_store, require_head, store_option
+from perdure.cli.terminal import echo, safe
 from perdure.sync.lease import this_process
 
 EXAMPLES = """\b

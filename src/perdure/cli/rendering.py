@@ -3,7 +3,7 @@
 The JSON of a record has the keys `session`, `position`, `id`, `kind`, `time`, `digest` and
 `content`, the payload as the format describes it. An unreadable record has `session`, `position`
 (0 if the damage is not in one entry) and `unreadable`, the reason. Headings are safe to print;
-texts are returned as stored, so callers must pass them through `perdure.cli.output.safe`.
+texts are returned as stored, so callers must pass them through `perdure.cli.terminal.safe`.
 """
 
 import json
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from perdure.cli.output import compact_json, safe, timestamp
+from perdure.cli.terminal import compact_json, safe, timestamp
 from perdure.errors import DamagedError, PerdureError
 from perdure.formats.intake import IncomingMessage
 from perdure.formats.streaming import rebuild

@@ -12,7 +12,6 @@ import click
 
 from perdure import replay as replayed
 from perdure.aio.store import open_async
-from perdure.cli.output import echo, echo_json, safe
 from perdure.cli.stores import (
     BAD_NEWS,
     InvalidCallError,
@@ -21,6 +20,7 @@ from perdure.cli.stores import (
     require_existing,
     store_option,
 )
+from perdure.cli.terminal import echo, echo_json, safe
 from perdure.core.replay.divergence import one_line
 from perdure.core.replay.result import Replay
 from perdure.errors import NotFoundError
@@ -62,7 +62,7 @@ refused (blocked accesses) and error (raised by the agent, or null).
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @store_option
-def replay(
+def replay(  # noqa: PLR0913 - the options of the command
     address: str | None,
     session: str,
     agent: str,

@@ -8,17 +8,6 @@ from rich.cells import cell_len
 from rich.text import Text
 
 from perdure.backends.protocol import DELETED, Head
-from perdure.cli.output import (
-    compact_json,
-    echo,
-    echo_json,
-    plural,
-    safe,
-    terminal_width,
-    timestamp,
-    timestamp_seconds,
-    wrap_lines,
-)
 from perdure.cli.rendering import (
     RenderedRecord,
     damage_json,
@@ -36,6 +25,17 @@ from perdure.cli.stores import (
     open_store,
     require_head,
     store_option,
+)
+from perdure.cli.terminal import (
+    compact_json,
+    echo,
+    echo_json,
+    plural,
+    safe,
+    terminal_width,
+    timestamp,
+    timestamp_seconds,
+    wrap_lines,
 )
 from perdure.errors import DamagedError, IncompleteBatchError, NotFoundError
 from perdure.journal.records import (

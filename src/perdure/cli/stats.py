@@ -9,7 +9,6 @@ from rich.filesize import decimal
 from rich.text import Text
 
 from perdure.backends.protocol import DELETED, Entry, Head
-from perdure.cli.output import ProgressBar, echo, echo_json, plural, safe
 from perdure.cli.stores import (
     BAD_NEWS,
     OpenStore,
@@ -18,7 +17,8 @@ from perdure.cli.stores import (
     open_store,
     store_option,
 )
-from perdure.core.state.labels import TURN_OPEN
+from perdure.cli.terminal import ProgressBar, echo, echo_json, plural, safe
+from perdure.core.state.session_state import TURN_OPEN
 from perdure.errors import DamagedError, NotFoundError, VersionError
 from perdure.journal import chain
 from perdure.journal.chain import BatchAssembler
@@ -188,7 +188,7 @@ def _print_counts(result: dict[str, Any]) -> None:
         _print_fact("", f"{count:>10,}  {safe(kind)}")
     if result["torn"]:
         _print_fact("torn", f"{result['torn']:,} entries that a crash cut off, not counted above")
-    exact_bytes = "" if result["bytes"] < 1000 else f" ({result['bytes']:,})"
+    exact_bytes = "" if result["bytes"] < 1000 else f" ({result['bytes']:,})"  # noqa: PLR2004 - as in decimal
     _print_fact("bytes", f"{decimal(result['bytes'])}{exact_bytes}")
     for number, session in enumerate(result["largest"]):
         label = "" if number else "largest"

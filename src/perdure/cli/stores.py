@@ -27,7 +27,7 @@ from perdure.backends.addresses import (
     without_migration,
 )
 from perdure.backends.protocol import DELETED, Backend, Head
-from perdure.cli.output import echo, safe
+from perdure.cli.terminal import echo, safe
 from perdure.core.settings import settings_of
 from perdure.errors import DamagedError, NotFoundError, PerdureError, UsageError
 from perdure.journal.codec import Codec
@@ -157,7 +157,7 @@ def _store_hint(ctx: click.Context, words: Iterable[str]) -> str | None:
     if ctx.get_parameter_source("address") is ParameterSource.COMMANDLINE:
         return None
     for word in words:
-        if os.path.isfile(word):
+        if os.path.isfile(word):  # noqa: PTH113 - Path.is_file raises if a name is too long
             return f"{word!r} is a file: did you mean --store {shlex.quote(word)}?"
     return None
 

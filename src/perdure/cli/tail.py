@@ -8,16 +8,6 @@ import click
 from rich.text import Text
 
 from perdure.backends.protocol import DELETED
-from perdure.cli.output import (
-    echo,
-    echo_json,
-    first_line,
-    is_tty,
-    plural,
-    safe,
-    terminal_width,
-    timestamp_seconds,
-)
 from perdure.cli.rendering import damage_json, one_line, record_json
 from perdure.cli.stores import (
     BAD_NEWS,
@@ -27,6 +17,16 @@ from perdure.cli.stores import (
     open_store,
     require_head,
     store_option,
+)
+from perdure.cli.terminal import (
+    echo,
+    echo_json,
+    first_line,
+    is_tty,
+    plural,
+    safe,
+    terminal_width,
+    timestamp_seconds,
 )
 from perdure.errors import DamagedError, IncompleteBatchError, NotFoundError, UnavailableError
 from perdure.journal.records import Record

@@ -10,7 +10,6 @@ import click
 from rich.text import Text
 
 from perdure.backends.protocol import DELETED, Head
-from perdure.cli.output import ProgressBar, echo, echo_json, plural, safe
 from perdure.cli.rendering import damage_json, record_json
 from perdure.cli.stores import (
     BAD_NEWS,
@@ -24,6 +23,7 @@ from perdure.cli.stores import (
     require_head,
     store_option,
 )
+from perdure.cli.terminal import ProgressBar, echo, echo_json, plural, safe
 from perdure.core.verify import VerifyResult
 from perdure.errors import DamagedError, IncompleteBatchError, NotFoundError, VersionError
 from perdure.sync.store import Store
@@ -133,7 +133,7 @@ class SalvageFile:
         if self._target is None:
             return
         if self._file is None:
-            self._file = Path(self._target).open("x", encoding="ascii")
+            self._file = Path(self._target).open("x", encoding="ascii")  # noqa: SIM115 - see __exit__
         self._file.write(json.dumps(line) + "\n")
 
     def __enter__(self) -> Self:

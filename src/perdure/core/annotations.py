@@ -1,3 +1,8 @@
+"""Plans for notes, labels and pins: what is recorded about a conversation. Pure.
+
+In: arguments of public methods. Out: a `Plan`. Arguments are checked before anything is written.
+"""
+
 from collections.abc import Sequence
 from functools import partial
 
@@ -5,7 +10,7 @@ from perdure.backends.protocol import DELETED, HALF_COPIED, LABEL_BYTES_MAX, LAB
 from perdure.core.plans import Plan, RecordBatch, add_unless_stored
 from perdure.core.replica import Replica
 from perdure.core.state.conversation import PINS_MAX
-from perdure.core.state.labels import RESERVED_LABELS
+from perdure.core.state.session_state import RESERVED_LABELS
 from perdure.core.validation import (
     require_int,
     require_labels,

@@ -73,6 +73,15 @@ def isolates_stream(error: Exception) -> bool:
     return not (is_store_down(error) or isinstance(error, UsageError))
 
 
+def require_retriable(error: UnavailableError, batch: Sequence[Append]) -> None:
+    """Raise the error of a failed batch if repeating it is pointless.
+
+    Otherwise it is safe: the backend reconnects by itself, and appends are idempotent.
+    """
+    if error.retries_exhausted or (error.single_stream and len(batch) > 1):
+        raise error
+
+
 def copy_for_waiter(error: BaseException) -> BaseException:
     """Return a copy of an error for another waiter, with the original as its cause.
 

@@ -8,7 +8,10 @@ replica, and a window must not mix two states.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
+
+import msgspec
 
 from perdure.core.replica import Replica, StateView
 from perdure.core.settings import Settings
@@ -71,26 +74,19 @@ def decode_message(past: History, own: Codec, linked: VerifiedEntry) -> Message:
     name, position = past.stream.session, linked.entry.position
     payload = chain.open_body(name, linked, past.cipher)
     content = codec.decode(Message.kind, payload, stream=name, position=position)
-    # Every tagged value contains `"$` in JSON; most messages contain none and need no unpacking.
-    if b'"$' in payload:
-        content = _unpack(own, content, payload, name, position)
-    return content  # type: ignore[return-value] # The codec decodes a kind to its class.
+    return _unpack(own, content, payload, name, position)  # type: ignore[return-value] # The codec decodes a kind to its class.
 
 
 def _unpack(own: Codec, content: Content, payload: bytes, name: str, position: int) -> Content:
     """Restore values of the caller's types in a record."""
+    # Every tagged value contains `"$` in JSON; most records contain none and need no unpacking.
     if b'"$' not in payload or not isinstance(content, Message | Note):
         return content
-    fields = ("message", "meta") if isinstance(content, Message) else ("data",)
-    values = {
-        field: own.unpack(getattr(content, field), stream=name, position=position)
-        for field in fields
-    }
-    return type(content)(**{**_fields(content), **values})
-
-
-def _fields(content: Content) -> dict[str, Any]:
-    return {name: getattr(content, name) for name in content.__struct_fields__}
+    unpack = partial(own.unpack, stream=name, position=position)
+    if isinstance(content, Note):
+        return msgspec.structs.replace(content, data=unpack(content.data))
+    message, meta = unpack(content.message), unpack(content.meta)
+    return msgspec.structs.replace(content, message=message, meta=meta)
 
 
 class RecordReader:
@@ -161,13 +157,11 @@ class MessageCounter(NamedTuple):
     def read(self, past: History, own: Codec, linked: VerifiedEntry) -> StoredMessage:
         """Return the message in an entry, counted."""
         position, content = linked.entry.position, decode_message(past, own, linked)
-        if self.counter is None:
-            tokens = 0
-        elif content.counter == self.counter.name:
-            tokens = content.tokens + self.notices.get(position, 0)
-        else:
-            counted = count_tokens(self.counter, content.message)
-            tokens = counted + self.notices.get(position, 0)
+        tokens = 0
+        if self.counter is not None:
+            same = content.counter == self.counter.name
+            tokens = content.tokens if same else count_tokens(self.counter, content.message)
+            tokens += self.notices.get(position, 0)
         return StoredMessage(
             position,
             content.message,
@@ -197,12 +191,12 @@ def unknown_effect_notices(
 ) -> list[StoredMessage]:
     """Return a notice for each call of unknown outcome whose own notice was summarized away."""
     notices = []
-    for deed in state.effects.by_identity.values():
-        if deed.state == UNKNOWN and deed.outcome <= summary.last:
-            text = f"A call of {deed.tool!r} may have happened; its outcome is still unknown."
+    for effect in state.effects.by_identity.values():
+        if effect.state == UNKNOWN and effect.outcome <= summary.last:
+            text = f"A call of {effect.tool!r} may have happened; its outcome is still unknown."
             message = {"role": "system", "content": text}
             tokens = counting.message(message)
-            notices.append(StoredMessage(deed.outcome, message, tokens=tokens))
+            notices.append(StoredMessage(effect.outcome, message, tokens=tokens))
     return notices
 
 
@@ -214,9 +208,8 @@ class MessageReader:
         self._own = own
         self._after = after
         self._counting = counting
-        self._backward = BackwardReader(
-            past.stream.session, past.cipher, past, tenant=past.stream.tenant
-        )
+        stream = past.stream
+        self._backward = BackwardReader(stream.session, past.cipher, past, tenant=stream.tenant)
         self._torn = past.torn or (0, 0)
         self._ids: set[str] = set()
         """Record ids so far: a whole answer has the id of the interrupted one it supersedes."""
@@ -248,9 +241,9 @@ def read_instructions(
     view: StateView, own: Codec, counting: MessageCounter
 ) -> Steps[list[StoredMessage]]:
     """Read the instructions and pinned messages, which are part of every window."""
-    talk, past = view.state.conversation, view.history
+    conversation, past = view.state.conversation, view.history
     messages: list[StoredMessage] = []
-    for position in sorted({*talk.systems, *talk.pins}):
+    for position in sorted({*conversation.systems, *conversation.pins}):
         linked = yield from reader.read_entry(past, position)
         messages.append(counting.read(past, own, linked))
     return messages
@@ -266,9 +259,8 @@ def read_summary(
 
 def is_turn_start(message: StoredMessage, previous: StoredMessage | None) -> bool:
     """Whether a message is the first of its turn; without a turn, every user message is."""
-    turn = message.turn
-    if turn:
-        return previous is None or previous.turn != turn
+    if message.turn:
+        return previous is None or previous.turn != message.turn
     return message.message.get("role") == "user"
 
 

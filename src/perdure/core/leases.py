@@ -145,10 +145,8 @@ RENEW_AFTER = 1 / 3  # of the ttl; two renewals may fail before the lease is los
 
 RETRY_AFTER = 1 / 12  # of the ttl, after a failed renewal; leaves several retries before expiry
 
-CONTENDER_PAUSE_MIN, CONTENDER_PAUSE_MAX = (
-    0.005,
-    0.25,
-)  # seconds; keeps a contender from polling on every write
+# seconds; keeps a contender from polling on every write
+CONTENDER_PAUSE_MIN, CONTENDER_PAUSE_MAX = 0.005, 0.25
 
 
 class LeaseRequest(NamedTuple):
@@ -246,7 +244,7 @@ class LeaseAttempt:
     def refusal(self) -> PerdureError:
         """Return the error for a caller whose timeout has passed."""
         lease = self._replica.state.lease
-        assert lease is not None
+        assert lease is not None  # noqa: S101 - only a stored lease can make the caller wait
         return lease_held_error(self._replica.name, lease)
 
     def plan(self) -> Plan[TakenLease]:

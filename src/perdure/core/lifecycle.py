@@ -11,8 +11,9 @@ To edit: a crash may happen between any two writes, so the order above must not 
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
-from perdure.backends.protocol import DELETED, Append, Head
+from perdure.backends.protocol import DELETED, Append, Entry, Head
 from perdure.core.plans import Plan, RecordBatch, T
 from perdure.core.replica import Replica
 from perdure.core.settings import Settings
@@ -22,7 +23,14 @@ from perdure.errors import ConflictError, InUseError, NotFoundError, PerdureErro
 from perdure.journal import chain, codec, reader, requests
 from perdure.journal.chain import ChainTip, PendingRecord, StreamIdentity, VerifiedEntry
 from perdure.journal.reader import History, ParentStream
-from perdure.journal.records import BatchDiscarded, Branched, BranchKept, BranchReleased, Deleted
+from perdure.journal.records import (
+    BatchDiscarded,
+    Branched,
+    BranchKept,
+    BranchReleased,
+    Content,
+    Deleted,
+)
 from perdure.journal.requests import Steps
 
 PAGE = 256  # heads per request
@@ -31,6 +39,15 @@ FIRST_PAGE = 64  # heads; a caller that shows one screen of sessions should not 
 
 
 PARENT_DELETED = "its parent was deleted before the branch was complete"
+
+
+class SessionInfo(NamedTuple):
+    """A session in a listing: its id, its newest position, that entry's digest, and its labels."""
+
+    id: str
+    position: int
+    digest: str
+    labels: frozenset[str]
 
 
 def open_session(name: object, settings: Settings, *, must_exist: bool) -> Steps[Replica]:
@@ -71,15 +88,20 @@ def _complete_branch(child: Replica, parent: ParentStream) -> Steps[bool]:
     """Complete a branch that has only its first entry; False if its parent was deleted first."""
     owner = Replica(parent.name, child.settings)
     yield from owner.load()
-    for keep, kept in owner.state.kept_branches.items():
-        if kept.stream == child.history.stream.id:
-            if not kept.complete:
-                try:
-                    yield from _write_plan(owner, _plan_keep(keep, _as_complete(kept), parent.at))
-                except ConflictError:
-                    return False
-            return True
+    for keep, kept in _keeps_of(child, owner):
+        if not kept.complete:
+            try:
+                yield from _write_plan(owner, _plan_keep(keep, _as_complete(kept), parent.at))
+            except ConflictError:
+                return False
+        return True
     return False
+
+
+def _keeps_of(child: Replica, parent: Replica) -> list[tuple[str, BranchKept]]:
+    stream = child.history.stream.id
+    keeps = parent.state.kept_branches.items()
+    return [(keep, kept) for keep, kept in keeps if kept.stream == stream]
 
 
 def _finish_drop(replica: Replica) -> Steps[None]:
@@ -101,12 +123,9 @@ def list_page(
 ) -> Steps[tuple[Sequence[Head], str | None]]:
     """Return a page of heads, and the `after` of the next page, or None at the end."""
     require_filter(prefix, after, labels)
+    without = excluded_labels(deleted=deleted)
     page = yield from requests.heads(
-        prefix=prefix,
-        after=after,
-        labels=labels,
-        without=excluded_labels(deleted=deleted),
-        limit=limit,
+        prefix=prefix, after=after, labels=labels, without=without, limit=limit
     )
     return page, page[-1].stream if len(page) == limit else None
 
@@ -118,20 +137,18 @@ def excluded_labels(*, deleted: bool) -> tuple[str, ...]:
 
 def create_branch(source: Replica, name: object, *, at: object) -> Steps[Replica]:
     """Create a session that shares the source's history up to and including a position."""
-    stream = StreamIdentity(
-        require_session_id(name), source.settings.token(), source.settings.tenant
-    )
+    settings = source.settings
+    stream = StreamIdentity(require_session_id(name), settings.token(), settings.tenant)
     state, past, _ = source.view
     newest = past.torn[0] - 1 if past.torn else past.tip.position
     position = newest if at is None else require_int(at, "at")
     if position == 0 and not state.begin:  # No history to share: the branch is a new session.
         yield from _require_free(stream.session)
-        return Replica(stream.session, source.settings)
+        return Replica(stream.session, settings)
     first = max(state.begin, 1)
     if not first <= position <= newest:
-        raise UsageError(
-            f"a branch of {source.name!r} must begin at {first} to {newest}, not {position}"
-        )
+        allowed = f"a branch of {source.name!r} must begin at {first} to {newest}"
+        raise UsageError(f"{allowed}, not {position}")
     shared = yield from reader.read_entry(past, position)
     past = past.until(shared.tip)
     yield from _require_complete_batch(past, shared)
@@ -139,13 +156,13 @@ def create_branch(source: Replica, name: object, *, at: object) -> Steps[Replica
     state = yield from source.state_at(past)
     # The position may be in the history that the source shares itself: the stream that stores it
     # has to keep the branch.
-    owner = Replica(past.segment(position).stream.session, source.settings)
+    owner = Replica(past.segment(position).stream.session, settings)
     yield from owner.load()
     kept = BranchKept(reason=BranchKept.CREATING, branch=stream.session, stream=stream.id)
-    keep = source.settings.new_id()
+    keep = settings.new_id()
     yield from _write_plan(owner, _plan_keep(keep, kept, position))
     yield from _store_first_entry(stream, state, owner, shared.tip, keep)
-    child = Replica(stream.session, source.settings)
+    child = Replica(stream.session, settings)
     try:
         yield from _write_plan(owner, _plan_keep(keep, _as_complete(kept), position))
     except ConflictError:
@@ -172,11 +189,8 @@ def _require_free(name: str) -> Steps[None]:
     """Raise UsageError if a session with this name exists or was deleted."""
     head = yield from requests.head(name)
     if head is not None:
-        reason = (
-            "was deleted, and its name cannot be used for a branch"
-            if DELETED in head.labels
-            else "exists"
-        )
+        deleted = "was deleted, and its name cannot be used for a branch"
+        reason = deleted if DELETED in head.labels else "exists"
         raise UsageError(f"session {name!r} {reason}: choose another name")
 
 
@@ -201,15 +215,22 @@ def _store_first_entry(
     """Store the first entry of a branch; if the name was taken meanwhile, release the keep."""
     settings, parent = owner.settings, owner.history.stream
     content = Branched(parent=parent.session, stream=parent.id, at=shared.position)
-    draft = PendingRecord(settings.new_id(), content, codec.encode(content))
-    time = settings.now()
-    entries, tip = chain.link_entries(stream, shared, [draft], time=time, cipher=settings.cipher)
+    draft, entries, tip = _link_one(stream, shared, content, settings)
     state.apply(tip.position, draft.id, content, draft.payload)
     first = Append(stream.session, entries, state.head_labels, begins=True)
     outcome = yield from requests.commit(first)
     if outcome.status != "stored":
         yield from _write_plan(owner, _plan_release(owner, keep))
         raise UsageError(f"session {stream.session!r} exists: choose another name")
+
+
+def _link_one(
+    stream: StreamIdentity, after: ChainTip, content: Content, settings: Settings
+) -> tuple[PendingRecord, list[Entry], ChainTip]:
+    """Return a record as the next entry of a stream, with the tip that it makes."""
+    draft = PendingRecord(settings.new_id(), content, codec.encode(content))
+    time, cipher = settings.now(), settings.cipher
+    return draft, *chain.link_entries(stream, after, [draft], time=time, cipher=cipher)
 
 
 def _plan_release(owner: Replica, keep: str) -> Plan[int]:
@@ -258,7 +279,7 @@ def _delete_and_drop(replica: Replica, reason: str) -> Steps[None]:
         users = []
         for kept in batch.state.kept_branches.values():
             if (yield from _is_needed(kept)):
-                users.append(kept.branch or kept.reason)
+                users.append(kept.branch or kept.reason)  # noqa: PERF401 - cannot yield in a list
         if users:
             raise InUseError(batch.name, tuple(users))
         return batch.add_content(record_id, Deleted(reason=reason))
@@ -280,13 +301,9 @@ def _delete_incomplete(replica: Replica, reason: str) -> Steps[None]:
     linked = chain.verify_entry(replica.name, last)
     if linked.header.kind != Branched.kind:
         return
-    settings, content = replica.settings, Deleted(reason=reason)
+    settings = replica.settings
     stream = StreamIdentity(replica.name, linked.header.stream, settings.tenant)
-    draft = PendingRecord(settings.new_id(), content, codec.encode(content))
-    time = settings.now()
-    entries, tip = chain.link_entries(
-        stream, linked.tip, [draft], time=time, cipher=settings.cipher
-    )
+    _, entries, tip = _link_one(stream, linked.tip, Deleted(reason=reason), settings)
     outcome = yield from requests.commit(Append(replica.name, entries, frozenset({DELETED})))
     if outcome.status == "stored":
         yield from requests.drop(replica.name, before=tip.position)
@@ -297,9 +314,8 @@ def _release_in_parent(child: Replica, parent: str) -> Steps[None]:
     owner = Replica(parent, child.settings)
     try:
         yield from owner.load()
-        for keep, kept in owner.state.kept_branches.items():
-            if kept.stream == child.history.stream.id:
-                yield from _write_plan(owner, _plan_release(owner, keep))
+        for keep, _ in _keeps_of(child, owner):
+            yield from _write_plan(owner, _plan_release(owner, keep))
     except (ConflictError, NotFoundError):
         return
 

@@ -73,7 +73,7 @@ def append_messages(
 def parse_messages(message: Any) -> Sequence[ParsedMessage]:
     """Return the messages in a caller's argument; UsageError if one has no valid role."""
     # Most messages are a role and a text. Skipping the parser for them makes every write cheaper.
-    if type(message) is dict and len(message) == 2 and type(message.get("content")) is str:
+    if type(message) is dict and len(message) == 2 and type(message.get("content")) is str:  # noqa: PLR2004
         role = message.get("role")
         if role in ("user", "assistant", "system"):
             return ((message, {}),)
@@ -166,8 +166,6 @@ def with_caller_id(drafts: Sequence[PendingRecord], record_id: str) -> PendingRe
     """Return the first draft with the caller's id, and with a digest of all if there are more."""
     content = drafts[0].content
     if len(drafts) > 1 and isinstance(content, Message):
-        digest = fingerprint(
-            b"\0".join(strip_token_count(draft.content, draft.payload) for draft in drafts)
-        )
-        content = msgspec.structs.replace(content, call=digest)
+        payloads = [strip_token_count(draft.content, draft.payload) for draft in drafts]
+        content = msgspec.structs.replace(content, call=fingerprint(b"\0".join(payloads)))
     return PendingRecord(record_id, content, codec.encode(content))

@@ -229,16 +229,14 @@ class Replica:
         return chain.open_body(self.name, linked, self.settings.cipher)
 
     def _apply(self, state: SessionState, linked: VerifiedEntry) -> Content:
-        header = linked.header
+        header, position = linked.header, linked.entry.position
         payload = chain.open_body(self.name, linked, self.settings.cipher)
-        content = codec.decode(
-            header.kind, payload, stream=self.name, position=linked.entry.position
-        )
+        content = codec.decode(header.kind, payload, stream=self.name, position=position)
         try:
-            state.apply(linked.entry.position, header.id, content, payload)
+            state.apply(position, header.id, content, payload)
         except LookupError as error:
             reason = "it refers to a record that does not exist"
-            raise ChainError(self.name, linked.entry.position, reason) from error
+            raise ChainError(self.name, position, reason) from error
         return content
 
     def catch_up(self) -> Steps[list[Content]]:
@@ -303,7 +301,7 @@ class Replica:
         """
         self.require_present()
         if self.doubt is not None:
-            yield from self._resolve_doubt()
+            yield from self._resolve_doubt(self.doubt)
         kinds = [plan.kind for plan in plans]
         if "refresh" in kinds:
             yield from self.catch_up()
@@ -335,11 +333,7 @@ class Replica:
             yield from self._reject_invalidated(plans, newer, base, answers)
 
     def _reject_invalidated(
-        self,
-        plans: Sequence[Plan[Any]],
-        newer: Sequence[Content],
-        after: int,
-        answers: PlanAnswers,
+        self, plans: Sequence[Plan[Any]], newer: Sequence[Content], after: int, answers: PlanAnswers
     ) -> Steps[None]:
         """Reject plans invalidated by newer records; discard the results of the others.
 
@@ -426,26 +420,23 @@ class Replica:
         if not stream.id:
             stream = stream._replace(id=settings.token())
         time, cipher = chain.now(settings.clock), settings.cipher
-        entries, tip = chain.link_entries(
-            stream, batch.tip, batch.pending, time=time, cipher=cipher
-        )
+        drafts = batch.pending
+        entries, tip = chain.link_entries(stream, batch.tip, drafts, time=time, cipher=cipher)
         # Takes half the time of calling the class.
         append = tuple.__new__(Append, (self.name, entries, labels, False))
         return self._send(InDoubtWrite(append, batch, stream, tip))
 
-    def _resolve_doubt(self) -> Steps[None]:
+    def _resolve_doubt(self, doubt: InDoubtWrite) -> Steps[None]:
         """Resolve a write whose reply was lost, by sending it again."""
-        if self.doubt is not None:
-            first, tip = self.doubt.append.entries[0].position, self.doubt.tip
-            stored = yield from self._send(self.doubt)
-            outcome = "stored" if stored else "not stored"
-            self._add_notice("settled", first=first, last=tip.position, outcome=outcome)
+        first, tip = doubt.append.entries[0].position, doubt.tip
+        outcome = "stored" if (yield from self._send(doubt)) else "not stored"
+        self._add_notice("settled", first=first, last=tip.position, outcome=outcome)
 
     def _send(self, doubt: InDoubtWrite) -> Steps[bool]:
         """Send a write; return True if it was stored. If the reply is lost, it is in doubt."""
         append, batch, stream, tip = doubt.append, doubt.batch, doubt.stream, doubt.tip
         try:
-            outcome: Outcome = yield Commit(append)  # As `steps.commit`, with one call less.
+            outcome: Outcome = yield Commit(append)  # As `requests.commit`, with one call less.
         except UnstorableError:
             self.doubt = None  # The backend refused it: nothing was stored, now or later.
             raise
@@ -456,10 +447,8 @@ class Replica:
             self.doubt = doubt
             self._add_notice("write_in_doubt", first=append.entries[0].position, last=tip.position)
             if isinstance(error, UnavailableError):
-                hint = (
-                    f"{error.hint}. This write may still be stored: check with session.refresh(),"
-                )
-                hint += " and repeat the call only with the same id="
+                check = "This write may still be stored: check with session.refresh()"
+                hint = f"{error.hint}. {check}, and repeat the call only with the same id="
                 raise UnavailableError(error.backend, error.reason, hint) from error
             raise
         self.doubt = None
@@ -471,9 +460,8 @@ class Replica:
             yield from reader.verify_stored(append)
         # The stored batch discarded an incomplete one, so nothing is left to assemble or torn.
         batches = self._batches if self.view.history.torn is None else BatchAssembler(self.name)
-        self._publish(
-            batch.state, stream, tip, batch.last_payload or self.view.last_payload, batches
-        )
+        last = batch.last_payload or self.view.last_payload
+        self._publish(batch.state, stream, tip, last, batches)
         for key, data in batch.values.items():
             self.values.put(key, CachedValue(batch.state.values[key].position, data))
         return True

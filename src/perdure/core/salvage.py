@@ -55,7 +55,7 @@ def _find_tip(name: str, on_damage: OnDamage | None) -> Steps[ChainTip]:
         # Unreadable is not absent: report the damage, not NotFoundError.
         raise damage or NotFoundError(f"session {name!r}")
     if damage is None:
-        _report(DamagedError(name, 0, "it has entries, but no head"), on_damage)
+        _report(DamagedError(name, 0, "it has entries and no head"), on_damage)
     return ChainTip(last[0].position, None)
 
 

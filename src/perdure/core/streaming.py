@@ -75,11 +75,10 @@ class AnswerRecorder:
         messages = self.messages
         if self._collector is None or not self._collector.finished() or not messages:
             return self.piece()
-        plan = append_parsed(
-            self._replica, messages, voice=self._voice, turn=self._turn, answer=self._id
-        )
+        replica, turn, voice = self._replica, self._turn, self._voice
+        plan = append_parsed(replica, messages, voice=voice, turn=turn, answer=self._id)
         model_call = self._model_call
-        return plan if model_call is None else model_call.answered_by(plan, self._turn, duration)
+        return plan if model_call is None else model_call.answered_by(plan, turn, duration)
 
 
 # Origin of the notices that stand in for missing results.
@@ -133,13 +132,9 @@ def close_calls(replica: Replica, batch: RecordBatch, *, live: Collection[str]) 
         if call.turn and call.turn in live:
             continue
         content = yield from batch.read(call.position, Message)
-        issued = next(
-            (candidate for candidate in open_calls(content.message) if candidate.id == call_id),
-            Call(call_id, call.name),
-        )
-        notice = Message(
-            message=closing(content.message, issued), turn=call.turn, origin=INTERRUPTED_ORIGIN
-        )
+        calls = {item.id: item for item in open_calls(content.message)}
+        message = closing(content.message, calls.get(call_id, Call(call_id, call.name)))
+        notice = Message(message=message, turn=call.turn, origin=INTERRUPTED_ORIGIN)
         batch.add_content(replica.new_id(), notice)
 
 
@@ -151,9 +146,8 @@ def add_piece(replica: Replica, turn: str, answer: str, data: dict[str, Any]) ->
     def make(batch: RecordBatch) -> int:
         require_open_turn(batch, turn)
         partial = batch.state.conversation.partials.get(answer)
-        content = MessageChunk(
-            answer=answer, data=packed, turn=turn, previous=partial.position if partial else 0
-        )
+        previous = partial.position if partial else 0
+        content = MessageChunk(answer=answer, data=packed, turn=turn, previous=previous)
         return batch.add_content(record_id, content)
 
     return Plan("message.chunk", turn, make)

@@ -7,6 +7,7 @@ The newest turns and the active turns are kept as they are. Older messages, up t
 summarized together with the summary in force. Instructions are not: every window has them.
 """
 
+import math
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -167,30 +168,26 @@ def select(
     view, own = replica.view, replica.settings.codec  # One view: others may write meanwhile.
     counter = summarizer.counter or room.counter or replica.settings.counter or ESTIMATE
     counting = MessageCounter.of(view.state, counter)
-    talk = view.state.conversation
+    conversation, summary = view.state.conversation, view.state.conversation.summary
     previous, after = [], 0
-    if talk.summary is not None:
-        previous = yield from history.read_summary(view.history, talk.summary, counting)
-        after = talk.summary.last
+    if summary is not None:
+        previous = yield from history.read_summary(view.history, summary, counting)
+        after = summary.last
     ordered = yield from _messages_since(view.history, own, after, counting)
     # Calls are not separated from results that another process may still deliver.
-    waiting = {call.turn for call in talk.calls.values()} & view.state.turns.keys()
+    waiting = {call.turn for call in conversation.calls.values()} & view.state.turns.keys()
     index = _first_kept_index(ordered, summarizer, room, {*live, *waiting})
-    instructions = {*talk.systems}
+    instructions, pins = {*conversation.systems}, conversation.pins
     old = [message for message in ordered[:index] if message.position not in instructions]
     if not old:
         raise SummaryError(replica.name, "there is nothing to summarize yet")
     last = yield from read_entry(view.history, ordered[index - 1].position)
-    replaced = [
-        *previous,
-        *(message for message in old if message.position not in talk.pins),
-    ]
+    replaced = [*previous, *(message for message in old if message.position not in pins)]
     limit = summarizer.max_tokens
     if room.max_tokens is not None:
         fixed = yield from history.read_instructions(view, own, counting)
-        available = (
-            room.max_tokens - _total_tokens(fixed) - _total_tokens(ordered[index:]) - REPLY_TOKENS
-        )
+        kept = [*fixed, *ordered[index:]]
+        available = room.max_tokens - _total_tokens(kept) - REPLY_TOKENS
         limit = available if limit is None else min(available, limit)
     return SummaryJob(
         session=replica.name,
@@ -198,7 +195,7 @@ def select(
         first=ordered[0].position,
         last=last.entry.position,
         digest=last.digest,
-        previous=talk.summary.position if talk.summary else 0,
+        previous=summary.position if summary else 0,
         tokens=_total_tokens(replaced),
         limit=limit,
         counting=counting,
@@ -227,21 +224,15 @@ def _first_kept_index(
 ) -> int:
     """Return the index from which messages are kept as they are; 0 keeps all of them."""
     starts = history.window_starts(ordered, whole=True)
-    first_live = next(
-        (i for i, message in enumerate(ordered) if message.turn in live), len(ordered)
-    )
-    starts = [index for index in starts if index <= first_live]
-    candidates = starts[-summarizer.keep_turns :]
-    if not candidates:
-        return 0
-    for index in candidates:
+    first_live = next((i for i, item in enumerate(ordered) if item.turn in live), len(ordered))
+    starts = [index for index in starts if index <= first_live][-summarizer.keep_turns :]
+    most_tokens = math.inf if room.max_tokens is None else room.max_tokens / 2
+    most_messages = math.inf if room.max_messages is None else room.max_messages / 2
+    for index in starts:
         tail = ordered[index:]
-        if room.max_tokens is not None and 2 * _total_tokens(tail) > room.max_tokens:
-            continue
-        if room.max_messages is not None and 2 * len(tail) > room.max_messages:
-            continue
-        return index
-    return candidates[-1]
+        if _total_tokens(tail) <= most_tokens and len(tail) <= most_messages:
+            return index
+    return starts[-1] if starts else 0
 
 
 # Request.
@@ -265,18 +256,6 @@ def _ask_client(summarizer: Summarizer, work: SummaryJob) -> Any:
         {"role": "user", "content": prompt},
     ]
     return client.chat.completions.create(model=summarizer.model, messages=messages)
-
-
-def failure(work: SummaryJob, error: BaseException) -> SummaryError:
-    """Return the error for a call that raised; the caller chains the cause."""
-    return SummaryError(work.session, f"the summarizer raised {type(error).__qualname__}")
-
-
-def timeout_failure(work: SummaryJob, summarizer: Summarizer) -> SummaryError:
-    """Return the error for a call that timed out."""
-    return SummaryError(
-        work.session, f"the summarizer took longer than {summarizer.timeout:g} seconds"
-    )
 
 
 # Validation.

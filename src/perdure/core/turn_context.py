@@ -25,7 +25,7 @@ _entered_turns: ContextVar[tuple[TurnContext, ...]] = ContextVar("perdure_turns"
 
 
 def enter_turn(holder: object, turn: Any) -> TurnContext:
-    """Mark a turn as entered in this thread or task; return the argument for `leave`."""
+    """Mark a turn as entered in this thread or task; return the argument for `exit_turn`."""
     entered = TurnContext(holder, turn)
     _entered_turns.set((*_active(), entered))
     return entered

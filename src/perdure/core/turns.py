@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from perdure.core import streaming
 from perdure.core.effects import plans
+from perdure.core.effects.results import exception_text
 from perdure.core.messages import (
     ANONYMOUS,
     Attribution,
@@ -41,8 +42,6 @@ from perdure.journal.records import (
 )
 from perdure.journal.requests import Steps
 
-REASON_CHARS_MAX = 2_000  # characters of an error's text; enough to read, too few for a dump
-
 
 class TurnStart(NamedTuple):
     """The start of a turn: its position, and whether it had begun before, under a caller's id."""
@@ -64,15 +63,13 @@ def begin_turn(
 
     Partial answers and open calls of earlier turns are closed first, except those of `live` turns.
     """
-    begun = TurnBegun(correlation_id=require_str(correlation_id, "correlation_id"))
-    input_id = f"{turn_id}\tinput"
     if len(require_str(correlation_id, "correlation_id").encode()) > NAME_BYTES_MAX:
         raise UsageError(f"a correlation_id must be at most {NAME_BYTES_MAX} bytes of UTF-8")
     drafts = []
     if message is not None:
         drafts = encode_messages(replica, parse_messages(message), voice, turn_id, None)
         if not turn_id.startswith(GENERATED_PREFIX):
-            drafts[0] = with_caller_id(drafts, input_id)
+            drafts[0] = with_caller_id(drafts, f"{turn_id}\tinput")
 
     def make(batch: RecordBatch) -> Steps[TurnStart]:
         begun_at = _find_start(batch, turn_id)
@@ -80,13 +77,12 @@ def begin_turn(
             batch.find_stored(drafts)  # Raises DivergenceError if the input differs.
             return TurnStart(begun_at, resumed=True)
         if batch.state.conversation.partials:
-            turns = {partial.turn for partial in batch.state.conversation.partials.values()} - {
-                *live
-            }
+            partials = batch.state.conversation.partials.values()
+            turns = {partial.turn for partial in partials} - {*live}
             yield from streaming.add_interrupted_answers(replica, batch, turns=turns)
         if batch.state.conversation.calls:
             yield from streaming.close_calls(replica, batch, live=live)
-        position = batch.add_content(turn_id, begun)
+        position = batch.add_content(turn_id, TurnBegun(correlation_id=correlation_id))
         batch.add_all(drafts)
         return TurnStart(position, resumed=False)
 
@@ -121,25 +117,21 @@ def complete_turn(replica: Replica, turn: TurnOwnership) -> Plan[int]:
 
 def fail_turn(replica: Replica, turn: TurnOwnership, error: BaseException) -> Plan[int]:
     """Plan to end a turn with an error; its type and text are stored."""
-    name = type(error).__qualname__
-    reason = _error_text(error)[:REASON_CHARS_MAX].encode("utf-8", "replace").decode()
+    name, reason = type(error).__qualname__, exception_text(error)
     return _end_turn(replica, turn, TurnFailed(turn=turn.turn, error=name, reason=reason))
 
 
-def _error_text(error: BaseException) -> str:
-    try:
-        return str(error)
-    except Exception:
-        return "(it has no text)"
-
-
 def _end_turn(replica: Replica, turn: TurnOwnership, content: TurnChange) -> Plan[int]:
+    """Plan to end a turn; an abandoned one may be owned by any handle."""
     record_id = replica.new_id()
+    failed = content if isinstance(content, TurnFailed) else TurnFailed(turn="", error="")
 
     def make(batch: RecordBatch) -> Steps[int]:
-        require_turn_owner(batch, turn)
+        if isinstance(content, TurnAbandoned):
+            require_open_turn(batch, turn.turn)
+        else:
+            require_turn_owner(batch, turn)
         yield from streaming.add_interrupted_answers(replica, batch, turns=[turn.turn])
-        failed = content if isinstance(content, TurnFailed) else TurnFailed(turn="", error="")
         plans.mark_unknown(replica, batch, turn.turn, failed.error, failed.reason)
         return batch.add_content(record_id, content)
 
@@ -148,13 +140,5 @@ def _end_turn(replica: Replica, turn: TurnOwnership, content: TurnChange) -> Pla
 
 def abandon_turn(replica: Replica, turn: str, reason: str) -> Plan[int]:
     """Plan to abandon a turn, whichever handle owns it."""
-    record_id = replica.new_id()
     content = TurnAbandoned(turn=turn, reason=require_str(reason, "reason"))
-
-    def make(batch: RecordBatch) -> Steps[int]:
-        require_open_turn(batch, turn)
-        yield from streaming.add_interrupted_answers(replica, batch, turns=[turn])
-        plans.mark_unknown(replica, batch, turn)
-        return batch.add_content(record_id, content)
-
-    return Plan("turn.end", turn, make)
+    return _end_turn(replica, TurnOwnership(turn, ""), content)

@@ -1,3 +1,8 @@
+"""Check the arguments of callers: texts, numbers, ids and labels. Pure.
+
+Each function returns the argument, or raises UsageError that says what is wrong with it.
+"""
+
 import re
 from collections.abc import Collection, Sequence
 

@@ -1,3 +1,8 @@
+"""Plans that set and delete values, and steps that read their versions. Pure.
+
+A version is stored in full, or as a delta to the version before it (`core/state/values`).
+"""
+
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -36,12 +41,9 @@ def _delta_edits(
     replica: Replica, batch: RecordBatch, key: str, facts: ValueState | None, data: bytes
 ) -> Steps[list[values.Edit] | None]:
     """Return the edits from the current version to new data, or None to store it in full."""
-    if (
-        facts is None
-        or facts.deleted
-        or len(facts.chain) > DELTA_CHAIN_MAX
-        or len(data) < values.DELTA_BYTES_MIN
-    ):
+    if facts is None or facts.deleted or len(facts.chain) > DELTA_CHAIN_MAX:
+        return None
+    if len(data) < values.DELTA_BYTES_MIN:
         return None
     old = batch.values.get(key) or replica.values.get(key, facts.position)
     if old is None:
@@ -52,15 +54,11 @@ def _delta_edits(
 def _version_record(
     key: str, facts: ValueState | None, data: bytes, edits: list[values.Edit] | None
 ) -> Value:
-    version = facts.version + 1 if facts else 1
-    previous = facts.position if facts else 0
+    version, previous = (facts.version + 1, facts.position) if facts else (1, 0)
     if edits is not None:
         return Value(key=key, version=version, form="delta", data=edits, previous=previous)
-    earlier = facts.chain[0] if facts else 0
-    tree = codec.decode_tree(data)
-    return Value(
-        key=key, version=version, form="full", data=tree, previous=previous, earlier=earlier
-    )
+    tree, first = codec.decode_tree(data), facts.chain[0] if facts else 0
+    return Value(key=key, version=version, form="full", data=tree, previous=previous, earlier=first)
 
 
 def read_value_data(replica: Replica, chain: Sequence[int]) -> Steps[bytes]:
@@ -79,9 +77,8 @@ def apply_version(name: str, position: int, data: bytes, content: Value) -> byte
     try:
         return values.apply_delta(data, content.data)
     except (LookupError, TypeError, ValueError) as error:
-        raise PayloadError(
-            name, position, "its delta does not apply to the previous version"
-        ) from error
+        reason = "its delta does not apply to the previous version"
+        raise PayloadError(name, position, reason) from error
 
 
 def delete_value(replica: Replica, key: str) -> Plan[int]:

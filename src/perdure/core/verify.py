@@ -1,3 +1,8 @@
+"""Check a whole session: its chain, bodies, snapshots, summaries and head. Pure.
+
+In: a loaded replica. Out: steps that return a `VerifyResult`, or raise the first damage found.
+"""
+
 from typing import NamedTuple
 
 from perdure.backends.protocol import HALF_COPIED
@@ -43,10 +48,8 @@ def verify_session(replica: Replica) -> Steps[VerifyResult]:
     if recomputed.facts() != state.facts():
         raise DamagedError(replica.name, 0, "its state does not match its records")
     half_copied = yield from _require_head_labels(replica, past, state)
-    tip, torn = past.tip, len(forward.torn)
-    return VerifyResult(
-        replica.name, entries, tip.position, tip.digest or "", snapshots, torn, half_copied
-    )
+    position, digest, torn = past.tip.position, past.tip.digest or "", len(forward.torn)
+    return VerifyResult(replica.name, entries, position, digest, snapshots, torn, half_copied)
 
 
 def _require_snapshot(

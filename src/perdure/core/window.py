@@ -121,14 +121,8 @@ def _count_tokens(
         by_key.setdefault(_lookup_key(candidate.message), []).append(candidate)
     total = REPLY_TOKENS
     for message in transcript:
-        match = next(
-            (
-                candidate
-                for candidate in by_key.get(_lookup_key(message), ())
-                if _is_subset_of(message, candidate)
-            ),
-            None,
-        )
+        candidates = by_key.get(_lookup_key(message), ())
+        match = next((item for item in candidates if _is_subset_of(message, item.message)), None)
         if match is None:
             total += counting.message(message)
         else:
@@ -142,9 +136,8 @@ def _lookup_key(message: dict[str, Any]) -> tuple[str, str]:
     return str(message.get("role")), content if isinstance(content, str) else ""
 
 
-def _is_subset_of(message: dict[str, Any], original: StoredMessage) -> bool:
+def _is_subset_of(message: dict[str, Any], stored: dict[str, Any]) -> bool:
     """Whether every field of a rendered message equals that of the stored one."""
-    stored = original.message
     return all(name in stored and stored[name] == value for name, value in message.items())
 
 

@@ -1,9 +1,17 @@
-"""Merge blocks into alternating turns of two roles, as Anthropic and Gemini require. Pure."""
+"""Write messages as alternating turns of two roles, as Anthropic and Gemini require. Pure."""
 
-from collections.abc import Callable
-from typing import TypeAlias
+from collections.abc import Callable, Iterable
+from typing import NamedTuple, TypeAlias
 
-from perdure.formats.parts import Native
+from perdure.formats.parts import (
+    Losses,
+    Native,
+    NormalizedMessage,
+    Reasoning,
+    ToolCall,
+    ToolResult,
+    unsupported_part,
+)
 
 # Placeholder for a missing first user message: both providers require the user to begin.
 OPENING = "(The conversation continues.)"
@@ -38,3 +46,44 @@ class AlternatingTurns:
         """Insert an opening user turn if another role begins."""
         if self.turns and self.turns[0][0] != user:
             self.turns.insert(0, (user, [(opening, 0)]))
+
+
+class BlockWriter(NamedTuple):
+    """How a format writes the blocks of its turns."""
+
+    format: str
+    assistant: str
+    write_blocks: Callable[[NormalizedMessage, Losses], Iterable[PositionedBlock]]
+    write_result: Callable[[ToolCall, ToolResult, Losses], Native]
+    is_reasoning: Callable[[Native], bool]
+
+    def write(
+        self, messages: list[NormalizedMessage], losses: Losses
+    ) -> tuple[AlternatingTurns, list[Native]]:
+        """Return the turns, in which results follow their calls, and the system's blocks."""
+        turns = AlternatingTurns()
+        system: list[Native] = []
+        for message in messages:
+            blocks = [*self.write_blocks(message, losses)]
+            if message.role == "system":
+                system += [block for block, _ in blocks]
+            elif message.role == "assistant":
+                turns.add(self.assistant, self.drop_trailing_reasoning(blocks, losses))
+                results = [
+                    (self.write_result(part, part.result, losses), part.result.at)
+                    for part in message.parts
+                    if type(part) is ToolCall and part.result is not None
+                ]
+                turns.add("user", results)
+            else:
+                turns.add("user", blocks)
+        return turns, system
+
+    def drop_trailing_reasoning(
+        self, blocks: list[PositionedBlock], losses: Losses
+    ) -> list[PositionedBlock]:
+        """Drop reasoning at the end: the content it led to is missing."""
+        while blocks and self.is_reasoning(blocks[-1][0]):
+            block, at = blocks.pop()
+            losses.append(unsupported_part(Reasoning(at, block, self.format), self.format))
+        return blocks

@@ -10,15 +10,18 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from perdure.formats import media
-from perdure.formats.alternation import OPENING, AlternatingTurns, PositionedBlock
-from perdure.formats.arguments import input_object, json_text
+from perdure.formats.alternation import OPENING, AlternatingTurns, BlockWriter, PositionedBlock
 from perdure.formats.fields import (
     Fields,
     as_text,
     dicts_in,
     fields,
     first_text,
+    input_object,
+    normalized,
+    only_text,
+    read_all,
+    read_arguments,
     trim,
     unknown_fields,
 )
@@ -36,6 +39,7 @@ from perdure.formats.parts import (
     Text,
     ToolCall,
     ToolResult,
+    native_in,
     report_refusal,
     unsupported_part,
 )
@@ -77,14 +81,9 @@ _HOSTED_BLOCKS = {"server_tool_use", "container_upload"} | {
 
 def read(message: Native, at: int) -> NormalizedMessage:
     """Parse one message. Metadata of an answer (its model, its usage) is not content."""
-    stored_role = as_text(message.get("role"))
-    content = message.get("content")
-    blocks = content if type(content) is list else [content]
-    parts = [part for block in blocks if (part := _read_block(block, at)) is not None]
+    parts = read_all(message.get("content"), at, _read_block)
     parts += unknown_fields(message, _READ_FIELDS, at)
-    return NormalizedMessage(
-        at, ROLES.get(stored_role, ""), parts, ANTHROPIC, stored_role, as_text(message.get("name"))
-    )
+    return normalized(message, at, parts, ROLES, ANTHROPIC)
 
 
 def _read_block(block: Any, at: int) -> Part | None:
@@ -107,42 +106,27 @@ def _read_known_block(block: Native, kind: str, at: int) -> Part | None:
         case "thinking" | "redacted_thinking":
             return Reasoning(at, block, ANTHROPIC)
         case "tool_use":
-            return _read_call(block, at)
+            id, name = as_text(block.get("id")), as_text(block.get("name"))
+            arguments = read_arguments(block.get("input"), {})
+            return ToolCall(at, id, name, arguments, native=block, home=ANTHROPIC)
         case "tool_result":
             return _read_result(block, at)
         case "image" | "document" if type(source := block.get("source")) is dict:
             return _read_source(block, kind, source, at)
         case "search_result":
             texts = [as_text(part.get("text")) for part in dicts_in(block.get("content"))]
-            heading = [as_text(block.get("title")), as_text(block.get("source"))]
-            return Text(
-                at, "\n".join(line for line in [*heading, *texts] if line), block, ANTHROPIC
-            )
-    return (
-        Opaque(at, f"a block of type {kind!r}", block, ANTHROPIC)
-        if kind in _HOSTED_BLOCKS
-        else None
-    )
-
-
-def _read_call(block: Native, at: int) -> ToolCall:
-    arguments = block.get("input")
-    if type(arguments) is not dict and type(arguments) is not str:
-        arguments = {} if arguments is None else json_text(arguments)
-    id, name = as_text(block.get("id")), as_text(block.get("name"))
-    return ToolCall(at, id, name, arguments, native=block, home=ANTHROPIC)
+            lines = [as_text(block.get("title")), as_text(block.get("source")), *texts]
+            return Text(at, "\n".join(line for line in lines if line), block, ANTHROPIC)
+        case _ if kind in _HOSTED_BLOCKS:
+            return Opaque(at, f"a block of type {kind!r}", block, ANTHROPIC)
+    return None
 
 
 def _read_result(block: Native, at: int) -> ToolResult:
-    content = block.get("content")
-    blocks = content if type(content) is list else [content]
-    parts: list[Any] = []
-    for nested in blocks:
-        part = _read_block(nested, at)
-        if type(part) in (Text, Media, Opaque):
-            parts.append(part)
-        elif part is not None:
-            parts.append(Opaque(at, "a block", {}, ""))
+    parts: list[Any] = [
+        part if type(part) in (Text, Media, Opaque) else Opaque(at, "a block", {}, "")
+        for part in read_all(block.get("content"), at, _read_block)
+    ]
     id = as_text(block.get("tool_use_id"))
     return ToolResult(at, id, "", parts, block.get("is_error") is True, block, ANTHROPIC)
 
@@ -150,18 +134,13 @@ def _read_result(block: Native, at: int) -> ToolResult:
 def _read_source(block: Native, kind: str, source: Native, at: int) -> Text | Media | None:
     kind = "image" if kind == "image" else "file"
     name = as_text(block.get("title"))
-    data, url, id = (
-        first_text(source, "data"),
-        first_text(source, "url"),
-        first_text(source, "file_id"),
-    )
+    data, url, id = (first_text(source, field) for field in ("data", "url", "file_id"))
     match source.get("type"):
         case "base64" if data:
             mime = as_text(source.get("media_type"))
             return Media(at, kind, mime, data, name=name, native=block, home=ANTHROPIC)
         case "url" if url:
-            media_part = media.from_url(at, kind, url, name=name)
-            return media_part._replace(native=block, home=ANTHROPIC)
+            return Media.from_url(at, kind, url, name)._replace(native=block, home=ANTHROPIC)
         case "file" if id:
             return Media(at, kind, file_id=id, name=name, native=block, home=ANTHROPIC)
         case "text" if data:
@@ -173,7 +152,10 @@ def _read_source(block: Native, kind: str, source: Native, at: int) -> Text | Me
     return None
 
 
-_IMAGE_TYPES = frozenset({"image/jpeg", "image/png", "image/gif", "image/webp"})
+_BASE64_TYPES = {
+    "image": ("image/jpeg", "image/png", "image/gif", "image/webp"),
+    "file": ("application/pdf",),
+}
 
 _THINKING = ("thinking", "redacted_thinking")
 
@@ -189,24 +171,15 @@ def write(
     messages: list[NormalizedMessage], losses: Losses
 ) -> tuple[list[Native], str | list[Native] | None]:
     """Write messages, and the system prompt."""
-    turns = AlternatingTurns()
-    system: list[Native] = []
-    for message in messages:
-        blocks = list(_write_blocks(message, losses))
-        if message.role == "system":
-            system += [block for block, _ in blocks]
-        elif message.role == "assistant":
-            turns.add("assistant", _drop_trailing_thinking(blocks, losses))
-            turns.add("user", _write_results(message.parts, losses))
-        else:
-            turns.add("user", blocks)
+    turns, system = _WRITER.write(messages, losses)
     _drop_unpaired(turns, losses)
     turns.revise("assistant", lambda blocks: _drop_late_thinking(blocks, losses))
     turns.open("user", {"type": "text", "text": OPENING})
-    written = [
-        {"role": role, "content": _shorten_content([block for block, _ in blocks])}
-        for role, blocks in turns.turns
-    ]
+    written: list[Native] = []
+    for role, positioned in turns.turns:
+        blocks = [block for block, _ in positioned]
+        text = only_text(blocks)
+        written.append({"role": role, "content": blocks if text is None else text})
     if written and written[-1]["role"] == "assistant":
         _strip_trailing_space(written[-1])
     return written, _write_system(system)
@@ -215,13 +188,6 @@ def write(
 def _write_system(blocks: list[Native]) -> str | list[Native] | None:
     if all(block.keys() == {"type", "text"} for block in blocks):
         return "\n\n".join(block["text"] for block in blocks) or None
-    return blocks
-
-
-def _shorten_content(blocks: list[Native]) -> str | list[Native]:
-    if len(blocks) == 1 and blocks[0].keys() == {"type", "text"}:
-        only: str = blocks[0]["text"]
-        return only
     return blocks
 
 
@@ -262,16 +228,14 @@ def _write_text(part: Text | Refusal, role: str, losses: Losses) -> Native | Non
         what = f"a whitespace-only text was left out: {ANTHROPIC} does not accept it"
         losses.append(Loss(part.at, what))
         return None
-    native = part.native
-    if native is not None and part.home == ANTHROPIC:
-        kind = native["type"]
-        if kind == "text" or role == "user":
-            return trim(native, BLOCKS[kind], f"a block of type {kind!r}", part.at, losses)
+    native = native_in(part, ANTHROPIC)
+    if native is not None and (native["type"] == "text" or role == "user"):
+        return _trim_block(native, part.at, losses)
     return {"type": "text", "text": part.text}
 
 
 def _write_call(call: ToolCall, losses: Losses) -> Native | None:
-    native = call.native if call.home == ANTHROPIC and call.native is not None else {}
+    native = native_in(call, ANTHROPIC) or {}
     arguments = input_object(call, ANTHROPIC, losses)
     block = {**native, "type": "tool_use", "id": call.out_id, "name": call.name, "input": arguments}
     return trim(block, BLOCKS["tool_use"], "a call", call.at, losses)
@@ -290,38 +254,33 @@ def _write_opaque(part: Opaque, role: str, losses: Losses) -> Native | None:
     kind = native["type"]
     if (kind in _USER_BLOCKS) != (role == "user"):
         return None
-    is_call = kind == "server_tool_use"
-    if is_call and type(native.get("input")) is not dict:
-        return None
-    for name in (
-        ("id", "name")
-        if is_call
-        else ("tool_use_id",)
-        if kind.endswith(_SERVER_RESULT_SUFFIX)
-        else ()
-    ):
-        if type(native.get(name)) is not str or not _ID_PATTERN.fullmatch(native[name]):
+    ids: tuple[str, ...] = ()
+    if kind == "server_tool_use":
+        if type(native.get("input")) is not dict:
             return None
-    return trim(native, BLOCKS[kind], f"a block of type {kind!r}", part.at, losses)
+        ids = ("id", "name")
+    elif kind.endswith(_SERVER_RESULT_SUFFIX):
+        ids = ("tool_use_id",)
+    if not all(_ID_PATTERN.fullmatch(as_text(native.get(name))) for name in ids):
+        return None
+    return _trim_block(native, part.at, losses)
 
 
-def _write_results(parts: list[Part], losses: Losses) -> list[PositionedBlock]:
-    return [
-        (_write_result(part.out_id, part.result, losses), part.result.at)
-        for part in parts
-        if type(part) is ToolCall and part.result is not None
-    ]
+def _trim_block(native: Native, at: int, losses: Losses) -> Native | None:
+    kind = native["type"]
+    return trim(native, BLOCKS[kind], f"a block of type {kind!r}", at, losses)
 
 
-def _write_result(id: str, result: ToolResult, losses: Losses) -> Native:
-    block: Native = {"type": "tool_result", "tool_use_id": id}
-    if result.home == ANTHROPIC and result.native is not None:
-        block = trim(result.native, BLOCKS["tool_result"], "a result", result.at, losses) or block
-        block["tool_use_id"] = id
+def _write_result(call: ToolCall, result: ToolResult, losses: Losses) -> Native:
+    block: Native = {"type": "tool_result", "tool_use_id": call.out_id}
+    native = native_in(result, ANTHROPIC)
+    if native is not None:
+        block = trim(native, BLOCKS["tool_result"], "a result", result.at, losses) or block
+        block["tool_use_id"] = call.out_id
         block.pop("content", None)
     parts = result.parts
     first = parts[0] if len(parts) == 1 else None
-    if type(first) is Text and (first.native is None or first.home != ANTHROPIC):
+    if type(first) is Text and native_in(first, ANTHROPIC) is None:
         block["content"] = first.text
     elif parts:
         message = NormalizedMessage(result.at, "user", [*parts], result.home)
@@ -334,15 +293,14 @@ def _write_result(id: str, result: ToolResult, losses: Losses) -> Native:
 
 
 def _write_media(part: Media, losses: Losses) -> Native | None:
-    if part.native is not None and part.home == ANTHROPIC:
-        return trim(part.native, BLOCKS[part.native["type"]], "a media block", part.at, losses)
+    native = native_in(part, ANTHROPIC)
+    if native is not None:
+        return trim(native, BLOCKS[native["type"]], "a media block", part.at, losses)
     source: Native | None = None
-    if part.kind == "image" and part.data and part.mime in _IMAGE_TYPES:
+    if part.data and part.mime in _BASE64_TYPES.get(part.kind, ()):
         source = {"type": "base64", "media_type": part.mime, "data": part.data}
     elif part.kind in ("image", "file") and part.url:
         source = {"type": "url", "url": part.url}
-    elif part.kind == "file" and part.data and part.mime == "application/pdf":
-        source = {"type": "base64", "media_type": part.mime, "data": part.data}
     elif part.kind == "file" and part.data and part.mime == "text/plain":
         source = _plain_text_source(part.data)
     if source is None:
@@ -413,12 +371,9 @@ def _drop_late_thinking(blocks: list[PositionedBlock], losses: Losses) -> list[P
             continue
         kept.append((block, at))
         may_think = (may_think and kind in _THINKING) or kind.endswith(_SERVER_RESULT_SUFFIX)
-    return _drop_trailing_thinking(kept, losses)
+    return _WRITER.drop_trailing_reasoning(kept, losses)
 
 
-def _drop_trailing_thinking(blocks: list[PositionedBlock], losses: Losses) -> list[PositionedBlock]:
-    """Drop thinking at the end: the content it led to is missing."""
-    while blocks and blocks[-1][0]["type"] in _THINKING:
-        block, at = blocks.pop()
-        losses.append(unsupported_part(Reasoning(at, block, ANTHROPIC), ANTHROPIC))
-    return blocks
+_WRITER = BlockWriter(
+    ANTHROPIC, "assistant", _write_blocks, _write_result, lambda block: block["type"] in _THINKING
+)

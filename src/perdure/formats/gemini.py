@@ -6,22 +6,27 @@ never changes a stored message. Content that cannot be written is reported as a 
 Field names are written as in the REST API; the Python SDK's snake_case spelling is read as well.
 """
 
+import base64
 from typing import Any
 
-from perdure.formats import media
-from perdure.formats.alternation import OPENING, AlternatingTurns, PositionedBlock
-from perdure.formats.arguments import input_object, json_text, result_text
+from perdure.formats.alternation import OPENING, BlockWriter, PositionedBlock
 from perdure.formats.fields import (
     as_text,
     dicts_in,
     fields,
     first_text,
+    input_object,
+    json_text,
+    normalized,
+    read_all,
     report_unknown,
+    result_text,
     trim,
     unknown_fields,
 )
 from perdure.formats.parts import (
     GEMINI,
+    UNKNOWN_TYPE,
     Losses,
     Media,
     Native,
@@ -33,6 +38,7 @@ from perdure.formats.parts import (
     Text,
     ToolCall,
     ToolResult,
+    native_in,
     report_refusal,
     unsupported_part,
 )
@@ -58,14 +64,9 @@ _FILE = fields("fileUri", "mimeType displayName")
 
 def read(content: Native, at: int) -> NormalizedMessage:
     """Parse one content; without a role it is the user's."""
-    stored_role = as_text(content.get("role"))
-    native_parts = content.get("parts")
-    native_parts = native_parts if type(native_parts) is list else [native_parts]
-    parts = [parsed for part in native_parts if (parsed := _read_part(part, at)) is not None]
+    parts = read_all(content.get("parts"), at, _read_part)
     parts += unknown_fields(content, _READ_FIELDS, at)
-    return NormalizedMessage(
-        at, ROLES.get(stored_role, ""), parts, GEMINI, stored_role, as_text(content.get("name"))
-    )
+    return normalized(content, at, parts, ROLES, GEMINI)
 
 
 def _to_camel_case(value: Native) -> Native:
@@ -75,7 +76,7 @@ def _to_camel_case(value: Native) -> Native:
         head, *tail = name.split("_")
         if item is not None:
             key = head + "".join(word.capitalize() for word in tail)
-            converted[key] = media.base64_text(item) if isinstance(item, bytes) else item
+            converted[key] = base64.b64encode(item).decode() if isinstance(item, bytes) else item
     return converted
 
 
@@ -105,20 +106,18 @@ def _read_data(part: Native, kind: str, at: int) -> Part | None:
     value: Native = part[kind]
     mime, name = as_text(value.get("mimeType")), as_text(value.get("displayName"))
     if kind == "functionCall":
-        id, tool = as_text(value.get("id")), as_text(value.get("name"))
-        arguments = value.get("args")
-        args: str | Native = arguments if type(arguments) is dict else {}
-        if type(arguments) is not dict and arguments is not None:
-            args = json_text(arguments)
+        id, tool, args = as_text(value.get("id")), as_text(value.get("name")), value.get("args")
+        if type(args) is not dict:
+            args = {} if args is None else json_text(args)
         return ToolCall(at, id, tool, args, native=part, home=GEMINI)
     if kind == "functionResponse":
         return _read_response(value, at)
-    if kind == "inlineData" and first_text(value, "data"):
-        media_part = Media(at, media.kind_of(mime), mime, value["data"], name=name)
-        return media_part._replace(native=part, home=GEMINI)
-    if kind == "fileData" and first_text(value, "fileUri"):
-        media_part = Media(at, media.kind_of(mime), mime, url=value["fileUri"], name=name)
-        return media_part._replace(native=part, home=GEMINI)
+    data = first_text(value, "data") if kind == "inlineData" else ""
+    url = first_text(value, "fileUri") if kind == "fileData" else ""
+    if data or url:
+        family = mime.partition("/")[0]
+        media_kind = family if family in ("image", "audio") else "file"
+        return Media(at, media_kind, mime, data, url, name=name, native=part, home=GEMINI)
     return Opaque(at, f"a part of {kind}", part, GEMINI) if kind in _HOSTED_FIELDS else None
 
 
@@ -145,27 +144,10 @@ def _read_response(value: Native, at: int) -> ToolResult:
 
 def write(messages: list[NormalizedMessage], losses: Losses) -> tuple[list[Native], Native | None]:
     """Write contents, and the system instruction."""
-    turns = AlternatingTurns()
-    system: list[Native] = []
-    for message in messages:
-        parts = _write_parts(message, losses)
-        if message.role == "system":
-            system += [part for part, _ in parts]
-        elif message.role == "assistant":
-            turns.add("model", _drop_trailing_thoughts(parts, losses))
-            turns.add("user", _write_responses(message.parts, losses))
-        else:
-            turns.add("user", parts)
+    turns, system = _WRITER.write(messages, losses)
     turns.open("user", {"text": OPENING})
     contents = [{"role": role, "parts": [part for part, _ in parts]} for role, parts in turns.turns]
     return contents, {"parts": system} if system else None
-
-
-def _drop_trailing_thoughts(parts: list[PositionedBlock], losses: Losses) -> list[PositionedBlock]:
-    while parts and parts[-1][0].get("thought") is True:
-        part, at = parts.pop()
-        losses.append(unsupported_part(Reasoning(at, part, GEMINI), GEMINI))
-    return parts
 
 
 def _write_parts(message: NormalizedMessage, losses: Losses) -> list[PositionedBlock]:
@@ -176,8 +158,9 @@ def _write_parts(message: NormalizedMessage, losses: Losses) -> list[PositionedB
         if type(part) is Text or type(part) is Refusal:
             native = {"text": part.text}
             report_refusal(part, GEMINI, losses)
-            if part.native is not None and part.home == GEMINI and model:
-                native = _with_companions(part.native, {"text": part.text}, part.at, losses)
+            stored = native_in(part, GEMINI)
+            if stored is not None and model:
+                native = _with_companions(stored, native, part.at, losses)
         elif type(part) is ToolCall:
             native = _write_call(part, losses)
         elif type(part) is Media and message.role != "system":
@@ -205,22 +188,13 @@ def _write_call(call: ToolCall, losses: Losses) -> Native | None:
     if call.out_id:
         function["id"] = call.out_id
     native = {"functionCall": function}
-    if call.home == GEMINI and call.native is not None:
-        return _with_companions(call.native, native, call.at, losses)
-    return native
-
-
-def _write_responses(parts: list[Part], losses: Losses) -> list[PositionedBlock]:
-    return [
-        ({"functionResponse": _write_response(part, part.result, losses)}, part.result.at)
-        for part in parts
-        if type(part) is ToolCall and part.result is not None
-    ]
+    stored = native_in(call, GEMINI)
+    return native if stored is None else _with_companions(stored, native, call.at, losses)
 
 
 def _write_response(call: ToolCall, result: ToolResult, losses: Losses) -> Native:
     response: Native = {"name": call.name, **({"id": call.out_id} if call.out_id else {})}
-    native = result.native if result.home == GEMINI else None
+    native = native_in(result, GEMINI)
     if native is not None and type(native.get("response")) is dict:
         merged = {**native, **response}
         if not call.out_id:
@@ -233,23 +207,32 @@ def _write_response(call: ToolCall, result: ToolResult, losses: Losses) -> Nativ
     output = result_text(result._replace(parts=rest), GEMINI, losses)
     response["response"] = {"error" if result.error else "output": output}
     if inline:
-        response["parts"] = [
-            {"inlineData": {"mimeType": part.mime or media.UNKNOWN_TYPE, "data": part.data}}
-            for part in inline
-        ]
+        response["parts"] = [_inline_data(part) for part in inline]
     return response
 
 
+def _inline_data(part: Media) -> Native:
+    return {"inlineData": {"mimeType": part.mime or UNKNOWN_TYPE, "data": part.data}}
+
+
 def _write_media(part: Media, losses: Losses) -> Native | None:
-    native = part.native
-    if native is not None and part.home == GEMINI:
+    native = native_in(part, GEMINI)
+    if native is not None:
         kind = "inlineData" if "inlineData" in native else "fileData"
         data = trim(native[kind], _BLOB if kind == "inlineData" else _FILE, "data", part.at, losses)
         return None if data is None else _with_companions(native, {kind: data}, part.at, losses)
     if part.data:
-        mime = part.mime or media.UNKNOWN_TYPE
-        return {"inlineData": {"mimeType": mime, "data": part.data}}
+        return _inline_data(part)
     if part.url:
         uri = {"fileUri": part.url, **({"mimeType": part.mime} if part.mime else {})}
         return {"fileData": uri}
     return None
+
+
+def _write_result(call: ToolCall, result: ToolResult, losses: Losses) -> Native:
+    return {"functionResponse": _write_response(call, result, losses)}
+
+
+_WRITER = BlockWriter(
+    GEMINI, "model", _write_parts, _write_result, lambda part: part.get("thought") is True
+)

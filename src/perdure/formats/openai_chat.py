@@ -7,14 +7,22 @@ never changes a stored message. Content that cannot be written is reported as a 
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from perdure.formats import media
-from perdure.formats.arguments import input_text, json_text, report_error_flag, result_text
 from perdure.formats.fields import (
+    OPENAI_ROLES,
     Fields,
     as_text,
     dicts_in,
     fields,
     first_text,
+    input_text,
+    normalized,
+    only_text,
+    read_all,
+    read_arguments,
+    read_openai_file,
+    read_output,
+    report_error_flag,
+    result_text,
     trim,
     unknown_fields,
 )
@@ -31,10 +39,9 @@ from perdure.formats.parts import (
     Text,
     ToolCall,
     ToolResult,
+    native_in,
     unsupported_part,
 )
-
-ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 
 _REASONING_FIELDS = (
     "reasoning_content",
@@ -58,6 +65,9 @@ PARTS: dict[str, Fields] = {
 }
 
 # The home of a transcript of audio: left out where the audio itself is sent.
+# By type of call: the field that holds it, and the field of its input there.
+_CALL_FIELDS = {"function": ("function", "arguments"), "custom": ("custom", "input")}
+
 AUDIO_TRANSCRIPT = "spoken"
 
 _AUDIO_FORMATS = {"audio/wav": "wav", "audio/x-wav": "wav", "audio/mpeg": "mp3", "audio/mp3": "mp3"}
@@ -74,12 +84,10 @@ def read(message: Native, at: int) -> NormalizedMessage:
         if content:
             parts.append(Text(at, content))
     elif content is not None:
-        parts += read_content(content, at)
-    if len(message) > 2 or "content" not in message:
+        parts += read_all(content, at, _read_part)
+    if len(message) > 2 or "content" not in message:  # noqa: PLR2004 - most have just these two
         _read_rest(message, at, parts)
-    return NormalizedMessage(
-        at, ROLES.get(stored_role, ""), parts, CHAT, stored_role, as_text(message.get("name"))
-    )
+    return normalized(message, at, parts, OPENAI_ROLES, CHAT)
 
 
 def _read_rest(message: Native, at: int, parts: list[Part]) -> None:
@@ -99,7 +107,7 @@ def _read_rest(message: Native, at: int, parts: list[Part]) -> None:
         parts.append(_read_call(call, at) if type(call) is dict else Opaque(at, "a call", {}, ""))
     function = message.get("function_call")
     if type(function) is dict:
-        name, arguments = as_text(function.get("name")), _read_arguments(function.get("arguments"))
+        name, arguments = as_text(function.get("name")), read_arguments(function.get("arguments"))
         parts.append(ToolCall(at, "", name, arguments, kind="deprecated", home=CHAT))
     for field, expected in zip(_ANSWER_FIELDS, (str, dict, list, dict), strict=True):
         if message.get(field) and type(message[field]) is not expected:
@@ -108,21 +116,11 @@ def _read_rest(message: Native, at: int, parts: list[Part]) -> None:
 
 
 def _read_call(call: Native, at: int) -> ToolCall:
-    custom = call.get("type") == "custom"
-    function = call.get("custom" if custom else "function")
+    kind, field = _CALL_FIELDS.get(as_text(call.get("type")), _CALL_FIELDS["function"])
+    function = call.get(kind)
     function = function if type(function) is dict else {}
-    arguments = _read_arguments(function.get("input" if custom else "arguments"))
-    kind = "custom" if custom else "function"
-    return ToolCall(
-        at, as_text(call.get("id")), as_text(function.get("name")), arguments, kind=kind, home=CHAT
-    )
-
-
-def _read_arguments(arguments: Any) -> str | Native:
-    """Return arguments as text or dict; any other value, already decoded, becomes JSON again."""
-    if type(arguments) is str or type(arguments) is dict:
-        return arguments
-    return "" if arguments is None else json_text(arguments)
+    id, name = as_text(call.get("id")), as_text(function.get("name"))
+    return ToolCall(at, id, name, read_arguments(function.get(field)), kind=kind, home=CHAT)
 
 
 def _read_results(message: Native, at: int) -> list[Part]:
@@ -134,24 +132,13 @@ def _read_results(message: Native, at: int) -> list[Part]:
 
 
 def _read_result(message: Native, at: int) -> ToolResult:
-    content = message.get("content")
-    parts: list[Any] = []
-    if type(content) is list:
-        parts += read_content(content, at)
-    elif content is not None and content != "":
-        parts.append(Text(at, content if type(content) is str else json_text(content)))
-    return ToolResult(
-        at, as_text(message.get("tool_call_id")), as_text(message.get("name")), parts, home=CHAT
-    )
-
-
-def read_content(content: Any, at: int) -> list[Part]:
-    """Parse content parts; an unknown part becomes `Opaque` and is sent to no provider."""
-    content_parts = content if type(content) is list else [content]
-    return [parsed for part in content_parts if (parsed := _read_part(part, at)) is not None]
+    parts = read_output(message.get("content"), at, _read_part)
+    id, name = as_text(message.get("tool_call_id")), as_text(message.get("name"))
+    return ToolResult(at, id, name, parts, home=CHAT)
 
 
 def _read_part(part: Any, at: int) -> Part | None:
+    """Parse a content part; an unknown part becomes `Opaque` and is sent to no provider."""
     if type(part) is str:
         return Text(at, part) if part else None
     kind = part.get("type") if type(part) is dict else ""
@@ -162,15 +149,14 @@ def _read_part(part: Any, at: int) -> Part | None:
         return Refusal(at, part["refusal"])
     if kind == "image_url":
         url = part.get("image_url")
-        address = first_text(url, "url") if type(url) is dict else as_text(url)
-        if address and type(url) is dict:
+        if type(url) is dict and (address := first_text(url, "url")):
             detail = as_text(url.get("detail"))
-            media_part = media.from_url(at, "image", address)._replace(detail=detail)
+            media_part = Media.from_url(at, "image", address)._replace(detail=detail)
     elif kind == "input_audio" and type(sound := part.get("input_audio")) is dict:
         mime = "audio/" + as_text(sound.get("format"))
         media_part = Media(at, "audio", mime=mime, data=as_text(sound.get("data")))
     elif kind == "file" and type(file := part.get("file")) is dict:
-        media_part = media.from_openai_file(at, file)
+        media_part = read_openai_file(at, file)
     if media_part is None:
         return Opaque(at, f"a part of type {kind!r}" if kind else "a part", {}, "")
     return media_part._replace(native=part, home=CHAT)
@@ -195,7 +181,7 @@ def write(messages: list[NormalizedMessage], losses: Losses) -> tuple[list[Nativ
         if message.name:
             native["name"] = message.name
         written.append(native)
-        if len(native) > 2:
+        if len(native) > 2:  # noqa: PLR2004 - as above
             written += _write_results(parts, losses, deprecated="function_call" in native)
     return written, None
 
@@ -214,35 +200,34 @@ def _write_content(parts: list[Part], role: str, losses: Losses) -> str | list[N
 
 def _shorten_content(written: list[Native], parts: Sequence[Part]) -> str | list[Native]:
     """Return a single text as a str, unless its stored message had it in a list."""
-    if len(written) == 1 and written[0].keys() == {"type", "text"}:
-        in_list = any(type(part) is Text and part.home == CHAT for part in parts)
-        if not in_list:
-            only: str = written[0]["text"]
-            return only
-    return written
+    text = only_text(written)
+    if text is None or any(type(part) is Text and part.home == CHAT for part in parts):
+        return written
+    return text
 
 
 def _write_text(part: Text | Refusal, losses: Losses) -> Native:
-    native = None
-    if part.home == CHAT and part.native is not None:
-        native = trim(part.native, PARTS["text"], "a text", part.at, losses)
-    return native or {"type": "text", "text": part.text}
+    native = native_in(part, CHAT)
+    trimmed = native and trim(native, PARTS["text"], "a text", part.at, losses)
+    return trimmed or {"type": "text", "text": part.text}
 
 
 def _write_media(part: Media, losses: Losses) -> Native | None:
-    if part.home == CHAT and part.native is not None:
-        return trim(part.native, PARTS[part.native["type"]], "a part", part.at, losses)
+    native = native_in(part, CHAT)
+    if native is not None:
+        return trim(native, PARTS[native["type"]], "a part", part.at, losses)
     if part.kind == "image" and (part.url or part.data):
-        url = {"url": part.url or media.data_url(part)}
-        return {"type": "image_url", "image_url": url | media.detail_field(part)}
+        url = {"url": part.url or part.data_url}
+        detail = {"detail": part.detail} if part.detail else {}
+        return {"type": "image_url", "image_url": url | detail}
     if part.kind == "audio" and part.data and part.mime in _AUDIO_FORMATS:
         sound = {"data": part.data, "format": _AUDIO_FORMATS[part.mime]}
         return {"type": "input_audio", "input_audio": sound}
     if part.kind == "file" and part.data:
-        file = {"file_data": media.data_url(part), "filename": part.name or "file"}
+        file = {"file_data": part.data_url, "filename": part.name or "file"}
         return {"type": "file", "file": file}
-    if part.kind == "file" and part.file_id and media.same_provider(part.home, CHAT):
-        return {"type": "file", "file": {"file_id": part.file_id}}
+    if part.kind == "file" and (id := part.file_id_for(CHAT)):
+        return {"type": "file", "file": {"file_id": id}}
     return None
 
 
@@ -268,15 +253,13 @@ def _write_assistant(parts: list[Part], losses: Losses) -> Native | None:
         message["function_call"] = {"name": calls[0].name, "arguments": input_text(calls[0])}
     elif calls:
         message["tool_calls"] = [_write_call(call) for call in calls]
-    has_content = texts or len(message) > 2
+    has_content = texts or len(message) > 2  # noqa: PLR2004 - more than a role and no content
     return message if has_content else None
 
 
 def _write_call(call: ToolCall) -> Native:
-    kind = "custom" if call.kind == "custom" else "function"
-    input_field = "input" if kind == "custom" else "arguments"
-    function = {"name": call.name, input_field: input_text(call)}
-    return {"id": call.out_id, "type": kind, kind: function}
+    kind, field = _CALL_FIELDS.get(call.kind, _CALL_FIELDS["function"])
+    return {"id": call.out_id, "type": kind, kind: {"name": call.name, field: input_text(call)}}
 
 
 def _write_results(parts: list[Part], losses: Losses, *, deprecated: bool) -> Iterator[Native]:

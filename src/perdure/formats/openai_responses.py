@@ -12,14 +12,22 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from perdure.formats import media, tool_calls
-from perdure.formats.arguments import input_text, json_text, report_error_flag, result_text
+from perdure.formats import tool_calls
 from perdure.formats.fields import (
+    OPENAI_ROLES,
     Fields,
     as_text,
     dicts_in,
     fields,
     first_text,
+    input_text,
+    normalized,
+    read_all,
+    read_arguments,
+    read_openai_file,
+    read_output,
+    report_error_flag,
+    result_text,
     trim,
     unknown_fields,
 )
@@ -37,6 +45,7 @@ from perdure.formats.parts import (
     Text,
     ToolCall,
     ToolResult,
+    native_in,
     unsupported_part,
 )
 
@@ -128,11 +137,8 @@ SPECIAL_OUTPUTS = frozenset({"computer_call", "tool_search_call"})
 
 
 def is_legal_id(id: object, type_: str) -> bool:
-    return (
-        type(id) is str
-        and _ID_PATTERN.fullmatch(id) is not None
-        and id.startswith(_PREFIXES.get(type_, ""))
-    )
+    text = as_text(id)
+    return _ID_PATTERN.fullmatch(text) is not None and text.startswith(_PREFIXES.get(type_, ""))
 
 
 def is_legal_status(status: object, type_: str) -> bool:
@@ -176,31 +182,33 @@ def read_part(part: Any, at: int) -> Part | None:
         return Refusal(at, part["refusal"]) if part["refusal"] else None
     media_part: Media | None = None
     if kind == "input_image":
-        if url := first_text(part, "image_url"):
-            media_part = media.from_url(at, "image", url)
-        elif id := first_text(part, "file_id"):
-            media_part = Media(at, "image", file_id=id)
-        media_part = media_part and media_part._replace(detail=first_text(part, "detail"))
+        image = _read_image(part, at)
+        media_part = image and image._replace(detail=first_text(part, "detail"))
     elif kind == "input_file":
-        media_part = media.from_openai_file(at, part)
+        media_part = read_openai_file(at, part)
     if media_part is None:
         return Opaque(at, f"a part of type {kind!r}" if kind else "a part", {}, "")
     return media_part._replace(native=part, home=RESPONSES)
 
 
+def _read_image(image: Native, at: int) -> Media | None:
+    if url := first_text(image, "image_url"):
+        return Media.from_url(at, "image", url)
+    id = first_text(image, "file_id")
+    return Media(at, "image", file_id=id, home=RESPONSES) if id else None
+
+
 def write_parts(parts: Sequence[Part], role: str, losses: Losses) -> str | list[Native]:
     """Write parts as a list; a single text as a str, unless its stored message had a list."""
-    if len(parts) == 1 and type(parts[0]) is Text and parts[0].native is None:
-        only: str = parts[0].text
-        return only
-    written = []
+    written: list[Native] = []
     plain = True
     for part in parts:
         native: Native | None = None
         if type(part) is Text or type(part) is Refusal:
             native = {"type": "input_text", "text": part.text}
-            if part.native is not None and part.home == RESPONSES and type(part) is Text:
-                native = trim(part.native, PARTS["input_text"], "a text", part.at, losses)
+            stored = native_in(part, RESPONSES)
+            if stored is not None and type(part) is Text:
+                native = trim(stored, PARTS["input_text"], "a text", part.at, losses)
                 plain = False
         elif type(part) is Media and role == "user":
             native = _write_media(part, losses)
@@ -215,25 +223,23 @@ def write_parts(parts: Sequence[Part], role: str, losses: Losses) -> str | list[
 
 
 def _write_media(part: Media, losses: Losses) -> Native | None:
-    if part.native is not None and part.home == RESPONSES:
-        return trim(part.native, PARTS[part.native["type"]], "a part", part.at, losses)
-    own_id = part.file_id if media.same_provider(part.home, RESPONSES) else ""
+    native = native_in(part, RESPONSES)
+    if native is not None:
+        return trim(native, PARTS[native["type"]], "a part", part.at, losses)
+    own_id = part.file_id_for(RESPONSES)
     if part.kind == "image" and (part.url or part.data):
-        url = part.url or media.data_url(part)
+        url = part.url or part.data_url
         return {"type": "input_image", "image_url": url, "detail": part.detail or "auto"}
     if part.kind == "image" and own_id:
         return {"type": "input_image", "file_id": own_id, "detail": "auto"}
     if part.kind == "file" and part.data:
         name = part.name or "file"
-        return {"type": "input_file", "filename": name, "file_data": media.data_url(part)}
-    if part.kind == "file" and part.url:
-        return {"type": "input_file", "file_url": part.url}
-    if part.kind == "file" and own_id:
-        return {"type": "input_file", "file_id": own_id}
+        return {"type": "input_file", "filename": name, "file_data": part.data_url}
+    if part.kind == "file" and (part.url or own_id):
+        source = {"file_url": part.url} if part.url else {"file_id": own_id}
+        return {"type": "input_file", **source}
     return None
 
-
-ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 
 _CALL_KINDS = {"function_call": "function", "custom_tool_call": "custom"}
 
@@ -249,44 +255,35 @@ def read(item: Native, at: int) -> NormalizedMessage:
         type_ = "item_reference"
     if type_ == "message":
         return _read_message(item, at)
+    role = "assistant"
+    part: Part
     if type_ in CALLS and tool_calls.item_call_id(item):
-        return NormalizedMessage(at, "assistant", [_read_call(item, type_, at)], RESPONSES)
-    if type_ in RESULTS and tool_calls.item_output_id(item):
-        return NormalizedMessage(at, "user", [_read_result(item, type_, at)], RESPONSES)
-    if type_ == "reasoning":
-        return NormalizedMessage(at, "assistant", [Reasoning(at, item, RESPONSES)], RESPONSES)
-    is_known_type = type_ in HOSTED or type_ in CONTEXT
-    part = Opaque(at, f"an item of type {type_!r}", item, RESPONSES if is_known_type else "")
-    return NormalizedMessage(at, "assistant" if type_ in HOSTED else "context", [part], RESPONSES)
+        part = _read_call(item, type_, at)
+    elif type_ in RESULTS and tool_calls.item_output_id(item):
+        role, part = "user", _read_result(item, type_, at)
+    elif type_ == "reasoning":
+        part = Reasoning(at, item, RESPONSES)
+    else:
+        role = "assistant" if type_ in HOSTED else "context"
+        home = RESPONSES if type_ in HOSTED or type_ in CONTEXT else ""
+        part = Opaque(at, f"an item of type {type_!r}", item, home)
+    return NormalizedMessage(at, role, [part], RESPONSES)
 
 
 def _read_message(item: Native, at: int) -> NormalizedMessage:
-    stored_role = as_text(item.get("role"))
     content = item.get("content")
-    content_parts = content if type(content) is list else [content]
-    if stored_role == "assistant":
-        parts = _read_answer_parts(item, content_parts, at)
+    parts = read_all(content, at, read_part)
+    if item.get("role") == "assistant":
+        # The item is sent back whole, unless a part of it is not an answer part.
+        is_whole = all(type(part) is dict and _is_answer_part(part) for part in _as_list(content))
+        native, home = (item, RESPONSES) if is_whole else (None, "")
+        parts = [
+            part._replace(native=native, home=home) if isinstance(part, Text | Refusal) else part
+            for part in parts
+        ]
     else:
-        parts = [parsed for part in content_parts if (parsed := read_part(part, at)) is not None]
         parts += unknown_fields(item, MESSAGE.allowed | {"name"}, at)
-    return NormalizedMessage(
-        at, ROLES.get(stored_role, ""), parts, RESPONSES, stored_role, as_text(item.get("name"))
-    )
-
-
-def _read_answer_parts(item: Native, content_parts: list[Any], at: int) -> list[Part]:
-    """Parse an answer; its item is sent back whole, unless a part of it is not an answer part."""
-    is_whole = all(type(part) is dict and _is_answer_part(part) for part in content_parts)
-    parts: list[Part] = []
-    for part in content_parts:
-        parsed = read_part(part, at)
-        if type(parsed) is Text:
-            parsed = Text(at, parsed.text, item, RESPONSES) if is_whole else Text(at, parsed.text)
-        elif type(parsed) is Refusal and is_whole:
-            parsed = Refusal(at, parsed.text, item, RESPONSES)
-        if parsed is not None:
-            parts.append(parsed)
-    return parts
+    return normalized(item, at, parts, OPENAI_ROLES, RESPONSES)
 
 
 def _is_answer_part(part: Native) -> bool:
@@ -296,11 +293,11 @@ def _is_answer_part(part: Native) -> bool:
 
 
 def _read_call(item: Native, type_: str, at: int) -> ToolCall:
-    arguments: Any = item.get("input" if type_ == "custom_tool_call" else "arguments")
-    if type_ not in _CALL_KINDS:
+    if type_ in _CALL_KINDS:
+        field = "input" if type_ == "custom_tool_call" else "arguments"
+        arguments = read_arguments(item.get(field))
+    else:
         arguments = {name: value for name, value in item.items() if name not in _NOT_INPUT_FIELDS}
-    elif type(arguments) is not str and type(arguments) is not dict:
-        arguments = "" if arguments is None else json_text(arguments)
     (call,) = tool_calls.open_calls(item)
     id = as_text(item.get("call_id"))
     kind = _CALL_KINDS.get(type_, type_)
@@ -313,27 +310,17 @@ def _read_result(item: Native, type_: str, at: int) -> ToolResult:
     if type_ == "shell_call_output":
         for command in dicts_in(output):
             streams = [as_text(command.get("stdout")), as_text(command.get("stderr"))]
-            parts.append(Text(at, "\n".join(stream for stream in streams if stream)))
-        parts = [part for part in parts if part.text]
+            if text := "\n".join(stream for stream in streams if stream):
+                parts.append(Text(at, text))
     elif type_ == "computer_call_output" and type(output) is dict:
-        parts.append(_read_screenshot(output, at))
+        parts.append(_read_image(output, at) or Opaque(at, "a screenshot", output, RESPONSES))
     elif type_ == "tool_search_output":
         parts.append(Opaque(at, "a list of found tools", item, RESPONSES))
-    elif type(output) is list:
-        parts += [parsed for part in output if (parsed := read_part(part, at)) is not None]
-    elif output is not None and output != "":
-        parts.append(Text(at, output if type(output) is str else json_text(output)))
+    else:
+        parts = read_output(output, at, read_part)
     id = as_text(item.get("call_id")) or (tool_calls.item_output_id(item) if "id" in item else "")
     failed = item.get("status") == "failed"
     return ToolResult(at, id, as_text(item.get("name")), parts, failed, item, RESPONSES)
-
-
-def _read_screenshot(output: Native, at: int) -> Media | Opaque:
-    if url := first_text(output, "image_url"):
-        return media.from_url(at, "image", url)
-    if id := first_text(output, "file_id"):
-        return Media(at, "image", file_id=id, home=RESPONSES)
-    return Opaque(at, "a screenshot", output, RESPONSES)
 
 
 _ITEM_TYPES = {
@@ -349,6 +336,9 @@ def write(messages: list[NormalizedMessage], losses: Losses) -> tuple[list[Nativ
     for message in messages:
         writer.add(message)
     return writer.finish(), None
+
+
+_REASONING_LOST = "its reasoning may be missing"
 
 
 class _ItemWriter:
@@ -393,7 +383,9 @@ class _ItemWriter:
         return items
 
     def _add_answer(self, parts: list[Part]) -> None:
-        message: Native | None = None  # The stored item, or `_JOINED`, that texts are added to.
+        message: Native | None = (
+            None  # The stored item, or `_JOINED_MESSAGE`, that texts are added to.
+        )
         results: list[tuple[Native, int]] = []
         self._reasoning_lost = not self._input_written
         for part in parts:
@@ -453,15 +445,11 @@ class _ItemWriter:
         native = part.native or {}
         item = self._fit(native, MESSAGE, "message", part.at)
         if item is not None:
-            item["content"] = [
-                trimmed
-                for native_part in native["content"]
-                if (
-                    trimmed := trim(
-                        native_part, PARTS[native_part["type"]], "a part", part.at, self._losses
-                    )
-                )
+            trimmed = [
+                trim(stored, PARTS[stored["type"]], "a part", part.at, self._losses)
+                for stored in native["content"]
             ]
+            item["content"] = [written for written in trimmed if written]
         return item
 
     def _add_reasoning(self, part: Reasoning) -> None:
@@ -478,7 +466,7 @@ class _ItemWriter:
     def _add_hosted(self, part: Opaque) -> None:
         type_ = part.native["type"]
         if self._reasoning_lost and needs_id(type_):
-            self._report_reasoning_lost(part.at, type_)
+            self._leave_out(part.at, type_, _REASONING_LOST)
         elif item := self._fit(part.native, HOSTED[type_], type_, part.at):
             self._items.append((item, part.at))
             self._answerable |= {str(item.get("id")), str(item.get("call_id"))}
@@ -490,8 +478,7 @@ class _ItemWriter:
             return
         type_ = part.native.get("type") or "item_reference"
         if type_ in ANSWERS and str(part.native.get(ANSWERS[type_])) not in self._answerable:
-            what = f"an item of type {type_!r} was left out: the item it answers is missing"
-            self._losses.append(Loss(part.at, what))
+            self._leave_out(part.at, type_, "the item it answers is missing")
         elif item := self._fit(part.native, CONTEXT[type_], type_, part.at):
             self._items.append((item, part.at))
             self._input_written = True
@@ -504,7 +491,7 @@ class _ItemWriter:
             return []
         item = None
         if self._reasoning_lost and needs_id(type_):
-            self._report_reasoning_lost(call.at, type_)
+            self._leave_out(call.at, type_, _REASONING_LOST)
         elif type_ in SPECIAL_OUTPUTS and not _is_native_result(result, type_):
             what = f"a call of type {type_!r} was left out: it has no result of its own type"
             self._losses.append(Loss(call.at, what))
@@ -531,28 +518,24 @@ class _ItemWriter:
         self, call: ToolCall, result: ToolResult, type_: str, item: Native
     ) -> Native | None:
         id = item["id"] if type_ == "local_shell_call" else call.out_id
+        output_type = tool_calls.OUTPUT_TYPES[type_]
         plain = type_ in ("function_call", "custom_tool_call")
         if not plain and _is_native_result(result, type_):
             native = {**(result.native or {}), "call_id": id}
-            spec = RESULTS[tool_calls.OUTPUT_TYPES[type_]]
+            spec = RESULTS[output_type]
             if "call_id" not in spec.allowed:
                 native["id"] = native.pop("call_id")
             else:
                 native.pop("id", None)
-            return self._fit(
-                native, spec, tool_calls.OUTPUT_TYPES[type_], result.at, is_output=True
-            )
+            return self._fit(native, spec, output_type, result.at, is_output=True)
         report_error_flag(result, RESPONSES, self._losses)
         if not plain:
             return tool_calls.item_output(type_, id, result_text(result, RESPONSES, self._losses))
-        output: Native = {"type": tool_calls.OUTPUT_TYPES[type_], "call_id": id}
+        output: Native = {"type": output_type, "call_id": id}
         output["output"] = write_parts(result.parts, "user", self._losses) or ""
-        if (
-            _is_native_result(result, type_)
-            and result.native
-            and result.native.get("caller") is not None
-        ):
-            output["caller"] = result.native["caller"]
+        native = (result.native or {}) if _is_native_result(result, type_) else {}
+        if native.get("caller") is not None:
+            output["caller"] = native["caller"]
         return output
 
     def _fit(
@@ -566,35 +549,26 @@ class _ItemWriter:
             item["type"] = type_
         if "status" in item and not is_legal_status(item["status"], type_):
             if "status" in spec.required:
-                what = f"an item of type {type_!r} was left out: its status is unknown"
-                self._losses.append(Loss(at, what))
+                self._leave_out(at, type_, "its status is unknown")
                 return None
             del item["status"]
         if "id" in item and not is_output:
             if not is_legal_id(item["id"], type_) or item["id"] in self._ids:
                 if "id" in spec.required:
-                    what = (
-                        f"an item of type {type_!r} was left out: its id is invalid or already used"
-                    )
-                    self._losses.append(Loss(at, what))
+                    self._leave_out(at, type_, "its id is invalid or already used")
                     return None
                 del item["id"]
             else:
                 self._ids.add(item["id"])
         return item
 
-    def _report_reasoning_lost(self, at: int, type_: str) -> None:
-        what = f"an item of type {type_!r} was left out: its reasoning may be missing"
-        self._losses.append(Loss(at, what))
+    def _leave_out(self, at: int, type_: str, reason: str) -> None:
+        self._losses.append(Loss(at, f"an item of type {type_!r} was left out: {reason}"))
 
 
 _JOINED_MESSAGE: Native = {}  # marker: the last item is a new message, and further texts join it
 
 
 def _is_native_result(result: ToolResult, type_: str) -> bool:
-    native = result.native
-    return (
-        native is not None
-        and result.home == RESPONSES
-        and native.get("type") == tool_calls.OUTPUT_TYPES[type_]
-    )
+    native = native_in(result, RESPONSES)
+    return native is not None and native.get("type") == tool_calls.OUTPUT_TYPES[type_]

@@ -7,6 +7,8 @@ rendered messages may share values with it.
 
 from typing import Any, NamedTuple, TypeAlias
 
+import msgspec
+
 Native: TypeAlias = dict[str, Any]
 
 
@@ -17,6 +19,8 @@ RESPONSES = "openai.responses"
 ANTHROPIC = "anthropic"
 
 GEMINI = "gemini"
+
+UNKNOWN_TYPE = "application/octet-stream"  # The MIME type of media without one.
 
 
 class StoredMessage(NamedTuple):
@@ -77,6 +81,23 @@ class Media(NamedTuple):
     native: Native | None = None
     home: str = ""
 
+    @classmethod
+    def from_url(cls, at: int, kind: str, url: str, name: str = "") -> "Media":
+        """Return media from a URL, which may be a data URL."""
+        head, comma, data = url.partition(",")
+        if comma and head.startswith("data:") and head.endswith(";base64"):
+            mime = head.removeprefix("data:").removesuffix(";base64").partition(";")[0]
+            return cls(at, kind, mime=mime, data=data, name=name)
+        return cls(at, kind, url=url, name=name)
+
+    @property
+    def data_url(self) -> str:
+        return f"data:{self.mime or UNKNOWN_TYPE};base64,{self.data}"
+
+    def file_id_for(self, format: str) -> str:
+        """Return the file id if it is valid in a format: both are from one provider."""
+        return self.file_id if self.home.partition(".")[0] == format.partition(".")[0] else ""
+
 
 class Reasoning(NamedTuple):
     """Opaque reasoning: sent to its own provider only, and only with the content it led to."""
@@ -107,73 +128,41 @@ class ToolResult(NamedTuple):
     home: str = ""
 
 
-class ToolCall:
+class ToolCall(msgspec.Struct, eq=False):
     """A call that needs a result. Rendering sets `result` and `out_id`, the id that is sent."""
 
-    __slots__ = ("at", "home", "id", "input", "kind", "name", "native", "out_id", "result")
-
-    def __init__(
-        self,
-        at: int,
-        id: str,
-        name: str,
-        input: str | Native,
-        *,
-        kind: str = "function",
-        native: Native | None = None,
-        home: str = "",
-    ) -> None:
-        self.at = at
-        self.id = id
-        self.name = name
-        self.input = input
-        self.kind = kind  # `function`, `custom`, `deprecated`, or an item type of Responses
-        self.native = native
-        self.home = home
-        self.out_id = ""
-        self.result: ToolResult | None = None
+    at: int
+    id: str
+    name: str
+    input: str | Native
+    kind: str = "function"  # or `custom`, `deprecated`, or an item type of Responses
+    native: Native | None = None
+    home: str = ""
+    out_id: str = ""
+    result: ToolResult | None = None
 
 
 Part: TypeAlias = Text | Refusal | Media | Reasoning | Opaque | ToolResult | ToolCall
 
 
-class NormalizedMessage:
+class NormalizedMessage(msgspec.Struct, eq=False):
     """A normalized message. `role` is system, user, assistant, context, or "" if unknown."""
 
-    __slots__ = (
-        "at",
-        "author",
-        "ended",
-        "home",
-        "name",
-        "parts",
-        "recipient",
-        "role",
-        "stored_role",
-        "turn",
-    )
+    at: int
+    role: str
+    parts: list[Part]
+    home: str
+    stored_role: str = ""  # The role as stored, such as `developer` for system, or an unknown one.
+    name: str = ""
+    author: str = ""
+    recipient: str = ""
+    turn: str = ""
+    ended: bool = False  # Whether later items can no longer be part of it.
 
-    def __init__(
-        self,
-        at: int,
-        role: str,
-        parts: list[Part],
-        home: str,
-        stored_role: str = "",
-        name: str = "",
-    ) -> None:
-        self.at = at
-        self.role = role
-        self.parts = parts
-        self.home = home
-        self.stored_role = (
-            stored_role  # The role as stored, such as `developer` for system, or an unknown one.
-        )
-        self.name = name
-        self.author = ""
-        self.recipient = ""
-        self.turn = ""
-        self.ended = False  # Whether later items can no longer be part of it.
+
+def native_in(part: Text | Refusal | Media | ToolResult | ToolCall, format: str) -> Native | None:
+    """Return the original data of a part if it is of this format."""
+    return part.native if part.home == format else None
 
 
 _MEDIA_NAMES = {"image": "an image", "audio": "audio", "file": "a file"}

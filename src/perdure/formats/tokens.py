@@ -261,7 +261,7 @@ class Estimate(TextCounter):
     def count(self, message: Mapping[str, Any]) -> int:
         """Return the estimated number of tokens of a message in a prompt; see the class."""
         # Fast path for nearly every message: windows count many.
-        if type(message) is dict and len(message) == 2:
+        if type(message) is dict and len(message) == 2:  # noqa: PLR2004 - a role and its content.
             content, role = message.get("content"), message.get("role")
             if type(content) is str and type(role) is str and role in ROLES:
                 return MESSAGE_TOKENS + 1 + self.text(content)

@@ -51,20 +51,11 @@ def open_calls(message: Message) -> list[Call]:
         return []
     if _has_type(message, OUTPUT_TYPES):
         return _item_calls(message)
-    calls = []
-    if type(content) is list:
-        calls += [
-            Call(_text(block.get("id")) or _text(block.get("name")), _text(block.get("name")))
-            for block in content
-            if type(block) is dict and block.get("type") == "tool_use"
-        ]
+    calls = [_call_of(block) for block in _dicts(content) if block.get("type") == "tool_use"]
     if "tool_calls" in message or "function_call" in message:
         calls += _chat_calls(message)
     if "parts" in message:
-        calls += [
-            Call(_text(call.get("id")) or _text(call.get("name")), _text(call.get("name")))
-            for call in _gemini_parts(message, "function_call", "functionCall")
-        ]
+        calls += map(_call_of, _gemini_parts(message, "function_call", "functionCall"))
     return calls
 
 
@@ -80,21 +71,16 @@ def answers(message: Message) -> list[str]:
     if "tool_call_id" in message:
         return [_text(message["tool_call_id"])]
     if "tool_responses" in message:  # AutoGen: several answers in one message.
-        responses = message["tool_responses"]
-        responses = responses if type(responses) is list else []
-        return [_text(each.get("tool_call_id")) for each in responses if type(each) is dict]
+        return [_text(each.get("tool_call_id")) for each in _dicts(message["tool_responses"])]
     if type(content) is list:
-        return [
-            _text(block.get("tool_use_id"))
-            for block in content
-            if type(block) is dict and block.get("type") == "tool_result"
-        ]
+        results = [block for block in _dicts(content) if block.get("type") == "tool_result"]
+        return [_text(block.get("tool_use_id")) for block in results]
     if _has_type(message, _ALL_OUTPUT_TYPES):
         id = item_output_id(message)
         return [id] if id else []
     if "parts" in message:
         responses = _gemini_parts(message, "function_response", "functionResponse")
-        return [_text(each.get("id")) or _text(each.get("name")) for each in responses]
+        return [_call_of(response).id for response in responses]
     if message.get("role") == "function":
         return [_text(message.get("name"))]
     return []
@@ -134,12 +120,8 @@ def item_output(type_: str, id: str, text: str) -> Message:
         return {"type": OUTPUT_TYPES[type_], "call_id": id, "status": "failed", "output": text}
     if type_ == "local_shell_call":
         return {"type": OUTPUT_TYPES[type_], "id": id, "output": text}
-    custom = type_ == "custom_tool_call"
-    return {
-        "type": OUTPUT_TYPES[type_ if custom else "function_call"],
-        "call_id": id,
-        "output": text,
-    }
+    answered = type_ if type_ == "custom_tool_call" else "function_call"
+    return {"type": OUTPUT_TYPES[answered], "call_id": id, "output": text}
 
 
 def item_call_id(item: Message) -> str:
@@ -169,33 +151,33 @@ def _item_calls(item: Message) -> list[Call]:
 
 def _chat_calls(message: Message) -> list[Call]:
     calls = []
-    tool_calls = message.get("tool_calls")
-    for call in tool_calls if type(tool_calls) is list else ():
-        if type(call) is dict:
-            function = call.get("custom" if call.get("type") == "custom" else "function")
-            name = _text(function.get("name")) if type(function) is dict else ""
-            calls.append(Call(_text(call.get("id")) or name, name))
+    for call in _dicts(message.get("tool_calls")):
+        function = call.get("custom" if call.get("type") == "custom" else "function")
+        name = _text(function.get("name")) if type(function) is dict else ""
+        calls.append(Call(_text(call.get("id")) or name, name))
     function = message.get("function_call")
     if type(function) is dict:
-        calls.append(Call(_text(function.get("name")), _text(function.get("name"))))
+        name = _text(function.get("name"))
+        calls.append(Call(name, name))
     return calls
 
 
 def _gemini_parts(message: Message, snake: str, camel: str) -> list[Message]:
-    parts = message["parts"]
-    values = [
-        part.get(snake) or part.get(camel)
-        for part in (parts if type(parts) is list else ())
-        if type(part) is dict
-    ]
-    return [value for value in values if type(value) is dict]
+    return _dicts([part.get(snake) or part.get(camel) for part in _dicts(message.get("parts"))])
+
+
+def _call_of(data: Message) -> Call:
+    """Return the call that a part makes or answers; without an id, its name is the id."""
+    name = _text(data.get("name"))
+    return Call(_text(data.get("id")) or name, name)
+
+
+def _dicts(values: object) -> list[Message]:
+    return [value for value in values if type(value) is dict] if type(values) is list else []
 
 
 def _text(value: object) -> str:
     return value if type(value) is str else ""
-
-
-CallMessage = dict[str, Any]
 
 
 class RequestedCall(NamedTuple):
@@ -207,7 +189,7 @@ class RequestedCall(NamedTuple):
     problem: str = ""
 
 
-def parse_calls(message: CallMessage) -> list[RequestedCall]:
+def parse_calls(message: Message) -> list[RequestedCall]:
     """Return the calls of a stored message, in order."""
     arguments = _raw_arguments(message)
     return [
@@ -232,31 +214,22 @@ def _parse_call(call: Call, index: int, arguments: object) -> RequestedCall:
     return RequestedCall(call, index, decoded)
 
 
-def _raw_arguments(message: CallMessage) -> list[object]:
+def _raw_arguments(message: Message) -> list[object]:
     """Return the arguments of each call, in the order of `open_calls`."""
     if "call_id" in message:
         return [_arguments_of(message)]
-    arguments: list[object] = []
-    content = message.get("content")
-    if isinstance(content, list):
-        blocks = _dicts(content)
-        arguments += [block.get("input") for block in blocks if block.get("type") == "tool_use"]
+    blocks = _dicts(message.get("content"))
+    arguments: list[object] = [
+        block.get("input") for block in blocks if block.get("type") == "tool_use"
+    ]
     arguments += [
         _arguments_of(call.get(call.get("type") or "function") or call.get("function"))
         for call in _dicts(message.get("tool_calls"))
     ]
     if isinstance(message.get("function_call"), dict):
         arguments.append(_arguments_of(message["function_call"]))
-    for part in _dicts(message.get("parts")):
-        call = part.get("function_call") or part.get("functionCall")
-        arguments += [call.get("args")] if isinstance(call, dict) else []
-    return arguments
-
-
-def _dicts(values: object) -> list[dict[str, Any]]:
-    return (
-        [value for value in values if isinstance(value, dict)] if isinstance(values, list) else []
-    )
+    calls = _gemini_parts(message, "function_call", "functionCall")
+    return arguments + [call.get("args") for call in calls]
 
 
 def _arguments_of(call: object) -> object:

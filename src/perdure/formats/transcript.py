@@ -4,7 +4,8 @@ Stored messages come in, a `Transcript` goes out. Pure; stored messages are neve
 
 The transcript is valid whatever was stored: results follow their calls, open calls are closed by a
 notice, reasoning stays with the answer it led to, nothing is empty. Content that a format cannot
-express is never dropped silently: it is reported as a `Loss`, or, for open calls, in `closed`.
+express is never dropped silently: it is reported as a `Loss`, or, for open calls, in
+`interrupted_calls`.
 
 The steps: each message is parsed by its own format into the neutral form (`formats.parts`), items
 of one answer are joined, results are attached to their calls (`attach_results`), one
@@ -16,8 +17,13 @@ from typing import Any, NamedTuple
 
 from perdure.errors import UsageError
 from perdure.formats import anthropic, gemini, openai_chat, openai_responses
-from perdure.formats.detect import detect_format
-from perdure.formats.names import CallIds, legal_speaker_name, legal_tool_name
+from perdure.formats.fields import (
+    CallIds,
+    as_text,
+    dicts_in,
+    legal_speaker_name,
+    legal_tool_name,
+)
 from perdure.formats.openai_responses import CALLS, HOSTED, needs_id
 from perdure.formats.parts import (
     ANTHROPIC,
@@ -269,6 +275,60 @@ def _prefix_author(message: NormalizedMessage) -> None:
         message.parts.insert(0, Text(message.at, f"{message.author}:"))
 
 
+_RESPONSES_PARTS = frozenset({"input_text", "input_image", "input_file", "output_text"})
+
+_CHAT_PARTS = frozenset({"image_url", "input_audio", "file", "refusal"})
+
+_CHAT_FIELDS = frozenset({"tool_calls", "tool_call_id", "function_call", "refusal", "audio"})
+
+_ANTHROPIC_BLOCKS = anthropic.BLOCKS.keys() - {"text"}
+
+_ANTHROPIC_FIELDS = frozenset({"cache_control", "citations"})
+
+_ANTHROPIC_ANSWER_FIELDS = frozenset({"stop_reason", "stop_sequence", "usage"})
+
+
+def detect_format(message: Native) -> str:
+    """Return the format of a message: `openai.chat`, `openai.responses`, `anthropic`, `gemini`.
+
+    - `parts`, or the role `model`: gemini.
+    - A `type`: responses, unless it is a `message` with blocks that only Anthropic has, or with
+      metadata that only Anthropic's answers have.
+    - Content in parts that only one format has: that format.
+    - Everything else, such as a role and a text, means the same in all: openai.chat.
+    """
+    content = message.get("content")
+    if type(content) is str and "type" not in message:
+        return CHAT
+    if "parts" in message or message.get("role") == "model":
+        return GEMINI
+    type_ = message.get("type")
+    if type(type_) is str and type_ != "message":
+        return RESPONSES
+    if message.keys() & _CHAT_FIELDS:
+        return CHAT
+    if type_ == "message" and message.keys() & _ANTHROPIC_ANSWER_FIELDS:
+        return ANTHROPIC
+    parts_format = _format_of_parts(dicts_in(content))
+    if type_ == "message":
+        return RESPONSES if parts_format == CHAT else parts_format or RESPONSES
+    # A reference to an item of a response may omit its type.
+    return parts_format or (RESPONSES if message.keys() == {"id"} else CHAT)
+
+
+def _format_of_parts(parts: list[Native]) -> str:
+    """Return the format of the first part that only one format has; "" if there is none."""
+    for part in parts:
+        kind = as_text(part.get("type"))
+        if kind in _RESPONSES_PARTS:
+            return RESPONSES
+        if kind in _CHAT_PARTS:
+            return CHAT
+        if kind in _ANTHROPIC_BLOCKS or part.keys() & _ANTHROPIC_FIELDS:
+            return ANTHROPIC
+    return ""
+
+
 _READERS: dict[str, Callable[[Native, int], NormalizedMessage]] = {
     CHAT: openai_chat.read,
     RESPONSES: openai_responses.read,
@@ -397,9 +457,9 @@ class Transcript(list[dict[str, Any]]):
 
     `system` holds the instructions where the provider wants them apart from the messages
     (Anthropic: a text or blocks; Gemini: a content), else None. `losses` lists content that is
-    missing, `closed` the calls without a result. For a window, `cut` is the position at which it
-    begins if older messages were left out, else 0, and `tokens` its size if `max_tokens` was given,
-    else None.
+    missing, `interrupted_calls` the calls without a result. For a window, `truncated_before` is the
+    position at which it begins if older messages were left out, else 0, and `tokens` its size if
+    `max_tokens` was given, else None.
     """
 
     truncated_before: int = 0

@@ -167,7 +167,7 @@ def _header_error(name: str, entry: Entry) -> Exception:
         version = msgspec.json.decode(entry.header)[0]
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, LookupError, TypeError):
         version = FORMAT
-    if isinstance(version, int) and FORMAT < version < 100:
+    if isinstance(version, int) and FORMAT < version < 100:  # noqa: PLR2004 - more is not a version
         return VersionError(f"{name!r} entry {entry.position}", str(version), str(FORMAT))
     return ChainError(name, entry.position, "its header does not parse")
 

@@ -98,7 +98,7 @@ class Codec:
         try:
             for key, item in value.items():
                 if type(key) is not str:
-                    raise UnstorableValue(f"a key is {type(key).__name__}, not str: convert it")
+                    raise UnstorableValue(f"a key is {type(key).__name__}, not str: convert it")  # noqa: TRY301
                 if not key.isascii():
                     require_unicode(key)
                 # Inlined fast path: most values are ASCII text, and a call for each costs more.
@@ -116,7 +116,7 @@ class Codec:
         packed: list[Any] = []
         try:
             for item in value:
-                packed.append(self._pack(item, depth + 1))
+                packed.append(self._pack(item, depth + 1))  # noqa: PERF401 - the path needs len()
         except UnstorableValue as error:
             error.path.append(f"[{len(packed)}]")
             raise

@@ -133,7 +133,7 @@ def require_head(name: str, head: Head | None, tail: Sequence[VerifiedEntry]) ->
     """Raise unless the tail that was read matches the head; this detects a truncated tail."""
     if head is None:
         if tail:
-            raise DamagedError(name, 0, "it has entries, but no head")
+            raise DamagedError(name, 0, "it has entries and no head")
         return
     if not tail or tail[0].entry.position < head.position:
         raise ChainError(name, head.position, "the head points to it, but it is missing")
@@ -281,7 +281,7 @@ class ForwardReader:
             return None
         yield from self._fill(self._segment, limit)
         ended = self._segment is None
-        while self._waiting and (ended or len(self._waiting) > 2):
+        while self._waiting and (ended or len(self._waiting) > 2):  # noqa: PLR2004 - see _is_confirmed
             self._deliver(self._waiting.pop(0))
         if ended:
             self._end_torn()

@@ -14,7 +14,7 @@ from typing import Any
 from perdure.errors import UsageError, VersionError
 
 
-class UnstorableValue(Exception):
+class UnstorableValue(Exception):  # noqa: N818 - `codec` converts it
     """A value cannot be stored. Its path is collected while the stack unwinds: success is free."""
 
     def __init__(self, reason: str) -> None:

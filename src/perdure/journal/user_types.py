@@ -115,7 +115,7 @@ def _is_equal(original: Any, rebuilt: Any) -> bool:
     """Whether `==` returns exactly True; arrays return an array, which decides nothing."""
     try:
         return (original == rebuilt) is True
-    except Exception:
+    except Exception:  # noqa: BLE001 - `__eq__` is the application's code
         return False
 
 

@@ -78,11 +78,6 @@ def close_source(source: object) -> None:
         close()
 
 
-def shielded(write: Callable[..., T], *args: Any) -> T:
-    """Call a write. A thread cannot be cancelled, so nothing has to be shielded."""
-    return write(*args)
-
-
 def gather(
     function: Callable[[JobT, threading.Semaphore | None], T],
     jobs: Sequence[JobT],
@@ -134,7 +129,7 @@ def call_function(
     def run() -> None:
         try:
             results.append((context.run(function), None))
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - raised where the caller waits
             results.append((None, error))
         done.set()
 
@@ -158,7 +153,7 @@ class Background:
         def run() -> None:
             try:
                 future.set_result(work(*args))
-            except BaseException as error:
+            except BaseException as error:  # noqa: BLE001 - raised where the future is waited for
                 future.set_exception(error)
 
         context = copy_context()

@@ -43,7 +43,7 @@ class Driver:
                         answer: Any = self.committer.append(request.append)
                     else:
                         answer = self.answer(request)
-                except BaseException as error:
+                except BaseException as error:  # noqa: BLE001 - the steps handle or re-raise it
                     request = steps.throw(error)
                 else:
                     request = steps.send(answer)

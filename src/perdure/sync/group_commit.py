@@ -30,6 +30,7 @@ from perdure.core.batching import (
     group_by_stream,
     is_store_down,
     isolates_stream,
+    require_retriable,
 )
 from perdure.core.plans import Plan
 from perdure.core.replica import Replica
@@ -186,7 +187,7 @@ class Batcher(Generic[ItemT, ResultT]):
             answers = self._run([waiter.item for waiter in batch])
             for waiter, answer in zip(batch, answers, strict=True):
                 waiter.answer, waiter.done = answer, True
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - re-raised in every waiting thread
             own.error = error
             for waiter in own.followers:
                 waiter.error, waiter.done = copy_for_waiter(error), True
@@ -239,19 +240,14 @@ class GroupCommitter:
 
     def append(self, append: Append) -> Outcome:
         """Return the outcome of an append; what was stored is durable."""
-        combiner = self.combiner_for(append) if self._isolated else self._combiner
-        result = combiner.submit(append)
+        combiner = self._isolated.get(append.stream) if self._isolated else None
+        result = (combiner or self._combiner).submit(append)
         return self._retry_alone(append, result) if isinstance(result, RetryAlone) else result
 
     def drain(self) -> None:
         """Return when everything submitted before has its result."""
         for combiner in (self._combiner, *self._isolated.copy().values()):
             combiner.submit(None)
-
-    def combiner_for(self, append: Append) -> Batcher[Append | None, CommitResult]:
-        """Return the combiner for an append: the shared one, unless its stream is isolated."""
-        isolated = self._isolated.get(append.stream) if self._isolated else None
-        return self._combiner if isolated is None else isolated
 
     def _new_combiner(self) -> Batcher[Append | None, CommitResult]:
         return Batcher(self._send, self._combiner, self._send_alone)
@@ -275,24 +271,17 @@ class GroupCommitter:
                 raise
             return [RetryAlone(error, len(group), threading.Lock)] * len(group)
 
-    def _retry_alone(self, append: Append, parting: RetryAlone[threading.Lock]) -> Outcome:
+    def _retry_alone(self, append: Append, failed: RetryAlone[threading.Lock]) -> Outcome:
         """Send an append of a failed commit again, on its own."""
-        with parting.lock, parting.attempt():
+        with failed.lock, failed.attempt():
             return self._new_combiner().submit(append)  # type: ignore[return-value]
 
     def _send_alone(self, append: Append | None) -> Outcome:
-        """Send one append that shares its commit with no other. None only waits for its turn.
-
-        This is the frame right below `Batcher.submit` for a lone caller, so the first attempt is
-        made here.
-        """
+        """Send one append that shares its commit with no other. None only waits for its turn."""
         if append is None:
             return STORED
         try:
-            try:
-                (outcome,) = self._backend.append([append])
-            except UnavailableError as error:
-                (outcome,) = self._append_again([append], error)
+            (outcome,) = self._append([append])
         except Exception as error:
             if isolates_stream(error):
                 self._isolated.setdefault(append.stream, self._new_combiner())
@@ -302,20 +291,15 @@ class GroupCommitter:
         return outcome
 
     def _append(self, batch: list[Append]) -> Sequence[Outcome]:
+        """Append a batch; repeat it once if it failed, unless that is pointless."""
         try:
             return self._backend.append(batch)
         except UnavailableError as error:
-            return self._append_again(batch, error)
-
-    def _append_again(self, batch: list[Append], error: UnavailableError) -> Sequence[Outcome]:
-        """Repeat an append that failed, unless that is pointless."""
-        if error.retries_exhausted or (error.single_stream and len(batch) > 1):
-            raise error
-        # The backend reconnects by itself, and appends are idempotent, so a retry is safe.
-        try:
-            return self._backend.append(batch)
-        except UsageError:  # Closed meanwhile: the first attempt's outcome stays unknown.
-            raise error from None
+            require_retriable(error, batch)
+            try:
+                return self._backend.append(batch)
+            except UsageError:  # Closed meanwhile: the first attempt's outcome stays unknown.
+                raise error from None
 
 
 def plan_batcher(driver: "Driver", replica: Replica) -> Batcher[Plan[Any], Any]:

@@ -8,7 +8,7 @@ notices as events. Nothing is decided here.
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from perdure import events
 from perdure.core.effects.calls import ActiveTurn, VersionMismatch
@@ -23,9 +23,6 @@ from perdure.journal.requests import Steps
 from perdure.sync.concurrency import Background
 from perdure.sync.driver import Driver
 from perdure.sync.group_commit import plan_batcher
-
-if TYPE_CHECKING:
-    from concurrent.futures import Future
 
 T = TypeVar("T")
 
@@ -50,7 +47,8 @@ class Handle:
         self.on_close: set[Callable[[], None]] = set()
         """Called before this handle closes, to release what it holds."""
         self._closed = False
-        self._background = Background()
+        self.background = Background()
+        """Work besides writes, which closing waits for."""
         driver.handles.add(self)
         self.emit_pending_events()
 
@@ -59,7 +57,8 @@ class Handle:
         if self._closed or self.replica.deleted:
             self.require_open()
         try:
-            result = self._write_observed(plan) if events.enabled() else self._combiner.submit(plan)
+            submit = self._write_observed if events.enabled() else self._combiner.submit
+            result = submit(plan)
         finally:
             if self.replica.pending_events:
                 self.emit_pending_events()
@@ -129,23 +128,11 @@ class Handle:
                 return
             events.emit(notice.event, {**context, **notice.fields})
 
-    def start_background(self, work: Callable[..., T], *args: Any) -> "Future[T]":
-        """Do work in the background; closing waits for it. It reports its own errors."""
-        return self._background.start(work, *args)
-
-    def finish(self, work: Callable[..., None], *args: Any) -> None:
-        """Do work that must not stop halfway, and wait for it; so does closing."""
-        self._background.finish(work, *args)
-
-    def clean_up(self, work: Callable[..., None], *args: Any) -> None:
-        """Do work after the caller was interrupted; closing waits for it."""
-        self._background.clean_up(work, *args)
-
     def drain(self) -> None:
         """Release what this handle holds, and wait for everything in flight."""
         for release in [*self.on_close]:
             release()
-        self._background.join()
+        self.background.join()
         if not self._closed and not self.replica.deleted:
             self._combiner.submit(NO_OP)
 

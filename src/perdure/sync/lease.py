@@ -4,7 +4,6 @@
 import os
 import time
 from contextlib import suppress
-from types import TracebackType
 from typing import Self
 
 from perdure.backends import fork_safety
@@ -93,9 +92,8 @@ class Lease:
 
     def _take(self, holding: HeldLease) -> None:
         handle, until = self._handle, now() + self._request.wait
-        attempt = LeaseAttempt(
-            handle.replica, self._request, holding, self._request.who or this_process()
-        )
+        who = self._request.who or this_process()
+        attempt = LeaseAttempt(handle.replica, self._request, holding, who)
         pause = CONTENDER_PAUSE_MIN
         with handle.span("lease", ttl=self._request.ttl) as span:
             while True:
@@ -131,7 +129,7 @@ class Lease:
         self._handle.on_close.discard(self.release)
         holding.end()
         if not isinstance(error, PerdureError):
-            self._handle.clean_up(self._release, holding)
+            self._handle.background.clean_up(self._release, holding)
 
     def _renew_with_timeout(self) -> float | None:
         """Renew the lease, but time out when it expires: a store may hang."""
@@ -151,7 +149,7 @@ class Lease:
         sent = now()
         try:
             self._handle.write(leases.plan_renewal(replica, holding))
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - on any error, the lease expires by itself
             return leases.retry_delay(replica, holding, error)
         holding.renew(sent)
         return self._request.ttl * RENEW_AFTER
@@ -168,7 +166,7 @@ class Lease:
         self._renewing.stop()
         if holding.here():
             # To its end: otherwise a cancelled caller would make others wait for the whole ttl.
-            self._handle.finish(self._release, holding)
+            self._handle.background.finish(self._release, holding)
             self._renewing.join()
 
     def _release(self, holding: HeldLease) -> None:
@@ -182,12 +180,7 @@ class Lease:
             except PerdureError as error:
                 span.fields["outcome"] = type(error).__name__
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         _ = self.held  # Reading it detects an expired lease.
         self.release()
         if error is None and self._holding is not None and self._holding.loss is not None:

@@ -59,7 +59,7 @@ class ReplayHandle(Handle):
         with guard.suspended():
             return super().run(require_read_only(steps))
 
-    def wait(self, after: int, timeout: float | None) -> bool:
+    def wait(self, after: int, timeout: float | None) -> bool:  # noqa: ARG002
         """Return False: a replayed session gets no new records."""
         return False
 
@@ -100,7 +100,7 @@ class ReplaySession(Session):
             turn.id = self._cursor.next_turn() or turn.id
         return turn
 
-    def branch(self, id: str, *, at: int | str | EffectInfo | None = None) -> "Session":
+    def branch(self, id: str, *, at: int | str | EffectInfo | None = None) -> "Session":  # noqa: ARG002
         """Raise UsageError: a replay writes nothing."""
         raise UsageError("a replayed session cannot be branched: branch the recorded session")
 
@@ -108,7 +108,7 @@ class ReplaySession(Session):
 def replay(session: Session, agent: Callable[[Session], Any], request: ReplayRequest) -> Replay:
     """Run an agent again on the record of a session, and compare."""
     require_plain_agent(agent)
-    handle = session._handle
+    handle = session._handle  # noqa: SLF001 - the replay shares the session's driver
     replica, cursor = handle.run(prepare_replay(handle.replica, request))
     replayed = ReplaySession.over(handle.driver, replica, cursor, request.errors)
     returned, error = None, None
@@ -117,7 +117,7 @@ def replay(session: Session, agent: Callable[[Session], Any], request: ReplayReq
             returned = resolve(agent(replayed))
         except ReplayStopped:
             pass
-        except BaseException as raised:
+        except BaseException as raised:  # noqa: BLE001 - re-raised unless the agent raised it
             error = require_agent_error(raised)
     replayed.close()
     return replay_outcome(cursor, guarding, returned, error)

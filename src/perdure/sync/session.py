@@ -5,7 +5,6 @@ Nothing is decided here: each method creates a plan or steps, and runs them thro
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from perdure import events
@@ -31,6 +30,7 @@ from perdure.core.summaries import (
     TIMEOUT,
     Summarizer,
     parse_summarizer,
+    undo_summary,
     window_summarizer,
 )
 from perdure.core.validation import require_int, require_timeout
@@ -146,9 +146,8 @@ class Session:
         same id with other messages is a DivergenceError.
         """
         voice = make_attribution(author, recipient, channel, origin)
-        return self._handle.write(
-            append_messages(self._replica, messages, voice=voice, record_id=id)
-        )
+        plan = append_messages(self._replica, messages, voice=voice, record_id=id)
+        return self._handle.write(plan)
 
     def turn(
         self,
@@ -195,7 +194,7 @@ class Session:
         """
         return Lease(self._handle, leases.parse_request(ttl, timeout, owner, force=force))
 
-    def tool(
+    def tool(  # noqa: PLR0913 - every option of a tool, by name
         self,
         function: Callable[..., Any],
         *,
@@ -216,7 +215,7 @@ class Session:
         before its outcome was recorded. "unsafe": it is not made again and raises
         UnknownOutcomeError. "read_only" and "idempotent": it is made again; an idempotent tool gets
         the same `perdure.current_effect().key`. "reconcile": the function `reconcile` finds out
-        whether it happened, and returns Done(result) or DidNotHappen().
+        whether it happened, and returns Happened(result) or DidNotHappen().
 
         With `approval` (True, or a function of the arguments), a call runs only after it was
         approved (`session.approvals`, `perdure approve`) within `approval_ttl` seconds. The caller
@@ -288,7 +287,8 @@ class Session:
         summarizer = None if summarize is None else window_summarizer(summarize, request, last)
         if request == EVERYTHING or last is not None:
             window.require_last_alone(request, last)
-            return Transcript(self._handle.run(history.read_messages(self._replica, last=last)))
+            messages = self._handle.run(history.read_messages(self._replica, last=last))
+            return Transcript(messages)
         transcript = self._window(request)
         if (
             summarizer is None
@@ -354,7 +354,7 @@ class Session:
 
         NotFoundError if there is no summary.
         """
-        self._summaries.undo()
+        self._handle.write(undo_summary(self._replica))
 
     def set(self, key: str, value: object) -> int:
         """Store a value as the newest version of a key; on return it is durable.
@@ -376,9 +376,8 @@ class Session:
 
     def note(self, data: object, *, author: str = "", id: str | None = None) -> int:
         """Append a note that is not part of the conversation. It never conflicts."""
-        return self._handle.write(
-            annotations.add_note(self._replica, data, author=author, record_id=id)
-        )
+        plan = annotations.add_note(self._replica, data, author=author, record_id=id)
+        return self._handle.write(plan)
 
     def label(self, *add: str, remove: Sequence[str] = ()) -> None:
         """Add or remove labels, by which `store.sessions` finds the session."""
@@ -440,12 +439,7 @@ class Session:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 

@@ -5,20 +5,20 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from types import TracebackType
 from typing import TYPE_CHECKING, Self
 from weakref import WeakSet
 
 from perdure import events
 from perdure.backends.addresses import Address, _emit_downgrades, open_backend, require_backend
 from perdure.backends.guarantees import Guarantees, guarantees_of
-from perdure.backends.protocol import Backend, Head, require_recent
+from perdure.backends.protocol import Backend, require_recent
 from perdure.core import history, lifecycle, salvage
 from perdure.core.effects import listing
 from perdure.core.effects.listing import Approval
+from perdure.core.lifecycle import SessionInfo
 from perdure.core.replica import Replica
 from perdure.core.settings import Settings, Types, settings_of
-from perdure.core.state.labels import APPROVAL_WAITING
+from perdure.core.state.session_state import APPROVAL_WAITING
 from perdure.core.validation import require_session_id
 from perdure.errors import UsageError
 from perdure.journal.reader import OnDamage
@@ -67,11 +67,9 @@ class Store:
         with events.span("open", store=self._backend.name, session=name) as span:
             replica = self._driver.run(steps)
             if replica.exists:
-                count, position = replica.state.messages, replica.tip.position
+                role, count = history.read_last_role(replica), replica.state.messages
                 span.event = "resume"
-                span.fields.update(
-                    count=count, role=history.read_last_role(replica), position=position
-                )
+                span.fields.update(count=count, role=role, position=replica.tip.position)
         return replica
 
     def sessions(
@@ -82,8 +80,8 @@ class Store:
         after: str = "",
         deleted: bool = False,
         recent: bool = False,
-    ) -> Iterator[Head]:
-        """Yield the heads of sessions in order of their ids, read page by page from the store.
+    ) -> Iterator[SessionInfo]:
+        """Yield the sessions in order of their ids, read page by page from the store.
 
         Only sessions whose id begins with `prefix` and sorts after `after`, and that have all
         `labels`; deleted ones only with `deleted`. With `recent`, the most recently changed session
@@ -96,7 +94,8 @@ class Store:
             without = lifecycle.excluded_labels(deleted=deleted)
             backend = require_recent(self._backend)
             heads = backend.recent(prefix=prefix, labels=labels, without=without)
-            yield from heads
+            for head in heads:
+                yield SessionInfo(*head)
             return
         cursor: str | None = after
         limit = lifecycle.FIRST_PAGE
@@ -106,7 +105,8 @@ class Store:
             )
             page, cursor = self._driver.run(steps)
             limit = lifecycle.PAGE
-            yield from page
+            for head in page:
+                yield SessionInfo(*head)
 
     def records(
         self, id: str, *, after: int = 0, on_damage: OnDamage | None = None
@@ -161,12 +161,7 @@ class Store:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 

@@ -3,7 +3,6 @@
 
 import time
 from collections.abc import Iterable, Iterator
-from types import TracebackType
 from typing import Any, Self
 
 from perdure.core.plans import Plan
@@ -85,10 +84,5 @@ class Stream:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()

@@ -1,7 +1,6 @@
 # Generated from aio/values.py by scripts/generate_sync.py: do not edit.
 """Values: named, versioned documents, in a session or on their own."""
 
-from types import TracebackType
 from typing import Any, Self
 
 from perdure.core import plans
@@ -79,10 +78,5 @@ class Values:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()

@@ -35,39 +35,28 @@ __all__ = [
 ]
 
 
-_CONTRACTS = {
-    "BackendContract": "perdure.testing.contract",
-    "AsyncBackendContract": "perdure.testing.contract.asynchronous",
+_MODULES = {
+    "BackendContract": "contract",
+    "AsyncBackendContract": "contract.asynchronous",
+    "ModelServer": "model_server",
+    "machine_for": "machine",
+    "violations": "provider_rules",
 }
 
-_OTHERS = {
-    "ModelServer": "perdure.testing.model_server",
-    "machine_for": "perdure.testing.machine",
-    "violations": "perdure.testing.provider_rules",
+_CHAPTERS = {
+    "BackendContract": ("append", "read", "recent", "remove", "sharing", "watch"),
+    "AsyncBackendContract": ("asynchronous",),
 }
-
-_CONTRACT_MODULES = (
-    "contract.append",
-    "contract.read",
-    "contract.recent",
-    "contract.remove",
-    "contract.sharing",
-    "contract.watch",
-)
 
 
 def __getattr__(name: str) -> Any:
-    if name in _OTHERS:
-        return getattr(import_module(_OTHERS[name]), name)
-    if name not in _CONTRACTS:
+    if name not in _MODULES:
         message = f"module {__name__!r} has no attribute {name!r}"
         raise AttributeError(message)
-    import pytest
+    if name in _CHAPTERS:
+        import pytest
 
-    # pytest rewrites assertions only in test files; without this, a failure shows no values.
-    if name == "BackendContract":
-        pytest.register_assert_rewrite(*(f"{__name__}.{part}" for part in _CONTRACT_MODULES))
-    else:
-        pytest.register_assert_rewrite(_CONTRACTS[name])
-    contract = globals()[name] = getattr(import_module(_CONTRACTS[name]), name)
-    return contract
+        # pytest rewrites assertions only in test files; without this, a failure shows no values.
+        pytest.register_assert_rewrite(*(f"{__name__}.contract.{part}" for part in _CHAPTERS[name]))
+    found = globals()[name] = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+    return found

@@ -113,7 +113,7 @@ class Flaky(BackendWrapper):
         super().__init__(backend)
         self.after_commit = after_commit
         self.calls = 0
-        rng = random.Random(seed)
+        rng = random.Random(seed)  # noqa: S311 - must be reproducible, not secret
         self._fails = fail if callable(fail) else lambda _: rng.random() < fail
 
     def append(self, appends: Sequence[Append]) -> Sequence[Outcome]:

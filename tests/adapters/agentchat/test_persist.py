@@ -210,7 +210,7 @@ def test_of_two_runs_at_a_time_one_is_told(place: Place) -> None:
         async with place.durable(teams.round_robin) as durable:
             place.server.fault("slow", seconds=1.0)
             running = asyncio.ensure_future(durable.run(task=TASKS[0]))
-            while not place.prompts:
+            while not place.prompts:  # noqa: ASYNC110 - a server in another thread is asked
                 await asyncio.sleep(0.01)  # Then it is under way, and stays so for a second.
             with pytest.raises(UsageError, match="in progress"):
                 await durable.run(task=TASKS[0])

@@ -58,7 +58,7 @@ def worker(name: str, url: str, folder: Path, lease: float | None) -> Callable[[
                 with persist(session, *agents, tools=scene.tools, lease=lease):
                     agents[0].initiate_chat(agents[1], message=PROMPTS[0])
             ended = "done"
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - the test reads it
             ended = f"{type(error).__name__}: {error}"
         (folder / f"{name}.tmp").write_text(ended)
         (folder / f"{name}.tmp").rename(folder / f"{name}.ended")

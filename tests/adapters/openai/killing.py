@@ -37,7 +37,7 @@ def serving() -> Iterator[str]:
 def prompts(url: str) -> list[Any]:
     """Return the prompts that a server was sent, in order."""
     control = url.removesuffix("/v1") + "/test/requests"
-    with urllib.request.urlopen(control, timeout=60) as response:
+    with urllib.request.urlopen(control, timeout=60) as response:  # noqa: S310 - ours
         requests = json.load(response)
     return [one["body"].get("messages") or one["body"].get("input") for one in requests]
 
@@ -88,7 +88,7 @@ def child(script: Script, form: str, url: str, path: Path, *, what: str = "", at
             script(form, url, path, killer)
             os.write(writer, json.dumps(killer.counts).encode())
             code = 0
-        except BaseException:
+        except BaseException:  # noqa: BLE001 - the parent shows it
             os.write(2, traceback.format_exc().encode())
         finally:
             os._exit(code)

@@ -71,7 +71,7 @@ def test_a_failure_is_a_failed_turn_and_a_cancelled_call_as_well(server: ModelSe
             await client.chat.completions.create(model="m", messages=[user("hello")])
         server.fault("hang")
         call = asyncio.create_task(client.responses.create(model="m", input="hello"))
-        while len(server.requests) < 2:
+        while len(server.requests) < 2:  # noqa: ASYNC110 - the server is in other threads
             await asyncio.sleep(0.01)
         call.cancel()
         with pytest.raises(asyncio.CancelledError):

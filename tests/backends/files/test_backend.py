@@ -29,7 +29,7 @@ from perdure.errors import (
 from perdure.testing.contract import BackendContract
 from perdure.testing.contract.samples import append_all, append_of, entries, entry, positions
 
-MEMORY = Path("/dev/shm")
+MEMORY = Path("/dev/shm")  # noqa: S108 - a file system in memory, where a sync costs nothing.
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ def test_an_address_opens_it(path: Path) -> None:
             turn.append({"role": "assistant", "content": "Hello."})
         session.set("plan", {"step": 3})
     with perdure.open(f"files:{path}") as store:
-        assert [head.stream for head in store.sessions()] == ["claim-4711"]
+        assert [head.id for head in store.sessions()] == ["claim-4711"]
         session = store.resume("claim-4711")
         assert [one["content"] for one in session.messages()] == ["Hello?", "Hello."]
         assert session.get("plan") == {"step": 3}
@@ -232,7 +232,7 @@ def test_many_may_make_it_at_once(folder: Path) -> None:
                 ready.wait()
                 name = f"{threading.get_ident()}"
                 assert append_all(FilesBackend(path), append_of(name, 1, 1)) == ["stored"]
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001 - shown below.
                 failures.append(error)
 
         threads = [threading.Thread(target=make) for _ in range(4)]

@@ -28,7 +28,7 @@ from tests.promises.watched_files import WatchedFiles
 
 pytestmark = pytest.mark.durability
 
-MEMORY = Path("/dev/shm")
+MEMORY = Path("/dev/shm")  # noqa: S108 - a file system in memory, where a sync costs nothing.
 
 
 @pytest.fixture

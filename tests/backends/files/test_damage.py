@@ -16,7 +16,7 @@ from perdure.backends.protocol import Append, Entry
 from perdure.errors import DamagedError, PerdureError, UnavailableError
 from perdure.testing.contract.samples import append_all, append_of, entries, entry
 
-MEMORY = Path("/dev/shm")
+MEMORY = Path("/dev/shm")  # noqa: S108 - a file system in memory, where a sync costs nothing.
 NAMES = ["a stream", "another"]
 DRAW = random.Random(6)
 SHARE = 0.12  # Of all changes, those that are tried.
@@ -62,7 +62,7 @@ def asked(question: Callable[[], Iterator[object]]) -> Answer:
     came: list[object] = []
     try:
         for one in question():
-            came.append(one)
+            came.append(one)  # noqa: PERF402 - list() would lose what came before an error.
     except PerdureError as error:
         return came, type(error).__name__
     return came, ""

@@ -156,7 +156,7 @@ def test_batches_that_meet_in_the_same_streams_do_not_harm_each_other(postgres_s
                 answers = [outcome.status for outcome in own.append(appends)]
                 won.append(answers.count("stored"))
                 assert answers.count("conflict") == len(streams) - answers.count("stored")
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - shown below
             failures.append(error)
         finally:
             own.close()
@@ -384,7 +384,7 @@ def test_an_interrupted_call_leaves_the_store_usable(
         database.execute("select 1 from head where tenant = %s for update", (tenant(backend),))
         here = database.info.backend_pid
         thread = threading.Thread(target=interrupt_who_waits_for, args=(postgres_url, here))
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(KeyboardInterrupt):  # noqa: PT012 - before it is there to wait
             thread.start()
             backend.append([append_of("s", 2, 2)])
         thread.join()

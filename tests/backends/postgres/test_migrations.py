@@ -105,7 +105,7 @@ def seen(address: str) -> list[Any]:
                 found.append((tenant, head, session.messages()))
             found.append([head.id for head in store._backend.recent()])  # type: ignore[attr-defined]
             found += [
-                [head.id for head in store._backend.streams(labels=[label])]
+                [head.stream for head in store._backend.streams(labels=[label])]
                 for label in sorted({word for head in store.sessions() for word in head.labels})
             ]
     return found
@@ -189,7 +189,7 @@ def test_many_processes_may_bring_it_up_to_date_at_once(first: tuple[str, list[A
             digest = next(backend.streams(prefix=f"new {number}")).digest
             assert backend.remove(f"new {number}", digest=digest)
             backend.close()
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - shown below
             failures.append(error)
 
     threads = [threading.Thread(target=work, args=(number,)) for number in range(6)]

@@ -50,7 +50,7 @@ def test_many_writers_share_few_connections(address: str) -> None:
                 both = (f"s{number}", f"t{number}")
                 more = [append_of(name, position, position, f"l{position % 3}") for name in both]
                 assert append_all(backends[number], *more) == ["stored", "stored"]
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - shown below
             failures.append(error)
 
     threads = [threading.Thread(target=write, args=(number,)) for number in range(5)]

@@ -18,6 +18,7 @@ from perdure.backends.postgres.listing import NameListing, RecencyListing
 from perdure.backends.postgres.operations import Operations
 from perdure.backends.postgres.queries import Query, Row, StoreQueries, StreamPage
 from perdure.backends.postgres.statements import Statements
+from perdure.backends.protocol import StreamFilter
 from perdure.testing.contract.samples import append_of
 from tests.backends.postgres import server as postgres
 
@@ -112,16 +113,16 @@ def calls(store: Store, number: int) -> Iterator[Callable[[Any], object]]:
         page = StreamPage(queries, names[0], 0, 3, None, reverse=reverse)
         yield partial(operations.load_page, page=page)
     yield partial(operations.head, stream=names[0])
-    yield NameListing(queries, "", names[0], (), (), 3).next_page
-    yield NameListing(queries, "", "", (), ["deleted"], 3).next_page
-    yield NameListing(queries, "gone ", "", (), ["deleted"], 3).next_page
-    yield NameListing(queries, "", names[0], ["kept"], ["deleted"], 3).next_page
-    yield RecencyListing(queries, "", (), (), 3).next_page
-    yield RecencyListing(queries, "", (), ["deleted"], 3).next_page
-    yield RecencyListing(queries, names[0], (), (), 3).next_page
-    yield RecencyListing(queries, names[0], (), ["deleted"], 3).next_page
-    yield RecencyListing(queries, "gone ", (), ["deleted"], 3).next_page
-    yield RecencyListing(queries, names[0], ["kept"], ["deleted"], 3).next_page
+    yield NameListing(queries, StreamFilter("", (), ()), names[0], 3).next_page
+    yield NameListing(queries, StreamFilter("", (), ["deleted"]), "", 3).next_page
+    yield NameListing(queries, StreamFilter("gone ", (), ["deleted"]), "", 3).next_page
+    yield NameListing(queries, StreamFilter("", ["kept"], ["deleted"]), names[0], 3).next_page
+    yield RecencyListing(queries, StreamFilter("", (), ()), 3).next_page
+    yield RecencyListing(queries, StreamFilter("", (), ["deleted"]), 3).next_page
+    yield RecencyListing(queries, StreamFilter(names[0], (), ()), 3).next_page
+    yield RecencyListing(queries, StreamFilter(names[0], (), ["deleted"]), 3).next_page
+    yield RecencyListing(queries, StreamFilter("gone ", (), ["deleted"]), 3).next_page
+    yield RecencyListing(queries, StreamFilter(names[0], ["kept"], ["deleted"]), 3).next_page
     yield only(Query(queries.sql.changed, (queries.tenant, 2**62) * 2))
     yield partial(operations.register_watch, stream=names[0], seconds=30)
     yield partial(operations.drop, stream=names[0], before=2)

@@ -240,7 +240,7 @@ def test_a_change_that_is_committed_while_the_pages_are_read_is_not_missed(
     append_all(backend, *(append_of(one, 1, 1) for one in streams))
     *_, oldest = backend.recent()
     with database.transaction():
-        move = f"update head set changed = {NOW_MICROSECONDS} where tenant = %s and name = %s"
+        move = f"update head set changed = {NOW_MICROSECONDS} where tenant = %s and name = %s"  # noqa: S608 - ours
         database.execute(move.encode(), (backend._queries.tenant, oldest.stream.encode()))
         append_all(backend, append_of("newest", 1, 1))
         walk = backend.recent()

@@ -209,7 +209,7 @@ def test_32_threads_share_one_handle(backend: SqliteBackend, path: Path) -> None
             for position in range(1, 6):
                 assert append_all(backend, append_of(str(number), position, position)) == ["stored"]
                 assert len(list(backend.read(str(number)))) == position
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - shown below.
             failures.append(error)
 
     threads = [threading.Thread(target=work, args=(number,)) for number in range(32)]

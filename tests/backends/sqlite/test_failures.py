@@ -60,7 +60,7 @@ class FailingVfs(apsw.VFS):
         self.synced: list[str] = []
         super().__init__("failing", "")
 
-    def xOpen(self, name: Any, flags: Any) -> apsw.VFSFile:
+    def xOpen(self, name: Any, flags: Any) -> apsw.VFSFile:  # noqa: N802 - apsw's name.
         return FailingFile(self, name, flags)
 
 
@@ -70,7 +70,7 @@ class FailingFile(apsw.VFSFile):
         self._vfs = vfs
         self._name = name if isinstance(name, str) or name is None else name.filename()
 
-    def xSync(self, flags: int) -> None:
+    def xSync(self, flags: int) -> None:  # noqa: N802 - apsw's name.
         if self._vfs.fails is not None and str(self._name).endswith(self._vfs.fails):
             raise apsw.IOError(self._vfs.fails)
         self._vfs.synced.append(str(self._name))
@@ -275,9 +275,8 @@ def test_forks_in_the_middle_of_other_threads_work_lose_nothing(backend: SqliteB
         while any(now < then + 2 for now, then in zip(written, before, strict=True)):
             time.sleep(0.001)  # Both are at work.
         name = f"child {number}"
-        children.append(
-            in_child(lambda n=name: append_all(backend, append_of(n, 1, 1)) == ["stored"])
-        )  # type: ignore[misc]
+        append = append_of(name, 1, 1)
+        children.append(in_child(lambda one=append: append_all(backend, one) == ["stored"]))  # type: ignore[misc]
     codes = [exit_code(child) for child in children]
     done.set()
     for thread in threads:

@@ -40,7 +40,7 @@ def refuse(path: str, name: str, *_: object) -> apsw.Connection:
 def only_reading(path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SqliteBackend]:
     """The store, opened as if this process might not write to it; others may."""
     with monkeypatch.context() as patched:
-        patched.setattr(schema, "open_connection", refuse)
+        patched.setattr(schema, "open_writer", refuse)
         patched.setattr(connections_module, "why_read_only", lambda *_: "a test wants it so")
         backend = SqliteBackend(path)
     yield backend
@@ -138,7 +138,7 @@ def test_a_page_during_which_others_wrote_is_thrown_away(
 
 
 def test_nothing_is_opened_that_is_no_store(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(schema, "open_connection", refuse)
+    monkeypatch.setattr(schema, "open_writer", refuse)
     with pytest.raises(UnavailableError, match="can not be written"):
         SqliteBackend(path)  # Not because it may not be written.
     monkeypatch.setattr(connections_module, "why_read_only", lambda *_: "a test wants it so")

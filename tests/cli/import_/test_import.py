@@ -294,7 +294,7 @@ def test_one_refusal_leaves_the_other_files_alone() -> None:
         store.session("b").append(said("mine"))
     assert invoke(None, "import", keep("a.json"), keep("b.json")).exit_code == 2
     with perdure.open("agents.db") as store:
-        assert [head.stream for head in store.sessions()] == ["b"]
+        assert [head.id for head in store.sessions()] == ["b"]
 
 
 @pytest.mark.parametrize("address", ["state.db", "sqlite:state.db", "files:state"])

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perdure.cli.import_.decoding import DecodedFile
+from perdure.cli.import_.encodings import DecodedFile
 from perdure.cli.import_.json_recovery import read_elements
 from perdure.cli.import_.messages import ImportedMessages, parse_file
 from perdure.errors import UsageError
@@ -48,7 +48,7 @@ def chat_state(messages: list[dict[str, Any]], folder: Path) -> bytes:
 def agent_memory(memory: list[dict[str, Any]], folder: Path) -> bytes:
     """Keep messages as the tutorial on OpenAI does."""
     memory_file = str(folder / "agent_memory.json")
-    with open(memory_file, "w") as f:
+    with open(memory_file, "w") as f:  # noqa: PTH123 - what the tutorial does.
         json.dump(memory, f, indent=2)
     return Path(memory_file).read_bytes()
 

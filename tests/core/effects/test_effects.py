@@ -101,7 +101,7 @@ def test_a_call_is_recorded_before_and_after(path: Path, ledger: Ledger) -> None
     assert session.effects.list(since=effect.time) == [effect]
     assert session.effects.list(until=effect.time) == []
     with pytest.raises(UsageError, match="with a zone"):
-        session.effects.list(since=datetime(2026, 1, 1))
+        session.effects.list(since=datetime(2026, 1, 1))  # noqa: DTZ001 - without one, on purpose
     session.verify()
 
 

@@ -1,6 +1,7 @@
 """Backends that die at any call, lie, or lack a capability: what a copy must cope with."""
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 from perdure.backends.protocol import REMOVE, Append, Backend, Entry, Head, Outcome
 from perdure.testing.faults import BackendWrapper, Crash
@@ -26,31 +27,13 @@ class Dying(BackendWrapper):
         self._die(after=True)
         return found
 
-    def read(
-        self,
-        stream: str,
-        *,
-        after: int = 0,
-        limit: int | None = None,
-        reverse: bool = False,
-        max_body: int | None = None,
-    ) -> Iterator[Entry]:
+    def read(self, stream: str, **options: Any) -> Iterator[Entry]:
         self._die()
-        return super().read(stream, after=after, limit=limit, reverse=reverse, max_body=max_body)
+        return super().read(stream, **options)
 
-    def streams(
-        self,
-        *,
-        prefix: str = "",
-        after: str = "",
-        labels: Collection[str] = (),
-        without: Collection[str] = (),
-        limit: int | None = None,
-    ) -> Iterator[Head]:
+    def streams(self, **filters: Any) -> Iterator[Head]:
         self._die()
-        return super().streams(
-            prefix=prefix, after=after, labels=labels, without=without, limit=limit
-        )
+        return super().streams(**filters)
 
     def drop(self, stream: str, *, before: int) -> None:
         self._die()

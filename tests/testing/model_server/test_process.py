@@ -44,7 +44,7 @@ def test_it_prints_its_address_serves_and_ends_when_its_input_ends(
             client.chat.completions.create(
                 model="m", messages=[{"role": "user", "content": "a" * 200}]
             )
-    with urllib.request.urlopen(f"{control}/requests", timeout=60) as response:
+    with urllib.request.urlopen(f"{control}/requests", timeout=60) as response:  # noqa: S310
         requests = json.load(response)
     assert [request["number"] for request in requests] == [1, 2, 3]
     assert requests[1]["body"]["messages"] == [USER]

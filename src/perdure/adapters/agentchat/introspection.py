@@ -112,13 +112,13 @@ def _members(component: Any) -> list[Any]:
     from autogen_agentchat.teams import BaseGroupChat
 
     if isinstance(component, BaseGroupChat):
-        return [*component._participants]
+        return [*component._participants]  # noqa: SLF001 - see the module
     if isinstance(component, SocietyOfMindAgent):
-        return [component._team]
+        return [component._team]  # noqa: SLF001
     if isinstance(component, MessageFilterAgent):
-        return [component._wrapped_agent]
+        return [component._wrapped_agent]  # noqa: SLF001
     if isinstance(component, AssistantAgent):  # Their calls belong to the same run.
-        return [tool._task_runner for tool in runner_tools(component)]
+        return [tool._task_runner for tool in runner_tools(component)]  # noqa: SLF001
     return []
 
 
@@ -130,7 +130,7 @@ def is_team(node: TeamNode) -> bool:
 
 def workbenches(agent: Any) -> list[Any]:
     """Return the workbenches of an assistant."""
-    return [*agent._workbench]
+    return [*agent._workbench]  # noqa: SLF001
 
 
 def node_workbenches(node: TeamNode) -> list[Any]:
@@ -143,7 +143,7 @@ def tools_of(workbench: Any) -> list[Any]:
     """Return the tools of a workbench of the package; none for other workbenches."""
     from autogen_core.tools import StaticWorkbench
 
-    return [*workbench._tools] if isinstance(workbench, StaticWorkbench) else []
+    return [*workbench._tools] if isinstance(workbench, StaticWorkbench) else []  # noqa: SLF001
 
 
 def runner_tools(agent: Any) -> list[Any]:
@@ -198,10 +198,10 @@ async def manager_of(team: Any) -> Any:
     """Return the manager in a team's runtime; it is created if it does not exist yet."""
     from autogen_core import Agent, AgentId
 
-    if not team._initialized:
+    if not team._initialized:  # noqa: SLF001
         await team.save_state()  # Registers the team with its runtime.
-    agent_id = AgentId(team._group_chat_manager_topic_type, team._team_id)
-    return await team._runtime.try_get_underlying_agent_instance(agent_id, Agent)
+    agent_id = AgentId(team._group_chat_manager_topic_type, team._team_id)  # noqa: SLF001
+    return await team._runtime.try_get_underlying_agent_instance(agent_id, Agent)  # noqa: SLF001
 
 
 def reset_runtimes(root: TeamNode) -> None:
@@ -212,11 +212,11 @@ def reset_runtimes(root: TeamNode) -> None:
     from autogen_core import SingleThreadedAgentRuntime
 
     for node in root.all:
-        if is_team(node) and node.component._embedded_runtime:
+        if is_team(node) and node.component._embedded_runtime:  # noqa: SLF001
             team = node.component
-            team._runtime = SingleThreadedAgentRuntime(ignore_unhandled_exceptions=False)
+            team._runtime = SingleThreadedAgentRuntime(ignore_unhandled_exceptions=False)  # noqa: SLF001
             # Registers again with the new runtime when it is used next.
-            team._initialized = team._is_running = False
+            team._initialized = team._is_running = False  # noqa: SLF001
 
 
 def message_classes(root: TeamNode) -> Iterator[Any]:
@@ -232,7 +232,7 @@ def message_classes(root: TeamNode) -> Iterator[Any]:
     for node in root.all:
         component = node.component
         if is_team(node):
-            classes += _registered_classes(component._message_factory)
+            classes += _registered_classes(component._message_factory)  # noqa: SLF001
             continue
         classes += component.produced_message_types
         content = getattr(component, "_output_content_type", None)
@@ -246,4 +246,4 @@ def message_classes(root: TeamNode) -> Iterator[Any]:
 
 
 def _registered_classes(factory: Any) -> list[Any]:
-    return [*factory._message_types.values()]
+    return [*factory._message_types.values()]  # noqa: SLF001

@@ -164,7 +164,7 @@ def _has_same_schema(first: Any, second: Any) -> bool:
         return True
     try:
         return bool(first.model_json_schema() == second.model_json_schema())
-    except Exception:
+    except Exception:  # noqa: BLE001 - without a schema they cannot be compared
         return False
 
 

@@ -2,7 +2,7 @@
 
 `patch_team` replaces models, tools, human input functions and the replies of unknown agent classes
 by recording ones; `Patches` restores the originals. Only objects of the given team are changed,
-never their classes. What is recorded, and when it is replayed, is decided in `run_log`.
+never their classes. `run_log` decides what is recorded and when it is replayed.
 """
 
 import asyncio
@@ -98,7 +98,7 @@ async def _patch_node(
     elif isinstance(component, UserProxyAgent):
         # The recording function is async, even where it asks a blocking one.
         patches.put(component, "input_func", recording_input(component, path, run_log))
-        patches.put(component, "_is_async", True)
+        patches.put(component, "_is_async", True)  # noqa: FBT003 - an attribute's value
 
 
 def _patch_tools(
@@ -121,7 +121,7 @@ def _patch_tools(
 
 def recording_input(agent: Any, scope: str, run_log: RunLog) -> Any:
     """Return a user proxy's input function that records answers, so no question is asked twice."""
-    function, is_async = agent.input_func, agent._is_async
+    function, is_async = agent.input_func, agent._is_async  # noqa: SLF001 - see `introspection`
 
     async def ask(prompt: str, token: Any = None) -> str:
         async def run() -> dict[str, Any]:

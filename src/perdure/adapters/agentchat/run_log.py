@@ -59,7 +59,7 @@ class ReplayedModelError(RuntimeError):
     """A recorded model failure, raised again for callers that handled it before."""
 
 
-class RunStopped(RuntimeError):
+class RunStopped(RuntimeError):  # noqa: N818 - nothing is wrong
     """Raised inside a team when its run is stopped from outside."""
 
 

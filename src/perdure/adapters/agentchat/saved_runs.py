@@ -105,7 +105,7 @@ class SavedRuns:
     def _stored_version(self, key: str = STATE_KEY) -> int:
         """Return the version of a value in this view of the session; 0 if there is none."""
         values = self._session.values
-        return values.version(key) if key in values.keys() else 0
+        return values.version(key) if key in values.keys() else 0  # noqa: SIM118 - a method
 
     async def restore(self) -> None:
         """Restore the team to the session's state; UsageError if that is another team's."""
@@ -273,7 +273,7 @@ class SavedRuns:
 
     async def record_event(self, run: StartedRun, event: Any) -> None:
         """Record an event of a run, unless its turn already has it. On return it is durable."""
-        assert run.turn is not None
+        assert run.turn is not None  # noqa: S101 - runs that have a result have no events
         # By author: concurrent agents have no order among each other.
         recorded, new = run.recorded[event.source], []
         for item in to_chat_messages(event, self._humans):
@@ -289,7 +289,7 @@ class SavedRuns:
 
     async def finish(self, run: StartedRun, result: Any) -> None:
         """Save the state that a run led to, and complete its turn."""
-        assert run.turn is not None
+        assert run.turn is not None  # noqa: S101
         current = await team_state.save_state(self._root)
         if self._stored_version() == run.version or not await self._is_saved_by(run.turn):
             # A result is needed only where the caller can ask for the run again.

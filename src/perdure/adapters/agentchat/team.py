@@ -194,7 +194,7 @@ class DurableTeam:
         self._run_log.fail(RunStopped(f"the run was stopped: {type(error).__name__}"))
         try:
             await stream.aclose()
-        except Exception as close_error:
+        except Exception as close_error:  # noqa: BLE001 - the first error is raised
             error.add_note(f"the team was stopped: {close_error}")
         # Tasks of the team may outlive its stream, and must not record into a turn that is left.
         await self._run_log.drain()

@@ -65,9 +65,9 @@ async def _reset_manager(team: Any) -> None:
     """Reset leftovers of a failed run in a team's manager that are not part of its state."""
     manager = await introspection.manager_of(team)
     # A speaker that was interrupted would be waited for in the next run.
-    manager._active_speakers.clear()
-    if manager._termination_condition is not None:
-        await manager._termination_condition.reset()
+    manager._active_speakers.clear()  # noqa: SLF001
+    if manager._termination_condition is not None:  # noqa: SLF001
+        await manager._termination_condition.reset()  # noqa: SLF001
 
 
 async def _save_part(node: TeamNode) -> TeamState:
@@ -76,7 +76,7 @@ async def _save_part(node: TeamNode) -> TeamState:
     if isinstance(component, GraphFlow):
         manager = await introspection.manager_of(component)
         # The package does not save these, and a cycle depends on them.
-        groups = manager._triggered_activation_groups
+        groups = manager._triggered_activation_groups  # noqa: SLF001
         return {
             "triggered": {
                 name: sorted(speakers) for name, speakers in sorted(groups.items()) if speakers
@@ -84,7 +84,7 @@ async def _save_part(node: TeamNode) -> TeamState:
         }
     if isinstance(component, SelectorGroupChat):
         manager = await introspection.manager_of(component)
-        return {"context": await manager._model_context.save_state()}
+        return {"context": await manager._model_context.save_state()}  # noqa: SLF001
     if isinstance(component, SocietyOfMindAgent):
         return {"context": await component.model_context.save_state()}
     if isinstance(component, MessageFilterAgent):
@@ -102,7 +102,7 @@ async def _save_assistant(agent: Any) -> TeamState:
     ]
     notes = [
         [note.model_dump(mode="json") for note in memory.content]
-        for memory in agent._memory or ()
+        for memory in agent._memory or ()  # noqa: SLF001
         if isinstance(memory, ListMemory)
     ]
     return {
@@ -116,11 +116,11 @@ async def _load_part(node: TeamNode, part: TeamState) -> None:
     if isinstance(component, GraphFlow):
         manager = await introspection.manager_of(component)
         groups = {name: set(speakers) for name, speakers in part["triggered"].items()}
-        manager._triggered_activation_groups = groups
+        manager._triggered_activation_groups = groups  # noqa: SLF001
     elif isinstance(component, SelectorGroupChat):
         # The team's `load_state` appended its thread to the existing context: replace that.
         manager = await introspection.manager_of(component)
-        await manager._model_context.load_state(part["context"])
+        await manager._model_context.load_state(part["context"])  # noqa: SLF001
     elif isinstance(component, SocietyOfMindAgent):
         await component.model_context.load_state(part["context"])
     elif isinstance(component, MessageFilterAgent):
@@ -132,7 +132,7 @@ async def _load_part(node: TeamNode, part: TeamState) -> None:
         ):
             if state is not None:
                 await bench.load_state(state)
-        memories = [memory for memory in component._memory or () if isinstance(memory, ListMemory)]
+        memories = [memory for memory in component._memory or () if isinstance(memory, ListMemory)]  # noqa: SLF001
         for memory, notes in zip(memories, part.get("memory", ()), strict=False):
             memory.content = [MemoryContent.model_validate(note) for note in notes]
     else:

@@ -106,7 +106,7 @@ class DurableWorkbench(Workbench):  # type: ignore[misc]
         try:
             data = result.model_dump(mode="json")
             recorded = await self._run_log.record_swallowed(self._scope, failed, data)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - see `_outcome`
             return _error_result(result.name, str(error))
         return ToolResult.model_validate(recorded)
 
@@ -128,7 +128,7 @@ class DurableWorkbench(Workbench):  # type: ignore[misc]
             ]
         except EffectError as error:
             return [_error_result(name, error.reason)]
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - see above
             return [_error_result(name, str(error))]
         if "reconciled" in outcome:
             return [await self._reconciled(name, outcome["reconciled"])]
@@ -200,7 +200,7 @@ def with_caller_context(tool: FunctionTool) -> Any:
 
     The package runs blocking functions in a thread without their caller's context.
     """
-    function = tool._func
+    function = tool._func  # noqa: SLF001 - behind the version check of `introspection`
     if asyncio.iscoroutinefunction(function):
         return None
 

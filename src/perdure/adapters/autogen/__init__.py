@@ -58,6 +58,6 @@ def _participants(autogen: Any, agents: tuple[Any, ...]) -> list[Any]:
             raise UsageError(f"two agents are called {agent.name!r}: give each its own name")
         if isinstance(agent, autogen.GroupChatManager):
             queue += [member for member in agent.groupchat.agents if member.name not in by_name]
-    if len(by_name) < 2:
+    if len(by_name) < 2:  # noqa: PLR2004 - a chat needs two agents
         raise UsageError("pass all agents of the chat: a pair, or a group's manager")
     return [*by_name.values()]

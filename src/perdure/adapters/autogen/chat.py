@@ -362,7 +362,7 @@ class DurableChat:
     def _prepare_resume(self, opening: Opening) -> list[AgentMessage]:
         """Require the interrupted call, restore the agents, return the recorded messages."""
         recorded = self._saved.open_chat
-        assert recorded is not None
+        assert recorded is not None  # noqa: S101 - checked by the caller
         if not openings.is_same_opening(recorded, opening):
             description, hint = openings.describe(recorded), f"call resume() first; {RESUME_HINT}"
             raise DivergenceError(

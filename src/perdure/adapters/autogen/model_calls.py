@@ -265,7 +265,7 @@ def _construct_error(kind: type[Exception], data: dict[str, Any]) -> Exception |
         error = kind.__new__(kind, data["text"])
         vars(error).update(data["fields"])
         return error if str(error) == data["text"] else None
-    except Exception:
+    except Exception:  # noqa: BLE001 - an arbitrary user class may raise anything
         return None
 
 

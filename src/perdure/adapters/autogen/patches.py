@@ -78,7 +78,7 @@ class AgentPatches:
     def apply(self) -> None:
         """Apply missing patches. Called repeatedly: agents may be given tools at any time."""
         for agent in self._agents:
-            if not self._is_patched(agent, "send"):  # `send` stands for all methods of an agent.
+            if not self._is_patched(agent, "send"):  # All methods of an agent are patched together.
                 self._patch_methods(agent)
             for name, function in agent.function_map.items():
                 if not hasattr(function, _ORIGINAL_MARK):
@@ -332,7 +332,7 @@ _install_count = 0
 
 def install(autogen: Any) -> None:
     """Patch the client and group classes; `uninstall` undoes it after the last user."""
-    global _install_count
+    global _install_count  # noqa: PLW0603 - one framework, one patch of it
     with _install_lock:
         _install_count += 1
         if _install_count == 1:
@@ -344,7 +344,7 @@ def install(autogen: Any) -> None:
 
 def uninstall() -> None:
     """Undo `install` for one user; the last one restores the classes."""
-    global _install_count
+    global _install_count  # noqa: PLW0603 - as above
     with _install_lock:
         _install_count -= 1
         while _install_count == 0 and _originals:

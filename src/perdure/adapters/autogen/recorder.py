@@ -198,7 +198,7 @@ class MessageRecorder:
         self, author: str, recipient: str, data: dict[str, Any], origin: str
     ) -> None:
         """Append a message, or compare it with the recorded one; DivergenceError if they differ."""
-        assert self._turn is not None
+        assert self._turn is not None  # noqa: S101 - checked in `__call__`
         expected = self._expected.get((author, recipient))
         if expected:
             recorded = expected.popleft()

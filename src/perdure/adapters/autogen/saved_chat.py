@@ -46,7 +46,7 @@ class SavedChat:
 
     def _stored_version(self) -> int:
         values = self._session.values
-        return values.version(KEY) if KEY in values.keys() else 0
+        return values.version(KEY) if KEY in values.keys() else 0  # noqa: SIM118 - a method
 
     def end_finished_turn(self) -> None:
         """End the turn of a chat that had ended when its process died."""

@@ -37,13 +37,13 @@ def framework() -> Any:
 
 def reply_counts(agent: Any) -> dict[Any, int]:
     """Return an agent's automatic replies per peer; the framework has no setter."""
-    counts: dict[Any, int] = agent._consecutive_auto_reply_counter
+    counts: dict[Any, int] = agent._consecutive_auto_reply_counter  # noqa: SLF001 - no other way
     return counts
 
 
 def human_inputs(agent: Any) -> list[str]:
     """Return the human inputs given through an agent; otherwise only a chat's result shows them."""
-    inputs: list[str] = agent._human_input
+    inputs: list[str] = agent._human_input  # noqa: SLF001 - no other way
     return inputs
 
 

@@ -134,7 +134,8 @@ class Appender:
             except (OSError, PerdureError) as error:
                 for item in folder_items:
                     if item.is_open:
-                        item.error = self._failure(error, item.location)
+                        name = self._directory.name
+                        item.error = translate_stream_error(error, item.location, name)
 
     def _create_in_folder(self, items: list[_PendingAppend]) -> None:
         first = items[0].location
@@ -192,7 +193,7 @@ class Appender:
 
     def _failed(self, error: OSError | PerdureError, item: _PendingAppend) -> Exception:
         """Return the error to raise; a held lock or a per-file error concerns this stream only."""
-        translated_error = self._failure(error, item.location)
+        translated_error = translate_stream_error(error, item.location, self._directory.name)
         if isinstance(translated_error, UnavailableError):
             translated_error.single_stream = (
                 not isinstance(error, OSError) or error.errno in _SINGLE_FILE_ERRNOS
@@ -237,9 +238,6 @@ class Appender:
                 self._disk.unlink(str(torn))
             self._disk.sync_directory(location.directory)
         return True
-
-    def _failure(self, error: Exception, location: StreamLocation) -> Exception:
-        return translate_stream_error(error, location, self._directory.name)
 
 
 def read_headers(file: StreamFile, first: int, last: int) -> list[bytes]:

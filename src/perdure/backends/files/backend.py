@@ -27,7 +27,7 @@ import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import TypeVar
 
-from perdure.backends.append_rules import POSITION_MAX, check
+from perdure.backends.append_rules import POSITION_MAX, UNLIMITED, check
 from perdure.backends.files.append import Appender, missing_file_error, translate_stream_error
 from perdure.backends.files.directory import (
     VERSION,
@@ -50,8 +50,6 @@ LOCK_TIMEOUT = 60.0  # seconds; a writer may queue behind many syncs of a slow d
 PAGE_ENTRIES = 256  # entries per page; the file is closed while the caller consumes a page
 
 PAGE_BYTES = 2**20  # bytes per page; bounds the memory that long bodies take
-
-UNLIMITED = 2**63 - 1
 
 READ_ONLY_ERRNOS = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
 
@@ -348,7 +346,7 @@ class _FilePage:
         for entry, at in read(self.after, self.max_body, self.hint):
             self.hint = at
             self.entries.append(entry)
-            size += len(entry.header) + len(entry.body or b"")
+            size += entry.size
             if len(self.entries) == self.size or size > PAGE_BYTES:
                 return True
         self.is_last = True

@@ -234,14 +234,6 @@ def _read_list(disk: Disk, directory: str) -> bytes:
         return b""
 
 
-class _FolderState(NamedTuple):
-    """Fingerprint of a folder and its list; unchanged means nothing was added or removed."""
-
-    changed: int
-    inode: int
-    size: int
-
-
 class StreamNames:
     """The names of all streams of a store. Not thread-safe."""
 
@@ -249,7 +241,7 @@ class StreamNames:
         self._disk = directory.disk
         self._root = directory.root
         self._store = directory.name
-        self._states: dict[str, _FolderState] = {}
+        self._states: dict[str, tuple[int, ...]] = {}
         self._folders: dict[str, frozenset[str]] = {}
         self._sorted: list[str] = []
         self._unreadable: dict[str, DamagedError] = {}
@@ -285,7 +277,8 @@ class StreamNames:
             for name in added:  # The cost of one new session must not grow with their number.
                 bisect.insort(self._sorted, name)
 
-    def _state(self, folder: str) -> _FolderState:
+    def _state(self, folder: str) -> tuple[int, ...]:
+        """Fingerprint a folder and its list; unchanged means nothing was added or removed."""
         directory = f"{self._root}{os.sep}{folder}"
         status = os.lstat(directory)
         if not stat.S_ISDIR(status.st_mode):
@@ -293,8 +286,8 @@ class StreamNames:
         try:
             names = os.lstat(names_path(directory))
         except FileNotFoundError:
-            return _FolderState(status.st_mtime_ns, 0, 0)
-        return _FolderState(status.st_mtime_ns, names.st_ino, names.st_size)
+            return (status.st_mtime_ns,)
+        return status.st_mtime_ns, names.st_ino, names.st_size
 
     def _read(self, folder: str) -> frozenset[str]:
         """Return the names of the streams in a folder, and repair its list if needed."""

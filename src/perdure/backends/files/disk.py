@@ -10,7 +10,6 @@ Editing: the store must make no other system call that changes a file, or the cr
 import contextlib
 import errno
 import os
-import random
 import stat
 import sys
 import threading
@@ -18,11 +17,8 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from perdure.backends.filesystem import sleep_for_lock
 from perdure.errors import DamagedError, PerdureError, UnavailableError
-
-FIRST_PAUSE = 0.0002  # seconds; about as long as an append on a fast disk takes
-
-LONGEST_PAUSE = 0.005  # seconds; long enough to spare the CPU, short against a slow sync
 
 # Do not follow symbolic links, do not block on pipes, do not translate newlines on Windows.
 _OPEN_FLAGS = (
@@ -191,24 +187,25 @@ def _acquire(disk: Disk, path: str, flags: int, timeout: float, store: str) -> i
     while True:
         fd = _open_tracked(disk, path, flags)
         try:
-            attempt = 0
-            while not disk.lock(fd):
-                _sleep_before_retry(attempt, deadline, store)
-                attempt += 1
-            if _is_still_at_path(fd, path):
+            is_locked = _lock_until(disk, fd, deadline)
+            if is_locked and _is_still_at_path(fd, path):
                 return fd
         except BaseException:
             _release(disk, fd)
             raise
-        _release(disk, fd)  # Another file replaced it at this path while we waited for the lock.
+        _release(disk, fd)
+        if not is_locked:
+            raise UnavailableError(store, "another process holds the lock")
+        # Another file replaced it at this path while we waited for the lock: try that one.
 
 
-def _sleep_before_retry(attempt: int, deadline: float, store: str) -> None:
-    if time.monotonic() >= deadline:
-        raise UnavailableError(store, "another process holds the lock")
-    longest = min(FIRST_PAUSE * 1.5 ** min(attempt, 16), LONGEST_PAUSE)
-    # Jitter, so that two processes do not keep waking at the same moments.
-    time.sleep(longest * random.uniform(0.5, 1.0))
+def _lock_until(disk: Disk, fd: int, deadline: float) -> bool:
+    attempt = 0
+    while not disk.lock(fd):
+        if not sleep_for_lock(attempt, deadline):
+            return False
+        attempt += 1
+    return True
 
 
 def _is_still_at_path(fd: int, path: str) -> bool:

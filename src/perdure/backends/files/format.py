@@ -233,7 +233,7 @@ def newer_version(line: bytes) -> int:
         version = _decode_version(line).version if line.startswith(_ANY_VERSION) else 0
     except (msgspec.MsgspecError, UnicodeError):
         return 0
-    return version if VERSION < version < 100 else 0
+    return version if VERSION < version < 100 else 0  # noqa: PLR2004 - a larger number is damage, not a version.
 
 
 def _parse_mark(text: bytes, stem: str) -> DurableMark | None:
@@ -261,16 +261,12 @@ def encode_entry(header: bytes, body: bytes) -> tuple[bytes, EntryLayout]:
 
 def decode_header(piece: EntryLayout, stored: bytes) -> bytes | None:
     """Return a header as it was appended, None if the stored bytes were altered."""
-    if short_digest(stored) != piece.header_digest:
-        return None
-    return _unquote(stored) if piece.form == "hb" else stored
+    return _decode(stored, piece.header_digest, quoted=piece.form == "hb")
 
 
 def decode_body(piece: EntryLayout, stored: bytes) -> bytes | None:
     """Return a body as it was appended, None if the stored bytes were altered."""
-    if short_digest(stored) != piece.body_digest:
-        return None
-    return _unquote(stored) if piece.form else stored
+    return _decode(stored, piece.body_digest, quoted=bool(piece.form))
 
 
 def _is_plain(data: bytes) -> bool:
@@ -286,9 +282,11 @@ def _quote(data: bytes) -> bytes:
     return b'"%b"' % base64.b64encode(data)
 
 
-def _unquote(stored: bytes) -> bytes | None:
+def _decode(stored: bytes, digest: str, *, quoted: bool) -> bytes | None:
+    if short_digest(stored) != digest:
+        return None
     try:
-        return base64.b64decode(stored[1:-1], validate=True)
+        return base64.b64decode(stored[1:-1], validate=True) if quoted else stored
     except binascii.Error:
         return None
 

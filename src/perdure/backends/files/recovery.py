@@ -14,6 +14,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+from perdure.backends.append_rules import UNLIMITED
 from perdure.backends.files.disk import (
     CREATE_NEW,
     Disk,
@@ -33,8 +34,6 @@ from perdure.backends.files.format import (
 from perdure.backends.files.stream_file import BLOCK, StreamFile, StreamLocation
 from perdure.backends.protocol import Entry
 from perdure.errors import DamagedError
-
-UNLIMITED = 2**63 - 1
 
 
 def set_mark(locked_file: LockedFile, location: StreamLocation, mark: DurableMark, at: int) -> None:

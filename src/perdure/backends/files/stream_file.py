@@ -122,11 +122,9 @@ class StreamFile:
         batch = self.seek(after - 1, hint) if after else None
         current: StoredBatch | None = batch or self.head()[0]
         while current is not None:
-            count = (
-                len(current.pieces)
-                if not after
-                else min(after - current.first, len(current.pieces))
-            )
+            count = len(current.pieces)
+            if after:
+                count = min(count, after - current.first)
             for number in reversed(range(count)):
                 yield self.entry(current, number, max_body), current.at
             current = self.previous_batch(current)
@@ -281,8 +279,7 @@ class StreamFile:
     def _open(self) -> FileHeader:
         line = b""
         for attempt in range(OPEN_ATTEMPTS):
-            self._load(0, FIRST_BLOCK)
-            line = self._block[: self._block.find(b"\n") + 1] or self._long_first_line()
+            line = self._first_line()
             file_header = parse_file_header(line)
             if file_header is not None:
                 return self._checked(file_header)
@@ -300,8 +297,9 @@ class StreamFile:
             raise self.damaged(0, "no line of its file can be read")
         return reconstruct_file_header(start, self.location.name, batch)
 
-    def _long_first_line(self) -> bytes:
+    def _first_line(self) -> bytes:
         size = FIRST_BLOCK
+        self._load(0, size)
         while len(self._block) == size and b"\n" not in self._block:
             size *= 4
             self._load(0, size)

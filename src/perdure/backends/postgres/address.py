@@ -48,7 +48,12 @@ LIBPQ_DEFAULTS: dict[str, Any] = {
 ALLOWED_VALUES = {
     "sslmode": ("disable", "allow", "prefer", "require", "verify-ca", "verify-full"),
     "target_session_attrs": (
-        "any read-write read-only primary standby prefer-standby".split()
+        "any",
+        "read-write",
+        "read-only",
+        "primary",
+        "standby",
+        "prefer-standby",
     ),
     "channel_binding": ("disable", "prefer", "require"),
     "gssencmode": ("disable", "prefer", "require"),

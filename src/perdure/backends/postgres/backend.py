@@ -10,10 +10,9 @@ import time
 from collections.abc import Collection, Iterator, Sequence
 from functools import partial
 
-from perdure.backends.append_rules import check, check_name
+from perdure.backends.append_rules import UNLIMITED, check, check_name
 from perdure.backends.guarantees import Acceptance
 from perdure.backends.postgres.address import parse_address, quote_identifier
-from perdure.backends.postgres.concurrency import WakeSignal
 from perdure.backends.postgres.errors import timeout_until
 from perdure.backends.postgres.guarantees import ACCEPTABLE, store_guarantees
 from perdure.backends.postgres.listing import NameListing, RecencyListing
@@ -21,10 +20,20 @@ from perdure.backends.postgres.migrations import prepare_store
 from perdure.backends.postgres.notify import REGISTRATION_TTL, NotifyListener, channel_name
 from perdure.backends.postgres.operations import Operations
 from perdure.backends.postgres.pool import PostgresPool
-from perdure.backends.postgres.queries import UNLIMITED, StoreQueries, StreamPage
+from perdure.backends.postgres.queries import StoreQueries, StreamPage
 from perdure.backends.postgres.statements import build_statements
-from perdure.backends.protocol import CLOCK, RECENT, REMOVE, WATCH, Append, Entry, Head, Outcome
-from perdure.backends.watchers import WaitTimer, Watchers
+from perdure.backends.protocol import (
+    CLOCK,
+    RECENT,
+    REMOVE,
+    WATCH,
+    Append,
+    Entry,
+    Head,
+    Outcome,
+    StreamFilter,
+)
+from perdure.backends.watchers import WaitTimer, WakeSignal, Watchers
 from perdure.errors import DamagedError, UnavailableError
 
 
@@ -99,7 +108,8 @@ class PostgresBackend:
         limit: int | None = None,
     ) -> Iterator[Head]:
         """As `Backend.streams`, by pages: a stream written meanwhile may be listed or not."""
-        listing = NameListing(self._queries, prefix, after, labels, without, limit)
+        stream_filter = StreamFilter(prefix, labels, without)
+        listing = NameListing(self._queries, stream_filter, after, limit)
         while not listing.is_finished:
             yield from self._pool.run(listing.next_page)
 
@@ -112,7 +122,8 @@ class PostgresBackend:
         limit: int | None = None,
     ) -> Iterator[Head]:
         """As `RecencyCapability.recent`, by pages and by the server's clock."""
-        listing = RecencyListing(self._queries, prefix, labels, without, limit)
+        stream_filter = StreamFilter(prefix, labels, without)
+        listing = RecencyListing(self._queries, stream_filter, limit)
         while not listing.is_finished:
             yield from self._pool.run(listing.next_page)
 

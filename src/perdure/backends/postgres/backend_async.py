@@ -9,10 +9,9 @@ import time
 from collections.abc import AsyncIterator, Collection, Sequence
 from functools import partial
 
-from perdure.backends.append_rules import check, check_name
+from perdure.backends.append_rules import UNLIMITED, check, check_name
 from perdure.backends.guarantees import Acceptance
 from perdure.backends.postgres.address import parse_address, quote_identifier
-from perdure.backends.postgres.concurrency import AsyncWakeSignal
 from perdure.backends.postgres.errors import timeout_until
 from perdure.backends.postgres.guarantees import ACCEPTABLE, store_guarantees
 from perdure.backends.postgres.listing_async import AsyncNameListing, AsyncRecencyListing
@@ -20,10 +19,20 @@ from perdure.backends.postgres.migrations import prepare_store
 from perdure.backends.postgres.notify import REGISTRATION_TTL, NotifyListener, channel_name
 from perdure.backends.postgres.operations_async import AsyncOperations
 from perdure.backends.postgres.pool_async import AsyncPostgresPool
-from perdure.backends.postgres.queries import UNLIMITED, StoreQueries, StreamPage
+from perdure.backends.postgres.queries import StoreQueries, StreamPage
 from perdure.backends.postgres.statements import build_statements
-from perdure.backends.protocol import CLOCK, RECENT, REMOVE, WATCH, Append, Entry, Head, Outcome
-from perdure.backends.watchers import WaitTimer, Watchers
+from perdure.backends.protocol import (
+    CLOCK,
+    RECENT,
+    REMOVE,
+    WATCH,
+    Append,
+    Entry,
+    Head,
+    Outcome,
+    StreamFilter,
+)
+from perdure.backends.watchers import AsyncWakeSignal, WaitTimer, Watchers
 from perdure.errors import DamagedError, UnavailableError
 
 
@@ -101,7 +110,8 @@ class AsyncPostgresBackend:
         limit: int | None = None,
     ) -> AsyncIterator[Head]:
         """As `Backend.streams`, by pages: a stream written meanwhile may be listed or not."""
-        listing = AsyncNameListing(self._queries, prefix, after, labels, without, limit)
+        stream_filter = StreamFilter(prefix, labels, without)
+        listing = AsyncNameListing(self._queries, stream_filter, after, limit)
         while not listing.is_finished:
             for head in await self._pool.run(listing.next_page):
                 yield head
@@ -115,12 +125,13 @@ class AsyncPostgresBackend:
         limit: int | None = None,
     ) -> AsyncIterator[Head]:
         """As `RecencyCapability.recent`, by pages and by the server's clock."""
-        listing = AsyncRecencyListing(self._queries, prefix, labels, without, limit)
+        stream_filter = StreamFilter(prefix, labels, without)
+        listing = AsyncRecencyListing(self._queries, stream_filter, limit)
         while not listing.is_finished:
             for head in await self._pool.run(listing.next_page):
                 yield head
 
-    async def watch(self, stream: str, *, after: int, timeout: float | None = None) -> bool:
+    async def watch(self, stream: str, *, after: int, timeout: float | None = None) -> bool:  # noqa: ASYNC109 - the protocol's signature
         """As `WatchCapability.watch`: writers notify where LISTEN works; elsewhere it polls."""
         deadline = None if timeout is None else time.monotonic() + timeout
         if timeout is not None and timeout <= 0:

@@ -1,10 +1,9 @@
-"""Waiting, blocking or in an event loop: the only code of the pool and the backend written twice.
+"""Waiting, blocking or in an event loop: the only code of the pool written twice.
 
 The names differ by `Async` or `_async` alone, which the generator of the sync modules removes.
 """
 
 import asyncio
-import contextlib
 import threading
 import time
 
@@ -57,39 +56,3 @@ class AsyncConnectionSlots:
     def release(self) -> None:
         """Free a slot."""
         self._semaphore.release()
-
-
-class WakeSignal:
-    """Ends the sleep of one waiter, from any thread."""
-
-    def __init__(self) -> None:
-        self._woken = threading.Event()
-
-    def wake(self) -> None:
-        """End the sleep of the waiter, or its next one."""
-        self._woken.set()
-
-    def sleep(self, seconds: float) -> None:
-        """Sleep until `wake` is called, but not longer."""
-        self._woken.wait(seconds)
-        self._woken.clear()
-
-
-class AsyncWakeSignal:
-    """As `WakeSignal`; the waiter is a task of the running event loop."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._woken = asyncio.Event()
-
-    def wake(self) -> None:
-        """End the sleep of the waiter, or its next one."""
-        with contextlib.suppress(RuntimeError):  # The loop may have been closed since.
-            self._loop.call_soon_threadsafe(self._woken.set)
-
-    async def sleep(self, seconds: float) -> None:
-        """Sleep until `wake` is called, but not longer."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._woken.wait()
-        self._woken.clear()

@@ -57,7 +57,7 @@ def store_guarantees(server: ServerInfo, acceptance: Acceptance, name: str) -> G
     if server.read_only or server.standby:
         reason = "a standby" if server.standby else "transaction_read_only is on"
         advice = "connect to the primary to write: ?target_session_attrs=read-write"
-        checks.append(Check("writing", f"only reading: {reason}", "unknown", advice))
+        checks.append(Check("writing", f"read-only: {reason}", "unknown", advice))
         detail = f"{server.engine}, for reading only"
         if server.standby:
             detail = f"{server.engine}, a standby: it may be behind the primary"
@@ -94,7 +94,7 @@ def _require_durable(server: ServerInfo, acceptance: Acceptance, name: str) -> N
         advice.append(_set_logged_advice(server.unlogged))
     if words:
         error = UnsupportedError(f"{name} has {' and '.join(weaknesses)}", ", and ".join(advice))
-        acceptance.require_all(words, error)
+        acceptance.require(words, error)
 
 
 def _synchronous_commit_check(server: ServerInfo) -> Check:

@@ -5,17 +5,9 @@ Editing: a page may be read twice after a lost connection, so state changes only
 query.
 """
 
-from collections.abc import Collection
-
+from perdure.backends.append_rules import UNLIMITED
 from perdure.backends.postgres.connection import Connection
-from perdure.backends.postgres.queries import (
-    PAGE_ROWS,
-    UNLIMITED,
-    Query,
-    Row,
-    StoreQueries,
-    decode_head,
-)
+from perdure.backends.postgres.queries import PAGE_ROWS, Query, Row, StoreQueries, decode_head
 from perdure.backends.protocol import Head, StreamFilter
 from perdure.errors import UsageError
 
@@ -34,17 +26,11 @@ class NameListing:
     """Heads by name, of streams that have all of some labels and none of others."""
 
     def __init__(
-        self,
-        queries: StoreQueries,
-        prefix: str,
-        after: str,
-        labels: Collection[str],
-        without: Collection[str],
-        limit: int | None,
+        self, queries: StoreQueries, stream_filter: StreamFilter, after: str, limit: int | None
     ) -> None:
         self._queries = queries
-        self._filter = StreamFilter(prefix, labels, without)
-        self._prefix = _encode(prefix)
+        self._filter = stream_filter
+        self._prefix = _encode(stream_filter.prefix)
         self._after = _encode(after)
         self._remaining = UNLIMITED if limit is None else limit
         self.is_finished = self._remaining <= 0 or self._filter.matches_nothing
@@ -87,24 +73,18 @@ class RecencyListing:
     """
 
     def __init__(
-        self,
-        queries: StoreQueries,
-        prefix: str,
-        labels: Collection[str],
-        without: Collection[str],
-        limit: int | None,
+        self, queries: StoreQueries, stream_filter: StreamFilter, limit: int | None
     ) -> None:
         self._queries = queries
-        self._filter = StreamFilter(prefix, labels, without)
-        start = _encode(prefix)
+        self._filter = stream_filter
+        start = _encode(stream_filter.prefix)
         self._bounds = (start, start + b"\xff")  # UTF-8 has no byte 0xff.
         self._remaining = UNLIMITED if limit is None else limit
         self._cursor: tuple[int, bytes] = (UNLIMITED, b"")
         self._started_at = -1
         self._seen: set[bytes] = set()
-        self._sort_limit = (
-            SORT_FEW_MAX if self._filter.is_narrow else 0
-        )  # At most this many matches are sorted; 0: scan.
+        # At most this many matches are sorted; 0: scan.
+        self._sort_limit = SORT_FEW_MAX if self._filter.is_narrow else 0
         self._sorts = self._filter.is_narrow
         self._first_page_read = False
         self._skipped = 0
@@ -160,8 +140,7 @@ class RecencyListing:
     def _scanned_rows(self, connection: Connection) -> list[Row]:
         """Return the next heads of the scan, sized so that a page comes soon if most match."""
         sql, tenant = self._queries.sql, self._queries.tenant
-        is_narrow = self._filter.is_narrow
-        size = PAGE_ROWS if is_narrow else min(self._remaining, PAGE_ROWS)
+        size = PAGE_ROWS if self._filter.is_narrow else min(self._remaining, PAGE_ROWS)
         # Non-matches are read as long as they count towards FEW; later the server skips them.
         bounds = (b"", b"\xff") if self._sort_limit else self._bounds
         bounds_and_size = (tenant, *self._cursor, *bounds, size)

@@ -268,6 +268,12 @@ def require_supported(server: ServerInfo, address: PostgresAddress) -> None:
         raise UnsupportedError(f"{address.name} is {server.version.split(' on ')[0]}", hint)
 
 
+def _lock_key(schema: str) -> int:
+    """Return the key of the advisory lock for migrating a schema."""
+    seed = hashlib.sha256(f"perdure migrate {schema}".encode()).digest()
+    return int.from_bytes(seed[:8], signed=True)
+
+
 def migrate(connection: Connection, address: PostgresAddress) -> list[str]:
     """Migrate the tables to the newest version; return the statements that were run."""
     connection.deadline = math.inf  # The server's lock_timeout, set below, ends a wait for a lock.
@@ -278,9 +284,7 @@ def migrate(connection: Connection, address: PostgresAddress) -> list[str]:
                 # behind the migration: bound that wait.
                 lock_timeout = f"{math.ceil(address.timeout * 1000)}ms"
                 connection.execute("select set_config('lock_timeout', %s, true)", (lock_timeout,))
-                # One migration of a schema at a time.
-                seed = hashlib.sha256(f"perdure migrate {address.schema}".encode()).digest()
-                lock_key = int.from_bytes(seed[:8], signed=True)
+                lock_key = _lock_key(address.schema)
                 connection.execute("select pg_advisory_xact_lock(%s::bigint)", (lock_key,))
                 server = inspect_server(connection, address)
                 require_supported(server, address)

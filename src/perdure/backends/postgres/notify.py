@@ -104,11 +104,8 @@ class NotifyListener:
             self._reset()
         with self._lock:
             is_running = self._thread is not None and self._thread.is_alive()
-            if (
-                not is_running
-                and not self._closed
-                and time.monotonic() - self._failed_at >= RETRY_INTERVAL
-            ):
+            may_try = time.monotonic() - self._failed_at >= RETRY_INTERVAL and not self._closed
+            if may_try and not is_running:
                 name = "perdure postgres listen"
                 self._thread = threading.Thread(target=self._run, name=name, daemon=True)
                 self._thread.start()
@@ -132,15 +129,11 @@ class NotifyListener:
         except (psycopg.ProgrammingError, psycopg.NotSupportedError, *READ_ONLY_ERRORS):
             self._failed_at = time.monotonic()  # No LISTEN here, or a standby.
         except (psycopg.Error, OSError):
-            self._failed_at = (
-                time.monotonic() - RETRY_INTERVAL + 2 * POLL_TIMEOUT
-            )  # The server may be back soon: retry early.
+            # The server may be back soon: retry early.
+            self._failed_at = time.monotonic() - RETRY_INTERVAL + 2 * POLL_TIMEOUT
         finally:
-            was_receiving, self._is_receiving, self._watchers.server_notifies = (
-                self._is_receiving,
-                False,
-                False,
-            )
+            was_receiving = self._is_receiving
+            self._is_receiving = self._watchers.server_notifies = False
             if was_receiving:
                 self._watchers.notify_all()  # From now on waiters have to poll.
 
@@ -159,14 +152,11 @@ class NotifyListener:
 
     def _forward(self, connection: Connection) -> None:
         last_needed = last_checked = time.monotonic()
-        while (
-            not (self._closed or self._is_disabled)
-            and time.monotonic() - last_needed < IDLE_TIMEOUT
-        ):
-            payloads = {
-                notification.payload
-                for notification in connection.notifies(timeout=POLL_TIMEOUT, stop_after=1)
-            }
+        while not (self._closed or self._is_disabled):
+            if time.monotonic() - last_needed >= IDLE_TIMEOUT:
+                return
+            notifications = connection.notifies(timeout=POLL_TIMEOUT, stop_after=1)
+            payloads = {notification.payload for notification in notifications}
             watched = self._watchers.streams()
             notified = [stream for stream in watched if self._key_of(stream).hex() in payloads]
             self._watchers.notify(Append(stream, ()) for stream in notified)

@@ -50,7 +50,11 @@ class AsyncPostgresPool:
         self._slots = AsyncConnectionSlots(self._address.connections)
 
     async def run(
-        self, operation: AsyncOperation[T], timeout: float | None = None, *, stream: str = ""
+        self,
+        operation: AsyncOperation[T],
+        timeout: float | None = None,  # noqa: ASYNC109 - of one try, and of all retries together
+        *,
+        stream: str = "",
     ) -> T:
         """Return the result of an operation, restarting it after errors worth a retry.
 

@@ -1,8 +1,8 @@
 """Queries of a Postgres store: statements with their parameters, and the meaning of their rows.
 
 Pure: `operations_async` and `listing_async` run the queries. Every query may be sent twice, because
-a lost connection leaves its statement in doubt. An append sends a dozen arrays, and the driver's own
-conversion is slow: they are encoded here, one class per element type, and sent unchanged
+a lost connection leaves its statement in doubt. An append sends a dozen arrays, which the driver
+would convert slowly: they are encoded here, one class per element type, and sent unchanged
 (`connection` registers the dumpers).
 """
 
@@ -13,7 +13,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import msgspec
 
-from perdure.backends.append_rules import POSITION_MAX, check_name
+from perdure.backends.append_rules import POSITION_MAX, UNLIMITED, check_name
 from perdure.backends.digests import digest_of
 from perdure.backends.postgres.statements import Statements
 from perdure.backends.protocol import Append, Entry, Head
@@ -24,8 +24,6 @@ PAGE_ROWS = 256  # rows per statement of a read or a listing
 PAGE_BYTES = 2**20  # bytes per page; bounds memory however long the bodies are
 
 BATCH_BYTES = 2**26  # bytes per commit; Postgres arrays end at 1 GB, so larger calls are split
-
-UNLIMITED = 2**62
 
 LABEL_CACHE_MAX = 8192  # heads whose labels are cached
 
@@ -218,7 +216,7 @@ def split_batches(items: list[tuple[bytes, Append]]) -> Iterator[list[tuple[byte
     batch: list[tuple[bytes, Append]] = []
     size = 0
     for item in items:
-        weight = sum(len(entry.header) + len(entry.body or b"") for entry in item[1].entries)
+        weight = sum(entry.size for entry in item[1].entries)
         if batch and size + weight > BATCH_BYTES:
             yield batch
             batch, size = [], 0
@@ -282,7 +280,7 @@ class StreamPage:
         """Return the query that reads the page."""
         queries, after = self._queries, min(self._after, POSITION_MAX)
         if self._reverse and not after:
-            after = UNLIMITED * 2 - 1
+            after = UNLIMITED
         statement = queries.sql.reverse if self._reverse else queries.sql.forward
         name, bound = check_name(self._stream), self._max_body
         entries = (queries.tenant, queries.key(self._stream), after, self._size)
@@ -310,10 +308,10 @@ class StreamPage:
         if self.entries and highest > head:
             self.entries = [entry for entry in self.entries if entry.position <= head]
             raise DamagedError(self._stream, head + 1, "entries exist after its head")
-        if self._reverse and not self._after and highest < head:
-            self.entries = []
-            raise DamagedError(self._stream, highest + 1, "entries are missing at the end")
-        if not self._reverse and self.is_last and highest < head:
+        reaches_end = not self._after if self._reverse else self.is_last
+        if reaches_end and highest < head:
+            if self._reverse:
+                self.entries = []
             raise DamagedError(self._stream, highest + 1, "entries are missing at the end")
 
 

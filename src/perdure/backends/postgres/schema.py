@@ -154,7 +154,7 @@ def migration_script(schema: str, version: int, *, exists: bool, locks: bool = T
 
 
 def _record_version(schema: str, version: int) -> str:
-    return f"insert into {schema}.migration (version) values ({version})"
+    return f"insert into {schema}.migration (version) values ({version})"  # noqa: S608 - quoted
 
 
 _SCRIPT_HEADER = """-- Row-level security of the perdure store in the schema {schema}:

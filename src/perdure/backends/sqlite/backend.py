@@ -13,7 +13,7 @@ from typing import TypeVar
 import apsw
 import msgspec
 
-from perdure.backends.append_rules import check, decide
+from perdure.backends.append_rules import UNLIMITED, check, decide
 from perdure.backends.digests import digest_of
 from perdure.backends.filesystem import ACCEPTABLE, require_local
 from perdure.backends.guarantees import Acceptance
@@ -30,10 +30,9 @@ from perdure.backends.protocol import (
 )
 from perdure.backends.sqlite import batch_append, recent, schema
 from perdure.backends.sqlite.batch_append import is_text
-from perdure.backends.sqlite.connections import connect
+from perdure.backends.sqlite.connections import BUSY_TIMEOUT, connect
 from perdure.backends.sqlite.errors import DRIVER_ERRORS, translate_error
 from perdure.backends.sqlite.reading import (
-    UNLIMITED,
     EntryPage,
     head_from_label,
     read_head,
@@ -43,9 +42,6 @@ from perdure.backends.sqlite.reading import (
 from perdure.backends.sqlite.schema import require_library
 from perdure.backends.watchers import Watchers
 from perdure.errors import PerdureError, UnavailableError, UsageError
-
-# seconds; many writers queue behind a slow disk this long before it counts as down
-BUSY_TIMEOUT = 60.0
 
 PAGE_ROWS = 256  # rows per read transaction; a long one would keep the log from being reset
 
@@ -132,10 +128,13 @@ class SqliteBackend:
         return outcomes
 
     def _append_one(self, append: Append) -> Sequence[Outcome]:
-        stream, labels = append.stream, _labels_text(append)
-        key = stream_key(stream)
-        add = functools.partial(_append_fast_or_checked, append, key, labels)
-        outcomes = self._connections.write(stream, add)
+        key, labels = stream_key(append.stream), _labels_text(append)
+
+        def add(db: apsw.Connection) -> Sequence[Outcome]:
+            fast = _append_in_place(db, key, labels, append)
+            return [STORED] if fast else _append_checked([append], db)
+
+        outcomes = self._connections.write(append.stream, add)
         if outcomes[0] is STORED and self._labels.cached.get(key) != labels:
             self._labels.remember([(key, labels)])
         return outcomes
@@ -194,7 +193,9 @@ class SqliteBackend:
         while remaining > 0 and not choice.matches_nothing:
             start = max(prefix, after + "\0")  # The smallest name after `after`.
             size = min(remaining, PAGE_ROWS)
-            rows = self._reading(lambda db: rows_by_name(db, choice, start, size))
+            rows = self._reading(
+                functools.partial(rows_by_name, choice=choice, start=start, size=size)
+            )
             for row in rows:
                 if not str(row[0]).startswith(prefix):
                     return
@@ -284,12 +285,6 @@ class SqliteBackend:
         return None
 
 
-def _append_fast_or_checked(
-    append: Append, key: int, labels: str, db: apsw.Connection
-) -> Sequence[Outcome]:
-    return [STORED] if _append_in_place(db, key, labels, append) else _append_checked([append], db)
-
-
 def _append_in_place(db: apsw.Connection, key: int, labels: str, append: Append) -> bool:
     """Store an append that continues its stream with unchanged labels, without reading first.
 
@@ -309,9 +304,7 @@ def _append_in_place(db: apsw.Connection, key: int, labels: str, append: Append)
     for position, header, body in entries:
         rows.append((key, position, header, body))
         parts += header, body or b""
-    data = b"\n".join(parts)
-    # If it is text, each part is: no UTF-8 sequence spans a newline. Most data is ASCII.
-    if (data.isascii() and b"\0" not in data) or is_text(data):
+    if is_text(b"\n".join(parts)):  # Then each part is: no UTF-8 sequence spans a newline.
         db.executemany(ADD_TEXT, rows)
     else:
         db.executemany(ADD_ENTRY, _entry_rows(key, entries))
@@ -379,9 +372,5 @@ def _relabel(db: apsw.Connection, stream: str, old: frozenset[str], new: frozens
 
 def _column(data: bytes | None) -> str | bytes:
     """Return text if it preserves the bytes, so that the `sqlite3` shell can show them."""
-    if data is None or b"\0" in data:  # SQLite's text functions stop at a NUL.
-        return data or b""
-    try:
-        return data.decode()
-    except UnicodeDecodeError:
-        return data
+    stored = data or b""
+    return stored.decode() if is_text(stored) else stored

@@ -1,7 +1,7 @@
 """The connections of one process to one SQLite file: a writer and readers, or readers only.
 
 Readers have their own connections, so that they do not wait for a commit's sync; each is borrowed
-for one page. Nothing here knows a table.
+for one page. `schema` opens and checks them.
 
 SQLite keeps its locks in a list per process, and a child of `os.fork` inherits that list without
 the locks: even a new connection in the child would then write to a log that the parent may delete.
@@ -9,25 +9,25 @@ Therefore all connections are closed before a fork, and both sides reopen them w
 """
 
 import contextlib
-import errno
 import os
-import random
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple, TypeVar
-from urllib.parse import quote
 
 import apsw
 
-from perdure.backends.filesystem import read_only_error, why_read_only
+from perdure.backends.filesystem import read_only_error, sleep_for_lock, why_read_only
 from perdure.backends.guarantees import Check
 from perdure.backends.sqlite import batch_append, schema
 from perdure.backends.sqlite.errors import DRIVER_ERRORS, ROLLBACK_IS_ENOUGH, translate_error
 from perdure.backends.sqlite.schema import check_settings
 from perdure.errors import PerdureError, UnavailableError, UnsupportedError, UsageError
+
+# Seconds; many writers queue behind a slow disk this long before it counts as down.
+BUSY_TIMEOUT = 60.0
 
 T = TypeVar("T")
 
@@ -36,10 +36,6 @@ Identity = tuple[int, int] | None
 
 """The file that a path points to: its device and inode, or None if there is no file."""
 
-
-FIRST_PAUSE = 0.0002  # seconds; about as long as a commit on a fast disk
-
-LONGEST_PAUSE = 0.005  # seconds; long enough to spare the CPU, short compared to a slow sync
 
 DRAIN_TIMEOUT = 10.0  # seconds that a fork or a close waits for operations in progress
 
@@ -50,15 +46,9 @@ def busy_handler(seconds: float) -> Callable[[int], bool]:
 
     def pause(attempt: int) -> bool:
         nonlocal deadline
-        now = time.monotonic()
         if attempt == 0:
-            deadline = now + seconds
-        if now >= deadline:
-            return False
-        # Jitter, so that two processes do not keep waking at the same moments.
-        longest = min(FIRST_PAUSE * 1.5 ** min(attempt, 16), LONGEST_PAUSE)
-        time.sleep(longest * random.uniform(0.5, 1.0))
-        return True
+            deadline = time.monotonic() + seconds
+        return sleep_for_lock(attempt, deadline)
 
     return pause
 
@@ -66,19 +56,13 @@ def busy_handler(seconds: float) -> Callable[[int], bool]:
 class ConnectionPool:
     """Provides connections that are open, belong to this process and have no transaction."""
 
-    def __init__(
-        self,
-        name: str,
-        open_one: Callable[[], apsw.Connection],
-        rewrite_log: Callable[[], None],
-        identify: Callable[[], tuple[Identity, ...]],
-        prepare_writer: Callable[[apsw.Connection], object] = lambda _: None,
-    ) -> None:
+    def __init__(self, path: str, name: str, vfs: str | None, busy: Callable[[int], bool]) -> None:
+        self._path = path
         self._name = name
-        self._open_one = open_one
-        self._rewrite_log = rewrite_log
-        self._identify = identify
-        self._prepare_writer = prepare_writer
+        self._vfs = vfs
+        self._busy = busy
+        self._identify = file_identifier(path)
+        self._prepare_writer = batch_append.prepare_batches
         self._file: Identity = None
         self._log_identities: list[Identity] = []
         """Identities of the writer's -wal and -shm; empty while the writer is opened or closed."""
@@ -132,8 +116,7 @@ class ConnectionPool:
             else:
                 return result
             finally:
-                if self._writer is not None and self._writer.in_transaction:
-                    self._roll_back()
+                self._roll_back()
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[apsw.Connection]:
@@ -170,7 +153,7 @@ class ConnectionPool:
     def _writes_here(self) -> bool:
         """Whether this thread is in the middle of a write."""
         # Private, but `threading.Condition` uses it in the same way.
-        return bool(self._writing._is_owned())  # type: ignore[attr-defined]
+        return bool(self._writing._is_owned())  # type: ignore[attr-defined] # noqa: SLF001
 
     def _require_no_write_here(self) -> None:
         """Raise UsageError in a signal handler that interrupted a write of the same thread."""
@@ -218,6 +201,9 @@ class ConnectionPool:
     def _is_inherited(self) -> bool:
         return self._writer is not None or bool(self._readers or self._borrowed)
 
+    def _open_one(self) -> apsw.Connection:
+        return schema.open_writer(self._path, self._name, self._vfs, self._busy)
+
     def _open_writer(self) -> apsw.Connection:
         writer = self._writer = self._open_checkpointed() if self._poisoned else self._open_one()
         try:
@@ -225,9 +211,7 @@ class ConnectionPool:
                 self._rewrite_log_once(writer)
             self._prepare_writer(writer)
         except BaseException:
-            with (
-                self._reader_returned
-            ):  # Half prepared, it must not write. Not closed: see `_poison`.
+            with self._reader_returned:  # Half prepared, it must not write. See `_poison`.
                 self._readers.append(writer)
                 self._writer = None
             raise
@@ -240,11 +224,9 @@ class ConnectionPool:
         A process that died after a failed sync leaves entries in the log that can be read, but
         that no later sync writes to the disk.
         """
-        writer.execute("begin immediate")
-        try:
-            self._rewrite_log()
-        finally:
-            writer.execute("rollback")
+        with schema.transaction(writer):
+            schema.rewrite_file(self._path + "-wal")
+            schema.sync_file(self._path + "-wal")
         self._log_rewritten = True
 
     def _open_checkpointed(self) -> apsw.Connection:
@@ -257,7 +239,7 @@ class ConnectionPool:
         try:
             connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
         except BaseException:
-            connection.close(True)
+            connection.close(True)  # noqa: FBT003 - positional-only in apsw
             raise
         self._poisoned = False
         return connection
@@ -272,7 +254,7 @@ class ConnectionPool:
             if writer.in_transaction:
                 writer.execute("rollback")
         except apsw.Error:
-            writer.close(True)
+            writer.close(True)  # noqa: FBT003 - positional-only in apsw
             return
         # Kept open as a reader, where it is harmless. If it were the last connection and closed,
         # the next one would recover the log, with entries that were never synced.
@@ -306,7 +288,7 @@ class ConnectionPool:
 
     def _discard(self, reader: apsw.Connection) -> None:
         try:
-            reader.close(True)
+            reader.close(True)  # noqa: FBT003 - positional-only in apsw
         finally:
             self._count_returned()
 
@@ -324,9 +306,8 @@ class ConnectionPool:
 
     def _close_all(self) -> None:
         with self._reader_returned:
-            self._reader_returned.wait_for(
-                lambda: self._borrowed == 0, DRAIN_TIMEOUT
-            )  # Then close anyway.
+            # After the timeout they are closed anyway.
+            self._reader_returned.wait_for(lambda: self._borrowed == 0, DRAIN_TIMEOUT)
             self._log_identities = []
             while self._readers:
                 self._readers.pop().close()
@@ -415,13 +396,7 @@ def connect(
     is not). Problems are raised here and not at the first append.
     """
     busy = busy_handler(timeout)
-    connections = ConnectionPool(
-        name,
-        lambda: schema.open_connection(path, name, vfs, busy),
-        lambda: schema.rewrite_log(path),
-        file_identifier(path),
-        batch_append.prepare_batches,
-    )
+    connections = ConnectionPool(path, name, vfs, busy)
     try:
         return connections, connections.write("", lambda db: check_settings(db, name)), ""
     except UnavailableError as error:
@@ -429,13 +404,7 @@ def connect(
         if not (reason and isinstance(error.__cause__, _NOT_WRITABLE) and os.access(path, os.R_OK)):
             raise
         connections.close()
-    read_only = ReadOnlyPool(
-        path,
-        name,
-        lambda unlocked: _open_reader(path, name, vfs, busy, unlocked=unlocked),
-        lambda: (_file_identity(path),),
-        reason,
-    )
+    read_only = ReadOnlyPool(path, name, vfs, busy, reason)
     with read_only.reading():
         return read_only, (), reason
 
@@ -468,7 +437,7 @@ def _directory_state(path: str) -> tuple[int, ...]:
     Both mtime and ctime: restoring a backup resets the former, and some systems lack the latter.
     """
     try:
-        status = os.stat(path)
+        status = os.stat(path)  # noqa: PTH116 - as below
     except OSError:
         return ()
     return status.st_dev, status.st_ino, status.st_mtime_ns, status.st_ctime_ns
@@ -476,7 +445,7 @@ def _directory_state(path: str) -> tuple[int, ...]:
 
 def _file_identity(path: str) -> Identity:
     try:
-        status = os.stat(path)
+        status = os.stat(path)  # noqa: PTH116 - in every write, and Path takes twice as long
     except OSError:  # Missing, or not accessible: opening the file reports why.
         return None
     return status.st_dev, status.st_ino
@@ -491,31 +460,21 @@ class _Fingerprint(NamedTuple):
 
 
 class ReadOnlyPool(ConnectionPool):
-    """Provides readers, each for one page. `reason` says why there is no writer.
-
-    `open_reader` opens the file; its argument says whether to open it without locks.
-    """
+    """Provides readers, each for one page. `reason` says why there is no writer."""
 
     def __init__(
-        self,
-        path: str,
-        name: str,
-        open_reader: Callable[[bool], apsw.Connection],
-        identify: Callable[[], tuple[Identity, ...]],
-        reason: str,
+        self, path: str, name: str, vfs: str | None, busy: Callable[[int], bool], reason: str
     ) -> None:
-        super().__init__(name, self._open, lambda: None, identify)
-        self._path = path
-        self._open_reader = open_reader
+        super().__init__(path, name, vfs, busy)
         self._reason = reason
         self._fingerprints: dict[apsw.Connection, _Fingerprint] = {}
 
     def write(
         self,
-        stream: str,
-        work: Callable[[apsw.Connection], T],
+        stream: str,  # noqa: ARG002 - as in ConnectionPool
+        work: Callable[[apsw.Connection], T],  # noqa: ARG002
         *,
-        begin: bool = True,
+        begin: bool = True,  # noqa: ARG002
     ) -> T:
         """Raise UsageError: the store is read-only. Nothing was written."""
         self._require_open()
@@ -538,9 +497,12 @@ class ReadOnlyPool(ConnectionPool):
             reason = "another process wrote to it during the read"
             raise UnavailableError(self._name, reason, "read again") from cause
 
-    def _open(self) -> apsw.Connection:
+    def _open_one(self) -> apsw.Connection:
         fingerprint = self._fingerprint()
-        reader = self._open_reader(not fingerprint.log)
+        unlocked = not fingerprint.log  # Without a log there is no -shm to hold locks in.
+        reader = schema.open_reader(
+            self._path, self._name, self._vfs, self._busy, unlocked=unlocked
+        )
         self._fingerprints[reader] = fingerprint
         return reader
 
@@ -561,37 +523,3 @@ class ReadOnlyPool(ConnectionPool):
     def _discard(self, reader: apsw.Connection) -> None:
         self._fingerprints.pop(reader, None)
         super()._discard(reader)
-
-
-def _open_reader(
-    path: str, name: str, vfs: str | None, busy: Callable[[int], bool], *, unlocked: bool
-) -> apsw.Connection:
-    connection = None
-    try:
-        uri = f"file:{quote(path)}?mode=ro" + "&immutable=1" * unlocked
-        flags = apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI
-        connection = apsw.Connection(uri, flags, vfs)
-        connection.set_busy_handler(busy)
-        schema.prepare_reader(connection, path, name)
-        if not unlocked:
-            _sync_log(path + "-wal")
-    except BaseException as error:
-        if connection is not None:
-            connection.close(True)
-        if isinstance(error, apsw.CantOpenError) and not unlocked:
-            reason = f"its -wal cannot be read without its -shm (SQLite: {error})"
-            hint = "copy the file and its -wal to a writable directory, and open the copy"
-            raise UnavailableError(name, reason, hint) from error
-        if isinstance(error, DRIVER_ERRORS):
-            raise translate_error(error, name) from error
-        raise
-    return connection
-
-
-def _sync_log(path: str) -> None:
-    """Like `sync_file`, but a read-only medium may refuse: it has nothing unsynced."""
-    try:
-        schema.sync_file(path)
-    except OSError as error:
-        if error.errno not in (errno.EROFS, errno.EINVAL):
-            raise

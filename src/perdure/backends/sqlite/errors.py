@@ -19,25 +19,17 @@ _DAMAGE_ERRORS: tuple[type[Exception], ...] = (
 )
 
 
+_CHECK_PERMISSIONS = "check the permissions of the file and of its directory"
+
+_CHECK_DIRECTORY = "check that its directory exists and that this user may write there"
+
 _HINTS: tuple[tuple[type[Exception], str, str], ...] = (
     (apsw.FullError, "the disk is full", "free space, then try again"),
     (apsw.BusyError, "another process holds the lock", "try again later"),
     (apsw.LockedError, "another connection holds the lock", "try again later"),
-    (
-        apsw.CantOpenError,
-        "the file cannot be opened",
-        "check that its directory exists and that this user may write there",
-    ),
-    (
-        apsw.ReadOnlyError,
-        "the file cannot be written",
-        "check the permissions of the file and of its directory",
-    ),
-    (
-        PermissionError,
-        "permission denied",
-        "check the permissions of the file and of its directory",
-    ),
+    (apsw.CantOpenError, "the file cannot be opened", _CHECK_DIRECTORY),
+    (apsw.ReadOnlyError, "the file cannot be written", _CHECK_PERMISSIONS),
+    (PermissionError, "permission denied", _CHECK_PERMISSIONS),
     (apsw.PermissionsError, "permission denied", "check the permissions of the file"),
     (apsw.IOError, "reading or writing failed", "check the disk, then try again"),
     (apsw.NoMemError, "out of memory", "free some memory, then try again"),

@@ -11,7 +11,7 @@ from typing import Any
 import apsw
 import msgspec
 
-from perdure.backends.append_rules import POSITION_MAX, check_name
+from perdure.backends.append_rules import POSITION_MAX, UNLIMITED, check_name
 from perdure.backends.protocol import Entry, Head, StreamFilter
 from perdure.backends.sqlite.schema import DELETED_LABELS
 from perdure.errors import DamagedError
@@ -20,12 +20,10 @@ HEAD_BY_KEY = "select name, position, digest, labels from head where id = ?"
 
 ANY_ENTRY = "select position from entry where stream = ? limit 1"
 
-LISTED_BY_KEY = "select name, id, name, position, digest, labels from head where id = ?"
-
 # The name comes from the index, the other columns from the row that it points to, so that a
 # mismatch shows. The last column is true if the index of live streams lacks the row.
 BY_NAME = (
-    "select i.name, i.id, h.name, h.position, h.digest, h.labels,"
+    "select i.name, i.id, h.name, h.position, h.digest, h.labels,"  # noqa: S608 - constants
     f" h.labels <> {DELETED_LABELS} and not exists"
     f" (select 1 from head as l where l.name = i.name and l.labels <> {DELETED_LABELS}"
     " and +l.id = i.id)"
@@ -35,7 +33,7 @@ BY_NAME = (
 
 # Uses the index of live streams, which excludes deleted ones, in files that have it.
 BY_NAME_LIVE = (
-    "select i.name, i.id, h.name, h.position, h.digest, h.labels"
+    "select i.name, i.id, h.name, h.position, h.digest, h.labels"  # noqa: S608 - constants
     " from head as i left join head as h on h.id = i.id"
     f" where i.name >= ? and i.labels <> {DELETED_LABELS} order by i.name limit ?"
 )
@@ -63,10 +61,13 @@ def read_head(db: apsw.Connection, stream: str, key: int) -> Head | None:
     row = db.execute(HEAD_BY_KEY, (key,)).fetchone()
     if row is not None:
         return verified_head(stream, row)
-    orphan = db.execute(ANY_ENTRY, (key,)).fetchone()
-    if orphan is not None:
-        raise DamagedError(stream, 0, "it has entries and no head")
+    _require_no_entries(db, key, stream)
     return None
+
+
+def _require_no_entries(db: apsw.Connection, key: int, stream: str) -> None:
+    if db.execute(ANY_ENTRY, (key,)).fetchone() is not None:
+        raise DamagedError(stream, 0, "it has entries and no head")
 
 
 def verified_head(stream: str, row: tuple[Any, ...]) -> Head:
@@ -100,7 +101,7 @@ def head_from_label(row: tuple[Any, ...], label: str | None) -> Head:
 def rows_by_name(
     db: apsw.Connection, choice: StreamFilter, start: str, size: int
 ) -> list[tuple[Any, ...]]:
-    """Return rows for `head_from_label`, from a name on; the caller filters out non-matching ones."""
+    """Return rows for `head_from_label`, from a name on; the caller filters them."""
     if choice.label is not None:
         return db.execute(BY_LABEL, (start, choice.label, size)).fetchall()
     return db.execute(BY_NAME_LIVE if choice.only_live else BY_NAME, (start, size)).fetchall()
@@ -108,11 +109,10 @@ def rows_by_name(
 
 def head_by_key(db: apsw.Connection, key: int) -> Head | None:
     """Return the head with a key, None if the stream was removed and has no entries either."""
-    row = db.execute(LISTED_BY_KEY, (key,)).fetchone()
+    row = db.execute(HEAD_BY_KEY, (key,)).fetchone()
     if row is not None:
-        return head_from_label(row, None)
-    if db.execute(ANY_ENTRY, (key,)).fetchone() is not None:
-        raise DamagedError(f"the stream with key {key}", 0, "it has entries and no head")
+        return head_from_label((row[0], key, *row), None)
+    _require_no_entries(db, key, f"the stream with key {key}")
     return None
 
 
@@ -125,8 +125,6 @@ def require_label(db: apsw.Connection, head: Head | None, label: str | None) -> 
 
 
 PAGE_BYTES = 2**20  # bytes; long bodies end a page early, so that memory stays bounded
-
-UNLIMITED = 2**63 - 1  # the largest SQLite integer, in place of "unlimited"
 
 
 # octet_length() does not load a long body; cast() returns the bytes of text and of blobs.
@@ -180,11 +178,11 @@ class EntryPage:
         """
         highest = max((entry.position for entry in self.entries), default=self.after)
         if self.entries and highest > head:
-            raise DamagedError(self.stream, head + 1, "it has entries after its head")
-        if self.reverse and not self.after and highest < head:
-            self.entries = []
-            raise DamagedError(self.stream, highest + 1, "entries are missing at the end")
-        if not self.reverse and self.is_last and highest < head:
+            raise DamagedError(self.stream, head + 1, "entries exist after its head")
+        reaches_end = not self.after if self.reverse else self.is_last
+        if reaches_end and highest < head:
+            if self.reverse:
+                self.entries = []
             raise DamagedError(self.stream, highest + 1, "entries are missing at the end")
 
     def _fill(self, db: apsw.Connection, key: int) -> None:
@@ -194,15 +192,15 @@ class EntryPage:
         loaded = 0
         sql = READ_REVERSE if self.reverse else READ_FORWARD
         for row in db.execute(sql, (self.max_body, key, after, self.size)):
-            entry, size = self._entry(row)
+            entry = self._entry(row)
             self.entries.append(entry)
-            loaded += size
+            loaded += entry.size
             if loaded > PAGE_BYTES:
                 return
         self.is_last = len(self.entries) < self.size
 
-    def _entry(self, row: tuple[Any, ...]) -> tuple[Entry, int]:
+    def _entry(self, row: tuple[Any, ...]) -> Entry:
         position, header, size, body = row
         if not (isinstance(position, int) and isinstance(header, bytes) and isinstance(size, int)):
             raise DamagedError(self.stream, self.next_position, "a column has the wrong type")
-        return Entry(position, header, body), len(header) + len(body or b"")
+        return Entry(position, header, body)

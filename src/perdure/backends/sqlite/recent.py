@@ -34,7 +34,7 @@ HEAD_COST = 10  # streams that can be sorted in the time that reading one head t
 ROWS = "select rowid, stream, null from entry where rowid < ? order by rowid desc limit ?"
 
 ROWS_LIVE = (  # The third column says whether the stream is deleted.
-    f"select entry.rowid, stream, labels = {DELETED_LABELS} from entry"
+    f"select entry.rowid, stream, labels = {DELETED_LABELS} from entry"  # noqa: S608 - constants
     " left join head on head.id = stream"
     " where entry.rowid < ? order by entry.rowid desc limit ?"
 )
@@ -48,11 +48,11 @@ ROWID = "select rowid from entry where stream = ? and position = ?"
 
 NAME_RANGE = " name >= ? and name < cast(? as text) order by name limit ?"
 
-KEYS_OF_ALL = f"select id as stream_key from head where{NAME_RANGE}"
+KEYS_OF_ALL = f"select id as stream_key from head where{NAME_RANGE}"  # noqa: S608
 
-KEYS_OF_LIVE = f"select id as stream_key from head where labels <> {DELETED_LABELS} and{NAME_RANGE}"
+KEYS_OF_LIVE = f"select id as stream_key from head where labels <> {DELETED_LABELS} and{NAME_RANGE}"  # noqa: S608
 
-KEYS_OF_LABEL = f"select stream as stream_key from label where label = ? and{NAME_RANGE}"
+KEYS_OF_LABEL = f"select stream as stream_key from label where label = ? and{NAME_RANGE}"  # noqa: S608
 
 COUNT = "select count(*) from ({})"
 
@@ -107,11 +107,8 @@ class RecentListing:
 
 def sorted_keys(db: apsw.Connection, choice: StreamFilter, most: int) -> Iterator[int] | None:
     """Return the keys of matching streams by last change; None if more than `most` match."""
-    start = choice.prefix
-    bounds: tuple[Any, ...] = (
-        start,
-        start.encode() + b"\xff",
-    )  # 0xff is above every byte of UTF-8.
+    # 0xff is above every byte of UTF-8.
+    bounds: tuple[Any, ...] = (choice.prefix, choice.prefix.encode() + b"\xff")
     if choice.label is not None:
         source, bounds = KEYS_OF_LABEL, (choice.label, *bounds)
     else:

@@ -4,14 +4,17 @@ A path comes in, a checked connection goes out. A file is not changed before it 
 or empty. Headers and plain bodies are stored as text, so that the `sqlite3` shell shows them.
 """
 
+import contextlib
+import errno
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from urllib.parse import quote
 
 import apsw
 
-from perdure.backends.guarantees import Acceptance, Check, Guarantees, weakest
+from perdure.backends.guarantees import Acceptance, Check, Guarantees
 from perdure.backends.sqlite.errors import DRIVER_ERRORS, translate_error
 from perdure.errors import (
     DamagedError,
@@ -46,9 +49,8 @@ def store_guarantees(
     version = apsw.sqlite_lib_version()
     if why_read_only:
         checks = (Check("writing", f"read-only: {why_read_only}", "unknown"),)
-    is_weak = weakest([filesystem]) == "weak"
     return Guarantees(
-        "process death" if is_weak else "power loss",
+        "process death" if filesystem.verdict == "weak" else "power loss",
         "one process" if acceptance.used else "one machine",
         "SQLite, write-ahead log, synced before append returns",
         atomic="one call",
@@ -86,6 +88,8 @@ TABLES = {
     " stream integer not null, primary key (label, name)) without rowid",
 }
 
+COUNT_TABLES = "select count(*) from sqlite_schema"
+
 LATER_INDEX = "head_live"  # Added later: older files of the same version lack it.
 
 
@@ -110,7 +114,7 @@ def require_library() -> None:
         )
 
 
-def open_connection(
+def open_writer(
     path: str, name: str, vfs: str | None, busy: Callable[[int], bool]
 ) -> apsw.Connection:
     """Open the store, creating it if the file is empty or missing; all visible data is on disk.
@@ -118,35 +122,89 @@ def open_connection(
     Raises UsageError for another program's database, VersionError for a newer one, DamagedError,
     UnavailableError. A refused file has not been changed.
     """
-    _require_usable_path(path, name)
-    connection = None
-    try:
-        flags = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE
-        connection = apsw.Connection(path, flags, vfs)
-        connection.set_busy_handler(busy)
-        _prepare_connection(connection, path, name, busy)
+
+    def prepare(connection: apsw.Connection) -> None:
+        attempt = 0
+        while not _is_ready(connection, path, name):
+            # Two processes that create the same file at once can meet a lock that SQLite does not
+            # wait for. busy() sleeps, and returns False after its timeout.
+            if not busy(attempt):
+                reason = "another process holds the lock while creating the store"
+                raise UnavailableError(name, reason)
+            attempt += 1
+        if _require_tables(connection, name):
+            connection.execute(TABLES[LATER_INDEX].replace("INDEX", "INDEX if not exists", 1))
         # A process killed between writing and syncing leaves entries in the log that SQLite has
         # just recovered. They can be read, but count as stored only after this sync.
         sync_file(path + "-wal")
+
+    _require_usable_path(path, name)
+    flags = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE
+    return _open_connection(path, flags, name, vfs, busy, prepare)
+
+
+def open_reader(
+    path: str, name: str, vfs: str | None, busy: Callable[[int], bool], *, unlocked: bool
+) -> apsw.Connection:
+    """Open an existing store for reading; `unlocked` if it has no log and no process writes."""
+
+    def prepare(connection: apsw.Connection) -> None:
+        if _is_new(connection, path, name):
+            reason = "it is empty and cannot be written to"
+            raise UnavailableError(name, reason, "pass the path of an existing store")
+        connection.execute(SETTINGS).fetchall()
+        _require_tables(connection, name)
+        try:
+            if not unlocked:
+                sync_file(path + "-wal")
+        except OSError as error:  # A read-only medium may refuse: it has nothing unsynced.
+            if error.errno not in (errno.EROFS, errno.EINVAL):
+                raise
+
+    uri = f"file:{quote(path)}?mode=ro" + "&immutable=1" * unlocked
+    flags = apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI
+    try:
+        return _open_connection(uri, flags, name, vfs, busy, prepare)
+    except UnavailableError as error:
+        cause = error.__cause__
+        if unlocked or not isinstance(cause, apsw.CantOpenError):
+            raise
+        reason = f"its -wal cannot be read without its -shm (SQLite: {cause})"
+        hint = "copy the file and its -wal to a writable directory, and open the copy"
+        raise UnavailableError(name, reason, hint) from cause
+
+
+def _open_connection(
+    file: str,
+    flags: int,
+    name: str,
+    vfs: str | None,
+    busy: Callable[[int], bool],
+    prepare: Callable[[apsw.Connection], None],
+) -> apsw.Connection:
+    connection = None
+    try:
+        connection = apsw.Connection(file, flags, vfs)
+        connection.set_busy_handler(busy)
+        connection.config(apsw.SQLITE_DBCONFIG_ENABLE_TRIGGER, 0)
+        connection.config(apsw.SQLITE_DBCONFIG_ENABLE_VIEW, 0)
+        prepare(connection)
     except BaseException as error:
         if connection is not None:
-            connection.close(True)
+            connection.close(True)  # noqa: FBT003 - positional-only in apsw
         if isinstance(error, DRIVER_ERRORS):
             raise translate_error(error, name) from error
         raise
     return connection
 
 
-def prepare_reader(connection: apsw.Connection, path: str, name: str) -> None:
-    """Configure a read-only connection, and raise unless it is one to a store."""
-    connection.config(apsw.SQLITE_DBCONFIG_ENABLE_TRIGGER, 0)
-    connection.config(apsw.SQLITE_DBCONFIG_ENABLE_VIEW, 0)
-    if _is_new(connection, path, name):
-        raise UnavailableError(
-            name, "it is empty and cannot be written to", "pass the path of an existing store"
-        )
-    connection.execute(SETTINGS).fetchall()
-    _require_tables(connection, name)
+@contextlib.contextmanager
+def _opened(path: str, flags: int) -> Iterator[int]:
+    handle = os.open(path, flags | getattr(os, "O_BINARY", 0))
+    try:
+        yield handle
+    finally:
+        os.close(handle)
 
 
 def rewrite_file(path: str) -> None:
@@ -154,22 +212,10 @@ def rewrite_file(path: str) -> None:
 
     Use it only for the log, and only while this process holds SQLite's write lock.
     """
-    try:
-        handle = os.open(path, os.O_RDWR | getattr(os, "O_BINARY", 0))
-    except FileNotFoundError:
-        return
-    try:
+    with contextlib.suppress(FileNotFoundError), _opened(path, os.O_RDWR) as handle:
         while data := os.read(handle, 2**20):
             os.lseek(handle, -len(data), os.SEEK_CUR)
             os.write(handle, data)
-    finally:
-        os.close(handle)
-
-
-def rewrite_log(path: str) -> None:
-    """Write the log of a database again, and sync it."""
-    rewrite_file(path + "-wal")
-    sync_file(path + "-wal")
 
 
 def sync_file(path: str) -> None:
@@ -178,19 +224,14 @@ def sync_file(path: str) -> None:
     Never call it for the database or its `-shm`: closing a descriptor of those drops SQLite's locks
     (POSIX locks belong to the process).
     """
-    try:
-        handle = os.open(path, os.O_RDWR if sys.platform == "win32" else os.O_RDONLY)
-    except FileNotFoundError:
-        return
-    try:
+    flags = os.O_RDWR if sys.platform == "win32" else os.O_RDONLY
+    with contextlib.suppress(FileNotFoundError), _opened(path, flags) as handle:
         if sys.platform == "darwin":
             import fcntl  # does not exist on Windows
 
             fcntl.fcntl(handle, fcntl.F_FULLFSYNC)
         else:
             os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _require_usable_path(path: str, name: str) -> None:
@@ -204,8 +245,8 @@ def _require_usable_path(path: str, name: str) -> None:
     # The size is read again after the log's: another process may have created both in between.
     if _file_size(path) == 0 and _file_size(path + "-wal") > 0 and _file_size(path) == 0:
         # SQLite would delete the log, and with it perhaps the only copy of the data.
-        reason, hint = "the file is empty, but its -wal is not", "restore the file from a backup"
-        raise DamagedError(name, 0, reason, hint)
+        reason = "the file is empty, but its -wal is not"
+        raise DamagedError(name, 0, reason, "restore the file from a backup")
 
 
 def _file_size(path: str) -> int:
@@ -213,22 +254,6 @@ def _file_size(path: str) -> int:
         return Path(path).stat().st_size
     except OSError:
         return 0  # A file without access cannot be opened either, and SQLite reports why.
-
-
-def _prepare_connection(
-    connection: apsw.Connection, path: str, name: str, busy: Callable[[int], bool]
-) -> None:
-    connection.config(apsw.SQLITE_DBCONFIG_ENABLE_TRIGGER, 0)
-    connection.config(apsw.SQLITE_DBCONFIG_ENABLE_VIEW, 0)
-    attempt = 0
-    while not _is_ready(connection, path, name):
-        # Two processes that create the same file at once can meet a lock that SQLite does not wait
-        # for. busy() sleeps, and returns False after its timeout.
-        if not busy(attempt):
-            raise UnavailableError(name, "another process holds the lock while creating the store")
-        attempt += 1
-    if _require_tables(connection, name):
-        connection.execute(TABLES[LATER_INDEX].replace("INDEX", "INDEX if not exists", 1))
 
 
 def _is_ready(connection: apsw.Connection, path: str, name: str) -> bool:
@@ -259,26 +284,32 @@ def _is_new(connection: apsw.Connection, path: str, name: str) -> bool:
         return False
     if application or version or tables:
         raise UsageError(f"{name} is the database of another program; {WRONG_FILE_HINT}")
-    if 0 < _file_size(path) < 512:
+    if 0 < _file_size(path) < 512:  # noqa: PLR2004 - SQLite treats a shorter file as empty
         raise DamagedError(name, 0, "it is not a database", WRONG_FILE_HINT)
     return True
 
 
 def _file_owner(connection: apsw.Connection) -> tuple[int, int, int]:
-    """Return the application id, the version and the number of tables, from one snapshot.
+    """Return the application id, the version and the number of tables, from one snapshot."""
+    with transaction(connection, "begin"):
+        application = connection.pragma("application_id")
+        version = connection.pragma("user_version")
+        return application, version, connection.execute(COUNT_TABLES).get
+
+
+@contextlib.contextmanager
+def transaction(connection: apsw.Connection, begin: str = "begin immediate") -> Iterator[None]:
+    """Roll back at the end of the block, unless it commits.
 
     Not `with connection`: an I/O error ends the transaction, and leaving the block would then raise
     that there is none, which hides the error.
     """
-    connection.execute("begin")
+    connection.execute(begin)
     try:
-        application = connection.pragma("application_id")
-        version = connection.pragma("user_version")
-        tables = connection.execute("select count(*) from sqlite_schema").get
+        yield
     finally:
         if connection.in_transaction:
             connection.execute("rollback")
-    return application, version, tables
 
 
 def _require_version(name: str, version: int) -> None:
@@ -291,17 +322,13 @@ def _require_version(name: str, version: int) -> None:
 def _create_tables(connection: apsw.Connection) -> None:
     connection.pragma("page_size", PAGE_SIZE)
     connection.pragma("journal_mode", "wal")
-    connection.execute("begin immediate")
-    try:
-        if not connection.execute("select count(*) from sqlite_schema").get:
+    with transaction(connection):
+        if not connection.execute(COUNT_TABLES).get:
             for sql in TABLES.values():
                 connection.execute(sql)
             connection.pragma("application_id", APPLICATION_ID)
             connection.pragma("user_version", VERSION)
         connection.execute("commit")
-    finally:
-        if connection.in_transaction:
-            connection.execute("rollback")
 
 
 def _require_tables(connection: apsw.Connection, name: str) -> bool:

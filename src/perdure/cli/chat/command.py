@@ -24,7 +24,6 @@ from perdure.cli.chat.model import DEFAULT_MODEL, ModelChoice, choose_model
 from perdure.cli.chat.slash_commands import SlashCommands
 from perdure.cli.chat.view import PROMPT, ChatView
 from perdure.cli.ls import most_recent, read_row
-from perdure.cli.output import echo, echo_table, is_tty, plural, relative_time, safe
 from perdure.cli.stores import (
     BAD_NEWS,
     DEFAULT_STORE,
@@ -36,6 +35,7 @@ from perdure.cli.stores import (
     refuse_memory,
     without_password,
 )
+from perdure.cli.terminal import echo, echo_table, is_tty, plural, relative_time, safe
 from perdure.errors import ConflictError, UnsupportedError, UsageError
 from perdure.formats.tokens import Counter, counter_for
 from perdure.sync.session import Session
@@ -273,7 +273,7 @@ def _prompt_text(*, is_terminal: bool) -> str:
     if not is_terminal or click.get_current_context().color is False:
         return PROMPT
     try:
-        import readline
+        import readline  # noqa: F401 - importing it gives `input` line editing
     except ImportError:
         return PROMPT
     return f"\001\x1b[36m\x1b[1m\002{PROMPT.rstrip()}\001\x1b[0m\002 "

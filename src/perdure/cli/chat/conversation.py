@@ -12,7 +12,7 @@ from typing import Any
 from perdure.cli.chat.interrupts import InterruptGuard
 from perdure.cli.chat.model import ChatModel, ChatModelError, Messages
 from perdure.cli.chat.view import ChatView, message_text
-from perdure.cli.output import plural
+from perdure.cli.terminal import plural
 from perdure.errors import ContextWindowError
 from perdure.formats import tokens
 from perdure.formats.intake import field_of
@@ -174,8 +174,8 @@ class ChatSession:
         if window.truncated_before and not self._cut_reported:
             self._cut_reported = True
             self.view.notice(
-                f"Messages before position {window.truncated_before} do not fit in {self.budget:,} tokens and "
-                "are not sent; they stay in the session."
+                f"Messages before position {window.truncated_before} do not fit in "
+                f"{self.budget:,} tokens and are not sent; they stay in the session."
             )
         for loss in dict.fromkeys(window.losses):
             if loss not in self._reported_losses:

@@ -1,7 +1,7 @@
 """The models of `perdure chat`: an OpenAI-compatible endpoint, or a script without an LLM.
 
 Both yield the chunks of a streamed chat completion. Every error of a client or its transport
-becomes a ModelError whose text is one line for people, without the API key.
+becomes a ChatModelError whose text is one line for people, without the API key.
 """
 
 import json
@@ -47,7 +47,7 @@ class ChatModel(Protocol):
         ...
 
     def ask(self, messages: Messages, stop: InterruptGuard) -> Iterator[Any]:
-        """Yield the chunks of an answer. Raises ModelError, or KeyboardInterrupt after Ctrl-C."""
+        """Yield the chunks of an answer. Raises ChatModelError, or KeyboardInterrupt after Ctrl-C."""
         ...
 
 

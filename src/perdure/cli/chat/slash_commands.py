@@ -7,8 +7,8 @@ from contextlib import ExitStack
 from perdure.cli.chat.conversation import ChatSession
 from perdure.cli.chat.model import explain_error
 from perdure.cli.chat.view import SLASH_HELP, message_text
-from perdure.cli.output import first_line, muted_event, plural, safe
 from perdure.cli.stores import OpenStore, find_head
+from perdure.cli.terminal import first_line, muted_event, plural, safe
 from perdure.core.summaries import KEEP_TURNS
 from perdure.errors import ConflictError, NotFoundError, SummaryError, UnsupportedError, UsageError
 from perdure.journal.records import Message, Summary, SummaryUndone

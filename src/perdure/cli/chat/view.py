@@ -9,7 +9,8 @@ from typing import Any
 
 from rich.cells import cell_len
 
-from perdure.cli.output import (
+from perdure.cli.rendering import message_parts
+from perdure.cli.terminal import (
     TAB_WIDTH,
     echo,
     echo_json,
@@ -19,7 +20,6 @@ from perdure.cli.output import (
     terminal_width,
     wrap_lines,
 )
-from perdure.cli.rendering import message_parts
 from perdure.journal.records import Message
 
 _WORDS = re.compile(r"\n| +|[^ \n]+")

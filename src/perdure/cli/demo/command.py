@@ -100,7 +100,7 @@ def _session_exists(path: str, session: str) -> bool:
 
 
 def _has_session(store: perdure.Store, session: str) -> bool:
-    return any(head.stream == session for head in store.sessions(prefix=session))
+    return any(head.id == session for head in store.sessions(prefix=session))
 
 
 def _run_demo(view: DemoView, path: str, kills: int) -> tuple[list[ProcessRun], DemoVerdict]:

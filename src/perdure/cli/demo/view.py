@@ -14,7 +14,7 @@ from rich.text import Text
 
 from perdure.cli.demo.check import DemoVerdict, RecordComparison
 from perdure.cli.demo.run import ProcessRun, RecoveredState
-from perdure.cli.output import echo, echo_table, grid, plural, safe, terminal_width
+from perdure.cli.terminal import echo, echo_table, grid, plural, safe, terminal_width
 
 ROWS_MAX = 8  # Rows of a table; older records are counted in one line.
 
@@ -182,7 +182,7 @@ class DemoView:
     def _query(self) -> Iterator[str]:
         select = "select position, header->>7, body->1 from entry"
         select = f'sqlite3 {shlex.quote(self.store)} "{select}'
-        condition = f"where stream = (select id from head where name = '{self.session}')\""
+        condition = f"where stream = (select id from head where name = '{self.session}')\""  # noqa: S608 - printed for the user, not run
         if len(select) + len(condition) + INDENT < terminal_width():
             yield f"{select} {condition}"
         else:

@@ -24,8 +24,8 @@ from perdure.cli.doctor.findings import (
 from perdure.cli.doctor.scratch import ScratchSession, find_leftovers, remove_stream
 from perdure.cli.doctor.trials import run_trials
 from perdure.cli.doctor.view import print_report
-from perdure.cli.output import echo_json, muted_event
 from perdure.cli.stores import DEFAULT_STORE, StoreCommand, printable_name
+from perdure.cli.terminal import echo_json, muted_event
 from perdure.errors import PerdureError, UsageError
 
 EXIT_CODES: dict[StoreVerdict, int] = {"sound": 0, "weak": 1, "unusable": 2}

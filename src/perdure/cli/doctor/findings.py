@@ -83,6 +83,6 @@ def unusable_finding(name: str, error: PerdureError, store: str) -> StoreFinding
 
 def human_duration(seconds: float) -> str:
     """Format a duration for people: µs, ms or s."""
-    if seconds < 0.001:
+    if seconds < 0.001:  # noqa: PLR2004 - a millisecond
         return f"{seconds * 1e6:.0f} µs"
     return f"{seconds * 1e3:.1f} ms" if seconds < 1 else f"{seconds:.1f} s"

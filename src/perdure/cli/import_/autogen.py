@@ -9,7 +9,7 @@ has none, by the previous author.
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from perdure.cli.import_.decoding import IN_NOTE, Repair
+from perdure.cli.import_.encodings import IN_NOTE, Repair
 from perdure.cli.import_.messages import ImportedMessages, Leftover
 from perdure.errors import UsageError
 from perdure.journal.codec import encode_tree

@@ -17,7 +17,6 @@ from perdure.cli.import_.plan import (
     run_import,
 )
 from perdure.cli.import_.view import ImportResult, outcome_json, print_outcome
-from perdure.cli.output import ProgressBar, echo_json
 from perdure.cli.stores import (
     BAD_NEWS,
     DEFAULT_STORE,
@@ -25,6 +24,7 @@ from perdure.cli.stores import (
     StoreCommand,
     refuse_memory,
 )
+from perdure.cli.terminal import ProgressBar, echo_json
 from perdure.errors import UsageError
 from perdure.sync.store import Store
 
@@ -85,7 +85,7 @@ element, byte) and leftovers (element, byte, reason).
     default=DEFAULT_STORE,
     help=f"Store; created if missing. [default: PERDURE_URL, else {DEFAULT_STORE}]",
 )
-def import_(
+def import_(  # noqa: PLR0913 - the options of the command
     address: str,
     files: tuple[Path, ...],
     session_id: str | None,

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from perdure.cli.import_.decoding import IN_NOTE, DecodedFile, Repair
+from perdure.cli.import_.encodings import IN_NOTE, DecodedFile, Repair
 
 MESSAGE_KEYS = ("messages", "history", "chat_history", "conversation", "memory")
 

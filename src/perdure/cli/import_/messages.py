@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from perdure.cli.import_.decoding import IN_NOTE, Repair
+from perdure.cli.import_.encodings import IN_NOTE, Repair
 from perdure.cli.import_.json_recovery import MESSAGE_KEYS, Element, read_elements
 from perdure.errors import UsageError
 from perdure.formats import tool_calls

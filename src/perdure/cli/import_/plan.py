@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from perdure.cli.import_.autogen import CHANNEL, AgentPair, ImportedChat, parse_chat
 from perdure.cli.import_.messages import ImportedMessages, Leftover, parse_file
-from perdure.cli.output import safe
+from perdure.cli.terminal import safe
 from perdure.core.validation import require_session_id
 from perdure.errors import NotFoundError, UsageError
 from perdure.journal import codec

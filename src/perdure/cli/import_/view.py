@@ -5,10 +5,10 @@ from typing import Any, NamedTuple
 
 from rich.text import Text
 
-from perdure.cli.import_.decoding import IN_NOTE, Repair
+from perdure.cli.import_.encodings import IN_NOTE, Repair
 from perdure.cli.import_.plan import ImportPlan
-from perdure.cli.output import echo, plural, safe
 from perdure.cli.stores import DEFAULT_STORE, without_password
+from perdure.cli.terminal import echo, plural, safe
 
 REPAIRS_LISTED = 20  # Repairs listed one by one; --json lists all.
 

@@ -32,6 +32,7 @@ from perdure.core.state.approvals import (
     ApprovalState,
     binding_digest,
 )
+from perdure.core.state.effects import EffectState
 from perdure.core.validation import require_str
 from perdure.errors import (
     ApprovalError,
@@ -48,7 +49,7 @@ from perdure.journal.requests import Steps
 _EXPIRED_OUTCOME = (EXPIRED_ERROR, "The approval expired, and the call was not made.")
 
 
-def require_approval(
+def require_approval(  # noqa: PLR0913 - it is the second half of `plan_intent`
     replica: Replica,
     batch: RecordBatch,
     turn: TurnOwnership,
@@ -67,10 +68,8 @@ def require_approval(
     """
     approval = batch.state.effects.approvals.by_identity.get(call.identity)
     bound = binding_digest(call.tool, call.version, call.digest)
-    if approval is not None and (approval.tool, approval.digest) != (call.tool, call.digest):
-        was = f"{approval.tool} {approval.digest}"
-        now = describe_call(call.tool, call.arguments, call.digest)
-        raise DivergenceError(batch.name, call.identity, was, now, SAME_CALL_HINT)
+    if approval is not None:
+        require_same_call(batch.name, call, approval, None)
     if approval is not None and approval.outcome:
         outcome = yield from batch.read(approval.outcome, EffectSettled)
         return decision._replace(action="serve", approval=approval.id, outcome=outcome)
@@ -83,7 +82,7 @@ def require_approval(
         return decision  # The policy allows another attempt, and the approval is for the effect.
     if approval.state in (WAITING, APPROVED):
         if overdue or is_expired(replica.settings, approval.expires):
-            _add_decision(replica, batch, approval, EXPIRED, "", "")
+            _add_decision(replica, batch, approval, EXPIRED)
             return _refuse(replica, batch, turn, call, decision, _EXPIRED_OUTCOME, build)
         if approval.state == APPROVED:
             return decision
@@ -93,12 +92,21 @@ def require_approval(
     return _refuse(replica, batch, turn, call, decision, why, build)
 
 
-SAME_CALL_HINT = "make the same call as before, or choose another key"
-
 _ARGUMENTS_SHOWN = 200  # characters of arguments in an error text
 
 
-def describe_call(tool: str, arguments: object, digest: str) -> str:
+def require_same_call(
+    name: str, call: CallRequest, recorded: ApprovalState | EffectState, arguments: object
+) -> None:
+    """Raise DivergenceError if a call has another tool or other arguments than the recorded one."""
+    if (call.tool, call.digest) != (recorded.tool, recorded.digest):
+        was = _describe_call(recorded.tool, arguments, recorded.digest)
+        now = _describe_call(call.tool, call.arguments, call.digest)
+        hint = "make the same call as before, or choose another key"
+        raise DivergenceError(name, call.identity, was, now, hint)
+
+
+def _describe_call(tool: str, arguments: object, digest: str) -> str:
     """Describe a call in an error text: its packed arguments, shortened, and their digest."""
     if arguments is None:
         return f"{tool} {digest}"
@@ -189,12 +197,12 @@ def plan_decision(
         if state.state != WAITING:
             raise (yield from _already_decided(batch, state))
         if digest is not None and digest != state.bound:
-            raise ApprovalError(
-                batch.name, approval, WAITING, f"for {state.bound}, and not for {digest}"
-            )
-        yield from _require_intact_request(batch, state)
+            detail = f"for {state.bound}, and not for {digest}"
+            raise ApprovalError(batch.name, approval, WAITING, detail)
+        request = yield from batch.read(state.request, ApprovalAsked)
+        require_intact_request(batch.name, state.request, request)
         if is_expired(replica.settings, state.expires):
-            _add_decision(replica, batch, state, EXPIRED, "", "")
+            _add_decision(replica, batch, state, EXPIRED)
             return "expired"
         _add_decision(replica, batch, state, decision, by, reason)
         return decision
@@ -207,8 +215,8 @@ def _add_decision(
     batch: RecordBatch,
     approval: ApprovalState,
     decision: str,
-    by: str,
-    reason: str,
+    by: str = "",
+    reason: str = "",
 ) -> None:
     content = ApprovalDecided(
         approval=approval.id,
@@ -229,12 +237,10 @@ def _already_decided(batch: RecordBatch, approval: ApprovalState) -> Steps[Appro
     return ApprovalError(batch.name, approval.id, approval.state, detail)
 
 
-def _require_intact_request(batch: RecordBatch, approval: ApprovalState) -> Steps[None]:
+def require_intact_request(name: str, position: int, request: ApprovalAsked) -> None:
     """Raise DamagedError unless the arguments shown to the person match the digest."""
-    content = yield from batch.read(approval.request, ApprovalAsked)
-    if digest_of(codec.encode_tree(content.arguments)) != approval.digest:
-        reason = "the arguments to approve do not match their digest"
-        raise DamagedError(batch.name, approval.request, reason)
+    if digest_of(codec.encode_tree(request.arguments)) != request.digest:
+        raise DamagedError(name, position, "the arguments to approve do not match their digest")
 
 
 # seconds; how often a waiting caller compares the recorded expiry with the clock
@@ -257,29 +263,23 @@ def needs_approval(replica: Replica, spec: ToolSpec, call: CallRequest) -> Any:
 
 def approval_check_failed(spec: ToolSpec, error: Exception) -> UsageError:
     """Return the error for a tool whose approval function raised."""
-    return UsageError(
-        f"the approval function of {spec.name!r} raised {error!r}: nothing was called"
-    )
+    what = f"the approval function of {spec.name!r} raised {error!r}"
+    return UsageError(f"{what}: nothing was called")
 
 
 def with_approval(call: CallRequest, spec: ToolSpec, needed: object) -> CallRequest:
     """Return the call with its approval requirement set."""
     if not isinstance(needed, bool):
-        kind = type(needed).__name__
-        raise UsageError(
-            f"the approval function of {spec.name!r} must return True or False, not {kind}: "
-            "nothing was called"
-        )
+        what = f"the approval function of {spec.name!r} must return True or False"
+        raise UsageError(f"{what}, not {type(needed).__name__}: nothing was called")
     return call._replace(approval=needed, approval_ttl=spec.approval_ttl) if needed else call
 
 
 def require_same_arguments(replica: Replica, call: CallRequest, given: CallArguments) -> None:
     """Raise UsageError if the arguments changed while the call waited: others were approved."""
     if calls.encode_arguments(replica, given.arguments)[1] != call.digest:
-        raise UsageError(
-            f"the arguments of {call.tool!r} were changed while it waited for its approval: "
-            "nothing was called"
-        )
+        what = f"the arguments of {call.tool!r} were changed while it waited for its approval"
+        raise UsageError(f"{what}: nothing was called")
 
 
 class ApprovalWait:

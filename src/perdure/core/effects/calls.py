@@ -168,7 +168,7 @@ def current_effect() -> Effect:
 def current_identity() -> str:
     """Return the identity of the running effect, the parent of calls made now, or ""."""
     current = _current.get()
-    return current[1] if current is not None else ""
+    return "" if current is None else current[1]
 
 
 @contextmanager
@@ -208,6 +208,11 @@ class ToolSpec(NamedTuple):
     approval_ttl: float | None = None
     approval_wait: float | None = None
 
+    def request(self, identity: str, arguments: Any, digest: str, parent: str = "") -> CallRequest:
+        """Return a call of this tool with packed arguments."""
+        declared = self.policy, self.version, self.actor
+        return CallRequest(identity, self.name, arguments, digest, *declared, parent)
+
     @property
     def is_async(self) -> bool:
         import inspect  # Imported here: it takes as long to load as the rest of perdure.
@@ -224,7 +229,7 @@ def require_spec(spec: ToolSpec) -> ToolSpec:
     if (spec.policy == "reconcile") != (spec.reconcile is not None):
         raise UsageError('effect="reconcile" and a reconcile function go together: give both')
     if spec.on_unserializable not in ("raise", "return"):
-        raise UsageError('unstorable must be "raise" or "return"')
+        raise UsageError('on_unserializable must be "raise" or "return"')
     name = spec.name or getattr(spec.function, "__name__", "")
     if not name:
         raise UsageError(f"a {spec.kind} needs a name: give name=")
@@ -252,9 +257,7 @@ def bind_arguments(
         arguments = signature.bind(*args, **kwargs).arguments
     except TypeError as error:
         raise UsageError(f"{spec.name}: {error}", "$.arguments") from error
-    return {
-        name: [*value] if isinstance(value, tuple) else value for name, value in arguments.items()
-    }
+    return {k: [*v] if isinstance(v, tuple) else v for k, v in arguments.items()}
 
 
 class CallArguments(NamedTuple):
@@ -301,12 +304,13 @@ class CallSequence:
         self, turn: str, parent: str, tool: str, digest: str, *, prefix: str = "direct:"
     ) -> str:
         """Return the identity of the next direct call of a tool with these arguments."""
-        call = f"{turn}\t{parent}\t{tool}\t{digest}"
-        if self._reusable.get(prefix + call):
-            number = self._reusable[prefix + call].pop(0)
+        described = f"{turn}\t{parent}\t{tool}\t{digest}"
+        key = prefix + described
+        if self._reusable.get(key):
+            number = self._reusable[key].pop(0)
         else:
-            number = self._count[prefix + call] = self._count.get(prefix + call, 0) + 1
-        return prefix + sha256(f"{call}\t{number}".encode()).hexdigest()[:32]
+            number = self._count[key] = self._count.get(key, 0) + 1
+        return prefix + _short_digest(f"{described}\t{number}")
 
     def reuse(self, call: CallRequest, turn: str) -> None:
         """Give the next identical call this call's identity, because this one was not made."""
@@ -314,7 +318,7 @@ class CallSequence:
         prefix = MODEL_PREFIX if call.kind == "model" else "direct:"
         key = prefix + described
         for number in range(1, self._count.get(key, 0) + 1):
-            if call.identity == prefix + sha256(f"{described}\t{number}".encode()).hexdigest()[:32]:
+            if call.identity == prefix + _short_digest(f"{described}\t{number}"):
                 self._reusable[key] = sorted({*self._reusable.get(key, ()), number})
 
     def intent_failed(
@@ -358,10 +362,8 @@ def report_version_mismatch(handle: HandleLike, call: CallRequest, decision: Cal
     """Report a call that another version began. Call it before the tool runs, not after."""
     if decision.begun_version is None:
         return
-    ran = decision.action == "run"
-    mismatch = VersionMismatch(
-        decision.effect, call.tool, decision.begun_version, call.version, ran=ran
-    )
+    ran, begun = decision.action == "run", decision.begun_version
+    mismatch = VersionMismatch(decision.effect, call.tool, begun, call.version, ran=ran)
     handle.version_mismatches.append(mismatch)
     where = {"session": handle.replica.name, **mismatch._asdict()}
     events.emit("version", {**where, "outcome": "run again" if ran else decision.action})
@@ -382,28 +384,15 @@ def active_turn(handle: HandleLike, tool: str) -> ActiveTurn:
     raise UsageError(f"{tool!r} is called while several turns are open: keep one open at a time")
 
 
-def adapter_model_call(
+def model_call(
     replica: Replica, turn: str, sequence: CallSequence, name: str, request: object
 ) -> CallRequest:
-    """Return a model call that an adapter makes in a turn."""
+    """Return a model call that is about to be made, with the request's digest, not the request."""
     require_text(name, "a model's name", longest=NAME_BYTES_MAX)
     _, digest = encode_arguments(replica, to_plain({"request": request}))
     parent = current_identity()
     identity = sequence.identity(turn, parent, name, digest, prefix=MODEL_PREFIX)
     return CallRequest(identity, name, None, digest, "read_only", parent=parent, kind="model")
-
-
-def model_call(
-    replica: Replica, running: ActiveTurn, spec: ToolSpec, arguments: dict[str, Any]
-) -> CallRequest:
-    """Return a model call that is about to be made, with the request's digest, not the request."""
-    request = arguments if spec.digest_of is None else spec.digest_of(arguments)
-    _, digest = encode_arguments(replica, to_plain({"request": request}))
-    parent, turn = current_identity(), running.ownership.turn
-    identity = running.sequence.identity(turn, parent, spec.name, digest, prefix=MODEL_PREFIX)
-    return CallRequest(
-        identity, spec.name, None, digest, spec.policy, spec.version, spec.actor, parent, "model"
-    )
 
 
 def issued_call_id(position: int, index: int) -> str:
@@ -414,5 +403,9 @@ def issued_call_id(position: int, index: int) -> str:
 def keyed_call_id(tool: str, key: str, turn: str = "") -> str:
     """Return the identity of a call with a caller's own key, unique in a turn or in the session."""
     if turn:  # Dropped from the state when the turn ends, so that many keys cost nothing.
-        return "within:" + sha256(f"{turn}\t{tool}\t{key}".encode()).hexdigest()[:32]
+        return "within:" + _short_digest(f"{turn}\t{tool}\t{key}")
     return f"{KEYED_PREFIX}{tool}\t{key}"
+
+
+def _short_digest(text: str) -> str:
+    return sha256(text.encode()).hexdigest()[:32]

@@ -1,26 +1,25 @@
 """Effects as users see them: list them, find the unknown ones, reconcile one. Pure.
 
-In: the records of a session. Out: `Found` values with unpacked arguments and results, and a plan
-for a reconciliation.
+In: the records of a session. Out: `Approval` and `EffectInfo` values with unpacked arguments and
+results, and a plan for a reconciliation.
 """
 
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from perdure.backends.digests import digest_of
 from perdure.core import history
 from perdure.core.effects import plans, results
-from perdure.core.effects.approvals import is_expired
+from perdure.core.effects.approvals import is_expired, require_intact_request
 from perdure.core.effects.calls import CallOutcome, DidNotHappen, Happened, Kind
 from perdure.core.effects.results import to_model_text
 from perdure.core.plans import Plan
 from perdure.core.replica import Replica
 from perdure.core.state.approvals import APPROVED, EXPIRED, USED, WAITING, binding_digest
 from perdure.core.state.effects import INTENDED, UNKNOWN
-from perdure.errors import ApprovalError, ChainError, DamagedError, NotFoundError, UsageError
+from perdure.errors import ApprovalError, NotFoundError, UsageError
 from perdure.formats.intake import IncomingMessage
-from perdure.journal import chain, codec, reader
+from perdure.journal import chain, reader
 from perdure.journal.chain import VerifiedEntry
 from perdure.journal.reader import ForwardReader
 from perdure.journal.records import (
@@ -71,10 +70,18 @@ def pending_approvals(replica: Replica) -> Steps[list[Approval]]:
     for state in replica.state.effects.approvals.by_identity.values():
         if state.state == WAITING and not is_expired(replica.settings, state.expires):
             linked = yield from reader.read_entry(replica.history, state.request)
-            content = chain.decode_content(replica.name, linked, replica.history.cipher)
+            content = _decode(replica, linked)
             content = reader.require_kind(replica.name, state.request, content, ApprovalAsked)
             approvals.append(_from_approval_request(replica, linked, content))
     return approvals
+
+
+def _decode(replica: Replica, linked: VerifiedEntry) -> Content:
+    return chain.decode_content(replica.name, linked, replica.history.cipher)
+
+
+def _time(replica: Replica, linked: VerifiedEntry, content: Content) -> datetime:
+    return chain.to_record(replica.name, linked, content).time
 
 
 def list_approvals(replica: Replica) -> Steps[list[Approval]]:
@@ -86,8 +93,7 @@ def list_approvals(replica: Replica) -> Steps[list[Approval]]:
     while (page := (yield from forward.page())) is not None:
         for linked in page:
             if linked.header.kind in kinds:
-                content = chain.decode_content(replica.name, linked, replica.history.cipher)
-                _apply_record(replica, approvals, linked, content)
+                _apply_record(replica, approvals, linked, _decode(replica, linked))
     return [_with_expiry(replica, approval) for approval in approvals.values()]
 
 
@@ -102,7 +108,7 @@ def _apply_record(
         approval = approvals[content.approval]
         expires = content.decision == EXPIRED and approval.state == APPROVED
         if content.bound == approval.digest and (approval.state == WAITING or expires):
-            time = chain.to_record(replica.name, linked, content).time
+            time = _time(replica, linked, content)
             decided = approval._replace(state=content.decision, decided=time)
             approvals[approval.id] = decided._replace(by=content.by, reason=content.reason)
     elif isinstance(content, EffectIntended) and content.approval in approvals:
@@ -131,9 +137,7 @@ def _from_approval_request(
     replica: Replica, linked: VerifiedEntry, content: ApprovalAsked
 ) -> Approval:
     position = linked.entry.position
-    if digest_of(codec.encode_tree(content.arguments)) != content.digest:
-        reason = "the arguments to approve do not match their digest"
-        raise DamagedError(replica.name, position, reason)
+    require_intact_request(replica.name, position, content)
     return Approval(
         session=replica.name,
         id=linked.header.id,
@@ -146,7 +150,7 @@ def _from_approval_request(
         turn=content.turn,
         identity=content.identity,
         position=position,
-        time=chain.to_record(replica.name, linked, content).time,
+        time=_time(replica, linked, content),
         expires=datetime.fromisoformat(content.expires) if content.expires else None,
         by="",
         reason="",
@@ -258,15 +262,13 @@ class _EffectLister:
         elif linked.header.kind not in _EFFECT_KINDS:
             self._messages = []
         else:
-            content = chain.decode_content(self._replica.name, linked, self._replica.history.cipher)
-            self._add_effect(linked, content)
+            self._add_effect(linked, _decode(self._replica, linked))
 
     def _add_effect(self, linked: VerifiedEntry, content: Content) -> None:
         replica, effects = self._replica, self.effects
         if isinstance(content, EffectIntended):
-            time = chain.to_record(replica.name, linked, content).time
             id = linked.header.id
-            effects[id] = _from_intent(replica, id, content, linked.entry.position, time)
+            effects[id] = _from_call(replica, linked, content)
             self._id_at[linked.entry.position] = id
             previous = effects.get(self._id_at.get(content.retries, ""))
             if previous is not None and previous.version != content.version:
@@ -274,54 +276,38 @@ class _EffectLister:
             if previous is not None and previous.state == INTENDED:
                 effects[previous.id] = previous._replace(state=REPEATED)
         elif isinstance(content, ApprovalAsked):
-            self._requests[linked.header.id] = _from_request(replica, linked, content)
+            self._requests[linked.header.id] = _from_call(replica, linked, content)
         elif isinstance(content, EffectSettled):
             begun = effects.get(content.effect) or self._requests.get(content.effect)
             if begun is not None:
                 effects[content.effect] = _with_outcome(replica, begun, content, self._messages)
 
 
-def _from_intent(
-    replica: Replica, id: str, content: EffectIntended, position: int, time: datetime
+def _from_call(
+    replica: Replica, linked: VerifiedEntry, content: EffectIntended | ApprovalAsked
 ) -> EffectInfo:
+    """Return a call that was begun, or one that waits for an approval and has no intent yet."""
+    intent = content if isinstance(content, EffectIntended) else None
     return EffectInfo(
-        id=id,
-        kind=content.called,
+        id=linked.header.id,
+        kind=intent.called if intent else "tool",
         tool=content.tool,
         state=INTENDED,
         arguments=replica.settings.codec.unpack(content.arguments, stream=replica.name),
         result=None,
         error="",
         reason="",
-        key=content.key,
-        policy=content.policy,
+        key=intent.key if intent else "",
+        policy=intent.policy if intent else "",
         version=content.version,
         turn=content.turn,
-        position=position,
-        time=time,
+        position=linked.entry.position,
+        time=_time(replica, linked, content),
         duration=0.0,
         identity=content.identity,
         before="",
         usage={},
     )
-
-
-def _from_request(replica: Replica, linked: VerifiedEntry, content: ApprovalAsked) -> EffectInfo:
-    """Return a call that waits for an approval: it has no intent yet."""
-    time = chain.to_record(replica.name, linked, content).time
-    intent = EffectIntended(
-        identity=content.identity,
-        tool=content.tool,
-        arguments=content.arguments,
-        digest=content.digest,
-        key="",
-        policy="unsafe",
-        turn=content.turn,
-        owner="",
-        version=content.version,
-    )
-    effect = _from_intent(replica, linked.header.id, intent, linked.entry.position, time)
-    return effect._replace(policy="")
 
 
 def _with_outcome(
@@ -331,18 +317,14 @@ def _with_outcome(
     messages: Sequence[VerifiedEntry] = (),
 ) -> EffectInfo:
     if content.shared_form and messages:
-        message = chain.decode_content(replica.name, messages[-1], replica.history.cipher)
-        restored = isinstance(message, Message) and results.restore_result(content, message.message)
-        if not restored:
-            position = messages[-1].entry.position
-            raise ChainError(replica.name, position, "the result of a call is expected here")
-        content = restored
+        position, message = messages[-1].entry.position, _decode(replica, messages[-1])
+        content = results.require_result(replica.name, position, content, message)
     result = replica.settings.codec.unpack(content.result, stream=replica.name)
     usage = result.get("usage") if effect.kind == "model" and isinstance(result, dict) else None
     if content.message_count:
-        answers = [_read_message(replica, linked) for linked in messages[-content.message_count :]]
-        result = [answer.message for answer in answers]
-        result = result if content.message_count > 1 else answers[0].message
+        past, own, count = replica.history, replica.settings.codec, content.message_count
+        answers = [history.decode_message(past, own, linked) for linked in messages[-count:]]
+        result = [answer.message for answer in answers] if count > 1 else answers[0].message
         usage = answers[-1].meta.get("usage")
     return effect._replace(
         state=content.state,
@@ -356,27 +338,20 @@ def _with_outcome(
 
 def position_before(replica: Replica, effect: str) -> Steps[int]:
     """Return the last position before an effect at which no call was in flight."""
-    in_flight: dict[str, str] = {}
+    in_flight: set[str] = set()
     quiet = 0
     forward = ForwardReader(replica.history)
-    name, cipher = replica.name, replica.history.cipher
     while (page := (yield from forward.page())) is not None:
         for linked in page:
             if linked.header.id == effect and linked.header.kind in _EFFECT_KINDS:
                 return quiet
             if linked.header.kind == EffectIntended.kind:
-                content = chain.decode_content(name, linked, cipher)
-                in_flight[content.subject] = linked.header.id
+                in_flight.add(_decode(replica, linked).subject)
             elif linked.header.kind == EffectSettled.kind:
-                content = chain.decode_content(name, linked, cipher)
-                in_flight.pop(content.subject, None)
+                in_flight.discard(_decode(replica, linked).subject)
             if not in_flight:
                 quiet = linked.entry.position
     raise NotFoundError(f"effect {effect!r}", "see session.effects.list()")
-
-
-def _read_message(replica: Replica, linked: VerifiedEntry) -> Message:
-    return history.decode_message(replica.history, replica.settings.codec, linked)
 
 
 def list_unknown(replica: Replica) -> Steps[list[EffectInfo]]:
@@ -385,12 +360,10 @@ def list_unknown(replica: Replica) -> Steps[list[EffectInfo]]:
     for state in replica.state.effects.by_identity.values():
         if state.state == UNKNOWN:
             linked = yield from reader.read_entry(replica.history, state.intent)
-            intent = chain.decode_content(replica.name, linked, replica.history.cipher)
+            intent = _decode(replica, linked)
             intent = reader.require_kind(replica.name, state.intent, intent, EffectIntended)
             outcome = yield from reader.read_kind(replica.history, state.outcome, EffectSettled)
-            time = chain.to_record(replica.name, linked, intent).time
-            effect = _from_intent(replica, state.effect, intent, state.intent, time)
-            effects.append(_with_outcome(replica, effect, outcome))
+            effects.append(_with_outcome(replica, _from_call(replica, linked, intent), outcome))
     return effects
 
 

@@ -36,7 +36,7 @@ class CallReplayer(Protocol):
 
 
 class PendingModelCall:
-    """A model call, from before it is sent until its reply is stored. Created by `turn.ask`."""
+    """A model call until its reply is stored. Created by `turn.begin_model_call`."""
 
     def __init__(
         self,
@@ -90,11 +90,10 @@ class PendingModelCall:
         def make(batch: RecordBatch) -> Steps[T]:
             start = len(batch.pending)
             result = yield from plan.execute(batch)
-            said = len(batch.pending) - start
-            if said:
-                self.add_outcome(
-                    batch, turn, CallOutcome("succeeded", duration=duration, message_count=said)
-                )
+            count = len(batch.pending) - start
+            if count:
+                outcome = CallOutcome("succeeded", duration=duration, message_count=count)
+                self.add_outcome(batch, turn, outcome)
             return result
 
         return Plan(plan.kind, plan.subject, make)

@@ -10,7 +10,7 @@ executed several times, so it must not keep anything from an earlier execution.
 from typing import Any
 
 from perdure.core.effects import results
-from perdure.core.effects.approvals import SAME_CALL_HINT, describe_call, require_approval
+from perdure.core.effects.approvals import require_approval, require_same_call
 from perdure.core.effects.calls import (
     POLICIES,
     ActiveTurn,
@@ -24,7 +24,7 @@ from perdure.core.messages import ANONYMOUS, Attribution, encode_messages
 from perdure.core.plans import Plan, RecordBatch, TurnOwnership, require_turn_owner
 from perdure.core.replica import Replica
 from perdure.core.state.effects import INTENDED, MODEL_PREFIX, UNKNOWN, EffectState
-from perdure.errors import ChainError, DivergenceError, InFlightError, UnknownOutcomeError
+from perdure.errors import InFlightError, UnknownOutcomeError
 from perdure.formats.intake import IncomingMessage
 from perdure.journal.chain import PendingRecord
 from perdure.journal.ids import GENERATED_PREFIX
@@ -76,8 +76,7 @@ def plan_intent(
             if decision.action not in ("run", "reconcile"):
                 return decision
         # Every attempt has the key of the first one: services use it to detect duplicates.
-        key = prior.key if prior is not None else first_key
-        retries = prior.intent if prior is not None else 0
+        key, retries = (prior.key, prior.intent) if prior is not None else (first_key, 0)
         content = intent_record(call, owner, key, retries=retries, approval=decision.approval)
         batch.add_content(attempt, content)
         return decision._replace(action="run", effect=attempt, key=key)
@@ -112,13 +111,9 @@ def decide_rerun(
 ) -> Steps[CallDecision]:
     """Decide about a call that was begun before; "run" means that it may run again."""
     begun = yield from batch.read(prior.intent, EffectIntended)
-    _require_same_call(batch, call, prior, begun)
-    decision = CallDecision(
-        "run",
-        effect=prior.effect,
-        key=prior.key,
-        begun_version=begun.version if begun.version != call.version else None,
-    )
+    require_same_call(batch.name, call, prior, begun.arguments)
+    begun_version = begun.version if begun.version != call.version else None
+    decision = CallDecision("run", prior.effect, prior.key, begun_version=begun_version)
     if prior.outcome and not (call.kind == "model" and prior.state == "failed"):
         outcome = yield from _read_outcome(batch, prior.outcome)
         return decision._replace(action="serve", outcome=outcome)
@@ -137,7 +132,7 @@ def decide_rerun(
     if policy == "reconcile" and call.policy == "reconcile":
         return decision._replace(action="reconcile")
     unknown = CallOutcome("unknown", reason=PROCESS_DIED_REASON)
-    _add_outcome(replica, batch, call.identity, prior, unknown)
+    add_outcome(replica, batch, call.identity, unknown)
     return decision._replace(action="unknown")
 
 
@@ -151,9 +146,8 @@ def conclude(
     if reply is not None and decision.action in ("unknown", "refused"):
         reply.stored = reply.latest
     if decision.outcome is None:
-        raise UnknownOutcomeError(
-            replica.name, call.tool, decision.effect, decision.key, PROCESS_DIED_REASON
-        )
+        attempt, key = decision.effect, decision.key
+        raise UnknownOutcomeError(replica.name, call.tool, attempt, key, PROCESS_DIED_REASON)
     result = results.replay_result(replica.name, call.tool, decision.key, decision.outcome)
     return replica.settings.codec.unpack(result, stream=replica.name)
 
@@ -167,25 +161,13 @@ PROCESS_DIED_REASON = (
 TURN_ENDED_REASON = "The turn ended before the outcome was recorded: it may have happened."
 
 
-def _require_same_call(
-    batch: RecordBatch, call: CallRequest, prior: EffectState, begun: EffectIntended
-) -> None:
-    if (call.tool, call.digest) != (prior.tool, prior.digest):
-        was = describe_call(prior.tool, begun.arguments, prior.digest)
-        now = describe_call(call.tool, call.arguments, call.digest)
-        raise DivergenceError(batch.name, call.identity, was, now, SAME_CALL_HINT)
-
-
 def _read_outcome(batch: RecordBatch, position: int) -> Steps[EffectSettled]:
     """Return an outcome with its result, which may be stored in the message before it."""
     settled = yield from batch.read(position, EffectSettled)
     if not settled.shared_form:
         return settled
     message = yield from batch.read(position - 1, Message)
-    restored = results.restore_result(settled, message.message)
-    if restored is None:
-        raise ChainError(batch.name, position - 1, "the result of a call is expected here")
-    return restored
+    return results.require_result(batch.name, position - 1, settled, message)
 
 
 def plan_outcome(
@@ -219,16 +201,11 @@ def plan_outcome(
             raise batch.conflict(f"the effect is already settled: {state.state}")
         if outcome.shared_form:  # The outcome refers to the message right before it.
             batch.add_all(drafts)
-            return _add_outcome(replica, batch, identity, state, outcome)
-        position = _add_outcome(replica, batch, identity, state, outcome)
+            return add_outcome(replica, batch, identity, outcome)
+        position = add_outcome(replica, batch, identity, outcome)
         return batch.add_all(drafts) if drafts else position
 
     return Plan("effect.settle", identity, make)
-
-
-def add_outcome(replica: Replica, batch: RecordBatch, identity: str, outcome: CallOutcome) -> None:
-    """Add an outcome to a batch of another plan."""
-    _add_outcome(replica, batch, identity, batch.state.effects.by_identity[identity], outcome)
 
 
 def mark_unknown(
@@ -244,12 +221,12 @@ def mark_unknown(
             if identity.startswith(MODEL_PREFIX):
                 reason = reason or "The turn ended before an answer was recorded."
                 outcome = CallOutcome("failed", error=error or "Unanswered", reason=reason)
-            _add_outcome(replica, batch, identity, state, outcome)
+            add_outcome(replica, batch, identity, outcome)
 
 
-def _add_outcome(
-    replica: Replica, batch: RecordBatch, identity: str, state: EffectState, outcome: CallOutcome
-) -> int:
+def add_outcome(replica: Replica, batch: RecordBatch, identity: str, outcome: CallOutcome) -> int:
+    """Add the outcome of an effect to a batch; return its position."""
+    state = batch.state.effects.by_identity[identity]
     late = state.state == UNKNOWN
     content = EffectSettled(
         effect=state.effect,

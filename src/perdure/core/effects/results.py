@@ -23,13 +23,20 @@ from perdure.core.replica import Replica
 from perdure.errors import (
     ApprovalDeniedError,
     ApprovalPendingError,
+    ChainError,
     EffectError,
     UnknownOutcomeError,
     UsageError,
 )
 from perdure.formats.tool_calls import INTERRUPTED_NOTICE
 from perdure.journal import codec
-from perdure.journal.records import EffectSettled
+from perdure.journal.records import Content, EffectSettled, Message
+
+# The reasons of some failures. A replay recognizes them, so that it can raise the same error.
+UNSTORABLE_PREFIX = "It returned, and its result cannot be stored: "
+INTERRUPTED_PREFIX, INTERRUPTED_SUFFIX = "It was interrupted by ", " while it ran."
+
+REASON_CHARS_MAX = 2_000  # characters of an error's text; enough to read, too few for a dump
 
 SHARED_MIN = 1024  # characters; a shorter result stays in its outcome, where people look for it
 
@@ -53,7 +60,17 @@ def restore_result(settled: EffectSettled, message: dict[str, Any]) -> EffectSet
         result = codec.decode_tree(text.encode()) if settled.shared_form == "json" else text
     except (msgspec.DecodeError, UnicodeError):
         return None
-    return msgspec.structs.replace(settled, result=result, told="")
+    return msgspec.structs.replace(settled, result=result, shared_form="")
+
+
+def require_result(
+    name: str, position: int, settled: EffectSettled, content: Content
+) -> EffectSettled:
+    """Return an outcome with its result from the message at a position, or raise ChainError."""
+    restored = restore_result(settled, content.message) if isinstance(content, Message) else None
+    if restored is None:
+        raise ChainError(name, position, "the result of a call is expected here")
+    return restored
 
 
 def result_text(message: dict[str, Any]) -> str | None:
@@ -88,47 +105,42 @@ def replay_result(stream: str, tool: str, key: str, outcome: EffectSettled) -> A
 
 def failure_outcome(error: BaseException, duration: float, kind: Kind = "tool") -> CallOutcome:
     """Return the outcome of a call that raised; an interrupted tool may have taken effect."""
-    name, reason = type(error).__qualname__, _exception_text(error)
-    if kind == "model":
-        return CallOutcome("failed", error=name, reason=reason, duration=duration)
-    if isinstance(error, ToolTimeoutError):
+    name, reason = type(error).__qualname__, exception_text(error)
+    if isinstance(error, ToolTimeoutError) and kind != "model":
         return CallOutcome("unknown", reason=reason, duration=duration)
-    if isinstance(error, Exception):
+    if isinstance(error, Exception) or kind == "model":
         return CallOutcome("failed", error=name, reason=reason, duration=duration)
-    # A replay recognizes this text (`serving._CUT`).
-    text = f"It was interrupted by {name} while it ran."
-    return CallOutcome("unknown", reason=text, duration=duration)
+    reason = INTERRUPTED_PREFIX + name + INTERRUPTED_SUFFIX
+    return CallOutcome("unknown", reason=reason, duration=duration)
 
 
 def unstorable_outcome(error: UsageError, duration: float) -> CallOutcome:
     """Return the outcome of a call whose result cannot be stored."""
-    # A replay recognizes this text (`serving._UNSTORABLE`).
-    reason = f"It returned, and its result cannot be stored: {error}"
+    reason = f"{UNSTORABLE_PREFIX}{error}"
     return CallOutcome("failed", error="UsageError", reason=reason, duration=duration)
 
 
 def encode_reconciliation(replica: Replica, returned: object) -> Any:
-    """Return the packed result of a reconcile function's Done, or None for DidNotHappen."""
+    """Return the packed result of a reconcile function's Happened, or None for DidNotHappen."""
     if isinstance(returned, Happened):
         return replica.settings.codec.pack(returned.result, root="$.result")
     if not isinstance(returned, DidNotHappen):
-        kind = type(returned).__name__
-        raise UsageError(
-            f"a reconcile function must return Happened(…) or DidNotHappen(), not {kind}"
-        )
+        expected = "a reconcile function must return Happened(…) or DidNotHappen()"
+        raise UsageError(f"{expected}, not {type(returned).__name__}")
     return None
 
 
 def unreconciled_outcome(error: BaseException) -> CallOutcome:
     """Return the outcome of a call whose reconcile function failed."""
-    reason = f"The reconcile function failed: {type(error).__qualname__}: {_exception_text(error)}"
+    reason = f"The reconcile function failed: {type(error).__qualname__}: {exception_text(error)}"
     return CallOutcome("unknown", reason=reason)
 
 
-def _exception_text(error: BaseException) -> str:
+def exception_text(error: BaseException) -> str:
+    """Return the text of an error, shortened and storable."""
     try:
-        return str(error)[:2_000].encode("utf-8", "replace").decode()
-    except Exception:
+        return str(error)[:REASON_CHARS_MAX].encode("utf-8", "replace").decode()
+    except Exception:  # noqa: BLE001 - an error whose __str__ fails must still be recorded
         return "(it has no text)"
 
 
@@ -149,14 +161,16 @@ def to_model_text(result: Any) -> str:
         return str(result)
 
 
-def collect_results(found: Sequence[dict[str, Any] | BaseException]) -> list[dict[str, Any]]:
+def collect_results(answers: Sequence[dict[str, Any] | BaseException]) -> list[dict[str, Any]]:
     """Return the result messages, or raise the first error; pending approvals come last."""
-    errors = [one for one in found if isinstance(one, BaseException)]
-    pending = [one for one in errors if isinstance(one, ApprovalPendingError)]
-    if len(pending) != len(errors):
-        raise next(one for one in errors if not isinstance(one, ApprovalPendingError))
+    pending: list[ApprovalPendingError] = []
+    for answer in answers:
+        if isinstance(answer, ApprovalPendingError):
+            pending.append(answer)
+        elif isinstance(answer, BaseException):
+            raise answer
     if pending:
         stream, tool, approval, store, _ = pending[0].args
-        ids = tuple(one.approval for one in pending)
+        ids = tuple(error.approval for error in pending)
         raise ApprovalPendingError(stream, tool, approval, store, ids)
-    return [one for one in found if not isinstance(one, BaseException)]
+    return [answer for answer in answers if not isinstance(answer, BaseException)]

@@ -17,7 +17,7 @@ from perdure.core.replay.divergence import (
     first_difference,
     is_identical,
 )
-from perdure.core.replay.recording import (
+from perdure.core.replay.record import (
     SKIPPED_KINDS,
     RecordedCall,
     RecordedStep,
@@ -91,10 +91,9 @@ class ReplayCursor:
         self._state = SessionState()
         self._last: bytes | None = None
         self._next_index = 0
-        while (
-            self._next_index < len(self._steps) and self._steps[self._next_index].position <= start
-        ):
-            self._apply(self._steps[self._next_index], owner=True)
+        for step in self._steps:
+            if step.position <= start:
+                self._apply(step, owner=True)
         self._start = self._next_index
         self._publish()
 
@@ -143,14 +142,12 @@ class ReplayCursor:
             return self._match_intent(content)
         if isinstance(content, EffectSettled):
             return self._match_outcome(content)
-        if content.kind in self._ignore or isinstance(
-            content, MessageChunk
-        ):  # Pieces depend on timing.
+        # Pieces depend on timing.
+        if content.kind in self._ignore or isinstance(content, MessageChunk):
             return self.position
         step = self._next()
-        for candidate in ([step] if step else []) + [
-            self._steps[index] for index in sorted(self._optional)
-        ]:
+        optional = [self._steps[index] for index in sorted(self._optional)]
+        for candidate in [step, *optional] if step else optional:
             if self._compare(candidate, draft, batch) is None:
                 self._consume([candidate.number])
                 self.compared += 1
@@ -172,15 +169,13 @@ class ReplayCursor:
             # Values are stored as deltas, which may differ for the same document.
             recorded = {**_value_fields(step.content), "data": self._document(step)}
             data = batch.values.get(content.key)
-            given = {
-                **_value_fields(content),
-                "data": None if data is None else codec.decode_tree(data),
-            }
+            tree = None if data is None else codec.decode_tree(data)
+            given = {**_value_fields(content), "data": tree}
         return None if is_identical(recorded, given) else first_difference(recorded, given)
 
     def _document(self, step: RecordedStep) -> Any:
         content = step.content
-        assert isinstance(content, Value)
+        assert isinstance(content, Value)  # noqa: S101 - checked by the caller
         if content.form == "deleted":
             return None
         base = self._documents.get(content.key, b"")
@@ -192,8 +187,7 @@ class ReplayCursor:
         """Consume the recorded call, which must be the next one or a parallel one."""
         self.require_running()
         recorded = self._find(call.identity, to_intent(call), lane=lane)
-        if recorded.outcome is None:
-            self.stop(f"the record ends while {call.tool!r} was in flight")
+        self._require_outcome(recorded)
         begun = recorded.attempts[-1][0]
         if begun >= self._start:
             self._optional |= {
@@ -214,22 +208,23 @@ class ReplayCursor:
         """
         self.require_running()
         recorded = self._find(call.identity, to_intent(call), ordered=False)
-        outcome = recorded.outcome
-        if outcome is None:
-            self.stop(f"the record ends while {call.tool!r} was in flight")
+        outcome = self._require_outcome(recorded)
         self.served.append(call.tool)
         if not outcome.message_count:
             return recorded, []
-        index = recorded.last
-        messages = [
-            step.content for step in self._steps[:index] if isinstance(step.content, Message)
-        ]
+        earlier = [step.content for step in self._steps[: recorded.last]]
+        messages = [content for content in earlier if isinstance(content, Message)]
         return recorded, messages[-outcome.message_count :]
+
+    def _require_outcome(self, call: RecordedCall) -> EffectSettled:
+        if call.outcome is None:
+            self.stop(f"the record ends while {call.intent.tool!r} was in flight")
+        return call.outcome
 
     def message(self, number: int) -> tuple[int, dict[str, Any]]:
         """Return the position and the message of a step."""
         step = self._steps[number]
-        assert isinstance(step.content, Message)
+        assert isinstance(step.content, Message)  # noqa: S101 - checked by `record.calls_by_identity`
         message = self._replica.settings.codec.unpack(step.content.message, stream=self.name)
         return step.position, message
 
@@ -247,10 +242,9 @@ class ReplayCursor:
             self._diverge(given, self._closest(given, step))
         # The policy and the parent are not recorded in a request for approval.
         blank = {"policy": "", "parent": ""} if recorded.refused else {}
+        fields = {**compared_fields(given), **blank}
         attempts = [{**compared_fields(content), **blank} for _, content in recorded.attempts]
-        if not any(
-            is_identical(attempt, {**compared_fields(given), **blank}) for attempt in attempts
-        ):
+        if not any(is_identical(attempt, fields) for attempt in attempts):
             self._diverge(given, self._steps[recorded.attempts[-1][0]])
         parallel = lane is not None and self._lanes.get(recorded.intent.turn, lane) != lane
         for step in self._steps[self._next_index : recorded.first] if ordered else ():
@@ -293,13 +287,10 @@ class ReplayCursor:
 
     def _match_outcome(self, content: EffectSettled) -> int:
         call = self._calls[content.identity]
-        outcome = call.outcome
-        if outcome is None:
-            self.stop(f"the record ends while {call.intent.tool!r} was in flight")
-        names = ("state", "error", "reason", "said", "result")
-        recorded, given = (
-            {name: getattr(settled, name) for name in names} for settled in (outcome, content)
-        )
+        outcome = self._require_outcome(call)
+        names = ("state", "error", "reason", "message_count", "result")
+        recorded = {name: getattr(outcome, name) for name in names}
+        given = {name: getattr(content, name) for name in names}
         index = call.last
         if not is_identical(recorded, given):
             self._diverge(content, self._steps[index], first_difference(recorded, given))
@@ -310,7 +301,7 @@ class ReplayCursor:
     # Advancing.
 
     def require_running(self) -> None:
-        """Raise Stopped once the replay is over."""
+        """Raise ReplayStopped once the replay is over."""
         if self.divergence is not None or self.stop_reason:
             raise ReplayStopped
 
@@ -326,9 +317,8 @@ class ReplayCursor:
 
     def diverge_at(self, position: int, what: str, recorded: Any, given: Any) -> NoReturn:
         """Stop with the first difference between two trees."""
-        self._stop_diverged(
-            position, what, first_difference(recorded, given) or ("", recorded, given)
-        )
+        at = first_difference(recorded, given) or ("", recorded, given)
+        self._stop_diverged(position, what, at)
 
     def _stop_diverged(self, position: int, what: str, at: tuple[str, Any, Any]) -> NoReturn:
         if self.divergence is None:
@@ -393,9 +383,8 @@ class ReplayCursor:
                 continue
             if step.number in self._call_at or not step.is_message_of(turn):
                 return
-            if not any(
-                is_identical(compared_fields(step.content), message) for message in messages
-            ):
+            fields = compared_fields(step.content)
+            if not any(is_identical(fields, message) for message in messages):
                 return
             self._consumed.add(step.number)
 
@@ -407,10 +396,7 @@ class ReplayCursor:
     # Stopping.
 
     def _diverge(
-        self,
-        given: Content,
-        step: RecordedStep | None,
-        at: tuple[str, Any, Any] | None = None,
+        self, given: Content, step: RecordedStep | None, at: tuple[str, Any, Any] | None = None
     ) -> NoReturn:
         """Stop: the agent is at fault unless the record ends here for a reason of its own."""
         turn = getattr(given, "turn", "")
@@ -439,10 +425,8 @@ class ReplayCursor:
         if isinstance(step.content, TurnAbandoned) and step.content.turn == turn:
             return f"the turn {turn} was abandoned at position {step.position}"
         rest = [other.content for other in self._steps[step.number :]]
-        if isinstance(step.content, TurnBegun) and not any(
-            getattr(content, "turn", "") == turn and not written_by_perdure(content)
-            for content in rest
-        ):
+        own = [content for content in rest if getattr(content, "turn", "") == turn]
+        if isinstance(step.content, TurnBegun) and all(map(written_by_perdure, own)):
             hint = f"replay the rest with start={self.position}"
             return f"the turn {turn} was interrupted and never resumed: {hint}"
         return ""
@@ -472,5 +456,5 @@ def require_read_only(steps: Steps[T]) -> Steps[T]:
             raise UsageError("a replay writes nothing")
         try:
             resume, answer = steps.send, (yield request)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - thrown to where it belongs
             resume, answer = steps.throw, error

@@ -52,9 +52,8 @@ def one_line(value: Any) -> str:
     """Return a value as one line, shortened."""
     if value is MISSING:
         return "(nothing)"
-    text = (
-        value if isinstance(value, Described) else msgspec.json.encode(value, enc_hook=str).decode()
-    )
+    is_text = isinstance(value, Described)
+    text = value if is_text else msgspec.json.encode(value, enc_hook=str).decode()
     return text if len(text) <= LINE_MAX else f"{text[:LINE_MAX]}… ({len(text)} characters)"
 
 
@@ -74,9 +73,9 @@ def compared_fields(content: Content) -> dict[str, Any]:
     return {name: getattr(content, name) for name in names}
 
 
-def is_identical(one: Any, other: Any) -> bool:
+def is_identical(recorded: Any, given: Any) -> bool:
     """Whether two trees are byte-identical as JSON, including the order of keys."""
-    return msgspec.json.encode(one) == msgspec.json.encode(other)
+    return msgspec.json.encode(recorded) == msgspec.json.encode(given)
 
 
 def first_difference(recorded: Any, given: Any, path: str = "$") -> tuple[str, Any, Any] | None:
@@ -90,11 +89,8 @@ def first_difference(recorded: Any, given: Any, path: str = "$") -> tuple[str, A
             if inner is not None:
                 return inner
         if [*recorded] != [*given]:
-            return (
-                path,
-                Described(f"keys {', '.join(recorded)}"),
-                Described(f"keys {', '.join(given)}"),
-            )
+            before, after = (Described(f"keys {', '.join(tree)}") for tree in (recorded, given))
+            return path, before, after
         return None
     if isinstance(recorded, list | tuple) and isinstance(given, list | tuple):
         for number, (before, after) in enumerate(zip(recorded, given, strict=False)):
@@ -103,9 +99,7 @@ def first_difference(recorded: Any, given: Any, path: str = "$") -> tuple[str, A
                 return inner
         if len(recorded) != len(given):
             number = min(len(recorded), len(given))
-            before, after = (
-                values[number] if number < len(values) else MISSING for values in (recorded, given)
-            )
+            before, after = ([*values, MISSING][number] for values in (recorded, given))
             return f"{path}[{number}]", before, after
         return None
     return None if is_identical(recorded, given) else (path, recorded, given)

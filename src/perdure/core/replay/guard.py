@@ -110,10 +110,7 @@ def require_live(what: str) -> None:
 
 def _hook(event: str, _args: tuple[Any, ...]) -> None:
     if event in REFUSED_EVENTS:
-        guard = _current_guard()
-        if guard is not None:
-            guard.refused.append(event)
-            raise ReplayBlockedError(event)
+        require_live(event)
 
 
 _original_start = threading.Thread.start

@@ -1,11 +1,13 @@
+"""The part of a session to replay, and the result of a replay. Pure."""
+
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from perdure.core.replay import recording
+from perdure.core.replay import record
 from perdure.core.replay.cursor import ReplayCursor
 from perdure.core.replay.divergence import Divergence, one_line
 from perdure.core.replay.guard import Guard
-from perdure.core.replay.recording import RecordedStep
+from perdure.core.replay.record import RecordedStep
 from perdure.core.replica import Replica
 from perdure.core.validation import require_int
 from perdure.errors import ReplayDivergenceError, UsageError
@@ -72,7 +74,7 @@ def _error_types(errors: Iterable[type[BaseException]]) -> tuple[type[BaseExcept
 
 def prepare_replay(source: Replica, request: ReplayRequest) -> Steps[tuple[Replica, ReplayCursor]]:
     """Return a replica in the state where the replay begins, and the cursor that advances it."""
-    steps = yield from recording.read_steps(source)
+    steps = yield from record.read_steps(source)
     newest = steps[-1].position if steps else 0
     start = _resolve_bound(steps, request.start, 0, newest, ends=False)
     end = _resolve_bound(steps, request.end, newest, newest, ends=True)

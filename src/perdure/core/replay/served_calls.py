@@ -17,18 +17,14 @@ from perdure.core.effects.calls import (
     ToolTimeoutError,
 )
 from perdure.core.effects.model_calls import RecordedAnswer
+from perdure.core.effects.results import INTERRUPTED_PREFIX, INTERRUPTED_SUFFIX, UNSTORABLE_PREFIX
 from perdure.core.replay.cursor import ReplayCursor
-from perdure.core.replay.recording import RecordedCall
+from perdure.core.replay.record import RecordedCall
 from perdure.core.replica import Replica
 from perdure.core.turn_context import execution_lane
 from perdure.errors import UnknownOutcomeError, UsageError
 from perdure.formats.tool_calls import INTERRUPTED_NOTICE
 from perdure.journal.records import EffectSettled
-
-# Must match the reasons that `tools.unstorable` and `tools.failure` record.
-_UNSTORABLE_PREFIX = "It returned, and its result cannot be stored: "
-
-_INTERRUPTED_AFFIXES = ("It was interrupted by ", " while it ran.")
 
 
 class RecordedCalls:
@@ -48,7 +44,7 @@ class RecordedCalls:
         with self.lock:
             recorded = self._cursor.take_call(call, execution_lane())
         outcome = recorded.outcome
-        assert outcome is not None
+        assert outcome is not None  # noqa: S101 - checked by `take_call`
         codec, name = self._replica.settings.codec, self._replica.name
         result = codec.unpack(outcome.result, stream=name)
         if reply is not None and recorded.messages and not self._cursor.precedes_start(recorded):
@@ -64,7 +60,7 @@ class RecordedCalls:
         with self.lock:
             recorded, answers = self._cursor.take_model_call(call)
         outcome = recorded.outcome
-        assert outcome is not None
+        assert outcome is not None  # noqa: S101 - checked by `take_model_call`
         codec, name = self._replica.settings.codec, self._replica.name
         messages = [codec.unpack(answer.message, stream=name) for answer in answers]
         meta = codec.unpack(answers[-1].meta, stream=name) if answers else {}
@@ -87,24 +83,18 @@ class RecordedCalls:
         reply.stored = message
 
     def _raise(self, spec: ToolSpec, call: CallRequest, outcome: EffectSettled) -> NoReturn:
-        name, reason = self._replica.name, outcome.reason
+        reason = outcome.reason
         if outcome.state == "unknown":
             if spec.timeout is not None and reason == str(ToolTimeoutError(spec.timeout)):
                 raise ToolTimeoutError(spec.timeout)
-            if reason.startswith(_INTERRUPTED_AFFIXES[0]) and reason.endswith(
-                _INTERRUPTED_AFFIXES[1]
-            ):
-                raise self._again(
-                    reason.removeprefix(_INTERRUPTED_AFFIXES[0]).removesuffix(
-                        _INTERRUPTED_AFFIXES[1]
-                    ),
-                    "",
-                )
-            raise UnknownOutcomeError(name, call.tool, outcome.effect, "", reason)
-        if reason.startswith(_UNSTORABLE_PREFIX):
+            if reason.startswith(INTERRUPTED_PREFIX) and reason.endswith(INTERRUPTED_SUFFIX):
+                name = reason.removeprefix(INTERRUPTED_PREFIX).removesuffix(INTERRUPTED_SUFFIX)
+                raise self._again(name, "")
+            raise UnknownOutcomeError(self._replica.name, call.tool, outcome.effect, "", reason)
+        if reason.startswith(UNSTORABLE_PREFIX):
             if spec.on_unserializable == "return":
                 self._cursor.stop(f"the result of {call.tool!r} could not be stored")
-            raise UsageError(reason.removeprefix(_UNSTORABLE_PREFIX))
+            raise UsageError(reason.removeprefix(UNSTORABLE_PREFIX))
         raise self._again(outcome.error, reason)
 
     def _again(self, name: str, reason: str) -> BaseException:

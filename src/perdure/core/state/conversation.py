@@ -48,8 +48,8 @@ class SummaryRef(NamedTuple):
 class ConversationState(NamedTuple):
     """The state of a conversation after the records so far."""
 
-    calls: dict[str, OpenCall] = {}
-    partials: dict[str, PartialAnswer] = {}
+    calls: dict[str, OpenCall] = {}  # noqa: RUF012 - never mutated
+    partials: dict[str, PartialAnswer] = {}  # noqa: RUF012
     systems: tuple[int, ...] = ()
     pins: tuple[int, ...] = ()
     summaries: tuple[SummaryRef, ...] = ()
@@ -79,7 +79,7 @@ class ConversationState(NamedTuple):
         message, calls, systems = content.message, self.calls, self.systems
         role = message.get("role")
         quiet = not calls and not self.partials
-        if quiet and len(message) == 2 and type(message.get("content")) is str:
+        if quiet and len(message) == 2 and type(message.get("content")) is str:  # noqa: PLR2004
             if role in ("user", "assistant"):
                 return self
             if role == "system":
@@ -98,17 +98,14 @@ class ConversationState(NamedTuple):
                 calls[call.id] = OpenCall(position, content.turn, call.name)
             while len(calls) > CALLS_MAX:
                 del calls[next(iter(calls))]
-        state = ConversationState(
-            calls, self.partials, systems, self.pins, self.summaries, self.tools
-        )
+        state = self._replace(calls=calls, systems=systems)
         return state.drop_superseded(record_id, content) if self.partials else state
 
     def _instructed(self, position: int) -> "ConversationState":
         systems = _add_system_position(self.systems, position)
         fields = (self.calls, self.partials, systems, self.pins, self.summaries, self.tools)
-        return tuple.__new__(
-            ConversationState, fields
-        )  # Same as calling the class, in half the time.
+        # Same as calling the class, in half the time.
+        return tuple.__new__(ConversationState, fields)
 
     def drop_superseded(self, record_id: str, content: Message) -> "ConversationState":
         """Drop the partial answers that an answer supersedes: its own, and those of its turn."""
@@ -128,12 +125,11 @@ class ConversationState(NamedTuple):
 
     def end_turn(self, turn: str) -> "ConversationState":
         """Apply the end of a turn: its partial answers have been stored as messages."""
-        remaining = {
-            answer: partial for answer, partial in self.partials.items() if partial.turn != turn
-        }
+        partials = self.partials.items()
+        remaining = {answer: partial for answer, partial in partials if partial.turn != turn}
         return self if len(remaining) == len(self.partials) else self._replace(partials=remaining)
 
-    def apply_pin(self, content: Pinned) -> "ConversationState":
+    def apply_pin(self, _position: int, content: Pinned) -> "ConversationState":
         """Apply a pin or an unpin."""
         pins = {*self.pins, content.message} if content.on else {*self.pins} - {content.message}
         return self._replace(pins=tuple(sorted(pins)))
@@ -144,7 +140,7 @@ class ConversationState(NamedTuple):
         earlier = tuple(ref for ref in self.summaries if ref.position <= content.previous)
         return self._replace(summaries=(*earlier, summary)[-SUMMARIES_MAX:])
 
-    def undo_summary(self, content: SummaryUndone) -> "ConversationState":
+    def undo_summary(self, _position: int, content: SummaryUndone) -> "ConversationState":
         """Apply the undo of a summary, which also removes summaries built on it."""
         remaining = tuple(ref for ref in self.summaries if ref.position < content.summary)
         return self._replace(summaries=remaining)

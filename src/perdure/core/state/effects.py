@@ -58,14 +58,13 @@ class EffectsState(NamedTuple):
     def of(
         cls,
         by_identity: Mapping[str, EffectState],
-        consents: dict[str, ApprovalState] | None = None,
+        approvals: dict[str, ApprovalState] | None = None,
     ) -> "EffectsState":
         """Return the state stored in a snapshot."""
         unknown = sum(effect.state == UNKNOWN for effect in by_identity.values())
         keyed = sum(identity.startswith(KEYED_PREFIX) for identity in by_identity)
-        return cls(
-            PersistentMap({**by_identity}), unknown, keyed, ApprovalsState.of(consents or {})
-        )
+        effects = PersistentMap({**by_identity})
+        return cls(effects, unknown, keyed, ApprovalsState.of(approvals or {}))
 
     def with_intent(self, position: int, record_id: str, content: EffectIntended) -> "EffectsState":
         """Apply an intent."""

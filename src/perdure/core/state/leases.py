@@ -8,7 +8,7 @@ because its process was suspended, its write comes second and is rejected by pos
 
 from typing import NamedTuple
 
-from perdure.journal.records import LeaseChange, LeaseTaken
+from perdure.journal.records import LeaseChange, LeaseReleased, LeaseTaken
 
 
 class LeaseState(NamedTuple):
@@ -27,17 +27,12 @@ def apply_taken(position: int, content: LeaseTaken) -> LeaseState:
     return LeaseState(content.epoch, content.owner, content.ttl, content.who, position)
 
 
-def apply_renewed(
+def apply_change(
     lease: LeaseState | None, position: int, content: LeaseChange
 ) -> LeaseState | None:
-    """Apply a renewal; one of another lease is ignored, as it came too late."""
+    """Apply a renewal or a release; one of another lease is ignored, as it came too late."""
     if lease is None or (lease.epoch, lease.owner) != (content.epoch, content.owner):
         return lease
+    if isinstance(content, LeaseReleased):
+        return lease._replace(owner="")  # The epoch stays, as the next lease increments it.
     return lease._replace(renewed=position)
-
-
-def apply_released(lease: LeaseState | None, content: LeaseChange) -> LeaseState | None:
-    """Apply a release. The epoch stays, as the next lease increments it."""
-    if lease is None or (lease.epoch, lease.owner) != (content.epoch, content.owner):
-        return lease
-    return lease._replace(owner="")

@@ -8,7 +8,7 @@ is. `draft()` returns a copy that shares all unchanged parts. A write is tried o
 draft replaces the state once the write is stored. A published state is therefore always
 acknowledged and never changes.
 
-To edit: change a shared container only through `_own`, and raise `FOLD_VERSION` whenever the facts
+To edit: change a shared container only through `_own`, and raise `STATE_VERSION` whenever the facts
 or their meaning change, so that old snapshots are skipped and not misread.
 """
 
@@ -18,12 +18,11 @@ from typing import Any, ClassVar, NamedTuple
 
 import msgspec
 
-from perdure.backends.protocol import DELETED
+from perdure.backends.protocol import DELETED, HALF_COPIED
 from perdure.core.state import leases
 from perdure.core.state.approvals import ApprovalsState, ApprovalState
 from perdure.core.state.conversation import ConversationState
 from perdure.core.state.effects import EffectsState, EffectState
-from perdure.core.state.labels import APPROVAL_WAITING, LEASED, TURN_OPEN, UNKNOWN_EFFECT
 from perdure.core.state.leases import LeaseState
 from perdure.core.state.values import ValueState
 from perdure.errors import PayloadError
@@ -41,16 +40,10 @@ from perdure.journal.records import (
     EffectIntended,
     EffectSettled,
     LabelsChanged,
-    LeaseReleased,
-    LeaseRenewed,
+    LeaseChange,
     LeaseTaken,
     Message,
-    MessageChunk,
-    Pinned,
     Snapshot,
-    Summary,
-    SummaryUndone,
-    Tools,
     TurnBegun,
     TurnChange,
     TurnContinued,
@@ -58,6 +51,15 @@ from perdure.journal.records import (
 )
 
 STATE_VERSION = 6
+
+# Labels of a stream's head that perdure sets itself, so that listings find these sessions.
+TURN_OPEN = "turn-open"
+UNKNOWN_EFFECT = "unknown-effect"
+LEASED = "leased"
+APPROVAL_WAITING = "approval-waiting"
+RESERVED_LABELS = frozenset(
+    {TURN_OPEN, DELETED, UNKNOWN_EFFECT, LEASED, APPROVAL_WAITING, HALF_COPIED}
+)
 
 SNAPSHOT_EVERY = 256  # entries; opening reads at most about this many (0.5 B per record at 128 B)
 
@@ -81,14 +83,24 @@ class KnownRecord(NamedTuple):
     fingerprint: str
 
 
+_CONVERSATION_CHANGES: dict[str, Callable[..., ConversationState]] = {
+    "message.chunk": ConversationState.apply_chunk,
+    "pinned": ConversationState.apply_pin,
+    "summary": ConversationState.apply_summary,
+    "summary.undone": ConversationState.undo_summary,
+    "tools": ConversationState.apply_tools,
+}
+
+
 class SessionState:
     """The state of a session after all records applied so far."""
 
     __slots__ = (
         "_shared",
         "begin",
-        "effects",
+        "conversation",
         "deleted",
+        "effects",
         "ids",
         "kept_branches",
         "labels",
@@ -98,7 +110,6 @@ class SessionState:
         "messages",
         "since_snapshot",
         "snapshot_size",
-        "conversation",
         "turns",
         "values",
     )
@@ -128,13 +139,10 @@ class SessionState:
         # Spelled out because a loop over the slots is slower, and every write comes through here.
         copy.messages, copy.last_message = self.messages, self.last_message
         copy.values, copy.turns, copy.ids = self.values, self.turns, self.ids
-        copy.labels, copy.kept_branches, copy.lineage = (
-            self.labels,
-            self.kept_branches,
-            self.lineage,
-        )
-        copy.begin, copy.deleted = self.begin, self.deleted
-        copy.conversation, copy.effects, copy.lease = self.conversation, self.effects, self.lease
+        copy.labels, copy.lineage = self.labels, self.lineage
+        copy.kept_branches, copy.begin = self.kept_branches, self.begin
+        copy.deleted, copy.lease = self.deleted, self.lease
+        copy.conversation, copy.effects = self.conversation, self.effects
         copy.since_snapshot, copy.snapshot_size = self.since_snapshot, self.snapshot_size
         copy._shared = _COPY_ON_WRITE
         return copy
@@ -172,9 +180,7 @@ class SessionState:
         self.deleted = False
         if record_id[:1] != GENERATED_PREFIX:
             key = turn_key(record_id) if kind == TurnBegun.kind else record_id
-            self._remember(
-                key, KnownRecord(position, fingerprint(strip_token_count(content, payload)))
-            )
+            self._remember(key, position, fingerprint(strip_token_count(content, payload)))
         if kind == "message":  # The most frequent kind, so it skips the dispatch.
             self.messages += 1
             self.last_message = position
@@ -183,27 +189,17 @@ class SessionState:
         change = self._changes.get(kind)
         if change is not None:
             change(self, position, record_id, content)
+        elif kind in _CONVERSATION_CHANGES:
+            self.conversation = _CONVERSATION_CHANGES[kind](self.conversation, position, content)
         elif kind == Snapshot.kind:
             self.since_snapshot, self.snapshot_size = 0, len(payload)
 
-    def _remember(self, record_id: str, known: KnownRecord) -> None:
-        """Remember a caller-chosen id; evict the oldest beyond `IDS_KEPT`."""
+    def _remember(self, key: str, position: int, digest: str) -> None:
+        """Remember a caller-chosen id; evict the oldest beyond `CALLER_IDS_MAX`."""
         ids = self._own("ids")
-        ids[record_id] = known
+        ids[key] = KnownRecord(position, digest)
         if len(ids) > CALLER_IDS_MAX:
             del ids[next(iter(ids))]
-
-    def _message_chunk(self, position: int, _id: str, content: MessageChunk) -> None:
-        self.conversation = self.conversation.apply_chunk(position, content)
-
-    def _pinned(self, _position: int, _id: str, content: Pinned) -> None:
-        self.conversation = self.conversation.apply_pin(content)
-
-    def _summary(self, position: int, _id: str, content: Summary) -> None:
-        self.conversation = self.conversation.apply_summary(position, content)
-
-    def _summary_undone(self, _position: int, _id: str, content: SummaryUndone) -> None:
-        self.conversation = self.conversation.undo_summary(content)
 
     def _effect_intended(self, position: int, record_id: str, content: EffectIntended) -> None:
         self.effects = self.effects.with_intent(position, record_id, content)
@@ -217,9 +213,6 @@ class SessionState:
 
     def _approval_decided(self, position: int, _id: str, content: ApprovalDecided) -> None:
         self.effects = self.effects.with_decision(position, content)
-
-    def _tools(self, position: int, _id: str, content: Tools) -> None:
-        self.conversation = self.conversation.apply_tools(position, content)
 
     def _value(self, position: int, _id: str, content: Value) -> None:
         values = self._own("values")
@@ -245,26 +238,23 @@ class SessionState:
         self.labels = (self.labels | frozenset(content.add)) - frozenset(content.remove)
 
     def _branch_kept(self, _position: int, record_id: str, content: BranchKept) -> None:
-        self._own("keeps")[record_id] = content
+        self._own("kept_branches")[record_id] = content
 
     def _branch_released(self, _position: int, _id: str, content: BranchReleased) -> None:
-        self._own("keeps").pop(content.keep, None)
+        self._own("kept_branches").pop(content.keep, None)
 
     def _lease_taken(self, position: int, _id: str, content: LeaseTaken) -> None:
         self.lease = leases.apply_taken(position, content)
 
-    def _lease_renewed(self, position: int, _id: str, content: LeaseRenewed) -> None:
-        self.lease = leases.apply_renewed(self.lease, position, content)
-
-    def _lease_released(self, _position: int, _id: str, content: LeaseReleased) -> None:
-        self.lease = leases.apply_released(self.lease, content)
+    def _lease_changed(self, position: int, _id: str, content: LeaseChange) -> None:
+        self.lease = leases.apply_change(self.lease, position, content)
 
     def _branched(self, _position: int, _id: str, content: Branched) -> None:
         # A branch shares its parent's history, but not the parent's keeps, labels, lease or
         # approvals.
         self.lineage = (ParentStream(content.parent, content.stream, content.at), *self.lineage)
         self.kept_branches, self.labels, self.lease = {}, frozenset(), None
-        self._shared -= {"keeps"}
+        self._shared -= {"kept_branches"}
         self.effects = self.effects._replace(approvals=ApprovalsState())
 
     def _deleted(self, position: int, _id: str, _content: Deleted) -> None:
@@ -276,11 +266,6 @@ class SessionState:
         "effect.settled": _effect_settled,
         "approval.asked": _approval_asked,
         "approval.decided": _approval_decided,
-        "message.chunk": _message_chunk,
-        "pinned": _pinned,
-        "summary": _summary,
-        "summary.undone": _summary_undone,
-        "tools": _tools,
         "value": _value,
         "turn.begun": _turn_begun,
         "turn.continued": _turn_continued,
@@ -291,8 +276,8 @@ class SessionState:
         "branch.kept": _branch_kept,
         "branch.released": _branch_released,
         "lease.taken": _lease_taken,
-        "lease.renewed": _lease_renewed,
-        "lease.released": _lease_released,
+        "lease.renewed": _lease_changed,
+        "lease.released": _lease_changed,
         "branched": _branched,
         "deleted": _deleted,
     }
@@ -302,20 +287,16 @@ class SessionState:
         return {
             "messages": self.messages,
             "last_message": self.last_message,
-            "values": {
-                # Lists, because a snapshot read back holds lists, and `verify` compares the two.
-                key: [facts.version, [*facts.chain], facts.deleted]
-                for key, facts in self.values.items()
-            },
-            "turns": {turn: [*facts] for turn, facts in self.turns.items()},
-            "ids": {record_id: [*known] for record_id, known in self.ids.items()},
+            "values": _to_json_tree(self.values),
+            "turns": _to_json_tree(self.turns),
+            "ids": _to_json_tree(self.ids),
             "labels": sorted(self.labels),
             "kept_branches": {
                 keep: [kept.reason, kept.branch, kept.stream]
                 for keep, kept in self.kept_branches.items()
             },
-            "lease": [*self.lease] if self.lease is not None else None,
-            "lineage": [[*ancestor] for ancestor in self.lineage],
+            "lease": _to_json_tree(self.lease),
+            "lineage": _to_json_tree(self.lineage),
             "begin": self.begin,
             "conversation": _to_json_tree(self.conversation),
             "effects": _to_json_tree({**self.effects.by_identity}),
@@ -340,10 +321,8 @@ class SessionState:
             for keep, (reason, branch, stream) in facts.kept_branches.items()
         }
         state.lineage, state.begin, state.lease = facts.lineage, facts.begin, facts.lease
-        state.conversation, state.effects = (
-            facts.conversation,
-            EffectsState.of(facts.effects, facts.approvals),
-        )
+        state.conversation = facts.conversation
+        state.effects = EffectsState.of(facts.effects, facts.approvals)
         state.snapshot_size = len(payload)
         return state
 
@@ -386,4 +365,4 @@ def _to_json_tree(state: object) -> Any:
     return msgspec.json.decode(msgspec.json.encode(state))
 
 
-_COPY_ON_WRITE = frozenset({"values", "turns", "ids", "keeps"})
+_COPY_ON_WRITE = frozenset({"values", "turns", "ids", "kept_branches"})

@@ -28,10 +28,11 @@ _ITEM_EVENTS = frozenset({"response.output_item.added", "response.output_item.do
 _ANNOTATION_EVENT = "response.output_text.annotation.added"
 
 
-_PART_EVENTS = {
-    "response.content_part": ("content", "content_index"),
-    "response.reasoning_summary_part": ("summary", "summary_index"),
-}
+# The field of an item that holds parts, and the field of an event with the index there.
+_CONTENT = ("content", "content_index")
+_SUMMARY = ("summary", "summary_index")
+
+_PART_EVENTS = {"response.content_part": _CONTENT, "response.reasoning_summary_part": _SUMMARY}
 
 
 class TextTarget(NamedTuple):
@@ -45,16 +46,10 @@ class TextTarget(NamedTuple):
 
 
 _TEXT_TARGETS = {
-    "response.output_text": TextTarget(
-        "text", "message", "content", "content_index", "output_text"
-    ),
-    "response.refusal": TextTarget("refusal", "message", "content", "content_index", "refusal"),
-    "response.reasoning_text": TextTarget(
-        "text", "reasoning", "content", "content_index", "reasoning_text"
-    ),
-    "response.reasoning_summary_text": TextTarget(
-        "text", "reasoning", "summary", "summary_index", "summary_text"
-    ),
+    "response.output_text": TextTarget("text", "message", *_CONTENT, "output_text"),
+    "response.refusal": TextTarget("refusal", "message", *_CONTENT, "refusal"),
+    "response.reasoning_text": TextTarget("text", "reasoning", *_CONTENT, "reasoning_text"),
+    "response.reasoning_summary_text": TextTarget("text", "reasoning", *_SUMMARY, "summary_text"),
     "response.function_call_arguments": TextTarget("arguments", "function_call"),
     "response.mcp_call_arguments": TextTarget("arguments", "mcp_call"),
     "response.custom_tool_call_input": TextTarget("input", "custom_tool_call"),
@@ -138,11 +133,8 @@ class EventLog:
         part_index = (field_of(event, place.at) or 0) if place.at else 0
         joined = self._open.get((kind, item_index, part_index))
         if joined is None:
-            joined = {
-                "type": kind,
-                "output_index": item_index,
-                "item_id": field_of(event, "item_id"),
-            }
+            item_id = field_of(event, "item_id")
+            joined = {"type": kind, "output_index": item_index, "item_id": item_id}
             if place.at:
                 joined[place.at] = part_index
             joined["delta"] = TextBuffer()
@@ -167,11 +159,7 @@ def _supersedes(event: dict[str, Any], earlier: dict[str, Any]) -> bool:
     """Whether an event makes an earlier one irrelevant to the answer."""
     if event["type"] in _LIFECYCLE_EVENTS:
         is_empty = not (earlier.get("response") or {}).get("output")
-        return (
-            is_empty
-            and earlier["type"] in _LIFECYCLE_EVENTS
-            and earlier["type"] not in FINAL_EVENTS
-        )
+        return is_empty and earlier["type"] in _LIFECYCLE_EVENTS - FINAL_EVENTS
     if event["type"] in _ITEM_EVENTS and event.get("item") is not None:
         return "output_index" in earlier and earlier["output_index"] == event.get("output_index")
     return False

@@ -28,7 +28,7 @@ class Problem(NamedTuple):
     position: int = 0
 
 
-class CopyRefused(Exception):
+class CopyRefused(Exception):  # noqa: N818 - control flow out of nested steps, not an error
     """A stream cannot be copied in its present state."""
 
     def __init__(self, kind: ProblemKind, reason: str, position: int = 0) -> None:

@@ -270,7 +270,7 @@ def _living_branches(target: Head) -> CopySteps[list[Head]]:
     """Return the heads of the branches of a target stream that are not deleted.
 
     The stream itself records a keep for each of its branches. A branch that the source has deleted
-    is deleted in the target too, when its stream is copied; one that still exists needs its history.
+    is deleted in the target too, when its stream is copied; one that exists needs its history.
     """
     living = []
     for kept in (yield from _read_keeps(target)).values():

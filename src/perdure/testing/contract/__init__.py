@@ -10,7 +10,8 @@ counterpart, and no test may depend on the store. The class attributes describe 
 physically cannot do.
 """
 
-from collections.abc import Callable, Iterator
+import contextlib
+from collections.abc import Iterator
 
 import pytest
 
@@ -19,6 +20,7 @@ from perdure.testing.contract.append import AppendContract
 from perdure.testing.contract.read import ReadContract
 from perdure.testing.contract.recent import RecentContract
 from perdure.testing.contract.remove import RemoveContract
+from perdure.testing.contract.samples import OpenBackend
 from perdure.testing.contract.sharing import SharingContract
 from perdure.testing.contract.watch import WatchContract
 
@@ -41,14 +43,18 @@ class BackendContract(
     processes = True
 
     @pytest.fixture
-    def open_backend(self) -> Callable[[], Backend]:
+    def open_backend(self) -> OpenBackend:
         """Return a function that opens the same store on every call; it is empty at first."""
         message = "override the fixture `open_backend`"
         raise NotImplementedError(message)
 
     @pytest.fixture
-    def backend(self, open_backend: Callable[[], Backend]) -> Iterator[Backend]:
-        """Open the store for one test, and close it afterwards."""
-        backend = open_backend()
-        yield backend
-        backend.close()
+    def open_handle(self, open_backend: OpenBackend) -> Iterator[OpenBackend]:
+        """Return a function that opens the store; every handle is closed after the test."""
+        with contextlib.ExitStack() as handles:
+            yield lambda: handles.enter_context(contextlib.closing(open_backend()))
+
+    @pytest.fixture
+    def backend(self, open_handle: OpenBackend) -> Backend:
+        """Open the store for one test."""
+        return open_handle()

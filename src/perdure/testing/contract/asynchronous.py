@@ -25,6 +25,7 @@ from perdure.testing.contract.samples import (
     append_of,
     entries,
     entry,
+    skip_unless_declared,
     start_of,
 )
 
@@ -108,8 +109,7 @@ class AsyncBackendContract:
     async def test_the_stream_with_the_latest_append_comes_first(
         self, backend: AsyncBackend
     ) -> None:
-        if RECENT not in backend.capabilities:
-            pytest.skip("this store does not declare the capability `recent`")
+        skip_unless_declared(backend, RECENT)
         await backend.append([append_of("a", 1, 1, "l")])
         await backend.append([append_of("b", 1, 1)])
         await backend.append([append_of("a", 2, 2, "l")])
@@ -123,8 +123,7 @@ class AsyncBackendContract:
     async def test_watch_ends_by_an_append_a_timeout_or_cancellation(
         self, backend: AsyncBackend
     ) -> None:
-        if WATCH not in backend.capabilities:
-            pytest.skip("this store does not declare the capability `watch`")
+        skip_unless_declared(backend, WATCH)
         watch = require_watch(backend).watch
         assert await watch("s", after=0, timeout=0) is False
         assert await watch("s", after=0, timeout=0.05) is False
@@ -142,8 +141,7 @@ class AsyncBackendContract:
 
     @_in_event_loop
     async def test_closing_the_store_ends_every_wait(self, backend: AsyncBackend) -> None:
-        if WATCH not in backend.capabilities:
-            pytest.skip("this store does not declare the capability `watch`")
+        skip_unless_declared(backend, WATCH)
         waiting = asyncio.create_task(require_watch(backend).watch("s", after=0))
         await asyncio.sleep(0.05)
         await backend.close()

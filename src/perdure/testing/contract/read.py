@@ -125,20 +125,8 @@ class ReadContract:
         assert listed == existing
 
     def test_streams_are_listed_in_code_point_order(self, backend: Backend) -> None:
-        expected = [
-            "",
-            "a",
-            "B",
-            "é",
-            "\ud7ff",
-            "\ue000",
-            "\uffff",
-            "\U00010000",
-            "🦉",
-            "ab",
-            "a b",
-        ]
-        expected.remove("")
+        high = ["\ud7ff", "\ue000", "\uffff", "\U00010000", "🦉"]
+        expected = ["a", "B", "é", *high, "ab", "a b"]
         append_all(backend, *(append_of(name, 1, 1) for name in reversed(expected)))
         assert names(backend) == sorted(expected)
 
@@ -180,13 +168,13 @@ class ReadContract:
     def test_a_listing_by_labels_requires_all_of_them(self, backend: Backend) -> None:
         append_all(backend, append_of("1", 1, 1, "x"), append_of("2", 1, 1, "x", "y"))
         append_all(backend, append_of("3", 1, 1, "y"), append_of("4", 1, 1))
-        assert [head.stream for head in backend.streams(labels=["x"])] == ["1", "2"]
-        assert [head.stream for head in backend.streams(labels=["y", "x"])] == ["2"]
-        assert [head.stream for head in backend.streams(labels=["x", "x"])] == ["1", "2"]
-        assert [head.stream for head in backend.streams(labels=["z"])] == []
-        assert [head.stream for head in backend.streams(labels=["x", "z"])] == []
-        assert [head.stream for head in backend.streams(labels=["y"], after="2")] == ["3"]
-        assert [head.stream for head in backend.streams(labels=["y"], prefix="2")] == ["2"]
+        assert names(backend, labels=["x"]) == ["1", "2"]
+        assert names(backend, labels=["y", "x"]) == ["2"]
+        assert names(backend, labels=["x", "x"]) == ["1", "2"]
+        assert names(backend, labels=["z"]) == []
+        assert names(backend, labels=["x", "z"]) == []
+        assert names(backend, labels=["y"], after="2") == ["3"]
+        assert names(backend, labels=["y"], prefix="2") == ["2"]
 
     def test_similar_labels_are_different_labels(self, backend: Backend) -> None:
         labels = {f"{number:02}": label for number, label in enumerate(SIMILAR_TEXTS)}
@@ -194,7 +182,7 @@ class ReadContract:
         append_all(backend, append_of("two", 1, 1, "a", "A"))
         for name, label in labels.items():
             both = ["two"] if label in {"a", "A"} else []
-            assert [head.stream for head in backend.streams(labels=[label])] == [name, *both]
+            assert names(backend, labels=[label]) == [name, *both]
         assert [head.labels for head in backend.streams(labels=["a", "A"])] == [{"a", "A"}]
 
     def test_a_listing_without_labels_excludes_streams_that_have_any_of_them(
@@ -205,7 +193,7 @@ class ReadContract:
         append_all(backend, append_of("5", 1, 1, DELETED, "x"), append_of("6", 1, 1, DELETED))
 
         def listed(*without: str, **filters: Any) -> list[str]:
-            return [head.stream for head in backend.streams(without=without, **filters)]
+            return names(backend, without=without, **filters)
 
         assert listed(DELETED) == ["1", "2", "4"]
         assert listed("x") == ["3", "4", "6"]
@@ -220,16 +208,16 @@ class ReadContract:
 
     def test_a_changed_label_changes_a_listing_without_it_at_once(self, backend: Backend) -> None:
         append_all(backend, append_of("s", 1, 1, DELETED), append_of("t", 1, 1))
-        assert [head.stream for head in backend.streams(without=[DELETED])] == ["t"]
+        assert names(backend, without=[DELETED]) == ["t"]
         append_all(backend, append_of("s", 2, 2), append_of("t", 2, 2, DELETED))
-        assert [head.stream for head in backend.streams(without=[DELETED])] == ["s"]
-        assert [head.stream for head in backend.streams()] == ["s", "t"]
+        assert names(backend, without=[DELETED]) == ["s"]
+        assert names(backend) == ["s", "t"]
 
     def test_many_excluded_streams_do_not_end_a_listing(self, backend: Backend) -> None:
         deleted = [append_of(f"a{number:04}", 1, 1, DELETED) for number in range(600)]
         live = [append_of(f"b{number:04}", 1, 1) for number in range(300)]
         append_all(backend, *live, *deleted)
-        listed = [head.stream for head in backend.streams(without=[DELETED])]
+        listed = names(backend, without=[DELETED])
         assert listed == [append.stream for append in live]
         assert list(backend.streams(prefix="a", without=[DELETED])) == []
         assert len(list(backend.streams())) == 900
@@ -245,8 +233,8 @@ class ReadContract:
         everything = [f"{number:04}" for number in range(700)]
         append_all(backend, *(append_of(name, 1, 1, f"odd{int(name) % 2}") for name in everything))
         assert names(backend) == everything
-        assert [head.stream for head in backend.streams(limit=3)] == everything[:3]
-        assert [head.stream for head in backend.streams(limit=3, after="0002")] == everything[3:6]
+        assert names(backend, limit=3) == everything[:3]
+        assert names(backend, limit=3, after="0002") == everything[3:6]
         assert list(backend.streams(limit=0)) == []
         odd = backend.streams(labels=["odd1"], limit=340)
         assert [head.stream for head in odd] == everything[1:680:2]

@@ -8,13 +8,18 @@ import pytest
 
 from perdure.backends.protocol import DELETED, RECENT, Backend, RecencyCapability, require_recent
 from perdure.errors import UnsupportedError, UsageError
-from perdure.testing.contract.samples import SIMILAR_TEXTS, OpenBackend, append_all, append_of
+from perdure.testing.contract.samples import (
+    SIMILAR_TEXTS,
+    OpenBackend,
+    append_all,
+    append_of,
+    skip_unless_declared,
+)
 
 
 def recent_or_skip(backend: Backend) -> RecencyCapability:
     """Return the backend typed as `RecencyCapability`, or skip the test."""
-    if RECENT not in backend.capabilities:
-        pytest.skip("this store does not declare the capability `recent`")
+    skip_unless_declared(backend, RECENT)
     return require_recent(backend)
 
 
@@ -128,7 +133,7 @@ class RecentContract:
         assert listed(DELETED) == ["a/1", "b/2", "a/2", "b/0", "a/0"]
 
     def test_streams_that_grow_unevenly_are_listed_in_order(self, backend: Backend) -> None:
-        rng = random.Random(4711)
+        rng = random.Random(4711)  # noqa: S311 - must be reproducible, not secret
         lengths: dict[str, int] = {}
         for _ in range(300):
             name = f"{min(int(rng.expovariate(0.3)), 30)}"
@@ -154,22 +159,17 @@ class RecentContract:
         assert listed[:2] == ["too", "long"]
         assert listed[2:] == [f"{number:03}" for number in reversed(range(300))]
 
-    def test_the_order_survives_reopening(self, open_backend: OpenBackend) -> None:
+    def test_the_order_survives_reopening(self, open_handle: OpenBackend) -> None:
         if not self.reopens:
             pytest.skip("this store loses its data on close")
-        first = open_backend()
+        first = open_handle()
         for name in ("b", "c", "a", "b"):
             last = max((head.position for head in first.streams(prefix=name)), default=0)
             append_all(first, append_of(name, last + 1, last + 1))
         first.close()
-        second = open_backend()
-        try:
-            assert recent_names(second) == ["b", "a", "c"]
-        finally:
-            second.close()
+        assert recent_names(open_handle()) == ["b", "a", "c"]
 
-    def test_a_closed_store_refuses_recent(self, open_backend: OpenBackend) -> None:
-        backend = open_backend()
+    def test_a_closed_store_refuses_recent(self, backend: Backend) -> None:
         append_all(backend, append_of("s", 1, 1))
         backend.close()
         with pytest.raises(UsageError, match="closed"):

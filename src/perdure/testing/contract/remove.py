@@ -20,14 +20,14 @@ from perdure.testing.contract.samples import (
     entries,
     entry,
     names,
+    skip_unless_declared,
     start_of,
 )
 
 
 def removal_or_skip(backend: Backend) -> RemovalCapability:
     """Return the backend typed as `RemovalCapability`, or skip the test."""
-    if REMOVE not in backend.capabilities:
-        pytest.skip("this store does not declare the capability `remove`")
+    skip_unless_declared(backend, REMOVE)
     return require_remove(backend)
 
 
@@ -54,12 +54,12 @@ class RemoveContract:
         assert removal_or_skip(backend).remove("s", digest=digest(entry(300))) is True
         assert list(backend.read("s")) == list(backend.read("s", reverse=True)) == []
         assert names(backend) == ["t"]
-        assert [head.stream for head in backend.streams(labels=["x"])] == ["t"]
+        assert names(backend, labels=["x"]) == ["t"]
         assert append_all(backend, append_of("s", 301, 301)) == ["refused"]
         assert append_all(backend, start_of("s", 9, 9, "y")) == ["stored"]
         assert list(backend.read("s")) == entries(9, 9)
         assert list(backend.read("t")) == entries(1, 2)
-        assert [head.stream for head in backend.streams(labels=["x"])] == ["t"]
+        assert names(backend, labels=["x"]) == ["t"]
         assert names(backend) == ["s", "t"]
 
     def test_a_stream_is_not_removed_if_its_last_entry_differs(self, backend: Backend) -> None:
@@ -87,8 +87,7 @@ class RemoveContract:
             assert set(names(backend)) == remaining
 
     def test_removed_streams_are_not_listed_by_recency(self, backend: Backend) -> None:
-        if RECENT not in backend.capabilities:
-            pytest.skip("this store does not declare the capability `recent`")
+        skip_unless_declared(backend, RECENT)
         for name in ("a", "b", "c"):
             append_all(backend, append_of(name, 1, 3))
         assert removal_or_skip(backend).remove("c", digest=digest(entry(3))) is True
@@ -97,30 +96,24 @@ class RemoveContract:
         heads = require_recent(backend).recent()
         assert [head.stream for head in heads] == ["d", "a", "b"]
 
-    def test_other_handles_see_the_removal_at_once(self, open_backend: OpenBackend) -> None:
+    def test_other_handles_see_the_removal_at_once(self, open_handle: OpenBackend) -> None:
         if not self.reopens:
             pytest.skip("this store loses its data on close")
-        first, second = open_backend(), open_backend()
-        try:
-            append_all(first, append_of("s", 1, 3), append_of("t", 1, 1))
-            assert names(second) == ["s", "t"]
-            assert removal_or_skip(first).remove("s", digest=digest(entry(3))) is True
-            assert names(second) == names(first) == ["t"]
-            assert list(second.read("s")) == []
-            assert append_all(second, append_of("s", 1, 1, mark="new")) == ["stored"]
-            assert list(first.read("s")) == entries(1, 1, "new")
-        finally:
-            first.close()
-            second.close()
-        reopened = open_backend()
-        try:
-            assert names(reopened) == ["s", "t"]
-            assert list(reopened.read("s")) == entries(1, 1, "new")
-        finally:
-            reopened.close()
+        first, second = open_handle(), open_handle()
+        append_all(first, append_of("s", 1, 3), append_of("t", 1, 1))
+        assert names(second) == ["s", "t"]
+        assert removal_or_skip(first).remove("s", digest=digest(entry(3))) is True
+        assert names(second) == names(first) == ["t"]
+        assert list(second.read("s")) == []
+        assert append_all(second, append_of("s", 1, 1, mark="new")) == ["stored"]
+        assert list(first.read("s")) == entries(1, 1, "new")
+        first.close()
+        second.close()
+        reopened = open_handle()
+        assert names(reopened) == ["s", "t"]
+        assert list(reopened.read("s")) == entries(1, 1, "new")
 
-    def test_a_closed_store_refuses_remove(self, open_backend: OpenBackend) -> None:
-        backend = open_backend()
+    def test_a_closed_store_refuses_remove(self, backend: Backend) -> None:
         append_all(backend, append_of("s", 1, 1))
         removal_or_skip(backend)
         backend.close()

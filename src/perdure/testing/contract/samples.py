@@ -2,30 +2,24 @@
 
 import base64
 import hashlib
+import multiprocessing
+import warnings
 from collections.abc import Callable, Iterable
+from multiprocessing.process import BaseProcess
+from typing import Any
 
-from perdure.backends.protocol import Append, Backend, Entry
+import pytest
+
+from perdure.backends.protocol import Append, AsyncBackend, Backend, Entry
 
 OpenBackend = Callable[[], Backend]
 
 
 # Names that break naive stores: paths, devices, patterns, quotes, invisible and wide characters.
 HOSTILE_NAMES = [
-    "../../etc/passwd",
-    "CON",
-    "a b",
-    " ",
-    ".",
-    'it\'s "quoted"; drop table entry --',
-    "100%",
-    "under_score",
-    "*?[a-z]",
-    "back\\slash",
-    "🦉 and é and e\u0301",
-    "\uffff",
-    "\U0010ffff",
-    "x" * 512,
-    "🦉" * 128,
+    *("../../etc/passwd", "CON", "a b", " ", ".", 'it\'s "quoted"; drop table entry --', "100%"),
+    *("under_score", "*?[a-z]", "back\\slash", "🦉 and é and e\u0301", "\uffff", "\U0010ffff"),
+    *("x" * 512, "🦉" * 128),
 ]
 
 
@@ -56,9 +50,8 @@ HOSTILE_BYTES = [
 def entry(position: int, mark: str = "", body: bytes | None = None) -> Entry:
     """Return an entry whose header and body are unique to its position and mark."""
     header = b'{"position":%d,"mark":"%s"}' % (position, mark.encode())
-    return Entry(
-        position, header, b'["%s",%d]' % (mark.encode(), position) if body is None else body
-    )
+    default = b'["%s",%d]' % (mark.encode(), position)
+    return Entry(position, header, default if body is None else body)
 
 
 def entries(first: int, last: int, mark: str = "") -> list[Entry]:
@@ -86,9 +79,25 @@ def positions(stored: Iterable[Entry]) -> list[int]:
     return [entry.position for entry in stored]
 
 
-def names(backend: Backend, *, prefix: str = "", after: str = "") -> list[str]:
+def start_forked(work: Callable[..., None], *args: Any) -> BaseProcess:
+    """Start a forked process: the function that opens the store may not be picklable."""
+    process = multiprocessing.get_context("fork").Process(target=work, args=args)
+    with warnings.catch_warnings():
+        # About forking with threads: the children only open a store.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        process.start()
+    return process
+
+
+def names(backend: Backend, **filters: Any) -> list[str]:
     """Return the names of the listed streams."""
-    return [head.stream for head in backend.streams(prefix=prefix, after=after)]
+    return [head.stream for head in backend.streams(**filters)]
+
+
+def skip_unless_declared(backend: Backend | AsyncBackend, capability: str) -> None:
+    """Skip the test if the store does not declare a capability."""
+    if capability not in backend.capabilities:
+        pytest.skip(f"this store does not declare the capability `{capability}`")
 
 
 def digest(last: Entry) -> str:

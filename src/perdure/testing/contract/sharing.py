@@ -4,7 +4,6 @@ import multiprocessing
 import os
 import signal
 import threading
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -20,7 +19,9 @@ from perdure.testing.contract.samples import (
     append_all,
     append_of,
     entries,
+    entry,
     names,
+    start_forked,
     start_of,
 )
 
@@ -48,10 +49,8 @@ def _try_append(backend: Backend, position: int, mark: str) -> bool:
 def _append_and_kill_self(open_backend: OpenBackend) -> None:
     """Append, then kill this process: nothing is closed and no exit handler runs."""
     backend = open_backend()
-    assert append_all(backend, append_of("s", 1, 5, "old"), start_of("branch", 41, 41, "l")) == [
-        "stored",
-        "stored",
-    ]
+    outcomes = append_all(backend, append_of("s", 1, 5, "old"), start_of("branch", 41, 41, "l"))
+    assert outcomes == ["stored"] * 2
     assert append_all(backend, append_of("s", 6, 6, "new")) == ["stored"]
     backend.drop("s", before=3)
     os.kill(os.getpid(), signal.SIGKILL)
@@ -63,7 +62,7 @@ def _run_in_threads(count: int, work: Callable[[int], None]) -> None:
     def guarded(number: int) -> None:
         try:
             work(number)
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - raised below, in the thread of the test
             failures.append(error)
 
     threads = [threading.Thread(target=guarded, args=(number,)) for number in range(count)]
@@ -76,18 +75,10 @@ def _run_in_threads(count: int, work: Callable[[int], None]) -> None:
 
 
 def _race_in_processes(open_backend: OpenBackend) -> list[tuple[str, list[int]]]:
-    context = multiprocessing.get_context("fork")  # fork: the factory may not be picklable
-    results: Any = context.SimpleQueue()
+    results: Any = multiprocessing.get_context("fork").SimpleQueue()
     racers = [
-        context.Process(target=_race, args=(open_backend, f"racer {number}", results))
-        for number in range(RACERS)
+        start_forked(_race, open_backend, f"racer {number}", results) for number in range(RACERS)
     ]
-    with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore", DeprecationWarning
-        )  # about forking with threads: the children only open a store
-        for racer in racers:
-            racer.start()
     for racer in racers:
         racer.join()
     assert [racer.exitcode for racer in racers] == [0] * RACERS
@@ -110,62 +101,52 @@ class SharingContract:
         if "fork" not in multiprocessing.get_all_start_methods():
             pytest.skip("this system cannot fork")
 
-    def test_stored_entries_survive_reopening(self, open_backend: OpenBackend) -> None:
+    def test_stored_entries_survive_reopening(self, open_handle: OpenBackend) -> None:
         self._require_reopening()
-        first = open_backend()
+        first = open_handle()
         append_all(first, append_of("s", 1, 5, "l"), append_of("other", 1, 1))
         first.drop("s", before=2)
         first.close()
 
-        second = open_backend()
+        second = open_handle()
         assert list(second.read("s")) == entries(2, 5)
-        assert [head.stream for head in second.streams(labels=["l"])] == ["s"]
-        assert append_all(second, append_of("s", 5, 6), append_of("s2", 1, 1)) == [
-            "stored",
-            "stored",
-        ]
-        second.close()
+        assert names(second, labels=["l"]) == ["s"]
+        outcomes = append_all(second, append_of("s", 5, 6), append_of("s2", 1, 1))
+        assert outcomes == ["stored"] * 2
 
-    def test_any_bytes_names_and_labels_survive_reopening(self, open_backend: OpenBackend) -> None:
+    def test_any_bytes_names_and_labels_survive_reopening(self, open_handle: OpenBackend) -> None:
         self._require_reopening()
         stored = [Entry(at, data, data) for at, data in enumerate(HOSTILE_BYTES, 1)]
         texts = sorted({*SIMILAR_TEXTS, *HOSTILE_NAMES})
-        first = open_backend()
+        first = open_handle()
         append_all(first, *(append_of(name, 1, 1, name[:16]) for name in texts))
         append_all(first, Append("bytes", stored))
         first.close()
 
-        second = open_backend()
+        second = open_handle()
         assert list(second.read("bytes")) == stored
         labels = {head.stream: head.labels for head in second.streams()}
         assert labels == {"bytes": frozenset(), **{name: {name[:16]} for name in texts}}
         assert all(list(second.read(name)) == entries(1, 1) for name in texts)
-        second.close()
 
-    def test_stored_entries_survive_a_killed_process(self, open_backend: OpenBackend) -> None:
+    def test_stored_entries_survive_a_killed_process(
+        self, open_backend: OpenBackend, open_handle: OpenBackend
+    ) -> None:
         self._require_reopening()
         self._require_processes()
-        context = multiprocessing.get_context("fork")
-        child = context.Process(target=_append_and_kill_self, args=(open_backend,))
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)
-            child.start()
+        child = start_forked(_append_and_kill_self, open_backend)
         child.join()
         assert child.exitcode == -signal.SIGKILL, "the child failed before it killed itself"
-        backend = open_backend()
+        backend = open_handle()
         assert list(backend.read("s")) == entries(3, 6)
-        assert {head.stream: head.labels for head in backend.streams()} == {
-            "s": {"new"},
-            "branch": {"l"},
-        }
-        assert (
-            append_all(backend, start_of("branch", 41, 41), append_of("s", 7, 7)) == ["stored"] * 2
-        )
-        backend.close()
+        labels = {head.stream: head.labels for head in backend.streams()}
+        assert labels == {"s": {"new"}, "branch": {"l"}}
+        outcomes = append_all(backend, start_of("branch", 41, 41), append_of("s", 7, 7))
+        assert outcomes == ["stored"] * 2
 
-    def test_two_handles_see_each_others_entries_at_once(self, open_backend: OpenBackend) -> None:
+    def test_two_handles_see_each_others_entries_at_once(self, open_handle: OpenBackend) -> None:
         self._require_reopening()
-        first, second = open_backend(), open_backend()
+        first, second = open_handle(), open_handle()
         for position in range(1, 11, 2):
             assert append_all(first, append_of("s", position, position)) == ["stored"]
             assert list(second.read("s")) == entries(1, position)
@@ -175,16 +156,13 @@ class SharingContract:
         second.drop("s", before=9)
         assert list(first.read("s")) == entries(9, 10)
         first.close()
-        assert list(second.read("s")) == entries(9, 10), (
-            "closing a handle does not affect the other"
-        )
-        second.close()
+        assert list(second.read("s")) == entries(9, 10), "closing a handle affected the other"
 
     def test_two_handles_agree_on_labels_and_on_which_of_them_began_a_stream(
-        self, open_backend: OpenBackend
+        self, open_handle: OpenBackend
     ) -> None:
         self._require_reopening()
-        first, second = open_backend(), open_backend()
+        first, second = open_handle(), open_handle()
         for position, label in enumerate("xyxxyy", 1):
             writer = first if position % 2 else second
             assert append_all(writer, append_of("s", position, position, label)) == ["stored"]
@@ -196,8 +174,6 @@ class SharingContract:
         assert append_all(second, start_of("other", 3, 3)) == ["stored"]
         assert append_all(first, append_of("other", 1, 1)) == ["conflict"]
         assert append_all(first, append_of("other", 4, 4)) == ["stored"]
-        first.close()
-        second.close()
 
     def test_exactly_one_of_many_threads_begins_a_stream(self, backend: Backend) -> None:
         won: dict[str, list[int]] = {f"s{number}": [] for number in range(ROUNDS)}
@@ -226,12 +202,9 @@ class SharingContract:
 
         _run_in_threads(8, race)
         assert [len(winners) for winners in won.values()] == [1] * ROUNDS
-        headers = [entry.header for entry in backend.read("s")]
+        headers = [stored.header for stored in backend.read("s")]
         for position, (winner,) in won.items():
-            assert (
-                headers[position - 1]
-                == append_of("s", position, position, mark=f"thread {winner}").entries[0].header
-            )
+            assert headers[position - 1] == entry(position, f"thread {winner}").header
 
     def test_threads_that_write_different_streams_do_not_interfere(self, backend: Backend) -> None:
         def work(number: int) -> None:
@@ -261,29 +234,24 @@ class SharingContract:
         assert max(lengths) == 60
 
     def test_exactly_one_of_many_processes_stores_each_position(
-        self, open_backend: OpenBackend
+        self, open_backend: OpenBackend, open_handle: OpenBackend
     ) -> None:
         self._require_processes()
         won = _race_in_processes(open_backend)
-        assert sorted(position for _, positions in won for position in positions) == [
-            *range(1, ROUNDS + 1)
-        ]
-        backend = open_backend()
-        headers = {entry.position: entry.header for entry in backend.read("s")}
+        everything = sorted(position for _, positions in won for position in positions)
+        assert everything == [*range(1, ROUNDS + 1)]
+        backend = open_handle()
+        headers = {stored.position: stored.header for stored in backend.read("s")}
         for mark, positions in won:
             for position in positions:
-                (expected,) = append_of("s", position, position, mark=mark).entries
-                assert headers[position] == expected.header
-        backend.close()
+                assert headers[position] == entry(position, mark).header
 
-    def test_closing_twice_is_harmless(self, open_backend: OpenBackend) -> None:
-        backend = open_backend()
+    def test_closing_twice_is_harmless(self, backend: Backend) -> None:
         append_all(backend, append_of("s", 1, 1))
         backend.close()
         backend.close()
 
-    def test_a_closed_store_refuses_every_call(self, open_backend: OpenBackend) -> None:
-        backend = open_backend()
+    def test_a_closed_store_refuses_every_call(self, backend: Backend) -> None:
         append_all(backend, append_of("s", 1, 1))
         assert list(backend.read("s")) == entries(1, 1)
         backend.close()

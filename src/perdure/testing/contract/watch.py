@@ -3,7 +3,6 @@
 import multiprocessing
 import threading
 import time
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -11,15 +10,20 @@ import pytest
 
 from perdure.backends.protocol import WATCH, Backend, WatchCapability, require_watch
 from perdure.errors import UnsupportedError, UsageError
-from perdure.testing.contract.samples import OpenBackend, append_all, append_of
+from perdure.testing.contract.samples import (
+    OpenBackend,
+    append_all,
+    append_of,
+    skip_unless_declared,
+    start_forked,
+)
 
 TIMEOUT = 30.0  # seconds; even a busy machine wakes a waiter well before that
 
 
 def watch_or_skip(backend: Backend) -> WatchCapability:
     """Return the backend typed as `WatchCapability`, or skip the test."""
-    if WATCH not in backend.capabilities:
-        pytest.skip("this store does not declare the capability `watch`")
+    skip_unless_declared(backend, WATCH)
     return require_watch(backend)
 
 
@@ -38,7 +42,7 @@ class _WatchThread:
     def _run(self) -> None:
         try:
             self.result = self._wait()
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - checked by the test
             self.error = error
         self.ended = time.monotonic()
 
@@ -116,10 +120,10 @@ class WatchContract:
         waiter.join()
         assert waiter.result is False
 
-    def test_an_append_by_another_handle_is_seen(self, open_backend: OpenBackend) -> None:
+    def test_an_append_by_another_handle_is_seen(self, open_handle: OpenBackend) -> None:
         if not self.reopens:
             pytest.skip("this store loses its data on close")
-        first, second = open_backend(), open_backend()
+        first, second = open_handle(), open_handle()
         waiter = _WatchThread(first, "s", 0, TIMEOUT)
         time.sleep(0.1)
         appended_at = time.monotonic()
@@ -127,26 +131,16 @@ class WatchContract:
         waiter.join()
         assert waiter.result is True
         assert waiter.ended - appended_at < TIMEOUT
-        first.close()
-        second.close()
 
-    def test_an_append_by_another_process_is_seen(self, open_backend: OpenBackend) -> None:
+    def test_an_append_by_another_process_is_seen(
+        self, open_backend: OpenBackend, backend: Backend
+    ) -> None:
         if not self.processes or "fork" not in multiprocessing.get_all_start_methods():
             pytest.skip("other processes cannot reach this store")
-        backend = open_backend()
-        try:
-            watch_or_skip(backend)
-        except BaseException:
-            backend.close()
-            raise
-        context = multiprocessing.get_context("fork")  # fork: the factory may not be picklable
+        watch_or_skip(backend)
+        context = multiprocessing.get_context("fork")
         go, done = context.Event(), context.SimpleQueue()
-        child = context.Process(target=_append_on_signal, args=(open_backend, go, done))
-        with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore", DeprecationWarning
-            )  # about forking with threads: the child only opens a store
-            child.start()
+        child = start_forked(_append_on_signal, open_backend, go, done)
         try:
             for position in range(3):
                 waiter = _WatchThread(backend, "s", position, TIMEOUT)
@@ -192,8 +186,7 @@ class WatchContract:
                 return
         assert min(spent) < 0.08, "a waiter must use less than a tenth of a core"
 
-    def test_closing_the_store_ends_every_wait(self, open_backend: OpenBackend) -> None:
-        backend = open_backend()
+    def test_closing_the_store_ends_every_wait(self, backend: Backend) -> None:
         watch_or_skip(backend)
         waiter = _WatchThread(backend, "s", 0, None)
         time.sleep(0.1)

@@ -195,7 +195,7 @@ class SessionMachine(RuleBasedStateMachine):
         messages = [_message(text) for text in contents]
         record_id = "id 3" if number == 3 else ""
         write = model.append_write(messages, id=record_id, turn=turn.id, owner=owner)
-        run = lambda: turn.append(*messages, id=record_id or None)
+        run = lambda: turn.append(*messages, id=record_id or None)  # noqa: E731 - like the other steps
         self.driver.call(handle, SessionCall("append", run, write))
 
     @rule(pick=picks, fails=st.booleans())
@@ -278,7 +278,7 @@ def _position(handle: OpenHandle, pick: int) -> int:
 
 def _append(handle: OpenHandle, contents: list[str], record_id: str) -> SessionCall:
     messages = [_message(text) for text in contents]
-    run = lambda: handle.session.append(*messages, id=record_id or None)
+    run = lambda: handle.session.append(*messages, id=record_id or None)  # noqa: E731 - like the other steps
     return SessionCall("append", run, model.append_write(messages, id=record_id))
 
 

@@ -335,15 +335,15 @@ class SessionDriver:
             self._deleted(name)
 
     def _deleted(self, name: str) -> None:
-        end = self._heads(deleted=True)[name].position
+        end = self.heads(deleted=True)[name].position
         assert end > self.lives[name].position
         del self.lives[name]
         self.ends[name] = end
         self.log.append(f"{name} {end}: deleted")
 
-    def _heads(self, **options: Any) -> dict[str, Any]:
+    def heads(self, **options: Any) -> dict[str, Any]:
         heads = self.store.sessions(prefix=self.prefix, **options)
-        return {head.stream.removeprefix(self.prefix): head for head in heads}
+        return {head.id.removeprefix(self.prefix): head for head in heads}
 
     # Failing.
 
@@ -406,7 +406,7 @@ class SessionDriver:
                 self.branch(handle, name, at)
         except Crash:
             self.crash()
-            if name in self._heads() and name not in self.lives:
+            if name in self.heads() and name not in self.lives:
                 self._branched(handle.life, name, at)
 
     def delete_with_fault(self, name: str, fault: Callable[[Backend], Backend]) -> None:
@@ -415,7 +415,7 @@ class SessionDriver:
                 self.delete(name)
         except Crash:
             self.crash()
-            if name in self.lives and name not in self._heads():
+            if name in self.lives and name not in self.heads():
                 self._deleted(name)
 
 
@@ -448,18 +448,13 @@ def check_session(session: Session, state: ModelState) -> None:
 def check_value(session: Session, key: str, state: ModelState) -> None:
     """Check every version of a value."""
     versions = state.values[key]
-    newest = state.value(key)
-    assert session.get(key, DELETED_VALUE) == newest
+    assert session.get(key, DELETED_VALUE) == state.value(key)
     assert session.values.version(key) == len(versions)
-    history = [
-        (version.version, version.position, version.deleted)
-        for version in session.values.history(key)
-    ]
-    assert history == [
-        (number, position, value is DELETED_VALUE)
-        for number, (position, value) in enumerate(versions, start=1)
-    ]
-    for number, (_, value) in enumerate(versions, start=1):
+    history = list(session.values.history(key))
+    assert len(history) == len(versions)
+    for number, (version, (position, value)) in enumerate(zip(history, versions, strict=True), 1):
+        assert (version.version, version.position) == (number, position)
+        assert version.deleted == (value is DELETED_VALUE)
         try:
             assert session.get(key, version=number) == value
         except NotFoundError:
@@ -468,16 +463,15 @@ def check_value(session: Session, key: str, state: ModelState) -> None:
 
 def check_listing(driver: SessionDriver) -> None:
     """Check that listings by prefix and by label return exactly the expected sessions."""
-    listed = driver.store.sessions(prefix=driver.prefix)
-    heads = {head.stream.removeprefix(driver.prefix): head for head in listed}
+    heads = driver.heads()
     assert set(heads) == set(driver.lives)
     for name, life in driver.lives.items():
         if not life.torn:  # a torn append leaves its labels on the head
             assert heads[name].labels == _labels(ModelState(life.records))
     for label in {label for head in heads.values() for label in head.labels}:
         listed = driver.store.sessions(prefix=driver.prefix, labels=[label])
-        assert [head.stream for head in listed] == [
-            head.stream for head in heads.values() if label in head.labels
+        assert [head.id for head in listed] == [
+            head.id for head in heads.values() if label in head.labels
         ]
 
 

@@ -59,10 +59,9 @@ def default_answer(prompt: Prompt) -> Answer:
     answer = Answer()
     for name, rest in marks:
         match name:
-            case "tool":
-                answer = answer._replace(calls=(*answer.calls, _parse_call(rest)))
-            case "custom":
-                answer = answer._replace(calls=(*answer.calls, _parse_call(rest, custom=True)))
+            case "tool" | "custom":
+                call = _parse_call(rest, custom=name == "custom")
+                answer = answer._replace(calls=(*answer.calls, call))
             case "refuse":
                 answer = answer._replace(refusal=rest or "I cannot help with that.")
             case "reason":
@@ -153,7 +152,7 @@ def _end_of_json(text: str, start: int) -> int:
         return start  # models sometimes write invalid JSON: take the text up to the brackets
 
 
-def _parse_call(rest: str, *, custom: bool = False) -> AnswerCall:
+def _parse_call(rest: str, *, custom: bool) -> AnswerCall:
     name, _, arguments = rest.partition(" ")
     return AnswerCall(name, arguments.strip() or ("" if custom else "{}"), custom)
 

@@ -244,13 +244,10 @@ def _embed(body: Mapping[str, Any]) -> dict[str, Any]:
     size = int(body.get("dimensions") or DIMENSIONS)
     vectors = [_vector(prompts.canonical(text), size) for text in texts]
     as_base64 = body.get("encoding_format") == "base64"
+    values = [_encode(vector) if as_base64 else vector for vector in vectors]
     data = [
-        {
-            "object": "embedding",
-            "index": index,
-            "embedding": _encode(vector) if as_base64 else vector,
-        }
-        for index, vector in enumerate(vectors)
+        {"object": "embedding", "index": index, "embedding": value}
+        for index, value in enumerate(values)
     ]
     used = sum(prompts.tokens(prompts.canonical(text)) for text in texts)
     usage = {"prompt_tokens": used, "total_tokens": used}

@@ -13,27 +13,16 @@ CREATED = 1_750_000_000
 
 def completion(prompt: Prompt, answer: Answer) -> dict[str, Any]:
     """Return the body of an answer that is not streamed."""
-    message: dict[str, Any] = {
-        "role": "assistant",
-        "content": answer.text,
-        "refusal": answer.refusal,
-        "annotations": [],
-    }
+    message: dict[str, Any] = {"role": "assistant", "content": answer.text}
+    message |= {"refusal": answer.refusal, "annotations": []}
     if answer.reasoning is not None:
         message["reasoning_content"] = answer.reasoning
     if answer.calls:
         message["tool_calls"] = [
             _call(call, id, call.arguments) for call, id in calls_with_ids(answer, prompt.seed)
         ]
-    choices = [
-        {
-            "index": index,
-            "message": message,
-            "logprobs": None,
-            "finish_reason": answer.finish_reason,
-        }
-        for index in range(_choice_count(prompt))
-    ]
+    choice = {"message": message, "logprobs": None, "finish_reason": answer.finish_reason}
+    choices = [{"index": index, **choice} for index in range(_choice_count(prompt))]
     head = _head(prompt, "chat.completion")
     return {**head, "choices": choices, "usage": _usage(prompt, answer)}
 

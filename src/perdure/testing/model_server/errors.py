@@ -42,9 +42,8 @@ class ApiError(Exception):
     ) -> None:
         super().__init__(status, message)
         self.status = status
-        self.body: dict[str, Any] = {
-            "error": {"message": message, "type": type, "param": param, "code": code}
-        }
+        error = {"message": message, "type": type, "param": param, "code": code}
+        self.body: dict[str, Any] = {"error": error}
 
     @property
     def headers(self) -> dict[str, str]:

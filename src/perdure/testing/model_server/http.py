@@ -108,7 +108,7 @@ class Listener(socketserver.TCPServer):
     def _converse(self, request: socket.socket, client_address: Any) -> None:
         try:
             self.finish_request(request, client_address)
-        except Exception:
+        except Exception:  # noqa: BLE001 - reported by handle_error
             self.handle_error(request, client_address)
         finally:
             with self._lock:

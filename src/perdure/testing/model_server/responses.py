@@ -45,14 +45,8 @@ def output(prompt: Prompt, answer: Answer) -> list[dict[str, Any]]:
     if answer.reasoning is not None:
         summary = [{"type": "summary_text", "text": answer.reasoning}]
         sealed = f"sealed-{digest(seed, answer.reasoning)}"
-        items.append(
-            {
-                "id": f"rs_{seed}",
-                "type": "reasoning",
-                "summary": summary,
-                "encrypted_content": sealed,
-            }
-        )
+        head = {"id": f"rs_{seed}", "type": "reasoning"}
+        items.append({**head, "summary": summary, "encrypted_content": sealed})
     if answer.text is not None or answer.refusal is not None:
         part: dict[str, Any] = {"type": "refusal", "refusal": answer.refusal}
         if answer.refusal is None:
@@ -61,12 +55,12 @@ def output(prompt: Prompt, answer: Answer) -> list[dict[str, Any]]:
         head = {"id": f"msg_{seed}{mark}", "type": "message", "role": "assistant", "status": status}
         items.append({**head, "content": [part]})
     for index, (call, id) in enumerate(calls_with_ids(answer, seed)):
-        fields = {"call_id": id, "name": call.name}
+        suffix, fields = f"{seed}{mark}{index}", {"call_id": id, "name": call.name}
         if call.custom:
-            head = {"id": f"ctc_{seed}{mark}{index}", "type": "custom_tool_call"}
+            head = {"id": f"ctc_{suffix}", "type": "custom_tool_call"}
             items.append({**head, **fields, "input": call.arguments})
         else:
-            head = {"id": f"fc_{seed}{mark}{index}", "type": "function_call", "status": "completed"}
+            head = {"id": f"fc_{suffix}", "type": "function_call", "status": "completed"}
             items.append({**head, **fields, "arguments": call.arguments})
     return items
 

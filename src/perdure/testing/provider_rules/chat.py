@@ -95,10 +95,8 @@ def _content(
 ) -> Iterator[Finding]:
     content = message.get("content")
     if content is None:
-        has_substitute = role == "assistant" and any(
-            message.get(name) for name in CONTENT_SUBSTITUTES
-        )
-        if not has_substitute and role != "function":
+        substitutes = CONTENT_SUBSTITUTES if role == "assistant" else ()
+        if role != "function" and not any(message.get(name) for name in substitutes):
             text = "Invalid value for 'content': expected a string, got null."
             yield Finding(text, f"messages.[{index}].content")
     elif is_list(content) and role != "function":
@@ -129,10 +127,8 @@ def _assistant(message: Mapping[str, Any], at: str, *, strict: bool) -> Iterator
     if message.get("audio") is not None:
         yield from check_fields(message["audio"], f"{at}.audio", shape("id"), strict=strict)
     if message.get("function_call") is not None:
-        where = f"{at}.function_call"
-        yield from check_fields(
-            message["function_call"], where, shape("name arguments"), strict=strict
-        )
+        call, where = message["function_call"], f"{at}.function_call"
+        yield from check_fields(call, where, shape("name arguments"), strict=strict)
     calls = message.get("tool_calls")
     if calls is None:
         return

@@ -28,14 +28,8 @@ CONTENT = shape("role parts")
 PART_FIELDS = {
     "user": ("text", "inlineData", "fileData", "functionResponse"),
     "model": (
-        "text",
-        "inlineData",
-        "fileData",
-        "functionCall",
-        "executableCode",
-        "codeExecutionResult",
-        "toolCall",
-        "toolResponse",
+        *("text", "inlineData", "fileData", "functionCall"),
+        *("executableCode", "codeExecutionResult", "toolCall", "toolResponse"),
     ),
 }
 

@@ -62,12 +62,9 @@ ITEMS: dict[str, Shape] = {
     "web_search_call": shape("type id action status"),
 }
 
-MESSAGES: dict[str, Shape] = {
-    "user": shape("role content", "type id status phase~"),
-    "system": shape("role content", "type id status phase~"),
-    "developer": shape("role content", "type id status phase~"),
-    "assistant": shape("role content", "type id status phase~"),
-}
+MESSAGES = dict.fromkeys(
+    ("user", "system", "developer", "assistant"), shape("role content", "type id status phase~")
+)
 
 PARTS: dict[str, Shape] = {
     "input_text": shape("type text", "prompt_cache_breakpoint~"),
@@ -80,6 +77,8 @@ PARTS: dict[str, Shape] = {
     "summary_text": shape("type text"),
     "reasoning_text": shape("type text"),
 }
+
+PHASES = ("commentary", "final_answer")
 
 INPUT = ("input_text", "input_image", "input_file")
 
@@ -98,12 +97,7 @@ STATUSES: dict[str, tuple[str, ...]] = {
     "web_search_call": (*DEFAULT_STATUSES, "searching", "failed"),
 }
 
-PREFIXES = {
-    "message": "msg",
-    "reasoning": "rs",
-    "function_call": "fc",
-    "custom_tool_call": "ctc",
-}
+PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc", "custom_tool_call": "ctc"}
 
 # By kind of call: the item that answers it, the field with the id in both, and its name in texts.
 CALL_OUTPUTS: dict[str, tuple[str, str, str]] = {
@@ -120,19 +114,9 @@ CALL_OF = {output: call for call, (output, _, _) in CALL_OUTPUTS.items()}
 # Items that a model generates, and that can therefore follow its reasoning.
 AFTER_REASONING = frozenset(
     {
-        *CALL_OUTPUTS,
-        "code_interpreter_call",
-        "compaction",
-        "file_search_call",
-        "image_generation_call",
-        "item_reference",
-        "mcp_approval_request",
-        "mcp_call",
-        "mcp_list_tools",
-        "program",
-        "reasoning",
-        "tool_search_call",
-        "web_search_call",
+        *(*CALL_OUTPUTS, "code_interpreter_call", "compaction", "file_search_call"),
+        *("image_generation_call", "item_reference", "mcp_approval_request", "mcp_call"),
+        *("mcp_list_tools", "program", "reasoning", "tool_search_call", "web_search_call"),
     }
 )
 
@@ -187,10 +171,9 @@ def _item(item: Any, at: str) -> Iterator[Finding]:
     else:
         yield from check_fields(item, at, ITEMS[kind])
         yield from _nested(item, at, kind)
-    if item.get("status") is not None and item["status"] not in STATUSES.get(
-        kind, DEFAULT_STATUSES
-    ):
-        yield wrong_value(f"{at}.status", item["status"], STATUSES.get(kind, DEFAULT_STATUSES))
+    statuses = STATUSES.get(kind, DEFAULT_STATUSES)
+    if item.get("status") is not None and item["status"] not in statuses:
+        yield wrong_value(f"{at}.status", item["status"], statuses)
     if item.get("id") is not None:
         yield from _id(item["id"], f"{at}.id", kind)
 
@@ -210,8 +193,8 @@ def _message(item: Mapping[str, Any], at: str) -> Iterator[Finding]:
         yield wrong_value(f"{at}.role", role, [*MESSAGES])
         return
     yield from check_fields(item, at, MESSAGES[role])
-    if item.get("phase") is not None and item["phase"] not in ("commentary", "final_answer"):
-        yield wrong_value(f"{at}.phase", item["phase"], ["commentary", "final_answer"])
+    if item.get("phase") is not None and item["phase"] not in PHASES:
+        yield wrong_value(f"{at}.phase", item["phase"], PHASES)
     if item.get("content") is not None:
         allowed = OUTPUT if role == "assistant" else INPUT
         yield from _text_or_parts(item["content"], f"{at}.content", allowed)

@@ -111,10 +111,10 @@ class AsyncConversation:
     async def end_stream(self, site: CallSite, recorded: Any) -> None:
         """Finish a stream that was read to its end or closed early."""
         self._state.stream = None if site.owns_turn else self._state.stream
-        if site.owns_turn and (site.turn.is_partial or not recorded.said):
+        if site.owns_turn and (site.turn.is_partial or not recorded.messages):
             await self._abandon("the stream ended before the answer did")
         else:
-            await self._end_if_complete(site, [item.message for item in recorded.said])
+            await self._end_if_complete(site, [item.message for item in recorded.messages])
 
     async def stream_failed(self, site: CallSite, error: BaseException) -> None:
         """Handle a broken stream: repeating the same call resumes its turn."""

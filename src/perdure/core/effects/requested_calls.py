@@ -47,9 +47,8 @@ def read_pending_calls(
     if message is None:
         wanted = {call_id for call_id, call in open_by_id.items() if call.turn == turn}
     else:
-        wanted = {
-            call.id for parsed in extract_messages(message) for call in open_calls(parsed.message)
-        }
+        parsed = extract_messages(message)
+        wanted = {call.id for item in parsed for call in open_calls(item.message)}
         if wanted - open_by_id.keys() == wanted != set():
             raise UsageError("none of its calls is open: append the message to the turn first")
     pending: list[PendingCall] = []

@@ -26,13 +26,8 @@ NO_STEP = 1 << 62  # step index beyond every record, for calls without an outcom
 # Kinds that perdure writes itself, or that other processes write while the agent runs.
 SKIPPED_KINDS = frozenset(
     {
-        "branched",
-        "branch.kept",
-        "message.chunk",
-        "batch.discarded",
-        "branch.released",
-        "snapshot",
-        "turn.continued",
+        *("batch.discarded", "branch.kept", "branch.released", "branched"),
+        *("message.chunk", "snapshot", "turn.continued"),
     }
 )
 
@@ -157,7 +152,7 @@ def calls_by_identity(steps: Sequence[RecordedStep]) -> dict[str, RecordedCall]:
 def _refused_call(request: RecordedStep) -> RecordedCall:
     """Return a call whose approval was requested and not given."""
     content = request.content
-    assert isinstance(content, ApprovalAsked)
+    assert isinstance(content, ApprovalAsked)  # noqa: S101 - checked by the caller
     call = RecordedCall(content.identity)
     call.refused = True
     requested = CallRequest(
@@ -179,12 +174,9 @@ def _add_outcome(
     """Add an outcome, and the result message that was stored in the same append."""
     if content.shared_form:  # Its result is stored in the message before it.
         message = steps[step.number - 1].content
-        restored = (
-            results.restore_result(content, message.message)
-            if isinstance(message, Message)
-            else None
-        )
-        call.outcomes.append((step.number, restored or content))
+        if isinstance(message, Message):
+            content = results.restore_result(content, message.message) or content
+        call.outcomes.append((step.number, content))
         call.messages.append(step.number - 1)
         return
     call.outcomes.append((step.number, content))

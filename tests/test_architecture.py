@@ -57,7 +57,6 @@ ALLOWED = {
     ("core.replay.served_calls", "threading"): "tools of one turn may run in several threads",
     ("core.turn_context", "contextvars"): "the current turn belongs to a thread or a task",
     ("core.turn_context", "threading"): "the current turn belongs to a thread or a task",
-    ("journal.cipher", "os"): "salts come from the random generator of the system",
     ("journal.ids", "os"): "ids come from the random generator of the system",
 }
 

@@ -6,10 +6,9 @@ from typing import Any
 import pytest
 
 from perdure.errors import UsageError
-from perdure.formats.transcript import detect_format
 from perdure.formats.parts import StoredMessage
 from perdure.formats.tool_calls import INTERRUPTED_NOTICE
-from perdure.formats.transcript import FORMATS, InterruptedCall, render
+from perdure.formats.transcript import FORMATS, InterruptedCall, detect_format, render
 from tests.formats.transcripts import (
     ANSWER,
     ANTHROPIC,

@@ -150,9 +150,7 @@ class Recorded:
         handle = session._handle
         steps = handle.run(record.read_steps(handle.replica))
         inner = {
-            call.identity
-            for call in record.calls_by_identity(steps).values()
-            if call.intent.parent
+            call.identity for call in record.calls_by_identity(steps).values() if call.intent.parent
         }  # A tool that does not run does not look at what it had called.
         results = [
             step

@@ -8,7 +8,7 @@ reply also runs the steps up to their next request. One task sends the appends o
 after a commit that failed because of one stream, each append is retried in a task of its own
 (`core.batching`).
 
-To edit: a combiner serves one event loop at a time; it switches to another only after the first one
+To edit: a batcher serves one event loop at a time; it switches to another only after the first one
 has ended. A fork or a closed loop may leave items in flight whose replies never come (`_abandon`).
 """
 
@@ -191,7 +191,7 @@ class AsyncBatcher(Generic[ItemT, ResultT]):
     def enqueue(self, item: ItemT, waiter: Waiter[ResultT]) -> None:
         """Queue an item; its result is delivered to a waiter.
 
-        UsageError if this combiner serves another event loop that is still running.
+        UsageError if this batcher serves another event loop that is still running.
         """
         loop = asyncio.get_running_loop()
         if loop is not self._loop:
@@ -313,7 +313,7 @@ class AsyncGroupCommitter:
             await combiner.submit(None)
 
     def combiner_for(self, append: Append) -> AsyncBatcher[Append | None, Outcome]:
-        """Return the combiner for an append: the shared one, unless its stream is isolated."""
+        """Return the batcher for an append: the shared one, unless its stream is isolated."""
         isolated = self._isolated.get(append.stream) if self._isolated else None
         return self.combiner if isolated is None else isolated
 
@@ -388,7 +388,7 @@ def plan_batcher(driver: "AsyncDriver", replica: Replica) -> AsyncBatcher[Plan[A
 
 
 def start_steps(driver: "AsyncDriver", steps: Steps[Any], combiner: AsyncBatcher[Any, Any]) -> None:
-    """Run steps, even if all callers are cancelled; pass their result or error to a combiner."""
+    """Run steps, even if all callers are cancelled; pass their result or error to a batcher."""
     combiner.steps = StepRunner(driver, steps, combiner)
     combiner.steps.set_result(None)
 

@@ -275,8 +275,9 @@ class AsyncSession:
         """Return the messages in this view, in order: all of them as appended, or a window.
 
         With a `format` ("openai.chat", "openai.responses", "anthropic", "gemini") the transcript is
-        always valid for that provider: `losses` lists what could not be expressed, `closed` the
-        calls without a result. `perspective` is the name of the agent to render it for.
+        always valid for that provider: `losses` lists what could not be expressed,
+        `interrupted_calls` the calls without a result. `perspective` is the name of the agent to
+        render it for.
 
         With `max_tokens` or `max_messages`, it has the newest messages that fit, cut at the start
         of a turn, and always the instructions, pinned messages and the current summary.

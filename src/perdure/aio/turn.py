@@ -168,8 +168,8 @@ class AsyncTurn:
     def begin_model_call(self, name: str, request: object) -> PendingModelCall:
         """Record with the turn's next append that a model call begins. For adapters.
 
-        Pass the returned object as `reply_to` with the reply, or call its `failed`. Only a digest of
-        the request is stored. This may be called before the turn is entered.
+        Pass the returned object as `reply_to` with the reply, or call its `failed`. Only a digest
+        of the request is stored. This may be called before the turn is entered.
         """
         replica, replay = self._handle.replica, self._handle.replay
         call = model_call(replica, self.id, self._ordinals, name, request)

@@ -2,9 +2,8 @@
 
 A store notifies waiters of the streams that it appended to, which costs nothing while none wait.
 Appends of other processes show in files: while anything waits, one thread compares their sizes and
-times, for all waiters. A server may push notifications as well
-(`server_notifies`). This module knows no
-store, and correctness never depends on a wake-up: waiters re-read the head now and then.
+times, for all waiters. A server may push notifications as well (`server_notifies`). This module
+knows no store, and correctness never depends on a wake-up: waiters re-read the head now and then.
 """
 
 import contextlib

@@ -1,7 +1,7 @@
 """Track the turn that the running code is inside of, per thread and task.
 
 A context variable holds the entered turns, so each thread and task has its own. A task started
-inside a turn inherits it; `leave` marks the shared entry, so such a task sees the exit too.
+inside a turn inherits it; `exit_turn` marks the shared entry, so such a task sees the exit too.
 """
 
 import sys

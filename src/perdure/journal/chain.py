@@ -6,7 +6,7 @@ without any key, stays verifiable after a body was erased, and the hashed bytes 
 
 A batch is the entries of one append. Each header counts the entries that remain in its batch, so a
 batch truncated by a crash is detected at the end of a stream; it was never acknowledged and counts
-as absent. The next writer appends a `recovered` record after it, which is a batch of its own.
+as absent. The next writer appends a `batch.discarded` record after it, a batch of its own.
 
 When editing: header bytes are hashed as stored, so never re-encode a header that was read.
 """
@@ -118,7 +118,7 @@ def link_entries(
     session, stream_id, tenant = stream
     suite, key_id, seal = cipher.suite, cipher.key_id, cipher.seal
     position, previous = tip.position, tip.digest or ""
-    # A `recovered` record is a batch of its own, else it would pass for the end of the torn one.
+    # A `batch.discarded` record is a batch of its own, else it would pass for the torn one's end.
     has_recovered = drafts[0].content.kind == BatchDiscarded.kind  # It comes first, or not at all.
     size = len(drafts) - has_recovered
     for draft in drafts:

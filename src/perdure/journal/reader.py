@@ -222,8 +222,8 @@ def read_newest(
 ) -> Steps[list[VerifiedEntry]]:
     """Return the newest entries of some kinds, at most `count`, newest first.
 
-    Entries of torn batches are skipped: a torn tail by its range, earlier ones by the `recovered`
-    record that follows them.
+    Entries of torn batches are skipped: a torn tail by its range, earlier ones by the
+    `batch.discarded` record that follows them.
     """
     matches: list[VerifiedEntry] = []
     stream, cipher = history.stream, history.cipher

@@ -101,7 +101,7 @@ class Batcher(Generic[ItemT, ResultT]):
         self._run = run
         self._run_alone = run_alone or (lambda item: run([item])[0])
         self.target = target or self
-        """Identifies combiners for the same target: a thread inside one may not enter another."""
+        """Identifies batchers for the same target: a thread inside one may not enter another."""
         self._reset()
 
     def _reset(self) -> None:
@@ -240,14 +240,18 @@ class GroupCommitter:
 
     def append(self, append: Append) -> Outcome:
         """Return the outcome of an append; what was stored is durable."""
-        combiner = self._isolated.get(append.stream) if self._isolated else None
-        result = (combiner or self._combiner).submit(append)
+        result = self.combiner_for(append).submit(append)
         return self._retry_alone(append, result) if isinstance(result, RetryAlone) else result
 
     def drain(self) -> None:
         """Return when everything submitted before has its result."""
         for combiner in (self._combiner, *self._isolated.copy().values()):
             combiner.submit(None)
+
+    def combiner_for(self, append: Append) -> Batcher[Append | None, CommitResult]:
+        """Return the combiner for an append: the shared one, unless its stream is isolated."""
+        isolated = self._isolated.get(append.stream) if self._isolated else None
+        return self._combiner if isolated is None else isolated
 
     def _new_combiner(self) -> Batcher[Append | None, CommitResult]:
         return Batcher(self._send, self._combiner, self._send_alone)

@@ -47,7 +47,7 @@ class ChatModel(Protocol):
         ...
 
     def ask(self, messages: Messages, stop: InterruptGuard) -> Iterator[Any]:
-        """Yield the chunks of an answer. Raises ChatModelError, or KeyboardInterrupt after Ctrl-C."""
+        """Yield the chunks of an answer. Raises ChatModelError, or KeyboardInterrupt on Ctrl-C."""
         ...
 
 

@@ -214,7 +214,8 @@ def _set_field(fields: dict[str, Any], name: str, value: Any) -> None:
 def _add_call(calls: list[dict[str, Any]], call: dict[str, Any]) -> None:
     """Add a tool-call delta: merge it into the delta that it continues, or append it.
 
-    Only a delta with neither id nor name certainly continues another; `_assemble_calls` decides the rest.
+    Only a delta with neither id nor name certainly continues another; `_assemble_calls` decides
+    about the rest.
     """
     index = call.get("index")
     if not call.get("id") and not _call_name(call):

@@ -22,7 +22,7 @@ no handler for it, and one that has not imported OpenTelemetry has no tracer.
 | `summary_failed` | an automatic summary failed, with no caller waiting for it | `reason` |
 | `notify_failed` | waiters could not be notified of a record, and find it by polling | `reason` |
 | `tools` | the tools offered to a model changed | `turn`, `added`, `removed`, `changed` |
-| `version` | another version of a tool had begun a call | `tool`, `effect`, `recorded`, `now`, `ran` |
+| `version` | another version of a tool began a call | `tool`, `effect`, `recorded`, `now`, `ran` |
 | `approval` | a call waits for an approval | `tool`, `approval`, `decide` |
 | `downgrade` | a store was opened with an accepted weakness | `accepted`, `costs` |
 | `branch`, `delete`, `close` | a session was branched, deleted or closed | |

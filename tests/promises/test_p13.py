@@ -70,13 +70,23 @@ def _as_it_is(id: str, *_: object) -> str:
         (transcript_module, "_close_call", _open, "did not have response|without|No tool output"),
         (transcript_module, "legal_tool_name", _as_it_is, "does not match pattern"),
         (CallIds, "take", lambda _, wanted: wanted, "unique|Duplicate|pattern"),
-        (openai_responses._ItemWriter, "_drop_reasoning_at_the_end", lambda _: None, "following item"),
+        (
+            openai_responses._ItemWriter,
+            "_drop_reasoning_at_the_end",
+            lambda _: None,
+            "following item",
+        ),
         (anthropic, "_drop_late_thinking", lambda blocks, _: blocks, "thinking"),
         (anthropic, "_strip_trailing_space", lambda _: None, "trailing whitespace"),
         (anthropic, "_drop_unpaired", lambda *_: None, "unexpected `tool_use_id`"),
-        (transcript_module, "attach_results", lambda speeches, _: speeches, "calls are closed|No tool"),
+        (
+            transcript_module,
+            "attach_results",
+            lambda speeches, _: speeches,
+            "calls are closed|No tool",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_broken_rule_is_found(where: Any, name: str, broken: Any, said: str) -> None:
     """The twins: the sample fails when a rule of the transcripts is not kept."""
     with (

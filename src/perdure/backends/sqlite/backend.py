@@ -304,7 +304,8 @@ def _append_in_place(db: apsw.Connection, key: int, labels: str, append: Append)
     for position, header, body in entries:
         rows.append((key, position, header, body))
         parts += header, body or b""
-    if is_text(b"\n".join(parts)):  # Then each part is: no UTF-8 sequence spans a newline.
+    joined = b"\n".join(parts)  # If it is text, each part is: no UTF-8 sequence spans a newline.
+    if (joined.isascii() and b"\0" not in joined) or is_text(joined):  # Most entries are ASCII.
         db.executemany(ADD_TEXT, rows)
     else:
         db.executemany(ADD_ENTRY, _entry_rows(key, entries))

@@ -116,7 +116,8 @@ class ConnectionPool:
             else:
                 return result
             finally:
-                self._roll_back()
+                if self._writer is not None and self._writer.in_transaction:
+                    self._roll_back(self._writer)
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[apsw.Connection]:
@@ -297,12 +298,11 @@ class ConnectionPool:
             self._borrowed -= 1
             self._reader_returned.notify_all()
 
-    def _roll_back(self) -> None:
-        if self._writer is not None and self._writer.in_transaction:
-            try:
-                self._writer.execute("rollback")
-            except apsw.Error:
-                self._poison()
+    def _roll_back(self, writer: apsw.Connection) -> None:
+        try:
+            writer.execute("rollback")
+        except apsw.Error:
+            self._poison()
 
     def _close_all(self) -> None:
         with self._reader_returned:

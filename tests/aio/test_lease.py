@@ -138,19 +138,19 @@ def test_a_store_that_hangs_is_told_of_when_the_time_has_passed() -> None:
     async def scene() -> None:
         session = await perdure.open_async(ThreadedBackend(MemoryBackend())).session("s")
         async with session.lease(ttl=0.3) as lease:
-            combiner = session._handle._combiner
+            batcher = session._handle._batcher
             release = asyncio.Event()
-            write_all = combiner._run
+            write_all = batcher._run
 
-            def hang(plans: list[Plan[Any]], combiner: AsyncBatcher[Plan[Any], Any]) -> None:
+            def hang(plans: list[Plan[Any]], batcher: AsyncBatcher[Plan[Any], Any]) -> None:
                 async def later() -> None:
                     await release.wait()
-                    write_all(plans, combiner)
+                    write_all(plans, batcher)
 
                 waiting.append(asyncio.create_task(later()))
 
             waiting: list[asyncio.Task[None]] = []
-            combiner._run = hang
+            batcher._run = hang
             await asyncio.wait_for(lease.lost.wait(), 60)
             release.set()
 

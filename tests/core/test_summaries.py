@@ -107,7 +107,7 @@ def test_undoing_goes_back_step_by_step(session: perdure.Session) -> None:
     assert shown(session) == between
     session.undo_summary()
     assert shown(session) == before
-    with pytest.raises(NotFoundError, match="a summary to undo"):
+    with pytest.raises(NotFoundError, match="an active summary"):
         session.undo_summary()
     session.summarize(lambda _: "Again.", keep_turns=3)
     assert summary("Again.") in shown(session)

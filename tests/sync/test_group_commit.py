@@ -63,7 +63,7 @@ def waiting(
     threads = [first]
     for number, given in enumerate(appends, 1):
         threads.append(started(lambda given=given: committer.append(given)))  # type: ignore[misc]
-        while len(committer._combiner._queue) < number:
+        while len(committer._batcher._queue) < number:
             time.sleep(0.001)
     return threads
 
@@ -105,7 +105,7 @@ def test_a_conflict_of_one_stream_leaves_the_others_alone() -> None:
         started(lambda: send("conflict", taken)),
         started(lambda: send("gap", append("b", 1))),
     ]
-    while len(committer._combiner._queue) < 2:
+    while len(committer._batcher._queue) < 2:
         time.sleep(0.001)
     finish(gate, [first, *others])
     assert {name: outcome.status for name, outcome in answers.items()} == {
@@ -138,7 +138,7 @@ def test_a_commit_that_fails_twice_gives_every_waiter_an_error_of_its_own() -> N
     first = started(lambda: committer.append(append("first")))
     assert gate.entered.wait(30)
     others = [started(lambda name=name: send(name)) for name in "abc"]  # type: ignore[misc]
-    while len(committer._combiner._queue) < 3:
+    while len(committer._batcher._queue) < 3:
         time.sleep(0.001)
     finish(gate, [first, *others])
     assert [str(error) for error in caught] == [str(gate.error)] * 3
@@ -202,12 +202,12 @@ def test_a_leader_that_is_interrupted_leaves_the_others_a_typed_error_and_the_qu
             raise KeyboardInterrupt
         return [item.upper() for item in items]
 
-    combiner: Batcher[str, str] = Batcher(run)
+    batcher: Batcher[str, str] = Batcher(run)
     answers: dict[str, object] = {}
 
     def submit(item: str) -> None:
         try:
-            answers[item] = combiner.submit(item)
+            answers[item] = batcher.submit(item)
         except BaseException as error:  # noqa: BLE001 - which one it is, is what is asked
             answers[item] = type(error)
 
@@ -215,13 +215,13 @@ def test_a_leader_that_is_interrupted_leaves_the_others_a_typed_error_and_the_qu
     assert began.wait(30)
     for number, item in enumerate("bc", 1):
         threads.append(started(lambda item=item: submit(item)))  # type: ignore[misc]
-        while len(combiner._queue) < number:
+        while len(batcher._queue) < number:
             time.sleep(0.001)
     go_on.set()
     for thread in threads:
         thread.join(30)
     assert answers == {"a": "A", "b": KeyboardInterrupt, "c": UnavailableError}
-    assert combiner.submit("d") == "D"
+    assert batcher.submit("d") == "D"
 
 
 def test_an_interrupt_at_any_line_leaves_nobody_waiting() -> None:
@@ -233,14 +233,14 @@ def test_an_interrupt_at_any_line_leaves_nobody_waiting() -> None:
 
 
 def _survives_interrupt(line: int) -> bool:
-    combiner: Batcher[int, int] = Batcher(lambda items: [-item for item in items])
-    others = [started(lambda: [combiner.submit(n) for n in range(3)]) for _ in range(2)]
-    reached = _interrupted_at(line + 1, lambda: combiner.submit(7))
+    batcher: Batcher[int, int] = Batcher(lambda items: [-item for item in items])
+    others = [started(lambda: [batcher.submit(n) for n in range(3)]) for _ in range(2)]
+    reached = _interrupted_at(line + 1, lambda: batcher.submit(7))
     for thread in others:
         thread.join(30)
         assert not thread.is_alive(), f"line {line}"
-    assert combiner.submit(8) == -8
-    assert combiner._leader is None
+    assert batcher.submit(8) == -8
+    assert batcher._leader is None
     return reached
 
 
@@ -262,15 +262,15 @@ def _survives_interrupt_after_waiting(line: int) -> bool:
             assert go_on.wait(30)
         return [-item for item in items]
 
-    combiner: Batcher[int, int] = Batcher(run)
+    batcher: Batcher[int, int] = Batcher(run)
 
     def queued(number: int) -> None:
-        while len(combiner._queue) < number and not over.is_set():
+        while len(batcher._queue) < number and not over.is_set():
             time.sleep(0.0002)
 
     def follow() -> None:
         with contextlib.suppress(UnavailableError):  # Whoever worked for it was interrupted.
-            combiner.submit(3)
+            batcher.submit(3)
 
     def behind() -> None:
         queued(1)
@@ -279,15 +279,15 @@ def _survives_interrupt_after_waiting(line: int) -> bool:
         go_on.set()
         last.join(10)
 
-    threads = [started(lambda: combiner.submit(1))]
+    threads = [started(lambda: batcher.submit(1))]
     assert began.wait(30)
     threads.append(started(behind))
-    reached = _interrupted_at(line + 1, lambda: combiner.submit(2))
+    reached = _interrupted_at(line + 1, lambda: batcher.submit(2))
     over.set()
     for thread in threads:
         thread.join(30)
-    assert combiner._leader is None, f"line {line}"
-    assert combiner.submit(4) == -4
+    assert batcher._leader is None, f"line {line}"
+    assert batcher.submit(4) == -4
     return reached
 
 
@@ -363,13 +363,13 @@ def test_half_of_many_go_together_and_a_few_as_they_are() -> None:
 
 
 def test_a_store_that_answers_too_few_leaves_no_task_waiting() -> None:
-    def answer_nobody(_items: list[int], combiner: AsyncBatcher[int, int]) -> None:
-        asyncio.get_running_loop().call_soon(combiner.finish, [], None)
+    def answer_nobody(_items: list[int], batcher: AsyncBatcher[int, int]) -> None:
+        asyncio.get_running_loop().call_soon(batcher.finish, [], None)
 
     async def main() -> None:
-        combiner: AsyncBatcher[int, int] = AsyncBatcher(answer_nobody)
+        batcher: AsyncBatcher[int, int] = AsyncBatcher(answer_nobody)
         found = await asyncio.wait_for(
-            asyncio.gather(*map(combiner.submit, range(3)), return_exceptions=True), 10
+            asyncio.gather(*map(batcher.submit, range(3)), return_exceptions=True), 10
         )
         assert [type(one) for one in found] == [ValueError] * 3
 

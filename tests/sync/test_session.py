@@ -70,8 +70,8 @@ def test_messages_keep_who_spoke_to_whom(session: perdure.Session) -> None:
     session.append(said("x"), author="bot", recipient="ann", channel="mail", origin="tool")
     (record,) = session.records()
     message: Any = record.content
-    voice = (message.author, message.recipient, message.channel, message.origin)
-    assert voice == ("bot", "ann", "mail", "tool")
+    attribution = (message.author, message.recipient, message.channel, message.origin)
+    assert attribution == ("bot", "ann", "mail", "tool")
 
 
 def test_what_is_changed_after_the_call_does_not_change_the_record(
@@ -711,7 +711,7 @@ def test_closing_a_store_waits_for_what_was_asked_before() -> None:
     ]
     for thread in threads:
         thread.start()
-    while len(session._handle._combiner._queue) < 4:  # The first one is under way.
+    while len(session._handle._batcher._queue) < 4:  # The first one is under way.
         time.sleep(0.001)
     threading.Timer(0.05, gate.open.set).start()
     store.close()

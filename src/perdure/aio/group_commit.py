@@ -299,34 +299,34 @@ class AsyncGroupCommitter:
     def __init__(self, backend: AsyncBackend) -> None:
         self._backend = backend
         self.tasks: set[asyncio.Task[Any]] = set()
-        self.combiner: AsyncBatcher[Append | None, Outcome] = self._new_combiner()
+        self.batcher: AsyncBatcher[Append | None, Outcome] = self._new_batcher()
         self._isolated: dict[str, AsyncBatcher[Append | None, Outcome]] = {}
-        """Combiners of streams whose last append failed on its own: they share no commit."""
+        """Batchers of streams whose last append failed on its own: they share no commit."""
 
     def append(self, append: Append) -> asyncio.Future[Outcome]:
         """Return the outcome of an append; what was stored is durable."""
-        return self.combiner_for(append).submit(append)
+        return self.batcher_for(append).submit(append)
 
     async def drain(self) -> None:
         """Return when everything submitted before has its result."""
-        for combiner in (self.combiner, *self._isolated.copy().values()):
-            await combiner.submit(None)
+        for batcher in (self.batcher, *self._isolated.copy().values()):
+            await batcher.submit(None)
 
-    def combiner_for(self, append: Append) -> AsyncBatcher[Append | None, Outcome]:
+    def batcher_for(self, append: Append) -> AsyncBatcher[Append | None, Outcome]:
         """Return the batcher for an append: the shared one, unless its stream is isolated."""
         isolated = self._isolated.get(append.stream) if self._isolated else None
-        return self.combiner if isolated is None else isolated
+        return self.batcher if isolated is None else isolated
 
-    def _new_combiner(self) -> AsyncBatcher[Append | None, Outcome]:
+    def _new_batcher(self) -> AsyncBatcher[Append | None, Outcome]:
         return AsyncBatcher(self._start, batch_size, ResultDispatcher(self.tasks))
 
     def _start(
-        self, appends: list[Append | None], combiner: AsyncBatcher[Append | None, Outcome]
+        self, appends: list[Append | None], batcher: AsyncBatcher[Append | None, Outcome]
     ) -> None:
         # The short path: the task of a lone append calls the backend from its first frame.
         first = appends[0] if len(appends) == 1 else None
         work = self._send(appends) if first is None else self._send_alone(first)
-        run_in_task(self.tasks, work, combiner.finish)
+        run_in_task(self.tasks, work, batcher.finish)
 
     async def _send(self, appends: list[Append | None]) -> Sequence[AsyncCommitResult]:
         results: list[AsyncCommitResult] = [STORED] * len(appends)
@@ -364,7 +364,7 @@ class AsyncGroupCommitter:
             outcomes = await self._append([append])
         except Exception as error:
             if isolates_stream(error):
-                self._isolated.setdefault(append.stream, self._new_combiner())
+                self._isolated.setdefault(append.stream, self._new_batcher())
             raise
         if self._isolated:
             self._isolated.pop(append.stream, None)
@@ -384,13 +384,13 @@ class AsyncGroupCommitter:
 
 def plan_batcher(driver: "AsyncDriver", replica: Replica) -> AsyncBatcher[Plan[Any], Any]:
     """Return the batcher of a session's writes."""
-    return AsyncBatcher(lambda plans, combiner: start_steps(driver, replica.write(plans), combiner))
+    return AsyncBatcher(lambda plans, batcher: start_steps(driver, replica.write(plans), batcher))
 
 
-def start_steps(driver: "AsyncDriver", steps: Steps[Any], combiner: AsyncBatcher[Any, Any]) -> None:
+def start_steps(driver: "AsyncDriver", steps: Steps[Any], batcher: AsyncBatcher[Any, Any]) -> None:
     """Run steps, even if all callers are cancelled; pass their result or error to a batcher."""
-    combiner.steps = StepRunner(driver, steps, combiner)
-    combiner.steps.set_result(None)
+    batcher.steps = StepRunner(driver, steps, batcher)
+    batcher.steps.set_result(None)
 
 
 class StepRunner:
@@ -399,20 +399,20 @@ class StepRunner:
     Each reply resumes the steps in the context that delivers the reply.
     """
 
-    __slots__ = ("_combiner", "_driver", "_ended", "_steps")
+    __slots__ = ("_batcher", "_driver", "_ended", "_steps")
 
     def __init__(
-        self, driver: "AsyncDriver", steps: Steps[Any], combiner: AsyncBatcher[Any, Any]
+        self, driver: "AsyncDriver", steps: Steps[Any], batcher: AsyncBatcher[Any, Any]
     ) -> None:
         self._driver = driver
         self._steps = steps
-        self._combiner = combiner
+        self._batcher = batcher
         self._ended = False
 
     @property
     def is_abandoned(self) -> bool:
         """Whether no caller waits any more for the result of the steps."""
-        return self._combiner.is_abandoned
+        return self._batcher.is_abandoned
 
     def done(self) -> bool:
         return self._ended  # Unlike a future, steps are not cancelled by their callers.
@@ -432,10 +432,10 @@ class StepRunner:
             request = advance(reply)
         except StopIteration as end:
             self._ended = True
-            self._combiner.finish(end.value, None)
+            self._batcher.finish(end.value, None)
         except BaseException as error:
             self._ended = True
-            self._combiner.finish((), error)
+            self._batcher.finish((), error)
             # As a task does. An error that was the reply itself was raised at its source already.
             if error is not reply and isinstance(error, KeyboardInterrupt | SystemExit):
                 raise
@@ -446,7 +446,7 @@ class StepRunner:
         driver = self._driver
         if type(request) is Commit:  # The most frequent request: it needs no task.
             try:
-                driver.committer.combiner_for(request.append).enqueue(request.append, self)
+                driver.committer.batcher_for(request.append).enqueue(request.append, self)
             except UsageError as error:
                 self.set_exception(error)
         else:

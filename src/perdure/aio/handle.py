@@ -42,7 +42,7 @@ class AsyncHandle:
         """Serves recorded results in a replay, where no call may run; otherwise None."""
         self.version_mismatches: list[VersionMismatch] = []
         """Calls that were started by another version of their tool."""
-        self._combiner = plan_batcher(driver, replica)
+        self._batcher = plan_batcher(driver, replica)
         self.on_close: set[Callable[[], Coroutine[Any, Any, None]]] = set()
         """Called before this handle closes, to release what it holds."""
         self._closed = False
@@ -56,7 +56,7 @@ class AsyncHandle:
         if self._closed or self.replica.deleted:
             self.require_open()
         try:
-            submit = self._write_observed if events.enabled() else self._combiner.submit
+            submit = self._write_observed if events.enabled() else self._batcher.submit
             result = await submit(plan)
         finally:
             if self.replica.pending_events:
@@ -67,7 +67,7 @@ class AsyncHandle:
 
     async def _write_observed(self, plan: Plan[Any]) -> Any:
         with self.span("append", plan=plan.kind, turn=plan.turn) as span:
-            result = await self._combiner.submit(plan)
+            result = await self._batcher.submit(plan)
             span.fields["position"] = self.replica.tip.position
             if isinstance(result, PerdureError):
                 span.fields["outcome"] = type(result).__name__
@@ -133,7 +133,7 @@ class AsyncHandle:
             await release()
         await self.background.join()
         if not self._closed and not self.replica.deleted:
-            await self._combiner.submit(NO_OP)
+            await self._batcher.submit(NO_OP)
 
     async def close(self) -> None:
         """Wait for everything in flight, resolve a write in doubt, and accept no more calls."""

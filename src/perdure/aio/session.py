@@ -146,8 +146,8 @@ class AsyncSession:
         With an `id`, repeating the call after a crash or a lost reply appends nothing twice. The
         same id with other messages is a DivergenceError.
         """
-        voice = make_attribution(author, recipient, channel, origin)
-        plan = append_messages(self._replica, messages, voice=voice, record_id=id)
+        attribution = make_attribution(author, recipient, channel, origin)
+        plan = append_messages(self._replica, messages, attribution=attribution, record_id=id)
         return await self._handle.write(plan)
 
     def turn(
@@ -173,7 +173,7 @@ class AsyncSession:
             id,
             message=message,
             correlation_id=correlation_id,
-            voice=Attribution(author),
+            attribution=Attribution(author),
         )
 
     def lease(

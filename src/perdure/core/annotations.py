@@ -61,7 +61,9 @@ def pin_message(replica: Replica, position: int, *, on: bool) -> Plan[int]:
 
     def make(batch: RecordBatch) -> Steps[int]:
         if not on and position not in batch.state.conversation.pins:
-            raise NotFoundError(f"a pin on the message at {position}")
+            raise NotFoundError(
+                f"a pin on the message at {position}", "only a pinned message can be unpinned"
+            )
         if on:
             yield from _require_message(replica, position)
             if len({*batch.state.conversation.pins, position}) > PINS_MAX:

@@ -158,23 +158,23 @@ class LeaseRequest(NamedTuple):
     force: bool
 
 
-def parse_request(ttl: object, wait: object, who: object, *, force: object) -> LeaseRequest:
+def parse_request(ttl: object, timeout: object, owner: object, *, force: object) -> LeaseRequest:
     """Validate the arguments of `session.lease`; raise UsageError if they are wrong."""
     seconds = _require_seconds(ttl, "ttl")
     if not TTL_MIN <= seconds <= TTL_MAX:
         raise UsageError(f"ttl must be {TTL_MIN:g} to {TTL_MAX:g} seconds, not {seconds:g}")
-    if wait is None or isinstance(wait, bool):
-        timeout = math.inf if wait else 0.0
+    if timeout is None or isinstance(timeout, bool):
+        wait = math.inf if timeout else 0.0
     else:
-        timeout = _require_seconds(wait, "wait")
-        if not timeout >= 0:  # Rejects NaN too.
-            raise UsageError(f"wait must be a number of seconds, True or None, not {timeout:g}")
-    text = require_str(who, "who")
+        wait = _require_seconds(timeout, "timeout")
+        if not wait >= 0:  # Rejects NaN too.
+            raise UsageError(f"timeout must be a number of seconds, True or None, not {wait:g}")
+    text = require_str(owner, "owner")
     if len(text.encode()) > WHO_BYTES_MAX:
-        raise UsageError(f"who must be at most {WHO_BYTES_MAX} bytes of UTF-8")
+        raise UsageError(f"owner must be at most {WHO_BYTES_MAX} bytes of UTF-8")
     if not isinstance(force, bool):
         raise UsageError(f"force must be True or False, not {force!r}")
-    return LeaseRequest(seconds, timeout, text, force)
+    return LeaseRequest(seconds, wait, text, force)
 
 
 def _require_seconds(value: object, name: str) -> float:
@@ -194,7 +194,9 @@ def begin_lease(
     """Prepare a lease that is not taken yet; UsageError if this handle already has one."""
     earlier = replica.held_lease
     if earlier is not None and earlier.busy and earlier.here():
-        raise UsageError(f"this handle already holds the lease on {replica.name!r}")
+        raise UsageError(
+            f"this handle already holds the lease on {replica.name!r}: release it first"
+        )
 
     def on_loss(loss: FencedError) -> None:
         lost()

@@ -253,7 +253,7 @@ def delete_session(name: object, settings: Settings, *, reason: str) -> Steps[No
     if not replica.exists:
         if replica.state.deleted:
             yield from _finish_drop(replica)
-        raise NotFoundError(f"session {replica.name!r}")
+        raise NotFoundError(f"session {replica.name!r}", "list them with store.sessions()")
     yield from _delete_and_drop(replica, reason)
 
 
@@ -275,7 +275,7 @@ def _delete_and_drop(replica: Replica, reason: str) -> Steps[None]:
 
     def make(batch: RecordBatch) -> Steps[int]:
         if batch.state.deleted:
-            raise NotFoundError(f"session {batch.name!r}")
+            raise NotFoundError(f"session {batch.name!r}", "list them with store.sessions()")
         users = []
         for kept in batch.state.kept_branches.values():
             if (yield from _is_needed(kept)):

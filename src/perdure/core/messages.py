@@ -57,7 +57,7 @@ def append_messages(
     replica: Replica,
     messages: Sequence[object],
     *,
-    voice: Attribution = ANONYMOUS,
+    attribution: Attribution = ANONYMOUS,
     turn: TurnOwnership | None = None,
     record_id: str | None = None,
 ) -> Plan[int]:
@@ -67,7 +67,7 @@ def append_messages(
     parsed: list[ParsedMessage] = []
     for message in messages:
         parsed += parse_messages(message)
-    return append_parsed(replica, parsed, voice=voice, turn=turn, record_id=record_id)
+    return append_parsed(replica, parsed, attribution=attribution, turn=turn, record_id=record_id)
 
 
 def parse_messages(message: Any) -> Sequence[ParsedMessage]:
@@ -90,7 +90,7 @@ def append_parsed(
     replica: Replica,
     parsed: Sequence[ParsedMessage],
     *,
-    voice: Attribution = ANONYMOUS,
+    attribution: Attribution = ANONYMOUS,
     turn: TurnOwnership | None = None,
     record_id: str | None = None,
     answer: str = "",
@@ -100,7 +100,7 @@ def append_parsed(
     `answer` is the record id of a streamed answer that they complete.
     """
     turn_id = turn.turn if turn else ""
-    drafts = encode_messages(replica, parsed, voice, turn_id, record_id)
+    drafts = encode_messages(replica, parsed, attribution, turn_id, record_id)
     if answer:
         drafts[0] = msgspec.structs.replace(drafts[0], id=answer)
     make = (
@@ -123,7 +123,7 @@ def _append_in_turn(
 def encode_messages(
     replica: Replica,
     parsed: Sequence[ParsedMessage],
-    voice: Attribution,
+    attribution: Attribution,
     turn: str,
     record_id: str | None,
 ) -> list[PendingRecord]:
@@ -131,15 +131,19 @@ def encode_messages(
     drafts = []
     settings = replica.settings
     token, pack, counter = settings.token, settings.codec.pack, settings.counter
-    if voice is not ANONYMOUS:
-        for field, text in voice._asdict().items():
+    if attribution is not ANONYMOUS:
+        for field, text in attribution._asdict().items():
             require_str(text, field)
     for message, meta in parsed:
         draft_id = GENERATED_PREFIX + token()
-        if voice is ANONYMOUS and counter is None and not meta:  # The usual case, in half the time.
+        if (
+            attribution is ANONYMOUS and counter is None and not meta
+        ):  # The usual case, in half the time.
             content = Message(message=pack(message), turn=turn)
         else:
-            content = _attributed_message(pack(message), turn, voice, pack(meta), counter, message)
+            content = _attributed_message(
+                pack(message), turn, attribution, pack(meta), counter, message
+            )
         drafts.append(PendingRecord(draft_id, content, codec.encode(content)))
     if record_id is not None:
         drafts[0] = with_caller_id(drafts, require_record_id(record_id))
@@ -147,15 +151,20 @@ def encode_messages(
 
 
 def _attributed_message(
-    packed: Any, turn: str, voice: Attribution, meta: Any, counter: Counter | None, message: Any
+    packed: Any,
+    turn: str,
+    attribution: Attribution,
+    meta: Any,
+    counter: Counter | None,
+    message: Any,
 ) -> Message:
     return Message(
         message=packed,
         turn=turn,
-        author=voice.author,
-        recipient=voice.recipient,
-        channel=voice.channel,
-        origin=voice.origin,
+        author=attribution.author,
+        recipient=attribution.recipient,
+        channel=attribution.channel,
+        origin=attribution.origin,
         meta=meta,
         tokens=count_tokens(counter, message) if counter else 0,
         counter=require_str(counter.name, "the name of a counter") if counter else "",

@@ -53,7 +53,7 @@ def _find_tip(name: str, on_damage: OnDamage | None) -> Steps[ChainTip]:
         last, damage = (), damage or error
     if not last:
         # Unreadable is not absent: report the damage, not NotFoundError.
-        raise damage or NotFoundError(f"session {name!r}")
+        raise damage or NotFoundError(f"session {name!r}", "list them with store.sessions()")
     if damage is None:
         _report(DamagedError(name, 0, "it has entries and no head"), on_damage)
     return ChainTip(last[0].position, None)

@@ -35,13 +35,13 @@ class AnswerRecorder:
         self,
         replica: Replica,
         turn: TurnOwnership,
-        voice: Attribution,
+        attribution: Attribution,
         model_call: PendingModelCall | None = None,
     ) -> None:
         self._replica = replica
         self._model_call = model_call
         self._turn = turn
-        self._voice = voice
+        self._voice = attribution
         self._id = replica.new_id()
         self._collector: Collector | None = None
 
@@ -75,8 +75,8 @@ class AnswerRecorder:
         messages = self.messages
         if self._collector is None or not self._collector.finished() or not messages:
             return self.piece()
-        replica, turn, voice = self._replica, self._turn, self._voice
-        plan = append_parsed(replica, messages, voice=voice, turn=turn, answer=self._id)
+        replica, turn, attribution = self._replica, self._turn, self._voice
+        plan = append_parsed(replica, messages, attribution=attribution, turn=turn, answer=self._id)
         model_call = self._model_call
         return plan if model_call is None else model_call.answered_by(plan, turn, duration)
 

@@ -51,7 +51,7 @@ def undo_summary(replica: Replica) -> Plan[int]:
     def make(batch: RecordBatch) -> int:
         current = batch.state.conversation.summary
         if current is None:
-            raise NotFoundError("a summary to undo")
+            raise NotFoundError("an active summary", "there is nothing to undo")
         if current.previous and len(batch.state.conversation.summaries) == 1:
             hint = f"at most {SUMMARIES_MAX} summaries can be undone in a row"
             raise NotFoundError(f"the summary before the one at {current.position}", hint)

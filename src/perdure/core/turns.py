@@ -56,7 +56,7 @@ def begin_turn(
     message: object | None,
     *,
     correlation_id: str,
-    voice: Attribution = ANONYMOUS,
+    attribution: Attribution = ANONYMOUS,
     live: Collection[str] = (),
 ) -> Plan[TurnStart]:
     """Plan a turn with the input that opened it, in one append.
@@ -67,7 +67,7 @@ def begin_turn(
         raise UsageError(f"a correlation_id must be at most {NAME_BYTES_MAX} bytes of UTF-8")
     drafts = []
     if message is not None:
-        drafts = encode_messages(replica, parse_messages(message), voice, turn_id, None)
+        drafts = encode_messages(replica, parse_messages(message), attribution, turn_id, None)
         if not turn_id.startswith(GENERATED_PREFIX):
             drafts[0] = with_caller_id(drafts, f"{turn_id}\tinput")
 

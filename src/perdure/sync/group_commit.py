@@ -49,7 +49,7 @@ class _Waiter(Generic[ItemT, ResultT]):
     __slots__ = (
         "abandoned",
         "answer",
-        "combiner",
+        "batcher",
         "done",
         "error",
         "finished",
@@ -61,9 +61,9 @@ class _Waiter(Generic[ItemT, ResultT]):
         "woken",
     )
 
-    def __init__(self, item: ItemT, combiner: "Batcher[ItemT, ResultT]") -> None:
+    def __init__(self, item: ItemT, batcher: "Batcher[ItemT, ResultT]") -> None:
         self.item = item
-        self.combiner = combiner
+        self.batcher = batcher
         self.outer: _Waiter[Any, Any] | None = getattr(_thread_state, "waiter", None)
         """The submit that this thread was already in when it called this one, if any."""
         self.answer: ResultT | None = None
@@ -152,7 +152,7 @@ class Batcher(Generic[ItemT, ResultT]):
             current = current.outer
         outer = current
         while outer is not None:
-            if outer.combiner.target is self.target:
+            if outer.batcher.target is self.target:
                 reason = "this thread is in the middle of a write and cannot start another one"
                 raise UsageError(f"{reason}: in a signal handler, set a flag or raise")
             outer = outer.outer
@@ -232,29 +232,29 @@ class GroupCommitter:
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
-        self._combiner: Batcher[Append | None, CommitResult] = Batcher(
+        self._batcher: Batcher[Append | None, CommitResult] = Batcher(
             self._send, run_alone=self._send_alone
         )
         self._isolated: dict[str, Batcher[Append | None, CommitResult]] = {}
-        """Combiners of streams whose last append failed on its own: they share no commit."""
+        """Batchers of streams whose last append failed on its own: they share no commit."""
 
     def append(self, append: Append) -> Outcome:
         """Return the outcome of an append; what was stored is durable."""
-        result = self.combiner_for(append).submit(append)
+        result = self.batcher_for(append).submit(append)
         return self._retry_alone(append, result) if isinstance(result, RetryAlone) else result
 
     def drain(self) -> None:
         """Return when everything submitted before has its result."""
-        for combiner in (self._combiner, *self._isolated.copy().values()):
-            combiner.submit(None)
+        for batcher in (self._batcher, *self._isolated.copy().values()):
+            batcher.submit(None)
 
-    def combiner_for(self, append: Append) -> Batcher[Append | None, CommitResult]:
-        """Return the combiner for an append: the shared one, unless its stream is isolated."""
+    def batcher_for(self, append: Append) -> Batcher[Append | None, CommitResult]:
+        """Return the batcher for an append: the shared one, unless its stream is isolated."""
         isolated = self._isolated.get(append.stream) if self._isolated else None
-        return self._combiner if isolated is None else isolated
+        return self._batcher if isolated is None else isolated
 
-    def _new_combiner(self) -> Batcher[Append | None, CommitResult]:
-        return Batcher(self._send, self._combiner, self._send_alone)
+    def _new_batcher(self) -> Batcher[Append | None, CommitResult]:
+        return Batcher(self._send, self._batcher, self._send_alone)
 
     def _send(self, appends: list[Append | None]) -> Sequence[CommitResult]:
         if len(appends) == 1:
@@ -278,7 +278,7 @@ class GroupCommitter:
     def _retry_alone(self, append: Append, failed: RetryAlone[threading.Lock]) -> Outcome:
         """Send an append of a failed commit again, on its own."""
         with failed.lock, failed.attempt():
-            return self._new_combiner().submit(append)  # type: ignore[return-value]
+            return self._new_batcher().submit(append)  # type: ignore[return-value]
 
     def _send_alone(self, append: Append | None) -> Outcome:
         """Send one append that shares its commit with no other. None only waits for its turn."""
@@ -288,7 +288,7 @@ class GroupCommitter:
             (outcome,) = self._append([append])
         except Exception as error:
             if isolates_stream(error):
-                self._isolated.setdefault(append.stream, self._new_combiner())
+                self._isolated.setdefault(append.stream, self._new_batcher())
             raise
         if self._isolated:
             self._isolated.pop(append.stream, None)

@@ -43,7 +43,7 @@ class Handle:
         """Serves recorded results in a replay, where no call may run; otherwise None."""
         self.version_mismatches: list[VersionMismatch] = []
         """Calls that were started by another version of their tool."""
-        self._combiner = plan_batcher(driver, replica)
+        self._batcher = plan_batcher(driver, replica)
         self.on_close: set[Callable[[], None]] = set()
         """Called before this handle closes, to release what it holds."""
         self._closed = False
@@ -57,7 +57,7 @@ class Handle:
         if self._closed or self.replica.deleted:
             self.require_open()
         try:
-            submit = self._write_observed if events.enabled() else self._combiner.submit
+            submit = self._write_observed if events.enabled() else self._batcher.submit
             result = submit(plan)
         finally:
             if self.replica.pending_events:
@@ -68,7 +68,7 @@ class Handle:
 
     def _write_observed(self, plan: Plan[Any]) -> Any:
         with self.span("append", plan=plan.kind, turn=plan.turn) as span:
-            result = self._combiner.submit(plan)
+            result = self._batcher.submit(plan)
             span.fields["position"] = self.replica.tip.position
             if isinstance(result, PerdureError):
                 span.fields["outcome"] = type(result).__name__
@@ -134,7 +134,7 @@ class Handle:
             release()
         self.background.join()
         if not self._closed and not self.replica.deleted:
-            self._combiner.submit(NO_OP)
+            self._batcher.submit(NO_OP)
 
     def close(self) -> None:
         """Wait for everything in flight, resolve a write in doubt, and accept no more calls."""

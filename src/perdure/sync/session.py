@@ -145,8 +145,8 @@ class Session:
         With an `id`, repeating the call after a crash or a lost reply appends nothing twice. The
         same id with other messages is a DivergenceError.
         """
-        voice = make_attribution(author, recipient, channel, origin)
-        plan = append_messages(self._replica, messages, voice=voice, record_id=id)
+        attribution = make_attribution(author, recipient, channel, origin)
+        plan = append_messages(self._replica, messages, attribution=attribution, record_id=id)
         return self._handle.write(plan)
 
     def turn(
@@ -172,7 +172,7 @@ class Session:
             id,
             message=message,
             correlation_id=correlation_id,
-            voice=Attribution(author),
+            attribution=Attribution(author),
         )
 
     def lease(

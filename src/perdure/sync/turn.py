@@ -34,14 +34,14 @@ class Turn:
         *,
         message: object | None = None,
         correlation_id: str = "",
-        voice: Attribution = ANONYMOUS,
+        attribution: Attribution = ANONYMOUS,
         begun: int = 0,
     ) -> None:
         self.id = id if id is not None else handle.replica.new_id()
         self.correlation_id = correlation_id
         self._handle = handle
         self._message = message
-        self._voice = voice
+        self._voice = attribution
         self._begun = begun
         self._ownership: TurnOwnership | None = None
         self._ended = False
@@ -93,7 +93,7 @@ class Turn:
                 self.id,
                 self._message,
                 correlation_id=self.correlation_id,
-                voice=self._voice,
+                attribution=self._voice,
                 live=self._handle.active_turns,
             )
             start = self._write(plan, TurnOwnership(self.id, self.id))
@@ -131,9 +131,9 @@ class Turn:
 
         `reply_to` is the call begun with `turn.begin_model_call` that these messages reply to.
         """
-        voice, turn = make_attribution(author, recipient, channel, origin), self._owned()
+        attribution, turn = make_attribution(author, recipient, channel, origin), self._owned()
         replica = self._handle.replica
-        plan = append_messages(replica, messages, voice=voice, turn=turn, record_id=id)
+        plan = append_messages(replica, messages, attribution=attribution, turn=turn, record_id=id)
         if reply_to is not None:
             plan = reply_to.answered_by(plan, turn, time.monotonic() - reply_to.started)
         return self._write(plan, turn)

@@ -43,7 +43,7 @@ class RemoveContract:
             assert method is not None
             assert method("s", digest=digest(entry(2))) is True
             return
-        with pytest.raises(UnsupportedError, match="its last entry stays"):
+        with pytest.raises(UnsupportedError, match="keeps its last entry"):
             require_remove(backend)
         if method is not None:
             with pytest.raises(UnsupportedError):

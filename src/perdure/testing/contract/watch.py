@@ -75,7 +75,7 @@ class WatchContract:
             assert method is not None
             assert method("s", after=0, timeout=0) is False
             return
-        with pytest.raises(UnsupportedError, match="look now and then"):
+        with pytest.raises(UnsupportedError, match=r"session\.watch"):
             require_watch(backend)
         if method is not None:
             with pytest.raises(UnsupportedError):

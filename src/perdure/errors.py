@@ -376,6 +376,8 @@ class VersionError(PerdureError):
         self.known = known
 
     def __str__(self) -> str:
+        if not self.known:
+            return f"{self.what} has {self.found} that this perdure does not know: upgrade perdure"
         supported = f"this perdure supports {self.known}"
         return f"{self.what} has version {self.found}, {supported}: upgrade perdure"
 

@@ -417,3 +417,15 @@ def test_a_task_that_is_cancelled_leaves_what_was_said() -> None:
             assert await answers_of(session) == [("one ", True)]
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("seconds", ["x", None, -1, float("nan"), True])
+def test_a_flush_interval_that_is_no_duration_is_refused_before_any_chunk_is_read(
+    seconds: Any,
+) -> None:
+    store, _ = store_in_memory()
+    chunks = iter(WHOLE)
+    with store.session("s").turn("go") as turn:
+        with pytest.raises(UsageError, match="flush_every must be a number of seconds"):
+            turn.stream(chunks, flush_every=seconds)
+        assert list(turn.stream(chunks, flush_every=0)) == WHOLE

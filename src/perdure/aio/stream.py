@@ -15,10 +15,10 @@ from perdure.formats.intake import IncomingMessage
 class AsyncStream:
     """Iterates over the chunks of an answer as they arrive. Created by `turn.stream`.
 
-    The chunks so far are made durable at most once every `every` seconds. Once the provider has
-    declared the answer over, the whole message is stored at the end of the stream. If the stream
-    ends or fails before that, the partial answer stays stored, and is marked as interrupted when
-    the turn ends.
+    The chunks so far are made durable at most once every `flush_every` seconds. Once the provider
+    has declared the answer over, the whole message is stored at the end of the stream. If the
+    stream ends or fails before that, the partial answer stays stored, and is marked as interrupted
+    when the turn ends.
     """
 
     def __init__(

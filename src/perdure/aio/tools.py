@@ -237,7 +237,7 @@ class AsyncDurableCall(NamedTuple):
         return Effect(decision.effect, self.call.tool, decision.key, self.given.arguments)
 
     async def _call_function(self, decision: CallDecision) -> Any:
-        # A coroutine of its own: a StopIteration of the tool leaves it as a RuntimeError.
+        # Apart, because a StopIteration of the tool leaves async code as a RuntimeError.
         function = partial(self.spec.function, *self.given.args, **self.given.kwargs)
         name, timeout = f"perdure tool {self.call.tool}", self.spec.timeout
         with calls.effect_context(self._effect(decision), self.call.identity):

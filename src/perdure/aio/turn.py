@@ -16,6 +16,7 @@ from perdure.core.plans import Plan, T, TurnOwnership
 from perdure.core.replay import guard
 from perdure.core.streaming import FLUSH_EVERY, AnswerRecorder
 from perdure.core.turn_context import TurnContext
+from perdure.core.validation import require_seconds
 from perdure.errors import ApprovalPendingError, PerdureError, UsageError
 from perdure.events import correlation_id
 from perdure.formats.intake import IncomingMessage
@@ -152,7 +153,8 @@ class AsyncTurn:
         """
         replica, turn = self._handle.replica, self._owned()
         recorder = AnswerRecorder(replica, turn, Attribution(author), reply_to)
-        stream = AsyncStream(self._handle, recorder, chunks, flush_every)
+        seconds = require_seconds(flush_every, "flush_every")
+        stream = AsyncStream(self._handle, recorder, chunks, seconds)
         self._streams.append(stream)
         return stream
 

@@ -282,7 +282,7 @@ approve = decision_command(
 
 deny = decision_command(
     "deny",
-    otherwise="asks for approval again",
+    otherwise="needs another approval",
     why="Reason for the denial; the model receives it.",
     example="not this year",
 )

@@ -84,7 +84,7 @@ _META_FIELDS = ("id", "model", "usage", "finish_reason")
 class Summarizer(NamedTuple):
     """How a conversation is summarized.
 
-    `with_` is a function that takes messages and returns a text, or an OpenAI-compatible client,
+    `function` is a function that takes messages and returns a text, or an OpenAI-compatible client,
     which needs a `model`. The newest `keep_turns` turns are kept as they are. A text of more than
     `max_tokens`, by `counter` or else the store's counter, is rejected. A call that takes longer
     than `timeout` seconds fails; None waits without limit.
@@ -113,7 +113,7 @@ class SummaryJob(NamedTuple):
 
 
 def parse_summarizer(source: object) -> Summarizer:
-    """Return a summarizer, from one or from its `with_`; UsageError if it is invalid."""
+    """Return a summarizer, from one or from its `function`; UsageError if it is invalid."""
     summarizer = source if isinstance(source, Summarizer) else Summarizer(source)
     require_str(summarizer.model, "model")
     if require_int(summarizer.keep_turns, "keep_turns") < 1:
@@ -144,9 +144,9 @@ def window_summarizer(
     return parse_summarizer(source)
 
 
-def is_client(with_: object) -> bool:
+def is_client(source: object) -> bool:
     """Whether this is an OpenAI-compatible client."""
-    completions = getattr(getattr(with_, "chat", None), "completions", None)
+    completions = getattr(getattr(source, "chat", None), "completions", None)
     return callable(getattr(completions, "create", None))
 
 

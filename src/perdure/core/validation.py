@@ -41,6 +41,14 @@ def require_int(number: object, what: str) -> int:
     return number
 
 
+def require_seconds(seconds: object, what: str) -> float:
+    """Return a duration in seconds, 0 or more. Anything else is a UsageError."""
+    timeout = require_timeout(seconds, what)
+    if timeout is None:
+        raise UsageError(f"{what} must be a number of seconds, 0 or more, not None")
+    return timeout
+
+
 def require_timeout(seconds: object, what: str = "timeout") -> float | None:
     """Return a timeout in seconds; None waits forever. Anything else is a UsageError."""
     if seconds is None:

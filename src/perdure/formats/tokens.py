@@ -346,7 +346,7 @@ def counter_for(model_or_vocabulary: str, *, image: int = IMAGE_TOKENS) -> Count
         try:
             from splintr import Tokenizer
         except ModuleNotFoundError as error:
-            hint = "pip install 'perdure[tokens]', or use perdure.tokens.ESTIMATE"
+            hint = "pip install 'perdure[tokens]', or use perdure.formats.tokens.ESTIMATE"
             raise UnsupportedError("exact token counts", hint) from error
         _tokenizers[vocabulary] = Tokenizer.from_pretrained(vocabulary)
     return ExactCounter(vocabulary, _tokenizers[vocabulary], image=image)

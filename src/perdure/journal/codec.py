@@ -179,7 +179,7 @@ def decode(kind: str, payload: bytes, *, stream: str = "", position: int = 0) ->
     """Return the content of a payload, upcast to the current version of its kind."""
     cls = KINDS.get(kind)
     if cls is None:
-        raise VersionError(f"{stream!r} entry {position} of kind {kind!r}", kind, ", ".join(KINDS))
+        raise VersionError(f"{stream!r} entry {position}", f"a record kind {kind!r}", "")
     try:
         content = _decoders[kind](payload)
         if content.v == cls.schema:

@@ -15,6 +15,7 @@ from perdure.core.plans import Plan, T, TurnOwnership
 from perdure.core.replay import guard
 from perdure.core.streaming import FLUSH_EVERY, AnswerRecorder
 from perdure.core.turn_context import TurnContext
+from perdure.core.validation import require_seconds
 from perdure.errors import ApprovalPendingError, PerdureError, UsageError
 from perdure.events import correlation_id
 from perdure.formats.intake import IncomingMessage
@@ -153,7 +154,8 @@ class Turn:
         """
         replica, turn = self._handle.replica, self._owned()
         recorder = AnswerRecorder(replica, turn, Attribution(author), reply_to)
-        stream = Stream(self._handle, recorder, chunks, flush_every)
+        seconds = require_seconds(flush_every, "flush_every")
+        stream = Stream(self._handle, recorder, chunks, seconds)
         self._streams.append(stream)
         return stream
 

@@ -41,8 +41,8 @@ class PostgresBackend:
     """Stores streams in tables of a schema. Entries that `append` has stored survive a power loss.
 
     Opening connects, checks the server and migrates the tables, unless the address says
-    `migrate=no`. It blocks: do it before an event loop has other work. May be used after `os.fork`
-    in both processes. `accept` names weaknesses to tolerate (`perdure.backends.guarantees`).
+    `migrate=no`. It blocks: do it when the application starts. May be used after `os.fork` in both
+    processes. `accept` names weaknesses to tolerate (`perdure.backends.guarantees`).
     """
 
     capabilities: frozenset[str] = frozenset({CLOCK, RECENT, REMOVE, WATCH})

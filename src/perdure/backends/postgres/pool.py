@@ -51,8 +51,8 @@ class PostgresPool:
 
         `stream` is named in errors about damage, if only one stream can be affected.
 
-        When its task is canceled, a running statement is canceled too and awaited, so that a
-        later call sees its outcome.
+        If the caller is interrupted, a running statement is canceled and its end awaited, so that
+        a later call sees its outcome.
         """
         loop = current_loop()
         if self._pid != os.getpid():

@@ -1,7 +1,7 @@
 """Place a model call in a session: find its turn, send the window, record the reply.
 
-Rules for editing: `GeneratorExit` means that the coroutine is being closed; let it pass without
-awaiting anything.
+Rules for editing: `GeneratorExit` means that the call is being torn down; let it pass, and do no
+more work.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -55,7 +55,7 @@ class AsyncConversation:
     async def call(self, prepare: Callable[[], ApiCall]) -> Any:
         """Perform a call. On return the reply is durable, or being recorded as a stream.
 
-        `prepare` runs in here, so that an async client raises its errors when the call is awaited.
+        `prepare` runs in here, so that a client raises its errors where the call is made.
         """
         request = prepare()
         turn = self.session.current_turn
@@ -96,7 +96,7 @@ class AsyncConversation:
             require_reply(result, request.format)
             await turn.append(result, reply_to=model_call)
             await self._end_if_complete(site, reply_messages(result))
-        except GeneratorExit:  # The coroutine was closed: it cannot await any more.
+        except GeneratorExit:  # The call is being torn down: do no more work.
             raise
         except BaseException as error:
             if not site.owns_turn and reply is None:

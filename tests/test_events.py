@@ -18,7 +18,7 @@ from perdure import logging as perdure_logging
 from perdure.backends.memory import MemoryBackend
 from perdure.errors import ConflictError, UnavailableError, UsageError
 from perdure.events import correlation_id
-from perdure.testing.faults import Crash, CrashAt, Flaky, Torn
+from perdure.testing import Crash, CrashAt, Flaky, Torn
 from tests.support import said
 
 SECRET = "policy holder's secret"  # noqa: S105 - a word to look for

@@ -238,7 +238,7 @@ EXAMPLES: list[PerdureError] = [
     errors.ChainError("s", 3, "reason"),
     errors.IncompleteBatchError("s", 3, "reason"),
     errors.PayloadError("s", 3, "reason"),
-    errors.UnstorableError("reason"),
+    errors.UnstorableError("the entry is too large"),
     errors.StoreMissingError("store", "reason"),
 ]
 

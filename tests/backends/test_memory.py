@@ -9,7 +9,7 @@ import pytest
 
 from perdure.backends.memory import MemoryBackend
 from perdure.backends.protocol import Backend
-from perdure.testing.contract import BackendContract
+from perdure.testing import BackendContract
 from perdure.testing.contract.samples import append_all, append_of, entries
 
 

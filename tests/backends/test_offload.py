@@ -17,9 +17,8 @@ from perdure.backends.offload import PAGE_ITEMS, ThreadedBackend
 from perdure.backends.protocol import Append, AsyncBackend, Entry, Outcome
 from perdure.backends.sqlite.backend import SqliteBackend
 from perdure.errors import DamagedError
-from perdure.testing.contract.asynchronous import AsyncBackendContract
+from perdure.testing import AsyncBackendContract, Slow
 from perdure.testing.contract.samples import append_of, entries
-from perdure.testing.faults import Slow
 
 
 class TestOffloadedSqlite(AsyncBackendContract):

@@ -170,7 +170,7 @@ def test_a_narrow_terminal_gets_both_sides_cut_alike(tmp_path: Path, columns: in
     shown = run(tmp_path, "demo", "--kills", "1", COLUMNS=str(columns)).stdout
     table = shown[shown.index("resumes in") : shown.index("It finds")]
     assert max(map(len, table.splitlines()[1:])) < columns
-    pairs = [pair for pair in rows(table) if not pair[0].startswith("records bef")]
+    pairs = [pair for pair in rows(table) if not pair[0].startswith("record")]
     assert pairs
     for left, right in pairs:
         assert left == right or "(not acknowledged)".startswith(left.removesuffix("…"))

@@ -18,7 +18,8 @@ from perdure.backends.protocol import STORED, WATCH, Append, Backend, Outcome
 from perdure.backends.sqlite.backend import SqliteBackend
 from perdure.cli.doctor import command, environment, scratch, trials
 from perdure.errors import UnavailableError
-from perdure.testing.faults import BackendWrapper, Slow
+from perdure.testing import Slow
+from perdure.testing.faults import BackendWrapper
 from tests.cli.support import fill, invoke, objects, start
 from tests.journal.copying.stores import shown
 

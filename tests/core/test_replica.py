@@ -19,7 +19,7 @@ from perdure.errors import (
     UnstorableError,
     UsageError,
 )
-from perdure.testing.faults import Crash, CrashAt, Flaky, Torn
+from perdure.testing import Crash, CrashAt, Flaky, Torn
 from tests.support import contents, said
 
 

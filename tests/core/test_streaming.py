@@ -13,7 +13,7 @@ from perdure.core.state.session_state import SessionState
 from perdure.errors import ConflictError, UsageError
 from perdure.journal.records import Message, MessageChunk
 from perdure.sync import stream as stream_module
-from perdure.testing.provider_rules import violations
+from perdure.testing import violations
 from tests.formats.streams import one_choice
 from tests.formats.transcripts import chat_call
 from tests.support import said, store_in_memory

@@ -19,8 +19,7 @@ from perdure.errors import ConflictError, DamagedError, NotFoundError, SummaryEr
 from perdure.events import correlation_id
 from perdure.formats.transcript import Transcript
 from perdure.journal.records import Summary
-from perdure.testing.model_server import ModelServer
-from perdure.testing.provider_rules import violations
+from perdure.testing import ModelServer, violations
 from tests.formats.transcripts import chat_call, chat_result
 from tests.support import said, store_in_memory
 

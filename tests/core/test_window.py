@@ -20,7 +20,7 @@ from perdure.errors import ContextWindowError, UsageError
 from perdure.formats.intake import extract_messages, require_role
 from perdure.formats.tokens import ESTIMATE, REPLY_TOKENS
 from perdure.formats.transcript import FORMATS, Transcript
-from perdure.testing.provider_rules import violations
+from perdure.testing import violations
 from tests.formats.streams import one_choice
 from tests.formats.transcripts import chat_call, chat_result
 from tests.promises.p13_histories import Drawing

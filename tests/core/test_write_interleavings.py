@@ -18,7 +18,7 @@ from perdure.journal.records import Record
 from perdure.journal.requests import Commit, Request, Steps
 from perdure.sync.session import Session
 from perdure.sync.store import Store
-from perdure.testing.faults import Flaky
+from perdure.testing import Flaky
 from tests.core.schedules import NEVER, Actor, copied, run, schedules, settings
 
 TURN = "the turn"

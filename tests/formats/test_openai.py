@@ -6,7 +6,7 @@ import pytest
 
 from perdure.formats.parts import StoredMessage
 from perdure.formats.transcript import render
-from perdure.testing.provider_rules import violations
+from perdure.testing import violations
 from tests.formats.transcripts import (
     ANSWER,
     CHAT,

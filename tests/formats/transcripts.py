@@ -4,7 +4,7 @@ from typing import Any
 
 from perdure.formats.parts import StoredMessage
 from perdure.formats.transcript import Transcript, render
-from perdure.testing.provider_rules import violations
+from perdure.testing import violations
 
 CHAT, RESPONSES, ANTHROPIC, GEMINI = "openai.chat", "openai.responses", "anthropic", "gemini"
 

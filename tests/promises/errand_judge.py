@@ -12,7 +12,7 @@ import perdure
 from perdure.core.effects.calls import DidNotHappen, Happened
 from perdure.formats.tool_calls import INTERRUPTED_NOTICE
 from perdure.journal.records import EffectIntended, EffectSettled
-from perdure.testing.provider_rules import violations
+from perdure.testing import violations
 from tests.promises.errand_runs import Found
 from tests.promises.errands import ASKED, ERRANDS, INNER, ISSUED, Scenario, result
 from tests.promises.world import Line

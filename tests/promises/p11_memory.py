@@ -10,7 +10,7 @@ from pathlib import Path
 
 import perdure
 from perdure.backends.memory import MemoryBackend
-from perdure.testing.faults import Crash
+from perdure.testing import Crash
 from tests.promises import errand_runs, errands, places, world
 from tests.promises.calls import Call
 from tests.promises.errand_judge import Judge

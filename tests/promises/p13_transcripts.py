@@ -11,7 +11,7 @@ from typing import Any
 
 from perdure.formats.parts import StoredMessage
 from perdure.formats.transcript import FORMATS, Transcript, render
-from perdure.testing.provider_rules import violations
+from perdure.testing import violations
 from tests.promises.p13_histories import Drawing, History
 from tests.promises.promise import Promise, Trial, in_time
 

@@ -22,7 +22,7 @@ from perdure.journal import chain, codec
 from perdure.journal.chain import EMPTY_CHAIN, PendingRecord, StreamIdentity
 from perdure.journal.records import EffectSettled
 from perdure.sync.store import Store
-from perdure.testing.model_server import ModelServer
+from perdure.testing import ModelServer
 from tests.promises.p14_agents import CHANGES, Running, Script, World, changed, draw, drive
 from tests.promises.promise import Promise, Trial, in_time
 

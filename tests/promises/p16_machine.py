@@ -17,7 +17,7 @@ from perdure.backends.files.backend import FilesBackend
 from perdure.backends.memory import MemoryBackend
 from perdure.backends.protocol import Backend
 from perdure.backends.sqlite.backend import SqliteBackend
-from perdure.testing.machine import machine_for
+from perdure.testing import machine_for
 from tests.promises.places import fast_directory
 from tests.promises.promise import Promise, Trial, in_time
 

@@ -54,5 +54,5 @@ def test_a_contender_that_never_takes_over_is_found() -> None:
 
 
 def test_a_holder_that_believes_for_ever_is_found() -> None:
-    with mock.patch.object(HeldLease, "left", return_value=1.0):
+    with mock.patch.object(HeldLease, "seconds_left", return_value=1.0):
         assert is_found("too long")

@@ -11,7 +11,7 @@ import perdure
 from perdure.core.effects.calls import Happened
 from perdure.errors import ConflictError, InFlightError, UnavailableError, UsageError
 from perdure.journal.records import Message
-from perdure.testing.provider_rules import violations
+from perdure.testing import violations
 from tests.formats.streams import one_choice
 from tests.support import said
 

@@ -10,8 +10,8 @@ import pytest
 from perdure.backends.memory import MemoryBackend
 from perdure.backends.protocol import Backend
 from perdure.errors import UnavailableError
+from perdure.testing import Crash, CrashAt, Flaky, Slow, Torn
 from perdure.testing.contract.samples import append_all, append_of, entries
-from perdure.testing.faults import Crash, CrashAt, Flaky, Slow, Torn
 
 
 def test_a_crash_before_the_append_leaves_nothing() -> None:

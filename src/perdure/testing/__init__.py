@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from perdure.testing.faults import Crash, CrashAt, Flaky, Slow, Torn
 
 if TYPE_CHECKING:
-    from perdure.testing.contract import BackendContract
     from perdure.testing.contract.asynchronous import AsyncBackendContract
+    from perdure.testing.contract.backend import BackendContract
     from perdure.testing.machine import machine_for
     from perdure.testing.model_server import ModelServer
     from perdure.testing.provider_rules import violations
@@ -36,7 +36,7 @@ __all__ = [
 
 
 _MODULES = {
-    "BackendContract": "contract",
+    "BackendContract": "contract.backend",
     "AsyncBackendContract": "contract.asynchronous",
     "ModelServer": "model_server",
     "machine_for": "machine",

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from perdure.testing.model_server import ModelServer
+from perdure.testing import ModelServer
 from tests.adapters.agentchat.model import answer
 from tests.adapters.agentchat.place import Place
 from tests.adapters.agentchat.teams import Ledger

@@ -8,7 +8,7 @@ import re
 import sys
 from typing import Any
 
-from perdure.testing.model_server import ModelServer
+from perdure.testing import ModelServer
 from perdure.testing.model_server.prompts import digest
 
 ENOUGH = 14  # Messages in a prompt after which everybody is content.

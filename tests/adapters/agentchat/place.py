@@ -10,7 +10,7 @@ import pytest
 import perdure
 from perdure.adapters.agentchat import persist
 from perdure.journal.records import Message
-from perdure.testing.model_server import ModelServer
+from perdure.testing import ModelServer
 from tests.adapters.agentchat.scripts import SESSION, TASKS
 from tests.adapters.agentchat.teams import Client, Ledger, World
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from autogen_ext.models.openai import OpenAIChatCompletionClient
 
-from perdure.testing.model_server import ModelServer
+from perdure.testing import ModelServer
 from tests.adapters.agentchat import restored
 from tests.adapters.agentchat.scripts import TASKS
 from tests.adapters.agentchat.teams import MODEL, TEAMS

@@ -27,7 +27,7 @@ from autogen_core.tools import BaseStreamTool
 from pydantic import BaseModel
 
 from perdure.errors import UsageError
-from perdure.testing.model_server import ModelServer
+from perdure.testing import ModelServer
 from tests.adapters.agentchat.place import Build, Place, twice, without_repeats
 from tests.adapters.agentchat.scripts import TASKS
 from tests.adapters.agentchat.teams import World, critic

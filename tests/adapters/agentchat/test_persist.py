@@ -37,7 +37,7 @@ from perdure.errors import (
     UsageError,
 )
 from perdure.journal.records import Message
-from perdure.testing.model_server import ModelServer
+from perdure.testing import ModelServer
 from tests.adapters.agentchat import teams
 from tests.adapters.agentchat.place import Build, Place, cut, twice, without_repeats
 from tests.adapters.agentchat.scripts import SESSION, TASKS

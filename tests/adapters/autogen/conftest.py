@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import perdure
-from perdure.testing.model_server import ModelServer
+from perdure.testing import ModelServer
 from tests.adapters.autogen.server import answer
 
 with warnings.catch_warnings():

@@ -10,7 +10,7 @@ import sys
 from hashlib import sha256
 from typing import Any
 
-from perdure.testing.model_server import ModelServer
+from perdure.testing import ModelServer
 
 CALL = re.compile(r"CALL (\w+) (\{[^}]*\})")
 SPEAKERS = re.compile(r"select the next role from (\[[^\]]*\])")

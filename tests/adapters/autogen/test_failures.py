@@ -13,8 +13,7 @@ import perdure
 from perdure.adapters.autogen import persist
 from perdure.adapters.autogen.model_calls import RecordedModelError
 from perdure.backends.memory import MemoryBackend
-from perdure.testing.faults import Flaky
-from perdure.testing.model_server import ModelServer
+from perdure.testing import Flaky, ModelServer
 from tests.adapters.autogen.conftest import Cast
 from tests.adapters.autogen.test_persist import CHECKLIST
 

@@ -11,7 +11,7 @@ import pytest
 
 import perdure
 from perdure.adapters.autogen import persist
-from perdure.testing.model_server import ModelServer
+from perdure.testing import ModelServer
 from tests.adapters.autogen.conftest import Cast
 from tests.adapters.autogen.scripts import charged, register
 

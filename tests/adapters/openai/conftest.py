@@ -7,7 +7,7 @@ import pytest
 
 import perdure
 from perdure.adapters.openai import wrap
-from perdure.testing.model_server import ModelServer
+from perdure.testing import ModelServer
 
 
 @pytest.fixture

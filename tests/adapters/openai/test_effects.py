@@ -11,7 +11,7 @@ import perdure
 from perdure.adapters.openai import wrap
 from perdure.backends.memory import MemoryBackend
 from perdure.journal.records import EffectIntended
-from perdure.testing.model_server import ModelServer
+from perdure.testing import ModelServer
 
 CALL = '[[tool weather {"city": "Oslo"}]]'
 TOOLS: Any = [{"type": "function", "function": {"name": "weather", "parameters": {}}}]

@@ -8,7 +8,7 @@ import pytest
 
 import perdure
 from perdure.adapters.openai import wrap
-from perdure.testing.model_server import ModelServer
+from perdure.testing import ModelServer
 
 TOOLS: Any = [{"type": "function", "function": {"name": "weather", "parameters": {}}}]
 CALL = '[[tool weather {"city": "Oslo"}]]'

@@ -13,7 +13,7 @@ from openai.types.chat import ChatCompletionMessageParam
 import perdure
 from perdure.adapters.openai import wrap
 from perdure.journal.records import Message, Note, TurnAbandoned, TurnFailed
-from perdure.testing.model_server import ModelServer
+from perdure.testing import ModelServer
 from tests.adapters.openai.scripts import CHAT_TOOL, Steps
 
 

@@ -26,7 +26,7 @@ from perdure.errors import (
     UsageError,
     VersionError,
 )
-from perdure.testing.contract import BackendContract
+from perdure.testing import BackendContract
 from perdure.testing.contract.samples import append_all, append_of, entries, entry, positions
 
 MEMORY = Path("/dev/shm")  # noqa: S108 - a file system in memory, where a sync costs nothing.

@@ -21,8 +21,7 @@ from perdure.backends.postgres.backend_async import AsyncPostgresBackend
 from perdure.backends.postgres.connection import Connection, connect_options
 from perdure.backends.protocol import AsyncBackend, Backend
 from perdure.errors import DamagedError, UnavailableError
-from perdure.testing.contract import BackendContract
-from perdure.testing.contract.asynchronous import AsyncBackendContract
+from perdure.testing import AsyncBackendContract, BackendContract
 from perdure.testing.contract.samples import append_all, append_of, entries, entry, names, positions
 
 

@@ -103,7 +103,7 @@ def seen(address: str) -> list[Any]:
                 session = store.session(head.id)
                 session.verify()
                 found.append((tenant, head, session.messages()))
-            found.append([head.id for head in store._backend.recent()])  # type: ignore[attr-defined]
+            found.append([head.stream for head in store._backend.recent()])  # type: ignore[attr-defined]
             found += [
                 [head.stream for head in store._backend.streams(labels=[label])]
                 for label in sorted({word for head in store.sessions() for word in head.labels})

@@ -12,7 +12,7 @@ from perdure.backends.protocol import STORED, Append, Backend, Entry
 from perdure.backends.sqlite import backend as backend_module
 from perdure.backends.sqlite.backend import SqliteBackend
 from perdure.errors import UnavailableError
-from perdure.testing.contract import BackendContract
+from perdure.testing import BackendContract
 from perdure.testing.contract.samples import append_all, append_of, entries, entry, positions
 
 

@@ -22,7 +22,7 @@ import perdure
 from perdure.cli.__main__ import main
 from perdure.cli.chat.model import explain_error
 from perdure.cli.chat.view import StreamPrinter
-from perdure.testing.model_server import ModelServer
+from perdure.testing import ModelServer
 from tests.cli.support import EVIL, SNEAKY, interrupt, objects, said
 
 ENDS = {"turn.completed", "turn.failed", "turn.abandoned"}

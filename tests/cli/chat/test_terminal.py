@@ -10,7 +10,7 @@ import pytest
 
 import perdure
 from perdure.journal.records import Message
-from perdure.testing.model_server import ModelServer
+from perdure.testing import ModelServer
 
 if os.name != "posix":
     pytest.skip("needs terminals and signals of POSIX", allow_module_level=True)

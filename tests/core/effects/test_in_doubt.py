@@ -13,7 +13,7 @@ from perdure.backends.offload import ThreadedBackend
 from perdure.backends.protocol import Append, Outcome
 from perdure.core.effects.calls import DidNotHappen, Effect, Happened
 from perdure.errors import UnavailableError, UnknownOutcomeError
-from perdure.testing.faults import Flaky
+from perdure.testing import Flaky
 
 CALL = {
     "role": "assistant",

@@ -4,7 +4,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from perdure.backends.protocol import REMOVE, Append, Backend, Entry, Head, Outcome
-from perdure.testing.faults import BackendWrapper, Crash
+from perdure.testing import Crash
+from perdure.testing.faults import BackendWrapper
 
 
 class Dying(BackendWrapper):

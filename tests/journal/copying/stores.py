@@ -16,7 +16,7 @@ from perdure.backends.sqlite.backend import SqliteBackend
 from perdure.errors import InUseError, NotFoundError, UnavailableError, UsageError
 from perdure.journal.copying.plan import Problem
 from perdure.journal.copying.rounds import CopyResult
-from perdure.testing.faults import Torn
+from perdure.testing import Torn
 from tests.support import said
 
 NAMES = ("a", "a/1", "b", "c", "é")

@@ -22,7 +22,7 @@ from perdure.journal.copying.requests import CopyProgress
 from perdure.journal.copying.rounds import CopyResult, CopyRun
 from perdure.journal.records import Deleted
 from perdure.sync.copy import run_copy
-from perdure.testing.faults import Crash, CrashAt, Flaky
+from perdure.testing import Crash, CrashAt, Flaky
 from tests.journal.copying.breaking import Counted, Dying, Lying, Unable
 from tests.journal.copying.stores import obey, settled, shown
 from tests.support import contents, said

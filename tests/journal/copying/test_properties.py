@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import perdure
 from perdure.backends.memory import MemoryBackend
 from perdure.backends.protocol import Backend
-from perdure.testing.faults import Crash
+from perdure.testing import Crash
 from tests.journal.copying.breaking import Counted, Dying
 from tests.journal.copying.stores import (
     KINDS,

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import openai
 import pytest
 
-from perdure.testing.model_server import ModelServer
+from perdure.testing import ModelServer
 from tests.testing.model_server.serving import client_of
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import openai
 from openai.types.chat import ChatCompletionMessageParam
 
-from perdure.testing.model_server import ModelServer
+from perdure.testing import ModelServer
 
 USER: ChatCompletionMessageParam = {"role": "user", "content": "hello"}
 

@@ -9,7 +9,7 @@ import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from pydantic import BaseModel
 
-from perdure.testing.model_server import ModelServer
+from perdure.testing import ModelServer
 from tests.testing.model_server.serving import USER, async_client_of, client_of, post, user
 
 MARKS = [

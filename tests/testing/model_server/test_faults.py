@@ -12,7 +12,7 @@ import openai
 import pytest
 
 from perdure.errors import UsageError
-from perdure.testing.model_server import ModelServer
+from perdure.testing import ModelServer
 from tests.testing.model_server.serving import USER, async_client_of, client_of, post, user
 
 CALLED: Any = {

@@ -9,8 +9,7 @@ import pytest
 from openai.types.responses import Response, ResponseInputParam, ResponseStreamEvent
 from pydantic import BaseModel, TypeAdapter
 
-from perdure.testing.model_server import ModelServer
-from perdure.testing.provider_rules import violations
+from perdure.testing import ModelServer, violations
 from tests.testing.model_server.serving import async_client_of, post
 from tests.testing.model_server.test_chat import MARKS
 

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from openai.types import chat
 
+from perdure.testing import violations
 from perdure.testing.provider_rules import chat as provider_rules_chat
-from perdure.testing.provider_rules import violations
 from tests.testing.model_server.sdk_types import Fields, members
 from tests.testing.provider_rules.breaking import GONE, Path, changed, inserted
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from perdure.testing.provider_rules import violations
+from perdure.testing import violations
 from tests.testing.provider_rules.breaking import GONE, Path, changed, inserted
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from openai.types.responses import response_input_item_param
 
-from perdure.testing.provider_rules import violations
+from perdure.testing import violations
 from perdure.testing.provider_rules.responses import DEFAULT_STATUSES, ITEMS, MESSAGES, STATUSES
 from tests.testing.model_server.sdk_types import members
 from tests.testing.provider_rules.breaking import GONE, Path, changed, inserted

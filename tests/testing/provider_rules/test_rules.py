@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perdure.testing import provider_rules
-from perdure.testing.provider_rules import violations
+from perdure.testing import provider_rules, violations
 from tests.testing.provider_rules import test_anthropic as test_rules_anthropic
 from tests.testing.provider_rules import test_chat as test_rules_chat
 from tests.testing.provider_rules import test_gemini as test_rules_gemini

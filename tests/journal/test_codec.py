@@ -186,8 +186,9 @@ def test_a_payload_that_is_no_record_is_damage(payload: bytes) -> None:
 
 
 def test_an_unknown_kind_or_schema_asks_for_an_upgrade() -> None:
-    with pytest.raises(VersionError, match="upgrade"):
-        codec.decode("telepathy", b"{}")
+    unknown = "'s' entry 3 has a record kind 'telepathy' that this perdure does not know: upgrade"
+    with pytest.raises(VersionError, match=unknown):
+        codec.decode("telepathy", b"{}", stream="s", position=3)
     with pytest.raises(VersionError, match="has version 2"):
         codec.decode("note", b'{"v":2,"data":1}')
 

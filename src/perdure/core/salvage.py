@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from perdure.backends.protocol import Entry
 from perdure.core.settings import Settings
 from perdure.errors import ChainError, DamagedError, NotFoundError, VersionError
-from perdure.journal import chain, requests
+from perdure.journal import chain, reader, requests
 from perdure.journal.chain import ChainTip, StreamIdentity, VerifiedEntry
 from perdure.journal.reader import PAGE, History, OnDamage, ParentStream
 from perdure.journal.records import Branched, Deleted
@@ -108,13 +108,17 @@ def _find_ancestors(
     ancestors: list[ParentStream] = []
     while first is not None and first.header.kind == Branched.kind:
         try:
-            content = chain.decode_content(name, first, settings.cipher)
+            # Each parent begins before its branch does, so this ends. A session that stands in its
+            # own history, because rows were exchanged, would be its own parent forever.
+            if ancestors and first.entry.position > ancestors[-1].at:
+                reason = "its history would contain itself: it begins after its branch"
+                raise ChainError(name, first.entry.position, reason)
+            content = reader.decode_parent(name, first, settings.cipher)
         except DamagedError as error:
             _report(error, on_damage)
             break
-        if isinstance(content, Branched):
-            ancestors.append(ParentStream(content.parent, content.stream, content.at))
-            name = content.parent
+        ancestors.append(ParentStream(content.parent, content.stream, content.at))
+        name = content.parent
         _, first = yield from _first_readable(name)
     if not ancestors or first is None or first.header.kind != Deleted.kind:
         return tuple(ancestors), 0

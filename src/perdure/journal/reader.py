@@ -71,8 +71,11 @@ class History(msgspec.Struct, frozen=True, gc=False):
         return msgspec.structs.replace(self, tip=tip, torn=None)
 
     def segment(self, position: int) -> Segment:
-        """The segment that holds a position."""
-        return next(segment for segment in self.segments if segment.low < position <= segment.high)
+        """The segment that holds a position; ChainError if the history has no such position."""
+        for segment in self.segments:
+            if segment.low < position <= segment.high:
+                return segment
+        raise ChainError(self.stream.session, position, "its history has no such position")
 
 
 def explain_missing(name: str, position: int) -> Steps[NoReturn]:
@@ -194,7 +197,7 @@ class BackwardReader:
 
     def _cross(self, linked: VerifiedEntry) -> None:
         _require_bound(self._name, linked)
-        parent = _decode_branched(self._name, linked, self._cipher)
+        parent = decode_parent(self._name, linked, self._cipher)
         self._enter(StreamIdentity(parent.parent, parent.stream, self._tenant))
 
 
@@ -210,9 +213,10 @@ def _require_bound(name: str, linked: VerifiedEntry) -> None:
         raise ChainError(name, linked.entry.position, "the first entry names no session")
 
 
-def _decode_branched(name: str, linked: VerifiedEntry, cipher: Cipher) -> Branched:
+def decode_parent(name: str, linked: VerifiedEntry, cipher: Cipher) -> Branched:
+    """Return the first record of a branch; ChainError unless it follows its parent's history."""
     content = chain.decode_content(name, linked, cipher)
-    if not isinstance(content, Branched) or content.at != linked.entry.position - 1:
+    if not isinstance(content, Branched) or not 0 < content.at == linked.entry.position - 1:
         raise ChainError(name, linked.entry.position, "it does not continue its parent's history")
     return content
 

@@ -86,6 +86,17 @@ def test_what_is_there_is_not_copied_again(source: MemoryBackend) -> None:
     assert shown(target) == shown(source)
 
 
+def test_a_branch_of_hundreds_of_branches_is_copied() -> None:
+    """The youngest is listed first, and needs all of the others."""
+    source, target = MemoryBackend(), MemoryBackend()
+    session = perdure.open(source).session("999")
+    session.append(said("x"))
+    for number in range(300):
+        session = session.branch(f"{998 - number}")
+    assert perdure.copy(source, target).complete
+    assert perdure.open(target).session(session.id).verify().entries == 301
+
+
 def test_many_short_sessions_share_few_commits() -> None:
     source, target = MemoryBackend(), Counted(MemoryBackend())
     store = perdure.open(source)

@@ -28,6 +28,7 @@ from perdure.journal.copying.plan import (
 )
 from perdure.journal.copying.reader import StreamReader
 from perdure.journal.copying.requests import CopyProgress, CopySteps, Side
+from perdure.journal.reader import decode_parent
 from perdure.journal.records import Branched, BranchKept, BranchReleased
 
 BATCH_STREAMS_MAX = 256  # streams per commit; sharing commits makes many short sessions fast
@@ -229,30 +230,53 @@ class StreamCopier:
             raise CopyRefused("conflict", reason, target.position)
 
     def _copy_history(self, name: str, first: VerifiedEntry) -> CopySteps[None]:
-        """Copy the stream that holds a branch's history, if its name can be read."""
+        """Copy the streams that hold a branch's history, the oldest first.
+
+        Oldest first, because branches of branches may be hundreds deep, too many for a recursion.
+        """
+        missing = yield from self._missing_ancestors(name, first)
+        for parent, _, _ in reversed(missing):
+            head = yield from requests.head("source", parent)
+            if head is not None:
+                self.ancestors.add(parent)
+                yield from self.copy_stream(head, (yield from requests.head("target", parent)))
+                yield from self.flush()
+        for parent, at, digest in missing[:1]:
+            if (yield from _digest_at("target", parent, at)) != digest:
+                raise CopyRefused("past", f"its history is in {parent!r}, which was not copied")
+
+    def _missing_ancestors(
+        self, name: str, first: VerifiedEntry
+    ) -> CopySteps[list[tuple[str, int, str]]]:
+        """Return the streams of a branch's history that the target lacks, the newest first.
+
+        Each with the position up to which it is needed, and the digest there. Damage further up is
+        left to the copy of the stream that has it.
+        """
+        missing: list[tuple[str, int, str]] = []
         try:
-            content = chain.decode_content(name, first, PlainCipher())
+            while first.header.kind == Branched.kind:
+                content = decode_parent(name, first, PlainCipher())
+                parent, at, digest = content.parent, content.at, first.header.previous
+                if parent in self._waiting:
+                    yield from self.flush()
+                if (yield from _digest_at("target", parent, at)) == digest:
+                    break
+                source_digest = yield from _digest_at("source", parent, at)
+                if source_digest is None:  # Deleted before the branch was complete.
+                    break
+                if source_digest != digest:
+                    raise ChainError(name, first.entry.position, "it links to a different history")
+                missing.append((parent, at, digest))
+                # The parent has an entry at `at`, so it begins before its branch: the loop ends.
+                name = parent
+                first = chain.verify_entry(name, (yield from read_one("source", name)))
         except VersionError:  # Sealed: opening the branch will report a missing history.
-            return
-        if not isinstance(content, Branched):
-            return
-        parent, at, digest = content.parent, content.at, first.header.previous
-        if parent in self._waiting:
-            yield from self.flush()
-        if (yield from _digest_at("target", parent, at)) == digest:
-            return
-        source_digest = yield from _digest_at("source", parent, at)
-        if source_digest is None:  # Deleted before the branch was complete; opening it reports it.
-            return
-        if source_digest != digest:
-            raise ChainError(name, first.entry.position, "it links to a different history")
-        head = yield from requests.head("source", parent)
-        if head is not None:
-            self.ancestors.add(parent)
-            yield from self.copy_stream(head, (yield from requests.head("target", parent)))
-            yield from self.flush()
-        if (yield from _digest_at("target", parent, at)) != digest:
-            raise CopyRefused("past", f"its history is in {parent!r}, which was not copied")
+            return missing
+        except DamagedError:
+            if not missing:
+                raise
+        return missing
 
 
 def _digest_at(side: Side, name: str, position: int) -> CopySteps[str | None]:

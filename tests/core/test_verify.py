@@ -1,5 +1,6 @@
 """Reading back what was written: what a user can switch up."""
 
+import tracemalloc
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -8,7 +9,10 @@ import pytest
 import perdure
 from perdure.backends.memory import MemoryBackend
 from perdure.backends.protocol import Append, Entry, Outcome
-from perdure.errors import DamagedError
+from perdure.errors import DamagedError, PayloadError
+from perdure.journal import chain
+from perdure.journal.chain import PendingRecord
+from perdure.journal.records import Note
 from tests.support import contents, said
 
 
@@ -64,3 +68,48 @@ def test_an_honest_store_passes(tmp_path: Path) -> None:
             turn.append(said("answer", "assistant"), said("more", "assistant"))
         session.set("plan", {"step": 1})
         assert contents(store.session("s")) == ["question", "answer", "more"]
+
+
+LONG = 32 * 2**20  # Bytes; twice what a record may have.
+
+
+@pytest.mark.parametrize("kind", ["memory", "sqlite", "files"])
+def test_a_body_longer_than_any_record_is_named_and_not_read(kind: str, tmp_path: Path) -> None:
+    """Stored by other hands, with a valid chain: a process need not have the memory for it."""
+    paths = {"memory": "memory:", "sqlite": f"{tmp_path}/a.db", "files": f"files:{tmp_path}/a"}
+    with perdure.open(paths[kind]) as store:
+        session = store.session("s")
+        session.append(said("a"), said("b"))
+        for at, size in ((3, 10), (4, LONG)):
+            note = Note(data="x")
+            draft = PendingRecord(f".{at}", note, b'{"data":"%b"}' % (b"x" * size))
+            past = session._replica.history
+            entries, _ = chain.link_entries(
+                past.stream, past.tip, [draft], time=chain.timestamp(0), cipher=past.cipher
+            )
+            store._backend.append([Append("s", entries)])
+            if at == 3:
+                assert session.refresh() == 3
+                assert len(list(store.records("s"))) == 3
+        del entries, draft
+        tracemalloc.start()
+        try:
+            _require_named(store)
+            assert tracemalloc.get_traced_memory()[1] < LONG // 8
+        finally:
+            tracemalloc.stop()
+
+
+def _require_named(store: perdure.Store) -> None:
+    damage: list[DamagedError] = []
+    assert [record.position for record in store.records("s", on_damage=damage.append)] == [1, 2, 3]
+    assert [error.position for error in damage] == [4]
+    for read in (
+        lambda: store.session("s"),
+        lambda: list(store.records("s")),
+    ):
+        with pytest.raises(PayloadError, match="longer than") as caught:
+            read()
+        assert caught.value.position == 4
+    copied = perdure.copy(store._backend, MemoryBackend())
+    assert [(problem.kind, problem.position) for problem in copied.problems] == [("damaged", 4)]

@@ -23,6 +23,7 @@ from perdure.errors import (
     UnavailableError,
     UsageError,
 )
+from perdure.journal.chain import BODY_MAX
 from perdure.journal.copying.pairs import Selection
 from perdure.journal.copying.requests import (
     CopyProgress,
@@ -201,7 +202,9 @@ async def _perform(backend: AsyncBackend, request: StoreRequest) -> Any:
 async def _read_entries(backend: AsyncBackend, request: Read) -> list[Entry]:
     entries, size = [], 0
     stream, after, limit, reverse = request
-    async for entry in backend.read(stream, after=after, limit=limit, reverse=reverse):
+    async for entry in backend.read(
+        stream, after=after, limit=limit, reverse=reverse, max_body=BODY_MAX
+    ):
         entries.append(entry)
         size += len(entry.header) + len(entry.body or b"")
         if size >= PAGE_BYTES:

@@ -13,6 +13,7 @@ from perdure.backends import watchers
 from perdure.backends.protocol import WATCH, AsyncBackend, require_watch
 from perdure.backends.watchers import FIRST_PAUSE, LONGEST_PAUSE
 from perdure.core.batching import T
+from perdure.journal.chain import BODY_MAX
 from perdure.journal.requests import Commit, Drop, Heads, Read, Request, Steps, Wait
 
 
@@ -56,9 +57,10 @@ class AsyncDriver:
             case Commit(append):
                 return await self.committer.append(append)
             case Read(stream, after, limit, reverse):
-                return await collect(
-                    backend.read(stream, after=after, limit=limit, reverse=reverse)
+                entries = backend.read(
+                    stream, after=after, limit=limit, reverse=reverse, max_body=BODY_MAX
                 )
+                return await collect(entries)
             case Heads(prefix, after_name, labels, limit, without):
                 heads = backend.streams(
                     prefix=prefix, after=after_name, labels=labels, without=without, limit=limit

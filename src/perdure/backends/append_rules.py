@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 from perdure.backends.protocol import (
     CONFLICT,
+    HEADER_MAX,
     LABEL_BYTES_MAX,
     LABELS_MAX,
     STORED,
@@ -56,7 +57,7 @@ def _check_entries(append: Append) -> None:
     if not 1 <= expected <= POSITION_MAX - len(entries):
         allowed = f"use 1 to {POSITION_MAX - len(entries)}"
         raise UsageError(f"position {expected} of {append.stream!r} is out of range: {allowed}")
-    for position, _, body in entries:
+    for position, header, body in entries:
         if position != expected:
             raise UsageError(
                 f"an append to {append.stream!r} has position {position}, expected {expected}: "
@@ -64,6 +65,9 @@ def _check_entries(append: Append) -> None:
             )
         if body is None:
             raise UsageError(f"entry {expected} of {append.stream!r} has no body: pass bytes")
+        if len(header) > HEADER_MAX:
+            reason = f"the header of entry {expected} of {append.stream!r} has {len(header)} bytes"
+            raise UsageError(f"{reason}: at most {HEADER_MAX} are allowed")
         expected += 1
 
 

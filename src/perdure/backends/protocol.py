@@ -21,6 +21,9 @@ LABELS_MAX = 16  # labels; they are a listing filter: enough for states and a fe
 LABEL_BYTES_MAX = 64  # bytes of UTF-8; keeps the head of a stream within one small row
 
 
+HEADER_MAX = 65_536  # bytes; headers are read with every entry, and those of a journal have < 8 KiB
+
+
 DELETED = "deleted"  # The only label on the head of a deleted session.
 
 
@@ -109,6 +112,7 @@ class Backend(Protocol):
         - the first entry would leave a gap: *refused*.
 
         An append that `begins` such a stream is a *conflict* in the first and in the last case.
+        UsageError if a header is longer than `HEADER_MAX`.
 
         A stream occurs at most once in a call. After an exception it is unknown what was stored:
         sending the same appends again resolves that.

@@ -107,7 +107,7 @@ class StoreCounts:
         kinds: Counter[str] = Counter()
         size = 0
         try:
-            for entry in source.backend.read(head.stream):
+            for entry in source.backend.read(head.stream, max_body=chain.BODY_MAX):
                 size += len(entry.header) + len(entry.body or b"")
                 kinds.update(self._kinds(batches, head.stream, entry))
                 yield

@@ -273,7 +273,7 @@ def require_head(source: OpenStore, session: str) -> Head:
     head = find_head(source.backend, session)
     if head is not None:
         return head
-    if session and next(source.backend.read(session, limit=1), None) is not None:
+    if session and next(source.backend.read(session, limit=1, max_body=0), None) is not None:
         # The session may have been created between the two reads.
         if (head := find_head(source.backend, session)) is not None:
             return head

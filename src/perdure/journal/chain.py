@@ -27,6 +27,8 @@ from perdure.journal.records import BatchDiscarded, Branched, Content, Deleted, 
 
 FORMAT = 1
 
+BODY_MAX = codec.PAYLOAD_MAX + 1024  # bytes; the longest payload, and what a cipher adds to it
+
 _MICROSECONDS = 1_000_000  # microseconds
 
 
@@ -147,7 +149,10 @@ def entry_digest(entry: Entry) -> str:
 
 
 def verify_entry(name: str, entry: Entry) -> VerifiedEntry:
-    """Parse an entry's header and check its position and its body against it."""
+    """Parse an entry's header and check its position and its body against it.
+
+    A body of None was left out by a read because it is longer than `BODY_MAX`.
+    """
     try:
         header = _decode(entry.header)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -156,7 +161,10 @@ def verify_entry(name: str, entry: Entry) -> VerifiedEntry:
         raise VersionError(f"{name!r} entry {entry.position}", str(header.format), str(FORMAT))
     if header.position != entry.position:
         raise ChainError(name, entry.position, f"its header says position {header.position}")
-    if entry.body is not None and digest_of(entry.body) != header.body:
+    if entry.body is None:
+        reason = f"its body is longer than {BODY_MAX} bytes, more than a record may have"
+        raise PayloadError(name, entry.position, reason)
+    if digest_of(entry.body) != header.body:
         raise ChainError(name, entry.position, "its body does not match the digest in its header")
     prefix = entry.header[: -len(',"') - len(header.body) - len('"]')]
     return VerifiedEntry(entry, header, digest_of(entry.header), prefix)
@@ -196,12 +204,10 @@ def require_same_stream(stream: StreamIdentity, linked: VerifiedEntry) -> None:
 def open_body(name: str, linked: VerifiedEntry, cipher: Cipher) -> bytes:
     """Return the payload of a verified entry."""
     position, body = linked.entry.position, linked.entry.body
-    if body is None:
-        raise ChainError(name, position, "its body is missing")
     if linked.header.suite != cipher.suite:
         raise VersionError(f"{name!r} entry {position}", linked.header.suite, cipher.suite)
     try:
-        return cipher.open(body, linked.prefix)
+        return cipher.open(body or b"", linked.prefix)
     except ValueError as error:
         raise PayloadError(name, position, "its body cannot be decrypted or unwrapped") from error
 

@@ -23,6 +23,7 @@ from perdure.errors import (
     UnavailableError,
     UsageError,
 )
+from perdure.journal.chain import BODY_MAX
 from perdure.journal.copying.pairs import Selection
 from perdure.journal.copying.requests import (
     CopyProgress,
@@ -201,7 +202,7 @@ def _perform(backend: Backend, request: StoreRequest) -> Any:
 def _read_entries(backend: Backend, request: Read) -> list[Entry]:
     entries, size = [], 0
     stream, after, limit, reverse = request
-    for entry in backend.read(stream, after=after, limit=limit, reverse=reverse):
+    for entry in backend.read(stream, after=after, limit=limit, reverse=reverse, max_body=BODY_MAX):
         entries.append(entry)
         size += len(entry.header) + len(entry.body or b"")
         if size >= PAGE_BYTES:

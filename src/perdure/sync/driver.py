@@ -12,6 +12,7 @@ from perdure.backends import watchers
 from perdure.backends.protocol import WATCH, Backend, require_watch
 from perdure.backends.watchers import FIRST_PAUSE, LONGEST_PAUSE
 from perdure.core.batching import T
+from perdure.journal.chain import BODY_MAX
 from perdure.journal.requests import Commit, Drop, Heads, Read, Request, Steps, Wait
 from perdure.sync.concurrency import collect, sleep
 from perdure.sync.group_commit import GroupCommitter
@@ -57,7 +58,10 @@ class Driver:
             case Commit(append):
                 return self.committer.append(append)
             case Read(stream, after, limit, reverse):
-                return collect(backend.read(stream, after=after, limit=limit, reverse=reverse))
+                entries = backend.read(
+                    stream, after=after, limit=limit, reverse=reverse, max_body=BODY_MAX
+                )
+                return collect(entries)
             case Heads(prefix, after_name, labels, limit, without):
                 heads = backend.streams(
                     prefix=prefix, after=after_name, labels=labels, without=without, limit=limit

@@ -32,7 +32,7 @@ from perdure.backends.files.disk import (
     undo_on_error,
 )
 from perdure.backends.files.format import file_stem, parse_file_header
-from perdure.backends.files.stream_file import SUFFIX, StreamLocation
+from perdure.backends.files.stream_file import FIRST_LINE_MAX, SUFFIX, StreamLocation
 from perdure.backends.filesystem import require_local
 from perdure.backends.guarantees import Acceptance, Check
 from perdure.errors import DamagedError, PerdureError, UnavailableError, UsageError, VersionError
@@ -54,8 +54,6 @@ _MARKER_SIZE_MAX = 4096  # bytes of a marker; a longer file belongs to another p
 _FOLDER = re.compile(r"[0-9a-f]{2}")
 
 INSERT_MAX = 100  # names; up to this many new ones are inserted one by one, more are sorted again
-
-_FIRST_LINE_MAX = 2**20  # bytes of a first line that are read; a name fits easily
 
 _encode = msgspec.json.Encoder().encode
 
@@ -322,7 +320,7 @@ class StreamNames:
         with self._disk.opened(path) as fd:
             content = self._disk.read(fd, 4096, 0)
             if b"\n" not in content:
-                content = self._disk.read(fd, _FIRST_LINE_MAX, 0)
+                content = self._disk.read(fd, FIRST_LINE_MAX, 0)
         file_header = parse_file_header(content[: content.find(b"\n") + 1])
         if file_header is None or file_stem(file_header.name.encode()) != expected_stem:
             return None, False

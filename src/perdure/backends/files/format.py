@@ -103,8 +103,11 @@ class EntryLayout(msgspec.Struct, array_like=True, frozen=True):
 
     @property
     def body_length(self) -> int:
-        """Length of the body in bytes before it was encoded as text."""
-        return self.length if self.form else self.body
+        """Length of the body in bytes before it was encoded as text.
+
+        At least what the stored bytes decode to, so that a wrong `length` cannot hide a long body.
+        """
+        return max(self.length, self.body // 4 * 3 - 4) if self.form else self.body
 
     @property
     def size(self) -> int:

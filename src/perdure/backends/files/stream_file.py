@@ -26,10 +26,12 @@ from perdure.backends.files.format import (
     parse_file_header,
     reconstruct_file_header,
 )
-from perdure.backends.protocol import Entry, Head
+from perdure.backends.protocol import HEADER_MAX, Entry, Head
 from perdure.errors import DamagedError, VersionError
 
 FIRST_BLOCK = 4096  # bytes; enough for the first line, and for all of a small file
+
+FIRST_LINE_MAX = 2**20  # bytes of a first line that are read; a name fits easily
 
 BLOCK = 65536  # bytes; a page of short entries takes one read call
 
@@ -132,6 +134,8 @@ class StreamFile:
     def entry(self, batch: StoredBatch, number: int, max_body: int) -> Entry:
         """Return an entry of a batch; a body longer than `max_body` is not read."""
         position, piece = batch.first + number, batch.pieces[number]
+        if piece.header > 2 * HEADER_MAX:  # Twice as much has room for the encoding as text.
+            raise self.damaged(position, "its header is too long")
         has_body = piece.body_length <= max_body
         stored = self.read_bytes(batch.starts[number], piece.size if has_body else piece.header + 1)
         header = decode_header(piece, stored[: piece.header])
@@ -300,7 +304,7 @@ class StreamFile:
     def _first_line(self) -> bytes:
         size = FIRST_BLOCK
         self._load(0, size)
-        while len(self._block) == size and b"\n" not in self._block:
+        while len(self._block) == size < FIRST_LINE_MAX and b"\n" not in self._block:
             size *= 4
             self._load(0, size)
         return self._block[: self._block.find(b"\n") + 1]

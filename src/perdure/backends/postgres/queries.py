@@ -292,11 +292,16 @@ class StreamPage:
         The entries before the damage are set even then.
         """
         stream, head = rows[0][:2]
-        self.entries = [Entry(*row[2:5]) for row in rows if row[2] is not None]
+        entries = [Entry(*row[2:5]) for row in rows if row[2] is not None]
+        is_long = [entry.header is None for entry in entries]  # The statement leaves those out.
+        self.entries = entries[: is_long.index(True)] if any(is_long) else entries
         if stream is not None and stream != self._queries.key(self._stream):
             raise DamagedError(self._stream, 0, "its name does not belong to its key")
         if head is None and self.entries:
             raise DamagedError(self._stream, 0, "it has entries and no head")
+        if len(self.entries) < len(entries):
+            position = entries[len(self.entries)].position
+            raise DamagedError(self._stream, position, "its header is too long")
         count = rows[0][5] or 0
         self.is_last = len(self.entries) == count < self._size
         if head is not None:

@@ -18,6 +18,7 @@ Editing: no statement may change a table in two places, because engines that onl
 from typing import NamedTuple
 
 from perdure.backends.postgres.schema import DELETED
+from perdure.backends.protocol import HEADER_MAX
 
 # Another client may have left synchronous_commit off in a session that a pooler hands out. This
 # raises it for one transaction, and never lowers a stricter setting.
@@ -162,7 +163,9 @@ cross join lateral (
 
 # A page ends where the sum of its bodies exceeds the limit; the first entry always fits.
 _READ = """
-select head.stream, head.position, entry.position, entry.header, entry.body, entry.many
+select head.stream, head.position, entry.position,
+  case when octet_length(entry.header) <= {header_max} then entry.header end,
+  entry.body, entry.many
 from (select 1) as one (nothing)
 left join {schema}.head as head on head.tenant = %b::text and head.name = %b::bytea
 left join lateral (
@@ -314,7 +317,12 @@ def build_statements(schema: str) -> Statements:
 
     def text(template: str, **parts: str) -> str:
         return template.format(
-            schema=schema, durably=FORCE_SYNC_COMMIT, now=NOW_MICROSECONDS, deleted=DELETED, **parts
+            schema=schema,
+            durably=FORCE_SYNC_COMMIT,
+            now=NOW_MICROSECONDS,
+            deleted=DELETED,
+            header_max=str(HEADER_MAX),
+            **parts,
         )
 
     lives = f" and labels <> {DELETED}"

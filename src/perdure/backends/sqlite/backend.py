@@ -33,6 +33,7 @@ from perdure.backends.sqlite.batch_append import is_text
 from perdure.backends.sqlite.connections import BUSY_TIMEOUT, connect
 from perdure.backends.sqlite.errors import DRIVER_ERRORS, translate_error
 from perdure.backends.sqlite.reading import (
+    HEADER,
     EntryPage,
     head_from_label,
     read_head,
@@ -50,7 +51,7 @@ T = TypeVar("T")
 
 
 HEADERS = (
-    "select cast(header as blob) from entry"
+    f"select {HEADER} from entry"  # noqa: S608 - constant
     " where stream = ? and position between ? and ? order by position"
 )
 

@@ -12,7 +12,7 @@ import apsw
 import msgspec
 
 from perdure.backends.append_rules import POSITION_MAX, UNLIMITED, check_name
-from perdure.backends.protocol import Entry, Head, StreamFilter
+from perdure.backends.protocol import HEADER_MAX, Entry, Head, StreamFilter
 from perdure.backends.sqlite.schema import DELETED_LABELS
 from perdure.errors import DamagedError
 
@@ -127,9 +127,11 @@ def require_label(db: apsw.Connection, head: Head | None, label: str | None) -> 
 PAGE_BYTES = 2**20  # bytes; long bodies end a page early, so that memory stays bounded
 
 
-# octet_length() does not load a long body; cast() returns the bytes of text and of blobs.
+# octet_length() does not load a long column; cast() returns the bytes of text and of blobs.
+HEADER = f"case when octet_length(header) <= {HEADER_MAX} then cast(header as blob) end"
+
 READ_FORWARD = (
-    "select position, cast(header as blob), octet_length(body),"
+    f"select position, {HEADER}, octet_length(body),"  # noqa: S608 - constant
     " case when octet_length(body) <= ? then cast(body as blob) end"
     " from entry where stream = ? and position > ? order by position limit ?"
 )
@@ -202,5 +204,6 @@ class EntryPage:
     def _entry(self, row: tuple[Any, ...]) -> Entry:
         position, header, size, body = row
         if not (isinstance(position, int) and isinstance(header, bytes) and isinstance(size, int)):
-            raise DamagedError(self.stream, self.next_position, "a column has the wrong type")
+            reason = "a column has the wrong type, or its header is too long"
+            raise DamagedError(self.stream, self.next_position, reason)
         return Entry(position, header, body)

@@ -102,7 +102,7 @@ def find_leftovers(backend: Backend) -> list[str]:
     """Return the scratch sessions that killed doctor runs left behind."""
     names = []
     for head in backend.streams(prefix=PREFIX, labels=LABELS):
-        (last, *_) = backend.read(head.stream, limit=1, reverse=True)
+        (last, *_) = backend.read(head.stream, limit=1, reverse=True, max_body=chain.BODY_MAX)
         if _age(head.stream, last) > LEFTOVER_AGE:
             names.append(head.stream)
     return names

@@ -39,8 +39,6 @@ class ChainVerifier:
     def accept(self, entry: Entry) -> VerifiedEntry:
         """Return the verified entry, or raise ChainError or VersionError."""
         linked = chain.verify_entry(self._name, entry)
-        if entry.body is None:
-            raise ChainError(self._name, entry.position, "its body is missing")
         header = linked.header
         if self._stream is None:
             self._stream = StreamIdentity(self._name, header.stream, header.tenant)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from perdure.backends.protocol import LABEL_BYTES_MAX, LABELS_MAX, Append, Backend, Entry
+from perdure.backends.protocol import HEADER_MAX, LABEL_BYTES_MAX, LABELS_MAX, Append, Backend, Entry
 from perdure.errors import UsageError
 from perdure.testing.contract.samples import (
     HOSTILE_BYTES,
@@ -30,6 +30,7 @@ INVALID = {
     "backwards": [Append("s", [entry(2), entry(1)])],
     "position 0": [Append("s", [entry(0)])],
     "no body": [Append("s", [Entry(1, b"{}", None)])],
+    "header too long": [Append("s", [Entry(1, b"x" * (HEADER_MAX + 1), b"")])],
     "no name": [Append("", [entry(1)])],
     "too many labels": [append_of("s", 1, 1, *(str(n) for n in range(LABELS_MAX + 1)))],
     "label too long": [append_of("s", 1, 1, "x" * (LABEL_BYTES_MAX + 1))],
@@ -205,6 +206,11 @@ class AppendContract:
         with pytest.raises(UsageError):
             backend.append([append_of("good", 1, 1), *appends])
         assert list(backend.streams()) == []
+
+    def test_a_header_at_the_limit_is_stored(self, backend: Backend) -> None:
+        long = Entry(1, b"x" * HEADER_MAX, b"")
+        assert append_all(backend, Append("s", [long])) == ["stored"]
+        assert list(backend.read("s")) == list(backend.read("s", reverse=True)) == [long]
 
     def test_labels_at_the_limits_are_stored(self, backend: Backend) -> None:
         labels = {f"{number:02}".ljust(LABEL_BYTES_MAX, "x") for number in range(LABELS_MAX)}

@@ -23,6 +23,7 @@ import msgspec
 
 from perdure.errors import UsageError
 from perdure.events import LOGGER, correlation_id
+from perdure.private_files import open_private
 
 __all__ = ["CorrelationFilter", "JsonFormatter", "correlation", "correlation_id", "json"]
 
@@ -63,11 +64,19 @@ class CorrelationFilter(logging.Filter):
         return True
 
 
+class _PrivateFileHandler(logging.FileHandler):
+    """Writes to a file that only its owner can read, if it is a new one."""
+
+    def _open(self) -> Any:
+        return open(self.baseFilename, self.mode, encoding=self.encoding, opener=open_private)
+
+
 def json(
     target: TextIO | str | Path | None = None, *, level: int | str = logging.INFO
 ) -> logging.Handler:
     """Write persistence events as JSON lines to standard error, a stream or a file.
 
+    A new file is readable by its owner only: events carry ids, and texts of the application.
     Return the handler, for `removeHandler`. Calling it again replaces the previous handler.
     """
     logger = logging.getLogger(LOGGER)
@@ -75,7 +84,10 @@ def json(
     if isinstance(target, str | Path):
         if not Path(target).parent.is_dir():
             raise UsageError(f"directory {Path(target).parent} does not exist: create it first")
-        handler = logging.FileHandler(target, encoding="utf-8")
+        try:
+            handler = _PrivateFileHandler(target, encoding="utf-8")
+        except FileExistsError as error:
+            raise UsageError(f"{target} is a link to nothing: pass the path of a file") from error
     else:
         handler = logging.StreamHandler(target or sys.stderr)
     handler.setFormatter(JsonFormatter())

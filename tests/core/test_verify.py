@@ -80,24 +80,24 @@ def test_a_body_longer_than_any_record_is_named_and_not_read(kind: str, tmp_path
     with perdure.open(paths[kind]) as store:
         session = store.session("s")
         session.append(said("a"), said("b"))
-        for at, size in ((3, 10), (4, LONG)):
-            note = Note(data="x")
-            draft = PendingRecord(f".{at}", note, b'{"data":"%b"}' % (b"x" * size))
-            past = session._replica.history
-            entries, _ = chain.link_entries(
-                past.stream, past.tip, [draft], time=chain.timestamp(0), cipher=past.cipher
-            )
-            store._backend.append([Append("s", entries)])
-            if at == 3:
-                assert session.refresh() == 3
-                assert len(list(store.records("s"))) == 3
-        del entries, draft
+        _add_note(store, session, 10)
+        assert session.refresh() == 3
+        assert len(list(store.records("s"))) == 3
+        _add_note(store, session, LONG)
         tracemalloc.start()
         try:
             _require_named(store)
             assert tracemalloc.get_traced_memory()[1] < LONG // 8
         finally:
             tracemalloc.stop()
+
+
+def _add_note(store: perdure.Store, session: perdure.Session, size: int) -> None:
+    past, note = session._replica.history, Note(data="")
+    draft = PendingRecord(f".{size}", note, b'{"data":"%b"}' % (b"x" * size))
+    time = chain.timestamp(0)
+    entries, _ = chain.link_entries(past.stream, past.tip, [draft], time=time, cipher=past.cipher)
+    store._backend.append([Append("s", entries)])
 
 
 def _require_named(store: perdure.Store) -> None:

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from perdure.backends.guarantees import Acceptance, Check
-from perdure.errors import UnsupportedError, UsageError
+from perdure.errors import UnavailableError, UnsupportedError, UsageError
 
 NETWORK_FILESYSTEM = "network-filesystem"
 
@@ -41,6 +41,16 @@ SHARED_BY_MACHINES = frozenset((
 
 # fmt: on
 IN_MEMORY = frozenset(("tmpfs", "ramfs"))
+
+
+def resolve_path(path: str, store: str) -> str:
+    """Return a path without links; UsageError for a link to nothing.
+
+    Following it would create the store where whoever made the link wants it.
+    """
+    if os.path.islink(path) and not os.path.exists(path):  # noqa: PTH110, PTH114 - the path is text
+        raise UsageError(f"{store} is a link to nothing: pass the path of the store itself")
+    return os.path.realpath(path)
 
 
 def mounted_type(path: str, mountinfo: str) -> str:
@@ -95,7 +105,11 @@ def filesystem_type(path: str) -> str:
         return "smb" if is_unc(path) else ""
     if not MOUNTINFO.exists():
         return ""  # Only Linux has it; elsewhere it would take running another program.
-    return mounted_type(path, MOUNTINFO.read_text(errors="surrogateescape"))
+    try:
+        return mounted_type(path, MOUNTINFO.read_text(errors="surrogateescape"))
+    except OSError as error:  # No descriptor or no memory is left.
+        reason = f"its file system cannot be determined: {error.strerror}"
+        raise UnavailableError(path, reason) from error
 
 
 def why_read_only(*paths: str) -> str:

@@ -26,6 +26,7 @@ from perdure.cli.stores import (
 from perdure.cli.terminal import ProgressBar, echo, echo_json, plural, safe
 from perdure.core.verify import VerifyResult
 from perdure.errors import DamagedError, IncompleteBatchError, NotFoundError, VersionError
+from perdure.private_files import open_private
 from perdure.sync.store import Store
 
 RANGES_LISTED = 10  # Ranges of unreadable entries listed one by one; --json lists all.
@@ -133,7 +134,7 @@ class SalvageFile:
         if self._target is None:
             return
         if self._file is None:
-            self._file = Path(self._target).open("x", encoding="ascii")  # noqa: SIM115 - see __exit__
+            self._file = open(self._target, "x", encoding="ascii", opener=open_private)  # noqa: SIM115 - Path has no opener; see __exit__
         self._file.write(json.dumps(line) + "\n")
 
     def __enter__(self) -> Self:

@@ -1,6 +1,7 @@
 """Opening a SQLite store: what is refused, with which words, and that it was not touched."""
 
 import contextlib
+import errno
 import os
 import tempfile
 from pathlib import Path
@@ -305,3 +306,19 @@ def test_a_file_of_another_kind_is_told_what_to_do(tmp_path: Path) -> None:
         ):
             SqliteBackend(path)
         assert path.read_text() == text
+
+
+def test_a_mount_table_that_cannot_be_read_is_a_typed_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when no descriptor is left."""
+
+    class Unreadable:
+        exists = tmp_path.exists
+
+        def read_text(self, **_: str) -> str:
+            raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(filesystem, "MOUNTINFO", Unreadable())
+    with pytest.raises(UnavailableError, match="Too many open files"):
+        SqliteBackend(tmp_path / "a.db")

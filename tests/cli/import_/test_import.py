@@ -1,12 +1,14 @@
 """`perdure import`: files go into sessions once, and everything that was repaired is told."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import perdure
+from perdure.cli.import_ import command as import_command
 from perdure.cli.import_ import plan as import__plan
 from perdure.cli.import_.plan import find_existing, plan_import, run_import
 from perdure.cli.stores import without_password
@@ -52,6 +54,30 @@ def test_a_file_becomes_a_session_of_its_name() -> None:
         assert {content.origin for content in said} == {"import:agent_memory.json"}
         assert not store.resume("agent_memory").interrupted
         store.resume("agent_memory").verify()
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+def test_a_pipe_or_a_device_is_refused_and_not_waited_for() -> None:
+    os.mkfifo("pipe.json")
+    for name in ("pipe.json", "/dev/zero"):
+        done = invoke(None, "import", name, "--session", "a")
+        assert (done.exit_code, done.stdout) == (2, "")
+        assert "is a pipe or a device" in done.stderr
+    Path("link.json").symlink_to(keep("agent_memory.json"))
+    assert invoke(None, "import", "link.json").exit_code == 0
+
+
+def test_a_file_that_is_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Path("endless.json").open("wb") as file:
+        file.truncate(2**40)  # It takes no room, but its bytes would fill the memory.
+    done = invoke(None, "import", "endless.json")
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert "longer than 512 MiB" in done.stderr
+    size = Path(keep("agent_memory.json")).stat().st_size
+    monkeypatch.setattr(import_command, "FILE_MAX", size)
+    assert invoke(None, "import", "agent_memory.json").exit_code == 0
+    monkeypatch.setattr(import_command, "FILE_MAX", size - 1)
+    assert invoke(None, "import", "agent_memory.json").exit_code == 2
 
 
 def test_importing_a_file_again_adds_nothing_and_says_so() -> None:

@@ -39,7 +39,12 @@ from perdure.backends.files.directory import (
 from perdure.backends.files.disk import Disk, translate_error
 from perdure.backends.files.recovery import accept_tail, recover, rewrite_file
 from perdure.backends.files.stream_file import StreamFile, StreamLocation, locate_stream
-from perdure.backends.filesystem import ACCEPTABLE, read_only_error, why_read_only
+from perdure.backends.filesystem import (
+    ACCEPTABLE,
+    read_only_error,
+    resolve_path,
+    why_read_only,
+)
 from perdure.backends.guarantees import Acceptance, Check, Guarantees
 from perdure.backends.protocol import REMOVE, WATCH, Append, Entry, Head, Outcome, StreamFilter
 from perdure.backends.watchers import Watchers
@@ -80,7 +85,7 @@ class FilesBackend:
         if not path_text or "\0" in path_text:
             raise UsageError(f"{path_text!r} is not a path")
         self.name = f"files:{path_text}"
-        self._root = os.path.realpath(path_text)
+        self._root = resolve_path(path_text, self.name)
         self._disk = disk or Disk()
         self._directory = StoreDirectory(self._disk, self._root, self.name, timeout)
         self._closed = False

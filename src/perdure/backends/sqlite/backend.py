@@ -15,7 +15,7 @@ import msgspec
 
 from perdure.backends.append_rules import UNLIMITED, check, decide
 from perdure.backends.digests import digest_of
-from perdure.backends.filesystem import ACCEPTABLE, require_local
+from perdure.backends.filesystem import ACCEPTABLE, require_local, resolve_path
 from perdure.backends.guarantees import Acceptance
 from perdure.backends.protocol import (
     RECENT,
@@ -109,7 +109,7 @@ class SqliteBackend:
             raise UsageError(f"{file!r} is not a path: pass the name of a file")
         require_library()
         self.name = f"sqlite:{file}"
-        self._path = os.path.realpath(file)
+        self._path = resolve_path(file, self.name)
         acceptance = Acceptance(accept, ACCEPTABLE, store=self.name)
         filesystem = require_local(self._path, schema.NEEDS_LOCAL_DISK, acceptance)
         self._connections, checks, why_read_only = connect(self._path, self.name, vfs, timeout)

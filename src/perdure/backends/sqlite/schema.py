@@ -14,6 +14,7 @@ from urllib.parse import quote
 
 import apsw
 
+from perdure.backends.fork_safety import fork_safe_lock
 from perdure.backends.guarantees import Acceptance, Check, Guarantees
 from perdure.backends.sqlite.errors import DRIVER_ERRORS, translate_error
 from perdure.errors import (
@@ -23,6 +24,7 @@ from perdure.errors import (
     UsageError,
     VersionError,
 )
+from perdure.private_files import open_private
 
 NEEDS_LOCAL_DISK = (
     "the write-ahead log needs memory that all processes on one machine share: "
@@ -139,6 +141,7 @@ def open_writer(
         sync_file(path + "-wal")
 
     _require_usable_path(path, name)
+    _create_private(path, name)
     flags = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE
     return _open_connection(path, flags, name, vfs, busy, prepare)
 
@@ -196,6 +199,27 @@ def _open_connection(
             raise translate_error(error, name) from error
         raise
     return connection
+
+
+_creating = fork_safe_lock()
+
+
+def _create_private(path: str, name: str) -> None:
+    """Create a missing file for its owner only; SQLite gives its -wal and -shm the same mode.
+
+    SQLite itself would create it as the umask says, and most say: readable by everybody.
+    """
+    # Under a lock: closing a descriptor of the file drops the locks of this process's connections
+    # to it, so no other thread may open one before that.
+    with _creating:
+        if os.path.lexists(path):
+            return
+        try:
+            os.close(open_private(path, os.O_RDWR | os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            return  # Another process was faster.
+        except OSError as error:
+            raise translate_error(error, name) from error
 
 
 @contextlib.contextmanager

@@ -1,5 +1,7 @@
 """`perdure import`: import messages from JSON files into sessions, exactly once."""
 
+import os
+import stat
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,6 +29,9 @@ from perdure.cli.stores import (
 from perdure.cli.terminal import ProgressBar, echo_json
 from perdure.errors import UsageError
 from perdure.sync.store import Store
+
+FILE_MAX = 512 * 2**20  # bytes; a file is parsed in memory, which takes several times its size
+
 
 EXAMPLES = """\b
 Examples:
@@ -144,7 +149,26 @@ def _read_plans(
 ) -> Iterator[ImportPlan]:
     for path, target in zip(files, targets, strict=True):
         with _named_errors(path.name):
-            yield plan_import(path.name, path.read_bytes(), target, autogen=autogen, agents=agents)
+            yield plan_import(path.name, _read_file(path), target, autogen=autogen, agents=agents)
+
+
+def _read_file(path: Path) -> bytes:
+    """Return the bytes of a regular file; UsageError for a pipe or a device, or if it is too long.
+
+    Those may never end, or block until another process writes.
+    """
+    handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    data = bytearray()
+    with open(handle, "rb") as file:  # noqa: PTH123 - a descriptor
+        status = os.fstat(handle)
+        if not stat.S_ISREG(status.st_mode):
+            raise UsageError("it is a pipe or a device: write its content to a file first")
+        # In blocks: a file may grow, and one in /proc has no size.
+        while max(len(data), status.st_size) <= FILE_MAX and (block := file.read(2**20)):
+            data += block
+    if max(len(data), status.st_size) > FILE_MAX:
+        raise UsageError(f"it is longer than {FILE_MAX >> 20} MiB: split it into several files")
+    return bytes(data)
 
 
 @contextmanager

@@ -2,7 +2,14 @@
 
 import pytest
 
-from perdure.backends.protocol import HEADER_MAX, LABEL_BYTES_MAX, LABELS_MAX, Append, Backend, Entry
+from perdure.backends.protocol import (
+    HEADER_MAX,
+    LABEL_BYTES_MAX,
+    LABELS_MAX,
+    Append,
+    Backend,
+    Entry,
+)
 from perdure.errors import UsageError
 from perdure.testing.contract.samples import (
     HOSTILE_BYTES,

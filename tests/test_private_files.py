@@ -93,11 +93,13 @@ def test_what_is_salvaged_and_logged_is_for_its_owner_only(tmp_path: Path) -> No
     saved, log = tmp_path / "saved.jsonl", tmp_path / "log.jsonl"
     with umask(0):
         assert invoke(path, "verify", "--salvage", str(saved)).exit_code == 1
-        handler = perdure.logging.json(log)
+        logger = logging.getLogger("perdure")
+        level, handler = logger.level, perdure.logging.json(log)
         try:
             perdure.open(tmp_path / "other.db").close()
         finally:
-            logging.getLogger("perdure").removeHandler(handler)
+            logger.removeHandler(handler)
+            logger.setLevel(level)
             handler.close()
     assert json.loads(saved.read_text().splitlines()[0])
     found = modes(tmp_path)

@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 
 import perdure
-from perdure.core.effects import approvals, plans
+from perdure.core.effects import approvals, calls, plans
+from perdure.core.effects.calls import CallArguments
 from perdure.core.state.approvals import ApprovalsState, binding_digest
 from perdure.journal.requests import Steps
-from tests.promises import p33_approvals, p33_forgeries
+from perdure.sync import tools
+from tests.promises import p33_approvals, p33_arguments, p33_forgeries
 from tests.promises.kinds import FILES, SQLITE
 from tests.promises.p33_approvals import Place
 from tests.promises.promise import Promise, Trial, sample
@@ -27,6 +29,32 @@ def test_no_death_makes_a_call_happen_unapproved_or_twice(promise: Promise) -> N
 
 def test_no_forgery_race_or_clock_makes_a_call_happen() -> None:
     assert sample(p33_forgeries.PROMISE, seed=3, seconds=2.0, least=60) >= 60
+
+
+def test_no_change_of_the_callers_objects_reaches_a_call() -> None:
+    assert sample(p33_arguments.PROMISE, seed=3, seconds=2.0, least=100) >= 100
+
+
+def _live_arguments(replica: Any, bound: Any) -> tuple[Any, str, CallArguments]:
+    """Record and approve a copy of the arguments, and call with the caller's objects."""
+    arguments = bound.by_name()
+    packed, digest = calls.encode_arguments(replica, arguments)
+    return packed, digest, CallArguments(arguments, bound.args, bound.kwargs)
+
+
+def test_a_call_with_the_callers_own_objects_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calls, "copy_arguments", _live_arguments)
+    draw = random.Random(3)
+    ways = (p33_arguments.in_threads, p33_arguments.in_tasks, p33_arguments.reconciled)
+    assert all(any(_fails(way, draw) for _ in range(20)) for way in ways)
+
+
+def test_a_model_that_gets_the_callers_own_objects_is_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tools, "copy_data", lambda value, **_: value)
+    draw = random.Random(3)
+    assert any(p33_arguments.models(draw).failure.startswith("sent") for _ in range(20))
 
 
 def test_every_step_of_an_approval_is_a_point_to_die_at(directory: Path) -> None:
@@ -77,6 +105,8 @@ def _fails(way: Callable[[random.Random], Trial], draw: random.Random) -> bool:
         return bool(way(draw).failure)
     except perdure.PerdureError:  # What is broken may break the trial too.
         return False
+    except AssertionError:
+        return True
 
 
 def test_an_approval_that_is_not_used_up_is_noticed(

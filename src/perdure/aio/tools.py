@@ -54,6 +54,7 @@ from perdure.errors import (
     UnknownOutcomeError,
     UsageError,
 )
+from perdure.formats.intake import copy_data
 from perdure.formats.tool_calls import INTERRUPTED_NOTICE
 
 
@@ -86,8 +87,8 @@ class AsyncTool:
         """Call the tool, or return the recorded result if this call was made before."""
         spec, replica = self.spec, self._handle.replica
         running = calls.active_turn(self._handle, spec.name)
-        arguments = calls.bind_arguments(spec, args, kwargs)
-        packed, digest = calls.encode_arguments(replica, arguments)
+        bound = calls.bind_arguments(spec, args, kwargs)
+        packed, digest, given = calls.copy_arguments(replica, bound)
         parent = calls.current_identity()
         turn = running.ownership.turn
         identity = (
@@ -97,7 +98,7 @@ class AsyncTool:
         )
         call = spec.request(identity, packed, digest, parent)
         try:
-            return await self.make(call, CallArguments(arguments, args, kwargs), running)
+            return await self.make(call, given, running)
         except ApprovalPendingError:
             running.sequence.reuse(call, turn)
             raise
@@ -194,7 +195,6 @@ class AsyncDurableCall(NamedTuple):
             now = time.monotonic()
             waiting = waiting or ApprovalWait(handle.driver.name, self.spec.approval_wait, now)
             await self._wait(decision, waiting.seconds(handle.replica, call, decision, now))
-            approvals.require_same_arguments(handle.replica, call, self.given)
 
     async def _wait(self, decision: CallDecision, seconds: float) -> None:
         """Wait for the next write to the session, and load it."""
@@ -233,14 +233,15 @@ class AsyncDurableCall(NamedTuple):
             raise
         return result
 
-    def _effect(self, decision: CallDecision) -> Effect:
-        return Effect(decision.effect, self.call.tool, decision.key, self.given.arguments)
+    def _effect(self, decision: CallDecision, arguments: dict[str, Any]) -> Effect:
+        return Effect(decision.effect, self.call.tool, decision.key, arguments)
 
     async def _call_function(self, decision: CallDecision) -> Any:
         # Apart, because a StopIteration of the tool leaves async code as a RuntimeError.
         function = partial(self.spec.function, *self.given.args, **self.given.kwargs)
         name, timeout = f"perdure tool {self.call.tool}", self.spec.timeout
-        with calls.effect_context(self._effect(decision), self.call.identity):
+        effect = self._effect(decision, self.given.arguments)
+        with calls.effect_context(effect, self.call.identity):
             called = await call_function(function, timeout=timeout, name=name)
             return calls.require_returned(called, timeout)
 
@@ -248,7 +249,9 @@ class AsyncDurableCall(NamedTuple):
         replica = self.handle.replica
         assert self.spec.reconcile is not None  # noqa: S101 - checked by `require_spec`
         try:
-            reconciled = await resolve(self.spec.reconcile(self._effect(decision)))
+            # A copy, because the tool may still be called, with the arguments that are recorded.
+            arguments = replica.settings.codec.unpack(self.call.arguments, stream=replica.name)
+            reconciled = await resolve(self.spec.reconcile(self._effect(decision, arguments)))
             packed = encode_reconciliation(replica, reconciled)
         except Exception as error:
             outcome = unreconciled_outcome(error)
@@ -296,7 +299,9 @@ class AsyncModel:
         """Call the model, or return the recorded answer if this request was made before."""
         spec = self._tool.spec
         running = calls.active_turn(self._handle, spec.name)
-        arguments = calls.bind_arguments(spec, args, request)
+        # Copied first: what is digested is what is sent, whatever happens to the caller's objects.
+        args, request = copy_data((args, request), objects=spec.digest_of is None)
+        arguments = calls.bind_arguments(spec, args, request).by_name()
         digested = arguments if spec.digest_of is None else spec.digest_of(arguments)
         replica, turn = self._handle.replica, running.ownership.turn
         call = calls.model_call(replica, turn, running.sequence, spec.name, digested)

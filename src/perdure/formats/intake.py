@@ -10,9 +10,11 @@ in `meta["choices"]`, since a transcript can continue from one answer only.
 """
 
 from collections.abc import Mapping
+from copy import deepcopy
 from datetime import date, datetime, timezone
 from decimal import Decimal
 from enum import Enum
+from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
@@ -81,6 +83,29 @@ def to_plain(value: object) -> dict[str, Any] | None:
     if foreign and hasattr(type(value), "__pydantic_validator__"):
         plain = _plain_value(export(value, mode="json"), foreign, 0)
     return plain
+
+
+def copy_data(value: Any, *, objects: bool, depth: int = 0) -> Any:
+    """Return a copy of a request, which changes of the original do not reach.
+
+    Dicts, lists and tuples are copied; with `objects`, other objects are too, if they can be.
+    Without it, objects may be live ones, such as a client or a context.
+    """
+    kind = type(value)
+    if kind in _ATOMS or depth > _DEPTH_MAX:
+        return value
+    copy_item = partial(copy_data, objects=objects, depth=depth + 1)
+    if kind is dict:
+        # `dict.copy` is one step for other threads; an iteration fails if one adds a key meanwhile.
+        return {key: copy_item(item) for key, item in value.copy().items()}
+    if kind is list or kind is tuple:
+        return kind(map(copy_item, value))
+    if not objects:
+        return value
+    try:
+        return deepcopy(value)
+    except Exception:  # noqa: BLE001 - its copy method is the application's code
+        return value
 
 
 def export_parts(parts: Any) -> Any:

@@ -58,6 +58,9 @@ class Codec:
         except UnstorableValue as error:
             path = root + "".join(reversed(error.path))
             raise UsageError(str(error), path) from error.__cause__
+        except RuntimeError as error:  # From iterating over a dict: codecs' errors are converted.
+            reason = "another thread or task changed the value while it was encoded"
+            raise UsageError(f"{reason}: pass a copy of it", root) from error
 
     def unpack(self, tree: Any, *, stream: str = "", position: int = 0) -> Any:
         """Return the value that was packed; raise VersionError for an unknown tag."""

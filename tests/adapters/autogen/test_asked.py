@@ -9,6 +9,7 @@ import pytest
 
 import perdure
 from perdure.adapters.autogen import persist
+from perdure.backends.sqlite.backend import SqliteBackend
 from perdure.testing import ModelServer
 from tests.adapters.autogen.conftest import Cast
 
@@ -110,6 +111,31 @@ def test_code_that_reads_an_answer_finds_in_a_recorded_one_what_it_had(
     assert len(read) == 2
     assert read[0] == read[1]
     assert len(server.requests) == 3
+
+
+def test_what_is_sent_is_what_was_recorded_whatever_happens_to_the_messages(
+    cast: Cast, server: ModelServer, store: perdure.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    messages = [{"role": "user", "content": "Is this right?"}]
+    append = SqliteBackend.append
+
+    def meddling(self: Any, given: Any) -> Any:
+        messages[0]["content"] = "Is this wrong?"
+        return append(self, given)
+
+    def judge(recipient: Any, **_: Any) -> tuple[bool, None]:
+        messages[0]["content"] = "Is this right?"
+        monkeypatch.setattr(SqliteBackend, "append", meddling)
+        recipient.client.create(messages=messages)
+        monkeypatch.undo()
+        return False, None
+
+    user, assistant = cast.pair()
+    assistant.register_reply([autogen.Agent, None], judge, position=0)
+    with persist(store.session("s"), user, assistant):
+        user.initiate_chat(assistant, message=CHECKLIST)
+    assert messages[0]["content"] == "Is this wrong?"
+    assert server.requests[0].body["messages"][-1]["content"] == "Is this right?"
 
 
 def test_a_user_s_own_methods_of_an_agent_are_put_back(cast: Cast, store: perdure.Store) -> None:

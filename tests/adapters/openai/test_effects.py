@@ -1,6 +1,7 @@
 """The wrapped client's calls are effects: listed, stored once, and no append more than before."""
 
 import asyncio
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 import perdure
 from perdure.adapters.openai import wrap
 from perdure.backends.memory import MemoryBackend
-from perdure.journal.records import EffectIntended
+from perdure.journal.records import EffectIntended, Tools
 from perdure.testing import ModelServer
 
 CALL = '[[tool weather {"city": "Oslo"}]]'
@@ -86,6 +87,29 @@ def test_a_call_makes_no_append_more_and_stores_the_answer_once(
     assert appends == [3, 2, 1]  # The input with the intent, the reply with the outcome, the end.
     stored = "".join(str(record.content) for record in session.records())
     assert stored.count(answer) == 1
+
+
+def test_what_is_sent_is_what_was_recorded_whatever_happens_to_the_callers_objects(
+    bare: openai.OpenAI, server: ModelServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tools, messages = deepcopy(TOOLS), [{"role": "user", "content": "one"}]
+    append = MemoryBackend.append
+
+    def meddling(self: Any, given: Any) -> Any:
+        tools[0]["function"]["name"] = "pay"
+        messages[0]["content"] = "another"
+        return append(self, given)
+
+    monkeypatch.setattr(MemoryBackend, "append", meddling)
+    session = perdure.open("memory:").session("s")
+    given: Any = messages
+    wrap(bare, session).chat.completions.create(model="m", messages=given, tools=tools)
+    body = server.requests[-1].body
+    assert body["tools"] == TOOLS
+    assert body["messages"] == [{"role": "user", "content": "one"}]
+    (recorded,) = [r.content for r in session.records() if isinstance(r.content, Tools)]
+    assert recorded.tools == TOOLS
+    assert tools != TOOLS
 
 
 def test_an_error_of_the_api_is_a_failed_call(

@@ -15,6 +15,7 @@ from pydantic import BaseModel
 
 from perdure.adapters.agentchat.run_log import RunLog
 from perdure.adapters.digests import json_digest
+from perdure.formats.intake import copy_data
 
 DIGEST_LENGTH = 32  # hexadecimal digits, stored with every answer
 
@@ -36,6 +37,8 @@ class DurableClient(ChatCompletionClient):  # type: ignore[misc]
         return self._client
 
     async def create(self, messages: Sequence[Any], **options: Any) -> Any:
+        messages, options = _copy_request(messages, options)
+
         async def answer() -> dict[str, Any]:
             result: dict[str, Any] = (await self._client.create(messages, **options)).model_dump(
                 mode="json"
@@ -48,6 +51,7 @@ class DurableClient(ChatCompletionClient):  # type: ignore[misc]
     async def create_stream(
         self, messages: Sequence[Any], **options: Any
     ) -> AsyncGenerator[Any, None]:
+        messages, options = _copy_request(messages, options)
         # A task reads the model's stream to its end and records the answer; the queue hands its
         # chunks over meanwhile. None marks the end, after a failure too.
         chunks: asyncio.Queue[str | None] = asyncio.Queue()
@@ -103,6 +107,16 @@ class DurableClient(ChatCompletionClient):  # type: ignore[misc]
     @property
     def model_info(self) -> Any:
         return self._client.model_info
+
+
+def _copy_request(
+    messages: Sequence[Any], options: dict[str, Any]
+) -> tuple[Sequence[Any], dict[str, Any]]:
+    """Return copies of messages and options, so that what is digested is what is sent.
+
+    Tools, output classes and the cancellation token are live objects, which are not copied.
+    """
+    return copy_data([*messages], objects=True), copy_data(options, objects=False)
 
 
 def _load_result(recorded: Mapping[str, Any]) -> Any:

@@ -22,6 +22,7 @@ from perdure.adapters.agentchat.messages import MessageLoader, dump_reply, load_
 from perdure.adapters.agentchat.model_client import DurableClient, request_digest
 from perdure.adapters.agentchat.run_log import RunLog
 from perdure.errors import EffectError, UnknownOutcomeError, UsageError
+from perdure.formats.intake import copy_data
 
 CLIENT_ATTRIBUTE = "_model_client"  # Of assistants, society-of-mind agents and managers.
 WORKBENCH_ATTRIBUTE = "_workbench"  # Of assistants.
@@ -149,7 +150,9 @@ def recording_replies(node: TeamNode, run_log: RunLog, messages: MessageLoader) 
     ) -> AsyncGenerator[Any, None]:
         events: list[Any] = []
 
-        async def run() -> dict[str, Any]:
+        new_messages = copy_data([*new_messages], objects=True)  # What is digested is what is sent.
+
+        async def run(_: object) -> dict[str, Any]:
             # Chunks are not recorded: the whole message follows them.
             outputs = [
                 output

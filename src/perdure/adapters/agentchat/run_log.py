@@ -33,6 +33,8 @@ PolicyDeclaration = ToolPolicy | Mapping[str, Any]
 
 CallFunction = Callable[[], Awaitable[dict[str, Any]]]
 
+ToolFunction = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
+
 CALL_ID_MAX = 200  # Characters of a provider's call id; longer ids are hashed.
 
 DRAIN_ITERATIONS = 32  # Event-loop iterations that let agents notice that their call was stopped.
@@ -150,18 +152,19 @@ class RunLog:
         return recorded
 
     async def use(
-        self, scope: str, name: str, *, id: str, arguments: Mapping[str, Any], run: CallFunction
+        self, scope: str, name: str, *, id: str, arguments: Mapping[str, Any], run: ToolFunction
     ) -> dict[str, Any]:
         """Run a tool call once, or return its recorded outcome.
 
+        `run` gets the arguments as recorded, not the caller's objects, which may have changed.
         Raises EffectError if it failed, UnknownOutcomeError if its outcome is unknown.
         """
         if not self.active:
-            return await run()
+            return await run(dict(arguments))
         by = self._key(scope, id)
 
-        async def call(**_: Any) -> dict[str, Any]:
-            return {"by": by, **await run()}
+        async def call(**_: Any) -> dict[str, Any]:  # The parameter's name is stored.
+            return {"by": by, **await run(_)}
 
         _name_parameters(call, arguments)  # For the record, and for a reconcile function.
         policy = self.policies.get(name, "unsafe")

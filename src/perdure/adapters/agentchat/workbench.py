@@ -83,8 +83,9 @@ class DurableWorkbench(Workbench):  # type: ignore[misc]
 
         events_and_result: list[Any] = []
 
-        async def run() -> dict[str, Any]:
-            *rest, last = [event async for event in self._stream(name, arguments, token, call_id)]
+        async def run(recorded: dict[str, Any]) -> dict[str, Any]:
+            passed = None if arguments is None else recorded
+            *rest, last = [event async for event in self._stream(name, passed, token, call_id)]
             events = [
                 event for event in rest if isinstance(event, BaseAgentEvent | BaseChatMessage)
             ]

@@ -11,6 +11,7 @@ import logging
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
+from copy import deepcopy
 from types import TracebackType
 from typing import Any, Self
 
@@ -380,8 +381,10 @@ class DurableChat:
         def call(**_: Any) -> Any:
             if (error := self._failures.replayed_error(request)) is not None:
                 raise error
+            # Copies of the recorded messages: the framework's own may have changed meanwhile.
+            sent = {"messages": deepcopy(request["messages"])} if config.get("messages") else {}
             # The live response is returned as it is: the record need not have all of it.
-            responses.append(create(wrapper, **config))
+            responses.append(create(wrapper, **{**config, **sent}))
             return model_calls.response_data(wrapper, responses[0])
 
         request = model_calls.request_identity(config)

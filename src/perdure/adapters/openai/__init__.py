@@ -20,6 +20,7 @@ from perdure.adapters.openai.recorded_replies import replay_client
 from perdure.adapters.openai.state import ApiCall, CallRecord, WrapOptions
 from perdure.adapters.openai.sync.conversation import Conversation
 from perdure.errors import UsageError
+from perdure.formats.intake import copy_data
 
 if TYPE_CHECKING:
     import openai
@@ -180,6 +181,8 @@ class _Endpoint(Proxy):
             if arguments.get(name):
                 reason = f"{name} leaves the conversation to the server, but the session records it"
                 raise UsageError(f"{reason}: leave it out, or call the original client")
+        # Copied: what is recorded is what is sent, whatever happens to the caller's objects.
+        arguments = copy_data(arguments, objects=True)
         field, streaming = self.FIELD, bool(arguments.get("stream"))
         inputs = parse_inputs(arguments.get(field) or [], field)
         tools = arguments.get("tools")

@@ -9,11 +9,9 @@ from typing import Any, Literal
 
 from perdure import events
 from perdure.backends.digests import digest_of
-from perdure.core.effects import calls
 from perdure.core.effects.calls import (
     DENIED_ERROR,
     EXPIRED_ERROR,
-    CallArguments,
     CallDecision,
     CallRequest,
     Decision,
@@ -273,13 +271,6 @@ def with_approval(call: CallRequest, spec: ToolSpec, needed: object) -> CallRequ
         what = f"the approval function of {spec.name!r} must return True or False"
         raise UsageError(f"{what}, not {type(needed).__name__}: nothing was called")
     return call._replace(approval=needed, approval_ttl=spec.approval_ttl) if needed else call
-
-
-def require_same_arguments(replica: Replica, call: CallRequest, given: CallArguments) -> None:
-    """Raise UsageError if the arguments changed while the call waited: others were approved."""
-    if calls.encode_arguments(replica, given.arguments)[1] != call.digest:
-        what = f"the arguments of {call.tool!r} were changed while it waited for its approval"
-        raise UsageError(f"{what}: nothing was called")
 
 
 class ApprovalWait:

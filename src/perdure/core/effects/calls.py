@@ -243,29 +243,94 @@ def require_spec(spec: ToolSpec) -> ToolSpec:
     return spec._replace(name=name)
 
 
-def bind_arguments(
-    spec: ToolSpec, args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Return the arguments of a call by name, as they are recorded."""
-    import inspect
-
-    try:
-        signature = inspect.signature(spec.function)
-    except (TypeError, ValueError):
-        return {"args": [*args], "kwargs": dict(kwargs)}
-    try:
-        arguments = signature.bind(*args, **kwargs).arguments
-    except TypeError as error:
-        raise UsageError(f"{spec.name}: {error}", "$.arguments") from error
-    return {k: [*v] if isinstance(v, tuple) else v for k, v in arguments.items()}
-
-
 class CallArguments(NamedTuple):
-    """The arguments of a call: by name, as recorded, and as they are passed to the function."""
+    """The arguments of a call: by name, as recorded, and as they are passed to the function.
+
+    They are copies. What other threads or tasks do to the caller's objects does not reach the
+    function: it gets what was recorded and approved.
+    """
 
     arguments: dict[str, Any]
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+
+
+class BoundArguments(NamedTuple):
+    """The caller's arguments, and for each parameter the slot that its value was passed in.
+
+    A slot is a position, a keyword, a tuple of positions (`*args`) or a dict of keywords
+    (`**kwargs`).
+    """
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    slots: dict[str, Any]
+
+    def by_name(self) -> dict[str, Any]:
+        """Return the arguments by parameter, as they are recorded: tuples as lists."""
+        arguments: dict[str, Any] = {}
+        for name, slot in self.slots.items():
+            if isinstance(slot, tuple):
+                arguments[name] = [self.args[position] for position in slot]
+            elif isinstance(slot, dict):
+                arguments[name] = {keyword: self.kwargs[keyword] for keyword in slot}
+            else:
+                value = self.args[slot] if isinstance(slot, int) else self.kwargs[slot]
+                arguments[name] = [*value] if isinstance(value, tuple) else value
+        return arguments
+
+    def replaced_by(self, arguments: dict[str, Any]) -> CallArguments:
+        """Return other arguments by parameter, passed in the same slots."""
+        args, kwargs = [*self.args], {**self.kwargs}
+        for name, slot in self.slots.items():
+            value = arguments[name]
+            if isinstance(slot, tuple):
+                for position, item in zip(slot, value, strict=True):
+                    args[position] = item
+            elif isinstance(slot, dict):
+                kwargs.update(value)
+            elif isinstance(slot, int):
+                args[slot] = _like(args[slot], value)
+            else:
+                kwargs[slot] = _like(kwargs[slot], value)
+        return CallArguments(arguments, tuple(args), kwargs)
+
+
+def _like(original: Any, value: Any) -> Any:
+    """Return a recorded value in the class of the original, if that was a tuple."""
+    return tuple.__new__(type(original), value) if isinstance(original, tuple) else value
+
+
+def bind_arguments(
+    spec: ToolSpec, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> BoundArguments:
+    """Return the arguments of a call with the parameters that they are for, or raise UsageError."""
+    import inspect
+
+    positions, keywords = tuple(range(len(args))), {keyword: keyword for keyword in kwargs}
+    try:
+        signature = inspect.signature(spec.function)
+    except (TypeError, ValueError):
+        slots: dict[str, Any] = {"args": positions, "kwargs": keywords}
+    else:
+        try:
+            slots = signature.bind(*positions, **keywords).arguments
+        except TypeError as error:
+            raise UsageError(f"{spec.name}: {error}", "$.arguments") from error
+    return BoundArguments(tuple(args), dict(kwargs), slots)
+
+
+def copy_arguments(replica: Replica, bound: BoundArguments) -> tuple[Any, str, CallArguments]:
+    """Return packed arguments, their digest, and what to call the function with.
+
+    The function gets arguments that are rebuilt from the packed ones, not the caller's objects:
+    these may change before it is called, and others would then have been recorded and approved.
+    """
+    packer = replica.settings.codec
+    packed = packer.pack(bound.by_name(), root="$.arguments")
+    arguments = packer.unpack(packed, stream=replica.name)
+    digest = digest_of(codec.encode_tree(packed))
+    return packed, digest, bound.replaced_by(arguments)
 
 
 class ResultFormatter(Protocol):

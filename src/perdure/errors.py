@@ -14,6 +14,7 @@
     ├── ReplayBlockedError      a replayed agent used the network, another program or a live session
     ├── InFlightError     the same call is running: wait for its outcome
     ├── UnknownOutcomeError  a call may have happened: find out, then reconcile it
+    ├── UnstoredResultError  a recorded call succeeded, and its result could not be stored
     ├── EffectError       a recorded call failed, and is not called again
     │   └── ApprovalDeniedError   it was denied, or its approval expired
     ├── ApprovalPendingError  a call waits for an approval: have it decided, then resume
@@ -255,6 +256,26 @@ class UnknownOutcomeError(PerdureError):
         what = f"{self.tool!r} in {self.stream!r} may have happened ({which})"
         why = f" {self.reason}" if self.reason else ""
         return f"{what}.{why} Find out, then call session.effects.reconcile({self.effect!r}, …)"
+
+
+class UnstoredResultError(PerdureError):
+    """A recorded call succeeded, but its result, of type `type`, could not be stored.
+
+    It is not called again. `position` is that of the recorded outcome.
+    """
+
+    def __init__(self, stream: str, tool: str, type: str, position: int) -> None:
+        super().__init__(stream, tool, type, position)
+        self.stream = stream
+        self.tool = tool
+        self.type = type
+        self.position = position
+
+    def __str__(self) -> str:
+        what = f"{self.tool!r} in {self.stream!r} succeeded, and is not called again"
+        why = f"its result, a {self.type}, could not be stored (position {self.position})"
+        hint = "return data that can be stored, or register the type with perdure.open(types=…)"
+        return f"{what}; {why}: {hint}"
 
 
 class EffectError(PerdureError):

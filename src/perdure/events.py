@@ -23,6 +23,7 @@ no handler for it, and one that has not imported OpenTelemetry has no tracer.
 | `notify_failed` | waiters could not be notified of a record, and find it by polling | `reason` |
 | `tools` | the tools offered to a model changed | `turn`, `added`, `removed`, `changed` |
 | `version` | another version of a tool began a call | `tool`, `effect`, `recorded`, `now`, `ran` |
+| `unstored` | a call succeeded, and its result cannot be stored | `tool`, `effect`, `type` |
 | `approval` | a call waits for an approval | `tool`, `approval`, `decide` |
 | `downgrade` | a store was opened with an accepted weakness | `accepted`, `costs` |
 | `branch`, `delete`, `close` | a session was branched, deleted or closed | |
@@ -53,7 +54,7 @@ correlation_id: ContextVar[str] = ContextVar("perdure_correlation_id", default="
 _WARNINGS = frozenset(
     {
         *("approval", "downgrade", "lease_lost", "notify_failed", "recovery"),
-        *("snapshot_skipped", "summary_failed", "version", "write_in_doubt"),
+        *("snapshot_skipped", "summary_failed", "unstored", "version", "write_in_doubt"),
     }
 )
 

@@ -172,16 +172,17 @@ def test_what_can_not_be_read_of_a_cut_answer_is_told(
 def test_calls_are_shown_with_what_became_of_them(tmp_path: Path) -> None:
     path = tmp_path / "effects.db"
 
-    def charge(amount: int) -> dict[str, int]:
+    def charge(amount: int) -> Any:
         if amount > 5:
             raise KeyboardInterrupt
-        return {"charged": amount}
+        return {"charged": amount} if amount else (0, "free")
 
     with perdure.open(path) as store:
         session = store.session("s")
         with session.turn("Pay."):
             tool = session.tool(charge)
             tool(5)
+            tool(0)
             with pytest.raises(KeyboardInterrupt):
                 tool(6)
     shown = invoke(path, "show", "s").stdout
@@ -189,4 +190,6 @@ def test_calls_are_shown_with_what_became_of_them(tmp_path: Path) -> None:
     assert '{"amount": 5}' in shown
     assert "succeeded in 0." in shown
     assert '{"charged": 5}' in shown
+    assert "its result, a tuple, could not" in " ".join(shown.split())
+    assert "(0, 'free')" in shown
     assert "may have happened, outcome unknown: effect" in shown

@@ -220,3 +220,31 @@ def test_old_payloads_are_brought_up_one_version_at_a_time(third_schema: type[Co
 def test_a_record_over_the_limit_is_refused_with_advice() -> None:
     with pytest.raises(UsageError, match="keep it in a file"):
         codec.encode(Note(data="x" * codec.PAYLOAD_MAX))
+
+
+class Plain:
+    """It has the default repr, which shows a memory address."""
+
+
+class Polite:
+    def __str__(self) -> str:
+        return "How do you do?"
+
+
+def test_a_text_for_a_value_shows_no_address() -> None:
+    class Local:
+        pass
+
+    assert codec.to_text([Plain(), Local()]) == "[Plain, Local]"
+    assert codec.to_text(Plain(), str) == codec.to_text(Polite()).replace("Polite", "Plain")
+    assert codec.to_text(Polite(), str) == "How do you do?"
+    assert codec.to_text([].append) == "<built-in method append of list object>"
+    assert codec.type_name(Local()) == "Local"
+
+
+def test_a_text_for_a_value_is_short_and_can_be_stored() -> None:
+    text = codec.to_text(["é\ud800" * codec.TEXT_CHARS_MAX])
+    assert len(text) < codec.TEXT_CHARS_MAX + 100
+    assert text.endswith("characters)")
+    assert Codec().pack(text) == text
+    assert codec.to_text("x" * codec.TEXT_CHARS_MAX) == "x" * codec.TEXT_CHARS_MAX

@@ -4,7 +4,7 @@ Nothing is decided here: each method creates a plan or steps, and runs them thro
 """
 
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from perdure import events
 from perdure.aio.approvals import AsyncApprovals
@@ -205,7 +205,6 @@ class AsyncSession:
         actor: str = "",
         reconcile: Callable[[Effect], Any] | None = None,
         timeout: float | None = None,
-        on_unserializable: Literal["raise", "return"] = "raise",
         approval: bool | Callable[[dict[str, Any]], Any] = False,
         approval_ttl: float | None = None,
         approval_wait: float | None = None,
@@ -221,10 +220,11 @@ class AsyncSession:
         With `approval` (True, or a function of the arguments), a call runs only after it was
         approved (`session.approvals`, `perdure approve`) within `approval_ttl` seconds. The caller
         waits up to `approval_wait` seconds (None: no limit), then gets ApprovalPendingError.
+
+        A result that cannot be stored is returned, and recorded as a text: if the call is repeated
+        after a crash, it raises UnstoredResultError, and `run_tool_calls` returns the text again.
         """
-        options = ToolSpec(
-            function, name, effect, version, actor, reconcile, timeout, on_unserializable
-        )
+        options = ToolSpec(function, name, effect, version, actor, reconcile, timeout)
         spec = options._replace(
             approval=approval, approval_ttl=approval_ttl, approval_wait=approval_wait
         )

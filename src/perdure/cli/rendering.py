@@ -156,6 +156,8 @@ def _render_effect(content: Content, record_id: str) -> RenderedRecord:
         result = "the result is in the message above"
     else:
         result = _json(content.result)
+    if content.unstored:
+        which += f"; its result, a {safe(content.unstored)}, could not be stored"
     return RenderedRecord(f"{content.state} in {content.duration:.3f} s, {which}", result)
 
 

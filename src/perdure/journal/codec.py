@@ -5,6 +5,7 @@ Scalars that JSON lacks are written as an object with one key that begins with `
 cannot be restored exactly is rejected with its path, before anything is written.
 """
 
+import re
 from collections.abc import Callable, Mapping
 from math import isfinite
 from typing import Any
@@ -166,6 +167,36 @@ def encode(content: Content) -> bytes:
         reason = f"{len(payload)} bytes exceed the limit of {PAYLOAD_MAX} for one record"
         raise UsageError(f"{reason}: keep it in a file and store its name and digest", "$")
     return payload
+
+
+TEXT_CHARS_MAX = 8_000  # characters; enough for a model to read, too few for a dump
+
+_DEFAULT_REPR = re.compile(r"<(?:\w+\.|<locals>\.)*(\w+) object at 0x[0-9A-Fa-f]+>")
+
+_ADDRESS = re.compile(r"(<[^<>]*?) at 0x[0-9A-Fa-f]+")
+
+
+def type_name(value: object) -> str:
+    """Return the name of a value's type."""
+    return type(value).__qualname__.rpartition("<locals>.")[2]
+
+
+def to_text(value: object, convert: Callable[[Any], str] = repr) -> str:
+    """Return a text for a value that cannot be stored, shortened; it can always be stored itself.
+
+    A str is its own text. For others it is that of `convert`, without memory addresses, which would
+    differ in every process: a default repr becomes the type's name. So does one that fails.
+    """
+    try:
+        text = value if isinstance(value, str) else convert(value)
+        size, text = len(text), text[: 2 * TEXT_CHARS_MAX]
+    except Exception:  # noqa: BLE001 - `__repr__` is the application's code
+        return type_name(value)
+    if not isinstance(value, str):
+        text = _ADDRESS.sub(r"\1", _DEFAULT_REPR.sub(r"\1", text))
+    if len(text) > TEXT_CHARS_MAX:
+        text = f"{text[:TEXT_CHARS_MAX]}… (shortened from {size} characters)"
+    return text.encode("utf-8", "replace").decode()
 
 
 def encode_tree(tree: Any) -> bytes:

@@ -250,6 +250,8 @@ class EffectSettled(Content, frozen=True, kw_only=True):
     """The result is this many messages directly before this record, in the same append."""
     shared_form: Literal["", "text", "json"] = ""
     """A large result is stored once: as the text of the previous message, or as JSON in it."""
+    unstored: str = ""
+    """The type of a result that could not be stored; `result` is then a text for people."""
 
 
 class Value(Content, frozen=True, kw_only=True):

@@ -22,18 +22,19 @@ from perdure.core.effects.calls import (
     CallRequest,
     Effect,
     Happened,
+    OutcomeState,
     ResultMessage,
     ToolSpec,
 )
 from perdure.core.effects.requested_calls import PendingCall
 from perdure.core.effects.results import (
     collect_results,
-    encode_reconciliation,
     failure_outcome,
     failure_text,
+    require_reconciliation,
     to_model_text,
     unreconciled_outcome,
-    unstorable_outcome,
+    unstored_outcome,
 )
 from perdure.core.plans import REFRESH_SILENTLY
 from perdure.core.replay import guard
@@ -212,17 +213,7 @@ class DurableCall(NamedTuple):
                 # The caller gets the tool's own error; the failure to record it must not hide it.
                 error.add_note(f"perdure could not record that the call failed: {failure}")
             raise
-        duration = time.perf_counter() - start
-        try:
-            packed = self.handle.replica.settings.codec.pack(result, root="$.result")
-            outcome = CallOutcome("succeeded", packed, duration=duration)
-            self._settle(decision, outcome, to_model_text(result) if self.reply else "")
-        except UsageError as error:  # The result has a type that cannot be stored, or is too large.
-            outcome = unstorable_outcome(error, duration)
-            self._settle(decision, outcome, outcome.reason)
-            if self.spec.on_unserializable == "return":
-                return result
-            raise
+        self._settle_result(decision, "succeeded", result, time.perf_counter() - start)
         return result
 
     def _effect(self, decision: CallDecision, arguments: dict[str, Any]) -> Effect:
@@ -244,20 +235,33 @@ class DurableCall(NamedTuple):
             # A copy, because the tool may still be called, with the arguments that are recorded.
             arguments = replica.settings.codec.unpack(self.call.arguments, stream=replica.name)
             reconciled = resolve(self.spec.reconcile(self._effect(decision, arguments)))
-            packed = encode_reconciliation(replica, reconciled)
+            require_reconciliation(reconciled)
         except Exception as error:
             outcome = unreconciled_outcome(error)
             self._settle(decision, outcome, INTERRUPTED_NOTICE)
             which = replica.name, self.call.tool, decision.effect, decision.key
             raise UnknownOutcomeError(*which, outcome.reason) from error
         if isinstance(reconciled, Happened):
-            outcome = CallOutcome("reconciled", packed)
-            self._settle(decision, outcome, to_model_text(reconciled.result))
+            self._settle_result(decision, "reconciled", reconciled.result)
         return reconciled
 
+    def _settle_result(
+        self, decision: CallDecision, state: OutcomeState, result: Any, duration: float = 0.0
+    ) -> None:
+        """Record the result of a call that took effect, as a text if it cannot be stored."""
+        outcome = CallOutcome(state, result, duration=duration)
+        try:
+            self._settle(decision, outcome, to_model_text(result) if self.reply else "")
+        except UsageError:  # It has a type that cannot be stored, or is too large.
+            outcome = unstored_outcome(state, result, duration)
+            self._settle(decision, outcome, outcome.result)
+            calls.report_unstored(self.handle, self.call, decision.effect, outcome)
+
     def _settle(self, decision: CallDecision, outcome: CallOutcome, text: str) -> None:
-        """Record an outcome, and the message about it for the model."""
+        """Record an outcome, whose result is not packed yet, and the message for the model."""
         replica, identity, turn = self.handle.replica, self.call.identity, self.turn.ownership.turn
+        packed = replica.settings.codec.pack(outcome.result, root="$.result")
+        outcome = outcome._replace(result=packed)
         failed = outcome.state not in ("succeeded", "reconciled")
         message = self.reply.build(text, failed=failed) if self.reply else None
         plan = plans.plan_outcome(

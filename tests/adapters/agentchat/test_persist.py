@@ -855,6 +855,34 @@ def test_a_reconcile_function_can_be_given_as_in_other_adapters(place: Place) ->
     asyncio.run(go())
 
 
+def test_a_result_that_cannot_be_stored_does_not_stop_a_run_for_good(place: Place) -> None:
+    """The client cannot send it either, so the run fails; then it goes on without it."""
+    charged: list[int] = []
+
+    def charge(amount: int) -> str:
+        """Charge an amount."""
+        charged.append(amount)
+        return "paid \ud800"
+
+    def build(world: World) -> Any:
+        return AssistantAgent("clerk", world.client, tools=[charge], reflect_on_tool_use=True)
+
+    async def go() -> None:
+        with pytest.raises((UnicodeError, UsageError)):
+            async with place.durable(build) as durable:
+                await durable.run(task=TASKS[0])
+        paid = [*charged]
+        async with place.durable(build) as durable:
+            await durable.run()
+            effects = await durable._session.effects.list(kind="tool")
+        assert charged == paid != []
+        assert {(one.state, one.unstored) for one in effects} == {("succeeded", "dict")}
+        told = [one["content"] for one in place.messages() if one["role"] == "tool"]
+        assert {*told} == {"The call succeeded. Its result, a dict, could not be stored."}
+
+    asyncio.run(go())
+
+
 PIXEL = (
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk"
     "+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="

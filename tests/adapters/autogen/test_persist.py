@@ -11,6 +11,7 @@ import pytest
 
 import perdure
 from perdure.adapters.autogen import persist
+from perdure.journal import codec
 from perdure.testing import ModelServer
 from tests.adapters.autogen.conftest import Cast
 from tests.adapters.autogen.scripts import charged, register
@@ -271,6 +272,63 @@ def test_a_tool_is_run_once_and_its_error_is_told_the_same_again(
     assert told[2] == "Error: no such claim: 17"
     asked = [one.body["messages"] for one in server.requests]
     assert asked[1] == asked[2]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [((1, "a"), "(1, 'a')"), ("a\ud800", "a?")],
+    ids=["tuple", "surrogate"],
+)
+def test_a_result_that_cannot_be_stored_is_told_the_same_again(
+    value: Any, text: str, cast: Cast, server: ModelServer, store: perdure.Store
+) -> None:
+    ran = []
+
+    def charge(id: int) -> Any:
+        ran.append(id)
+        return value
+
+    def chat() -> Any:
+        user, assistant = cast.pair(max_consecutive_auto_reply=1)
+        register(charge, assistant, user)
+        with persist(store.session("s"), user, assistant):
+            return user.initiate_chat(assistant, message=CHARGE)
+
+    server.fault(status=500, at=len(server.requests) + 2)
+    with pytest.raises(Exception, match="500"):
+        chat()
+    assert [one["content"] for one in chat().chat_history][2] == text
+    assert ran == [17]
+    asked = [one.body["messages"] for one in server.requests]
+    assert asked[1] == asked[2]
+    effects = [one for one in store.session("s").effects.list() if one.tool == "charge"]
+    assert [one.state for one in effects] == ["succeeded"]
+
+
+def test_a_result_that_is_too_large_does_not_stop_a_chat_for_good(
+    cast: Cast, store: perdure.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The message about it cannot be stored, so the chat fails; then it goes on without it."""
+    monkeypatch.setattr(codec, "PAYLOAD_MAX", 20_000)
+    ran = []
+
+    def charge(id: int) -> str:
+        ran.append(id)
+        return "x" * 30_000
+
+    def chat() -> Any:
+        user, assistant = cast.pair(max_consecutive_auto_reply=1)
+        register(charge, assistant, user)
+        with persist(store.session("s"), user, assistant):
+            return user.initiate_chat(assistant, message=CHARGE)
+
+    with pytest.raises(perdure.UsageError, match="exceed the limit"):
+        chat()
+    told = [one["content"] for one in chat().chat_history][2]
+    assert told == "The call succeeded. Its result, a str, could not be stored."
+    assert ran == [17]
+    effects = [one for one in store.session("s").effects.list() if one.tool == "charge"]
+    assert [(one.state, one.unstored) for one in effects] == [("succeeded", "str")]
 
 
 def test_a_tool_that_an_agent_got_in_the_middle_of_a_chat_is_run_once(

@@ -28,7 +28,6 @@ from perdure.errors import (
     UnknownOutcomeError,
     UsageError,
 )
-from perdure.journal.codec import PAYLOAD_MAX
 from perdure.journal.records import EffectIntended
 
 
@@ -189,7 +188,7 @@ def test_a_call_is_reconciled_by_the_users_function(
     session.verify()
 
 
-@pytest.mark.parametrize("bad", [ZeroDivisionError("no"), "done", Happened({1})])
+@pytest.mark.parametrize("bad", [ZeroDivisionError("no"), "done"])
 def test_a_reconcile_function_that_fails_leaves_the_call_unknown(
     path: Path, ledger: Ledger, bad: Any
 ) -> None:
@@ -206,6 +205,36 @@ def test_a_reconcile_function_that_fails_leaves_the_call_unknown(
             charge(5)
     assert len(ledger.calls) == 1
     assert "function failed" in session.effects.unknown()[0].reason
+
+
+def test_a_reconciled_call_happened_even_if_its_result_cannot_be_stored(
+    path: Path, ledger: Ledger
+) -> None:
+    def look(_: Effect) -> Any:
+        return Happened((1, 2))
+
+    kill_in_call(path, ledger, "reconcile", name="charge", reconcile=look)
+    session = perdure.open(path).session("s")
+    with session.turn("Pay.", id="turn-1"):
+        charge = session.tool(ledger.charge, effect="reconcile", reconcile=look)
+        assert charge(5) == (1, 2)
+    (effect,) = session.effects.list()
+    assert (effect.state, effect.result, effect.unstored) == ("reconciled", "(1, 2)", "tuple")
+    assert session.effects.unknown() == []
+    assert len(ledger.calls) == 1
+
+
+def test_a_person_is_told_that_a_result_cannot_be_stored(path: Path, ledger: Ledger) -> None:
+    """Nothing happens by telling it, so that the call can be mended."""
+    kill_in_call(path, ledger, "unsafe", name="charge")
+    session = perdure.open(path).session("s")
+    with session.turn("Pay.", id="turn-1"), pytest.raises(UnknownOutcomeError):
+        session.tool(ledger.charge)(5)
+    (effect,) = session.effects.unknown()
+    with pytest.raises(UsageError, match=r"\$\.result"):
+        session.effects.reconcile(effect, Happened((1, 2)))
+    session.effects.reconcile(effect, Happened([1, 2]))
+    assert session.effects.unknown() == []
 
 
 def test_other_arguments_under_the_same_identity_are_a_divergence(
@@ -286,7 +315,6 @@ def test_a_tool_belongs_into_a_turn(path: Path, ledger: Ledger) -> None:
         ({"effect": "harmless"}, "no effect 'harmless'"),
         ({"effect": "reconcile"}, "go together"),
         ({"reconcile": print}, "go together"),
-        ({"on_unserializable": "drop"}, "on_unserializable"),
     ],
 )
 def test_a_wrong_declaration_is_refused(options: dict[str, Any], reason: str, path: Path) -> None:
@@ -295,55 +323,6 @@ def test_a_wrong_declaration_is_refused(options: dict[str, Any], reason: str, pa
         session.tool(print, **options)
     with pytest.raises(UsageError, match="must be a function"):
         session.tool("charge")  # type: ignore[arg-type]
-
-
-def test_a_result_that_can_not_be_stored_is_recorded_as_failed(path: Path) -> None:
-    session = perdure.open(path).session("s")
-
-    def odd() -> set[int]:
-        return {1}
-
-    with session.turn("Try."):
-        with pytest.raises(UsageError, match=r"\$\.result"):
-            session.tool(odd)()
-        assert session.tool(odd, name="even", on_unserializable="return")() == {1}
-    assert [(one.state, "cannot be stored" in one.reason) for one in session.effects.list()] == [
-        ("failed", True),
-        ("failed", True),
-    ]
-
-
-def test_a_result_that_is_too_large_is_recorded_as_failed() -> None:
-    session = perdure.open("memory:").session("s")
-    size = PAYLOAD_MAX + 1
-    call = {"id": "c1", "type": "function", "function": {"name": "large", "arguments": "{}"}}
-
-    def large() -> str:
-        return "x" * size
-
-    with session.turn("Try.") as turn:
-        with pytest.raises(UsageError, match="exceed the limit"):
-            session.tool(large)()
-        assert len(session.tool(large, name="kept", on_unserializable="return")()) == size
-        turn.append({"role": "assistant", "tool_calls": [call]})
-        (told,) = session.run_tool_calls(None, [large])
-    assert "cannot be stored" in told["content"]
-    assert [one.state for one in session.effects.list()] == ["failed"] * 3
-
-
-def test_a_result_that_is_too_large_is_recorded_as_failed_in_a_loop() -> None:
-    async def large() -> str:
-        return "x" * (PAYLOAD_MAX + 1)
-
-    async def run() -> list[str]:
-        async with perdure.open_async("memory:") as store:
-            session = await store.session("s")
-            async with session.turn("Try."):
-                with pytest.raises(UsageError, match="exceed the limit"):
-                    await session.tool(large)()
-            return [one.state for one in await session.effects.list()]
-
-    assert asyncio.run(run()) == ["failed"]
 
 
 def test_a_tool_that_changes_its_arguments_changes_no_record(path: Path) -> None:

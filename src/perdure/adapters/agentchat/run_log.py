@@ -20,6 +20,7 @@ from perdure.errors import (
     EffectError,
     PerdureError,
     UnknownOutcomeError,
+    UnstoredResultError,
     UsageError,
 )
 
@@ -116,8 +117,8 @@ class RunLog:
         self._idle.clear()
         try:
             yield
-        except (EffectError, UnknownOutcomeError):  # Outcomes of a call: the run continues.
-            raise
+        except (EffectError, UnknownOutcomeError, UnstoredResultError):
+            raise  # Outcomes of a call: the run continues.
         except PerdureError as error:
             self.fail(error)
             raise

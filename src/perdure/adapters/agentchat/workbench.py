@@ -23,7 +23,7 @@ from autogen_core.tools import (
 from perdure.adapters.agentchat import introspection
 from perdure.adapters.agentchat.messages import MessageLoader
 from perdure.adapters.agentchat.run_log import RunLog, collecting_failures
-from perdure.errors import EffectError, UnknownOutcomeError
+from perdure.errors import EffectError, UnknownOutcomeError, UnstoredResultError
 
 
 class DurableWorkbench(Workbench):  # type: ignore[misc]
@@ -127,6 +127,9 @@ class DurableWorkbench(Workbench):  # type: ignore[misc]
             return [
                 _error_result(name, f"Error: the outcome of this call is unknown. {error.reason}")
             ]
+        except UnstoredResultError as error:  # Too large, or not text that UTF-8 can encode.
+            told = f"The call succeeded. Its result, a {error.type}, could not be stored."
+            return [ToolResult(name=name, result=[TextResultContent(content=told)])]
         except EffectError as error:
             return [_error_result(name, error.reason)]
         except Exception as error:  # noqa: BLE001 - see above

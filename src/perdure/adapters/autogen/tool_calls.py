@@ -13,7 +13,14 @@ from perdure.adapters.autogen.agent_state import ChatAgents
 from perdure.adapters.autogen.context import ChatContext, ToolContext, current_chat, current_tool
 from perdure.adapters.autogen.openings import is_storable
 from perdure.adapters.autogen.recorder import MessageRecorder
-from perdure.errors import EffectError, PerdureError, UnknownOutcomeError, UsageError
+from perdure.errors import (
+    EffectError,
+    PerdureError,
+    UnknownOutcomeError,
+    UnstoredResultError,
+    UsageError,
+)
+from perdure.journal.codec import to_text
 
 # By tool name: an effect, or the options of `session.tool`.
 ToolPolicies = Mapping[str, str | Mapping[str, Any]]
@@ -109,6 +116,8 @@ class ChatEffects:
             return self._apply_changes(call())
         except UnknownOutcomeError as error:  # An answer, so that the model can react to it.
             return f"UNKNOWN: {error.reason} Find out before it is called again."
+        except UnstoredResultError as error:
+            return f"The call succeeded. Its result, a {error.type}, could not be stored."
         except EffectError as error:
             raise ToolError(error.reason) from error
         except PerdureError as error:
@@ -164,7 +173,7 @@ def _refuse_handoff(name: str, result: object) -> None:
 def _storable_result(result: Any, name: str = "") -> Any:
     """Return a storable result; other values become text, as in the framework."""
     _refuse_handoff(name, type(result).__name__)
-    return result if is_storable(result) else str(result)
+    return result if is_storable(result) else to_text(result, str)
 
 
 def _await_in_loop(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -90,6 +90,8 @@ class CallOutcome(NamedTuple):
     duration: float = 0.0
     message_count: int = 0
     shared_form: SharedForm = ""
+    unstored: str = ""
+    """The type of a result that could not be stored; `result` is then its text."""
 
 
 class CallDecision(NamedTuple):
@@ -104,6 +106,8 @@ class CallDecision(NamedTuple):
     key: str = ""
     outcome: EffectSettled | None = None
     """The recorded outcome, for `serve` and `refused`."""
+    position: int = 0
+    """The position of the recorded outcome, for `serve`."""
     begun_version: str | None = None
     """The tool's version that began the call, if it differs from the current one."""
     approval: str = ""
@@ -201,7 +205,6 @@ class ToolSpec(NamedTuple):
     actor: str = ""
     reconcile: Callable[[Effect], Any] | None = None
     timeout: float | None = None
-    on_unserializable: str = "raise"
     kind: Kind = "tool"
     digest_of: Callable[[dict[str, Any]], Any] | None = None
     approval: bool | Callable[[dict[str, Any]], Any] = False
@@ -228,8 +231,6 @@ def require_spec(spec: ToolSpec) -> ToolSpec:
         raise UsageError(f"no effect {spec.policy!r}: choose one of {', '.join(POLICIES)}")
     if (spec.policy == "reconcile") != (spec.reconcile is not None):
         raise UsageError('effect="reconcile" and a reconcile function go together: give both')
-    if spec.on_unserializable not in ("raise", "return"):
-        raise UsageError('on_unserializable must be "raise" or "return"')
     name = spec.name or getattr(spec.function, "__name__", "")
     if not name:
         raise UsageError(f"a {spec.kind} needs a name: give name=")
@@ -432,6 +433,15 @@ def report_version_mismatch(handle: HandleLike, call: CallRequest, decision: Cal
     handle.version_mismatches.append(mismatch)
     where = {"session": handle.replica.name, **mismatch._asdict()}
     events.emit("version", {**where, "outcome": "run again" if ran else decision.action})
+
+
+def report_unstored(
+    handle: HandleLike, call: CallRequest, effect: str, outcome: CallOutcome
+) -> None:
+    """Report a result that could not be stored: a repeated call will not get it."""
+    if outcome.unstored:
+        which = {"session": handle.replica.name, "tool": call.tool, "effect": effect}
+        events.emit("unstored", {**which, "type": outcome.unstored, "outcome": outcome.state})
 
 
 def active_turn(handle: HandleLike, tool: str) -> ActiveTurn:

@@ -203,6 +203,8 @@ class EffectInfo(NamedTuple):
     """The version of the previous attempt, if this attempt has another version."""
     usage: dict[str, Any]
     """The usage that a model's answer reports."""
+    unstored: str
+    """The type of a result that could not be stored; `result` is then its text."""
 
 
 class EffectFilter(NamedTuple):
@@ -307,6 +309,7 @@ def _from_call(
         identity=content.identity,
         before="",
         usage={},
+        unstored="",
     )
 
 
@@ -333,6 +336,7 @@ def _with_outcome(
         error=content.error,
         reason=content.reason,
         duration=content.duration or effect.duration,
+        unstored=content.unstored,
     )
 
 

@@ -116,7 +116,7 @@ def decide_rerun(
     decision = CallDecision("run", prior.effect, prior.key, begun_version=begun_version)
     if prior.outcome and not (call.kind == "model" and prior.state == "failed"):
         outcome = yield from _read_outcome(batch, prior.outcome)
-        return decision._replace(action="serve", outcome=outcome)
+        return decision._replace(action="serve", outcome=outcome, position=prior.outcome)
     ran = turn.sequence.ended_attempts.get(prior.effect)
     if ran is False and prior.outcome == 0:
         return decision  # This process abandoned it while its intent was in doubt; it never ran.
@@ -141,14 +141,22 @@ def conclude(
 ) -> Any:
     """Return the recorded result of a call that must not run, or raise why there is none.
 
-    `reply` has built the message for the model, if one was stored with the decision.
+    `reply` has built the message for the model, if one was stored with the decision. With it, a
+    result that could not be stored is returned as the text that the model gets.
     """
     if reply is not None and decision.action in ("unknown", "refused"):
         reply.stored = reply.latest
     if decision.outcome is None:
         attempt, key = decision.effect, decision.key
         raise UnknownOutcomeError(replica.name, call.tool, attempt, key, PROCESS_DIED_REASON)
-    result = results.replay_result(replica.name, call.tool, decision.key, decision.outcome)
+    result = results.replay_result(
+        replica.name,
+        call.tool,
+        decision.outcome,
+        key=decision.key,
+        position=decision.position,
+        as_text=reply is not None,
+    )
     return replica.settings.codec.unpack(result, stream=replica.name)
 
 
@@ -239,5 +247,6 @@ def add_outcome(replica: Replica, batch: RecordBatch, identity: str, outcome: Ca
         turn=state.turn,
         message_count=outcome.message_count,
         shared_form=outcome.shared_form,
+        unstored=outcome.unstored,
     )
     return batch.add_content(GENERATED_PREFIX + replica.settings.token(), content)

@@ -16,16 +16,17 @@ from perdure.core.effects.calls import (
     DidNotHappen,
     Happened,
     Kind,
+    OutcomeState,
     SharedForm,
     ToolTimeoutError,
 )
-from perdure.core.replica import Replica
 from perdure.errors import (
     ApprovalDeniedError,
     ApprovalPendingError,
     ChainError,
     EffectError,
     UnknownOutcomeError,
+    UnstoredResultError,
     UsageError,
 )
 from perdure.formats.tool_calls import INTERRUPTED_NOTICE
@@ -33,7 +34,6 @@ from perdure.journal import codec
 from perdure.journal.records import Content, EffectSettled, Message
 
 # The reasons of some failures. A replay recognizes them, so that it can raise the same error.
-UNSTORABLE_PREFIX = "It returned, and its result cannot be stored: "
 INTERRUPTED_PREFIX, INTERRUPTED_SUFFIX = "It was interrupted by ", " while it ran."
 
 REASON_CHARS_MAX = 2_000  # characters of an error's text; enough to read, too few for a dump
@@ -92,14 +92,21 @@ def _gemini_result(parts: Any) -> Any:
     return None
 
 
-def replay_result(stream: str, tool: str, key: str, outcome: EffectSettled) -> Any:
-    """Return the packed result of a recorded outcome, or raise its error."""
+def replay_result(
+    stream: str, tool: str, outcome: EffectSettled, *, key: str, position: int, as_text: bool
+) -> Any:
+    """Return the packed result of the outcome recorded at a position, or raise its error.
+
+    A result that could not be stored raises UnstoredResultError, unless its text is wanted.
+    """
     if outcome.state == "unknown":
         raise UnknownOutcomeError(stream, tool, outcome.effect, key, outcome.reason)
     if outcome.error in (DENIED_ERROR, EXPIRED_ERROR):
         raise ApprovalDeniedError(stream, tool, outcome.error, outcome.reason)
     if outcome.error:
         raise EffectError(stream, tool, outcome.error, outcome.reason)
+    if outcome.unstored and not as_text:
+        raise UnstoredResultError(stream, tool, outcome.unstored, position)
     return outcome.result
 
 
@@ -114,20 +121,17 @@ def failure_outcome(error: BaseException, duration: float, kind: Kind = "tool") 
     return CallOutcome("unknown", reason=reason, duration=duration)
 
 
-def unstorable_outcome(error: UsageError, duration: float) -> CallOutcome:
-    """Return the outcome of a call whose result cannot be stored."""
-    reason = f"{UNSTORABLE_PREFIX}{error}"
-    return CallOutcome("failed", error="UsageError", reason=reason, duration=duration)
+def unstored_outcome(state: OutcomeState, result: object, duration: float) -> CallOutcome:
+    """Return the outcome of a call that took effect and whose result cannot be stored."""
+    text, kind = codec.to_text(result), codec.type_name(result)
+    return CallOutcome(state, text, duration=duration, unstored=kind)
 
 
-def encode_reconciliation(replica: Replica, returned: object) -> Any:
-    """Return the packed result of a reconcile function's Happened, or None for DidNotHappen."""
-    if isinstance(returned, Happened):
-        return replica.settings.codec.pack(returned.result, root="$.result")
-    if not isinstance(returned, DidNotHappen):
+def require_reconciliation(returned: object) -> None:
+    """Raise UsageError unless a reconcile function returned Happened or DidNotHappen."""
+    if not isinstance(returned, Happened | DidNotHappen):
         expected = "a reconcile function must return Happened(…) or DidNotHappen()"
         raise UsageError(f"{expected}, not {type(returned).__name__}")
-    return None
 
 
 def unreconciled_outcome(error: BaseException) -> CallOutcome:
@@ -158,7 +162,7 @@ def to_model_text(result: Any) -> str:
     try:
         return msgspec.json.encode(result).decode()
     except (TypeError, ValueError):
-        return str(result)
+        return codec.to_text(result, str)
 
 
 def collect_results(answers: Sequence[dict[str, Any] | BaseException]) -> list[dict[str, Any]]:

@@ -228,6 +228,10 @@ class ReplayCursor:
         message = self._replica.settings.codec.unpack(step.content.message, stream=self.name)
         return step.position, message
 
+    def position_of(self, call: RecordedCall) -> int:
+        """Return the position of a call's outcome."""
+        return self._steps[call.last].position
+
     def precedes_start(self, call: RecordedCall) -> bool:
         """Whether a call ended before the replay began: it is served as after a takeover."""
         return call.last < self._start
@@ -288,7 +292,7 @@ class ReplayCursor:
     def _match_outcome(self, content: EffectSettled) -> int:
         call = self._calls[content.identity]
         outcome = self._require_outcome(call)
-        names = ("state", "error", "reason", "message_count", "result")
+        names = ("state", "error", "reason", "message_count", "result", "unstored")
         recorded = {name: getattr(outcome, name) for name in names}
         given = {name: getattr(content, name) for name in names}
         index = call.last

@@ -17,12 +17,12 @@ from perdure.core.effects.calls import (
     ToolTimeoutError,
 )
 from perdure.core.effects.model_calls import RecordedAnswer
-from perdure.core.effects.results import INTERRUPTED_PREFIX, INTERRUPTED_SUFFIX, UNSTORABLE_PREFIX
+from perdure.core.effects.results import INTERRUPTED_PREFIX, INTERRUPTED_SUFFIX
 from perdure.core.replay.cursor import ReplayCursor
 from perdure.core.replay.record import RecordedCall
 from perdure.core.replica import Replica
 from perdure.core.turn_context import execution_lane
-from perdure.errors import UnknownOutcomeError, UsageError
+from perdure.errors import UnknownOutcomeError
 from perdure.formats.tool_calls import INTERRUPTED_NOTICE
 from perdure.journal.records import EffectSettled
 
@@ -50,9 +50,15 @@ class RecordedCalls:
         if reply is not None and recorded.messages and not self._cursor.precedes_start(recorded):
             self._serve_message(recorded, outcome, result, reply)
         if recorded.refused or self._cursor.precedes_start(recorded):
-            return codec.unpack(results.replay_result(name, call.tool, "", outcome), stream=name)
+            position, as_text = self._cursor.position_of(recorded), reply is not None
+            served = results.replay_result(
+                name, call.tool, outcome, key="", position=position, as_text=as_text
+            )
+            return codec.unpack(served, stream=name)
         if outcome.state == "unknown" or outcome.error:
             self._raise(spec, call, outcome)
+        if outcome.unstored and reply is None:  # The agent got the result itself.
+            self._cursor.stop(f"the result of {call.tool!r} could not be stored")
         return result
 
     def serve_model(self, call: CallRequest) -> RecordedAnswer:
@@ -91,10 +97,6 @@ class RecordedCalls:
                 name = reason.removeprefix(INTERRUPTED_PREFIX).removesuffix(INTERRUPTED_SUFFIX)
                 raise self._again(name, "")
             raise UnknownOutcomeError(self._replica.name, call.tool, outcome.effect, "", reason)
-        if reason.startswith(UNSTORABLE_PREFIX):
-            if spec.on_unserializable == "return":
-                self._cursor.stop(f"the result of {call.tool!r} could not be stored")
-            raise UsageError(reason.removeprefix(UNSTORABLE_PREFIX))
         raise self._again(outcome.error, reason)
 
     def _again(self, name: str, reason: str) -> BaseException:

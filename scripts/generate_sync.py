@@ -91,6 +91,10 @@ REPLACEMENTS = [
         # A thread cannot be cancelled, so it has nothing to shield.
         (r"\bshielded\(([\w.]+), (\w+)\)", r"\1(\2)"),
         (r"(?:    shielded,\n|, shielded\b)", ""),
+        # Overloads tell async functions from plain ones; the implementation is for plain ones.
+        (r"    @overload\n    async def [^@]*?: \.\.\.\n", ""),
+        (r"(\n    async def [^\n]*:)  # type: ignore\[misc\]", r"\1"),
+        (r"# type: ignore\[call-overload\]", "# type: ignore[call-arg]"),
         # Syntax. A coroutine's result is a function's result.
         (r"\b(?:Coroutine\[Any, Any, |Awaitable\[)((?:[^\[\]]|\[[^\[\]]*\])*)\]", r"\1"),
         (r"\basync (def|with|for)\b", r"\1"),

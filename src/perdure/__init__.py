@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from perdure.core.lifecycle import SessionInfo
     from perdure.core.replay.result import Replay
     from perdure.core.summaries import Summarizer
+    from perdure.core.validation import safe_id
     from perdure.core.values import Version
     from perdure.core.verify import VerifyResult
     from perdure.formats.transcript import Transcript
@@ -123,6 +124,7 @@ __all__ = [
     "open",
     "open_async",
     "replay",
+    "safe_id",
 ]
 
 
@@ -154,6 +156,7 @@ _PUBLIC_MODULES = {
     "current_effect": "core.effects.calls",
     "open": "sync.store",
     "open_async": "aio.store",
+    "safe_id": "core.validation",
 }
 
 _SUBMODULES = frozenset(

@@ -127,7 +127,9 @@ def test_conflicts_and_closed_handles_are_told(path: Path) -> None:
         await one.close()
         with pytest.raises(UsageError, match="is closed"):
             await one.append(said("c"))
+        assert not store.closed
         await store.close()
+        assert store.closed
         await store.close()
         with pytest.raises(UsageError, match="closed"):
             await two.append(said("d"))

@@ -125,7 +125,7 @@ def test_a_tool_that_does_not_wait_for_its_intent_is_seen(
 ) -> None:
     real = Tool.make
 
-    def hasty(self: Tool, call: Any, given: Any, *rest: Any, **more: Any) -> Any:
+    def hasty(self: Tool[..., Any], call: Any, given: Any, *rest: Any, **more: Any) -> Any:
         effect = Effect(".hasty", call.tool, self._handle.replica.settings.token(), {})
         with calls.effect_context(effect, call.identity):
             self.spec.function(*given.args, **given.kwargs)

@@ -552,7 +552,10 @@ def test_a_closed_session_and_a_closed_store_say_so(
             call()
     with store:
         assert contents(store.session("claim-4711")) == ["a"]
+        assert not store.closed
+    assert store.closed
     store.close()
+    assert store.closed
     with pytest.raises(UsageError, match="closed"):
         store.session("claim-4711")
 

@@ -50,6 +50,11 @@ class AsyncStore:
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._backend.name}>"
 
+    @property
+    def closed(self) -> bool:
+        """Whether the store was closed: its sessions can no longer be used."""
+        return self._closed
+
     async def session(self, id: str) -> AsyncSession:
         """Open a session where it stopped, or a new one, which exists from its first record."""
         return AsyncSession(self._driver, await self._open(id, must_exist=False))

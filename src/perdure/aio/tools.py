@@ -6,9 +6,9 @@ policy decides whether it runs again.
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from typing import Any, NamedTuple
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial, update_wrapper
+from typing import Any, Generic, NamedTuple, overload
 
 from perdure.aio.concurrency import (
     Semaphore,
@@ -31,6 +31,8 @@ from perdure.core.effects.calls import (
     Effect,
     Happened,
     OutcomeState,
+    P,
+    R_co,
     ResultMessage,
     ToolSpec,
 )
@@ -44,7 +46,7 @@ from perdure.core.effects.results import (
     unreconciled_outcome,
     unstored_outcome,
 )
-from perdure.core.plans import REFRESH_SILENTLY
+from perdure.core.plans import REFRESH_SILENTLY, T
 from perdure.core.replay import guard
 from perdure.core.validation import require_int, require_text
 from perdure.errors import (
@@ -59,8 +61,11 @@ from perdure.formats.intake import copy_data
 from perdure.formats.tool_calls import INTERRUPTED_NOTICE
 
 
-class AsyncTool:
-    """A durable tool. Created by `session.tool`; called like the wrapped function, in a turn."""
+class AsyncTool(Generic[P, R_co]):
+    """A durable tool. Created by `session.tool`; called like the wrapped function, in a turn.
+
+    It has the name, documentation and signature of the function.
+    """
 
     def __init__(
         self, handle: AsyncHandle, spec: ToolSpec, key: str = "", *, in_turn: bool = False
@@ -70,13 +75,14 @@ class AsyncTool:
         self.spec = spec
         self._key = key
         self._in_turn = in_turn
+        update_wrapper(self, spec.function, updated=())
 
     @property
     def name(self) -> str:
         """The name by which the model calls it."""
         return self.spec.name
 
-    def keyed(self, key: str, *, in_turn: bool = False) -> "AsyncTool":
+    def keyed(self, key: str, *, in_turn: bool = False) -> "AsyncTool[P, R_co]":
         """Return the tool for one call with a caller's own key.
 
         The key identifies the call in the session, or with `in_turn` only in its turn.
@@ -84,7 +90,13 @@ class AsyncTool:
         require_text(key, "a key", longest=calls.NAME_BYTES_MAX)
         return AsyncTool(self._handle, self.spec, key, in_turn=in_turn)
 
-    async def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    @overload
+    async def __call__(
+        self: "AsyncTool[P, Awaitable[T]]", *args: P.args, **kwargs: P.kwargs
+    ) -> T: ...
+    @overload
+    async def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
+    async def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co:  # type: ignore[misc]
         """Call the tool, or return the recorded result if this call was made before."""
         spec, replica = self.spec, self._handle.replica
         running = calls.active_turn(self._handle, spec.name)
@@ -99,10 +111,11 @@ class AsyncTool:
         )
         call = spec.request(identity, packed, digest, parent)
         try:
-            return await self.make(call, given, running)
+            result: R_co = await self.make(call, given, running)
         except ApprovalPendingError:
             running.sequence.reuse(call, turn)
             raise
+        return result
 
     async def make(
         self,
@@ -287,19 +300,26 @@ class AsyncDurableCall(NamedTuple):
             self.reply.stored = message.message
 
 
-class AsyncModel:
+class AsyncModel(Generic[P, R_co]):
     """A durable model. Created by `session.model`; call it with a request, in a turn."""
 
     def __init__(self, handle: AsyncHandle, spec: ToolSpec) -> None:
         self._handle = handle
-        self._tool = AsyncTool(handle, spec)
+        self._tool: AsyncTool[..., Any] = AsyncTool(handle, spec)
+        update_wrapper(self, spec.function, updated=())
 
     @property
     def name(self) -> str:
         """The name under which its calls are recorded."""
         return self._tool.name
 
-    async def __call__(self, *args: Any, **request: Any) -> Any:
+    @overload
+    async def __call__(
+        self: "AsyncModel[P, Awaitable[T]]", *args: P.args, **request: P.kwargs
+    ) -> T: ...
+    @overload
+    async def __call__(self, *args: P.args, **request: P.kwargs) -> R_co: ...
+    async def __call__(self, *args: P.args, **request: P.kwargs) -> R_co:  # type: ignore[misc]
         """Call the model, or return the recorded answer if this request was made before."""
         spec = self._tool.spec
         running = calls.active_turn(self._handle, spec.name)
@@ -310,10 +330,12 @@ class AsyncModel:
         replica, turn = self._handle.replica, running.ownership.turn
         call = calls.model_call(replica, turn, running.sequence, spec.name, digested)
         call = call._replace(version=spec.version, actor=spec.actor)
-        return await self._tool.make(call, CallArguments(arguments, args, request), running)
+        given = CallArguments(arguments, args, request)
+        answer: R_co = await self._tool.make(call, given, running)
+        return answer
 
 
-AnyTool = AsyncTool | Callable[..., Any]
+AnyTool = AsyncTool[..., Any] | Callable[..., Any]
 
 ToolSet = Mapping[str, AnyTool] | Sequence[AnyTool]
 
@@ -335,9 +357,9 @@ async def run_tool_calls(
     return collect_results(await gather(run, jobs, parallel=parallel, may_wait=may_wait))
 
 
-def _tools_by_name(handle: AsyncHandle, offered: ToolSet) -> dict[str, AsyncTool]:
+def _tools_by_name(handle: AsyncHandle, offered: ToolSet) -> dict[str, AsyncTool[..., Any]]:
     items = offered.items() if isinstance(offered, Mapping) else [("", tool) for tool in offered]
-    by_name: dict[str, AsyncTool] = {}
+    by_name: dict[str, AsyncTool[..., Any]] = {}
     for name, tool in items:
         if isinstance(tool, AsyncTool):
             spec = tool.spec
@@ -352,7 +374,7 @@ async def _run_call(
     handle: AsyncHandle,
     turn: ActiveTurn,
     job: PendingCall,
-    by_name: Mapping[str, AsyncTool],
+    by_name: Mapping[str, AsyncTool[..., Any]],
     slots: Semaphore | None,
 ) -> dict[str, Any]:
     """Make one call and return its result message, which is stored whatever the outcome is."""

@@ -5,6 +5,7 @@ Each function returns the argument, or raises UsageError that says what is wrong
 
 import re
 from collections.abc import Collection, Sequence
+from hashlib import sha256
 
 from perdure.errors import UsageError
 from perdure.journal.ids import GENERATED_PREFIX
@@ -72,6 +73,30 @@ def require_record_id(record_id: object) -> str:
 SESSION_ID_BYTES_MAX = 512  # bytes of UTF-8
 
 NAME_BYTES_MAX = 512  # bytes of UTF-8; keys and correlation ids
+
+_DIGEST_CHARS = 32  # hexadecimal characters, 128 bits: two texts never share one by accident
+
+_CHANGED = re.compile(f"~[0-9a-f]{{{_DIGEST_CHARS}}}$")
+
+_NOT_READABLE = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
+
+
+def safe_id(text: str) -> str:
+    """Return an id for any text: valid for sessions, turns, messages and keys, and always the same.
+
+    A text that is a valid id of at most 128 bytes is returned as it is. Any other one is made
+    readable and shortened, and gets `~` and a digest of the whole text, so that two texts have two
+    ids. Call it once: an id that looks like such a one gets a digest too.
+    """
+    if type(text) is not str:
+        raise UsageError(f"a text for an id must be str, not {type(text).__name__}")
+    data = text.encode("utf-8", "surrogatepass")
+    reserved = text.startswith(GENERATED_PREFIX) or _CHANGED.search(text) is not None
+    if 1 <= len(data) <= RECORD_ID_BYTES_MAX and not reserved and not _NOT_READABLE.search(text):
+        return text
+    readable = _NOT_READABLE.sub("_", text).lstrip(GENERATED_PREFIX).encode()
+    start = readable[: RECORD_ID_BYTES_MAX - _DIGEST_CHARS - 1].decode(errors="ignore")
+    return f"{start}~{sha256(data).hexdigest()[:_DIGEST_CHARS]}"
 
 
 def require_session_id(session_id: object) -> str:

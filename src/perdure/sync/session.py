@@ -20,7 +20,7 @@ from perdure.core import (
     window,
 )
 from perdure.core.effects import listing
-from perdure.core.effects.calls import Effect, Policy, ToolSpec, require_spec
+from perdure.core.effects.calls import Effect, P, Policy, R_co, ToolSpec, require_spec
 from perdure.core.effects.listing import EffectInfo
 from perdure.core.leases import LeaseHolder
 from perdure.core.messages import Attribution, append_messages, make_attribution
@@ -196,7 +196,7 @@ class Session:
 
     def tool(  # noqa: PLR0913 - every option of a tool, by name
         self,
-        function: Callable[..., Any],
+        function: Callable[P, R_co],
         *,
         effect: Policy = "unsafe",
         name: str = "",
@@ -207,7 +207,7 @@ class Session:
         approval: bool | Callable[[dict[str, Any]], Any] = False,
         approval_ttl: float | None = None,
         approval_wait: float | None = None,
-    ) -> Tool:
+    ) -> Tool[P, R_co]:
         """Return a tool that runs once for each call, or reports that its outcome is unknown.
 
         Call it in a turn, like the function. `effect` is the policy for a call whose process died
@@ -231,14 +231,14 @@ class Session:
 
     def model(
         self,
-        function: Callable[..., Any],
+        function: Callable[P, R_co],
         *,
         name: str = "",
         version: str = "",
         actor: str = "",
         timeout: float | None = None,
         digest_of: Callable[[dict[str, Any]], Any] | None = None,
-    ) -> Model:
+    ) -> Model[P, R_co]:
         """Return a model whose answers are recorded, so that no answer is paid for twice.
 
         Call it in a turn, with a request; the function returns the answer as storable data. A

@@ -46,6 +46,11 @@ class Store:
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._backend.name}>"
 
+    @property
+    def closed(self) -> bool:
+        """Whether the store was closed: its sessions can no longer be used."""
+        return self._closed
+
     def session(self, id: str) -> Session:
         """Open a session where it stopped, or a new one, which exists from its first record."""
         return Session(self._driver, self._open(id, must_exist=False))

@@ -8,8 +8,8 @@ policy decides whether it runs again.
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from typing import Any, NamedTuple
+from functools import partial, update_wrapper
+from typing import Any, Generic, NamedTuple
 
 from perdure.core import messages
 from perdure.core.effects import approvals, calls, plans, requested_calls
@@ -23,6 +23,8 @@ from perdure.core.effects.calls import (
     Effect,
     Happened,
     OutcomeState,
+    P,
+    R_co,
     ResultMessage,
     ToolSpec,
 )
@@ -53,8 +55,11 @@ from perdure.sync.concurrency import Semaphore, call_function, gather, require_p
 from perdure.sync.handle import Handle
 
 
-class Tool:
-    """A durable tool. Created by `session.tool`; called like the wrapped function, in a turn."""
+class Tool(Generic[P, R_co]):
+    """A durable tool. Created by `session.tool`; called like the wrapped function, in a turn.
+
+    It has the name, documentation and signature of the function.
+    """
 
     def __init__(
         self, handle: Handle, spec: ToolSpec, key: str = "", *, in_turn: bool = False
@@ -64,13 +69,14 @@ class Tool:
         self.spec = spec
         self._key = key
         self._in_turn = in_turn
+        update_wrapper(self, spec.function, updated=())
 
     @property
     def name(self) -> str:
         """The name by which the model calls it."""
         return self.spec.name
 
-    def keyed(self, key: str, *, in_turn: bool = False) -> "Tool":
+    def keyed(self, key: str, *, in_turn: bool = False) -> "Tool[P, R_co]":
         """Return the tool for one call with a caller's own key.
 
         The key identifies the call in the session, or with `in_turn` only in its turn.
@@ -78,7 +84,7 @@ class Tool:
         require_text(key, "a key", longest=calls.NAME_BYTES_MAX)
         return Tool(self._handle, self.spec, key, in_turn=in_turn)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
         """Call the tool, or return the recorded result if this call was made before."""
         spec, replica = self.spec, self._handle.replica
         running = calls.active_turn(self._handle, spec.name)
@@ -93,10 +99,11 @@ class Tool:
         )
         call = spec.request(identity, packed, digest, parent)
         try:
-            return self.make(call, given, running)
+            result: R_co = self.make(call, given, running)
         except ApprovalPendingError:
             running.sequence.reuse(call, turn)
             raise
+        return result
 
     def make(
         self,
@@ -279,19 +286,20 @@ class DurableCall(NamedTuple):
             self.reply.stored = message.message
 
 
-class Model:
+class Model(Generic[P, R_co]):
     """A durable model. Created by `session.model`; call it with a request, in a turn."""
 
     def __init__(self, handle: Handle, spec: ToolSpec) -> None:
         self._handle = handle
-        self._tool = Tool(handle, spec)
+        self._tool: Tool[..., Any] = Tool(handle, spec)
+        update_wrapper(self, spec.function, updated=())
 
     @property
     def name(self) -> str:
         """The name under which its calls are recorded."""
         return self._tool.name
 
-    def __call__(self, *args: Any, **request: Any) -> Any:
+    def __call__(self, *args: P.args, **request: P.kwargs) -> R_co:
         """Call the model, or return the recorded answer if this request was made before."""
         spec = self._tool.spec
         running = calls.active_turn(self._handle, spec.name)
@@ -302,10 +310,12 @@ class Model:
         replica, turn = self._handle.replica, running.ownership.turn
         call = calls.model_call(replica, turn, running.sequence, spec.name, digested)
         call = call._replace(version=spec.version, actor=spec.actor)
-        return self._tool.make(call, CallArguments(arguments, args, request), running)
+        given = CallArguments(arguments, args, request)
+        answer: R_co = self._tool.make(call, given, running)
+        return answer
 
 
-AnyTool = Tool | Callable[..., Any]
+AnyTool = Tool[..., Any] | Callable[..., Any]
 
 ToolSet = Mapping[str, AnyTool] | Sequence[AnyTool]
 
@@ -327,9 +337,9 @@ def run_tool_calls(
     return collect_results(gather(run, jobs, parallel=parallel, may_wait=may_wait))
 
 
-def _tools_by_name(handle: Handle, offered: ToolSet) -> dict[str, Tool]:
+def _tools_by_name(handle: Handle, offered: ToolSet) -> dict[str, Tool[..., Any]]:
     items = offered.items() if isinstance(offered, Mapping) else [("", tool) for tool in offered]
-    by_name: dict[str, Tool] = {}
+    by_name: dict[str, Tool[..., Any]] = {}
     for name, tool in items:
         if isinstance(tool, Tool):
             spec = tool.spec
@@ -344,7 +354,7 @@ def _run_call(
     handle: Handle,
     turn: ActiveTurn,
     job: PendingCall,
-    by_name: Mapping[str, Tool],
+    by_name: Mapping[str, Tool[..., Any]],
     slots: Semaphore | None,
 ) -> dict[str, Any]:
     """Make one call and return its result message, which is stored whatever the outcome is."""

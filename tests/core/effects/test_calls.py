@@ -121,7 +121,7 @@ def test_arguments_that_do_not_fit_are_refused_with_the_names_of_parameters(
 ) -> None:
     with session.turn("Go."):
         with pytest.raises(UsageError, match="missing a required argument: 'b'"):
-            session.tool(echo_mixed)(1)
+            session.tool(echo_mixed)(1)  # type: ignore[call-arg]
         assert session.tool(lambda b: b, name="one")(b=2) == 2
 
 

@@ -216,8 +216,8 @@ def test_a_reconciled_call_happened_even_if_its_result_cannot_be_stored(
     kill_in_call(path, ledger, "reconcile", name="charge", reconcile=look)
     session = perdure.open(path).session("s")
     with session.turn("Pay.", id="turn-1"):
-        charge = session.tool(ledger.charge, effect="reconcile", reconcile=look)
-        assert charge(5) == (1, 2)
+        result: Any = session.tool(ledger.charge, effect="reconcile", reconcile=look)(5)
+        assert result == (1, 2)
     (effect,) = session.effects.list()
     assert (effect.state, effect.result, effect.unstored) == ("reconciled", "(1, 2)", "tuple")
     assert session.effects.unknown() == []
@@ -629,7 +629,8 @@ def test_any_error_of_a_blocking_tool_reaches_its_caller_in_a_loop(timeout: floa
         async with perdure.open_async("memory:") as store:
             session = await store.session("s")
             async with session.turn("Take."):
-                take = session.tool(lambda: next(iter(())), name="take", timeout=timeout)
+                nothing: list[int] = []
+                take = session.tool(lambda: next(iter(nothing)), name="take", timeout=timeout)
                 with pytest.raises(RuntimeError, match="StopIteration"):
                     await asyncio.wait_for(take(), 60)
             return [(one.state, one.error) for one in await session.effects.list()]

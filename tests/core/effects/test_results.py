@@ -12,6 +12,7 @@ from perdure.core.effects import calls as calls_module
 from perdure.core.effects.calls import CallArguments
 from perdure.core.effects.results import SHARED_MIN, restore_result, result_text, shared_form
 from perdure.journal.records import EffectSettled
+from perdure.sync.tools import Tool
 
 LONG = "policy 4711: escalate. é " * 400
 ROWS = [{"id": n, "amount": n * 1.5, "note": f"claim {n}"} for n in range(200)]
@@ -66,7 +67,7 @@ def test_it_is_served_again_exactly(tmp_path: Path) -> None:
     with perdure.open(tmp_path / "s.db") as store:
         session = store.session("s")
         with session.interrupted[0]:
-            tools = [session.tool(fetch), session.tool(query)]
+            tools: list[Tool[[], Any]] = [session.tool(fetch), session.tool(query)]
             for tool, identity, result in zip(tools, identities, [LONG, ROWS], strict=True):
                 packed, digest = calls_module.encode_arguments(session._replica, {})
                 call = calls_module.CallRequest(identity, tool.name, packed, digest, "unsafe")

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from hashlib import sha256
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, ParamSpec, Protocol, TypeVar
 
 from perdure import events
 from perdure.backends.digests import digest_of
@@ -61,6 +61,10 @@ Policy = Literal["read_only", "idempotent", "reconcile", "unsafe"]
 POLICIES: tuple[Policy, ...] = ("read_only", "idempotent", "reconcile", "unsafe")
 
 OutcomeState = Literal["succeeded", "failed", "unknown", "reconciled"]
+
+P = ParamSpec("P")
+
+R_co = TypeVar("R_co", covariant=True)
 
 
 class CallRequest(NamedTuple):

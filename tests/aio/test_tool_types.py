@@ -1,0 +1,81 @@
+"""Tools and models have the types, the name and the signature of their functions.
+
+`mypy` checks this file: it fails if a call loses its types, or if a wrong call is accepted (then an
+ignored error is unused).
+"""
+
+import inspect
+from typing import Any, assert_type, get_type_hints
+
+import pytest
+
+import perdure
+from perdure.aio.tools import AsyncModel, AsyncTool
+from perdure.errors import UsageError
+
+
+async def charge(amount: int, *, currency: str = "EUR") -> list[str]:
+    """Charge an amount."""
+    return [f"{amount} {currency}"]
+
+
+def refund(amount: int) -> bool:
+    return amount > 0
+
+
+async def answer(prompt: str, model: str = "small") -> dict[str, Any]:
+    return {"text": f"{model}: {prompt}"}
+
+
+def opposite(text: str) -> str:
+    return text[::-1]
+
+
+async def test_a_call_has_the_types_of_the_function() -> None:
+    async with perdure.open_async("memory:") as store:
+        session = await store.session("s")
+        async with session.turn("Pay."):
+            pay, back = session.tool(charge), session.tool(refund, effect="idempotent")
+            assert_type(await pay(5, currency="USD"), list[str])
+            assert_type(await back(amount=5), bool)
+            assert_type(await pay.keyed("invoice-17")(6), list[str])
+            with pytest.raises(UsageError, match="missing a required argument: 'amount'"):
+                await pay()  # type: ignore[call-overload]
+            with pytest.raises(UsageError, match="unexpected keyword argument"):
+                await back(5, currency="USD")  # type: ignore[call-arg]
+
+
+async def test_a_request_has_the_types_of_the_function() -> None:
+    async with perdure.open_async("memory:") as store:
+        session = await store.session("s")
+        async with session.turn("Ask."):
+            ask, mirror = session.model(answer, name="small"), session.model(opposite)
+            assert_type(await ask("Hi", model="large"), dict[str, Any])
+            assert_type(await mirror("Hi"), str)
+            with pytest.raises(UsageError, match="missing a required argument: 'prompt'"):
+                await ask()  # type: ignore[call-overload]
+
+
+async def test_options_are_checked() -> None:
+    async with perdure.open_async("memory:") as store:
+        session = await store.session("s")
+        with pytest.raises(TypeError, match="retries"):
+            session.tool(charge, retries=3)  # type: ignore[call-arg]
+
+
+async def test_a_tool_looks_like_its_function() -> None:
+    async with perdure.open_async("memory:") as store:
+        session = await store.session("s")
+        tools: list[AsyncTool[..., Any] | AsyncModel[..., Any]] = [
+            session.tool(charge, name="pay"),
+            session.tool(charge).keyed("invoice-17"),
+            session.model(charge),
+        ]
+        for tool in tools:
+            assert tool.__name__ == "charge"  # type: ignore[union-attr]
+            assert tool.__doc__ == "Charge an amount."
+            assert tool.__module__ == __name__
+            assert tool.__wrapped__ is charge  # type: ignore[union-attr]
+            assert inspect.signature(tool) == inspect.signature(charge)
+            assert get_type_hints(tool) == get_type_hints(charge)
+        assert tools[0].name == "pay"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from perdure import events
 from perdure.aio.approvals import AsyncApprovals
+from perdure.aio.batch import AsyncBatch
 from perdure.aio.driver import AsyncDriver
 from perdure.aio.effects import AsyncEffects
 from perdure.aio.handle import AsyncHandle
@@ -27,6 +28,7 @@ from perdure.core import (
     verify,
     window,
 )
+from perdure.core.batch import BatchPlans
 from perdure.core.effects import listing
 from perdure.core.effects.calls import Effect, P, Policy, R_co, ToolSpec, require_spec
 from perdure.core.effects.listing import EffectInfo
@@ -149,6 +151,14 @@ class AsyncSession:
         attribution = make_attribution(author, recipient, channel, origin)
         plan = append_messages(self._replica, messages, attribution=attribution, record_id=id)
         return await self._handle.write(plan)
+
+    def batch(self, *, id: str | None = None, expect: int | None = None) -> AsyncBatch:
+        """Return a batch for `async with`: its records are stored in one commit, all or none.
+
+        With `expect`, ConflictError unless the session is at that position. With an `id`, repeating
+        the batch stores nothing twice; the same id with other content is a DivergenceError.
+        """
+        return AsyncBatch(BatchPlans(self._replica, id, expect), self._handle.write)
 
     def turn(
         self,

@@ -4,9 +4,11 @@ import time
 from collections.abc import AsyncIterable, Sequence
 from typing import Any, Self
 
+from perdure.aio.batch import AsyncTurnBatch
 from perdure.aio.handle import AsyncHandle
 from perdure.aio.stream import AsyncStream
 from perdure.core import streaming, turn_context, turns
+from perdure.core.batch import BatchPlans, JointPlan
 from perdure.core.effects import catalogue, model_calls
 from perdure.core.effects.calls import ActiveTurn, CallSequence, model_call
 from perdure.core.effects.catalogue import ToolChanges
@@ -138,6 +140,23 @@ class AsyncTurn:
             plan = reply_to.answered_by(plan, turn, time.monotonic() - reply_to.started)
         return await self._write(plan, turn)
 
+    def batch(self, *, id: str | None = None, expect: int | None = None) -> AsyncTurnBatch:
+        """Return a batch of this turn for `async with`, as `session.batch` does.
+
+        Its messages are part of the turn. After its `complete()`, the turn ends in the same commit.
+        """
+        turn = self._owned()
+
+        async def write(plan: JointPlan) -> range:
+            if batch.completes:
+                await self._end_streams()
+            positions = await self._write(plan, turn)
+            self._ended = self._ended or batch.completes
+            return positions
+
+        batch = AsyncTurnBatch(BatchPlans(self._handle.replica, id, expect), write, turn)
+        return batch
+
     def stream(
         self,
         chunks: AsyncIterable[Any],
@@ -209,9 +228,7 @@ class AsyncTurn:
 
         UsageError if one of its streams was never read; the turn then stays open.
         """
-        for stream in self._streams:
-            stream.require_read()
-        await self._close_streams()
+        await self._end_streams()
         turn = self._owned()
         await self._write(turns.complete_turn(self._handle.replica, turn), turn)
         self._ended = True
@@ -260,6 +277,12 @@ class AsyncTurn:
         if self._entered is not None:
             turn_context.exit_turn(self._entered)
         self._restore_correlation_id()
+
+    async def _end_streams(self) -> None:
+        """Close the streams of a turn that completes; UsageError if one was never read."""
+        for stream in self._streams:
+            stream.require_read()
+        await self._close_streams()
 
     async def _close_streams(self) -> None:
         streams, self._streams = self._streams, []

@@ -65,6 +65,8 @@ CONFLICT_RULES: dict[str, ConflictRule] = {
     "lease.take": ConflictRule(bypasses_lease=True),
     "lease.renew": ConflictRule(),
     "lease.release": ConflictRule(bypasses_lease=True),
+    # A batch is invalid if one of its parts is (`JointPlan`).
+    "batch": ConflictRule(),
     # It checks at each execution whether the session is in use, so no record invalidates it.
     "delete": ConflictRule(),
 }

@@ -62,12 +62,18 @@ def append_messages(
     record_id: str | None = None,
 ) -> Plan[int]:
     """Plan to append messages, all or none. The result is the position of the last one."""
+    parsed = parse_all(messages)
+    return append_parsed(replica, parsed, attribution=attribution, turn=turn, record_id=record_id)
+
+
+def parse_all(messages: Sequence[object]) -> list[ParsedMessage]:
+    """Return the messages in a caller's arguments; UsageError if there is none."""
     if not messages:
         raise UsageError("nothing to append: give at least one message")
     parsed: list[ParsedMessage] = []
     for message in messages:
         parsed += parse_messages(message)
-    return append_parsed(replica, parsed, attribution=attribution, turn=turn, record_id=record_id)
+    return parsed
 
 
 def parse_messages(message: Any) -> Sequence[ParsedMessage]:

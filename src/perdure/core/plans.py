@@ -61,6 +61,17 @@ class RecordBatch:
         """The position of the newest record, drafts included."""
         return self.tip.position + len(self.pending)
 
+    def savepoint(self) -> "Savepoint":
+        """Return what `rollback` needs to discard the records that are added from now on."""
+        saved = Savepoint(self.state, len(self.pending), self.values, self.last_payload)
+        self.state, self.values = self.state.draft(), {**self.values}
+        return saved
+
+    def rollback(self, saved: "Savepoint") -> None:
+        """Discard the records that were added since a savepoint, and their effect on the state."""
+        self.state, count, self.values, self.last_payload = saved
+        del self.pending[count:]
+
     def add_all(self, drafts: Sequence[PendingRecord]) -> int:
         """Add records; later plans of the batch see their effect. Return the last position."""
         apply, position = self.state.apply, self.tip.position + len(self.pending)
@@ -85,14 +96,26 @@ class RecordBatch:
 
     def read(self, position: int, kind: type[ContentT]) -> Steps[ContentT]:
         """Return the record at a position, of this batch or stored; ChainError for another kind."""
-        if position <= self.tip.position:
-            return (yield from reader.read_kind(self.past, position, kind))
-        content = self.pending[position - self.tip.position - 1].content
+        content = yield from self.read_any(position)
         return reader.require_kind(self.name, position, content, kind)
+
+    def read_any(self, position: int) -> Steps[Content]:
+        """Return the record at a position, of this batch or stored, whatever its kind."""
+        if position <= self.tip.position:
+            return (yield from reader.read_content(self.past, position))
+        return self.pending[position - self.tip.position - 1].content
 
     def conflict(self, reason: str) -> ConflictError:
         """Return the error for a plan that does not fit the state of this batch."""
         return ConflictError(self.name, self.position, self.position, reason)
+
+    def find_id(self, record_id: str) -> Steps[int]:
+        """Return the position of the record that has a caller's id, or 0 if there is none."""
+        yield from ()
+        if turn_key(record_id) in self.state.ids:
+            raise DivergenceError(self.name, record_id, "a turn", "a record")
+        stored = self.state.ids.get(record_id)
+        return 0 if stored is None else stored.position
 
     def find_stored(self, drafts: Sequence[PendingRecord]) -> KnownRecord | None:
         """Return where drafts are already stored under the caller's id, or None if they are not.
@@ -111,6 +134,15 @@ class RecordBatch:
             caller_id = record_id.partition("\t")[0]  # A turn's input is "<turn id>\tinput".
             raise DivergenceError(self.name, caller_id, stored.fingerprint, new_fingerprint)
         return stored
+
+
+class Savepoint(NamedTuple):
+    """A `RecordBatch` at one moment, for `RecordBatch.rollback`."""
+
+    state: SessionState
+    pending: int
+    values: dict[str, bytes]
+    last_payload: bytes | None
 
 
 class Plan(msgspec.Struct, Generic[T], frozen=True, gc=False):

@@ -326,6 +326,19 @@ class Note(Content, frozen=True, kw_only=True):
     author: str = ""
 
 
+class BatchStored(Content, frozen=True, kw_only=True):
+    """The end of a batch that has a caller's id, which is the id of this record.
+
+    The `count` records directly before it belong to the batch. `digest` is that of its content, so
+    that a repeated batch is recognized and another one under the same id is refused.
+    """
+
+    kind: ClassVar[str] = "batch"
+
+    count: int
+    digest: str
+
+
 class LabelsChanged(Content, frozen=True, kw_only=True):
     """Labels were added to the session or removed from it."""
 
@@ -405,8 +418,16 @@ KINDS: dict[str, type[Content]] = {
     for content in (
         *(EffectIntended, EffectSettled, ApprovalAsked, ApprovalDecided),
         *(Message, MessageChunk, Pinned, Summary, SummaryUndone, Tools, Value),
-        *(TurnBegun, TurnContinued, TurnCompleted, TurnFailed, TurnAbandoned, Note, LabelsChanged),
-        *(Branched, BranchKept, BranchReleased, LeaseTaken, LeaseRenewed, LeaseReleased),
+        *(TurnBegun, TurnContinued, TurnCompleted, TurnFailed, TurnAbandoned, Note, BatchStored),
+        *(
+            LabelsChanged,
+            Branched,
+            BranchKept,
+            BranchReleased,
+            LeaseTaken,
+            LeaseRenewed,
+            LeaseReleased,
+        ),
         *(Deleted, BatchDiscarded, Snapshot),
     )
 }

@@ -19,6 +19,7 @@ from perdure.core import (
     verify,
     window,
 )
+from perdure.core.batch import BatchPlans
 from perdure.core.effects import listing
 from perdure.core.effects.calls import Effect, P, Policy, R_co, ToolSpec, require_spec
 from perdure.core.effects.listing import EffectInfo
@@ -43,6 +44,7 @@ from perdure.journal.ids import GENERATED_PREFIX
 from perdure.journal.reader import OnDamage
 from perdure.journal.records import Record, Summary
 from perdure.sync.approvals import Approvals
+from perdure.sync.batch import Batch
 from perdure.sync.driver import Driver
 from perdure.sync.effects import Effects
 from perdure.sync.handle import Handle
@@ -148,6 +150,14 @@ class Session:
         attribution = make_attribution(author, recipient, channel, origin)
         plan = append_messages(self._replica, messages, attribution=attribution, record_id=id)
         return self._handle.write(plan)
+
+    def batch(self, *, id: str | None = None, expect: int | None = None) -> Batch:
+        """Return a batch for `with`: its records are stored in one commit, all or none.
+
+        With `expect`, ConflictError unless the session is at that position. With an `id`, repeating
+        the batch stores nothing twice; the same id with other content is a DivergenceError.
+        """
+        return Batch(BatchPlans(self._replica, id, expect), self._handle.write)
 
     def turn(
         self,

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Self
 
 from perdure.core import streaming, turn_context, turns
+from perdure.core.batch import BatchPlans, JointPlan
 from perdure.core.effects import catalogue, model_calls
 from perdure.core.effects.calls import ActiveTurn, CallSequence, model_call
 from perdure.core.effects.catalogue import ToolChanges
@@ -19,6 +20,7 @@ from perdure.core.validation import require_seconds
 from perdure.errors import ApprovalPendingError, PerdureError, UsageError
 from perdure.events import correlation_id
 from perdure.formats.intake import IncomingMessage
+from perdure.sync.batch import TurnBatch
 from perdure.sync.handle import Handle
 from perdure.sync.stream import Stream
 
@@ -139,6 +141,23 @@ class Turn:
             plan = reply_to.answered_by(plan, turn, time.monotonic() - reply_to.started)
         return self._write(plan, turn)
 
+    def batch(self, *, id: str | None = None, expect: int | None = None) -> TurnBatch:
+        """Return a batch of this turn for `with`, as `session.batch` does.
+
+        Its messages are part of the turn. After its `complete()`, the turn ends in the same commit.
+        """
+        turn = self._owned()
+
+        def write(plan: JointPlan) -> range:
+            if batch.completes:
+                self._end_streams()
+            positions = self._write(plan, turn)
+            self._ended = self._ended or batch.completes
+            return positions
+
+        batch = TurnBatch(BatchPlans(self._handle.replica, id, expect), write, turn)
+        return batch
+
     def stream(
         self,
         chunks: Iterable[Any],
@@ -210,9 +229,7 @@ class Turn:
 
         UsageError if one of its streams was never read; the turn then stays open.
         """
-        for stream in self._streams:
-            stream.require_read()
-        self._close_streams()
+        self._end_streams()
         turn = self._owned()
         self._write(turns.complete_turn(self._handle.replica, turn), turn)
         self._ended = True
@@ -261,6 +278,12 @@ class Turn:
         if self._entered is not None:
             turn_context.exit_turn(self._entered)
         self._restore_correlation_id()
+
+    def _end_streams(self) -> None:
+        """Close the streams of a turn that completes; UsageError if one was never read."""
+        for stream in self._streams:
+            stream.require_read()
+        self._close_streams()
 
     def _close_streams(self) -> None:
         streams, self._streams = self._streams, []

@@ -8,6 +8,8 @@ this module adds records to batches and does no I/O.
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
+import msgspec
+
 from perdure.core.effects import plans, results
 from perdure.core.effects.calls import CallOutcome, CallRequest, ResultMessage, ToolSpec
 from perdure.core.plans import Plan, RecordBatch, T, TurnOwnership
@@ -96,7 +98,7 @@ class PendingModelCall:
                 self.add_outcome(batch, turn, outcome)
             return result
 
-        return Plan(plan.kind, plan.subject, make)
+        return msgspec.structs.replace(plan, make=make)
 
 
 def with_model_calls(
@@ -117,4 +119,4 @@ def with_model_calls(
                 call.add_intent(batch, turn)
         return result
 
-    return Plan(plan.kind, plan.subject, make)
+    return msgspec.structs.replace(plan, make=make)

@@ -126,6 +126,9 @@ class ReplayCursor:
         # A position in the batch becomes the position of the same record in the recording.
         if type(result) is int:
             return recorded_at.get(result, self.position)  # type: ignore[call-overload, no-any-return] # T is int
+        if isinstance(result, range):
+            stored = [recorded_at.get(position, self.position) for position in result]
+            return range(stored[0], stored[-1] + 1)  # type: ignore[return-value] # T is range
         if isinstance(result, TurnStart):
             position = recorded_at.get(result.position, self.position)
             return result._replace(position=position)

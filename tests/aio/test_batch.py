@@ -1,5 +1,6 @@
 """Several records in one commit: all of them or none, repeatable by an id."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -7,7 +8,13 @@ import pytest
 import perdure
 from perdure.backends.memory import MemoryBackend
 from perdure.backends.offload import ThreadedBackend
-from perdure.errors import ConflictError, DivergenceError, NotFoundError, UsageError
+from perdure.errors import (
+    ConflictError,
+    DivergenceError,
+    NotFoundError,
+    UnsupportedError,
+    UsageError,
+)
 
 
 def user(text: str) -> dict[str, Any]:
@@ -234,3 +241,94 @@ async def test_a_batch_is_replayed() -> None:
         replayed = await perdure.replay(session, agent)
         assert replayed.identical, replayed.divergence
         assert replayed.returned == recorded
+
+
+async def test_records_of_several_sessions_are_stored_together() -> None:
+    backend = MemoryBackend()
+    store = perdure.open_async(ThreadedBackend(backend))
+    session, user_state = await store.session("s-1"), await store.session("user-17")
+    await user_state.set("visits", 1)
+    async with store.batch() as batch:
+        writer = await batch.session(session)
+        writer.append(user("hello"))
+        other = await batch.session(user_state)
+        other.set("visits", 2)
+        (await batch.session("app", expect=0)).note("seen")
+        assert session.position == 0
+    assert (writer.positions, other.positions) == (range(1, 2), range(2, 3))
+    # The handles have caught up: their next writes are no conflict.
+    await session.append({"role": "assistant", "content": "hi"})
+    assert await user_state.set("visits", 3) == 3
+    assert await kinds(await store.session("app")) == ["note"]
+
+
+async def test_a_conflict_in_one_session_stores_nothing_in_the_others() -> None:
+    backend = MemoryBackend()
+    store = perdure.open_async(ThreadedBackend(backend))
+    one, two = await store.session("1"), await store.session("2")
+    await (await store.session("2")).append(user("another writer"))
+    with pytest.raises(ConflictError):  # noqa: PT012 - the block's end writes
+        async with store.batch() as batch:
+            (await batch.session(one)).append(user("a"))
+            (await batch.session(two)).append(user("b"))
+    assert (one.position, await one.refresh()) == (0, 0)
+    await two.refresh()
+    async with store.batch() as batch:
+        (await batch.session(one)).append(user("a"))
+        (await batch.session(two)).append(user("b"))
+    assert (one.position, two.position) == (1, 2)
+
+
+async def test_a_race_at_the_commit_stores_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = MemoryBackend()
+    store = perdure.open_async(ThreadedBackend(backend))
+    one, two = await store.session("1"), await store.session("2")
+    append_together = MemoryBackend.append_together
+
+    def late(self: MemoryBackend, appends: Any) -> Any:
+        monkeypatch.undo()
+        perdure.open(backend).session("2").note("first")
+        return append_together(self, appends)
+
+    monkeypatch.setattr(MemoryBackend, "append_together", late)
+    with pytest.raises(ConflictError):  # noqa: PT012 - the block's end writes
+        async with store.batch() as batch:
+            (await batch.session(one)).append(user("a"))
+            (await batch.session(two)).append(user("b"))
+    assert (await one.refresh(), await two.refresh()) == (0, 1)
+
+
+async def test_a_store_batch_that_raises_stores_nothing_and_ends() -> None:
+    async with perdure.open_async("memory:") as store:
+        one = await store.session("1")
+        with pytest.raises(ZeroDivisionError):  # noqa: PT012 - the block's end writes
+            async with store.batch() as batch:
+                writer = await batch.session(one)
+                writer.append(user("a"))
+                raise ZeroDivisionError
+        assert await one.refresh() == 0
+        with pytest.raises(UsageError, match="has ended"):
+            writer.note("late")
+        with pytest.raises(UsageError, match="not open"):
+            await batch.session(one)
+        with pytest.raises(UsageError, match="already"):  # noqa: PT012 - the second call
+            async with store.batch() as batch:
+                await batch.session(one)
+                await batch.session("1")
+
+
+async def test_a_repeated_store_batch_changes_nothing() -> None:
+    async with perdure.open_async("memory:") as store:
+        for _ in range(2):
+            async with store.batch() as batch:
+                one = await batch.session("1", id="r-1")
+                one.append(user("a"))
+                two = await batch.session("2", id="r-1")
+                two.set("count", 1)
+            assert (one.positions, two.positions) == (range(1, 3), range(1, 3))
+
+
+async def test_files_cannot_write_to_several_sessions_together(tmp_path: Path) -> None:
+    async with perdure.open_async(f"files:{tmp_path / 'store'}") as store:
+        with pytest.raises(UnsupportedError, match=r"session\.batch"):
+            store.batch()

@@ -15,7 +15,7 @@ from perdure.core.settings import Settings
 from perdure.errors import PerdureError
 from perdure.journal.cipher import PlainCipher
 from perdure.journal.codec import Codec
-from perdure.journal.requests import Commit, Drop, Heads, Read, Request, Steps, Wait
+from perdure.journal.requests import Commit, CommitTogether, Drop, Heads, Read, Request, Steps, Wait
 from perdure.sync.driver import Driver
 from perdure.sync.group_commit import GroupCommitter
 
@@ -114,6 +114,8 @@ def _name(request: Request) -> str:
     match request:
         case Commit(append):
             return append.stream
+        case CommitTogether():
+            raise AssertionError("no scene commits to several sessions together")
         case Read(stream) | Drop(stream) | Wait(stream):
             return stream
         case Heads(prefix):

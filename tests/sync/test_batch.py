@@ -1,13 +1,20 @@
 # Generated from aio/test_batch.py by scripts/generate_sync.py: do not edit.
 """Several records in one commit: all of them or none, repeatable by an id."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import perdure
 from perdure.backends.memory import MemoryBackend
-from perdure.errors import ConflictError, DivergenceError, NotFoundError, UsageError
+from perdure.errors import (
+    ConflictError,
+    DivergenceError,
+    NotFoundError,
+    UnsupportedError,
+    UsageError,
+)
 
 
 def user(text: str) -> dict[str, Any]:
@@ -232,3 +239,94 @@ def test_a_batch_is_replayed() -> None:
         replayed = perdure.replay(session, agent)
         assert replayed.identical, replayed.divergence
         assert replayed.returned == recorded
+
+
+def test_records_of_several_sessions_are_stored_together() -> None:
+    backend = MemoryBackend()
+    store = perdure.open(backend)
+    session, user_state = store.session("s-1"), store.session("user-17")
+    user_state.set("visits", 1)
+    with store.batch() as batch:
+        writer = batch.session(session)
+        writer.append(user("hello"))
+        other = batch.session(user_state)
+        other.set("visits", 2)
+        batch.session("app", expect=0).note("seen")
+        assert session.position == 0
+    assert (writer.positions, other.positions) == (range(1, 2), range(2, 3))
+    # The handles have caught up: their next writes are no conflict.
+    session.append({"role": "assistant", "content": "hi"})
+    assert user_state.set("visits", 3) == 3
+    assert kinds(store.session("app")) == ["note"]
+
+
+def test_a_conflict_in_one_session_stores_nothing_in_the_others() -> None:
+    backend = MemoryBackend()
+    store = perdure.open(backend)
+    one, two = store.session("1"), store.session("2")
+    store.session("2").append(user("another writer"))
+    with pytest.raises(ConflictError):  # noqa: PT012 - the block's end writes
+        with store.batch() as batch:
+            batch.session(one).append(user("a"))
+            batch.session(two).append(user("b"))
+    assert (one.position, one.refresh()) == (0, 0)
+    two.refresh()
+    with store.batch() as batch:
+        batch.session(one).append(user("a"))
+        batch.session(two).append(user("b"))
+    assert (one.position, two.position) == (1, 2)
+
+
+def test_a_race_at_the_commit_stores_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = MemoryBackend()
+    store = perdure.open(backend)
+    one, two = store.session("1"), store.session("2")
+    append_together = MemoryBackend.append_together
+
+    def late(self: MemoryBackend, appends: Any) -> Any:
+        monkeypatch.undo()
+        perdure.open(backend).session("2").note("first")
+        return append_together(self, appends)
+
+    monkeypatch.setattr(MemoryBackend, "append_together", late)
+    with pytest.raises(ConflictError):  # noqa: PT012 - the block's end writes
+        with store.batch() as batch:
+            batch.session(one).append(user("a"))
+            batch.session(two).append(user("b"))
+    assert (one.refresh(), two.refresh()) == (0, 1)
+
+
+def test_a_store_batch_that_raises_stores_nothing_and_ends() -> None:
+    with perdure.open("memory:") as store:
+        one = store.session("1")
+        with pytest.raises(ZeroDivisionError):  # noqa: PT012 - the block's end writes
+            with store.batch() as batch:
+                writer = batch.session(one)
+                writer.append(user("a"))
+                raise ZeroDivisionError
+        assert one.refresh() == 0
+        with pytest.raises(UsageError, match="has ended"):
+            writer.note("late")
+        with pytest.raises(UsageError, match="not open"):
+            batch.session(one)
+        with pytest.raises(UsageError, match="already"):  # noqa: PT012 - the second call
+            with store.batch() as batch:
+                batch.session(one)
+                batch.session("1")
+
+
+def test_a_repeated_store_batch_changes_nothing() -> None:
+    with perdure.open("memory:") as store:
+        for _ in range(2):
+            with store.batch() as batch:
+                one = batch.session("1", id="r-1")
+                one.append(user("a"))
+                two = batch.session("2", id="r-1")
+                two.set("count", 1)
+            assert (one.positions, two.positions) == (range(1, 3), range(1, 3))
+
+
+def test_files_cannot_write_to_several_sessions_together(tmp_path: Path) -> None:
+    with perdure.open(f"files:{tmp_path / 'store'}") as store:
+        with pytest.raises(UnsupportedError, match=r"session\.batch"):
+            store.batch()

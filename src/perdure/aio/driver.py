@@ -14,7 +14,7 @@ from perdure.backends.protocol import WATCH, AsyncBackend, require_watch
 from perdure.backends.watchers import FIRST_PAUSE, LONGEST_PAUSE
 from perdure.core.batching import T
 from perdure.journal.chain import BODY_MAX
-from perdure.journal.requests import Commit, Drop, Heads, Read, Request, Steps, Wait
+from perdure.journal.requests import Commit, CommitTogether, Drop, Heads, Read, Request, Steps, Wait
 
 
 class AsyncDriver:
@@ -56,6 +56,8 @@ class AsyncDriver:
         match request:
             case Commit(append):
                 return await self.committer.append(append)
+            case CommitTogether(appends):
+                return await self.committer.append_together(appends)
             case Read(stream, after, limit, reverse):
                 entries = backend.read(
                     stream, after=after, limit=limit, reverse=reverse, max_body=BODY_MAX

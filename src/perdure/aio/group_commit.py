@@ -21,7 +21,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from perdure.backends import fork_safety
-from perdure.backends.protocol import STORED, Append, AsyncBackend, Outcome
+from perdure.backends.protocol import STORED, Append, AsyncBackend, Outcome, require_atomic
 from perdure.core.batching import (
     ItemT,
     ResultT,
@@ -306,6 +306,15 @@ class AsyncGroupCommitter:
     def append(self, append: Append) -> asyncio.Future[Outcome]:
         """Return the outcome of an append; what was stored is durable."""
         return self.batcher_for(append).submit(append)
+
+    async def append_together(self, appends: Sequence[Append]) -> Outcome:
+        """Store appends of several streams, all or none, in a commit of their own."""
+        backend = require_atomic(self._backend)
+        try:
+            return await backend.append_together(appends)
+        except UnavailableError as error:
+            require_retriable(error, appends)
+            return await backend.append_together(appends)
 
     async def drain(self) -> None:
         """Return when everything submitted before has its result."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Self
 from weakref import WeakSet
 
 from perdure import events
+from perdure.aio.batch import AsyncStoreBatch
 from perdure.aio.driver import AsyncDriver
 from perdure.aio.group_commit import AsyncGroupCommitter
 from perdure.aio.handle import AsyncHandle
@@ -20,7 +21,7 @@ from perdure.backends.addresses import (
     require_backend,
 )
 from perdure.backends.guarantees import Guarantees, guarantees_of
-from perdure.backends.protocol import AsyncBackend, require_recent
+from perdure.backends.protocol import AsyncBackend, require_atomic, require_recent
 from perdure.core import history, lifecycle, salvage
 from perdure.core.effects import listing
 from perdure.core.effects.listing import Approval
@@ -80,6 +81,14 @@ class AsyncStore:
                 span.event = "resume"
                 span.fields.update(count=count, role=role, position=replica.tip.position)
         return replica
+
+    def batch(self) -> AsyncStoreBatch:
+        """Return a batch for `async with`: records of several sessions in one commit, all or none.
+
+        UnsupportedError if the store cannot do that; `session.batch` works on every store.
+        """
+        require_atomic(self._backend)
+        return AsyncStoreBatch(self._driver, self._settings)
 
     async def sessions(
         self,

@@ -12,8 +12,10 @@ from perdure.backends.append_rules import check, check_name, decide
 from perdure.backends.digests import digest_of
 from perdure.backends.guarantees import Guarantees
 from perdure.backends.protocol import (
+    ATOMIC,
     RECENT,
     REMOVE,
+    STORED,
     WATCH,
     Append,
     Entry,
@@ -53,7 +55,7 @@ class MemoryBackend:
     """
 
     name = "memory:"
-    capabilities: frozenset[str] = frozenset({RECENT, REMOVE, WATCH})
+    capabilities: frozenset[str] = frozenset({ATOMIC, RECENT, REMOVE, WATCH})
     guarantees = Guarantees(
         "nothing",
         "one process",
@@ -78,6 +80,19 @@ class MemoryBackend:
             outcomes = [self._append(append) for append in appends]
         self.watchers.notify(appends)
         return outcomes
+
+    def append_together(self, appends: Sequence[Append]) -> Outcome:
+        """As `AtomicCapability.append_together`, but nothing survives the process."""
+        check(appends)
+        with self._open():
+            for append in appends:
+                outcome, _ = _decide(append, self._streams.get(append.stream) or _MemoryStream())
+                if outcome is not STORED:
+                    return outcome
+            for append in appends:
+                self._append(append)
+        self.watchers.notify(appends)
+        return STORED
 
     def read(
         self,
@@ -172,11 +187,7 @@ class MemoryBackend:
 
     def _append(self, append: Append) -> Outcome:
         state = self._streams.get(append.stream) or _MemoryStream()
-        outcome, missing = decide(
-            append,
-            state.last if state.entries else None,
-            lambda first, last: [entry.header for entry in state.between(first, last)],
-        )
+        outcome, missing = _decide(append, state)
         if missing:
             state.entries.extend(missing)
             state.labels = append.labels
@@ -203,6 +214,14 @@ class MemoryBackend:
                 return state.between(first, first + size - 1)
             last = min(after - 1 if after else state.last, state.last)
             return state.between(last - size + 1, last)[::-1]
+
+
+def _decide(append: Append, state: _MemoryStream) -> tuple[Outcome, Sequence[Entry]]:
+    return decide(
+        append,
+        state.last if state.entries else None,
+        lambda first, last: [entry.header for entry in state.between(first, last)],
+    )
 
 
 def _without_long_body(entry: Entry, max_body: int | None) -> Entry:

@@ -21,6 +21,7 @@ from perdure.backends.protocol import (
     Entry,
     Head,
     Outcome,
+    require_atomic,
     require_recent,
     require_remove,
     require_watch,
@@ -67,6 +68,17 @@ class ThreadedBackend:
         if self._must_notify:
             self.watchers.notify(appends)
         return outcomes
+
+    async def append_together(self, appends: Sequence[Append]) -> Outcome:
+        """As `AtomicCapability.append_together`; UnsupportedError if the store does not declare it.
+
+        A cancelled call is still carried out, before any later call.
+        """
+        backend = require_atomic(self._backend)
+        outcome = await self._call(lambda: backend.append_together(appends))
+        if self._must_notify:
+            self.watchers.notify(appends)
+        return outcome
 
     # The options of a read or a listing are passed on as they are.
 

@@ -27,6 +27,8 @@ HEADER_MAX = 65_536  # bytes; headers are read with every entry, and those of a 
 DELETED = "deleted"  # The only label on the head of a deleted session.
 
 
+ATOMIC = "atomic"  # capability: the store implements `AtomicCapability`
+
 RECENT = "recent"  # capability: the store implements `RecencyCapability`
 
 CLOCK = "clock"  # capability: the store implements `ClockCapability`
@@ -203,6 +205,45 @@ class AsyncBackend(Protocol):
     async def close(self) -> None:
         """As `Backend.close`."""
         ...
+
+
+class AtomicCapability(Protocol):
+    """The method of a store with the capability `atomic`: append to several streams, all or none.
+
+    Appends of one `Backend.append` are independent: one of them may conflict and the others not.
+    """
+
+    def append_together(self, appends: Sequence[Append]) -> Outcome:
+        """Store all appends or none, and return one outcome; on return they survive a crash.
+
+        *Stored* if `Backend.append` would answer that to each of them, as for a resend after a
+        lost reply. Otherwise nothing changes, and the outcome is that of the first other answer.
+        """
+        ...
+
+
+class AsyncAtomicCapability(Protocol):
+    """`AtomicCapability` for callers in an event loop."""
+
+    async def append_together(self, appends: Sequence[Append]) -> Outcome:
+        """As `AtomicCapability.append_together`."""
+        ...
+
+
+@overload
+def require_atomic(backend: Backend) -> AtomicCapability: ...
+
+
+@overload
+def require_atomic(backend: AsyncBackend) -> AsyncAtomicCapability: ...
+
+
+def require_atomic(backend: Backend | AsyncBackend) -> AtomicCapability | AsyncAtomicCapability:
+    """Return the backend typed as `AtomicCapability`, or raise UnsupportedError."""
+    if ATOMIC not in backend.capabilities:
+        reason = f"{backend.name} cannot write to several sessions in one commit"
+        raise UnsupportedError(reason, "write to each session with its own session.batch()")
+    return cast("AtomicCapability | AsyncAtomicCapability", backend)
 
 
 class RecencyCapability(Protocol):

@@ -1,18 +1,29 @@
 """Several records in one append: the plans of a `session.batch`, executed all or none. Pure.
 
-In: plans, each with the bytes that identify its content. Out: one `JointPlan`, whose result is the
-range of positions that it stored.
+In: the calls of a caller, as plans. Out: one `JointPlan`, whose result is the range of positions
+that it stored.
 """
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from hashlib import sha256
 from typing import Any
 
-from perdure.core.plans import Plan, RecordBatch
+from perdure.backends.protocol import Append
+from perdure.core import annotations
+from perdure.core.messages import append_parsed, make_attribution, parse_all
+from perdure.core.plans import Plan, RecordBatch, TurnOwnership
 from perdure.core.replica import Replica
 from perdure.core.validation import require_int, require_record_id
-from perdure.errors import ConflictError, DivergenceError, PerdureError, UsageError
-from perdure.journal import codec
+from perdure.core.values import delete_value, set_value
+from perdure.errors import (
+    ConflictError,
+    DamagedError,
+    DivergenceError,
+    PerdureError,
+    UnavailableError,
+    UsageError,
+)
+from perdure.journal import codec, requests
 from perdure.journal.records import BatchStored, Content
 from perdure.journal.requests import Steps
 
@@ -46,9 +57,6 @@ class BatchPlans:
         self._expect = None if expect is None else require_int(expect, "expect")
         self._plans: list[Plan[Any]] = []
         self._digest = sha256()
-
-    def __iter__(self) -> Iterator[Plan[Any]]:
-        return iter(self._plans)
 
     def __len__(self) -> int:
         return len(self._plans)
@@ -103,3 +111,112 @@ class BatchPlans:
         if content.digest != self._digest.hexdigest():
             raise DivergenceError(batch.name, batch_id, content.digest, self._digest.hexdigest())
         return range(position - content.count, position + 1)
+
+
+class BatchWriter:
+    """Collects the records of one session for a batch. Nothing is written before its block ends."""
+
+    def __init__(self, plans: BatchPlans, turn: TurnOwnership | None = None) -> None:
+        self._plans = plans
+        self._turn = turn
+        self._open: bool | None = None
+        self._positions = range(0)
+
+    def __repr__(self) -> str:
+        state = "open" if self._open else "not entered" if self._open is None else "ended"
+        return f"<{type(self).__name__} of {self._plans.replica.name!r}: {state}>"
+
+    @property
+    def positions(self) -> range:
+        """The positions of the records, once the block has ended; empty before, or without any."""
+        return self._positions
+
+    def append(
+        self,
+        *messages: object,
+        author: str = "",
+        recipient: str = "",
+        channel: str = "",
+        origin: str = "",
+        id: str | None = None,
+    ) -> None:
+        """Append messages, as `session.append` does, or as `turn.append` in the batch of a turn."""
+        attribution = make_attribution(author, recipient, channel, origin)
+        parsed = parse_all(messages)
+        plan = append_parsed(
+            self._plans.replica, parsed, attribution=attribution, turn=self._turn, record_id=id
+        )
+        self._add(plan, "append", [[*item] for item in parsed], [*attribution], id)
+
+    def set(self, key: str, value: object) -> None:
+        """Store a value as the newest version of a key."""
+        self._add(set_value(self._plans.replica, key, value), "set", key, value)
+
+    def delete(self, key: str) -> None:
+        """Delete a value; NotFoundError when the block ends if it does not exist."""
+        self._add(delete_value(self._plans.replica, key), "delete", key)
+
+    def note(self, data: object, *, author: str = "", id: str | None = None) -> None:
+        """Append a note that is not part of the conversation."""
+        plan = annotations.add_note(self._plans.replica, data, author=author, record_id=id)
+        self._add(plan, "note", data, author, id)
+
+    def label(self, *add: str, remove: Sequence[str] = ()) -> None:
+        """Add or remove labels, by which `store.sessions` finds the session."""
+        plan = annotations.change_labels(self._plans.replica, add, remove)
+        self._add(plan, "label", [*add], [*remove])
+
+    def pin(self, position: int) -> None:
+        """Pin the message at a position: every window includes it."""
+        self._add(annotations.pin_message(self._plans.replica, position, on=True), "pin", position)
+
+    def unpin(self, position: int) -> None:
+        """Unpin a message, so that windows may cut it again."""
+        plan = annotations.pin_message(self._plans.replica, position, on=False)
+        self._add(plan, "unpin", position)
+
+    def open(self) -> None:
+        """Accept calls from now on."""
+        self._open = True
+
+    def end(self, positions: range) -> None:
+        """Accept no more calls: the records have these positions now."""
+        self._open, self._positions = False, positions
+
+    def _add(self, plan: Plan[Any], call: str, *arguments: object) -> None:
+        self._require_open()
+        self._plans.add(plan, call, *arguments)
+
+    def _require_open(self) -> None:
+        if self._open is None:
+            raise UsageError("the batch is not open: enter it with `with` or `async with`")
+        if not self._open:
+            raise UsageError("the batch has ended: begin another with session.batch()")
+
+
+def commit_together(parts: Sequence[BatchPlans]) -> Steps[list[range]]:
+    """Store the plans of several sessions, all or none; return the positions in each.
+
+    Each replica was loaded for this batch only: it is not updated.
+    """
+    positions: list[range] = []
+    appends: list[Append] = []
+    for part in parts:
+        stored, append = yield from part.replica.prepare(part.join())
+        positions.append(stored)
+        if append is not None:
+            appends.append(append)
+    if not appends:
+        return positions
+    try:
+        outcome = yield from requests.commit_together(appends)
+    except UnavailableError as error:
+        check = "This batch may still be stored: repeat it only with the same ids"
+        raise UnavailableError(error.backend, error.reason, f"{error.hint}. {check}") from error
+    if outcome.status == "conflict":
+        at = appends[0].entries[0].position - 1
+        reason = "another writer was first in one of the sessions of the batch"
+        raise ConflictError(appends[0].stream, at, at, reason)
+    if outcome.status == "refused":
+        raise DamagedError(appends[0].stream, appends[0].entries[0].position, outcome.reason)
+    return positions

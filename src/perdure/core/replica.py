@@ -24,7 +24,7 @@ from perdure.backends.protocol import Append, Outcome
 from perdure.core import leases
 from perdure.core.conflicts import UnseenRecords
 from perdure.core.leases import HeldLease
-from perdure.core.plans import PendingEvent, Plan, RecordBatch
+from perdure.core.plans import PendingEvent, Plan, RecordBatch, T
 from perdure.core.settings import Settings
 from perdure.core.state.session_state import STATE_VERSION, SessionState
 from perdure.core.state.values import CachedValue, ValueCache
@@ -414,8 +414,28 @@ class Replica:
         except UsageError as error:  # Too large. Snapshots only save reading, so continue without.
             self._add_notice("snapshot_skipped", position=batch.position + 1, reason=error.reason)
 
+    def prepare(self, plan: Plan[T]) -> Steps[tuple[T, Append | None]]:
+        """Return a plan's result and the append that stores it, without sending it.
+
+        The append is None if there is nothing to store. Raise the PerdureError of the plan.
+        """
+        self.require_present()
+        answers: PlanAnswers = {}
+        if self.state.lease is not None:
+            yield from self._enforce_lease([plan], answers)
+        batch = yield from self._build_batch([plan], answers)
+        if isinstance(answers[0], PerdureError):
+            raise answers[0]
+        if not batch.pending:
+            return answers[0], None
+        return answers[0], self._link(batch, batch.state.head_labels).append
+
     def _commit(self, batch: RecordBatch, labels: frozenset[str]) -> Steps[bool]:
         """Number and link a batch; return the steps that send it, True if it was stored."""
+        return self._send(self._link(batch, labels))
+
+    def _link(self, batch: RecordBatch, labels: frozenset[str]) -> InDoubtWrite:
+        """Number and link a batch, ready to be sent."""
         settings, stream = self.settings, self.view.history.stream
         if not stream.id:
             stream = stream._replace(id=settings.token())
@@ -424,7 +444,7 @@ class Replica:
         entries, tip = chain.link_entries(stream, batch.tip, drafts, time=time, cipher=cipher)
         # Takes half the time of calling the class.
         append = tuple.__new__(Append, (self.name, entries, labels, False))
-        return self._send(InDoubtWrite(append, batch, stream, tip))
+        return InDoubtWrite(append, batch, stream, tip)
 
     def _resolve_doubt(self, doubt: InDoubtWrite) -> Steps[None]:
         """Resolve a write whose reply was lost, by sending it again."""

@@ -37,6 +37,10 @@ class Commit(msgspec.Struct, frozen=True, gc=False):
     append: Append
 
 
+class CommitTogether(NamedTuple):
+    appends: Sequence[Append]
+
+
 class Drop(NamedTuple):
     stream: str
     before: int
@@ -48,7 +52,7 @@ class Wait(NamedTuple):
     timeout: float
 
 
-Request = Read | Heads | Commit | Drop | Wait
+Request = Read | Heads | Commit | CommitTogether | Drop | Wait
 
 Steps = Generator[Request, Any, T]
 
@@ -79,6 +83,12 @@ def head(stream: str) -> Steps[Head | None]:
 
 def commit(append: Append) -> Steps[Outcome]:
     outcome: Outcome = yield Commit(append)
+    return outcome
+
+
+def commit_together(appends: Sequence[Append]) -> Steps[Outcome]:
+    """Store appends to several streams, all or none; UnsupportedError if the store cannot."""
+    outcome: Outcome = yield CommitTogether(appends)
     return outcome
 
 

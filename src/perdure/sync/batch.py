@@ -1,19 +1,26 @@
 # Generated from aio/batch.py by scripts/generate_sync.py: do not edit.
-"""Batch: several records of a session in one commit, all or none."""
+"""Batch: several records in one commit, all or none. StoreBatch: of several sessions."""
 
-from collections.abc import Callable, Sequence
-from typing import Any, Self
+import contextlib
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Self
 
-from perdure.core import annotations
-from perdure.core.batch import BatchPlans, JointPlan
-from perdure.core.messages import append_parsed, make_attribution, parse_all
-from perdure.core.plans import Plan, TurnOwnership
+from perdure.core import lifecycle
+from perdure.core.batch import BatchPlans, BatchWriter, JointPlan, commit_together
+from perdure.core.plans import REFRESH, TurnOwnership
+from perdure.core.replay import guard
+from perdure.core.settings import Settings
 from perdure.core.turns import complete_turn
-from perdure.core.values import delete_value, set_value
-from perdure.errors import UsageError
+from perdure.core.validation import require_session_id
+from perdure.errors import UnavailableError, UsageError
+from perdure.sync.driver import Driver
+from perdure.sync.handle import Handle
+
+if TYPE_CHECKING:
+    from perdure.sync.session import Session
 
 
-class Batch:
+class Batch(BatchWriter):
     """Several records in one commit: all or none. Created by `session.batch`.
 
     The methods only collect: the records are written when the block ends, and not at all if it
@@ -26,85 +33,19 @@ class Batch:
         write: Callable[[JointPlan], range],
         turn: TurnOwnership | None = None,
     ) -> None:
-        self._plans = plans
+        super().__init__(plans, turn)
         self._write = write
-        self._turn = turn
-        self._open: bool | None = None
-        self._positions = range(0)
-
-    def __repr__(self) -> str:
-        state = "open" if self._open else "not entered" if self._open is None else "ended"
-        return f"<{type(self).__name__} of {self._plans.replica.name!r}: {state}>"
-
-    @property
-    def positions(self) -> range:
-        """The positions of the records, once the block has ended; empty before, or without any."""
-        return self._positions
-
-    def append(
-        self,
-        *messages: object,
-        author: str = "",
-        recipient: str = "",
-        channel: str = "",
-        origin: str = "",
-        id: str | None = None,
-    ) -> None:
-        """Append messages, as `session.append` does, or as `turn.append` in the batch of a turn."""
-        attribution = make_attribution(author, recipient, channel, origin)
-        parsed = parse_all(messages)
-        plan = append_parsed(
-            self._plans.replica, parsed, attribution=attribution, turn=self._turn, record_id=id
-        )
-        self._add(plan, "append", [[*item] for item in parsed], [*attribution], id)
-
-    def set(self, key: str, value: object) -> None:
-        """Store a value as the newest version of a key."""
-        self._add(set_value(self._plans.replica, key, value), "set", key, value)
-
-    def delete(self, key: str) -> None:
-        """Delete a value; NotFoundError when the block ends if it does not exist."""
-        self._add(delete_value(self._plans.replica, key), "delete", key)
-
-    def note(self, data: object, *, author: str = "", id: str | None = None) -> None:
-        """Append a note that is not part of the conversation."""
-        plan = annotations.add_note(self._plans.replica, data, author=author, record_id=id)
-        self._add(plan, "note", data, author, id)
-
-    def label(self, *add: str, remove: Sequence[str] = ()) -> None:
-        """Add or remove labels, by which `store.sessions` finds the session."""
-        plan = annotations.change_labels(self._plans.replica, add, remove)
-        self._add(plan, "label", [*add], [*remove])
-
-    def pin(self, position: int) -> None:
-        """Pin the message at a position: every window includes it."""
-        self._add(annotations.pin_message(self._plans.replica, position, on=True), "pin", position)
-
-    def unpin(self, position: int) -> None:
-        """Unpin a message, so that windows may cut it again."""
-        plan = annotations.pin_message(self._plans.replica, position, on=False)
-        self._add(plan, "unpin", position)
-
-    def _add(self, plan: Plan[Any], call: str, *arguments: object) -> None:
-        self._require_open()
-        self._plans.add(plan, call, *arguments)
-
-    def _require_open(self) -> None:
-        if self._open is None:
-            raise UsageError("the batch is not open: enter it with `with` first")
-        if not self._open:
-            raise UsageError("the batch has ended: begin another with session.batch()")
 
     def __enter__(self) -> Self:
         if self._open is not None:
             raise UsageError("a batch is entered once: begin another with session.batch()")
-        self._open = True
+        self.open()
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        self._open = False
+        self.end(range(0))
         if error is None and len(self._plans):
-            self._positions = self._write(self._plans.join())
+            self.end(self._write(self._plans.join()))
 
 
 class TurnBatch(Batch):
@@ -118,3 +59,65 @@ class TurnBatch(Batch):
         if self._turn is not None:
             self._add(complete_turn(self._plans.replica, self._turn), "complete")
             self.completes, self._open = True, False
+
+
+class StoreBatch:
+    """Records of several sessions in one commit: all or none. Created by `store.batch`."""
+
+    def __init__(self, driver: Driver, settings: Settings) -> None:
+        self._driver = driver
+        self._settings = settings
+        self._open: bool | None = None
+        self._parts: dict[str, tuple[BatchWriter, BatchPlans]] = {}
+        self._handles: list[Handle] = []
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {self._driver.name}: {len(self._parts)} sessions>"
+
+    def session(
+        self, session: "Session | str", *, id: str | None = None, expect: int | None = None
+    ) -> BatchWriter:
+        """Return the writer for a session, given as an object or by its id.
+
+        The session must be where the object last saw it, or at the position `expect`; otherwise the
+        batch is a ConflictError. `id` makes the records of this session repeatable.
+        """
+        if not self._open:
+            raise UsageError("the batch is not open: use it inside `with store.batch()`")
+        handle = None if isinstance(session, str) else session._handle  # noqa: SLF001 - as a session
+        name = require_session_id(session if handle is None else handle.replica.name)
+        if name in self._parts:
+            raise UsageError(f"session {name!r} is in this batch already: use the same writer")
+        replica = self._driver.run(lifecycle.open_session(name, self._settings, must_exist=False))
+        if handle is not None:
+            replica.held_lease = handle.replica.held_lease
+            expect = handle.replica.tip.position if expect is None else expect
+            self._handles.append(handle)
+        plans = BatchPlans(replica, id, expect)
+        writer = BatchWriter(plans)
+        writer.open()
+        self._parts[name] = writer, plans
+        return writer
+
+    def __enter__(self) -> Self:
+        if self._open is not None:
+            raise UsageError("a batch is entered once: begin another with store.batch()")
+        self._open = True
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        self._open = False
+        for writer, _ in self._parts.values():
+            writer.end(range(0))
+        parts = [part for part in self._parts.values() if len(part[1])]
+        if error is not None or not parts:
+            return
+        guard.require_live("a batch of a live store")
+        stored = self._driver.run(commit_together([plans for _, plans in parts]))
+        for (writer, _), positions in zip(parts, stored, strict=True):
+            writer.end(positions)
+        for handle in self._handles:
+            if not handle.closed:
+                # The batch is stored. A handle that cannot catch up now does so at its next call.
+                with contextlib.suppress(UnavailableError):
+                    handle.write(REFRESH)

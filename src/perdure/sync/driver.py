@@ -13,7 +13,7 @@ from perdure.backends.protocol import WATCH, Backend, require_watch
 from perdure.backends.watchers import FIRST_PAUSE, LONGEST_PAUSE
 from perdure.core.batching import T
 from perdure.journal.chain import BODY_MAX
-from perdure.journal.requests import Commit, Drop, Heads, Read, Request, Steps, Wait
+from perdure.journal.requests import Commit, CommitTogether, Drop, Heads, Read, Request, Steps, Wait
 from perdure.sync.concurrency import collect, sleep
 from perdure.sync.group_commit import GroupCommitter
 
@@ -57,6 +57,8 @@ class Driver:
         match request:
             case Commit(append):
                 return self.committer.append(append)
+            case CommitTogether(appends):
+                return self.committer.append_together(appends)
             case Read(stream, after, limit, reverse):
                 entries = backend.read(
                     stream, after=after, limit=limit, reverse=reverse, max_body=BODY_MAX

@@ -21,7 +21,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Generic
 
-from perdure.backends.protocol import STORED, Append, Backend, Outcome
+from perdure.backends.protocol import STORED, Append, Backend, Outcome, require_atomic
 from perdure.core.batching import (
     ItemT,
     ResultT,
@@ -242,6 +242,15 @@ class GroupCommitter:
         """Return the outcome of an append; what was stored is durable."""
         result = self.batcher_for(append).submit(append)
         return self._retry_alone(append, result) if isinstance(result, RetryAlone) else result
+
+    def append_together(self, appends: Sequence[Append]) -> Outcome:
+        """Store appends of several streams, all or none, in a commit of their own."""
+        backend = require_atomic(self._backend)
+        try:
+            return backend.append_together(appends)
+        except UnavailableError as error:
+            require_retriable(error, appends)
+            return backend.append_together(appends)
 
     def drain(self) -> None:
         """Return when everything submitted before has its result."""

@@ -11,7 +11,7 @@ from weakref import WeakSet
 from perdure import events
 from perdure.backends.addresses import Address, _emit_downgrades, open_backend, require_backend
 from perdure.backends.guarantees import Guarantees, guarantees_of
-from perdure.backends.protocol import Backend, require_recent
+from perdure.backends.protocol import Backend, require_atomic, require_recent
 from perdure.core import history, lifecycle, salvage
 from perdure.core.effects import listing
 from perdure.core.effects.listing import Approval
@@ -23,6 +23,7 @@ from perdure.core.validation import require_session_id
 from perdure.errors import UsageError
 from perdure.journal.reader import OnDamage
 from perdure.journal.records import Record
+from perdure.sync.batch import StoreBatch
 from perdure.sync.driver import Driver
 from perdure.sync.group_commit import GroupCommitter
 from perdure.sync.handle import Handle
@@ -76,6 +77,14 @@ class Store:
                 span.event = "resume"
                 span.fields.update(count=count, role=role, position=replica.tip.position)
         return replica
+
+    def batch(self) -> StoreBatch:
+        """Return a batch for `with`: records of several sessions in one commit, all or none.
+
+        UnsupportedError if the store cannot do that; `session.batch` works on every store.
+        """
+        require_atomic(self._backend)
+        return StoreBatch(self._driver, self._settings)
 
     def sessions(
         self,

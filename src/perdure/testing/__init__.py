@@ -44,7 +44,7 @@ _MODULES = {
 }
 
 _CHAPTERS = {
-    "BackendContract": ("append", "read", "recent", "remove", "sharing", "watch"),
+    "BackendContract": ("append", "atomic", "read", "recent", "remove", "sharing", "watch"),
     "AsyncBackendContract": ("asynchronous",),
 }
 

@@ -23,9 +23,11 @@ from perdure.backends.postgres.pool import PostgresPool
 from perdure.backends.postgres.queries import StoreQueries, StreamPage
 from perdure.backends.postgres.statements import build_statements
 from perdure.backends.protocol import (
+    ATOMIC,
     CLOCK,
     RECENT,
     REMOVE,
+    STORED,
     WATCH,
     Append,
     Entry,
@@ -45,7 +47,7 @@ class PostgresBackend:
     processes. `accept` names weaknesses to tolerate (`perdure.backends.guarantees`).
     """
 
-    capabilities: frozenset[str] = frozenset({CLOCK, RECENT, REMOVE, WATCH})
+    capabilities: frozenset[str] = frozenset({ATOMIC, CLOCK, RECENT, REMOVE, WATCH})
 
     def __init__(self, address: str, *, accept: Collection[str] = ()) -> None:
         parsed = parse_address(address)
@@ -70,6 +72,15 @@ class PostgresBackend:
         outcomes = self._pool.run(partial(self._operations.append, appends=appends), stream=stream)
         self.watchers.notify(appends)
         return outcomes
+
+    def append_together(self, appends: Sequence[Append]) -> Outcome:
+        """As `AtomicCapability.append_together`: one transaction."""
+        check(appends)
+        append = partial(self._operations.append_together, appends=appends)
+        outcome = self._pool.run(append)
+        if outcome is STORED:
+            self.watchers.notify(appends)
+        return outcome
 
     def read(
         self,

@@ -22,9 +22,11 @@ from perdure.backends.postgres.pool_async import AsyncPostgresPool
 from perdure.backends.postgres.queries import StoreQueries, StreamPage
 from perdure.backends.postgres.statements import build_statements
 from perdure.backends.protocol import (
+    ATOMIC,
     CLOCK,
     RECENT,
     REMOVE,
+    STORED,
     WATCH,
     Append,
     Entry,
@@ -44,7 +46,7 @@ class AsyncPostgresBackend:
     processes. `accept` names weaknesses to tolerate (`perdure.backends.guarantees`).
     """
 
-    capabilities: frozenset[str] = frozenset({CLOCK, RECENT, REMOVE, WATCH})
+    capabilities: frozenset[str] = frozenset({ATOMIC, CLOCK, RECENT, REMOVE, WATCH})
 
     def __init__(self, address: str, *, accept: Collection[str] = ()) -> None:
         parsed = parse_address(address)
@@ -71,6 +73,15 @@ class AsyncPostgresBackend:
         )
         self.watchers.notify(appends)
         return outcomes
+
+    async def append_together(self, appends: Sequence[Append]) -> Outcome:
+        """As `AtomicCapability.append_together`: one transaction."""
+        check(appends)
+        append = partial(self._operations.append_together, appends=appends)
+        outcome = await self._pool.run(append)
+        if outcome is STORED:
+            self.watchers.notify(appends)
+        return outcome
 
     async def read(
         self,

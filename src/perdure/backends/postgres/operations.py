@@ -65,6 +65,17 @@ class Operations:
         error.single_stream = True
         raise error
 
+    def append_together(self, connection: Connection, appends: Sequence[Append]) -> Outcome:
+        """Store all appends in one transaction, or none."""
+        outcomes: list[Outcome] = []
+        with connection.transaction():
+            outcomes = self.append(connection, appends)
+            if any(outcome is not STORED for outcome in outcomes):
+                for append in appends:
+                    self._queries.labels.forget(self._queries.key(append.stream))
+                raise psycopg.Rollback
+        return next((outcome for outcome in outcomes if outcome is not STORED), STORED)
+
     def _resolve_missed(
         self,
         connection: Connection,

@@ -64,6 +64,19 @@ class AsyncOperations:
         error.single_stream = True
         raise error
 
+    async def append_together(
+        self, connection: AsyncConnection, appends: Sequence[Append]
+    ) -> Outcome:
+        """Store all appends in one transaction, or none."""
+        outcomes: list[Outcome] = []
+        async with connection.transaction():
+            outcomes = await self.append(connection, appends)
+            if any(outcome is not STORED for outcome in outcomes):
+                for append in appends:
+                    self._queries.labels.forget(self._queries.key(append.stream))
+                raise psycopg.Rollback
+        return next((outcome for outcome in outcomes if outcome is not STORED), STORED)
+
     async def _resolve_missed(
         self,
         connection: AsyncConnection,

@@ -18,6 +18,7 @@ from perdure.backends.digests import digest_of
 from perdure.backends.filesystem import ACCEPTABLE, require_local, resolve_path
 from perdure.backends.guarantees import Acceptance
 from perdure.backends.protocol import (
+    ATOMIC,
     RECENT,
     REMOVE,
     STORED,
@@ -94,7 +95,7 @@ class SqliteBackend:
     names weaknesses to accept instead of refusing them (`perdure.backends.guarantees`).
     """
 
-    capabilities: frozenset[str] = frozenset({RECENT, REMOVE, WATCH})
+    capabilities: frozenset[str] = frozenset({ATOMIC, RECENT, REMOVE, WATCH})
 
     def __init__(
         self,
@@ -152,6 +153,24 @@ class SqliteBackend:
         stored = zip(outcomes, rows, strict=True)
         self._labels.remember([row[:2] for outcome, row in stored if outcome is STORED])
         return outcomes
+
+    def append_together(self, appends: Sequence[Append]) -> Outcome:
+        """As `AtomicCapability.append_together`: all in one transaction."""
+        check(appends)
+
+        def add(db: apsw.Connection) -> None:
+            outcomes = _append_checked(appends, db)
+            for outcome in outcomes:
+                if outcome is not STORED:
+                    raise _NotStoredError(outcome)
+
+        try:
+            self._connections.write("", add)
+        except _NotStoredError as error:
+            return error.outcome
+        self._labels.remember([(stream_key(item.stream), _labels_text(item)) for item in appends])
+        self.watchers.notify(appends)
+        return STORED
 
     def read(
         self,
@@ -284,6 +303,14 @@ class SqliteBackend:
             own_error.__cause__ = error
             return own_error
         return None
+
+
+class _NotStoredError(Exception):
+    """Rolls a transaction back: one of its appends was not stored."""
+
+    def __init__(self, outcome: Outcome) -> None:
+        super().__init__(outcome)
+        self.outcome = outcome
 
 
 def _append_in_place(db: apsw.Connection, key: int, labels: str, append: Append) -> bool:

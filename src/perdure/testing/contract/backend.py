@@ -17,6 +17,7 @@ import pytest
 
 from perdure.backends.protocol import Backend
 from perdure.testing.contract.append import AppendContract
+from perdure.testing.contract.atomic import AtomicContract
 from perdure.testing.contract.read import ReadContract
 from perdure.testing.contract.recent import RecentContract
 from perdure.testing.contract.remove import RemoveContract
@@ -30,6 +31,7 @@ class BackendContract(
     ReadContract,
     SharingContract,
     RecentContract,
+    AtomicContract,
     RemoveContract,
     WatchContract,
 ):

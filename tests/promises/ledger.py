@@ -20,7 +20,7 @@ ENDS = frozenset({"turn.completed", "turn.failed", "turn.abandoned"})
 
 
 class Event(NamedTuple):
-    """`sent` or `stored` appends, or `dropping` or `dropped` entries of a stream."""
+    """`sent`, `joined` or `stored` appends, or `dropping` or `dropped` entries of a stream."""
 
     what: str
     appends: Sequence[Append] = ()
@@ -42,6 +42,14 @@ class Witness(BackendWrapper):
         stored = [append for append, outcome in pairs if outcome.status == "stored"]
         self._report(Event("stored", stored))
         return outcomes
+
+    def append_together(self, appends: Sequence[Append]) -> Outcome:
+        self._report(Event("sent", appends))
+        self._report(Event("joined", appends))
+        outcome = super().append_together(appends)
+        if outcome.status == "stored":
+            self._report(Event("stored", appends))
+        return outcome
 
     def drop(self, stream: str, *, before: int) -> None:
         self._report(Event("dropping", stream=stream, before=before))
@@ -114,6 +122,8 @@ class Ledger:
         self.lanes: dict[str, Lane] = {}
         self.recent = ""
         self.acks = 0
+        self.joined: list[dict[str, int]] = []
+        """Of appends that are stored together or not at all: where each of them ends."""
 
     def note(self, event: Event) -> None:
         getattr(self, f"_{event.what}")(event)
@@ -123,6 +133,9 @@ class Ledger:
         for append in event.appends:
             lane = self.lanes.setdefault(append.stream, Lane())
             lane.send(append, self._inherited(append))
+
+    def _joined(self, event: Event) -> None:
+        self.joined.append({each.stream: each.entries[-1].position for each in event.appends})
 
     def _inherited(self, append: Append) -> frozenset[str]:
         header = json.loads(append.entries[0].header)
@@ -163,6 +176,10 @@ class Ledger:
         for name, lane in self.lanes.items():
             if failure := lane.judge(heads.get(name)):
                 return f"{name!r}: {failure}"
+        for ends in self.joined:
+            found = {name: name in heads and heads[name].position >= ends[name] for name in ends}
+            if len({*found.values()}) > 1:
+                return f"half of a batch is there: {found}"
         if sample is None:
             failures = (self._judge_whole(store, head) for head in heads.values())
             return next(filter(None, failures), "")

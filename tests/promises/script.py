@@ -2,7 +2,8 @@
 
 In each cycle occur: turns that end well and one that fails, appends of several messages, a long
 message, values and their deltas, a value's deletion, notes, labels, a branch and turns in it, a
-session that is deleted, sessions that commit together, and a store that is closed and opened again.
+session that is deleted, batches of one session and of several, sessions that commit together, and a
+store that is closed and opened again.
 """
 
 import threading
@@ -10,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import perdure
+from perdure.errors import UnsupportedError
 
 CYCLE = 20
 LONG = "It was a bright cold day in April. " * 600  # Spans several pages of the database.
@@ -78,6 +80,26 @@ class _Cycle:
         with branch.turn("What if?") as what_if:
             what_if.append(_say("Then so."))
 
+    def batch(self, turn: int) -> None:
+        with self._main.batch(id=f"batch-{turn}") as batch:
+            batch.append(_say(f"Counted {turn}."))
+            batch.set("plan", _plan(turn))
+            batch.note({"batch": turn})
+        with self._main.turn(f"Batch {turn}?") as open_turn, open_turn.batch() as end:
+            end.append(_say(f"Ended {turn}."))
+            end.set("turns", turn)
+            end.complete()
+
+    def sessions(self, turn: int) -> None:
+        side = self._store.session("side-0")
+        try:
+            with self._store.batch() as batch:
+                batch.session(self._main).append(_say(f"Both {turn}."))
+                batch.session(side).append(_say(f"Both {turn}."))
+                batch.session(side.id + "-fresh").set("turn", turn)
+        except UnsupportedError:  # A store of files has no commit over several of them.
+            side.append(_say(f"Alone {turn}."))
+
     def together(self, turn: int) -> None:
         sessions = [self._store.session(f"side-{number}") for number in range(4)]
         start = threading.Barrier(len(sessions))
@@ -111,8 +133,10 @@ def _plan(turn: int) -> dict[str, Any]:
 
 _BETWEEN: dict[int, Callable[[_Cycle, int], None]] = {
     1: _Cycle.doomed,
+    2: _Cycle.batch,
     3: _Cycle.several,
     5: _Cycle.together,
+    6: _Cycle.sessions,
     7: _Cycle.branch,
     9: _Cycle.forget,
     11: _Cycle.delete,

@@ -1,6 +1,7 @@
 """Children under `strace`, which spoils one system call of theirs: a signal or an error instead."""
 
 import os
+import re
 import subprocess
 from collections import Counter
 from pathlib import Path
@@ -34,8 +35,10 @@ def run(kind: Kind, directory: Path, turns: int, *inject: str, log: Path | str =
         check=False,
         timeout=120,
     )
-    last_words = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
-    return End(done.stdout, done.returncode, "".join(last_words))
+    lines = done.stderr.decode(errors="replace").strip().splitlines()
+    # Notes of an exception stand behind the line that names it.
+    errors = [line for line in lines if re.match(r"[\w.]+(Error|Interrupt|Exit)\b", line)]
+    return End(done.stdout, done.returncode, "".join((errors or lines)[-1:]))
 
 
 def counts(kind: Kind, directory: Path, turns: int) -> Counter[str]:

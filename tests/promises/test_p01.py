@@ -107,7 +107,7 @@ def test_without_a_sync_files_are_seen_to_be_lost_or_damaged(left_out: str, seen
         left = [one for one in recording if not isinstance(one, Done) or one.op != left_out]
         assert len(left) < len(recording) - 5
         assert not failures(FILES, recording, directory, 30)
-        assert any(seen in failure for failure in failures(FILES, left, directory, 80))
+        assert any(seen in failure for failure in failures(FILES, left, directory, 500))
 
 
 @each_kind

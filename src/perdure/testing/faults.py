@@ -15,6 +15,7 @@ from perdure.backends.protocol import (
     Entry,
     Head,
     Outcome,
+    require_atomic,
     require_clock,
     require_recent,
     require_remove,
@@ -39,6 +40,10 @@ class BackendWrapper:
     def append(self, appends: Sequence[Append]) -> Sequence[Outcome]:
         """Forward to the backend."""
         return self.backend.append(appends)
+
+    def append_together(self, appends: Sequence[Append]) -> Outcome:
+        """Forward to the backend; UnsupportedError if it lacks the capability."""
+        return require_atomic(self.backend).append_together(appends)
 
     def read(self, stream: str, **options: Any) -> Iterator[Entry]:
         """Forward to the backend."""

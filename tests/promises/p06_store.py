@@ -59,8 +59,7 @@ def build(address: str | Path) -> None:
     """Write the clean store, the same to the byte each time, so that a trial can be repeated."""
     with (
         mock.patch.object(session_state, "SNAPSHOT_EVERY", SNAPSHOT_EVERY),
-        mock.patch("os.urandom", random.Random(6).randbytes),
-        mock.patch.object(ids, "_random_pool", []),
+        mock.patch.object(ids, "_random_bytes", random.Random(6).randbytes),
         perdure.open(address, clock=itertools.count(1_700_000_000).__next__) as store,
     ):
         _fill(store)

@@ -96,8 +96,7 @@ def script(address: str, clock: Clock, seed: int) -> list[Any]:
     """Use a store in ways drawn from the seed; return what is read, without what tells a time."""
     draw = random.Random(seed)
     with (
-        mock.patch("os.urandom", random.Random(seed).randbytes),
-        mock.patch.object(ids, "_random_pool", []),
+        mock.patch.object(ids, "_random_bytes", random.Random(seed).randbytes),
         mock.patch.object(session_state, "SNAPSHOT_EVERY", 8),
         perdure.open(address, clock=clock) as store,
     ):

@@ -6,7 +6,7 @@ sealed body cannot be opened in any other location.
 
 from typing import Protocol
 
-from perdure.journal.ids import random_text
+from perdure.journal.ids import random_ascii
 
 _SALT_END = 2 + 22  # bytes; '["' and the characters of a salt
 
@@ -36,7 +36,7 @@ class PlainCipher:
     key_id = ""
 
     def seal(self, payload: bytes, prefix: bytes) -> bytes:  # noqa: ARG002
-        return b"".join((b'["', random_text().encode(), b'",', payload, b"]"))
+        return b"".join((b'["', random_ascii(), b'",', payload, b"]"))
 
     def open(self, body: bytes, prefix: bytes) -> bytes:  # noqa: ARG002
         if body[:2] != b'["' or body[_SALT_END : _SALT_END + 2] != b'",' or body[-1:] != b"]":

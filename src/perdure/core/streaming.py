@@ -8,6 +8,7 @@ turn begins. So the journal contains everything that the model is shown.
 """
 
 from collections.abc import Collection
+from itertools import groupby
 from typing import Any
 
 from perdure.core.effects.model_calls import PendingModelCall
@@ -128,14 +129,18 @@ def read_partial_answer(
 
 def close_calls(replica: Replica, batch: RecordBatch, *, live: Collection[str]) -> Steps[None]:
     """Close unanswered calls with a notice, except those of `live` turns."""
-    for call_id, call in [*batch.state.conversation.calls.items()]:
-        if call.turn and call.turn in live:
-            continue
-        content = yield from batch.read(call.position, Message)
-        calls = {item.id: item for item in open_calls(content.message)}
-        message = closing(content.message, calls.get(call_id, Call(call_id, call.name)))
-        notice = Message(message=message, turn=call.turn, origin=INTERRUPTED_ORIGIN)
-        batch.add_content(replica.new_id(), notice)
+    waiting = [
+        (call_id, call)
+        for call_id, call in batch.state.conversation.calls.items()
+        if not call.turn or call.turn not in live
+    ]
+    for position, calls in groupby(waiting, lambda item: item[1].position):
+        content = yield from batch.read(position, Message)
+        known = {item.id: item for item in open_calls(content.message)}
+        for call_id, call in calls:
+            message = closing(content.message, known.get(call_id, Call(call_id, call.name)))
+            notice = Message(message=message, turn=call.turn, origin=INTERRUPTED_ORIGIN)
+            batch.add_content(replica.new_id(), notice)
 
 
 def add_piece(replica: Replica, turn: str, answer: str, data: dict[str, Any]) -> Plan[int]:

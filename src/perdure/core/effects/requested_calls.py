@@ -52,12 +52,13 @@ def read_pending_calls(
         if wanted - open_by_id.keys() == wanted != set():
             raise UsageError("none of its calls is open: append the message to the turn first")
     pending: list[PendingCall] = []
-    for position in sorted({call.position for id, call in open_by_id.items() if id in wanted}):
+    positions = {id: call.position for id, call in open_by_id.items() if id in wanted}
+    for position in sorted({*positions.values()}):
         content = yield from reader.read_kind(replica.history, position, Message)
         stored = replica.settings.codec.unpack(content.message, stream=replica.name)
         pending += [
             PendingCall(position, stored, request)
             for request in parse_calls(stored)
-            if request.call.id in wanted and open_by_id[request.call.id].position == position
+            if positions.get(request.call.id) == position
         ]
     return pending

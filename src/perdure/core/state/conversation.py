@@ -7,12 +7,15 @@ A state is immutable: each method returns a new one, or the same one if nothing 
 most messages. Snapshots store these tuples.
 """
 
+from collections.abc import Container
 from typing import NamedTuple
 
 from perdure.formats.tool_calls import answers, open_calls
 from perdure.journal.records import Message, MessageChunk, Pinned, Summary, SummaryUndone, Tools
 
-CALLS_MAX = 256  # unanswered calls; transcripts close older ones with a notice anyway
+# unanswered calls; transcripts close older ones with a notice anyway. Those of open turns and of
+# the newest message are kept beyond it: they are still to run.
+CALLS_MAX = 256
 
 SYSTEMS_MAX = 64  # system messages: the first half and the latest half are kept
 
@@ -74,7 +77,9 @@ class ConversationState(NamedTuple):
             if not partial.turn or newest[partial.turn] == partial.position
         }
 
-    def apply_message(self, position: int, record_id: str, content: Message) -> "ConversationState":
+    def apply_message(
+        self, position: int, record_id: str, content: Message, open_turns: Container[str]
+    ) -> "ConversationState":
         """Apply a message. Part of every write, and most messages change nothing."""
         message, calls, systems = content.message, self.calls, self.systems
         role = message.get("role")
@@ -96,8 +101,8 @@ class ConversationState(NamedTuple):
                 calls.pop(call_id, None)
             for call in opened:
                 calls[call.id] = OpenCall(position, content.turn, call.name)
-            while len(calls) > CALLS_MAX:
-                del calls[next(iter(calls))]
+            if len(calls) > CALLS_MAX:
+                calls = _evict_calls(calls, position, open_turns)
         state = self._replace(calls=calls, systems=systems)
         return state.drop_superseded(record_id, content) if self.partials else state
 
@@ -148,6 +153,26 @@ class ConversationState(NamedTuple):
     def apply_tools(self, position: int, content: Tools) -> "ConversationState":
         """Apply a catalogue of tools."""
         return self._replace(tools=(content.digest, position))
+
+
+def _evict_calls(
+    calls: dict[str, OpenCall], newest: int, open_turns: Container[str]
+) -> dict[str, OpenCall]:
+    """Return calls without the oldest beyond `CALLS_MAX`, except those that are still to run.
+
+    The calls of a message are evicted together, so that it never seems to have fewer.
+    """
+    counts: dict[int, int] = {}
+    for call in calls.values():
+        if call.position != newest and call.turn not in open_turns:
+            counts[call.position] = counts.get(call.position, 0) + 1
+    excess, evicted = len(calls) - CALLS_MAX, set()
+    for position in sorted(counts):
+        if excess <= 0:
+            break
+        evicted.add(position)
+        excess -= counts[position]
+    return {id: call for id, call in calls.items() if call.position not in evicted}
 
 
 def _add_system_position(systems: tuple[int, ...], position: int) -> tuple[int, ...]:

@@ -50,7 +50,7 @@ from perdure.journal.records import (
     Value,
 )
 
-STATE_VERSION = 6
+STATE_VERSION = 7
 
 # Labels of a stream's head that perdure sets itself, so that listings find these sessions.
 TURN_OPEN = "turn-open"
@@ -184,7 +184,12 @@ class SessionState:
         if kind == "message":  # The most frequent kind, so it skips the dispatch.
             self.messages += 1
             self.last_message = position
-            self.conversation = self.conversation.apply_message(position, record_id, content)  # type: ignore[arg-type]
+            self.conversation = self.conversation.apply_message(
+                position,
+                record_id,
+                content,  # type: ignore[arg-type]
+                self.turns,
+            )
             return
         change = self._changes.get(kind)
         if change is not None:

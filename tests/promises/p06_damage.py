@@ -2,9 +2,9 @@
 
 Every answer to every question (`p06_store.read_all`) must be the one that the good store gives, or
 a typed error. The exceptions lie in the nature of things, and only an anchor outside of the store
-can show them: a file of no bytes is a new store; and SQLite takes a bad frame of its write-ahead
-log for the end of it, so damage there can lead back to a state that was acknowledged earlier. That
-state must then be whole: every answer is the one it gave at that time.
+can show them: a file of no bytes is a new store, and a write-ahead log that ends early, or whose
+last commit is damaged, looks like one that a crash cut off. The state before that must then be
+whole: every answer is the one it gave at that time.
 """
 
 import contextlib
@@ -143,6 +143,9 @@ class Killed:
         self.names = stores.names(self.path)
         self.states = [stores.read_all(copy, self.names) for copy in copies]
         self.wal = Bytes(self.files["-wal"], "-wal")
+        self.log = Log(self.files["-wal"])
+        if len(self.log.ends) != len(self.states) - 1:
+            raise RuntimeError(f"{len(self.log.ends)} commits for {len(self.states)} states")
         self.shm = Bytes(self.files["-shm"], "-shm")
 
     def _restore(self) -> None:
@@ -157,9 +160,11 @@ class Killed:
         return stores.read_all(self.path, self.names)
 
     def wal_trial(self, mutation: Mutation) -> Trial:
-        """Some state that was acknowledged, as a whole, or a typed error."""
+        """The last state, one that a crash could have left, as a whole, or a typed error."""
         answers = self.answers(mutation)
-        faults_found = [_state_faults(answers, state) for state in self.states]
+        _, _, at = mutation.what.rpartition(" at ")
+        right = self.log.right_states(int(at), cut=mutation.what.startswith("cut"))
+        faults_found = [_state_faults(answers, self.states[number]) for number in right]
         best = min(faults_found, key=len)
         return Trial(mutation.what, "; ".join(best))
 
@@ -170,6 +175,31 @@ class Killed:
             question for question in answers if not _same(answers, self.states[-1], question)
         ]
         return Trial(mutation.what, "; ".join(differs))
+
+
+class Log:
+    """Where the commits of a write-ahead log end, and what damage may make of them."""
+
+    HEADER, FRAME, PAGE = 32, 24, 4096
+
+    def __init__(self, content: bytes) -> None:
+        starts = range(self.HEADER, len(content), self.FRAME + self.PAGE)
+        self._ending = [at for at in starts if content[at + 4 : at + 8] != bytes(4)]
+        """Offsets of the frames that end a commit."""
+        self.ends = [at + self.FRAME + self.PAGE for at in self._ending]
+
+    def right_states(self, at: int, *, cut: bool) -> list[int]:
+        """Return the numbers of the states that may be found after damage at an offset."""
+        last = len(self.ends)
+        before = sum(end <= at for end in self.ends)
+        if cut:
+            return [before]
+        if at < self.HEADER:
+            return [last]
+        in_header = any(start <= at < start + self.FRAME for start in self._ending)
+        # What ends the commit before the last one: with its header, that it was ended is lost.
+        lost = before == last - 1 or (before == last - 2 and in_header)
+        return [last, before] if lost else [last]
 
 
 def _state_faults(answers: stores.Answers, state: stores.Answers) -> list[str]:

@@ -32,7 +32,7 @@ def path(tmp_path: Path) -> Path:
     return found
 
 
-def refuse(path: str, name: str, *_: object) -> apsw.Connection:
+def refuse(path: str, name: str, *_: object, **__: object) -> apsw.Connection:
     raise UnavailableError(name, "it can not be written") from apsw.ReadOnlyError()
 
 

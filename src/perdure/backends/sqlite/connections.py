@@ -203,7 +203,9 @@ class ConnectionPool:
         return self._writer is not None or bool(self._readers or self._borrowed)
 
     def _open_one(self) -> apsw.Connection:
-        return schema.open_writer(self._path, self._name, self._vfs, self._busy)
+        # With another connection open here, SQLite does not recover the log.
+        first = self._writer is None and not self._readers and self._borrowed <= 1
+        return schema.open_writer(self._path, self._name, self._vfs, self._busy, first=first)
 
     def _open_writer(self) -> apsw.Connection:
         writer = self._writer = self._open_checkpointed() if self._poisoned else self._open_one()
@@ -467,6 +469,7 @@ class ReadOnlyPool(ConnectionPool):
     ) -> None:
         super().__init__(path, name, vfs, busy)
         self._reason = reason
+        self._has_read = False
         self._fingerprints: dict[apsw.Connection, _Fingerprint] = {}
 
     def write(
@@ -501,8 +504,14 @@ class ReadOnlyPool(ConnectionPool):
         fingerprint = self._fingerprint()
         unlocked = not fingerprint.log  # Without a log there is no -shm to hold locks in.
         reader = schema.open_reader(
-            self._path, self._name, self._vfs, self._busy, unlocked=unlocked
+            self._path,
+            self._name,
+            self._vfs,
+            self._busy,
+            unlocked=unlocked,
+            first=not self._has_read,
         )
+        self._has_read = True
         self._fingerprints[reader] = fingerprint
         return reader
 

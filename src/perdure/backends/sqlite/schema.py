@@ -17,6 +17,7 @@ import apsw
 from perdure.backends.fork_safety import fork_safe_lock
 from perdure.backends.guarantees import Acceptance, Check, Guarantees
 from perdure.backends.sqlite.errors import DRIVER_ERRORS, translate_error
+from perdure.backends.sqlite.log_check import require_whole_log
 from perdure.errors import (
     DamagedError,
     UnavailableError,
@@ -117,28 +118,31 @@ def require_library() -> None:
 
 
 def open_writer(
-    path: str, name: str, vfs: str | None, busy: Callable[[int], bool]
+    path: str, name: str, vfs: str | None, busy: Callable[[int], bool], *, first: bool = True
 ) -> apsw.Connection:
     """Open the store, creating it if the file is empty or missing; all visible data is on disk.
 
-    Raises UsageError for another program's database, VersionError for a newer one, DamagedError,
-    UnavailableError. A refused file has not been changed.
+    `first` says that this process has no other connection to it, so that SQLite may recover its
+    log. Raises UsageError for another program's database, VersionError for a newer one,
+    DamagedError, UnavailableError. A refused file has not been changed.
     """
 
     def prepare(connection: apsw.Connection) -> None:
         attempt = 0
-        while not _is_ready(connection, path, name):
+        while not _is_ready(connection, path, name, first=first):
             # Two processes that create the same file at once can meet a lock that SQLite does not
             # wait for. busy() sleeps, and returns False after its timeout.
             if not busy(attempt):
                 reason = "another process holds the lock while creating the store"
                 raise UnavailableError(name, reason)
             attempt += 1
-        if _require_tables(connection, name):
-            connection.execute(TABLES[LATER_INDEX].replace("INDEX", "INDEX if not exists", 1))
+        lacks_index = _require_tables(connection, name)
         # A process killed between writing and syncing leaves entries in the log that SQLite has
-        # just recovered. They can be read, but count as stored only after this sync.
+        # just recovered. They can be read, but count as stored only after this sync. Nothing may be
+        # written before it: `log_check` relies on that.
         sync_file(path + "-wal")
+        if lacks_index:
+            connection.execute(TABLES[LATER_INDEX].replace("INDEX", "INDEX if not exists", 1))
 
     _require_usable_path(path, name)
     _create_private(path, name)
@@ -147,12 +151,18 @@ def open_writer(
 
 
 def open_reader(
-    path: str, name: str, vfs: str | None, busy: Callable[[int], bool], *, unlocked: bool
+    path: str,
+    name: str,
+    vfs: str | None,
+    busy: Callable[[int], bool],
+    *,
+    unlocked: bool,
+    first: bool = True,
 ) -> apsw.Connection:
     """Open an existing store for reading; `unlocked` if it has no log and no process writes."""
 
     def prepare(connection: apsw.Connection) -> None:
-        if _is_new(connection, path, name):
+        if _is_new(connection, path, name, first=first):
             reason = "it is empty and cannot be written to"
             raise UnavailableError(name, reason, "pass the path of an existing store")
         connection.execute(SETTINGS).fetchall()
@@ -280,9 +290,9 @@ def _file_size(path: str) -> int:
         return 0  # A file without access cannot be opened either, and SQLite reports why.
 
 
-def _is_ready(connection: apsw.Connection, path: str, name: str) -> bool:
+def _is_ready(connection: apsw.Connection, path: str, name: str, *, first: bool) -> bool:
     try:
-        is_new = _is_new(connection, path, name)
+        is_new = _is_new(connection, path, name, first=first)
         connection.execute(SETTINGS).fetchall()  # apsw stops at each row, so fetch them all.
         if is_new:
             _create_tables(connection)
@@ -297,9 +307,16 @@ def _is_ready(connection: apsw.Connection, path: str, name: str) -> bool:
 WRONG_FILE_HINT = "nothing was changed: pass another path, or restore the store from a backup"
 
 
-def _is_new(connection: apsw.Connection, path: str, name: str) -> bool:
+def _is_new(connection: apsw.Connection, path: str, name: str, *, first: bool) -> bool:
+    log = path + "-wal"
+    if first and _file_size(log):
+        # Until the log is accepted: closing the last connection deletes it, damaged or not.
+        connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
     try:
         application, version, tables = _file_owner(connection)
+        if first:  # Before it counts as new: without its log a store may be empty.
+            require_whole_log(connection, log, name)
+            connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 0)
     except apsw.NotADBError as error:
         reason = "it is not a database, but another program's file, or its start is damaged"
         raise DamagedError(name, 0, reason, WRONG_FILE_HINT) from error

@@ -52,6 +52,7 @@ ALLOWED = {
     ("aio.concurrency", "threading"): "a blocking function runs in a thread beside the loop",
     ("cli.replay", "asyncio"): "it runs an async agent of the user's",
     ("core.effects.calls", "contextvars"): "the current effect belongs to a thread or a task",
+    ("core.replay.guard", "concurrent"): "items of a thread pool carry the guard of the agent",
     ("core.replay.guard", "contextvars"): "the guard follows the context of the agent",
     ("core.replay.guard", "threading"): "it blocks threads that start during a replay",
     ("core.replay.served_calls", "threading"): "tools of one turn may run in several threads",

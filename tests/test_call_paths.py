@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import pytest
 
 import perdure
+from perdure.core.replay.guard import Guard
 
 ROOT = str(Path(perdure.__file__).parent) + os.sep
 
@@ -64,8 +65,9 @@ def traced(function: Callable[[], object]) -> Calls:
 
 
 @pytest.fixture
-def session(tmp_path: Path) -> Iterator[perdure.Session]:
+def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[perdure.Session]:
     """A session that has written and read before, with four messages."""
+    monkeypatch.setattr(Guard, "used", False)  # After a replay, every call checks its guard.
     with perdure.open(tmp_path / "s.db") as store:
         session = store.session("s")
         for number in range(4):

@@ -200,8 +200,8 @@ def replay(
     """Run an agent's code again on the record of a session, and compare. Nothing is written.
 
     `agent` is a function of a session: the same code that was recorded. Its models and tools are
-    served from the record; network access and starting programs are refused. For an AsyncSession,
-    pass an async function and await the result.
+    served from the record. Other sessions and stores, network access and starting programs are
+    refused: ReplayBlockedError. For an AsyncSession, pass an async function and await the result.
 
     `start` and `end` are positions, or ids of turns; the default is the whole session. Records of
     the kinds in `ignore` are not compared. Errors that tools raised are raised again as builtin

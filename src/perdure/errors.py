@@ -11,7 +11,7 @@
     ├── InUseError        branches or a hold still need the session
     ├── DivergenceError   the same id was used for different content
     │   └── ReplayDivergenceError  a replayed agent differs from its recording
-    ├── ReplayBlockedError      a replayed agent used the network, another program or a live session
+    ├── ReplayBlockedError      a replayed agent used the network, another process or a live session
     ├── InFlightError     the same call is running: wait for its outcome
     ├── UnknownOutcomeError  a call may have happened: find out, then reconcile it
     ├── UnstoredResultError  a recorded call succeeded, and its result could not be stored
@@ -216,7 +216,7 @@ class ReplayDivergenceError(DivergenceError):
 
 
 class ReplayBlockedError(PerdureError):
-    """A replayed agent used the network, another program or another session. It was blocked."""
+    """A replayed agent used the network, another process or a live session. It was blocked."""
 
     def __str__(self) -> str:
         hint = "call it through session.tool(...) or session.model(...) of the replayed session"

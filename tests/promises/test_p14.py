@@ -8,9 +8,10 @@ import pytest
 import perdure
 from perdure.core.replay.cursor import ReplayCursor
 from perdure.core.replay.served_calls import RecordedCalls
-from tests.promises import p14_replay
+from perdure.core.replica import Replica
+from tests.promises import p14_live, p14_replay
 from tests.promises.p14_agents import Running, World, draw, drive
-from tests.promises.promise import sample
+from tests.promises.promise import Promise, sample
 
 pytestmark = pytest.mark.durability
 
@@ -40,6 +41,21 @@ def test_the_trials_notice_a_tool_that_runs(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(RecordedCalls, "serve", running)
     with pytest.raises(AssertionError, match="something was called"):
         sample(p14_replay.PROMISE, seed=1, seconds=4, least=100)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("promise", p14_live.PROMISES, ids=lambda promise: promise.store)
+def test_a_replayed_agent_writes_to_no_live_store(promise: Promise) -> None:
+    sample(promise, seed=1, seconds=2, least=60)
+
+
+@pytest.mark.slow
+def test_the_trials_notice_a_live_session_that_is_written_to(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Replica, "require_live", lambda *_: None)
+    with pytest.raises(AssertionError, match="was not refused"):
+        sample(p14_live.PROMISES[0], seed=1, seconds=4, least=100)
 
 
 def test_agents_of_one_seed_are_the_same() -> None:

@@ -15,6 +15,7 @@ from perdure.backends.addresses import (
 )
 from perdure.backends.guarantees import guarantees_of
 from perdure.backends.protocol import AsyncBackend, Entry, require_remove
+from perdure.core.replay import guard
 from perdure.core.validation import require_labels, require_session_id, require_str
 from perdure.errors import (
     DamagedError,
@@ -69,6 +70,7 @@ async def copy_async(  # noqa: PLR0913 - each is a choice of its own
     A session that cannot be copied, because it is damaged or the target has a different session of
     that name, is left unchanged and listed in `problems`. With `dry_run` nothing is written.
     """
+    guard.require_live("perdure.copy")
     copying = CopyRun(parse_selection(prefix, labels, sessions), final=final, dry_run=dry_run)
     require_distinct(source, target)
     async with (

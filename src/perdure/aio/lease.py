@@ -158,6 +158,7 @@ class AsyncLease:
 
         If the store cannot be reached, other workers have to wait until the lease expires.
         """
+        self._handle.replica.require_live("lease.release")
         holding = self._holding
         self._handle.on_close.discard(self.release)
         if holding is None or not holding.end():

@@ -4,7 +4,7 @@ import os
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, TypeVar
 from weakref import WeakSet
 
 from perdure import events
@@ -26,6 +26,8 @@ from perdure.core import history, lifecycle, salvage
 from perdure.core.effects import listing
 from perdure.core.effects.listing import Approval
 from perdure.core.lifecycle import SessionInfo
+from perdure.core.replay import guard
+from perdure.core.replay.guard import Guard
 from perdure.core.replica import Replica
 from perdure.core.settings import Settings, Types, settings_of
 from perdure.core.state.session_state import APPROVAL_WAITING
@@ -33,9 +35,12 @@ from perdure.core.validation import require_session_id
 from perdure.errors import UsageError
 from perdure.journal.reader import OnDamage
 from perdure.journal.records import Record
+from perdure.journal.requests import Steps
 
 if TYPE_CHECKING:
     from perdure.formats.tokens import Counter
+
+T = TypeVar("T")
 
 
 class AsyncStore:
@@ -71,11 +76,20 @@ class AsyncStore:
         """
         return AsyncValues(AsyncHandle(self._driver, await self._open(id, must_exist=False)))
 
+    def _require_live(self, action: str) -> None:
+        """Raise ReplayBlockedError if a replayed agent uses this store."""
+        if Guard.used:
+            guard.require_live(f"{action} in the live store {self._backend.name}")
+
+    async def _run(self, steps: Steps[T], action: str = "read") -> T:
+        self._require_live(action)
+        return await self._driver.run(steps)
+
     async def _open(self, id: str, *, must_exist: bool) -> Replica:
         name = require_session_id(id)
         steps = lifecycle.open_session(name, self._settings, must_exist=must_exist)
         with events.span("open", store=self._backend.name, session=name) as span:
-            replica = await self._driver.run(steps)
+            replica = await self._run(steps, f"session {name!r}")
             if replica.exists:
                 role, count = history.read_last_role(replica), replica.state.messages
                 span.event = "resume"
@@ -87,6 +101,7 @@ class AsyncStore:
 
         UnsupportedError if the store cannot do that; `session.batch` works on every store.
         """
+        self._require_live("batch")
         require_atomic(self._backend)
         return AsyncStoreBatch(self._driver, self._settings)
 
@@ -108,6 +123,7 @@ class AsyncStore:
         if recent:
             if after:
                 raise UsageError("`after` is an id, so it cannot be combined with `recent`")
+            self._require_live("read")
             lifecycle.require_filter(prefix, after, labels)
             without = lifecycle.excluded_labels(deleted=deleted)
             backend = require_recent(self._backend)
@@ -121,7 +137,7 @@ class AsyncStore:
             steps = lifecycle.list_page(
                 prefix=prefix, after=cursor, labels=labels, deleted=deleted, limit=limit
             )
-            page, cursor = await self._driver.run(steps)
+            page, cursor = await self._run(steps)
             limit = lifecycle.PAGE
             for head in page:
                 yield SessionInfo(*head)
@@ -135,9 +151,9 @@ class AsyncStore:
         continues with the next readable record.
         """
         name = require_session_id(id)
-        past = await self._driver.run(salvage.salvage_history(name, self._settings, on_damage))
+        past = await self._run(salvage.salvage_history(name, self._settings, on_damage))
         records = history.RecordReader(past, self._settings, after=after, on_damage=on_damage)
-        while (page := await self._driver.run(records.page())) is not None:
+        while (page := await self._run(records.page())) is not None:
             for record in page:
                 yield record
 
@@ -145,8 +161,8 @@ class AsyncStore:
         """Yield the pending approvals of all sessions, or of those with a prefix."""
         async for head in self.sessions(prefix=prefix, labels=[APPROVAL_WAITING]):
             steps = lifecycle.open_session(head.id, self._settings, must_exist=False)
-            replica = await self._driver.run(steps)
-            for approval in await self._driver.run(listing.pending_approvals(replica)):
+            replica = await self._run(steps)
+            for approval in await self._run(listing.pending_approvals(replica)):
                 yield approval
 
     async def delete(self, id: str, *, reason: str = "") -> None:
@@ -157,7 +173,8 @@ class AsyncStore:
         """
         name = require_session_id(id)
         with events.span("delete", store=self._backend.name, session=name):
-            await self._driver.run(lifecycle.delete_session(name, self._settings, reason=reason))
+            steps = lifecycle.delete_session(name, self._settings, reason=reason)
+            await self._run(steps, f"delete {name!r}")
 
     def guarantees(self) -> Guarantees:
         """Return the store's guarantees: which crashes appends survive, who may share it, and more.
@@ -168,6 +185,7 @@ class AsyncStore:
 
     async def close(self) -> None:
         """Finish everything in flight and close the store. Closing twice is harmless."""
+        self._require_live("close")
         if not self._closed:
             self._closed = self._driver.closed = True
             # A stack, so that an error of one does not stop the others. It runs in reverse.
@@ -218,6 +236,7 @@ def open_async(
     The call itself blocks: it opens the file, or connects to the server, at once. Call it when the
     application starts. The methods of the store are awaited.
     """
+    guard.require_live("perdure.open")
     settings = settings_of(types, clock, verify_writes=verify_writes, tokens=tokens)
     if isinstance(address, str | os.PathLike):
         return AsyncStore(open_async_backend(address), settings)

@@ -53,6 +53,7 @@ class AsyncStream:
         return self
 
     async def __anext__(self) -> Any:
+        self._handle.replica.require_live("stream")
         self._is_read = True
         if self._ended:
             raise StopAsyncIteration
@@ -71,6 +72,7 @@ class AsyncStream:
 
     async def close(self) -> None:
         """Stop reading and close the source. The answer so far is durable on return. Idempotent."""
+        self._handle.replica.require_live("stream")
         if not self._ended:
             await self._end(self._answering.end(time.monotonic() - self._begun_at))
             await close_source(self.source)

@@ -47,7 +47,6 @@ from perdure.core.effects.results import (
     unstored_outcome,
 )
 from perdure.core.plans import REFRESH_SILENTLY, T
-from perdure.core.replay import guard
 from perdure.core.validation import require_int, require_text
 from perdure.errors import (
     ApprovalPendingError,
@@ -133,8 +132,6 @@ class AsyncTool(Generic[P, R_co]):
         """
         if self._handle.replay is not None:
             return self._handle.replay.serve(self.spec, call, reply)
-        if guard.active:
-            guard.require_live(f"a live call of {call.tool!r}")
         if self.spec.approval is not False:
             call = await self._with_approval(call)
         return await AsyncDurableCall(

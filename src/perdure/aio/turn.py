@@ -15,7 +15,6 @@ from perdure.core.effects.catalogue import ToolChanges
 from perdure.core.effects.model_calls import PendingModelCall
 from perdure.core.messages import ANONYMOUS, Attribution, append_messages, make_attribution
 from perdure.core.plans import Plan, T, TurnOwnership
-from perdure.core.replay import guard
 from perdure.core.streaming import FLUSH_EVERY, AnswerRecorder
 from perdure.core.turn_context import TurnContext
 from perdure.core.validation import require_seconds
@@ -86,8 +85,6 @@ class AsyncTurn:
         return self
 
     async def _enter(self) -> None:
-        if self._handle.replay is None:
-            guard.require_live("a live turn")
         is_new = not self._begun
         if is_new:
             plan = turns.begin_turn(
@@ -192,6 +189,7 @@ class AsyncTurn:
         Pass the returned object as `reply_to` with the reply, or call its `failed`. Only a digest
         of the request is stored. This may be called before the turn is entered.
         """
+        self._handle.replica.require_live("begin_model_call")
         replica, replay = self._handle.replica, self._handle.replay
         call = model_call(replica, self.id, self._ordinals, name, request)
         return PendingModelCall(replica, call, self._model_calls, time.monotonic(), replay)
@@ -228,15 +226,15 @@ class AsyncTurn:
 
         UsageError if one of its streams was never read; the turn then stays open.
         """
-        await self._end_streams()
         turn = self._owned()
+        await self._end_streams()
         await self._write(turns.complete_turn(self._handle.replica, turn), turn)
         self._ended = True
 
     async def fail(self, error: BaseException) -> None:
         """End the turn with an error. Leaving `async with` by an exception does this."""
-        await self._close_streams()
         turn = self._owned()
+        await self._close_streams()
         await self._write(turns.fail_turn(self._handle.replica, turn, error), turn)
         self._ended = True
 
@@ -298,6 +296,7 @@ class AsyncTurn:
 
     def _owned(self) -> TurnOwnership:
         """Return the ownership of a running turn; UsageError if it has ended or is not entered."""
+        self._handle.replica.require_live("turn")
         if self._ended:
             raise UsageError("the turn has ended: begin another with session.turn(...)")
         if self._ownership is None:

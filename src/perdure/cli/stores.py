@@ -28,6 +28,7 @@ from perdure.backends.addresses import (
 )
 from perdure.backends.protocol import DELETED, Backend, Head
 from perdure.cli.terminal import echo, safe
+from perdure.core.replay import guard
 from perdure.core.settings import settings_of
 from perdure.errors import DamagedError, NotFoundError, PerdureError, UsageError
 from perdure.journal.codec import Codec
@@ -103,6 +104,7 @@ class StoreCommand(click.Command):
             raise
 
     def invoke(self, ctx: click.Context) -> Any:
+        guard.require_live(f"the command {ctx.command_path!r}")
         try:
             return self._invoke(ctx)
         except (NoMatchError, InvalidCallError) as error:

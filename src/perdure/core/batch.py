@@ -177,10 +177,12 @@ class BatchWriter:
 
     def open(self) -> None:
         """Accept calls from now on."""
+        self._plans.replica.require_live("batch")
         self._open = True
 
     def end(self, positions: range) -> None:
         """Accept no more calls: the records have these positions now."""
+        self._plans.replica.require_live("batch")
         self._open, self._positions = False, positions
 
     def _add(self, plan: Plan[Any], call: str, *arguments: object) -> None:
@@ -188,6 +190,7 @@ class BatchWriter:
         self._plans.add(plan, call, *arguments)
 
     def _require_open(self) -> None:
+        self._plans.replica.require_live("batch")
         if self._open is None:
             raise UsageError("the batch is not open: enter it with `with` or `async with`")
         if not self._open:

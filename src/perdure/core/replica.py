@@ -25,6 +25,8 @@ from perdure.core import leases
 from perdure.core.conflicts import UnseenRecords
 from perdure.core.leases import HeldLease
 from perdure.core.plans import PendingEvent, Plan, RecordBatch, T
+from perdure.core.replay import guard
+from perdure.core.replay.guard import Guard
 from perdure.core.settings import Settings
 from perdure.core.state.session_state import STATE_VERSION, SessionState
 from perdure.core.state.values import CachedValue, ValueCache
@@ -86,6 +88,8 @@ class Replica:
         self.doubt: InDoubtWrite | None = None
         self.values = ValueCache()
         self.pending_events: list[PendingEvent] = []
+        self.is_replayed = False
+        """Whether it follows a record during a replay, and never writes."""
         self.held_lease: HeldLease | None = None
         """The lease that this handle took last; it may have been lost or released since."""
         self.lease_seen_at: tuple[tuple[int, int], float] | None = None
@@ -112,6 +116,14 @@ class Replica:
         if self.deleted:
             hint = "it was deleted, or its name was reused: open it again"
             raise NotFoundError(f"session {self.name!r}", hint)
+
+    def require_live(self, action: str) -> None:
+        """Raise ReplayBlockedError if a replayed agent uses a session other than the replayed one.
+
+        Everything that writes, reads, or prepares a later write calls this first.
+        """
+        if Guard.used and not self.is_replayed:
+            guard.require_live(f"{action} in the live session {self.name!r}")
 
     @property
     def state(self) -> SessionState:

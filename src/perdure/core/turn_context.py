@@ -48,10 +48,14 @@ def _active() -> tuple[TurnContext, ...]:
 
 def execution_lane() -> tuple[int, int]:
     """Return a key for the running thread and the asyncio task in it, if there is one."""
-    task = None
-    if "asyncio" in sys.modules:  # Sync programs must not pay for importing it.
-        try:
-            task = sys.modules["asyncio"].current_task()
-        except RuntimeError:  # No event loop is running in this thread.
-            task = None
-    return get_ident(), id(task)
+    return get_ident(), id(current_task())
+
+
+def current_task() -> Any:
+    """Return the running asyncio task, or None outside of an event loop."""
+    if "asyncio" not in sys.modules:  # Sync programs must not pay for importing it.
+        return None
+    try:
+        return sys.modules["asyncio"].current_task()
+    except (AttributeError, RuntimeError):  # It is being imported, or no loop runs in this thread.
+        return None

@@ -74,6 +74,9 @@ class StoreBatch:
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of {self._driver.name}: {len(self._parts)} sessions>"
 
+    def _require_live(self) -> None:
+        guard.require_live(f"batch in the live store {self._driver.name}")
+
     def session(
         self, session: "Session | str", *, id: str | None = None, expect: int | None = None
     ) -> BatchWriter:
@@ -82,6 +85,7 @@ class StoreBatch:
         The session must be where the object last saw it, or at the position `expect`; otherwise the
         batch is a ConflictError. `id` makes the records of this session repeatable.
         """
+        self._require_live()
         if not self._open:
             raise UsageError("the batch is not open: use it inside `with store.batch()`")
         handle = None if isinstance(session, str) else session._handle  # noqa: SLF001 - as a session
@@ -106,13 +110,13 @@ class StoreBatch:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        self._require_live()
         self._open = False
         for writer, _ in self._parts.values():
             writer.end(range(0))
         parts = [part for part in self._parts.values() if len(part[1])]
         if error is not None or not parts:
             return
-        guard.require_live("a batch of a live store")
         stored = self._driver.run(commit_together([plans for _, plans in parts]))
         for (writer, _), positions in zip(parts, stored, strict=True):
             writer.end(positions)

@@ -14,6 +14,7 @@ from perdure import events
 from perdure.core.effects.calls import ActiveTurn, VersionMismatch
 from perdure.core.effects.model_calls import CallReplayer
 from perdure.core.plans import NO_OP, REFRESH, Plan
+from perdure.core.replay.guard import Guard
 from perdure.core.replica import Replica
 from perdure.errors import NotFoundError, PerdureError, UsageError
 from perdure.events import ActiveEvent
@@ -54,8 +55,8 @@ class Handle:
 
     def write(self, plan: Plan[T]) -> T:
         """Execute a plan and return its result. On return it is durable."""
-        if self._closed or self.replica.deleted:
-            self.require_open()
+        if self._closed or self.replica.deleted or Guard.used:
+            self.require_open(plan.kind)
         try:
             submit = self._write_observed if events.enabled() else self._batcher.submit
             result = submit(plan)
@@ -138,6 +139,7 @@ class Handle:
 
     def close(self) -> None:
         """Wait for everything in flight, resolve a write in doubt, and accept no more calls."""
+        self.replica.require_live("close")
         if not self._closed:
             try:
                 with self.span("close", position=self.replica.tip.position):
@@ -152,8 +154,12 @@ class Handle:
         """Whether this handle or its store is closed."""
         return self._closed or self.driver.closed
 
-    def require_open(self) -> None:
-        """Raise UsageError if this handle is closed, NotFoundError if its session is deleted."""
+    def require_open(self, action: str = "read") -> None:
+        """Raise UsageError if this handle is closed, NotFoundError if its session is deleted.
+
+        ReplayBlockedError if a replayed agent uses a session other than the replayed one.
+        """
+        self.replica.require_live(action)
         if self._closed:
             name = self.replica.name
             raise UsageError(f"session {name!r} is closed: open it again from the store")

@@ -22,7 +22,6 @@ from perdure.core.replay.result import (
 from perdure.core.replay.served_calls import RecordedCalls
 from perdure.core.replica import Replica
 from perdure.core.turn_context import execution_lane
-from perdure.errors import UsageError
 from perdure.journal.requests import Steps
 from perdure.sync.concurrency import exclusive, require_plain_agent, resolve
 from perdure.sync.driver import Driver
@@ -56,8 +55,7 @@ class ReplayHandle(Handle):
 
     def run(self, steps: Steps[T]) -> T:
         """Run steps that only read. The guard does not apply to the store's own I/O."""
-        with guard.suspended():
-            return super().run(require_read_only(steps))
+        return super().run(require_read_only(steps))
 
     def wait(self, after: int, timeout: float | None) -> bool:  # noqa: ARG002
         """Return False: a replayed session gets no new records."""
@@ -101,12 +99,13 @@ class ReplaySession(Session):
         return turn
 
     def branch(self, id: str, *, at: int | str | EffectInfo | None = None) -> "Session":  # noqa: ARG002
-        """Raise UsageError: a replay writes nothing."""
-        raise UsageError("a replayed session cannot be branched: branch the recorded session")
+        """Raise ReplayBlockedError: a replay writes nothing. Branch the recorded session."""
+        guard.refuse(f"branching session {self.id!r}")
 
 
 def replay(session: Session, agent: Callable[[Session], Any], request: ReplayRequest) -> Replay:
     """Run an agent again on the record of a session, and compare."""
+    guard.require_live("a replay inside a replay")
     require_plain_agent(agent)
     handle = session._handle  # noqa: SLF001 - the replay shares the session's driver
     replica, cursor = handle.run(prepare_replay(handle.replica, request))

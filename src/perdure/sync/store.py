@@ -5,7 +5,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, TypeVar
 from weakref import WeakSet
 
 from perdure import events
@@ -16,6 +16,8 @@ from perdure.core import history, lifecycle, salvage
 from perdure.core.effects import listing
 from perdure.core.effects.listing import Approval
 from perdure.core.lifecycle import SessionInfo
+from perdure.core.replay import guard
+from perdure.core.replay.guard import Guard
 from perdure.core.replica import Replica
 from perdure.core.settings import Settings, Types, settings_of
 from perdure.core.state.session_state import APPROVAL_WAITING
@@ -23,6 +25,7 @@ from perdure.core.validation import require_session_id
 from perdure.errors import UsageError
 from perdure.journal.reader import OnDamage
 from perdure.journal.records import Record
+from perdure.journal.requests import Steps
 from perdure.sync.batch import StoreBatch
 from perdure.sync.driver import Driver
 from perdure.sync.group_commit import GroupCommitter
@@ -32,6 +35,8 @@ from perdure.sync.values import Values
 
 if TYPE_CHECKING:
     from perdure.formats.tokens import Counter
+
+T = TypeVar("T")
 
 
 class Store:
@@ -67,11 +72,20 @@ class Store:
         """
         return Values(Handle(self._driver, self._open(id, must_exist=False)))
 
+    def _require_live(self, action: str) -> None:
+        """Raise ReplayBlockedError if a replayed agent uses this store."""
+        if Guard.used:
+            guard.require_live(f"{action} in the live store {self._backend.name}")
+
+    def _run(self, steps: Steps[T], action: str = "read") -> T:
+        self._require_live(action)
+        return self._driver.run(steps)
+
     def _open(self, id: str, *, must_exist: bool) -> Replica:
         name = require_session_id(id)
         steps = lifecycle.open_session(name, self._settings, must_exist=must_exist)
         with events.span("open", store=self._backend.name, session=name) as span:
-            replica = self._driver.run(steps)
+            replica = self._run(steps, f"session {name!r}")
             if replica.exists:
                 role, count = history.read_last_role(replica), replica.state.messages
                 span.event = "resume"
@@ -83,6 +97,7 @@ class Store:
 
         UnsupportedError if the store cannot do that; `session.batch` works on every store.
         """
+        self._require_live("batch")
         require_atomic(self._backend)
         return StoreBatch(self._driver, self._settings)
 
@@ -104,6 +119,7 @@ class Store:
         if recent:
             if after:
                 raise UsageError("`after` is an id, so it cannot be combined with `recent`")
+            self._require_live("read")
             lifecycle.require_filter(prefix, after, labels)
             without = lifecycle.excluded_labels(deleted=deleted)
             backend = require_recent(self._backend)
@@ -117,7 +133,7 @@ class Store:
             steps = lifecycle.list_page(
                 prefix=prefix, after=cursor, labels=labels, deleted=deleted, limit=limit
             )
-            page, cursor = self._driver.run(steps)
+            page, cursor = self._run(steps)
             limit = lifecycle.PAGE
             for head in page:
                 yield SessionInfo(*head)
@@ -131,17 +147,17 @@ class Store:
         continues with the next readable record.
         """
         name = require_session_id(id)
-        past = self._driver.run(salvage.salvage_history(name, self._settings, on_damage))
+        past = self._run(salvage.salvage_history(name, self._settings, on_damage))
         records = history.RecordReader(past, self._settings, after=after, on_damage=on_damage)
-        while (page := self._driver.run(records.page())) is not None:
+        while (page := self._run(records.page())) is not None:
             yield from page
 
     def approvals(self, *, prefix: str = "") -> Iterator[Approval]:
         """Yield the pending approvals of all sessions, or of those with a prefix."""
         for head in self.sessions(prefix=prefix, labels=[APPROVAL_WAITING]):
             steps = lifecycle.open_session(head.id, self._settings, must_exist=False)
-            replica = self._driver.run(steps)
-            yield from self._driver.run(listing.pending_approvals(replica))
+            replica = self._run(steps)
+            yield from self._run(listing.pending_approvals(replica))
 
     def delete(self, id: str, *, reason: str = "") -> None:
         """Delete a session: one last record stays, with the reason; everything before is dropped.
@@ -151,7 +167,8 @@ class Store:
         """
         name = require_session_id(id)
         with events.span("delete", store=self._backend.name, session=name):
-            self._driver.run(lifecycle.delete_session(name, self._settings, reason=reason))
+            steps = lifecycle.delete_session(name, self._settings, reason=reason)
+            self._run(steps, f"delete {name!r}")
 
     def guarantees(self) -> Guarantees:
         """Return the store's guarantees: which crashes appends survive, who may share it, and more.
@@ -162,6 +179,7 @@ class Store:
 
     def close(self) -> None:
         """Finish everything in flight and close the store. Closing twice is harmless."""
+        self._require_live("close")
         if not self._closed:
             self._closed = self._driver.closed = True
             # A stack, so that an error of one does not stop the others. It runs in reverse.
@@ -209,6 +227,7 @@ def open(
     accepts it by name: `sqlite:agents.db?accept=network-filesystem`. `Store.guarantees` lists
     what is guaranteed.
     """
+    guard.require_live("perdure.open")
     settings = settings_of(types, clock, verify_writes=verify_writes, tokens=tokens)
     if isinstance(address, str | os.PathLike):
         return Store(open_backend(address), settings)

@@ -50,6 +50,7 @@ class Stream:
         return self
 
     def __next__(self) -> Any:
+        self._handle.replica.require_live("stream")
         self._is_read = True
         if self._ended:
             raise StopIteration
@@ -68,6 +69,7 @@ class Stream:
 
     def close(self) -> None:
         """Stop reading and close the source. The answer so far is durable on return. Idempotent."""
+        self._handle.replica.require_live("stream")
         if not self._ended:
             self._end(self._answering.end(time.monotonic() - self._begun_at))
             close_source(self.source)

@@ -39,7 +39,6 @@ from perdure.core.effects.results import (
     unstored_outcome,
 )
 from perdure.core.plans import REFRESH_SILENTLY
-from perdure.core.replay import guard
 from perdure.core.validation import require_int, require_text
 from perdure.errors import (
     ApprovalPendingError,
@@ -121,8 +120,6 @@ class Tool(Generic[P, R_co]):
         """
         if self._handle.replay is not None:
             return self._handle.replay.serve(self.spec, call, reply)
-        if guard.active:
-            guard.require_live(f"a live call of {call.tool!r}")
         if self.spec.approval is not False:
             call = self._with_approval(call)
         return DurableCall(self._handle, self.spec, call, given, turn, reply, slots).make()

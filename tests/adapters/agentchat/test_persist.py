@@ -948,3 +948,21 @@ def test_a_run_that_is_cancelled_can_be_gone_on_with(place: Place) -> None:
             assert isinstance(await durable.run(), TaskResult)
 
     asyncio.run(go())
+
+
+def test_a_replayed_agent_can_not_run_a_team_in_a_live_session(place: Place) -> None:
+    async def go() -> None:
+        async with place.durable(teams.TEAMS["single"], session="live") as durable:
+            before = place.messages("live")
+
+            async def agent(_session: perdure.AsyncSession) -> None:
+                await durable.run(task=TASKS[0])
+
+            async with perdure.open_async("memory:") as store:
+                replay = await perdure.replay(await store.session("s"), agent)
+            assert isinstance(replay.error, perdure.ReplayBlockedError)
+            assert (place.messages("live"), place.prompts) == (before, [])
+            await durable.run(task=TASKS[0])
+            assert place.messages("live") != before
+
+    asyncio.run(go())

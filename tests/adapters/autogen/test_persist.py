@@ -638,3 +638,21 @@ def test_code_that_was_run_is_not_run_again(
     result = chat()
     assert (tmp_path / "ran").read_text() == "run\n"
     assert "exitcode: 0 (execution succeeded)" in result.chat_history[2]["content"]
+
+
+def test_a_replayed_agent_can_not_chat_in_a_live_session(
+    cast: Cast, server: ModelServer, store: perdure.Store
+) -> None:
+    session = store.session("s")
+    user, assistant = cast.pair()
+
+    def agent(_session: perdure.Session) -> None:
+        with persist(session, user, assistant):
+            user.initiate_chat(assistant, message=CHECKLIST)
+
+    replay = perdure.replay(store.session("other"), agent)
+    assert isinstance(replay.error, perdure.ReplayBlockedError)
+    assert replay.refused
+    assert (session.refresh(), len(server.requests)) == (0, 0)
+    agent(session)
+    assert len(session) == 2

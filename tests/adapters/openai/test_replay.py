@@ -1,6 +1,7 @@
 """An agent over a wrapped client is replayed without a request being made."""
 
 import asyncio
+from contextlib import suppress
 from typing import Any
 
 import openai
@@ -8,6 +9,7 @@ import pytest
 
 import perdure
 from perdure.adapters.openai import wrap
+from perdure.errors import ReplayBlockedError
 from perdure.testing import ModelServer
 
 TOOLS: Any = [{"type": "function", "function": {"name": "weather", "parameters": {}}}]
@@ -123,3 +125,22 @@ def test_async_clients_are_served(server: ModelServer, *, stream: bool) -> None:
             assert len(server.requests) == made
 
     asyncio.run(work())
+
+
+def test_a_client_of_a_live_session_is_refused_to_a_replayed_agent(
+    bare: openai.OpenAI, session: perdure.Session, server: ModelServer
+) -> None:
+    client: Any = wrap(bare, session)
+
+    def agent(_session: perdure.Session) -> None:
+        with suppress(ReplayBlockedError):
+            client.chat.completions.create(model="m", messages=[user("Hello.")])
+        with suppress(ReplayBlockedError):
+            client.responses.create(model="m", input="Hello.")
+
+    replay = perdure.replay(session, agent)
+    assert len(replay.refused) == 2
+    assert (session.refresh(), len(server.requests)) == (0, 0)
+    agent(session)
+    assert len(server.requests) == 2
+    assert len(session) == 4

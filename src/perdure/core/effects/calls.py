@@ -15,6 +15,7 @@ from perdure import events
 from perdure.backends.digests import digest_of
 from perdure.core import turn_context
 from perdure.core.plans import TurnOwnership
+from perdure.core.replay.guard import Guard
 from perdure.core.replica import Replica
 from perdure.core.state.effects import KEYED_PREFIX, MODEL_PREFIX
 from perdure.core.validation import require_str, require_text, require_timeout
@@ -449,7 +450,12 @@ def report_unstored(
 
 
 def active_turn(handle: HandleLike, tool: str) -> ActiveTurn:
-    """Return the turn that a call belongs to, or raise UsageError if there is none."""
+    """Return the turn that a call belongs to, or raise UsageError if there is none.
+
+    ReplayBlockedError if a replayed agent calls a tool of a live session.
+    """
+    if Guard.used:
+        handle.replica.require_live(f"call of {tool!r}")
     turns = handle.active_turns
     entered = turn_context.current_turn(handle)
     if entered is not None:

@@ -64,12 +64,13 @@ class PendingModelCall:
 
     def failed(self, error: BaseException, duration: float = 0.0) -> None:
         """Record with the turn's next append that the model did not answer, and why."""
-        self.failure = results.failure_outcome(error, duration, "model")
         self.withdraw()
+        self.failure = results.failure_outcome(error, duration, "model")
         self._waiting.append(self)
 
     def withdraw(self) -> None:
         """Record nothing: the answer was already available. The call still counts as made."""
+        self._replica.require_live("model call")
         if self in self._waiting:
             self._waiting.remove(self)
 

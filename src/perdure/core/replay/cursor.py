@@ -10,6 +10,7 @@ from typing import Any, NoReturn, TypeVar
 
 from perdure.core.effects.calls import CallRequest
 from perdure.core.plans import Plan, RecordBatch
+from perdure.core.replay import guard
 from perdure.core.replay.divergence import (
     Divergence,
     compared_fields,
@@ -29,7 +30,6 @@ from perdure.core.replica import Replica, StateView
 from perdure.core.state.session_state import SessionState
 from perdure.core.turns import TurnStart
 from perdure.core.values import apply_version
-from perdure.errors import UsageError
 from perdure.journal import codec
 from perdure.journal.chain import EMPTY_CHAIN, PendingRecord
 from perdure.journal.ids import GENERATED_PREFIX
@@ -44,7 +44,7 @@ from perdure.journal.records import (
     TurnContinued,
     Value,
 )
-from perdure.journal.requests import Commit, Drop, Steps
+from perdure.journal.requests import Commit, CommitTogether, Drop, Steps
 
 T = TypeVar("T")
 
@@ -450,7 +450,11 @@ def _value_fields(content: Value) -> dict[str, Any]:
 
 
 def require_read_only(steps: Steps[T]) -> Steps[T]:
-    """Pass on requests that read; raise UsageError for one that would write."""
+    """Pass on requests that read; raise ReplayBlockedError for one that would write.
+
+    The guard is suspended only while the store reads. An application's token counter, which the
+    steps may call, stays guarded.
+    """
     answer: Any = None
     resume: Any = steps.send
     while True:
@@ -459,9 +463,11 @@ def require_read_only(steps: Steps[T]) -> Steps[T]:
         except StopIteration as end:
             result: T = end.value
             return result
-        if isinstance(request, Commit | Drop):
-            raise UsageError("a replay writes nothing")
+        if isinstance(request, Commit | CommitTogether | Drop):
+            guard.refuse("a write to the store")
         try:
-            resume, answer = steps.send, (yield request)
+            with guard.suspended():
+                reply = yield request
+            resume, answer = steps.send, reply
         except Exception as error:  # noqa: BLE001 - thrown to where it belongs
             resume, answer = steps.throw, error

@@ -1,32 +1,42 @@
-"""Block network access and subprocesses of guarded code, by Python's audit events.
+"""Block what a replayed agent must not do: live stores, network access, other processes.
 
-An audit hook cannot be removed, so there is only one, and it does nothing unless the code that
-raised an event is guarded: in the guarded context, in its tasks, and in threads started there
-(while a guard is active, `Thread.start` is patched to track them). It does not see code that raises
-no events: extensions that open their own sockets, and connections and threads from before.
+The methods of live stores and sessions call `require_live`. Everything else is seen by Python's
+audit events. Both do nothing unless the running code is guarded: it runs in the context of a
+replayed agent, in its thread or task, in a thread that it started, or as an item that it submitted
+to a `ThreadPoolExecutor`. A guard outlives its replay, because the agent's threads and tasks do.
+
+An audit hook cannot be removed, so there is one, installed with a few wrappers by the first replay.
+It does not see code that raises no events: extensions that open their own sockets, connections from
+before the replay, and work that is passed to other threads and processes from before.
 """
 
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from typing import Any
+from functools import wraps
+from typing import Any, ClassVar, NoReturn, TypeVar
 from weakref import WeakKeyDictionary
 
 from perdure.backends import fork_safety
+from perdure.core.turn_context import current_task
 from perdure.errors import ReplayBlockedError
 
 REFUSED_EVENTS = frozenset(
     {
+        "_winapi.CreateProcess",
         "os.exec",
         "os.fork",
         "os.forkpty",
+        "os.kill",
+        "os.killpg",
         "os.posix_spawn",
         "os.spawn",
         "os.startfile",
         "os.system",
         "pty.spawn",
+        "signal.pthread_kill",
         "socket.bind",
         "socket.connect",
         "socket.getaddrinfo",
@@ -36,76 +46,104 @@ REFUSED_EVENTS = frozenset(
         "socket.sendmsg",
         "socket.sendto",
         "subprocess.Popen",
+        "syslog.syslog",
     }
 )
 
+T = TypeVar("T")
+
 
 class Guard:
-    """One guarded block, and the events that were refused to it."""
+    """The block on one replayed agent, and what was refused to it."""
+
+    used: ClassVar[bool] = False
+    """Whether this process has replayed anything. Until then, nothing has to be checked."""
+
+    follows_tasks: ClassVar[bool] = False
+    """Whether event loops are wrapped. Programs that do not use asyncio must not import it."""
 
     def __init__(self) -> None:
-        self.on = True
         self.refused: list[str] = []
+
+    @contextmanager
+    def in_force(self) -> Iterator[None]:
+        """Guard the code of the block, whatever context it runs its functions in."""
+        # The owner is noted too, because `Context().run(function)` does not see the variable.
+        owner = current_task() or threading.current_thread()
+        outer, token = _owners.get(owner), _guard.set(self)
+        _owners[owner] = self
+        try:
+            yield
+        finally:
+            _guard.reset(token)
+            if outer is None:
+                _owners.pop(owner, None)
+            else:
+                _owners[owner] = outer
+
+    def run(self, function: Callable[..., T], /, *args: Any, **kwargs: Any) -> T:
+        """Call a function with this guard in force."""
+        with self.in_force():
+            return function(*args, **kwargs)
 
 
 _guard: ContextVar[Guard | None] = ContextVar("perdure_guard", default=None)
 
-_suspended: ContextVar[bool] = ContextVar("perdure_guard_lifted", default=False)
+_suspended: ContextVar[bool] = ContextVar("perdure_guard_suspended", default=False)
 
-_threads: WeakKeyDictionary[threading.Thread, Guard] = WeakKeyDictionary()
+_owners: WeakKeyDictionary[Any, Guard] = WeakKeyDictionary()
+"""The threads and tasks that run guarded code only."""
 
-_hook_installed = threading.Lock()  # Acquired once, when the hook is installed; never released.
-
-_active_lock = fork_safety.fork_safe_lock()
-
-active: list[Guard] = []
-"""The guards in force in this process. Nothing has to be checked while there are none."""
+_install_lock = fork_safety.fork_safe_lock()
 
 
 @contextmanager
 def guarded() -> Iterator[Guard]:
-    """Guard the code of the block: network access and subprocesses raise ReplayBlockedError."""
-    if _hook_installed.acquire(blocking=False):
-        import platform  # Imported here: it is slow to load.
-
-        # `platform` starts a program once to find the processor, and caches the answer. Model
-        # clients send it in their headers, and must not be refused for that.
-        platform.platform()
-        sys.addaudithook(_hook)
+    """Guard the code of the block: live sessions, the network and other processes are blocked."""
+    with _install_lock:
+        if not Guard.used:
+            _install()
+            Guard.used = True
+        if "asyncio" in sys.modules and not Guard.follows_tasks:
+            _wrap(sys.modules["asyncio"].BaseEventLoop, "create_task", _create_task)
+            Guard.follows_tasks = True
     guard = Guard()
-    _watch_threads(guard, on=True)
-    token = _guard.set(guard)
-    try:
+    with guard.in_force():
         yield guard
-    finally:
-        guard.on = False
-        _guard.reset(token)
-        _watch_threads(guard, on=False)
 
 
 @contextmanager
 def suspended() -> Iterator[None]:
     """Suspend the guard in the block, for the store's own reads."""
-    token = _suspended.set(True)
+    outer = _suspended.get()
+    _suspended.set(True)
     try:
         yield
     finally:
-        _suspended.reset(token)
+        _suspended.set(outer)
 
 
 def _current_guard() -> Guard | None:
-    if _suspended.get():
+    if not Guard.used or _suspended.get():
         return None
-    guard = _guard.get() or _threads.get(threading.current_thread())
-    return guard if guard is not None and guard.on else None
+    guard, task = _guard.get(), current_task()
+    if guard is None and task is not None:
+        guard = _owners.get(task)
+    return guard or _owners.get(threading.current_thread())
 
 
-def require_live(what: str) -> None:
-    """Raise ReplayBlockedError in guarded code, where live calls are not allowed."""
+def require_live(action: str) -> None:
+    """Raise ReplayBlockedError in guarded code, and add the action to what was refused."""
+    if _current_guard() is not None:
+        refuse(action)
+
+
+def refuse(action: str) -> NoReturn:
+    """Raise ReplayBlockedError, and add the action to what was refused to the running code."""
     guard = _current_guard()
     if guard is not None:
-        guard.refused.append(what)
-        raise ReplayBlockedError(what)
+        guard.refused.append(action)
+    raise ReplayBlockedError(action)
 
 
 def _hook(event: str, _args: tuple[Any, ...]) -> None:
@@ -113,21 +151,75 @@ def _hook(event: str, _args: tuple[Any, ...]) -> None:
         require_live(event)
 
 
-_original_start = threading.Thread.start
+def _install() -> None:
+    """Add the audit hook, and wrap the functions that raise no event or lose the context."""
+    import _thread
+    import platform  # Imported here, as the rest: only replays need it.
+    from concurrent.futures import ThreadPoolExecutor
+
+    # `platform` starts a program once to find the processor, and caches the answer. Model clients
+    # send it in their headers, and must not be refused for that.
+    platform.platform()
+    _wrap(threading.Thread, "start", _start_thread)
+    for name in ("start_new_thread", "start_new", "start_joinable_thread"):
+        _wrap(_thread, name, _start_raw_thread)
+    _wrap(ThreadPoolExecutor, "submit", _submit)
+    with suppress(ImportError):  # Windows has none: `_winapi.CreateProcess` is an event.
+        import _posixsubprocess
+
+        _wrap(_posixsubprocess, "fork_exec", _fork_exec)
+    sys.addaudithook(_hook)
 
 
-def _start_tracked(self: threading.Thread) -> None:
+def _wrap(holder: Any, name: str, wrapper: Callable[..., Any]) -> None:
+    """Replace a function by a wrapper, which gets the original as its first argument."""
+    original = getattr(holder, name, None)
+    if original is None:  # Some are of newer Python versions only.
+        return
+
+    @wraps(original)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        return wrapper(original, *args, **kwargs)
+
+    setattr(holder, name, wrapped)
+
+
+def _start_thread(start: Callable[..., None], thread: threading.Thread) -> None:
     guard = _current_guard()
     if guard is not None:
-        _threads[self] = guard
-    _original_start(self)
+        _owners[thread] = guard
+    start(thread)
 
 
-def _watch_threads(guard: Guard, *, on: bool) -> None:
-    """Track the threads that guarded code starts: a new thread does not inherit the context."""
-    with _active_lock:
-        if on:
-            active.append(guard)
-        else:
-            active.remove(guard)
-        threading.Thread.start = _start_tracked if active else _original_start  # type: ignore[method-assign]
+def _start_raw_thread(
+    start: Callable[..., Any], function: Callable[..., Any], *rest: Any, **kwargs: Any
+) -> Any:
+    guard = _current_guard()
+    if guard is None:
+        return start(function, *rest, **kwargs)
+    return start(lambda *args, **named: guard.run(function, *args, **named), *rest, **kwargs)
+
+
+def _submit(
+    submit: Callable[..., Any], pool: Any, function: Callable[..., Any], /, *args: Any, **kw: Any
+) -> Any:
+    guard = _current_guard()
+    if guard is None:
+        return submit(pool, function, *args, **kw)
+    # The guard goes with the item. A thread that the pool starts for it serves other callers too.
+    with suspended():
+        return submit(pool, guard.run, function, *args, **kw)
+
+
+def _create_task(create_task: Callable[..., Any], loop: Any, *args: Any, **kwargs: Any) -> Any:
+    """Follow a task, which need not inherit the context: `create_task(…, context=Context())`."""
+    task, guard = create_task(loop, *args, **kwargs), _current_guard()
+    if guard is not None:
+        _owners[task] = guard
+    return task
+
+
+def _fork_exec(fork_exec: Callable[..., Any], *args: Any) -> Any:
+    """Refuse what `multiprocessing` starts processes with: it raises no audit event."""
+    require_live("_posixsubprocess.fork_exec")
+    return fork_exec(*args)

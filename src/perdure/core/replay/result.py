@@ -20,8 +20,8 @@ class Replay(NamedTuple):
 
     `outputs` are the messages of the replayed part, `returned` is the agent's return value and
     `error` the error it raised. `ended` says why the record ended before the agent did, if the
-    agent is not at fault: everything up to there was identical. `refused` lists the network and
-    process events that the agent attempted.
+    agent is not at fault: everything up to there was identical. `refused` lists the blocked
+    attempts to use live sessions and stores, the network or other processes.
     """
 
     session: str
@@ -81,7 +81,7 @@ def prepare_replay(source: Replica, request: ReplayRequest) -> Steps[tuple[Repli
     if start > end:
         raise UsageError(f"a replay from {start} to {end} is empty")
     replica = Replica(source.name, source.settings)
-    replica.view = source.view
+    replica.view, replica.is_replayed = source.view, True
     cursor = ReplayCursor(replica, steps, start, end, request.ignore)
     _require_turn_boundary(replica, steps, start)
     return replica, cursor

@@ -294,6 +294,7 @@ CALLS: dict[str, Call] = {
     "Session.note": Call(WRITES, lambda live: live.session.note("seen")),
     "Session.pin": Call(WRITES, lambda live: live.session.pin(2)),
     "Session.position": Call(FREE, lambda live: live.session.position),
+    "Session.record": Call(REFUSED, lambda live: live.session.record(1)),
     "Session.records": Call(REFUSED, lambda live: live.session.records()),
     "Session.refresh": Call(REFUSED, lambda live: live.session.refresh()),
     "Session.run_tool_calls": Call(

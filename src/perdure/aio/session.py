@@ -3,7 +3,7 @@
 Nothing is decided here: each method creates a plan or steps, and runs them through the handle.
 """
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 from perdure import events
@@ -395,16 +395,28 @@ class AsyncSession:
         """Add or remove labels, by which `store.sessions` finds the session."""
         await self._handle.write(annotations.change_labels(self._replica, add, remove))
 
-    async def records(
-        self, *, after: int = 0, on_damage: OnDamage | None = None
-    ) -> AsyncIterator[Record]:
-        """Yield every record in this view, and verify the chain.
-
-        Damage is raised; if `on_damage` is given, it is called with each error instead, and reading
-        continues with the next readable record.
-        """
+    async def record(self, position: int) -> Record:
+        """Return the record at a position; NotFoundError if there is none in this view."""
         past, settings = self._replica.history, self._replica.settings
-        records = history.RecordReader(past, settings, after=after, on_damage=on_damage)
+        return await self._handle.run(history.read_record(past, settings, position))
+
+    async def records(
+        self,
+        *,
+        after: int = 0,
+        kinds: Collection[str] = (),
+        limit: int | None = None,
+        reverse: bool = False,
+        on_damage: OnDamage | None = None,
+    ) -> AsyncIterator[Record]:
+        """Yield the records in this view after a position, and verify the chain.
+
+        All of them, or those of some `kinds`, at most `limit`; the newest first with `reverse`.
+        Damage is raised; if `on_damage` is given, it is called with each error instead, and reading
+        continues with the next readable record. It cannot be combined with `reverse`.
+        """
+        chosen = history.RecordFilter(after, kinds, limit)
+        records = history.record_reader(self._replica, chosen, reverse=reverse, on_damage=on_damage)
         while (page := await self._handle.run(records.page())) is not None:
             for record in page:
                 yield record
@@ -473,7 +485,8 @@ async def watch_records(
     try:
         while await handle.wait(at, timeout):
             past = await handle.catch_up(at)
-            records = history.RecordReader(past, handle.replica.settings, after=at, on_damage=None)
+            chosen = history.RecordFilter(at)
+            records = history.RecordReader(past, handle.replica.settings, chosen)
             while (page := await handle.driver.run(records.page())) is not None:
                 for record in page:
                     yield record

@@ -152,7 +152,8 @@ class AsyncStore:
         """
         name = require_session_id(id)
         past = await self._run(salvage.salvage_history(name, self._settings, on_damage))
-        records = history.RecordReader(past, self._settings, after=after, on_damage=on_damage)
+        chosen = history.RecordFilter(after)
+        records = history.RecordReader(past, self._settings, chosen, on_damage=on_damage)
         while (page := await self._run(records.page())) is not None:
             for record in page:
                 yield record

@@ -7,7 +7,7 @@ To edit: take the view or the history once and pass it on. Another step may repl
 replica, and a window must not mix two states.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -19,7 +19,7 @@ from perdure.core.state.conversation import SummaryRef
 from perdure.core.state.effects import UNKNOWN
 from perdure.core.state.session_state import SessionState
 from perdure.core.validation import require_int
-from perdure.errors import DamagedError, UsageError
+from perdure.errors import DamagedError, NotFoundError, UsageError
 from perdure.formats.parts import StoredMessage
 from perdure.formats.tokens import Counter, count_tokens
 from perdure.formats.tool_calls import Call, closing
@@ -28,7 +28,7 @@ from perdure.journal import chain, codec, reader
 from perdure.journal.chain import VerifiedEntry
 from perdure.journal.codec import Codec
 from perdure.journal.reader import BackwardReader, ForwardReader, History, OnDamage
-from perdure.journal.records import BatchDiscarded, Content, Message, Note, Record, Summary
+from perdure.journal.records import KINDS, BatchDiscarded, Content, Message, Note, Record, Summary
 from perdure.journal.requests import Steps
 
 _MESSAGE_KINDS = frozenset({Message.kind})
@@ -89,38 +89,133 @@ def _unpack(own: Codec, content: Content, payload: bytes, name: str, position: i
     return msgspec.structs.replace(content, message=message, meta=meta)
 
 
+class RecordFilter(NamedTuple):
+    """Selects records after a position: of some kinds, and at most so many of them."""
+
+    after: int = 0
+    kinds: Collection[str] = ()
+    """The kinds to return; all if there is none."""
+    limit: int | None = None
+
+    def checked(self) -> "RecordFilter":
+        """Return the filter, or raise UsageError that says what is wrong with it."""
+        if isinstance(self.kinds, str) or not {*self.kinds} <= {*KINDS}:
+            unknown = [self.kinds] if isinstance(self.kinds, str) else {*self.kinds} - {*KINDS}
+            raise UsageError(f"kinds must be kinds of record, not {', '.join(sorted(unknown))}")
+        if self.limit is not None and require_int(self.limit, "limit") < 0:
+            raise UsageError(f"limit must be 0 or more, not {self.limit}")
+        after = max(require_int(self.after, "after"), 0)
+        return RecordFilter(after, frozenset(self.kinds), self.limit)
+
+    def page_size(self, found: int) -> int:
+        """Return how many entries to read next, given how many records were found so far."""
+        if self.limit is None or self.kinds:
+            return reader.PAGE
+        # One more: the last entry of a page is confirmed by its successor.
+        return min(self.limit - found + 1, reader.PAGE)
+
+
 class RecordReader:
-    """Reads the records of a history after a position, in order, one page at a time."""
+    """Reads the records of a history in order, one page at a time."""
 
     def __init__(
-        self, past: History, settings: Settings, *, after: int, on_damage: OnDamage | None
+        self,
+        past: History,
+        settings: Settings,
+        filter: RecordFilter,
+        *,
+        on_damage: OnDamage | None = None,
     ) -> None:
-        self._name = past.stream.session
+        self._past = past
         self._settings = settings
         self._on_damage = on_damage
-        first = max(require_int(after, "after"), 0)
-        self._forward = ForwardReader(past, after=first, on_damage=on_damage)
+        self._filter = filter.checked()
+        self._found = 0
+        self._forward = ForwardReader(past, after=self._filter.after, on_damage=on_damage)
 
     def page(self) -> Steps[list[Record] | None]:
         """Return the next records, or None at the end. A page may be empty before that."""
-        whole = yield from self._forward.page()
-        return None if whole is None else list(self._records(whole))
+        if self._found == self._filter.limit:
+            return None
+        whole = yield from self._forward.page(self._filter.page_size(self._found))
+        return None if whole is None else self._take(whole)
 
-    def _records(self, whole: list[VerifiedEntry]) -> Iterator[Record]:
+    def _take(self, whole: Sequence[VerifiedEntry]) -> list[Record]:
+        """Return the records that the filter selects, up to its limit."""
+        kinds, limit = self._filter.kinds, self._filter.limit
+        records: list[Record] = []
         for linked in whole:
+            if self._found == limit:
+                break
+            if kinds and linked.header.kind not in kinds:
+                continue
             try:
-                yield self._record(linked)
+                records.append(decode_record(self._past, self._settings, linked))
+                self._found += 1
             except DamagedError as error:
                 if self._on_damage is None:
                     raise
                 self._on_damage(error)
+        return records
 
-    def _record(self, linked: VerifiedEntry) -> Record:
-        name, cipher = self._name, self._settings.cipher
-        content = chain.decode_content(name, linked, cipher)
-        payload = chain.open_body(name, linked, cipher)
-        unpacked = _unpack(self._settings.codec, content, payload, name, linked.entry.position)
-        return chain.to_record(name, linked, unpacked)
+
+class NewestRecordReader(RecordReader):
+    """Reads the records of a history from its end, one page at a time."""
+
+    def __init__(self, past: History, settings: Settings, filter: RecordFilter) -> None:
+        super().__init__(past, settings, filter)
+        stream = past.stream
+        self._backward = BackwardReader(stream.session, past.cipher, past, tenant=stream.tenant)
+        self._torn = past.torn or (0, 0)
+
+    def page(self) -> Steps[list[Record] | None]:
+        """Return the next records, newest first, or None at the beginning."""
+        if self._backward.ended or self._found == self._filter.limit:
+            return None
+        size = self._filter.page_size(self._found)
+        entries = yield from self._backward.page(size)
+        whole = []
+        for linked in entries:
+            if linked.entry.position <= self._filter.after:
+                self._backward.ended = True
+                break
+            if linked.header.kind == BatchDiscarded.kind:
+                self._torn = reader.discarded_range(self._past, linked)
+            if not self._torn[0] <= linked.entry.position <= self._torn[1]:
+                whole.append(linked)
+        return self._take(whole)
+
+
+def record_reader(
+    replica: Replica, filter: RecordFilter, *, reverse: bool, on_damage: OnDamage | None
+) -> RecordReader:
+    """Return a reader of the records in a replica's view, in order or from the end."""
+    past, settings = replica.history, replica.settings
+    if not reverse:
+        return RecordReader(past, settings, filter, on_damage=on_damage)
+    if on_damage is not None:
+        raise UsageError("on_damage cannot be combined with reverse: read the records in order")
+    return NewestRecordReader(past, settings, filter)
+
+
+def read_record(past: History, settings: Settings, position: int) -> Steps[Record]:
+    """Return the record at a position; NotFoundError if the session has none there."""
+    first, last = past.torn or (0, 0)
+    beyond = not max(past.begin, 1) <= require_int(position, "position") <= past.tip.position
+    if beyond or first <= position <= last:
+        hint = f"it has records from {max(past.begin, 1)} to {past.tip.position}"
+        raise NotFoundError(f"a record at {position} in session {past.stream.session!r}", hint)
+    linked = yield from reader.read_entry(past, position)
+    return decode_record(past, settings, linked)
+
+
+def decode_record(past: History, settings: Settings, linked: VerifiedEntry) -> Record:
+    """Return the record in an entry, with values of the caller's types restored."""
+    name = past.stream.session
+    content = chain.decode_content(name, linked, past.cipher)
+    payload = chain.open_body(name, linked, past.cipher)
+    unpacked = _unpack(settings.codec, content, payload, name, linked.entry.position)
+    return chain.to_record(name, linked, unpacked)
 
 
 PAGE_ENTRIES = 32  # entries; windows are short, so most of a larger page would be wasted
@@ -226,9 +321,7 @@ class MessageReader:
                 self._backward.ended = True
                 break
             if kind == BatchDiscarded.kind:
-                content = chain.decode_content(past.stream.session, linked, past.cipher)
-                if isinstance(content, BatchDiscarded):
-                    self._torn = (content.first, content.last)
+                self._torn = reader.discarded_range(past, linked)
             if kind == Message.kind and not self._torn[0] <= position <= self._torn[1]:
                 message = self._counting.read(past, self._own, linked)
                 if not (message.interrupted and linked.header.id in self._ids):

@@ -239,12 +239,18 @@ def read_newest(
         limit = min(PAGE, 2 * limit)  # If these kinds are rare, small pages would be many reads.
         for linked in page:
             if linked.header.kind == BatchDiscarded.kind:
-                content = chain.decode_content(stream.session, linked, cipher)
-                if isinstance(content, BatchDiscarded):
-                    torn = (content.first, content.last)
+                torn = discarded_range(history, linked)
             if linked.header.kind in kinds and not torn[0] <= linked.entry.position <= torn[1]:
                 matches.append(linked)
     return matches if count is None else matches[:count]
+
+
+def discarded_range(history: History, linked: VerifiedEntry) -> tuple[int, int]:
+    """Return the positions of the torn batch that a `batch.discarded` record names."""
+    name = history.stream.session
+    content = chain.decode_content(name, linked, history.cipher)
+    discarded = require_kind(name, linked.entry.position, content, BatchDiscarded)
+    return discarded.first, discarded.last
 
 
 class _QueuedEntry(NamedTuple):

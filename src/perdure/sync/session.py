@@ -4,7 +4,7 @@
 Nothing is decided here: each method creates a plan or steps, and runs them through the handle.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 from perdure import events
@@ -394,14 +394,28 @@ class Session:
         """Add or remove labels, by which `store.sessions` finds the session."""
         self._handle.write(annotations.change_labels(self._replica, add, remove))
 
-    def records(self, *, after: int = 0, on_damage: OnDamage | None = None) -> Iterator[Record]:
-        """Yield every record in this view, and verify the chain.
-
-        Damage is raised; if `on_damage` is given, it is called with each error instead, and reading
-        continues with the next readable record.
-        """
+    def record(self, position: int) -> Record:
+        """Return the record at a position; NotFoundError if there is none in this view."""
         past, settings = self._replica.history, self._replica.settings
-        records = history.RecordReader(past, settings, after=after, on_damage=on_damage)
+        return self._handle.run(history.read_record(past, settings, position))
+
+    def records(
+        self,
+        *,
+        after: int = 0,
+        kinds: Collection[str] = (),
+        limit: int | None = None,
+        reverse: bool = False,
+        on_damage: OnDamage | None = None,
+    ) -> Iterator[Record]:
+        """Yield the records in this view after a position, and verify the chain.
+
+        All of them, or those of some `kinds`, at most `limit`; the newest first with `reverse`.
+        Damage is raised; if `on_damage` is given, it is called with each error instead, and reading
+        continues with the next readable record. It cannot be combined with `reverse`.
+        """
+        chosen = history.RecordFilter(after, kinds, limit)
+        records = history.record_reader(self._replica, chosen, reverse=reverse, on_damage=on_damage)
         while (page := self._handle.run(records.page())) is not None:
             yield from page
 
@@ -463,7 +477,8 @@ def watch_records(handle: Handle, at: int, timeout: float | None) -> Iterator[Re
     try:
         while handle.wait(at, timeout):
             past = handle.catch_up(at)
-            records = history.RecordReader(past, handle.replica.settings, after=at, on_damage=None)
+            chosen = history.RecordFilter(at)
+            records = history.RecordReader(past, handle.replica.settings, chosen)
             while (page := handle.driver.run(records.page())) is not None:
                 yield from page
             at = past.tip.position

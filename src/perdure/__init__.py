@@ -43,6 +43,7 @@ from perdure.errors import (
 )
 
 if TYPE_CHECKING:
+    from perdure import types as types
     from perdure.aio.copy import copy_async
     from perdure.aio.session import AsyncSession
     from perdure.aio.store import AsyncStore, open_async
@@ -160,7 +161,7 @@ _PUBLIC_MODULES = {
 }
 
 _SUBMODULES = frozenset(
-    {"adapters", "backends", "events", "formats", "journal", "logging", "testing"}
+    {"adapters", "backends", "events", "formats", "journal", "logging", "testing", "types"}
 )
 
 

@@ -8,7 +8,7 @@ import math
 import random
 import struct
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from datetime import UTC, date, datetime, time, timedelta, timezone, tzinfo
 from decimal import Decimal
 from enum import Enum, IntEnum, StrEnum
@@ -77,11 +77,11 @@ class Box:
         self.part = part
 
 
-TYPES: dict[str, type | perdure.TypeCodec] = {
-    "point": Point,
-    "$model": Model,
-    "box": perdure.TypeCodec(Box, vars, lambda parts: Box(**parts)),
-}
+class Pair(NamedTuple):
+    """A named tuple that the store may be told of."""
+
+    one: Any
+    two: Any = None
 
 
 @dataclasses.dataclass
@@ -124,6 +124,24 @@ class Zone(tzinfo):
 
     def tzname(self, _when: datetime | None) -> str:
         return "an hour"
+
+
+Registered = type | perdure.TypeCodec | perdure.types.TypeFamily
+
+TYPES: dict[str, Registered] = {
+    "point": Point,
+    "$model": Model,
+    "box": perdure.TypeCodec(Box, vars, lambda parts: Box(**parts)),
+}
+# These, and the types that are stored by choice.
+MORE_TYPES: dict[str, Registered] = {
+    **TYPES,
+    **{family.name: family for family in perdure.types.ALL},
+    "pair": Pair,
+    "colour": Colour,
+    "number": Number,
+    "plain": Plain,
+}
 
 
 class Refusal(NamedTuple):
@@ -173,6 +191,7 @@ BAD: tuple[Callable[[], Any], ...] = (
     lambda: timedelta(1),
     object,
     Unknown,
+    lambda: Pair(1),
     lambda: Unknown,
     lambda: range(3),
     lambda: len,
@@ -199,11 +218,19 @@ def step(key: Any) -> str:
     return f"[{str(key)[:40]!r}]"
 
 
-class Drawing:
-    """Draws from one seed."""
+def is_stored_by_choice(value: Any, types: Collection[type]) -> bool:
+    """Whether a value is of one of these types, or a datetime without a zone."""
+    return type(value) in types or (type(value) is datetime and value.tzinfo is None)
 
-    def __init__(self, draw: random.Random) -> None:
+
+class Drawing:
+    """Draws from one seed; with `more`, also values of `MORE_TYPES`."""
+
+    def __init__(self, draw: random.Random, *, more: bool = False) -> None:
         self.draw = draw
+        self._more = more
+        types = {Pair, Colour, Number, Plain, tuple} if more else set()
+        self._bad = [bad for bad in BAD if not (more and is_stored_by_choice(bad(), types))]
         self._scalars = (
             lambda: None,
             lambda: draw.random() < 0.5,
@@ -224,6 +251,8 @@ class Drawing:
             return self.draw.choice(self._scalars)()
         if kind < 0.65:
             return [self.value(depth - 1) for _ in range(self.draw.randrange(4))]
+        if self._more and self.draw.random() < 0.4:
+            return self._by_choice(depth)
         if kind < 0.9:
             return self.mapping(depth)
         if kind < 0.94:
@@ -233,6 +262,18 @@ class Drawing:
         if kind < 0.98:
             return Model.model_validate({"part": self._deep(3), "Given-As": self._deep(3)})
         return self._deep(self.draw.randint(1, DEPTH_MAX - 8))
+
+    def _by_choice(self, depth: int) -> Any:
+        """A value of a type that is stored by choice."""
+        match self.draw.randrange(6):
+            case 0:
+                return self._datetime().replace(tzinfo=None)
+            case 1:
+                return self.draw.choice((Colour.RED, Number.ONE, Plain.ONE))
+            case 2:
+                return Pair(self.value(depth - 1), self.value(depth - 1))
+            case _:
+                return tuple(self.value(depth - 1) for _ in range(self.draw.randrange(4)))
 
     def mapping(self, depth: int = 4) -> dict[str, Any]:
         """A dict; its keys often look like the tags that perdure itself writes."""
@@ -274,7 +315,7 @@ class Drawing:
             others = {name: item for name, item in self.mapping(1).items() if name != key}
             found = Refusal({**others, key: 1}, "$" + step(key))
         else:
-            found = Refusal(self.draw.choice(BAD)(), "$")
+            found = Refusal(self.draw.choice(self._bad)(), "$")
         for _ in range(self.draw.randrange(5)):
             found = self._around(found)
         return found

@@ -17,12 +17,11 @@ from zoneinfo import ZoneInfo
 import perdure
 from perdure.errors import PerdureError, UsageError
 from perdure.journal.codec import Codec, decode_tree, encode_tree
-from tests.promises.p15_drawing import TYPES, Box, Drawing, Model, Refusal
+from tests.promises.p15_drawing import MORE_TYPES, TYPES, Box, Drawing, Model, Refusal
 from tests.promises.promise import Promise, Trial, in_time
 
 BLOCK = 24
 SQLITE_EVERY = 8  # Blocks; the others are in memory, which is faster and stores the same bytes.
-CODEC = Codec(TYPES)
 
 
 def same(one: Any, two: Any) -> bool:
@@ -31,7 +30,7 @@ def same(one: Any, two: Any) -> bool:
         return False
     if isinstance(one, dict):
         return list(one) == list(two) and all(same(one[key], two[key]) for key in one)
-    if isinstance(one, list):
+    if isinstance(one, list | tuple):
         return len(one) == len(two) and all(map(same, one, two))
     if isinstance(one, Model | Box):
         return same(one.__dict__, two.__dict__)
@@ -55,15 +54,17 @@ def _same_moment(one: datetime, two: datetime) -> bool:
 
 def _zone(moment: datetime) -> Any:
     zone = moment.tzinfo
+    if zone is None:
+        return None
     if isinstance(zone, ZoneInfo):
         return zone.key
     assert isinstance(zone, timezone)
     return zone.utcoffset(None), zone.tzname(None)
 
 
-def through_codec(value: Any) -> str:
+def through_codec(codec: Codec, value: Any) -> str:
     """Say what is wrong with a value that was packed, encoded, decoded and unpacked."""
-    back = CODEC.unpack(decode_tree(encode_tree(CODEC.pack(value))))
+    back = codec.unpack(decode_tree(encode_tree(codec.pack(value))))
     return "" if same(value, back) else f"{value!r} came back as {back!r}"
 
 
@@ -72,6 +73,7 @@ class Block:
 
     def __init__(self, store: perdure.Store, drawing: Drawing) -> None:
         self._store = store
+        self._codec = store._settings.codec
         self._session = store.session("values")
         self._drawing = drawing
         self.values: list[Any] = []
@@ -91,7 +93,7 @@ class Block:
                 value = self._drawing.related(value)
 
     def _stored(self, value: Any) -> Trial:
-        failure = through_codec(value)
+        failure = through_codec(self._codec, value)
         self._session.append({"role": "user", "value": value})
         version = self._session.set("key", value)
         self.values.append(value)
@@ -103,7 +105,7 @@ class Block:
 
     def _refused(self, refusal: Refusal) -> Trial:
         before = self._session.position
-        failure = _not_refused(lambda: CODEC.pack(refusal.value), refusal.path)
+        failure = _not_refused(lambda: self._codec.pack(refusal.value), refusal.path)
         inside = refusal.path_in_message
         failure += _not_refused(
             lambda: self._session.append({"role": "user", "v": refusal.value}), inside
@@ -142,8 +144,8 @@ def _not_refused(give: Any, path: str) -> str:
 
 
 def blocks(seed: int) -> Iterator[Iterator[Trial]]:
-    """Yield the trials of one block after another, for ever."""
-    drawing = Drawing(random.Random(seed))
+    """Yield the trials of one block after another, for ever; every second one has more types."""
+    drawings = [Drawing(random.Random(seed), more=more) for more in (False, True)]
     number = 0
     while True:
         with tempfile.TemporaryDirectory(prefix="perdure-p15-") as name:
@@ -151,8 +153,9 @@ def blocks(seed: int) -> Iterator[Iterator[Trial]]:
             files = f"files:{path.with_name('state')}"
             addresses: dict[int, str | Path] = {0: path, 1: files}
             address = addresses.get(number % SQLITE_EVERY, "memory:")
-            with perdure.open(address, types=TYPES) as store:
-                block = Block(store, drawing)
+            more = number // 2 % 2
+            with perdure.open(address, types=(TYPES, MORE_TYPES)[more]) as store:
+                block = Block(store, drawings[more])
                 yield block.write()
                 yield block.read_again()
         number += 1

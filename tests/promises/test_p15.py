@@ -3,6 +3,7 @@
 import itertools
 import math
 import random
+from collections import Counter
 from datetime import UTC, datetime, timedelta, timezone
 from decimal import Decimal
 from typing import Any
@@ -16,7 +17,18 @@ from perdure.errors import UsageError
 from perdure.journal import codec, scalars
 from perdure.journal.user_types import TypeRegistry
 from tests.promises import p15_values
-from tests.promises.p15_drawing import BAD, BAD_KEYS, TYPES, Drawing, Model, Point
+from tests.promises.p15_drawing import (
+    BAD,
+    BAD_KEYS,
+    MORE_TYPES,
+    NAIVE,
+    TYPES,
+    Colour,
+    Drawing,
+    Model,
+    Pair,
+    Point,
+)
 from tests.promises.promise import sample
 
 pytestmark = pytest.mark.durability
@@ -48,6 +60,13 @@ def test_values_come_back_exactly_or_are_refused(seed: int) -> None:
         (TWICE.replace(tzinfo=UTC), TWICE.replace(tzinfo=ZoneInfo("UTC"))),
         (Point(1), Point(1.0)),
         (Model(part=1), Model(part=True)),
+        ((1, 2), [1, 2]),
+        ((1,), (True,)),
+        (Pair(1, 2), (1, 2)),
+        (Pair(1), Pair(1.0)),
+        (NAIVE, NAIVE.replace(fold=1)),
+        (NAIVE, NAIVE.replace(tzinfo=UTC)),
+        (Colour.RED, "red"),
         ("a", b"a"),
     ],
 )
@@ -142,7 +161,27 @@ def test_a_codec_that_takes_everything_is_found() -> None:
         sample(p15_values.PROMISE, seed=1, seconds=10, least=100_000)
 
 
-def test_a_seed_repeats_its_values() -> None:
-    one, two = (Drawing(random.Random(7)) for _ in range(2))
+@pytest.mark.parametrize("more", [False, True])
+def test_a_seed_repeats_its_values(*, more: bool) -> None:
+    one, two = (Drawing(random.Random(7), more=more) for _ in range(2))
     for _ in itertools.repeat(None, 200):
         assert p15_values.same(one.value(), two.value())
+
+
+def test_values_of_all_types_are_drawn() -> None:
+    """Otherwise the sample would prove nothing about them."""
+    drawing = Drawing(random.Random(1), more=True)
+    kinds = Counter(type(drawing.value()) for _ in range(3_000))
+    assert min(kinds[kind] for kind in (tuple, Pair, Colour, Point, Model, dict)) > 20
+    assert len(drawing._bad) < len(BAD)
+
+
+def test_a_preset_that_changes_values_is_found() -> None:
+    """The twin: the sample fails when a datetime loses its fold."""
+    shortened = perdure.types.NAIVE_DATETIMES._replace(encode=datetime.isoformat)
+    with (
+        mock.patch.dict(MORE_TYPES, {"datetime": shortened}),
+        mock.patch.object(TypeRegistry, "require_same"),
+        pytest.raises(AssertionError, match="fold"),
+    ):
+        sample(p15_values.PROMISE, seed=1, seconds=10, least=100_000)

@@ -29,13 +29,14 @@ from perdure.core.lifecycle import SessionInfo
 from perdure.core.replay import guard
 from perdure.core.replay.guard import Guard
 from perdure.core.replica import Replica
-from perdure.core.settings import Settings, Types, settings_of
+from perdure.core.settings import Settings, settings_of
 from perdure.core.state.session_state import APPROVAL_WAITING
 from perdure.core.validation import require_session_id
 from perdure.errors import UsageError
 from perdure.journal.reader import OnDamage
 from perdure.journal.records import Record
 from perdure.journal.requests import Steps
+from perdure.journal.user_types import Types
 
 if TYPE_CHECKING:
     from perdure.formats.tokens import Counter
@@ -224,11 +225,11 @@ def open_async(
     """Open a store: a path, `files:directory`, `postgresql://…`, `memory:`, or a backend.
 
     A path is a SQLite file, as is `sqlite:path`; `memory:` is for tests. `types` registers the
-    caller's own classes that values may hold: dataclasses, pydantic models, or a TypeCodec. `clock`
-    returns the recorded times, in seconds since 1970; nothing else depends on it. With
-    `verify_writes` every append is read back and compared before it counts as stored. `tokens`, a
-    model's name or a custom Counter, counts the tokens of messages as they are stored, so that
-    windows need not count them again.
+    classes that values may hold, as a list or by name: dataclasses, pydantic models, enums, named
+    tuples, a TypeCodec, and those in `perdure.types`. `clock` returns the recorded times, in
+    seconds since 1970; nothing else depends on it. With `verify_writes` every append is read back
+    and compared before it counts as stored. `tokens`, a model's name or a custom Counter, counts
+    the tokens of messages as they are stored, so that windows need not count them again.
 
     A setting that would break a promise of the store raises UnsupportedError, unless the address
     accepts it by name: `sqlite:agents.db?accept=network-filesystem`. `AsyncStore.guarantees` lists

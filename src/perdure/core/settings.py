@@ -1,6 +1,6 @@
 """The settings that all sessions of a store share, fixed when it is opened. Pure."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import NamedTuple
 
 from perdure.errors import UsageError
@@ -9,7 +9,7 @@ from perdure.journal import chain
 from perdure.journal.cipher import Cipher, PlainCipher
 from perdure.journal.codec import Codec
 from perdure.journal.ids import GENERATED_PREFIX, random_text
-from perdure.journal.user_types import TypeCodec
+from perdure.journal.user_types import Types
 
 
 class Settings(NamedTuple):
@@ -31,9 +31,6 @@ class Settings(NamedTuple):
     def now(self) -> str:
         """Return the time in the format of headers; UsageError if the clock returns none."""
         return chain.now(self.clock)
-
-
-Types = Mapping[str, type | TypeCodec]
 
 
 def settings_of(

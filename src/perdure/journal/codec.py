@@ -6,7 +6,7 @@ cannot be restored exactly is rejected with its path, before anything is written
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from math import isfinite
 from typing import Any
 
@@ -16,7 +16,7 @@ from perdure.errors import PayloadError, UsageError, VersionError
 from perdure.journal import scalars
 from perdure.journal.records import KINDS, Content
 from perdure.journal.scalars import UnstorableValue, require_unicode
-from perdure.journal.user_types import TypeCodec, TypeRegistry
+from perdure.journal.user_types import TypeRegistry, Types
 
 DEPTH_MAX = 64  # levels; deeper trees overflow the stack of common JSON parsers
 
@@ -47,10 +47,8 @@ class Codec:
     restored only through the class that the reader passes.
     """
 
-    def __init__(self, types: Mapping[str, type | TypeCodec] | None = None) -> None:
-        if not isinstance(types or {}, Mapping):
-            raise UsageError('types must be a dict such as {"Claim": Claim}')
-        self._types = TypeRegistry(dict(types or {}))
+    def __init__(self, types: Types | None = None) -> None:
+        self._types = TypeRegistry({} if types is None else types)
 
     def pack(self, value: object, *, root: str = "$") -> Any:
         """Return a JSON tree from which `unpack` restores an equal value, or raise UsageError."""
@@ -127,7 +125,7 @@ class Codec:
         return packed
 
     def _pack_other(self, value: Any, kind: type, depth: int) -> Any:
-        named = self._types.by_class.get(kind)
+        named = self._types.find(value)
         if named is None:
             return scalars.pack(value, kind)
         _require_depth(depth)

@@ -59,7 +59,8 @@ def _pack_datetime(value: datetime) -> dict[str, Any]:
         return _pack_fixed(value, zone)
     if zone is None:
         raise UnstorableValue(
-            "a datetime without a zone is ambiguous: add one, such as timezone.utc"
+            "a datetime without a zone is ambiguous: add one, such as timezone.utc, or open the "
+            "store with types=[perdure.types.NAIVE_DATETIMES]"
         )
     hint = "use zoneinfo.ZoneInfo or timezone.utc"
     raise UnstorableValue(f"tzinfo is a {type(zone).__name__}: {hint}")
@@ -171,7 +172,7 @@ _UNPACK: dict[str, Callable[[Any], Any]] = {
 
 
 _ADVICE: dict[type, str] = {
-    tuple: "it would come back as a list: pass list(...), or a codec in `types`",
+    tuple: "it would come back as a list: pass list(...), or types=[perdure.types.TUPLES]",
     set: "it has no order: pass sorted(...), or a codec in `types`",
     frozenset: "it has no order: pass sorted(...), or a codec in `types`",
     bytearray: "pass bytes(...)",

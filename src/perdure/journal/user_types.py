@@ -4,9 +4,11 @@ A class may omit, transform or derive fields when an object is rebuilt, and stor
 notice. So an object is rebuilt from its parts and compared before anything is written.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from enum import EnumMeta
 from functools import partial
-from typing import Any, NamedTuple
+from operator import attrgetter
+from typing import Any, NamedTuple, TypeAlias
 
 from perdure.errors import UsageError
 from perdure.journal.scalars import UnstorableValue
@@ -20,13 +22,32 @@ class TypeCodec(NamedTuple):
     decode: Callable[[Any], Any]
 
 
-class NamedType(NamedTuple):
-    """A registered class and its name in the store."""
+class TypeFamily(NamedTuple):
+    """How the values that `matches` accepts are stored, such as scalars of numpy: see `TypeCodec`.
+
+    `name` is their name in the store, unless the caller gives another one.
+    """
 
     name: str
-    codec: TypeCodec
+    matches: Callable[[Any], bool]
+    encode: Callable[[Any], Any]
+    decode: Callable[[Any], Any]
+
+
+Registered: TypeAlias = type | TypeCodec | TypeFamily
+
+Types: TypeAlias = Mapping[str, Registered] | Sequence[Registered]
+
+"""Registered classes by their names in the store, or a list of classes that have a name."""
+
+
+class NamedType(NamedTuple):
+    """A registered class or family, and its name in the store."""
+
+    name: str
+    codec: TypeCodec | TypeFamily
     is_custom: bool = False
-    """Whether the caller passed a TypeCodec, which also decides what has to be preserved."""
+    """Whether `codec` also decides what has to be preserved: it was not derived from a class."""
 
     def to_parts(self, value: Any) -> Any:
         """Return the storable parts of an object, or raise UnstorableValue."""
@@ -40,6 +61,8 @@ class NamedType(NamedTuple):
         """Rebuild an object from its stored parts; raise UsageError if the class does not fit."""
         try:
             return self.codec.decode(parts)
+        except UsageError:
+            raise
         except Exception as error:
             reason = f"a stored {self.name!r} does not fit the class registered for it"
             hint = "open the store with a class or a TypeCodec that fits"
@@ -49,10 +72,20 @@ class NamedType(NamedTuple):
 class TypeRegistry:
     """The registered classes of a store, by name and by class."""
 
-    def __init__(self, types: dict[str, type | TypeCodec]) -> None:
-        named_types = [_named_type(name, registered) for name, registered in types.items()]
+    def __init__(self, types: Types) -> None:
+        named_types = [_named_type(name, item) for name, item in _names(types).items()]
         self.by_name = {named.name: named for named in named_types}
-        self.by_class = {named.codec.cls: named for named in named_types}
+        codecs = [(named, named.codec) for named in named_types]
+        self._by_class = {codec.cls: named for named, codec in codecs if type(codec) is TypeCodec}
+        self._families = [(codec, named) for named, codec in codecs if type(codec) is TypeFamily]
+
+    def find(self, value: Any) -> NamedType | None:
+        """Return the registered class or family of a value; a class comes first."""
+        named = self._by_class.get(type(value))
+        if named is None and self._families:
+            matching = (named for family, named in self._families if family.matches(value))
+            return next(matching, None)
+        return named
 
     def require_same(self, named: NamedType, value: Any, rebuild: Callable[[], Any]) -> None:
         """Raise UnstorableValue unless the rebuilt object equals the original."""
@@ -85,30 +118,53 @@ class TypeRegistry:
         return next((differing for differing in paths if differing is not None), None)
 
     def _object_difference(self, original: Any, rebuilt: Any, path: str) -> str | None:
-        kind = type(original)
-        to_comparable = self._comparable(kind)
-        if to_comparable is None or self._is_custom(kind):
+        named = self.find(original)
+        if named is not None and named.is_custom:
             if _is_equal(original, rebuilt):
                 return None
-            if to_comparable is None:
-                return path
+            to_comparable: Callable[[Any], Any] | None = named.codec.encode
+        else:
+            to_comparable = _comparable(type(original))
+        if to_comparable is None:
+            return None if _is_equal(original, rebuilt) else path
         return self._difference(to_comparable(original), to_comparable(rebuilt), path)
 
-    def _is_custom(self, kind: type) -> bool:
-        named = self.by_class.get(kind)
-        return named is not None and named.is_custom
 
-    def _comparable(self, kind: type) -> Callable[[Any], Any] | None:
-        """Return a function from object to everything that must match; None if `==` decides."""
-        if self._is_custom(kind):
-            return self.by_class[kind].codec.encode
-        if hasattr(kind, "__pydantic_private__"):
-            return _model_state
-        return (
-            partial(_read_fields, _dataclass_fields(kind))
-            if hasattr(kind, "__dataclass_fields__")
-            else None
-        )
+def _comparable(kind: type) -> Callable[[Any], Any] | None:
+    """Return a function from object to everything that must match; None if `==` decides."""
+    if hasattr(kind, "__pydantic_private__"):
+        return _model_state
+    if isinstance(kind, EnumMeta):
+        return None
+    if hasattr(kind, "__dataclass_fields__"):
+        return partial(_read_fields, _dataclass_fields(kind))
+    return _tuple_state if hasattr(kind, "_fields") and issubclass(kind, tuple) else None
+
+
+def _tuple_state(value: Any) -> list[Any]:
+    """Return the fields of a named tuple, and the attributes that a subclass may have."""
+    return [*value, getattr(value, "__dict__", {})]
+
+
+def _names(types: Types) -> dict[str, Registered]:
+    """Return registered classes by name: a class in a list is stored under its own name."""
+    if isinstance(types, Mapping):
+        return dict(types)
+    if isinstance(types, str | type | TypeCodec | TypeFamily) or not isinstance(types, Iterable):
+        hint = 'a list of classes such as [Claim], or a dict such as {"Claim": Claim}'
+        raise UsageError(f"types must be {hint}")
+    names: dict[str, Registered] = {}
+    for registered in types:
+        match registered:
+            case TypeFamily():
+                name = registered.name
+            case TypeCodec():
+                name = registered.cls.__name__
+            case _:
+                name = getattr(registered, "__name__", type(registered).__name__)
+        if names.setdefault(name, registered) is not registered:
+            raise UsageError(f"two types are named {name!r}: pass a dict that names them")
+    return names
 
 
 def _is_equal(original: Any, rebuilt: Any) -> bool:
@@ -125,14 +181,22 @@ def _model_state(model: Any) -> dict[str, Any]:
     return {**_model_fields(model), **extra, **private}
 
 
-def _named_type(name: str, registered: type | TypeCodec) -> NamedType:
-    if isinstance(registered, TypeCodec):
+def _named_type(name: str, registered: Registered) -> NamedType:
+    if isinstance(registered, TypeCodec | TypeFamily):
         return NamedType(name, registered, is_custom=True)
     if hasattr(registered, "model_validate"):  # pydantic, without depending on it
         return NamedType(name, TypeCodec(registered, _dump_model, registered.model_validate))
+    if isinstance(registered, EnumMeta):
+        return NamedType(name, TypeCodec(registered, attrgetter("value"), registered))
     if hasattr(registered, "__dataclass_fields__"):
         return _dataclass_type(name, registered)
-    reason = f"{name!r} is neither a dataclass nor a pydantic model"
+    if hasattr(registered, "_fields") and issubclass(registered, tuple):
+        fields: tuple[str, ...] = registered._fields  # type: ignore[attr-defined]
+        return NamedType(
+            name,
+            TypeCodec(registered, partial(_read_fields, fields), lambda parts: registered(**parts)),
+        )
+    reason = f"{name!r} is no dataclass, pydantic model, enum or named tuple"
     raise UsageError(f"{reason}: pass a TypeCodec(cls, encode, decode) for it")
 
 

@@ -160,9 +160,16 @@ def to_model_text(result: Any) -> str:
     if isinstance(result, str):
         return result
     try:
-        return msgspec.json.encode(result).decode()
+        return msgspec.json.encode(result, enc_hook=_python_scalar).decode()
     except (TypeError, ValueError):
         return codec.to_text(result, str)
+
+
+def _python_scalar(value: Any) -> Any:
+    """Return a scalar of numpy as Python's own."""
+    if hasattr(value, "dtype") and hasattr(value, "item"):
+        return value.item()
+    raise TypeError(type(value))
 
 
 def collect_results(answers: Sequence[dict[str, Any] | BaseException]) -> list[dict[str, Any]]:

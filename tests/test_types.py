@@ -158,7 +158,7 @@ def test_classes_may_have_names_in_the_store() -> None:
         ([5], "'int' is no dataclass"),
         ({"n": 5}, "'n' is no dataclass"),
     ],
-    ids=repr,
+    ids=["family", "class", "text", "number", "twice", "no dataclass", "int", "named"],
 )
 def test_a_wrong_choice_is_refused(types: Any, reason: str) -> None:
     with pytest.raises(UsageError, match=reason):

@@ -1,5 +1,7 @@
 """`perdure show`: a conversation as people read it, and every record for programs."""
 
+import json
+import re
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ import pytest
 from rich.cells import cell_len
 
 import perdure
+from perdure.cli.rendering import ADAPTER_KEYS
 from perdure.cli.terminal import safe
 from tests.cli.support import damage, fill, flip, invoke, objects, said
 
@@ -197,6 +200,45 @@ def test_what_is_long_is_cut_and_says_so(tmp_path: Path) -> None:
     assert "".join(full.split()).count("y" * 10_000) == 1
     assert "--full" not in full
     assert max(map(len, full.splitlines()[1:])) < 80
+
+
+def test_the_state_of_an_adapter_is_one_line_unless_all_is_asked_for(tmp_path: Path) -> None:
+    path = tmp_path / "agents.db"
+    state = {"format": 2, "agents": ["a" * 300, "b"], "run": {"method": "initiate_chat"}}
+    reply = {"completion": "c" * 500, "cost": 0}
+    with perdure.open(path) as store, store.session("s") as session:
+        session.set("autogen", state)
+        session.set("autogen", {**state, "run": None})
+        session.set("own", state)
+        with session.turn("Go."):
+            session.model(lambda _: reply, name="m")("Go.")
+            session.model(lambda _: {"text": "short"}, name="m")("Go.")
+            session.tool(lambda: reply, name="t")()
+    shown = invoke(path, "show", "s").output
+    lines = [line.strip() for line in shown.splitlines() if "characters of JSON" in line]
+    sizes = [len(json.dumps(data)) for data in (state, {".run": ["=", None]}, reply)]
+    names = ["format, agents, run", ".run", "completion, cost"]
+    assert lines[:3] == [
+        f"{size} characters of JSON: {named}" for size, named in zip(sizes, names, strict=True)
+    ]
+    assert '{"text": "short"}' in shown
+    assert shown.index(lines[-1]) > shown.index("Values") > shown.index(lines[2])
+    assert lines[-1].endswith(names[0])
+    assert "value own (version 1)\n      {" in shown, "what an application stores is shown"
+    assert "ccc" in shown, "and what its tools returned"
+    assert "--full shows everything" in shown
+    full = invoke(path, "show", "s", "--full").output
+    assert "characters of JSON" not in full
+    assert '"run": {"method": "initiate_chat"}' in full.replace("\n      ", " ")
+
+
+def test_the_keys_of_adapters_are_known_to_show() -> None:
+    """The command line may not import adapters, so that it names their keys itself."""
+    folder = Path(perdure.__file__).parent / "adapters"
+    sources = [folder / "autogen/saved_chat.py", folder / "agentchat/saved_runs.py"]
+    text = "".join(path.read_text() for path in sources)
+    keys = re.findall(r'^\w*KEY = "(.+?)"', text, re.MULTILINE)
+    assert {*keys} == ADAPTER_KEYS
 
 
 def test_a_branch_shows_the_past_that_it_shares(path: Path) -> None:

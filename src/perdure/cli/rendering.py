@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from perdure.cli.terminal import compact_json, safe, timestamp
+from perdure.cli.terminal import compact_json, plural, safe, timestamp
 from perdure.errors import DamagedError, PerdureError
 from perdure.formats.intake import IncomingMessage
 from perdure.formats.streaming import rebuild
@@ -57,6 +57,10 @@ RENDERED_KEYS = {
     "function_call",
     "refusal",
 }
+
+
+# The values in which adapters keep the state of their framework: long, and not for people.
+ADAPTER_KEYS = frozenset({"autogen", "agentchat.run", "agentchat.state"})
 
 
 def record_json(session: str, record: Record) -> dict[str, Any]:
@@ -317,12 +321,27 @@ def _render_value(content: Value) -> tuple[str, str]:
     return f"{heading} changes", "\n".join(_render_edit(edit) for edit in content.data)
 
 
+def data_summary(data: Any) -> str:
+    """Return the size of a JSON value and the keys or paths in it, as stored, for one line."""
+    names = [*data] if isinstance(data, dict) else []
+    return f"{plural(len(_json(data)), 'character')} of JSON: {', '.join(names) or '…'}"
+
+
+def state_summary(content: Value) -> str:
+    """Return the size of an adapter's state, or of a change of it, and what is in it."""
+    if content.form != "delta":
+        return data_summary(content.data)
+    return data_summary({_path_text(path): edit for path, *edit in content.data})
+
+
+def _path_text(path: Sequence[Any]) -> str:
+    return "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path) or "."
+
+
 def _render_edit(edit: Any) -> str:
     """Render one edit of a delta; see `perdure.core.state.values`."""
     path, operation, *arguments = edit
-    path_text = (
-        "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path) or "."
-    )
+    path_text = _path_text(path)
     if operation == "=":
         return f"{path_text} = {_json(arguments[0])}"
     if operation == "-":

@@ -9,13 +9,16 @@ from rich.text import Text
 
 from perdure.backends.protocol import DELETED, Head
 from perdure.cli.rendering import (
+    ADAPTER_KEYS,
     RenderedRecord,
     damage_json,
+    data_summary,
     labels_text,
     messages_text,
     raw_json,
     record_json,
     render_record,
+    state_summary,
     turn_name,
 )
 from perdure.cli.stores import (
@@ -30,6 +33,7 @@ from perdure.cli.terminal import (
     compact_json,
     echo,
     echo_json,
+    first_line,
     plural,
     safe,
     terminal_width,
@@ -40,17 +44,22 @@ from perdure.cli.terminal import (
 from perdure.errors import DamagedError, IncompleteBatchError, NotFoundError
 from perdure.journal.records import (
     BranchKept,
+    EffectIntended,
+    EffectSettled,
     LeaseRenewed,
     Message,
     MessageChunk,
     Record,
     Snapshot,
     TurnBegun,
+    Value,
 )
 from perdure.sync.session import Session
 from perdure.sync.store import Store
 
 TEXT_MAX = 2000  # Characters; a longer text fills more than a screen, and is cut without --full.
+
+ANSWER_MAX = 400  # Characters; a longer answer of a model, stored as data, is one line.
 
 ROLE_COLORS = {"user": "cyan", "assistant": "green", "tool": "magenta", "system": "yellow"}
 
@@ -65,6 +74,7 @@ class SessionView:
         self._indent = 6
         self._turns: dict[str, tuple[int, str]] = {}
         self._needs_gap = False  # Whether to print a blank line before the next record.
+        self._model_calls: set[str] = set()
         self._hidden = 0
         self._cut = 0
 
@@ -165,8 +175,28 @@ class SessionView:
             style = f"bold {color}" if color else ""
             heading += self._within(record.content.turn)
         echo(Text.assemble(self._place(record), (heading, style)))
-        if text:
+        summary = "" if self._full else self._summary(record, text)
+        if summary:
+            self._summarized(summary, len(text))
+        elif text:
             self._text(text)
+
+    def _summary(self, record: Record, text: str) -> str:
+        """Return a line for data that a framework stores for itself, or "" for other records."""
+        match record.content:
+            case Value(key=key) as content if key in ADAPTER_KEYS and text:
+                return state_summary(content)
+            case EffectIntended(called="model"):
+                self._model_calls.add(record.id)
+            case EffectSettled(effect=effect, result=result) if effect in self._model_calls:
+                # The answer is in the messages. Adapters store the provider's whole reply.
+                return data_summary(result) if len(text) > ANSWER_MAX else ""
+        return ""
+
+    def _summarized(self, summary: str, length: int) -> None:
+        """Print one line in the place of a text, and count the text as cut."""
+        self._cut += length
+        echo(" " * self._indent + first_line(summary, self._width - self._indent), style="dim")
 
     def _within(self, turn: str) -> str:
         """Name a message's turn if it is not the only open one."""
@@ -219,7 +249,11 @@ class SessionView:
                 echo(f"  {safe(key)}: UNREADABLE: {safe(value.reason)}", style="red")
                 continue
             echo(f"  {safe(key)} (version {version})", style="bold blue")
-            self._text(compact_json(value))
+            text = compact_json(value)
+            if key in ADAPTER_KEYS and not self._full:
+                self._summarized(data_summary(value), len(text))
+            else:
+                self._text(text)
 
     def end(self) -> None:
         """Report what was left out."""
@@ -270,7 +304,7 @@ be read.
     help="Only the last N messages, and the records between them.",
 )
 @click.option("--records", is_flag=True, help="Show every record with id, digest and content.")
-@click.option("--full", is_flag=True, help="Do not cut long texts.")
+@click.option("--full", is_flag=True, help="Show long texts and adapters' state whole.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per record.")
 @store_option
 def show(
@@ -284,6 +318,8 @@ def show(
     as_json: bool,
 ) -> None:
     """Show a conversation: its messages, how turns ended, and which values changed.
+
+    The state that an adapter of a framework stores is shown in one line; --full shows it whole.
 
     The readable part of a damaged session is shown, with a line for each unreadable record. Exits
     with 1 then, and if there is no such session.

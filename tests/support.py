@@ -4,6 +4,7 @@ from typing import Any
 
 import perdure
 from perdure.backends.memory import MemoryBackend
+from perdure.journal.records import EffectSettled
 
 
 def said(text: str, role: str = "user") -> dict[str, Any]:
@@ -17,3 +18,16 @@ def store_in_memory() -> tuple[perdure.Store, MemoryBackend]:
 
 def contents(session: perdure.Session) -> list[str]:
     return [message["content"] for message in session.messages()]
+
+
+def forgotten(session: perdure.Session) -> list[str]:
+    """Return the ids and keys of callers in a session that are not found where they are."""
+    stored: dict[str, int] = {}
+    for record in session.records():
+        if isinstance(record.content, EffectSettled) and record.content.intent:
+            stored[record.content.identity] = record.position
+        elif not record.id.startswith(".") and "\t" not in record.id:
+            stored[record.id] = record.position
+    batch = session._replica.new_batch()
+    found = {key: session._handle.run(batch.find(key)) for key in stored}
+    return [key for key, place in stored.items() if getattr(found[key], "position", 0) != place]

@@ -13,7 +13,7 @@ from perdure.aio.handle import AsyncHandle
 from perdure.aio.session import AsyncSession
 from perdure.aio.turn import AsyncTurn
 from perdure.core.effects.listing import EffectInfo
-from perdure.core.plans import Plan, RecordBatch
+from perdure.core.plans import Plan
 from perdure.core.replay import guard
 from perdure.core.replay.cursor import ReplayCursor, ReplayStopped, require_read_only
 from perdure.core.replay.result import (
@@ -47,8 +47,7 @@ class AsyncReplayHandle(AsyncHandle):
         self.require_open()
         async with self._lock:
             self._cursor.require_running()
-            replica = self.replica
-            batch = RecordBatch(replica.name, replica.state.draft(), replica.history)
+            batch = self.replica.new_batch()
             result = await self.run(plan.execute(batch))
             return self._cursor.match(plan, batch, result, execution_lane())
 

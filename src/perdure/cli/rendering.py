@@ -28,6 +28,7 @@ from perdure.journal.records import (
     Deleted,
     EffectIntended,
     EffectSettled,
+    IndexPage,
     LabelsChanged,
     LeaseChange,
     LeaseTaken,
@@ -214,8 +215,9 @@ def _render_other(content: Content) -> RenderedRecord:
             return RenderedRecord(
                 f"a crash cut off entries {first} to {last}: they were never stored"
             )
-        case Snapshot():
-            return RenderedRecord("snapshot of the state, for faster opening")
+        case IndexPage() | Snapshot():
+            what = "index of ids" if isinstance(content, IndexPage) else "snapshot of the state"
+            return RenderedRecord(f"{what}, for faster opening")
         case _:
             return RenderedRecord(safe(content.kind), _json(msgspec.to_builtins(content)))
 

@@ -46,6 +46,7 @@ from perdure.journal.records import (
     BranchKept,
     EffectIntended,
     EffectSettled,
+    IndexPage,
     LeaseRenewed,
     Message,
     MessageChunk,
@@ -116,7 +117,7 @@ class SessionView:
         if self._raw:
             self._print_raw(record)
         elif isinstance(
-            record.content, Snapshot | MessageChunk | LeaseRenewed
+            record.content, IndexPage | Snapshot | MessageChunk | LeaseRenewed
         ) or _is_branch_completion(record):
             self._hidden += 1
         elif record.kind.startswith("turn.") or record.kind in {"branched", "deleted"}:

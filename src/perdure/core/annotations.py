@@ -31,7 +31,7 @@ def add_note(replica: Replica, data: object, *, author: str, record_id: str | No
     content = Note(data=replica.settings.codec.pack(data), author=require_str(author, "author"))
     note_id = require_record_id(record_id) if record_id is not None else replica.new_id()
     draft = PendingRecord(note_id, content, codec.encode(content))
-    return Plan("note", "", partial(add_unless_stored, [draft]))
+    return Plan("note", "", partial(add_unless_stored, [draft], None))
 
 
 def change_labels(replica: Replica, add: Sequence[str], remove: Sequence[str]) -> Plan[int]:

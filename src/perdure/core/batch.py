@@ -102,10 +102,10 @@ class BatchPlans:
 
     def _find_stored(self, batch: RecordBatch, batch_id: str) -> Steps[range | None]:
         """Return the positions of the batch if it is stored under its id already."""
-        position = yield from batch.find_id(batch_id)
-        if not position:
+        found = yield from batch.find(batch_id)
+        if found is None:
             return None
-        content = yield from batch.read_any(position)
+        position, content = found.position, found.record.content
         if not isinstance(content, BatchStored):
             raise DivergenceError(batch.name, batch_id, f"a {content.kind} record", "a batch")
         if content.digest != self._digest.hexdigest():

@@ -13,13 +13,12 @@ import msgspec
 
 from perdure.core.plans import (
     Plan,
-    RecordBatch,
     TurnOwnership,
     add_unless_stored,
-    require_turn_owner,
+    fingerprint,
+    strip_token_count,
 )
 from perdure.core.replica import Replica
-from perdure.core.state.session_state import fingerprint, strip_token_count
 from perdure.core.validation import require_record_id, require_str
 from perdure.errors import UsageError
 from perdure.formats.intake import extract_messages, require_role, with_article
@@ -109,21 +108,8 @@ def append_parsed(
     drafts = encode_messages(replica, parsed, attribution, turn_id, record_id)
     if answer:
         drafts[0] = msgspec.structs.replace(drafts[0], id=answer)
-    make = (
-        partial(add_unless_stored, drafts)
-        if turn is None
-        else partial(_append_in_turn, turn, drafts)
-    )
+    make = partial(add_unless_stored, drafts, turn)
     return Plan("answer" if answer else "message", turn_id, make)
-
-
-def _append_in_turn(
-    turn: TurnOwnership, drafts: Sequence[PendingRecord], batch: RecordBatch
-) -> int:
-    # Messages stored by an earlier attempt are no conflict, even if the turn has ended since.
-    if batch.find_stored(drafts) is None:
-        require_turn_owner(batch, turn)
-    return add_unless_stored(drafts, batch)
 
 
 def encode_messages(
@@ -181,6 +167,6 @@ def with_caller_id(drafts: Sequence[PendingRecord], record_id: str) -> PendingRe
     """Return the first draft with the caller's id, and with a digest of all if there are more."""
     content = drafts[0].content
     if len(drafts) > 1 and isinstance(content, Message):
-        payloads = [strip_token_count(draft.content, draft.payload) for draft in drafts]
+        payloads = [strip_token_count(draft) for draft in drafts]
         content = msgspec.structs.replace(content, call=fingerprint(b"\0".join(payloads)))
     return PendingRecord(record_id, content, codec.encode(content))

@@ -10,26 +10,22 @@ batch alone and must not generate ids, and a new plan kind needs a row in `CONFL
 """
 
 from collections.abc import Callable, Sequence
+from hashlib import sha256
 from types import GeneratorType
 from typing import Generic, NamedTuple, TypeVar
 
 import msgspec
 
+from perdure.core import index
 from perdure.core.conflicts import _HISTORY_CHANGES, CONFLICT_RULES
-from perdure.core.state.session_state import (
-    KnownRecord,
-    OpenTurn,
-    SessionState,
-    fingerprint,
-    strip_token_count,
-    turn_key,
-)
+from perdure.core.index import IndexCache
+from perdure.core.state.session_state import INPUT_SUFFIX, OpenTurn, SessionState
 from perdure.errors import ConflictError, DivergenceError
-from perdure.journal import codec, reader
+from perdure.journal import chain, codec, reader
 from perdure.journal.chain import PendingRecord
 from perdure.journal.ids import GENERATED_PREFIX
 from perdure.journal.reader import ContentT, History
-from perdure.journal.records import Content
+from perdure.journal.records import Content, EffectSettled, Message, TurnBegun
 from perdure.journal.requests import Steps
 
 T = TypeVar("T")
@@ -39,13 +35,22 @@ _TURN_PLANS = frozenset(
 )
 
 
+class FoundRecord(NamedTuple):
+    """The record of a caller's id, and its position."""
+
+    position: int
+    record: PendingRecord
+
+
 class RecordBatch:
     """The records of one append while it is being built, applied to a draft of the state.
 
     `state` is a draft at the end of `past`; the batch changes it.
     """
 
-    def __init__(self, name: str, state: SessionState, past: History) -> None:
+    def __init__(
+        self, name: str, state: SessionState, past: History, index_cache: IndexCache
+    ) -> None:
         self.name = name
         self.state = state
         self.past = past
@@ -55,6 +60,10 @@ class RecordBatch:
         """The full values that this batch sets, by key."""
         self.last_payload: bytes | None = None
         """The payload of the newest message in this batch."""
+        self.index_pages: dict[int, bytes] = {}
+        """The rows of the index pages in this batch, by position."""
+        self._index_cache = index_cache
+        self._read: dict[int, PendingRecord] = {}
 
     @property
     def position(self) -> int:
@@ -96,44 +105,91 @@ class RecordBatch:
 
     def read(self, position: int, kind: type[ContentT]) -> Steps[ContentT]:
         """Return the record at a position, of this batch or stored; ChainError for another kind."""
-        content = yield from self.read_any(position)
-        return reader.require_kind(self.name, position, content, kind)
+        record = yield from self.read_record(position)
+        return reader.require_kind(self.name, position, record.content, kind)
 
-    def read_any(self, position: int) -> Steps[Content]:
-        """Return the record at a position, of this batch or stored, whatever its kind."""
-        if position <= self.tip.position:
-            return (yield from reader.read_content(self.past, position))
-        return self.pending[position - self.tip.position - 1].content
+    def read_record(self, position: int) -> Steps[PendingRecord]:
+        """Return the record at a position with its id, of this batch or stored; read it once."""
+        if position > self.tip.position:
+            return self.pending[position - self.tip.position - 1]
+        record = self._read.get(position)
+        if record is None:
+            linked = yield from reader.read_entry(self.past, position)
+            payload = chain.open_body(self.name, linked, self.past.cipher)
+            kind, record_id = linked.header.kind, linked.header.id
+            content = codec.decode(kind, payload, stream=self.name, position=position)
+            record = self._read[position] = PendingRecord(record_id, content, payload)
+        return record
 
     def conflict(self, reason: str) -> ConflictError:
         """Return the error for a plan that does not fit the state of this batch."""
         return ConflictError(self.name, self.position, self.position, reason)
 
-    def find_id(self, record_id: str) -> Steps[int]:
-        """Return the position of the record that has a caller's id, or 0 if there is none."""
-        yield from ()
-        if turn_key(record_id) in self.state.ids:
-            raise DivergenceError(self.name, record_id, "a turn", "a record")
-        stored = self.state.ids.get(record_id)
-        return 0 if stored is None else stored.position
+    def may_know(self, key: str) -> bool:
+        """Whether `find` may find a caller's id, or the identity of a call with a caller's key.
 
-    def find_stored(self, drafts: Sequence[PendingRecord]) -> KnownRecord | None:
-        """Return where drafts are already stored under the caller's id, or None if they are not.
+        It costs nothing, so that a plan with a new id needs no steps while there is no index.
+        """
+        return key in self.state.recent_ids or bool(self.state.index)
+
+    def find(self, key: str) -> Steps[FoundRecord | None]:
+        """Return the newest record of a caller's id or of an identity, or None.
+
+        Reads at most a page of each index run, and the record.
+        """
+        recent = self.state.recent_ids.get(key)
+        if recent is not None:
+            return FoundRecord(recent, (yield from self.read_record(recent)))
+        digest, cache = int.from_bytes(index.digest_id(key)), self._index_cache
+        for run in reversed(self.state.index):
+            number = index.page_of(digest, run.bits)
+            page = cache.get(run.first + number)
+            if page is None:
+                page = yield from index.read_page(self.past, cache, run, number)
+            for position in page.positions(digest):
+                record = yield from self.read_record(position)
+                if key in (record.id, _identity(record.content)):  # Not just an equal digest.
+                    return FoundRecord(position, record)
+        return None
+
+    def find_stored(self, drafts: Sequence[PendingRecord]) -> Steps[int]:
+        """Return where drafts are already stored under the caller's id, or 0 if they are not.
 
         The first draft has the caller's id, and a digest of all drafts if there are several. The
         same id with other content is a DivergenceError.
         """
-        if not drafts or drafts[0].id.startswith(GENERATED_PREFIX):
-            return None
-        record_id = drafts[0].id
-        new_fingerprint = fingerprint(strip_token_count(drafts[0].content, drafts[0].payload))
-        if turn_key(record_id) in self.state.ids:
-            raise DivergenceError(self.name, record_id, "a turn", "a record")
-        stored = self.state.ids.get(record_id)
-        if stored is not None and stored.fingerprint != new_fingerprint:
-            caller_id = record_id.partition("\t")[0]  # A turn's input is "<turn id>\tinput".
-            raise DivergenceError(self.name, caller_id, stored.fingerprint, new_fingerprint)
-        return stored
+        found = yield from self.find(drafts[0].id)
+        if found is None:
+            return 0
+        if found.record.content.kind == TurnBegun.kind:
+            raise DivergenceError(self.name, drafts[0].id, "a turn", "a record")
+        self.require_same(found.record, drafts[0])
+        return found.position
+
+    def require_same(self, stored: PendingRecord, draft: PendingRecord) -> None:
+        """Raise DivergenceError unless a stored record has the content of a draft."""
+        was, now = strip_token_count(stored), strip_token_count(draft)
+        if was != now:
+            caller_id = draft.id.removesuffix(INPUT_SUFFIX)
+            raise DivergenceError(self.name, caller_id, fingerprint(was), fingerprint(now))
+
+
+def _identity(content: Content) -> str:
+    """Return the identity that the index has the record of an outcome under, or ""."""
+    return content.identity if isinstance(content, EffectSettled) else ""
+
+
+def strip_token_count(record: PendingRecord) -> bytes:
+    """Return a record's payload without its token count, which depends on the counter used."""
+    content = record.content
+    if isinstance(content, Message) and content.counter:
+        return codec.encode(msgspec.structs.replace(content, tokens=0, counter=""))
+    return record.payload
+
+
+def fingerprint(payload: bytes) -> str:
+    """Return a digest of a payload, short but long enough to distinguish contents under one id."""
+    return sha256(payload).hexdigest()[:32]
 
 
 class Savepoint(NamedTuple):
@@ -182,13 +238,31 @@ class Plan(msgspec.Struct, Generic[T], frozen=True, gc=False):
         return content.kind in rule.same_subject and content.subject == self.subject
 
 
-def add_unless_stored(drafts: Sequence[PendingRecord], batch: RecordBatch) -> int:
-    """Add records unless they are already stored under their id; return the last position.
+def add_unless_stored(
+    drafts: Sequence[PendingRecord], turn: "TurnOwnership | None", batch: RecordBatch
+) -> int | Steps[int]:
+    """Add records, in a turn or outside, unless they are stored under their id.
 
-    As `partial(add_unless_stored, drafts)` it is the `make` of a plan for fixed records.
+    Return the last position. As `partial(add_unless_stored, drafts, turn)` it is the `make` of a
+    plan for fixed records.
     """
-    stored = batch.find_stored(drafts) if drafts[0].id[:1] != GENERATED_PREFIX else None
-    return batch.add_all(drafts) if stored is None else stored.position + len(drafts) - 1
+    if drafts[0].id[:1] != GENERATED_PREFIX and batch.may_know(drafts[0].id):
+        return _find_or_add(drafts, turn, batch)
+    if turn is not None:
+        require_turn_owner(batch, turn)
+    return batch.add_all(drafts)
+
+
+def _find_or_add(
+    drafts: Sequence[PendingRecord], turn: "TurnOwnership | None", batch: RecordBatch
+) -> Steps[int]:
+    # Records stored by an earlier attempt are no conflict, even if the turn has ended since.
+    position = yield from batch.find_stored(drafts)
+    if position:
+        return position + len(drafts) - 1
+    if turn is not None:
+        require_turn_owner(batch, turn)
+    return batch.add_all(drafts)
 
 
 class PendingEvent(NamedTuple):

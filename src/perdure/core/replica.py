@@ -21,8 +21,9 @@ from typing import Any, NamedTuple
 import msgspec
 
 from perdure.backends.protocol import Append, Outcome
-from perdure.core import leases
+from perdure.core import index, leases
 from perdure.core.conflicts import UnseenRecords
+from perdure.core.index import IndexCache
 from perdure.core.leases import HeldLease
 from perdure.core.plans import PendingEvent, Plan, RecordBatch, T
 from perdure.core.replay import guard
@@ -51,7 +52,14 @@ from perdure.journal.chain import (
 )
 from perdure.journal.ids import GENERATED_PREFIX
 from perdure.journal.reader import PAGE, History
-from perdure.journal.records import BatchDiscarded, Branched, Content, Message, Snapshot
+from perdure.journal.records import (
+    BatchDiscarded,
+    Branched,
+    Content,
+    IndexPage,
+    Message,
+    Snapshot,
+)
 from perdure.journal.requests import Commit, Steps
 
 
@@ -87,6 +95,7 @@ class Replica:
         self.view = StateView(SessionState(), History(stream, EMPTY_CHAIN, settings.cipher), None)
         self.doubt: InDoubtWrite | None = None
         self.values = ValueCache()
+        self._index_cache = IndexCache()
         self.pending_events: list[PendingEvent] = []
         self.is_replayed = False
         """Whether it follows a record during a replay, and never writes."""
@@ -110,6 +119,11 @@ class Replica:
     def exists(self) -> bool:
         """Whether the session has records since it was last deleted."""
         return self.tip.position > 0 and not self.state.deleted
+
+    def new_batch(self) -> RecordBatch:
+        """Return an empty batch after the published view."""
+        view = self.view
+        return RecordBatch(self.name, view.state.draft(), view.history, self._index_cache)
 
     def require_present(self) -> None:
         """Raise NotFoundError if this handle has seen the session deleted or its name reused."""
@@ -385,7 +399,7 @@ class Replica:
 
         A caller that repeats a write with its own id gets the position of the first attempt.
         """
-        trial = RecordBatch(self.name, self.state.draft(), self.history)
+        trial = self.new_batch()
         try:
             answer = yield from plan.execute(trial)
         except ConflictError:
@@ -396,9 +410,8 @@ class Replica:
 
     def _build_batch(self, plans: Sequence[Plan[Any]], answers: PlanAnswers) -> Steps[RecordBatch]:
         """Execute the unanswered plans on one batch; set their results as if it were stored."""
-        view = self.view
-        batch = RecordBatch(self.name, view.state.draft(), view.history)
-        torn = view.history.torn
+        batch = self.new_batch()
+        torn = batch.past.torn
         if torn is not None:
             # Discards the incomplete batch that a crash left at the end of the stream.
             batch.add_content(self.new_id(), BatchDiscarded(first=torn[0], last=torn[1]))
@@ -416,14 +429,25 @@ class Replica:
         if len(batch.pending) == recovered:  # No plan added a record: append nothing at all.
             batch.pending.clear()
         elif batch.state.snapshot_due:
-            self._add_snapshot(batch)
+            yield from self._add_snapshot(batch)
         return batch
 
-    def _add_snapshot(self, batch: RecordBatch) -> None:
+    def _add_snapshot(self, batch: RecordBatch) -> Steps[None]:
+        """Add a snapshot, after the pages of the index that hold the ids since the last one."""
+        state, pages = batch.state, list[IndexPage]()
+        if state.recent_ids:
+            cache, ids = self._index_cache, state.recent_ids
+            pages = yield from index.make_run(batch.past, cache, state.index, ids)
+        saved = batch.savepoint()
+        for page in pages:
+            position = batch.add_content(self.new_id(), page)
+            batch.index_pages[position] = index.decode_rows(self.name, position, page)
         facts = batch.state.facts()
         try:
             batch.add_content(self.new_id(), Snapshot(state=STATE_VERSION, facts=facts))
         except UsageError as error:  # Too large. Snapshots only save reading, so continue without.
+            batch.rollback(saved)
+            batch.index_pages.clear()
             self._add_notice("snapshot_skipped", position=batch.position + 1, reason=error.reason)
 
     def prepare(self, plan: Plan[T]) -> Steps[tuple[T, Append | None]]:
@@ -496,4 +520,6 @@ class Replica:
         self._publish(batch.state, stream, tip, last, batches)
         for key, data in batch.values.items():
             self.values.put(key, CachedValue(batch.state.values[key].position, data))
+        for position, rows in batch.index_pages.items():
+            self._index_cache.put(position, rows)
         return True

@@ -28,7 +28,7 @@ from perdure.core.plans import (
     require_turn_owner,
 )
 from perdure.core.replica import Replica
-from perdure.core.state.session_state import turn_key
+from perdure.core.state.session_state import INPUT_SUFFIX
 from perdure.core.validation import NAME_BYTES_MAX, require_str
 from perdure.errors import DivergenceError, UsageError
 from perdure.journal.ids import GENERATED_PREFIX
@@ -69,12 +69,15 @@ def begin_turn(
     if message is not None:
         drafts = encode_messages(replica, parse_messages(message), attribution, turn_id, None)
         if not turn_id.startswith(GENERATED_PREFIX):
-            drafts[0] = with_caller_id(drafts, f"{turn_id}\tinput")
+            drafts[0] = with_caller_id(drafts, turn_id + INPUT_SUFFIX)
 
     def make(batch: RecordBatch) -> Steps[TurnStart]:
-        begun_at = _find_start(batch, turn_id)
+        begun_at = yield from _find_start(batch, turn_id)
         if begun_at:
-            batch.find_stored(drafts)  # Raises DivergenceError if the input differs.
+            if drafts and begun_at < batch.position:
+                stored = yield from batch.read_record(begun_at + 1)
+                if stored.id == drafts[0].id:
+                    batch.require_same(stored, drafts[0])
             return TurnStart(begun_at, resumed=True)
         if batch.state.conversation.partials:
             partials = batch.state.conversation.partials.values()
@@ -89,14 +92,18 @@ def begin_turn(
     return Plan("turn.begin", turn_id, make)
 
 
-def _find_start(batch: RecordBatch, turn: str) -> int:
+def _find_start(batch: RecordBatch, turn: str) -> Steps[int]:
     """Return the start of a turn that is open, or that began under a caller's id; otherwise 0."""
     if turn in batch.state.turns:
         return batch.state.turns[turn].position
-    if turn in batch.state.ids:
+    if turn.startswith(GENERATED_PREFIX) or not batch.may_know(turn):
+        return 0
+    found = yield from batch.find(turn)
+    if found is None:
+        return 0
+    if found.record.content.kind != TurnBegun.kind:
         raise DivergenceError(batch.name, turn, "a record", "a turn")
-    stored = batch.state.ids.get(turn_key(turn))
-    return stored.position if stored is not None else 0
+    return found.position
 
 
 def continue_turn(replica: Replica, turn: str) -> tuple[Plan[int], TurnOwnership]:

@@ -59,7 +59,7 @@ def require_timeout(seconds: object, what: str = "timeout") -> float | None:
     return float(seconds)
 
 
-RECORD_ID_BYTES_MAX = 128  # bytes of UTF-8; snapshots hold the newest thousand ids
+RECORD_ID_BYTES_MAX = 128  # bytes of UTF-8; every header of such a record has it
 
 
 def require_record_id(record_id: object) -> str:

@@ -1,4 +1,4 @@
-"""Check a whole session: its chain, bodies, snapshots, summaries and head. Pure.
+"""Check a whole session: its chain, bodies, snapshots, index, summaries and head. Pure.
 
 In: a loaded replica. Out: steps that return a `VerifyResult`, or raise the first damage found.
 """
@@ -6,13 +6,14 @@ In: a loaded replica. Out: steps that return a `VerifyResult`, or raise the firs
 from typing import NamedTuple
 
 from perdure.backends.protocol import HALF_COPIED
+from perdure.core import index
 from perdure.core.replica import Replica
 from perdure.core.state.session_state import STATE_VERSION, SessionState
 from perdure.errors import ChainError, DamagedError
 from perdure.journal import chain, reader, requests
 from perdure.journal.chain import VerifiedEntry
 from perdure.journal.reader import ForwardReader, History
-from perdure.journal.records import Snapshot, Summary
+from perdure.journal.records import IndexPage, Snapshot, Summary
 from perdure.journal.requests import Steps
 
 
@@ -33,19 +34,21 @@ def verify_session(replica: Replica) -> Steps[VerifyResult]:
     """Read the whole history, check it, and recompute everything derived from it."""
     state, past, _ = replica.view
     forward = ForwardReader(past)
-    recomputed = SessionState()
+    recomputed, index_runs = SessionState(), _IndexRuns(replica.name)
     entries = snapshots = 0
     while (whole := (yield from forward.page())) is not None:
         for linked in whole:
             content = chain.decode_content(replica.name, linked, past.cipher)
             if isinstance(content, Snapshot):
                 snapshots += _require_snapshot(replica.name, linked, content, recomputed)
+            elif isinstance(content, IndexPage):
+                index_runs.check(linked.entry.position, content, recomputed)
             elif isinstance(content, Summary):
                 yield from _require_summary_source(replica.name, past, linked, content)
             payload = chain.open_body(replica.name, linked, past.cipher)
             recomputed.apply(linked.entry.position, linked.header.id, content, payload)
         entries += len(whole)
-    if recomputed.facts() != state.facts():
+    if (recomputed.facts(), recomputed.recent_ids) != (state.facts(), state.recent_ids):
         raise DamagedError(replica.name, 0, "its state does not match its records")
     half_copied = yield from _require_head_labels(replica, past, state)
     position, digest, torn = past.tip.position, past.tip.digest or "", len(forward.torn)
@@ -62,6 +65,45 @@ def _require_snapshot(
         reason = "a state snapshot that does not match the records before it"
         raise DamagedError(name, linked.entry.position, reason)
     return 1
+
+
+class _IndexRuns:
+    """The rows of the index, checked run by run; 16 bytes of memory per id."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._rows: dict[int, list[bytes]] = {}
+        """The rows of each run, by the position of its first page."""
+        self._run: list[bytes] = []
+        self._pages = 0
+
+    def check(self, position: int, content: IndexPage, state: SessionState) -> None:
+        """Raise unless a page is the next one, and its run, once complete, is what it should be."""
+        if content.page == 0:  # A branch may begin between the pages of a run, which then restarts.
+            self._run, self._pages = [], 0
+        rows = index.split_rows(index.decode_rows(self._name, position, content))
+        in_place = all(
+            index.page_of(int.from_bytes(row[:8]), content.bits) == content.page for row in rows
+        )
+        if content.page != self._pages or not in_place:
+            raise DamagedError(self._name, position, "an index page with rows of another page")
+        self._pages += 1
+        self._run += rows
+        is_last = self._pages == 1 << content.bits
+        if is_last != (content.size > 0) or (
+            is_last and self._run != self._expected(content, state)
+        ):
+            reason = "an index run that does not match the records before it"
+            raise DamagedError(self._name, position, reason)
+        if is_last:
+            self._rows[position - content.page] = self._run
+
+    def _expected(self, content: IndexPage, state: SessionState) -> list[bytes]:
+        """Return the rows of the ids since the last run, and of the runs that are replaced."""
+        rows = [index.encode_row(*item) for item in state.recent_ids.items()]
+        for run in state.index[len(state.index) - content.merged :]:
+            rows += self._rows.pop(run.first)
+        return sorted(rows) if content.size == len(rows) else []
 
 
 def _require_summary_source(

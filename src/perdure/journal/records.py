@@ -246,6 +246,8 @@ class EffectSettled(Content, frozen=True, kw_only=True):
     reason: str = ""
     duration: float = 0.0
     turn: str = ""
+    intent: int = 0
+    """The position of the intent, if the caller chose the key of the call: the index needs it."""
     message_count: int = 0
     """The result is this many messages directly before this record, in the same append."""
     shared_form: Literal["", "text", "json"] = ""
@@ -404,6 +406,24 @@ class BatchDiscarded(Content, frozen=True, kw_only=True):
     last: int
 
 
+class IndexPage(Content, frozen=True, kw_only=True):
+    """A page of the index, which finds records by the ids and keys that callers chose.
+
+    `rows` is base64 of sorted rows of 16 bytes: the first 8 of the id's SHA-256, and its position.
+    A run is 2**bits pages at consecutive positions; a row's page is the first bits of its digest.
+    The last page of a run has the number of its rows in `size`, and in `merged` how many of the
+    newest runs it replaces.
+    """
+
+    kind: ClassVar[str] = "index"
+
+    rows: str
+    page: int = 0
+    bits: int = 0
+    size: int = 0
+    merged: int = 0
+
+
 class Snapshot(Content, frozen=True, kw_only=True):
     """The session state after the previous record, so that opening reads no further back."""
 
@@ -428,7 +448,7 @@ KINDS: dict[str, type[Content]] = {
             LeaseRenewed,
             LeaseReleased,
         ),
-        *(Deleted, BatchDiscarded, Snapshot),
+        *(Deleted, BatchDiscarded, IndexPage, Snapshot),
     )
 }
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Self, TypeVar
 
 from perdure.core.effects.listing import EffectInfo
-from perdure.core.plans import Plan, RecordBatch
+from perdure.core.plans import Plan
 from perdure.core.replay import guard
 from perdure.core.replay.cursor import ReplayCursor, ReplayStopped, require_read_only
 from perdure.core.replay.result import (
@@ -48,8 +48,7 @@ class ReplayHandle(Handle):
         self.require_open()
         with self._lock:
             self._cursor.require_running()
-            replica = self.replica
-            batch = RecordBatch(replica.name, replica.state.draft(), replica.history)
+            batch = self.replica.new_batch()
             result = self.run(plan.execute(batch))
             return self._cursor.match(plan, batch, result, execution_lane())
 

@@ -95,10 +95,10 @@ def test_importing_a_file_again_adds_nothing_and_says_so() -> None:
 def test_it_is_recognised_after_many_other_records(monkeypatch: pytest.MonkeyPatch) -> None:
     keep("agent_memory.json")
     invoke(None, "import", "agent_memory.json")
-    monkeypatch.setattr("perdure.core.state.session_state.CALLER_IDS_MAX", 10)
+    monkeypatch.setattr("perdure.core.state.session_state.SNAPSHOT_EVERY", 10)
     with perdure.open("agents.db") as store:
         session = store.resume("agent_memory")
-        for number in range(20):  # More ids than a session remembers.
+        for number in range(20):  # So that its ids are in the index, not in the state.
             session.note(number, id=f"n-{number}")
     done = invoke(None, "import", "agent_memory.json", "--append")
     assert "nothing was added" in done.stdout

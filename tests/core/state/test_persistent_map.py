@@ -7,7 +7,7 @@ import pytest
 
 import perdure
 from perdure.core.effects.calls import Happened, OutcomeState
-from perdure.core.state.effects import KEYED_MAX, EffectsState
+from perdure.core.state.effects import EffectsState
 from perdure.core.state.persistent_map import PersistentMap
 from perdure.journal.records import EffectIntended, EffectSettled
 
@@ -53,21 +53,20 @@ def states(deeds: EffectsState) -> dict[str, str]:
     return {identity: deed.state for identity, deed in deeds.by_identity.items()}
 
 
-def test_the_newest_keys_of_callers_are_known_and_no_open_one_is_let_go() -> None:
+def test_an_effect_stays_until_its_turn_ends_and_an_open_or_unknown_one_beyond() -> None:
     deeds = EffectsState()
-    many = KEYED_MAX * 2
-    for number in range(many):
+    for number in range(8):
         identity = f"key:t\t{number}"
         deeds = deeds.with_intent(2 * number + 1, f"e{number}", intent(identity, "turn"))
         if number != 5:
-            settled = outcome(identity, f"e{number}", "turn")
+            settled = outcome(
+                identity, f"e{number}", "turn", "unknown" if number == 6 else "failed"
+            )
             deeds = deeds.with_outcome(2 * number + 2, settled, over=False)
-        assert deeds.keyed == len(deeds.by_identity)
-    assert states(deeds)["key:t\t5"] == "intended"
-    assert all(f"key:t\t{number}" in deeds.by_identity for number in range(many - KEYED_MAX, many))
-    assert len(deeds.by_identity) < KEYED_MAX * 1.5
+    assert len(deeds.by_identity) == 8
     assert EffectsState.of(deeds.by_identity) == deeds
-    assert deeds.without_turn("turn") == deeds
+    assert deeds.without_turn("other") == deeds
+    assert states(deeds.without_turn("turn")) == {"key:t\t5": "intended", "key:t\t6": "unknown"}
 
 
 def test_what_is_reconciled_after_its_turn_is_let_go() -> None:

@@ -23,9 +23,10 @@ from perdure.core.effects.calls import (
 from perdure.core.messages import ANONYMOUS, Attribution, encode_messages
 from perdure.core.plans import Plan, RecordBatch, TurnOwnership, require_turn_owner
 from perdure.core.replica import Replica
-from perdure.core.state.effects import INTENDED, MODEL_PREFIX, UNKNOWN, EffectState
+from perdure.core.state.effects import INTENDED, KEYED_PREFIX, MODEL_PREFIX, UNKNOWN, EffectState
 from perdure.errors import InFlightError, UnknownOutcomeError
 from perdure.formats.intake import IncomingMessage
+from perdure.journal import reader
 from perdure.journal.chain import PendingRecord
 from perdure.journal.ids import GENERATED_PREFIX
 from perdure.journal.records import EffectIntended, EffectSettled, Message
@@ -61,6 +62,8 @@ def plan_intent(
         require_turn_owner(batch, owner)
         decision = CallDecision("run")
         prior = batch.state.effects.by_identity.get(call.identity)
+        if prior is None and call.identity.startswith(KEYED_PREFIX):
+            prior = yield from _find_settled(batch, call.identity)
         if prior is not None:
             decision = yield from decide_rerun(replica, batch, turn, call, prior)
             if decision.action == "unknown":
@@ -104,6 +107,17 @@ def intent_record(
         approval=approval,
         called=call.kind,
     )
+
+
+def _find_settled(batch: RecordBatch, identity: str) -> Steps[EffectState | None]:
+    """Return the state of an effect with a caller's own key in a past turn; None if it is new."""
+    found = (yield from batch.find(identity)) if batch.may_know(identity) else None
+    if found is None:
+        return None
+    settled = reader.require_kind(batch.name, found.position, found.record.content, EffectSettled)
+    intent = yield from batch.read(settled.intent, EffectIntended)
+    state = EffectState.of_intent(settled.intent, settled.effect, intent)
+    return state._replace(state=settled.state, outcome=found.position)
 
 
 def decide_rerun(
@@ -245,6 +259,7 @@ def add_outcome(replica: Replica, batch: RecordBatch, identity: str, outcome: Ca
         reason=outcome.reason,
         duration=round(outcome.duration, 6),
         turn=state.turn,
+        intent=state.intent if identity.startswith(KEYED_PREFIX) else 0,
         message_count=outcome.message_count,
         shared_form=outcome.shared_form,
         unstored=outcome.unstored,

@@ -1,7 +1,8 @@
 """The state of a session's effects: intents and outcomes, by the identity of the call. Pure.
 
-It keeps the effects of open turns, the effects whose outcome is unknown, and the newest effects
-with a caller's own key. All others are only in the journal: no call can have their identity again.
+It keeps the effects of open turns and the effects whose outcome is unknown. All others are only in
+the journal. One with a caller's own key is found there through the index (`core.index`); no call
+can have the identity of another one again.
 States are immutable: every method that changes one returns a new one.
 """
 
@@ -19,10 +20,6 @@ UNKNOWN = "unknown"
 KEYED_PREFIX = "key:"  # prefix of the identity of a call with a caller's own key
 
 MODEL_PREFIX = "model:"  # prefix of the identity of a model call
-
-KEYED_MAX = 1_024  # effects; how far back a caller's own key is recognized
-
-_EVICTION_SLACK = 256  # effects beyond KEYED_MAX before eviction, so that the scan is rare
 
 
 class EffectState(NamedTuple):
@@ -42,33 +39,10 @@ class EffectState(NamedTuple):
     key: str
     policy: str
 
-
-class EffectsState(NamedTuple):
-    """The effects by identity."""
-
-    by_identity: PersistentMap[EffectState] = PersistentMap()
-    unknown: int = 0
-    """Number of unknown outcomes. Every write needs it, so it is kept up to date, not counted."""
-    keyed: int = 0
-    """Number of effects with a caller's own key."""
-    approvals: ApprovalsState = ApprovalsState()
-    """The approvals of open turns."""
-
     @classmethod
-    def of(
-        cls,
-        by_identity: Mapping[str, EffectState],
-        approvals: dict[str, ApprovalState] | None = None,
-    ) -> "EffectsState":
-        """Return the state stored in a snapshot."""
-        unknown = sum(effect.state == UNKNOWN for effect in by_identity.values())
-        keyed = sum(identity.startswith(KEYED_PREFIX) for identity in by_identity)
-        effects = PersistentMap({**by_identity})
-        return cls(effects, unknown, keyed, ApprovalsState.of(approvals or {}))
-
-    def with_intent(self, position: int, record_id: str, content: EffectIntended) -> "EffectsState":
-        """Apply an intent."""
-        effect = EffectState(
+    def of_intent(cls, position: int, record_id: str, content: EffectIntended) -> "EffectState":
+        """Return the state right after an intent."""
+        return cls(
             effect=record_id,
             tool=content.tool,
             state=INTENDED,
@@ -80,7 +54,34 @@ class EffectsState(NamedTuple):
             key=content.key,
             policy=content.policy,
         )
-        state = self._with(content.identity, effect)
+
+
+class EffectsState(NamedTuple):
+    """The effects by identity."""
+
+    by_identity: PersistentMap[EffectState] = PersistentMap()
+    unknown: int = 0
+    """Number of unknown outcomes. Every write needs it, so it is kept up to date, not counted."""
+    approvals: ApprovalsState = ApprovalsState()
+    """The approvals of open turns."""
+
+    @classmethod
+    def of(
+        cls,
+        by_identity: Mapping[str, EffectState],
+        approvals: dict[str, ApprovalState] | None = None,
+    ) -> "EffectsState":
+        """Return the state stored in a snapshot."""
+        unknown = sum(effect.state == UNKNOWN for effect in by_identity.values())
+        return cls(PersistentMap({**by_identity}), unknown, ApprovalsState.of(approvals or {}))
+
+    def with_intent(self, position: int, record_id: str, content: EffectIntended) -> "EffectsState":
+        """Apply an intent."""
+        effect = EffectState.of_intent(position, record_id, content)
+        previous = self.by_identity.get(content.identity)
+        unknown = self.unknown - (previous is not None and previous.state == UNKNOWN)
+        effects = self.by_identity.put(content.identity, effect)
+        state = EffectsState(effects, unknown, self.approvals)
         if not content.approval:
             return state
         approvals = self.approvals.with_intent(content.identity, content.approval)
@@ -108,37 +109,13 @@ class EffectsState(NamedTuple):
         return state.without_turn(content.turn) if over else state
 
     def without_turn(self, turn: str) -> "EffectsState":
-        """Apply the end of a turn: drop its effects, except unsettled, unknown and keyed ones."""
+        """Apply the end of a turn: drop its effects, except unsettled and unknown ones."""
         kept = {
             identity: effect
             for identity, effect in self.by_identity.items()
-            if effect.turn != turn
-            or effect.state in (INTENDED, UNKNOWN)
-            or identity.startswith(KEYED_PREFIX)
+            if effect.turn != turn or effect.state in (INTENDED, UNKNOWN)
         }
         approvals = self.approvals.without_turn(turn)
         if len(kept) == len(self.by_identity) and approvals is self.approvals:
             return self
         return self._replace(by_identity=PersistentMap(kept), approvals=approvals)
-
-    def _with(self, identity: str, effect: EffectState) -> "EffectsState":
-        previous = self.by_identity.get(identity)
-        was_unknown = previous is not None and previous.state == UNKNOWN
-        unknown = self.unknown + (effect.state == UNKNOWN) - was_unknown
-        keyed = self.keyed + (previous is None and identity.startswith(KEYED_PREFIX))
-        state = EffectsState(self.by_identity.put(identity, effect), unknown, keyed, self.approvals)
-        return state if keyed == self.keyed else state._pruned()
-
-    def _pruned(self) -> "EffectsState":
-        """Evict the oldest caller-keyed effects beyond `KEYED_MAX`."""
-        if self.keyed <= KEYED_MAX + _EVICTION_SLACK:
-            return self
-        keyed = [identity for identity in self.by_identity if identity.startswith(KEYED_PREFIX)]
-        oldest = {*keyed[:-KEYED_MAX]}
-        kept = {
-            identity: effect
-            for identity, effect in self.by_identity.items()
-            if identity not in oldest or effect.state in (INTENDED, UNKNOWN)
-        }
-        evicted = len(self.by_identity) - len(kept)
-        return EffectsState(PersistentMap(kept), self.unknown, self.keyed - evicted, self.approvals)

@@ -4,16 +4,16 @@ In: records, one at a time (`apply`), or a snapshot (`restore`). Out: the state 
 labels of the stream's head, and the facts that a snapshot stores.
 
 The state holds positions and small facts, never bodies, so it stays small however long the history
-is. `draft()` returns a copy that shares all unchanged parts. A write is tried on a draft, and the
-draft replaces the state once the write is stored. A published state is therefore always
-acknowledged and never changes.
+is. Of the ids that callers chose it holds only those since the newest run of the index, which has
+all earlier ones (`core.index`). `draft()` returns a copy that shares all unchanged parts. A write
+is tried on a draft, and the draft replaces the state once the write is stored. A published state is
+therefore always acknowledged and never changes.
 
 To edit: change a shared container only through `_own`, and raise `STATE_VERSION` whenever the facts
 or their meaning change, so that old snapshots are skipped and not misread.
 """
 
 from collections.abc import Callable
-from hashlib import sha256
 from typing import Any, ClassVar, NamedTuple
 
 import msgspec
@@ -26,7 +26,6 @@ from perdure.core.state.effects import EffectsState, EffectState
 from perdure.core.state.leases import LeaseState
 from perdure.core.state.values import ValueState
 from perdure.errors import PayloadError
-from perdure.journal import codec
 from perdure.journal.ids import GENERATED_PREFIX
 from perdure.journal.reader import ParentStream
 from perdure.journal.records import (
@@ -39,10 +38,10 @@ from perdure.journal.records import (
     Deleted,
     EffectIntended,
     EffectSettled,
+    IndexPage,
     LabelsChanged,
     LeaseChange,
     LeaseTaken,
-    Message,
     Snapshot,
     TurnBegun,
     TurnChange,
@@ -50,7 +49,7 @@ from perdure.journal.records import (
     Value,
 )
 
-STATE_VERSION = 7
+STATE_VERSION = 8
 
 # Labels of a stream's head that perdure sets itself, so that listings find these sessions.
 TURN_OPEN = "turn-open"
@@ -65,7 +64,7 @@ SNAPSHOT_EVERY = 256  # entries; opening reads at most about this many (0.5 B pe
 
 SNAPSHOT_BYTES_PER_ENTRY = 128  # bytes; sessions with many keys have larger, so rarer, snapshots
 
-CALLER_IDS_MAX = 1024  # ids; how far back a caller-chosen id is recognized
+INPUT_SUFFIX = "\tinput"  # ends the id of a turn's input; a caller's id has no tab
 
 
 class OpenTurn(NamedTuple):
@@ -76,11 +75,15 @@ class OpenTurn(NamedTuple):
     owner: str
 
 
-class KnownRecord(NamedTuple):
-    """A record under a caller-chosen id: its position, and a fingerprint of its content."""
+class IndexRun(NamedTuple):
+    """A run of the index: 2**bits `index` records from position `first` on, with `size` rows.
 
-    position: int
-    fingerprint: str
+    Snapshots store it as an array: the order of the fields is part of the format.
+    """
+
+    first: int
+    bits: int
+    size: int
 
 
 _CONVERSATION_CHANGES: dict[str, Callable[..., ConversationState]] = {
@@ -101,13 +104,14 @@ class SessionState:
         "conversation",
         "deleted",
         "effects",
-        "ids",
+        "index",
         "kept_branches",
         "labels",
         "last_message",
         "lease",
         "lineage",
         "messages",
+        "recent_ids",
         "since_snapshot",
         "snapshot_size",
         "turns",
@@ -119,7 +123,13 @@ class SessionState:
         self.last_message = 0
         self.values: dict[str, ValueState] = {}
         self.turns: dict[str, OpenTurn] = {}
-        self.ids: dict[str, KnownRecord] = {}
+        self.index: tuple[IndexRun, ...] = ()
+        """The runs of the index, oldest first."""
+        self.recent_ids: dict[str, int] = {}
+        """Callers' ids, and identities of calls with callers' keys, since the newest run.
+
+        Each has the position of its newest record. A turn's input is found through its turn.
+        """
         self.labels: frozenset[str] = frozenset()
         self.kept_branches: dict[str, BranchKept] = {}
         self.conversation = ConversationState()
@@ -138,7 +148,8 @@ class SessionState:
         copy = object.__new__(SessionState)
         # Spelled out because a loop over the slots is slower, and every write comes through here.
         copy.messages, copy.last_message = self.messages, self.last_message
-        copy.values, copy.turns, copy.ids = self.values, self.turns, self.ids
+        copy.values, copy.turns = self.values, self.turns
+        copy.index, copy.recent_ids = self.index, self.recent_ids
         copy.labels, copy.lineage = self.labels, self.lineage
         copy.kept_branches, copy.begin = self.kept_branches, self.begin
         copy.deleted, copy.lease = self.deleted, self.lease
@@ -178,9 +189,8 @@ class SessionState:
         kind = content.kind
         self.since_snapshot += 1
         self.deleted = False
-        if record_id[:1] != GENERATED_PREFIX:
-            key = turn_key(record_id) if kind == TurnBegun.kind else record_id
-            self._remember(key, position, fingerprint(strip_token_count(content, payload)))
+        if record_id[:1] != GENERATED_PREFIX and not record_id.endswith(INPUT_SUFFIX):
+            self._own("recent_ids")[record_id] = position
         if kind == "message":  # The most frequent kind, so it skips the dispatch.
             self.messages += 1
             self.last_message = position
@@ -199,19 +209,14 @@ class SessionState:
         elif kind == Snapshot.kind:
             self.since_snapshot, self.snapshot_size = 0, len(payload)
 
-    def _remember(self, key: str, position: int, digest: str) -> None:
-        """Remember a caller-chosen id; evict the oldest beyond `CALLER_IDS_MAX`."""
-        ids = self._own("ids")
-        ids[key] = KnownRecord(position, digest)
-        if len(ids) > CALLER_IDS_MAX:
-            del ids[next(iter(ids))]
-
     def _effect_intended(self, position: int, record_id: str, content: EffectIntended) -> None:
         self.effects = self.effects.with_intent(position, record_id, content)
 
     def _effect_settled(self, position: int, _id: str, content: EffectSettled) -> None:
         turn_has_ended = content.turn not in self.turns
         self.effects = self.effects.with_outcome(position, content, over=turn_has_ended)
+        if content.intent:  # The outcome of a call with a caller's own key.
+            self._own("recent_ids")[content.identity] = position
 
     def _approval_asked(self, position: int, record_id: str, content: ApprovalAsked) -> None:
         self.effects = self.effects.with_request(position, record_id, content)
@@ -262,6 +267,16 @@ class SessionState:
         self._shared -= {"kept_branches"}
         self.effects = self.effects._replace(approvals=ApprovalsState())
 
+    def _index_page(self, position: int, _id: str, content: IndexPage) -> None:
+        if not content.size:
+            return  # Only the last page counts: a branch may begin between the pages of a run.
+        if content.merged > len(self.index):
+            raise LookupError(content.merged)
+        kept = self.index[: len(self.index) - content.merged]
+        run = IndexRun(position - content.page, content.bits, content.size)
+        self.index, self.recent_ids = (*kept, run), {}
+        self._shared -= {"recent_ids"}
+
     def _deleted(self, position: int, _id: str, _content: Deleted) -> None:
         self.__init__()  # type: ignore[misc] # A deletion clears all earlier state.
         self.deleted, self.begin = True, position
@@ -284,17 +299,18 @@ class SessionState:
         "lease.renewed": _lease_changed,
         "lease.released": _lease_changed,
         "branched": _branched,
+        "index": _index_page,
         "deleted": _deleted,
     }
 
     def facts(self) -> dict[str, Any]:
-        """Return the state as a snapshot stores it."""
+        """Return the state as a snapshot stores it; `index` pages before it hold `recent_ids`."""
         return {
             "messages": self.messages,
             "last_message": self.last_message,
             "values": _to_json_tree(self.values),
             "turns": _to_json_tree(self.turns),
-            "ids": _to_json_tree(self.ids),
+            "index": _to_json_tree(self.index),
             "labels": sorted(self.labels),
             "kept_branches": {
                 keep: [kept.reason, kept.branch, kept.stream]
@@ -319,7 +335,7 @@ class SessionState:
             raise PayloadError(name, position, "an unreadable state snapshot") from error
         state = cls()
         state.messages, state.last_message = facts.messages, facts.last_message
-        state.values, state.turns, state.ids = facts.values, facts.turns, facts.ids
+        state.values, state.turns, state.index = facts.values, facts.turns, facts.index
         state.labels = frozenset(facts.labels)
         state.kept_branches = {
             keep: BranchKept(reason=reason, branch=branch, stream=stream)
@@ -332,29 +348,12 @@ class SessionState:
         return state
 
 
-def turn_key(turn: str) -> str:
-    """Return the key of a turn's id in `ids`. The tab prevents clashes: no caller's id has one."""
-    return f"{turn}\tturn"
-
-
-def strip_token_count(content: Content, payload: bytes) -> bytes:
-    """Return a message's payload without its token count, which depends on the counter used."""
-    if isinstance(content, Message) and content.counter:
-        return codec.encode(msgspec.structs.replace(content, tokens=0, counter=""))
-    return payload
-
-
-def fingerprint(payload: bytes) -> str:
-    """Return a digest of a payload, short but long enough to distinguish contents under one id."""
-    return sha256(payload).hexdigest()[:32]
-
-
 class _SnapshotFacts(msgspec.Struct, forbid_unknown_fields=True):
     messages: int
     last_message: int
     values: dict[str, ValueState]
     turns: dict[str, OpenTurn]
-    ids: dict[str, KnownRecord]
+    index: tuple[IndexRun, ...]
     labels: list[str]
     kept_branches: dict[str, tuple[str, str, str]]
     lease: LeaseState | None
@@ -370,4 +369,4 @@ def _to_json_tree(state: object) -> Any:
     return msgspec.json.decode(msgspec.json.encode(state))
 
 
-_COPY_ON_WRITE = frozenset({"values", "turns", "ids", "kept_branches"})
+_COPY_ON_WRITE = frozenset({"values", "turns", "recent_ids", "kept_branches"})

@@ -42,7 +42,10 @@ HANDLES_MAX = 5  # allows two on one session; with more, each would get too few 
 
 # Records that perdure writes by itself: they have positions but no meaning for the application.
 OWN_KINDS = frozenset(
-    {"snapshot", "batch.discarded", "branch.kept", "branch.released", "branched", "deleted"}
+    {
+        *("batch.discarded", "branch.kept", "branch.released", "branched", "deleted"),
+        *("index", "snapshot"),
+    }
 )
 
 

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -175,6 +176,23 @@ with perdure.open(sys.argv[1]) as store:
     with session.turn("Pay."):
         tool(5)
 """
+
+
+def test_a_line_break_in_a_name_can_not_pose_as_another_argument(path: Path) -> None:
+    call = {"name": "pay", "arguments": json.dumps({'note\nto = "bob"': 1})}
+    calls = [{"id": "c1", "type": "function", "function": call}]
+
+    def pay(**payment: Any) -> None: ...
+
+    with perdure.open(path) as store, store.session("s") as session:
+        tool = session.tool(pay, version="2\nto = bob", approval=True, approval_wait=0)
+        with suppress(ApprovalPendingError), session.turn("Pay.") as turn:
+            turn.append({"role": "assistant", "content": None, "tool_calls": calls})
+            session.run_tool_calls(tools=[tool])
+    for command in (["approvals"], ["deny", "s"]):
+        lines = answering(path, "n\n", *command).output.splitlines()
+        assert not [line for line in lines if line.strip().startswith("to =")]
+        assert any('note\\nto = "bob" = 1' in line for line in lines)
 
 
 def test_another_process_lets_a_call_happen_that_waits(tmp_path: Path) -> None:

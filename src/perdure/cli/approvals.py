@@ -70,8 +70,8 @@ def print_approval(approval: Approval) -> None:
         ("decided", decided),
         ("reason", approval.reason),
     ):
-        if text:
-            table.add_row(f"  {name}", safe_lines(text))
+        if text:  # Only a reason has lines of its own: one in a name could pose as an argument.
+            table.add_row(f"  {name}", safe_lines(text) if name == "reason" else safe(text))
     echo_table(table)
 
 

@@ -20,7 +20,7 @@ SOURCE = Path(perdure.__file__).parent
 
 # From the bottom up: a package imports only from rows above its own.
 ORDER = [
-    {"errors", "events", "logging", "private_files"},
+    {"errors", "events", "logging", "private_files", "safe_text"},
     {"backends"},
     {"formats"},
     {"journal"},

@@ -18,6 +18,7 @@ from perdure import logging as perdure_logging
 from perdure.backends.memory import MemoryBackend
 from perdure.errors import ConflictError, UnavailableError, UsageError
 from perdure.events import correlation_id
+from perdure.safe_text import is_safe
 from perdure.testing import Crash, CrashAt, Flaky, Torn
 from tests.support import said
 
@@ -244,3 +245,58 @@ def test_spans_are_made_where_opentelemetry_is_used() -> None:
         "perdure.resume s ok",
         "perdure.verify s ok",
     ]
+
+
+EVIL = "req-9\r\n1970 INFO perdure forged \x1b[2J \u2028\u202e"
+
+
+def use_evil_names(store: perdure.Store) -> None:
+    """Let text of users into whatever an event tells."""
+    session = store.session("claim\u2028-\u202e1")
+    with session.turn("Hi.", correlation_id=EVIL):
+        pass
+    other = store.session("claim\u2028-\u202e1")
+    with pytest.raises(perdure.FencedError), session.lease(owner=EVIL.strip()):
+        with other.lease(owner=EVIL.strip(), force=True):
+            pass
+        session.note("late")  # Now the loss is noticed.
+
+
+def test_text_of_users_forges_no_line_of_a_log() -> None:
+    lines = io.StringIO()
+    handler = logging.StreamHandler(lines)
+    handler.setFormatter(
+        logging.Formatter("%(levelname)s %(correlation_id)s %(session)s %(message)s")
+    )
+    logger = logging.getLogger("perdure")
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        use_evil_names(perdure.open("memory:"))
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(logging.NOTSET)
+    shown = lines.getvalue()
+    assert "\\r\\n1970 INFO perdure forged" in shown
+    assert "lease_lost" in shown
+    assert all(is_safe(line) for line in shown.split("\n"))
+    assert all(line.startswith(("INFO ", "WARNING ")) for line in shown.splitlines())
+
+
+def test_text_of_users_is_one_line_of_json_and_can_be_read(log: io.StringIO) -> None:
+    use_evil_names(perdure.open("memory:"))
+    logging.getLogger("perdure.adapters").warning("changed by %s", EVIL)
+    lines = log.getvalue().splitlines()
+    assert all(is_safe(line) for line in lines)
+    told = [json.loads(line) for line in lines]
+    assert told[-1]["message"] == f"changed by {EVIL}"
+    assert {line["session"] for line in told[:-1]} == {"claim\\u2028-\\u202e1"}
+    assert any(line.get("who") for line in told if line["event"] == "lease_lost")
+
+
+def test_a_correlation_id_on_other_loggers_is_safe_too() -> None:
+    record = logging.makeLogRecord({"msg": "x"})
+    with perdure_logging.correlation(EVIL):
+        perdure_logging.CorrelationFilter().filter(record)
+    assert is_safe(vars(record)["correlation_id"])
+    assert "forged" in vars(record)["correlation_id"]

@@ -323,10 +323,10 @@ class ApprovalPendingError(PerdureError):
     @property
     def command(self) -> str:
         """The shell command that approves the call."""
-        from shlex import quote
+        from perdure.safe_text import shell_command
 
-        where = f" --store {quote(self.store)}" if self.store else ""
-        return f"perdure approve{where} {quote(self.stream)} {quote(self.approval)}"
+        where = ("--store", self.store) if self.store else ()
+        return shell_command("perdure", "approve", *where, ids=(self.stream, self.approval))
 
     def __str__(self) -> str:
         more = len(self.approvals) - 1

@@ -29,7 +29,8 @@ no handler for it, and one that has not imported OpenTelemetry has no tracer.
 | `branch`, `delete`, `close` | a session was branched, deleted or closed | |
 
 Rules for editing: every write checks whether anything listens, so that must stay cheap. Fields
-hold names, positions and ids, never content, arguments or secrets.
+hold names, positions and ids, never content, arguments or secrets. Ids and names come from users:
+what is logged has no control and no invisible characters, so that none can forge a line.
 """
 
 import sys
@@ -39,6 +40,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from importlib import import_module
 from typing import Any
+
+from perdure.safe_text import safe
 
 LOGGER = "perdure"
 
@@ -103,8 +106,10 @@ def emit(event: str, fields: Mapping[str, Any]) -> None:
     logger = _logger(level)
     if logger is None:
         return
-    extra = {"event": event, "correlation_id": correlation_id.get(), **fields}
-    shown = [f"{key}={value}" for key, value in extra.items() if _is_shown(key, value)]
+    named = {"event": event, "correlation_id": correlation_id.get(), **fields}
+    # Safe in the fields too: an application's own format may write them into its lines.
+    extra = {key: safe(value) if isinstance(value, str) else value for key, value in named.items()}
+    shown = [safe(f"{key}={value}") for key, value in extra.items() if _is_shown(key, value)]
     logger.log(level, " ".join([event, *shown]), extra=extra)
 
 

@@ -24,6 +24,7 @@ import msgspec
 from perdure.errors import UsageError
 from perdure.events import LOGGER, correlation_id
 from perdure.private_files import open_private
+from perdure.safe_text import safe, safe_json
 
 __all__ = ["CorrelationFilter", "JsonFormatter", "correlation", "correlation_id", "json"]
 
@@ -52,7 +53,7 @@ class JsonFormatter(logging.Formatter):
         line.update({key: value for key, value in fields.items() if value not in ("", None)})
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
-        return msgspec.json.encode(line, enc_hook=str).decode()
+        return safe_json(msgspec.json.encode(line, enc_hook=str).decode())
 
 
 class CorrelationFilter(logging.Filter):
@@ -60,7 +61,7 @@ class CorrelationFilter(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         if not getattr(record, "correlation_id", ""):
-            record.correlation_id = correlation_id.get()
+            record.correlation_id = safe(correlation_id.get())
         return True
 
 

@@ -20,9 +20,9 @@ from perdure.cli.terminal import (
     first_line,
     plural,
     relative_time,
-    safe,
     wrap_lines,
 )
+from perdure.safe_text import safe
 from tests.cli.support import EVIL, SNEAKY, damage, fill, interrupt, invoke, said, start
 
 READING = ["ls", "show", "tail", "verify", "stats"]

@@ -119,10 +119,11 @@ def test_nothing_stored_can_rewrite_the_screen(tmp_path: Path) -> None:
 
 
 def test_passwords_are_not_repeated() -> None:
-    from perdure.cli.copy import _printable_address
+    from perdure.cli.copy import _final_command
 
-    assert _printable_address("postgresql://me:secret@host/db") == "postgresql://me@host/db"
-    assert _printable_address("files:a b") == "'files:a b'"
+    command = _final_command("postgresql://me:secret@host/db", "files:a b")
+    assert command == "perdure copy --final postgresql://me@host/db 'files:a b'"
+    assert _final_command("-a.db", "b.db") == "perdure copy --final -- -a.db b.db"
 
 
 def test_watching_copies_what_is_written_until_it_is_stopped(path: Path, tmp_path: Path) -> None:

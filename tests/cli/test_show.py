@@ -13,7 +13,7 @@ from rich.cells import cell_len
 
 import perdure
 from perdure.cli.rendering import ADAPTER_KEYS
-from perdure.cli.terminal import safe
+from perdure.safe_text import safe
 from tests.cli.support import damage, fill, flip, invoke, objects, said
 
 # What a person sees in 80 columns.

@@ -16,8 +16,9 @@ import perdure
 from perdure.backends.memory import MemoryBackend
 from perdure.backends.postgres.address import parse_address, quote_identifier
 from perdure.backends.sqlite.backend import SqliteBackend
-from perdure.cli.terminal import ProgressBar, safe
+from perdure.cli.terminal import ProgressBar
 from perdure.errors import NotFoundError
+from perdure.safe_text import safe
 from tests.cli.support import ESCAPES, damage, fill, flip, invoke, objects, said
 
 posix = pytest.mark.skipif(os.name != "posix", reason="needs a terminal of POSIX")

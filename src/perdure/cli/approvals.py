@@ -28,7 +28,6 @@ from perdure.cli.terminal import (
     echo_table,
     grid,
     relative_time,
-    safe,
     safe_lines,
     timestamp,
     timestamp_seconds,
@@ -36,6 +35,7 @@ from perdure.cli.terminal import (
 from perdure.core.effects.listing import Approval
 from perdure.core.state.session_state import APPROVAL_WAITING
 from perdure.errors import ApprovalError, DamagedError
+from perdure.safe_text import safe
 from perdure.sync.session import Session
 
 LABEL_WIDTH = 12  # Columns.

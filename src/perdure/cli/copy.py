@@ -1,6 +1,5 @@
 """`perdure copy`: copy sessions to another store while agents keep writing to them."""
 
-import shlex
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
@@ -20,10 +19,11 @@ from perdure.cli.stores import (
     require_existing,
     without_password,
 )
-from perdure.cli.terminal import ProgressBar, echo, echo_json, plural, safe
+from perdure.cli.terminal import ProgressBar, echo, echo_json, plural
 from perdure.errors import UnavailableError
 from perdure.journal.copying.requests import CopyProgress as Reached
 from perdure.journal.copying.rounds import CopyResult, CopyRun
+from perdure.safe_text import safe, shell_command
 from perdure.sync.copy import missing_store, parse_selection, require_distinct, run_copy
 
 LISTED_MAX = 20  # Sessions listed one by one; --json lists all.
@@ -202,7 +202,6 @@ def _print_result(
 
 def _print_next_step(source: str, target: str, copied: CopyResult, options: dict[str, Any]) -> None:
     """Print the next step for the user."""
-    final = f"perdure copy --final {_printable_address(source)} {_printable_address(target)}"
     if options["dry_run"]:
         return
     if options["final"]:
@@ -217,8 +216,9 @@ def _print_next_step(source: str, target: str, copied: CopyResult, options: dict
         echo(f"Writers are active: the last round still found {plural(copied.left, 'entry')}.")
     else:
         echo("Caught up: the last round found nothing new.")
-    echo(f"To finish, stop the writers, then: {final}")
+    echo(f"To finish, stop the writers, then: {_final_command(source, target)}")
 
 
-def _printable_address(address: str) -> str:
-    return safe(shlex.quote(without_password(address)))
+def _final_command(source: str, target: str) -> str:
+    addresses = without_password(source), without_password(target)
+    return shell_command("perdure", "copy", "--final", ids=addresses)

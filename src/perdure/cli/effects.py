@@ -18,7 +18,6 @@ from perdure.cli.terminal import (
     echo,
     echo_json,
     first_line,
-    safe,
     terminal_width,
     timestamp,
     timestamp_seconds,
@@ -26,6 +25,7 @@ from perdure.cli.terminal import (
 from perdure.core.effects.listing import EffectInfo
 from perdure.core.state.session_state import UNKNOWN_EFFECT
 from perdure.errors import DamagedError
+from perdure.safe_text import safe
 from perdure.sync.session import Session
 
 STATE_COLORS = {"unknown": "red", "failed": "yellow", "intended": "yellow"}

@@ -27,13 +27,13 @@ from perdure.cli.terminal import (
     echo_json,
     first_line,
     relative_time,
-    safe,
     terminal_width,
     timestamp,
 )
 from perdure.core.leases import LeaseHolder
 from perdure.core.state.session_state import LEASED
 from perdure.errors import DamagedError, NotFoundError, UnsupportedError, VersionError
+from perdure.safe_text import safe
 from perdure.sync.store import Store
 
 PAGE_SIZE = 50  # Sessions; two screens, and each session shown costs a few reads.

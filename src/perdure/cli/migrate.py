@@ -4,7 +4,7 @@ import click
 
 from perdure.backends.addresses import parse_postgres, scheme_of
 from perdure.cli.stores import InvalidCallError, StoreCommand
-from perdure.cli.terminal import safe
+from perdure.safe_text import safe
 
 EXAMPLES = """\b
 Examples:

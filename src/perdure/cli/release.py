@@ -5,7 +5,8 @@ import getpass
 import click
 
 from perdure.cli.stores import BAD_NEWS, StoreCommand, open_store, require_head, store_option
-from perdure.cli.terminal import echo, safe
+from perdure.cli.terminal import echo
+from perdure.safe_text import safe
 from perdure.sync.lease import this_process
 
 EXAMPLES = """\b

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from perdure.cli.terminal import compact_json, plural, safe, timestamp
+from perdure.cli.terminal import compact_json, plural, timestamp
 from perdure.errors import DamagedError, PerdureError
 from perdure.formats.intake import IncomingMessage
 from perdure.formats.streaming import rebuild
@@ -47,6 +47,7 @@ from perdure.journal.records import (
     TurnFailed,
     Value,
 )
+from perdure.safe_text import safe
 
 # Keys of a provider's message that have their own rendering; other keys are shown by name.
 RENDERED_KEYS = {

@@ -20,10 +20,11 @@ from perdure.cli.stores import (
     require_existing,
     store_option,
 )
-from perdure.cli.terminal import echo, echo_json, safe
+from perdure.cli.terminal import echo, echo_json
 from perdure.core.replay.divergence import one_line
 from perdure.core.replay.result import Replay
 from perdure.errors import NotFoundError
+from perdure.safe_text import safe
 from perdure.sync.store import open as open_store
 
 EXAMPLES = """\b

@@ -35,7 +35,6 @@ from perdure.cli.terminal import (
     echo_json,
     first_line,
     plural,
-    safe,
     terminal_width,
     timestamp,
     timestamp_seconds,
@@ -55,6 +54,7 @@ from perdure.journal.records import (
     TurnBegun,
     Value,
 )
+from perdure.safe_text import safe
 from perdure.sync.session import Session
 from perdure.sync.store import Store
 

@@ -17,12 +17,13 @@ from perdure.cli.stores import (
     open_store,
     store_option,
 )
-from perdure.cli.terminal import ProgressBar, echo, echo_json, plural, safe
+from perdure.cli.terminal import ProgressBar, echo, echo_json, plural
 from perdure.core.state.session_state import TURN_OPEN
 from perdure.errors import DamagedError, NotFoundError, VersionError
 from perdure.journal import chain
 from perdure.journal.chain import BatchAssembler
 from perdure.journal.records import BatchDiscarded
+from perdure.safe_text import safe
 
 LARGEST_LISTED = 5  # Sessions.
 

@@ -7,7 +7,6 @@ can hold passwords: never print one except through `printable_name` or `without_
 
 import errno
 import os
-import shlex
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -27,11 +26,12 @@ from perdure.backends.addresses import (
     without_migration,
 )
 from perdure.backends.protocol import DELETED, Backend, Head
-from perdure.cli.terminal import echo, safe
+from perdure.cli.terminal import echo
 from perdure.core.replay import guard
 from perdure.core.settings import settings_of
 from perdure.errors import DamagedError, NotFoundError, PerdureError, UsageError
 from perdure.journal.codec import Codec
+from perdure.safe_text import safe, shell_command, shell_word
 from perdure.sync.session import Session
 from perdure.sync.store import Store
 
@@ -160,7 +160,7 @@ def _store_hint(ctx: click.Context, words: Iterable[str]) -> str | None:
         return None
     for word in words:
         if os.path.isfile(word):  # noqa: PTH113 - Path.is_file raises if a name is too long
-            return f"{word!r} is a file: did you mean --store {shlex.quote(word)}?"
+            return f"{word!r} is a file: did you mean {shell_command('--store', word)}?"
     return None
 
 
@@ -227,7 +227,7 @@ def _no_store_text() -> str:
     reason, url = f"Which store? There is no {DEFAULT_STORE} here", "URL"
     files = [path.name for path in Path().glob("*.db") if path.is_file()]
     if len(files) == 1:
-        reason, url = f"{reason}, but there is {files[0]}", shlex.quote(files[0])
+        reason, url = f"{reason}, but there is {files[0]}", shell_word(files[0])
     return f"{reason}: give --store {url}, or set PERDURE_URL."
 
 

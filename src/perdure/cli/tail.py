@@ -24,12 +24,12 @@ from perdure.cli.terminal import (
     first_line,
     is_tty,
     plural,
-    safe,
     terminal_width,
     timestamp_seconds,
 )
 from perdure.errors import DamagedError, IncompleteBatchError, NotFoundError, UnavailableError
 from perdure.journal.records import Record
+from perdure.safe_text import safe
 
 FIRST_PAUSE = 0.05  # Seconds between polls; shorter than people notice.
 

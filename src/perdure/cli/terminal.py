@@ -30,6 +30,7 @@ from rich.text import Text
 from rich.theme import Theme
 
 from perdure.events import LOGGER
+from perdure.safe_text import safe
 
 WIDTH_MIN, WIDTH_MAX = 40, 120  # Columns; narrower breaks words apart, wider is hard to read.
 
@@ -37,24 +38,6 @@ TAB_WIDTH = 4  # Columns.
 
 # The colors of rich need more than the 16 that every terminal has.
 BAR_COLORS = Theme({"bar.back": "bright_black", "bar.complete": "green", "bar.finished": "green"})
-
-
-# Controls, reading directions, line separators, invisible marks, surrogates, non-characters.
-# The joiners U+200C and U+200D stay: some languages, and emoji, need them.
-UNSAFE = re.compile(
-    "[\x00-\x1f\x7f-\x9f\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180e\u200b\u200e\u200f"
-    "\u2028-\u202e\u2060-\u206f\u3164\ufeff\uffa0\ufff0-\ufffb\ufffe\uffff"
-    "\U000e0000-\U000e0fff\ud800-\udfff]"
-)
-
-
-def safe(text: str) -> str:
-    """Return the text on one line, with every invisible or control character escaped."""
-    return UNSAFE.sub(_escape, text)
-
-
-def _escape(match: re.Match[str]) -> str:
-    return match[0].encode("unicode_escape", "surrogatepass").decode("ascii")
 
 
 def compact_json(value: Any) -> str:

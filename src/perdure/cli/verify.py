@@ -23,10 +23,11 @@ from perdure.cli.stores import (
     require_head,
     store_option,
 )
-from perdure.cli.terminal import ProgressBar, echo, echo_json, plural, safe
+from perdure.cli.terminal import ProgressBar, echo, echo_json, plural
 from perdure.core.verify import VerifyResult
 from perdure.errors import DamagedError, IncompleteBatchError, NotFoundError, VersionError
 from perdure.private_files import open_private
+from perdure.safe_text import safe
 from perdure.sync.store import Store
 
 RANGES_LISTED = 10  # Ranges of unreadable entries listed one by one; --json lists all.

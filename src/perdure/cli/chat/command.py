@@ -4,7 +4,6 @@ It opens the store, lets the user choose a session, and reads lines until the us
 """
 
 import secrets
-import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -35,9 +34,10 @@ from perdure.cli.stores import (
     refuse_memory,
     without_password,
 )
-from perdure.cli.terminal import echo, echo_table, is_tty, plural, relative_time, safe
+from perdure.cli.terminal import echo, echo_table, is_tty, plural, relative_time
 from perdure.errors import ConflictError, UnsupportedError, UsageError
 from perdure.formats.tokens import Counter, counter_for
+from perdure.safe_text import safe, shell_command
 from perdure.sync.session import Session
 
 SESSIONS_LISTED = 8  # Sessions; a short list fits above the prompt.
@@ -283,7 +283,8 @@ def _print_resume_command(talk: ChatSession, options: Sequence[str]) -> None:
     """Print the command that resumes the session."""
     if talk.view.is_terminal:
         echo()
-        echo(f"To continue: {safe(shlex.join(['perdure', 'chat', talk.session.id, *options]))}")
+        command = shell_command("perdure", "chat", ids=[talk.session.id], options=options)
+        echo(f"To continue: {command}")
 
 
 def _resume_options(address: str, model: str, base_url: str | None) -> Iterator[str]:

@@ -16,11 +16,11 @@ from perdure.cli.terminal import (
     echo_json,
     first_line,
     plural,
-    safe,
     terminal_width,
     wrap_lines,
 )
 from perdure.journal.records import Message
+from perdure.safe_text import safe
 
 _WORDS = re.compile(r"\n| +|[^ \n]+")
 

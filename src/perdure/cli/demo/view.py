@@ -1,7 +1,6 @@
 """The output of the demo: lines of text for a terminal or a pipe."""
 
 import json
-import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from itertools import chain
@@ -14,7 +13,8 @@ from rich.text import Text
 
 from perdure.cli.demo.check import DemoVerdict, RecordComparison
 from perdure.cli.demo.run import ProcessRun, RecoveredState
-from perdure.cli.terminal import echo, echo_table, grid, plural, safe, terminal_width
+from perdure.cli.terminal import echo, echo_table, grid, plural, terminal_width
+from perdure.safe_text import safe, shell_command, shell_word
 
 ROWS_MAX = 8  # Rows of a table; older records are counted in one line.
 
@@ -156,12 +156,11 @@ class DemoView:
 
     def look(self) -> None:
         """Print commands to inspect the store."""
-        store = shlex.quote(self.store)
         opened = f"session = perdure.open({self.store!r}).session({self.session!r})"
         printed = "print(session.messages(), session.get('plan'), session.verify())"
-        shown = f"perdure show {self.session} --store {store}"
+        verify = shell_command("perdure", "verify", "--store", self.store)
         for title, lines in (
-            ("Inspect it:", (shown, f"perdure verify --store {store}")),
+            ("Inspect it:", (self._show_command(), verify)),
             ("from Python:", ("import perdure", opened, printed)),
             ("or, if you have the sqlite3 shell:", self._query()),
         ):
@@ -171,17 +170,20 @@ class DemoView:
 
     def interrupted(self, *, is_there: bool) -> None:
         """Report what is stored after Ctrl-C."""
-        store = shlex.quote(self.store)
         hint = (
-            f"The session is in {self.store}: perdure show {self.session} --store {store}"
+            f"The session is in {safe(self.store)}: {self._show_command()}"
             if is_there
-            else f"Nothing was stored in {self.store} yet."
+            else f"Nothing was stored in {safe(self.store)} yet."
         )
         echo(f"Interrupted. {hint}", err=True)
 
+    def _show_command(self) -> str:
+        options = ("--store", self.store)
+        return shell_command("perdure", "show", ids=[self.session], options=options)
+
     def _query(self) -> Iterator[str]:
         select = "select position, header->>7, body->1 from entry"
-        select = f'sqlite3 {shlex.quote(self.store)} "{select}'
+        select = f'sqlite3 {shell_word(self.store)} "{select}'
         condition = f"where stream = (select id from head where name = '{self.session}')\""  # noqa: S608 - printed for the user, not run
         if len(select) + len(condition) + INDENT < terminal_width():
             yield f"{select} {condition}"

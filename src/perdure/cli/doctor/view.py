@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from perdure.cli.doctor.findings import ATOMIC, SHARED_BY, SURVIVES, StoreFinding, StoreVerdict
-from perdure.cli.terminal import echo, echo_table, grid, safe, safe_lines
+from perdure.cli.terminal import echo, echo_table, grid, safe_lines
+from perdure.safe_text import safe
 
 if TYPE_CHECKING:
     from perdure.cli.doctor.command import DoctorReport

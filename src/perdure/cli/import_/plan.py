@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 
 from perdure.cli.import_.autogen import CHANNEL, AgentPair, ImportedChat, parse_chat
 from perdure.cli.import_.messages import ImportedMessages, Leftover, parse_file
-from perdure.cli.terminal import safe
 from perdure.core.validation import require_session_id
 from perdure.errors import NotFoundError, UsageError
 from perdure.journal import codec
 from perdure.journal.codec import Codec
 from perdure.journal.records import Message, Record
+from perdure.safe_text import safe
 from perdure.sync.store import Store
 
 BATCH_MESSAGES = 500  # Messages; a batch is one atomic append, held in memory.

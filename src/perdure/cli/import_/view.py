@@ -1,6 +1,5 @@
 """The output of `perdure import`: the result for each file, and every repair."""
 
-import shlex
 from typing import Any, NamedTuple
 
 from rich.text import Text
@@ -8,7 +7,8 @@ from rich.text import Text
 from perdure.cli.import_.encodings import IN_NOTE, Repair
 from perdure.cli.import_.plan import ImportPlan
 from perdure.cli.stores import DEFAULT_STORE, without_password
-from perdure.cli.terminal import echo, plural, safe
+from perdure.cli.terminal import echo, plural
+from perdure.safe_text import safe, shell_command
 
 REPAIRS_LISTED = 20  # Repairs listed one by one; --json lists all.
 
@@ -73,13 +73,9 @@ def print_outcome(outcome: ImportResult, address: str) -> None:
         noted = "is kept in a note" if outcome.state == "imported" else "would be kept in a note"
         echo(f"  Content that is not a message, {len(imported.leftovers):,} in all, {noted}.")
     if outcome.state == "imported":
-        echo(safe(f"  Inspect it: perdure show {_show_arguments(file_plan.session, address)}"))
-
-
-def _show_arguments(session: str, address: str) -> str:
-    options = [] if address == DEFAULT_STORE else ["--store", without_password(address)]
-    dashed = session.startswith("-")  # Without `--`, it would be parsed as an option.
-    return shlex.join([*options, "--", session] if dashed else [session, *options])
+        options = [] if address == DEFAULT_STORE else ["--store", without_password(address)]
+        command = shell_command("perdure", "show", ids=[file_plan.session], options=options)
+        echo(f"  Inspect it: {command}")
 
 
 def _repairs(outcome: ImportResult) -> list[Repair]:

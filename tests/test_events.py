@@ -256,10 +256,13 @@ def use_evil_names(store: perdure.Store) -> None:
     with session.turn("Hi.", correlation_id=EVIL):
         pass
     other = store.session("claim\u2028-\u202e1")
-    with pytest.raises(perdure.FencedError), session.lease(owner=EVIL.strip()):
-        with other.lease(owner=EVIL.strip(), force=True):
-            pass
-        session.note("late")  # Now the loss is noticed.
+    lease = session.lease(owner=EVIL.strip())
+    lease.__enter__()
+    with other.lease(owner=EVIL.strip(), force=True):
+        pass
+    session.note("late")  # Now the loss is noticed.
+    with pytest.raises(perdure.FencedError):
+        lease.__exit__(None, None, None)
 
 
 def test_text_of_users_forges_no_line_of_a_log() -> None:

@@ -76,6 +76,10 @@ async def finished(value: Any) -> Any:
     return await settled(value)
 
 
+def count_records(count: int, _record: Any) -> int:
+    return count + 1
+
+
 class Live:
     """A live store with something of every kind in it, and the objects that an agent may hold."""
 
@@ -116,6 +120,8 @@ class Live:
         kind: Any = AsyncStoreBatch if self.is_async else StoreBatch
         # Not by `store.batch()`: stores of files have none, but must not be read for one either.
         self.store_batch: Any = await Entered(kind(store._driver, store._settings)).__aenter__()
+        await settled(session.note("seen", topic="topic", id="known"))
+        self.view: Any = await settled(session.view(count_records, name="count", initial=0))
         self.values: Any = await settled(store.values("shared"))
         await settled(self.values.set("key", 1))
         return self
@@ -292,6 +298,11 @@ CALLS: dict[str, Call] = {
     ),
     "Session.model": Call(FREE, lambda live: live.session.model(charge)),
     "Session.note": Call(WRITES, lambda live: live.session.note("seen")),
+    "Session.find": Call(REFUSED, lambda live: live.session.find("known")),
+    "Session.notes": Call(REFUSED, lambda live: live.session.notes("topic")),
+    "Session.view": Call(
+        REFUSED, lambda live: live.session.view(count_records, name="other", initial=0)
+    ),
     "Session.pin": Call(WRITES, lambda live: live.session.pin(2)),
     "Session.position": Call(FREE, lambda live: live.session.position),
     "Session.record": Call(REFUSED, lambda live: live.session.record(1)),
@@ -389,6 +400,10 @@ CALLS: dict[str, Call] = {
     "Values.refresh": Call(REFUSED, lambda live: live.values.refresh()),
     "Values.set": Call(WRITES, lambda live: live.values.set("key", 2)),
     "Values.version": Call(FREE, lambda live: live.values.version("key")),
+    # A view.
+    "View.position": Call(FREE, lambda live: live.view.position),
+    "View.refresh": Call(REFUSED, lambda live: live.view.refresh()),
+    "View.state": Call(FREE, lambda live: live.view.state),
     # A lease.
     "Lease.__enter__": Call(WRITES, lambda live: Entered(live.session.lease()).__aenter__()),
     "Lease.epoch": Call(FREE, lambda live: live.lease.epoch),

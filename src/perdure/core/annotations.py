@@ -6,19 +6,22 @@ In: arguments of public methods. Out: a `Plan`. Arguments are checked before any
 from collections.abc import Sequence
 from functools import partial
 
+import msgspec
+
 from perdure.backends.protocol import DELETED, HALF_COPIED, LABEL_BYTES_MAX, LABELS_MAX
 from perdure.core.plans import Plan, RecordBatch, add_unless_stored
 from perdure.core.replica import Replica
 from perdure.core.state.conversation import PINS_MAX
 from perdure.core.state.session_state import RESERVED_LABELS
 from perdure.core.validation import (
+    NAME_BYTES_MAX,
     require_int,
     require_labels,
     require_record_id,
     require_str,
     require_text,
 )
-from perdure.errors import NotFoundError, UsageError
+from perdure.errors import ConflictError, NotFoundError, UsageError
 from perdure.formats.tool_calls import answers, open_calls
 from perdure.journal import codec, reader
 from perdure.journal.chain import PendingRecord
@@ -26,12 +29,42 @@ from perdure.journal.records import LabelsChanged, Message, Note, Pinned
 from perdure.journal.requests import Steps
 
 
-def add_note(replica: Replica, data: object, *, author: str, record_id: str | None) -> Plan[int]:
-    """Plan a note: data that is not part of the conversation."""
-    content = Note(data=replica.settings.codec.pack(data), author=require_str(author, "author"))
+def add_note(
+    replica: Replica,
+    data: object,
+    *,
+    author: str,
+    record_id: str | None,
+    topic: str = "",
+    expect: int | None = None,
+) -> Plan[int]:
+    """Plan a note: data that is not part of the conversation.
+
+    With `expect`, it conflicts unless the newest note of its topic is at that position.
+    """
+    if require_str(topic, "a topic"):
+        require_text(topic, "a topic", longest=NAME_BYTES_MAX)
+    if expect is not None and (require_int(expect, "expect") < 0 or not topic):
+        raise UsageError("expect is the position of the newest note of a topic: 0 or more")
+    data = replica.settings.codec.pack(data)
+    content = Note(data=data, author=require_str(author, "author"), topic=topic)
     note_id = require_record_id(record_id) if record_id is not None else replica.new_id()
     draft = PendingRecord(note_id, content, codec.encode(content))
-    return Plan("note", "", partial(add_unless_stored, [draft], None))
+    if not topic:
+        return Plan("note", "", partial(add_unless_stored, [draft], None))
+
+    def make(batch: RecordBatch) -> Steps[int]:
+        if record_id is not None and batch.may_know(note_id):
+            stored = yield from batch.find_stored([draft])
+            if stored:
+                return stored
+        newest = batch.state.topics.get(topic, 0)
+        if expect is not None and newest != expect:
+            reason = f"another note of the topic {topic!r} came first"
+            raise ConflictError(batch.name, expect, newest, reason)
+        return batch.add_content(note_id, msgspec.structs.replace(content, previous=newest))
+
+    return Plan("note", "", make)
 
 
 def change_labels(replica: Replica, add: Sequence[str], remove: Sequence[str]) -> Plan[int]:

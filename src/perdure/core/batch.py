@@ -156,10 +156,20 @@ class BatchWriter:
         """Delete a value; NotFoundError when the block ends if it does not exist."""
         self._add(delete_value(self._plans.replica, key), "delete", key)
 
-    def note(self, data: object, *, author: str = "", id: str | None = None) -> None:
-        """Append a note that is not part of the conversation."""
-        plan = annotations.add_note(self._plans.replica, data, author=author, record_id=id)
-        self._add(plan, "note", data, author, id)
+    def note(
+        self,
+        data: object,
+        *,
+        topic: str = "",
+        expect: int | None = None,
+        author: str = "",
+        id: str | None = None,
+    ) -> None:
+        """Append a note that is not part of the conversation, as `session.note` does."""
+        plan = annotations.add_note(
+            self._plans.replica, data, author=author, record_id=id, topic=topic, expect=expect
+        )
+        self._add(plan, "note", data, author, id, topic)
 
     def label(self, *add: str, remove: Sequence[str] = ()) -> None:
         """Add or remove labels, by which `store.sessions` finds the session."""

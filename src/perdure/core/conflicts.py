@@ -49,6 +49,7 @@ CONFLICT_RULES: dict[str, ConflictRule] = {
     # These commute with everything.
     "note": ConflictRule(bypasses_lease=True),
     "label": ConflictRule(bypasses_lease=True),
+    "view": ConflictRule(bypasses_lease=True),
     "pin": ConflictRule(),
     "tools": ConflictRule(),
     # These look up their effect in the state at each execution. The outcome of a call is a fact

@@ -18,7 +18,7 @@ from perdure.core.settings import Settings
 from perdure.core.state.conversation import SummaryRef
 from perdure.core.state.effects import UNKNOWN
 from perdure.core.state.session_state import SessionState
-from perdure.core.validation import require_int
+from perdure.core.validation import require_int, require_record_id
 from perdure.errors import DamagedError, NotFoundError, UsageError
 from perdure.formats.parts import StoredMessage
 from perdure.formats.tokens import Counter, count_tokens
@@ -207,6 +207,22 @@ def read_record(past: History, settings: Settings, position: int) -> Steps[Recor
         raise NotFoundError(f"a record at {position} in session {past.stream.session!r}", hint)
     linked = yield from reader.read_entry(past, position)
     return decode_record(past, settings, linked)
+
+
+def find_record(replica: Replica, record_id: str) -> Steps[Record]:
+    """Return the record under a caller's id; NotFoundError if there is none."""
+    require_record_id(record_id)
+    batch = replica.new_batch()
+    found = yield from batch.find(record_id)
+    if found is None:
+        hint = "ids are those that a caller passed as id="
+        raise NotFoundError(f"a record with the id {record_id!r}", hint)
+    return (yield from read_record(batch.past, replica.settings, found.position))
+
+
+def previous_note(record: Record) -> int:
+    """Return the position of the note before one with the same topic, or 0."""
+    return record.content.previous if isinstance(record.content, Note) else 0
 
 
 def decode_record(past: History, settings: Settings, linked: VerifiedEntry) -> Record:

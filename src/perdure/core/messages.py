@@ -16,7 +16,7 @@ from perdure.core.plans import (
     TurnOwnership,
     add_unless_stored,
     fingerprint,
-    strip_token_count,
+    strip_derived,
 )
 from perdure.core.replica import Replica
 from perdure.core.validation import require_record_id, require_str
@@ -167,6 +167,6 @@ def with_caller_id(drafts: Sequence[PendingRecord], record_id: str) -> PendingRe
     """Return the first draft with the caller's id, and with a digest of all if there are more."""
     content = drafts[0].content
     if len(drafts) > 1 and isinstance(content, Message):
-        payloads = [strip_token_count(draft) for draft in drafts]
+        payloads = [strip_derived(draft) for draft in drafts]
         content = msgspec.structs.replace(content, call=fingerprint(b"\0".join(payloads)))
     return PendingRecord(record_id, content, codec.encode(content))

@@ -25,7 +25,7 @@ from perdure.journal import chain, codec, reader
 from perdure.journal.chain import PendingRecord
 from perdure.journal.ids import GENERATED_PREFIX
 from perdure.journal.reader import ContentT, History
-from perdure.journal.records import Content, EffectSettled, Message, TurnBegun
+from perdure.journal.records import Content, EffectSettled, Message, Note, TurnBegun
 from perdure.journal.requests import Steps
 
 T = TypeVar("T")
@@ -168,7 +168,7 @@ class RecordBatch:
 
     def require_same(self, stored: PendingRecord, draft: PendingRecord) -> None:
         """Raise DivergenceError unless a stored record has the content of a draft."""
-        was, now = strip_token_count(stored), strip_token_count(draft)
+        was, now = strip_derived(stored), strip_derived(draft)
         if was != now:
             caller_id = draft.id.removesuffix(INPUT_SUFFIX)
             raise DivergenceError(self.name, caller_id, fingerprint(was), fingerprint(now))
@@ -179,9 +179,11 @@ def _identity(content: Content) -> str:
     return content.identity if isinstance(content, EffectSettled) else ""
 
 
-def strip_token_count(record: PendingRecord) -> bytes:
-    """Return a record's payload without its token count, which depends on the counter used."""
+def strip_derived(record: PendingRecord) -> bytes:
+    """Return a record's payload without what depends on the store: token counts and links."""
     content = record.content
+    if isinstance(content, Note) and content.previous:
+        return codec.encode(msgspec.structs.replace(content, previous=0))
     if isinstance(content, Message) and content.counter:
         return codec.encode(msgspec.structs.replace(content, tokens=0, counter=""))
     return record.payload

@@ -320,12 +320,28 @@ class TurnAbandoned(TurnChange, frozen=True, kw_only=True):
 
 
 class Note(Content, frozen=True, kw_only=True):
-    """A remark for people and programs; never part of the conversation."""
+    """A remark for people and programs; never part of the conversation.
+
+    `previous` is the position of the note before it with the same topic, or 0.
+    """
 
     kind: ClassVar[str] = "note"
 
     data: Any
     author: str = ""
+    topic: str = ""
+    previous: int = 0
+
+
+class ViewStored(Content, frozen=True, kw_only=True):
+    """The state of a caller's view after the record at `at`, so that it need not read all."""
+
+    kind: ClassVar[str] = "view"
+
+    name: str
+    version: int
+    at: int
+    data: Any
 
 
 class BatchStored(Content, frozen=True, kw_only=True):
@@ -448,7 +464,7 @@ KINDS: dict[str, type[Content]] = {
             LeaseRenewed,
             LeaseReleased,
         ),
-        *(Deleted, BatchDiscarded, IndexPage, Snapshot),
+        *(Deleted, BatchDiscarded, IndexPage, Snapshot, ViewStored),
     )
 }
 

@@ -36,6 +36,7 @@ from perdure.core.summaries import (
 )
 from perdure.core.validation import require_int, require_timeout
 from perdure.core.verify import VerifyResult
+from perdure.core.view import ViewRequest
 from perdure.core.window import EVERYTHING, WindowRequest
 from perdure.errors import UsageError
 from perdure.formats.tokens import Counter
@@ -53,6 +54,7 @@ from perdure.sync.summaries import Summaries
 from perdure.sync.tools import Model, Tool, ToolSet, run_tool_calls
 from perdure.sync.turn import Turn
 from perdure.sync.values import Values
+from perdure.sync.view import View
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -385,10 +387,53 @@ class Session:
         """Delete a value; earlier versions stay readable. NotFoundError if it does not exist."""
         self.values.delete(key)
 
-    def note(self, data: object, *, author: str = "", id: str | None = None) -> int:
-        """Append a note that is not part of the conversation. It never conflicts."""
-        plan = annotations.add_note(self._replica, data, author=author, record_id=id)
+    def note(
+        self,
+        data: object,
+        *,
+        topic: str = "",
+        expect: int | None = None,
+        author: str = "",
+        id: str | None = None,
+    ) -> int:
+        """Append a note that is not part of the conversation; return its position.
+
+        It conflicts only with `expect`: the position of the newest note of its topic, 0 if there is
+        none. ConflictError if another one came first.
+        """
+        plan = annotations.add_note(
+            self._replica, data, author=author, record_id=id, topic=topic, expect=expect
+        )
         return self._handle.write(plan)
+
+    def notes(self, topic: str, *, limit: int | None = None) -> Iterator[Record]:
+        """Yield the notes of a topic in this view, the newest first; each costs one read."""
+        past, position = self._replica.history, self._replica.state.topics.get(topic, 0)
+        while position and limit != 0:
+            steps = history.read_record(past, self._replica.settings, position)
+            record = self._handle.run(steps)
+            yield record
+            position = history.previous_note(record)
+            limit = None if limit is None else limit - 1
+
+    def view(
+        self,
+        fold: Callable[[Any, Record], Any],
+        *,
+        name: str,
+        initial: object = None,
+        version: int = 1,
+        every: int = 256,
+    ) -> View:
+        """Return a state of the caller's own, computed from the records in this view.
+
+        `fold(state, record)` returns the state after a record, beginning with `initial`. The state
+        is stored every so many records, so that opening reads only those since. Another `version`
+        ignores what was stored by earlier ones.
+        """
+        view = View(self._handle, ViewRequest(name, fold, initial, version, every).checked())
+        view.refresh()
+        return view
 
     def label(self, *add: str, remove: Sequence[str] = ()) -> None:
         """Add or remove labels, by which `store.sessions` finds the session."""
@@ -398,6 +443,13 @@ class Session:
         """Return the record at a position; NotFoundError if there is none in this view."""
         past, settings = self._replica.history, self._replica.settings
         return self._handle.run(history.read_record(past, settings, position))
+
+    def find(self, id: str) -> Record:
+        """Return the record that has a caller's id, or the beginning of the turn that has it.
+
+        NotFoundError if no record in this view has it, however long ago it was.
+        """
+        return self._handle.run(history.find_record(self._replica, id))
 
     def records(
         self,

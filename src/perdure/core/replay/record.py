@@ -27,7 +27,7 @@ NO_STEP = 1 << 62  # step index beyond every record, for calls without an outcom
 SKIPPED_KINDS = frozenset(
     {
         *("batch.discarded", "branch.kept", "branch.released", "branched"),
-        *("index", "message.chunk", "snapshot", "turn.continued"),
+        *("index", "message.chunk", "snapshot", "turn.continued", "view"),
     }
 )
 
@@ -101,7 +101,7 @@ def written_by_perdure(content: Content) -> bool:
     """Whether perdure wrote a record by itself, such as the rest of an interrupted answer."""
     if isinstance(content, Message):
         return content.interrupted or content.origin in (INTERRUPTED_ORIGIN, RECONCILED)
-    return content.kind in ("batch.discarded", "index", "snapshot")
+    return content.kind in ("batch.discarded", "index", "snapshot", "view")
 
 
 def to_intent(call: CallRequest) -> EffectIntended:

@@ -42,14 +42,16 @@ from perdure.journal.records import (
     LabelsChanged,
     LeaseChange,
     LeaseTaken,
+    Note,
     Snapshot,
     TurnBegun,
     TurnChange,
     TurnContinued,
     Value,
+    ViewStored,
 )
 
-STATE_VERSION = 8
+STATE_VERSION = 9
 
 # Labels of a stream's head that perdure sets itself, so that listings find these sessions.
 TURN_OPEN = "turn-open"
@@ -73,6 +75,13 @@ class OpenTurn(NamedTuple):
     position: int
     correlation_id: str
     owner: str
+
+
+class StoredView(NamedTuple):
+    """The newest stored state of a caller's view: its version, and the position of its record."""
+
+    version: int
+    position: int
 
 
 class IndexRun(NamedTuple):
@@ -114,8 +123,10 @@ class SessionState:
         "recent_ids",
         "since_snapshot",
         "snapshot_size",
+        "topics",
         "turns",
         "values",
+        "views",
     )
 
     def __init__(self) -> None:
@@ -123,6 +134,9 @@ class SessionState:
         self.last_message = 0
         self.values: dict[str, ValueState] = {}
         self.turns: dict[str, OpenTurn] = {}
+        self.topics: dict[str, int] = {}
+        """The position of the newest note of each topic."""
+        self.views: dict[str, StoredView] = {}
         self.index: tuple[IndexRun, ...] = ()
         """The runs of the index, oldest first."""
         self.recent_ids: dict[str, int] = {}
@@ -150,6 +164,7 @@ class SessionState:
         copy.messages, copy.last_message = self.messages, self.last_message
         copy.values, copy.turns = self.values, self.turns
         copy.index, copy.recent_ids = self.index, self.recent_ids
+        copy.topics, copy.views = self.topics, self.views
         copy.labels, copy.lineage = self.labels, self.lineage
         copy.kept_branches, copy.begin = self.kept_branches, self.begin
         copy.deleted, copy.lease = self.deleted, self.lease
@@ -244,6 +259,13 @@ class SessionState:
         self.conversation = self.conversation.end_turn(content.turn)
         self.effects = self.effects.without_turn(content.turn)
 
+    def _note(self, position: int, _id: str, content: Note) -> None:
+        if content.topic:
+            self._own("topics")[content.topic] = position
+
+    def _view(self, position: int, _id: str, content: ViewStored) -> None:
+        self._own("views")[content.name] = StoredView(content.version, position)
+
     def _labels(self, _position: int, _id: str, content: LabelsChanged) -> None:
         self.labels = (self.labels | frozenset(content.add)) - frozenset(content.remove)
 
@@ -293,6 +315,8 @@ class SessionState:
         "turn.failed": _turn_ended,
         "turn.abandoned": _turn_ended,
         "labels": _labels,
+        "note": _note,
+        "view": _view,
         "branch.kept": _branch_kept,
         "branch.released": _branch_released,
         "lease.taken": _lease_taken,
@@ -310,6 +334,8 @@ class SessionState:
             "last_message": self.last_message,
             "values": _to_json_tree(self.values),
             "turns": _to_json_tree(self.turns),
+            "topics": {**self.topics},
+            "views": _to_json_tree(self.views),
             "index": _to_json_tree(self.index),
             "labels": sorted(self.labels),
             "kept_branches": {
@@ -336,6 +362,7 @@ class SessionState:
         state = cls()
         state.messages, state.last_message = facts.messages, facts.last_message
         state.values, state.turns, state.index = facts.values, facts.turns, facts.index
+        state.topics, state.views = facts.topics, facts.views
         state.labels = frozenset(facts.labels)
         state.kept_branches = {
             keep: BranchKept(reason=reason, branch=branch, stream=stream)
@@ -353,6 +380,8 @@ class _SnapshotFacts(msgspec.Struct, forbid_unknown_fields=True):
     last_message: int
     values: dict[str, ValueState]
     turns: dict[str, OpenTurn]
+    topics: dict[str, int]
+    views: dict[str, StoredView]
     index: tuple[IndexRun, ...]
     labels: list[str]
     kept_branches: dict[str, tuple[str, str, str]]
@@ -369,4 +398,4 @@ def _to_json_tree(state: object) -> Any:
     return msgspec.json.decode(msgspec.json.encode(state))
 
 
-_COPY_ON_WRITE = frozenset({"values", "turns", "recent_ids", "kept_branches"})
+_COPY_ON_WRITE = frozenset({"values", "turns", "topics", "views", "recent_ids", "kept_branches"})

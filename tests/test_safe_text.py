@@ -40,6 +40,14 @@ def test_every_control_and_separator_is_unsafe() -> None:
     assert not any(is_safe(character) for character in characters)
 
 
+def test_every_format_character_is_unsafe_but_the_joiners_and_what_is_seen() -> None:
+    formats = {chr(code) for code in range(0x11_0000) if unicodedata.category(chr(code)) == "Cf"}
+    # Signs that enclose or precede Arabic, Syriac and Kaithi digits and letters.
+    seen = {*"\u0600\u0601\u0602\u0603\u0604\u0605\u06dd\u070f\u0890\u0891\u08e2"}
+    seen |= {*"\U000110bd\U000110cd"}
+    assert {character for character in formats if is_safe(character)} <= {*"\u200c\u200d", *seen}
+
+
 @pytest.mark.parametrize("text", [*SNEAKY, *PLAIN])
 def test_a_json_document_means_the_same(text: str) -> None:
     document = json.dumps({"text": text, text: 1}, ensure_ascii=False)

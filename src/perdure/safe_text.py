@@ -18,7 +18,8 @@ def _unsafe() -> Pattern[str]:
     # The joiners U+200C and U+200D stay: some languages, and emoji, need them.
     return re.compile(
         "[\x00-\x1f\x7f-\x9f\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180e\u200b\u200e\u200f"
-        "\u2028-\u202e\u2060-\u206f\u3164\ufeff\uffa0\ufff0-\ufffb\ufffe\uffff"
+        "\u2028-\u202e\u2060-\u206f\u3164\ufdd0-\ufdef\ufeff\uffa0\ufff0-\ufffb\ufffe\uffff"
+        "\U00013430-\U0001343f\U0001bca0-\U0001bca3\U0001d173-\U0001d17a"
         "\U000e0000-\U000e0fff\ud800-\udfff]"
     )
 

@@ -14,6 +14,7 @@ from perdure.errors import ConflictError, UsageError
 from perdure.journal.records import Message, MessageChunk
 from perdure.sync import stream as stream_module
 from perdure.testing import violations
+from tests.formats import streams
 from tests.formats.streams import one_choice
 from tests.formats.transcripts import chat_call
 from tests.support import said, store_in_memory
@@ -307,6 +308,198 @@ def test_what_is_no_chunk_is_refused() -> None:
     session = store.session("s")
     with pytest.raises(UsageError), session.turn("go") as turn:
         list(turn.stream([{"what": "is this?"}]))
+
+
+ANTHROPIC = [
+    {"type": "message_start", "message": {**streams.ANTHROPIC}},
+    {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}},
+    *(
+        {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": text}}
+        for text in ("one ", "two ", "three")
+    ),
+    {"type": "content_block_stop", "index": 0},
+    {"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": {"output_tokens": 3}},
+    {"type": "message_stop"},
+]
+TEXTS = ["one ", "two ", "three"]
+OTHERS: dict[str, tuple[list[Any], Any]] = {
+    "texts": (TEXTS, "one two three"),
+    "anthropic": (ANTHROPIC, [{"type": "text", "text": "one two three"}]),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_texts_and_streams_of_anthropic_are_kept_the_same_way(name: str) -> None:
+    chunks, content = OTHERS[name]
+    store, backend = store_in_memory()
+    session = store.session("s")
+    with session.turn("go") as turn:
+        assert list(turn.stream(iter(chunks), flush_every=0)) == chunks
+        assert not turn.is_partial
+    assert answers(session) == [(content, False)]
+    assert kinds(session).count("message.chunk") >= 3
+    assert [said_by({"content": content}) for content in texts(session)] == ["go", "one two three"]
+    again = perdure.open(backend).session("s")
+    assert list(again.messages()) == list(session.messages())
+    again.verify()
+
+
+@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize("end", ["killed", "left", "broken"])
+def test_of_such_a_stream_that_was_cut_what_was_said_stays(name: str, end: str) -> None:
+    chunks, _ = OTHERS[name]
+    cut = chunks[: chunks.index("two ") + 1] if name == "texts" else chunks[:4]
+    store, backend = store_in_memory()
+    session = store.session("s")
+    if end == "killed":
+        stream = enter(session.turn("go")).stream(iter(chunks), flush_every=0)
+        for _ in cut:
+            next(stream)
+        session = perdure.open(backend).session("s")
+        with session.interrupted[0] as taken:
+            (partial,) = taken.partial_messages()
+            assert said_by(partial.message) == "one two "
+    elif end == "left":
+        with session.turn("go") as turn:
+            stream = turn.stream(iter(chunks))
+            for _ in cut:
+                next(stream)
+    else:
+        with pytest.raises(DroppedError), session.turn("go") as turn:
+            list(turn.stream(breaking(cut)))
+    ((content, interrupted),) = answers(session)
+    assert (said_by({"content": content}), interrupted) == ("one two ", True)
+    assert texts(session) == ["go", "one two "]
+
+
+def said_by(message: dict[str, Any]) -> str:
+    content = message["content"]
+    return content if isinstance(content, str) else "".join(block["text"] for block in content)
+
+
+WRONG: dict[str, tuple[list[Any], Any]] = {
+    "texts": (TEXTS[:2], {"content": "three"}),
+    "chat": (CUT[:2], "three"),
+    "anthropic": (ANTHROPIC[:4], {"type": "content_block_delta", "index": 0, "delta": 5}),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_came_before_nonsense_is_durable_and_reading_may_go_on(name: str) -> None:
+    chunks, wrong = WRONG[name]
+    store, backend = store_in_memory()
+    session = store.session("s")
+    turn = enter(session.turn("go"))
+    stream = turn.stream(iter([*chunks, wrong, chunks[-1]]), flush_every=60)
+    for chunk in chunks:
+        assert next(stream) == chunk
+    with pytest.raises(UsageError):
+        next(stream)
+    (partial,) = perdure.open(backend).session("s").interrupted[0].partial_messages()
+    assert said_by(partial.message) == "one two "
+    assert list(stream) == chunks[-1:]
+    assert said_by(stream.messages[0].message) == "one two two "
+
+
+class Manager:
+    """As `client.messages.stream(...)` returns it."""
+
+    def __enter__(self) -> Iterator[str]:
+        return iter(TEXTS)
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    async def __aenter__(self) -> AsyncIterator[str]:
+        return texts_in_a_loop()
+
+    async def __aexit__(self, *error: object) -> None:
+        pass
+
+
+async def texts_in_a_loop() -> AsyncIterator[str]:
+    for text in TEXTS:
+        yield text
+
+
+async def awaited() -> AsyncIterator[str]:
+    return texts_in_a_loop()
+
+
+def test_a_source_that_is_none_is_refused_with_advice() -> None:
+    store, _ = store_in_memory()
+    wrong: list[tuple[Any, str]] = [
+        (Manager(), "enter it with `with`"),
+        (texts_in_a_loop(), "open_async"),
+        (awaited(), "open_async"),
+        (5, "pass an iterator"),
+    ]
+    with store.session("s").turn("go") as turn:
+        for source, advice in wrong:
+            with pytest.raises(UsageError, match=advice):
+                turn.stream(source)
+        with Manager() as source:
+            assert list(turn.stream(source)) == TEXTS
+
+
+def test_a_source_that_is_none_is_refused_with_advice_in_a_loop() -> None:
+    async def main() -> None:
+        async with perdure.open_async("memory:") as store:
+            session = await store.session("s")
+            wrong: list[tuple[Any, str]] = [
+                (Manager(), "enter it with `async with`"),
+                (iter(TEXTS), "async generator"),
+                (awaited(), "await it first"),
+                (5, "pass an async one"),
+            ]
+            async with session.turn("go") as turn:
+                for source, advice in wrong:
+                    with pytest.raises(UsageError, match=advice):
+                        turn.stream(source)
+                async with Manager() as source:
+                    assert [chunk async for chunk in turn.stream(source)] == TEXTS
+            assert await answers_of(session) == [("one two three", False)]
+
+    asyncio.run(main())
+
+
+def test_async_generators_of_texts_and_of_anthropic_are_streamed() -> None:
+    async def main() -> None:
+        async with perdure.open_async("memory:") as store:
+            session = await store.session("s")
+            for chunks, content in OTHERS.values():
+                closed: list[str] = []
+                async with session.turn("go") as turn:
+                    stream = turn.stream(given_by(chunks, closed), flush_every=0)
+                    assert [chunk async for chunk in stream] == chunks
+                assert (await answers_of(session))[-1] == (content, False)
+                async with session.turn("left") as turn:
+                    stream = turn.stream(given_by(chunks, closed))
+                    while not stream.messages:
+                        await anext(stream)
+                assert (await answers_of(session))[-1][1]
+                assert closed == ["closed", "closed"]
+            await session.verify()
+
+    asyncio.run(main())
+
+
+def test_calls_of_a_stream_of_anthropic_are_made() -> None:
+    store, _ = store_in_memory()
+    session = store.session("s")
+    block = {"type": "tool_use", "id": "toolu_1", "name": "pay", "input": {}}
+    delta = {"type": "input_json_delta", "partial_json": '{"amount": 5}'}
+    events = [
+        ANTHROPIC[0],
+        {"type": "content_block_start", "index": 0, "content_block": block},
+        {"type": "content_block_delta", "index": 0, "delta": delta},
+        *ANTHROPIC[-3:],
+    ]
+    with session.turn("go") as turn:
+        list(turn.stream(events))
+        (told,) = session.run_tool_calls(None, {"pay": lambda amount: f"paid {amount}"})
+    result = {"type": "tool_result", "tool_use_id": "toolu_1", "content": "paid 5"}
+    assert told == {"role": "user", "content": [result]}
 
 
 def test_calls_of_a_cut_answer_are_open_for_nobody() -> None:

@@ -1,6 +1,8 @@
 """Streams for the tests of collecting: as the APIs send them, and as nobody should."""
 
+import json
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 from hypothesis import strategies as st
@@ -349,4 +351,137 @@ events_of_any_provider = st.one_of(
     ),
     st.just({"type": "response.web_search_call.searching", "output_index": 0}),
     st.just({"type": "error", "code": "c", "message": "m", "param": None}),
+)
+
+
+# --- Anthropic ----------------------------------------------------------------------------------
+
+ANTHROPIC: dict[str, Any] = {
+    "id": "msg_1",
+    "type": "message",
+    "role": "assistant",
+    "model": "m",
+    "content": [],
+    "stop_reason": None,
+    "stop_sequence": None,
+    "usage": {"input_tokens": 9, "output_tokens": 1},
+}
+
+Block = tuple[dict[str, Any], dict[str, Any], list[dict[str, Any]]]
+"""A block as it begins, as it is in the end, and the deltas between."""
+
+
+def _said(draw: Draw) -> Block:
+    pieces, base = draw(cuts), {"type": "text", "text": ""}
+    deltas: list[dict[str, Any]] = [{"type": "text_delta", "text": piece} for piece in pieces]
+    done: dict[str, Any] = {**base, "text": "".join(pieces)}
+    for number in range(draw(st.integers(0, 2))):
+        citation = {"type": "char_location", "document_index": number}
+        done["citations"] = [*done.get("citations", ()), citation]
+        deltas.append({"type": "citations_delta", "citation": citation})
+    return base, done, deltas
+
+
+def _thought(draw: Draw) -> Block:
+    pieces, base = draw(cuts), {"type": "thinking", "thinking": "", "signature": ""}
+    deltas = [{"type": "thinking_delta", "thinking": piece} for piece in pieces]
+    done = {**base, "thinking": "".join(pieces), "signature": "c2ln"}
+    return base, done, [*deltas, {"type": "signature_delta", "signature": "c2ln"}]
+
+
+def _used(draw: Draw) -> Block:
+    kind = draw(st.sampled_from(["tool_use", "server_tool_use"]))
+    base = {"type": kind, "id": "toolu_1", "name": "pay", "input": {}}
+    given = draw(st.dictionaries(texts, texts | st.integers() | st.lists(texts), max_size=2))
+    text = json.dumps(given) if given else ""
+    at = sorted(draw(st.sets(st.integers(0, len(text)), max_size=3)))
+    pieces = [text[begin:end] for begin, end in pairwise([0, *at, len(text)])]
+    deltas = [{"type": "input_json_delta", "partial_json": piece} for piece in pieces]
+    return base, {**base, "input": given}, deltas
+
+
+def _searched(_: Draw) -> Block:
+    found = [{"type": "web_search_result", "url": "http://a", "title": "A"}]
+    base = {"type": "web_search_tool_result", "tool_use_id": "toolu_1", "content": found}
+    return base, base, []
+
+
+@st.composite
+def anthropic_streams(draw: st.DrawFn) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Return the events of a well-formed stream, and the message that they stand for."""
+    events: list[dict[str, Any]] = [{"type": "message_start", "message": ANTHROPIC}]
+    events.append({"type": "ping"})
+    content = []
+    for index in range(draw(st.integers(1, 4))):
+        base, done, deltas = draw(st.sampled_from([_said, _thought, _used, _searched]))(draw)
+        content.append(done)
+        events.append({"type": "content_block_start", "index": index, "content_block": base})
+        kind = "content_block_delta"
+        events += [{"type": kind, "index": index, "delta": delta} for delta in deltas]
+        events.append({"type": "content_block_stop", "index": index})
+    delta = {"stop_reason": "end_turn", "stop_sequence": None}
+    usage = {"output_tokens": 40, "input_tokens": None}
+    events += [{"type": "message_delta", "delta": delta, "usage": usage}, {"type": "message_stop"}]
+    whole = {**ANTHROPIC, **delta, "content": content}
+    return events, {**whole, "usage": {"input_tokens": 9, "output_tokens": 40}}
+
+
+_HELPER_EVENTS = {
+    "text_delta": ("text", "text"),
+    "input_json_delta": ("input_json", "partial_json"),
+    "thinking_delta": ("thinking", "thinking"),
+}
+
+
+def with_helper_events(events: list[dict[str, Any]], whole: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the events as the SDK's stream helper yields them: with its own, and snapshots."""
+    found: list[dict[str, Any]] = []
+    for event in events:
+        delta = event.get("delta", {})
+        match event["type"]:
+            case "ping":
+                continue
+            case "content_block_stop":
+                found.append({**event, "content_block": whole["content"][event["index"]]})
+            case "message_stop":
+                found.append({**event, "message": whole})
+            case _:
+                found.append(event)
+        if delta.get("type") in _HELPER_EVENTS:
+            name, field = _HELPER_EVENTS[delta["type"]]
+            found.append({"type": name, field: delta[field], "snapshot": "all so far"})
+    return found
+
+
+_blocks = st.sampled_from(
+    [
+        {"type": "text", "text": "t"},
+        {"type": "thinking", "thinking": "", "signature": ""},
+        {"type": "tool_use", "id": "toolu_1", "name": "pay", "input": {}},
+    ]
+)
+_deltas = st.one_of(
+    st.fixed_dictionaries({"type": st.just("text_delta"), "text": texts}),
+    st.fixed_dictionaries({"type": st.just("thinking_delta"), "thinking": texts}),
+    st.fixed_dictionaries({"type": st.just("input_json_delta"), "partial_json": texts}),
+    st.fixed_dictionaries({"type": st.just("signature_delta"), "signature": texts}),
+    st.fixed_dictionaries({"type": st.just("citations_delta"), "citation": st.just({"a": 1})}),
+    st.just({"type": "compaction_delta", "content": "shorter"}),
+)
+_index = st.integers(0, 1)
+
+anthropic_events = st.one_of(
+    st.just({"type": "message_start", "message": ANTHROPIC}),
+    st.fixed_dictionaries(
+        {"type": st.just("content_block_start"), "index": _index, "content_block": _blocks}
+    ),
+    st.fixed_dictionaries(
+        {"type": st.just("content_block_delta"), "index": _index, "delta": _deltas}
+    ),
+    st.fixed_dictionaries({"type": st.just("content_block_stop"), "index": _index}),
+    st.just({"type": "message_delta", "delta": {"stop_reason": None}, "usage": None}),
+    st.just({"type": "message_delta", "delta": {"stop_reason": "end_turn"}}),
+    st.just({"type": "message_stop"}),
+    st.just({"type": "error", "error": {"type": "overloaded_error", "message": "m"}}),
+    st.just({"type": "of next year", "index": 0}),
 )

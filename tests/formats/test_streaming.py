@@ -25,8 +25,10 @@ from openai.types.responses import (
 from perdure.errors import UsageError, VersionError
 from perdure.formats.intake import IncomingMessage, extract_messages
 from perdure.formats.streaming import Collector, collector_for, rebuild
+from perdure.formats.streaming.anthropic import AnthropicCollector
 from perdure.formats.streaming.chat import ChatCollector
 from perdure.formats.streaming.responses import ResponseCollector
+from perdure.formats.streaming.text import TextCollector
 from perdure.journal.codec import Codec, decode_tree, encode_tree
 from tests.formats import streams
 
@@ -45,6 +47,13 @@ def built(chunk: dict[str, Any]) -> object:
     """Return a chunk as the SDK makes it, where its type is one of those above."""
     if "choices" in chunk:
         return ChatCompletionChunk.construct(**chunk)
+    if "." not in chunk["type"]:
+        # Anthropic's SDK has the same base class, and is not installed here.
+        fields: dict[str, Any] = {
+            name: openai.BaseModel.construct(**value) if isinstance(value, dict) else value
+            for name, value in chunk.items()
+        }
+        return openai.BaseModel.construct(**fields)
     kind = EVENTS.get(chunk["type"])
     return kind.construct(**chunk) if kind is not None else chunk
 
@@ -156,7 +165,58 @@ def test_without_its_last_event_a_response_is_whole_but_not_finished(
             assert ours.message.get(field) == theirs.get(field)
 
 
+@settings(derandomize=True, deadline=None, max_examples=60)
+@given(
+    stream=streams.anthropic_streams(),
+    as_given=st.sampled_from([built, dict]),
+    helper=st.booleans(),
+)
+def test_a_whole_stream_of_anthropic_gives_what_the_message_gives(
+    stream: Stream, as_given: Callable[[dict[str, Any]], object], *, helper: bool
+) -> None:
+    events, message = stream
+    told = streams.with_helper_events(events, message) if helper else events
+    collector = collected(as_given(event) for event in told)
+    assert collector.finished()
+    assert collector.messages() == extract_messages(message)
+    assert "stop_reason" in collector.messages()[0].meta
+
+
+def test_a_stream_of_texts_gives_a_message_of_the_assistant() -> None:
+    collector = collected(["one ", "", "two"])
+    assert not collector.finished()
+    assert collector.finished(exhausted=True)
+    assert collector.messages() == [
+        IncomingMessage({"role": "assistant", "content": "one two"}, {})
+    ]
+    assert collected([""]).messages() == []
+
+
+@pytest.mark.parametrize("chunk", ["chat", "responses", "anthropic"])
+def test_only_texts_are_over_when_their_source_is(chunk: str) -> None:
+    first: dict[str, dict[str, Any]] = {
+        "chat": streams.one_choice(0, {"content": "a"}),
+        "responses": {"type": "response.created", "response": streams.RESPONSE},
+        "anthropic": {"type": "message_start", "message": streams.ANTHROPIC},
+    }
+    assert not collected([first[chunk]]).finished(exhausted=True)
+
+
 # --- pieces -------------------------------------------------------------------------------------
+
+
+@settings(derandomize=True, deadline=None)
+@given(st.lists(streams.anthropic_events, max_size=8), st.integers(0, 255))
+def test_a_stream_of_anthropic_can_be_cut_anywhere(events: list[dict[str, Any]], cuts: int) -> None:
+    cut_after = [bool(cuts >> number & 1) for number in range(8)]
+    assert_any_cut_gives_the_same(AnthropicCollector(), events, lambda number: cut_after[number])
+
+
+@settings(derandomize=True, deadline=None)
+@given(st.lists(streams.texts, max_size=8), st.integers(0, 255))
+def test_a_stream_of_texts_can_be_cut_anywhere(texts: list[Any], cuts: int) -> None:
+    cut_after = [bool(cuts >> number & 1) for number in range(8)]
+    assert_any_cut_gives_the_same(TextCollector(), texts, lambda number: cut_after[number])
 
 
 @settings(derandomize=True, deadline=None)
@@ -212,7 +272,7 @@ def test_odd_streams_can_be_cut_anywhere(events: list[dict[str, Any]], cuts: int
 
 
 @settings(derandomize=True, deadline=None)
-@given(streams.response_streams() | streams.chat_streams(), st.data())
+@given(streams.response_streams() | streams.chat_streams() | streams.anthropic_streams(), st.data())
 def test_a_well_formed_stream_can_be_cut_anywhere(stream: Stream, data: st.DataObject) -> None:
     chunks, whole = stream
     cuts = data.draw(st.sets(st.integers(0, len(chunks))))
@@ -222,7 +282,7 @@ def test_a_well_formed_stream_can_be_cut_anywhere(stream: Stream, data: st.DataO
 
 
 @settings(derandomize=True, deadline=None, max_examples=40)
-@given(streams.chat_streams() | streams.response_streams())
+@given(streams.chat_streams() | streams.response_streams() | streams.anthropic_streams())
 def test_collecting_changes_nothing_that_it_is_given(
     stream: Stream,
 ) -> None:
@@ -507,8 +567,9 @@ def test_an_error_in_the_middle_is_kept_with_what_was_said_and_finishes_nothing(
     ("chunk", "text"),
     [
         ({"object": "chat.completion", "choices": []}, "append it as it is"),
-        ({"type": "message_start"}, "dict is not a known chunk"),
-        ("data: {}", "str is not a known chunk"),
+        ({"type": "content_block_stop", "index": 0}, "dict is not a known chunk"),
+        (b"data: {}", "bytes is not a known chunk"),
+        (5, "int is not a known chunk"),
         (None, "NoneType is not a known chunk"),
     ],
 )
@@ -533,6 +594,73 @@ def test_what_is_no_chunk_is_refused_and_changes_nothing() -> None:
     assert responses.piece() is None
 
 
+def test_what_is_no_event_of_anthropic_is_refused_and_changes_nothing() -> None:
+    begun = {"type": "content_block_start", "index": 0, "content_block": {"type": "text"}}
+    delta = {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta"}}
+    collector = collected([{"type": "message_start", "message": streams.ANTHROPIC}, begun])
+    before = collector.messages()
+    wrong: list[tuple[object, str]] = [
+        (said("a"), "not an event of a message"),
+        ("a", "not an event of a message"),
+        (None, "not an event of a message"),
+        ({**begun, "index": "0"}, "index"),
+        ({**begun, "content_block": 5}, "content_block"),
+        ({**delta, "delta": None}, "delta"),
+        (delta, r"\$\.delta\.text"),
+        ({**delta, "delta": {"type": "input_json_delta", "partial_json": {}}}, "partial_json"),
+        ({**delta, "delta": {"type": "text_delta", "text": "\ud800"}}, "lone surrogate"),
+        ({"type": "message_start", "message": "hi"}, "message"),
+        ({"type": "message_delta", "delta": {}, "usage": 5}, "usage"),
+    ]
+    for event, reason in wrong:
+        with pytest.raises(UsageError, match=reason):
+            collector.add(event)
+    assert collector.messages() == before
+    assert not collector.finished()
+
+
+def test_what_is_no_text_is_refused_and_changes_nothing() -> None:
+    collector = collected(["a"])
+    for wrong in (b"a", None, said("a"), 5, "\ud800"):
+        with pytest.raises(UsageError):
+            collector.add(wrong)
+    assert collector.messages()[0].message["content"] == "a"
+
+
+def test_the_input_of_a_call_that_was_cut_is_kept_as_it_came() -> None:
+    events = [
+        {"type": "message_start", "message": streams.ANTHROPIC},
+        {
+            "type": "content_block_start",
+            "index": 0,
+            "content_block": {"type": "tool_use", "id": "toolu_1", "name": "pay", "input": {}},
+        },
+        {
+            "type": "content_block_delta",
+            "index": 0,
+            "delta": {"type": "input_json_delta", "partial_json": '{"amount": 2'},
+        },
+    ]
+    (taken,) = collected(events).messages()
+    assert taken.message["content"][0]["input"] == '{"amount": 2'
+    assert taken.meta["stop_reason"] is None
+
+
+def test_an_error_of_anthropic_is_kept_with_what_was_said_and_finishes_nothing() -> None:
+    said = {
+        "type": "content_block_delta",
+        "index": 0,
+        "delta": {"type": "text_delta", "text": "47"},
+    }
+    error = {"type": "overloaded_error", "message": "sorry"}
+    events = [{"type": "message_start", "message": streams.ANTHROPIC}, said]
+    collector = collected([*events, {"type": "error", "error": error}])
+    assert not collector.finished()
+    (taken,) = rebuild(stored(collector.piece()))
+    assert taken.message["content"] == [{"type": "text", "text": "47"}]
+    assert taken.meta["error"] == error
+
+
 def test_pieces_that_do_not_belong_together_are_refused() -> None:
     assert rebuild([]) == []
     chat = stored(collected([said("a")]).piece())
@@ -541,7 +669,10 @@ def test_pieces_that_do_not_belong_together_are_refused() -> None:
         rebuild([*chat, {"format": "openai.responses", "events": []}])
     with pytest.raises(VersionError, match=r"openai\.next"):
         rebuild([{"format": "openai.next"}])
-    for damaged in ({}, {"format": "openai.chat"}, {"format": "openai.responses", "events": [7]}):
+    for damaged in (
+        *({}, {"format": "openai.chat"}, {"format": "openai.responses", "events": [7]}),
+        *({"format": "text"}, {"format": "anthropic", "events": [{}]}),
+    ):
         with pytest.raises(UsageError, match="not the pieces"):
             rebuild([damaged])
 

@@ -7,12 +7,13 @@ belongs here, so that the other modules of `sync/` can be generated (`scripts/ge
 import asyncio
 import inspect
 import threading
-from collections.abc import AsyncIterable, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import suppress
 from contextvars import copy_context
 from typing import Any, TypeVar
 
 from perdure.core.effects.calls import ToolSpec
+from perdure.errors import UsageError
 
 JobT = TypeVar("JobT")
 
@@ -53,6 +54,21 @@ def require_plain_tool(spec: ToolSpec) -> None:
 
 def require_plain_agent(agent: object) -> None:
     """Do nothing: an event loop runs plain agents and async ones."""
+
+
+def iterate(source: object) -> AsyncIterator[Any]:
+    """Return an iterator over the chunks of a source; UsageError if it is no async iterable."""
+    if isinstance(source, AsyncIterable):
+        return aiter(source)
+    if inspect.isawaitable(source):
+        getattr(source, "close", bool)()
+        hint = "await it first"
+    elif hasattr(source, "__aenter__"):
+        hint = "enter it with `async with` first"
+    else:
+        hint = "pass an async one, such as an async generator, or use a session of perdure.open"
+    kind = type(source).__qualname__
+    raise UsageError(f"a {kind} is not an async iterator of chunks: {hint}")
 
 
 async def close_source(source: object) -> None:

@@ -4,7 +4,7 @@ import time
 from collections.abc import AsyncIterable, AsyncIterator
 from typing import Any, Self
 
-from perdure.aio.concurrency import close_source
+from perdure.aio.concurrency import close_source, iterate
 from perdure.aio.handle import AsyncHandle
 from perdure.core.plans import Plan
 from perdure.core.streaming import AnswerRecorder
@@ -18,7 +18,9 @@ class AsyncStream:
     The chunks so far are made durable at most once every `flush_every` seconds. Once the provider
     has declared the answer over, the whole message is stored at the end of the stream. If the
     stream ends or fails before that, the partial answer stays stored, and is marked as interrupted
-    when the turn ends.
+    when the turn ends. A stream of plain texts is over when its source is.
+
+    A chunk that is none raises UsageError. The chunks before it are durable, and reading may go on.
     """
 
     def __init__(
@@ -32,7 +34,7 @@ class AsyncStream:
         """The source of the chunks, as passed to `turn.stream`."""
         self._handle = handle
         self._answering = answering
-        self._chunks = aiter(source)
+        self._chunks = iterate(source)
         self._every = every
         self._begun_at = self._stored_at = time.monotonic()
         self._ended = False
@@ -60,12 +62,16 @@ class AsyncStream:
         try:
             chunk = await anext(self._chunks)
         except StopAsyncIteration:
-            await self._end(self._answering.end(time.monotonic() - self._begun_at))
+            await self._end(self._answering.end(self._duration, exhausted=True))
             raise
         except BaseException:
             await self._end(self._answering.piece())
             raise
-        self._answering.take(chunk)
+        try:
+            self._answering.take(chunk)
+        except UsageError:
+            await self._store(self._answering.piece())
+            raise
         if time.monotonic() - self._stored_at >= self._every:
             await self._store(self._answering.piece())
         return chunk
@@ -74,8 +80,13 @@ class AsyncStream:
         """Stop reading and close the source. The answer so far is durable on return. Idempotent."""
         self._handle.replica.require_live("stream")
         if not self._ended:
-            await self._end(self._answering.end(time.monotonic() - self._begun_at))
+            await self._end(self._answering.end(self._duration, exhausted=False))
             await close_source(self.source)
+
+    @property
+    def _duration(self) -> float:
+        """The seconds since the stream began."""
+        return time.monotonic() - self._begun_at
 
     async def _end(self, plan: Plan[int] | None) -> None:
         self._ended = True

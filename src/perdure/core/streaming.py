@@ -67,14 +67,14 @@ class AnswerRecorder:
             return None
         return add_piece(self._replica, self._turn.turn, self._id, data)
 
-    def end(self, duration: float = 0.0) -> Plan[int] | None:
+    def end(self, duration: float, *, exhausted: bool) -> Plan[int] | None:
         """Return the plan for the end of the stream, or None if nothing is left to store.
 
-        A finished answer is stored as messages, an unfinished one as its last piece.
-        `duration` is in seconds.
+        A finished answer is stored as messages, an unfinished one as its last piece. `duration` is
+        in seconds; `exhausted` says that the source has ended, and not the reader.
         """
-        messages = self.messages
-        if self._collector is None or not self._collector.finished() or not messages:
+        messages, collector = self.messages, self._collector
+        if collector is None or not collector.finished(exhausted=exhausted) or not messages:
             return self.piece()
         replica, turn, attribution = self._replica, self._turn, self._voice
         plan = append_parsed(replica, messages, attribution=attribution, turn=turn, answer=self._id)

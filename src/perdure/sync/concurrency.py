@@ -6,7 +6,7 @@ Both files are written by hand. Every other module here is generated from its na
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -69,6 +69,17 @@ def require_plain_agent(agent: Callable[..., Any]) -> None:
 
     if iscoroutinefunction(agent):
         raise UsageError("an async agent needs a session of perdure.open_async(...)")
+
+
+def iterate(source: object) -> Iterator[Any]:
+    """Return an iterator over the chunks of a source; UsageError if it is no iterable."""
+    if isinstance(source, Iterable):
+        return iter(source)
+    require_resolved(source)
+    hint = "pass an iterator or a generator; for an async one use perdure.open_async"
+    if hasattr(source, "__enter__"):
+        hint = "enter it with `with` first"
+    raise UsageError(f"a {type(source).__qualname__} is not an iterator of chunks: {hint}")
 
 
 def close_source(source: object) -> None:

@@ -9,7 +9,7 @@ from perdure.core.plans import Plan
 from perdure.core.streaming import AnswerRecorder
 from perdure.errors import UsageError
 from perdure.formats.intake import IncomingMessage
-from perdure.sync.concurrency import close_source
+from perdure.sync.concurrency import close_source, iterate
 from perdure.sync.handle import Handle
 
 
@@ -19,7 +19,9 @@ class Stream:
     The chunks so far are made durable at most once every `flush_every` seconds. Once the provider
     has declared the answer over, the whole message is stored at the end of the stream. If the
     stream ends or fails before that, the partial answer stays stored, and is marked as interrupted
-    when the turn ends.
+    when the turn ends. A stream of plain texts is over when its source is.
+
+    A chunk that is none raises UsageError. The chunks before it are durable, and reading may go on.
     """
 
     def __init__(
@@ -29,7 +31,7 @@ class Stream:
         """The source of the chunks, as passed to `turn.stream`."""
         self._handle = handle
         self._answering = answering
-        self._chunks = iter(source)
+        self._chunks = iterate(source)
         self._every = every
         self._begun_at = self._stored_at = time.monotonic()
         self._ended = False
@@ -57,12 +59,16 @@ class Stream:
         try:
             chunk = next(self._chunks)
         except StopIteration:
-            self._end(self._answering.end(time.monotonic() - self._begun_at))
+            self._end(self._answering.end(self._duration, exhausted=True))
             raise
         except BaseException:
             self._end(self._answering.piece())
             raise
-        self._answering.take(chunk)
+        try:
+            self._answering.take(chunk)
+        except UsageError:
+            self._store(self._answering.piece())
+            raise
         if time.monotonic() - self._stored_at >= self._every:
             self._store(self._answering.piece())
         return chunk
@@ -71,8 +77,13 @@ class Stream:
         """Stop reading and close the source. The answer so far is durable on return. Idempotent."""
         self._handle.replica.require_live("stream")
         if not self._ended:
-            self._end(self._answering.end(time.monotonic() - self._begun_at))
+            self._end(self._answering.end(self._duration, exhausted=False))
             close_source(self.source)
+
+    @property
+    def _duration(self) -> float:
+        """The seconds since the stream began."""
+        return time.monotonic() - self._begun_at
 
     def _end(self, plan: Plan[int] | None) -> None:
         self._ended = True

@@ -165,7 +165,8 @@ class Turn:
     ) -> Stream:
         """Pass on the chunks of a streamed answer, and store them meanwhile.
 
-        New chunks are stored at most every `flush_every` seconds, and the whole message at
+        Chunks are those of chat completions, events of responses or of Anthropic messages, or plain
+        texts. New chunks are stored at most every `flush_every` seconds, and the whole message at
         the end. A stream that breaks, or that is not read to its end, leaves a partial answer.
         """
         replica, turn = self._handle.replica, self._owned()

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from perdure.errors import UsageError, VersionError
 from perdure.formats.intake import IncomingMessage, field_of
-from perdure.formats.streaming import chat, responses
+from perdure.formats.streaming import anthropic, chat, responses, text
 
 
 class Collector(Protocol):
@@ -25,10 +25,11 @@ class Collector(Protocol):
         """Return the data since the last piece, for `rebuild`; None if there is none."""
         ...
 
-    def finished(self) -> bool:
+    def finished(self, *, exhausted: bool = False) -> bool:
         """Whether the provider has declared the answer over, complete or failed.
 
-        More may follow, such as the usage: keep reading to the end of the stream.
+        More may follow, such as the usage: keep reading to the end of the stream. `exhausted` says
+        that the source has ended, which is all that a stream of plain texts can say.
         """
         ...
 
@@ -41,13 +42,17 @@ class Collector(Protocol):
 
 
 _REBUILDERS = {
+    anthropic.FORMAT: anthropic.rebuild,
     chat.FORMAT: chat.rebuild,
     responses.FORMAT: responses.rebuild,
+    text.FORMAT: text.rebuild,
 }
 
 
 def collector_for(chunk: object) -> Collector:
     """Return a collector for the stream that begins with a chunk; the chunk is not added yet."""
+    if isinstance(chunk, str):
+        return text.TextCollector()
     if field_of(chunk, "object") == "chat.completion":
         raise UsageError("a whole chat completion is not a chunk of a stream: append it as it is")
     if isinstance(field_of(chunk, "choices"), list) or field_of(chunk, "chunk") is not None:
@@ -55,8 +60,11 @@ def collector_for(chunk: object) -> Collector:
     kind = field_of(chunk, "type")
     if isinstance(kind, str) and (kind.startswith("response.") or kind == "error"):
         return responses.ResponseCollector()
+    if kind in anthropic.START_EVENTS:
+        return anthropic.AnthropicCollector()
     reason = f"a {type(chunk).__qualname__} is not a known chunk of a stream"
-    raise UsageError(f"{reason}: give chunks of chat completions or events of responses")
+    known = "chunks of chat completions, events of responses or of Anthropic messages, or texts"
+    raise UsageError(f"{reason}: give {known}")
 
 
 def rebuild(pieces: Sequence[dict[str, Any]]) -> list[IncomingMessage]:

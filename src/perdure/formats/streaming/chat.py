@@ -52,7 +52,8 @@ class ChatCollector:
         self._pieces.append(piece)
         return piece
 
-    def finished(self) -> bool:
+    def finished(self, *, exhausted: bool = False) -> bool:
+        del exhausted  # A connection that breaks may look like the end of the source.
         return bool(self._ended) and all(self._ended.values())
 
     def messages(self) -> list[IncomingMessage]:

@@ -102,7 +102,8 @@ class ResponseCollector:
         self._pieces.append(piece)
         return piece
 
-    def finished(self) -> bool:
+    def finished(self, *, exhausted: bool = False) -> bool:
+        del exhausted  # A connection that breaks may look like the end of the source.
         return self._finished
 
     def messages(self) -> list[IncomingMessage]:

@@ -13,6 +13,7 @@ from perdure.backends.digests import digest_of
 from perdure.backends.protocol import Append, Backend, Outcome
 from perdure.errors import PerdureError
 from perdure.testing.faults import BackendWrapper
+from tests.support import forgotten
 
 OPENED = 0.3  # Of sampled stores, those in which the session written to last is opened.
 WHOLE = 0.06  # And those in which all of some session is read and verified.
@@ -218,6 +219,8 @@ class Ledger:
             if not self._is_sent(head, record):
                 return f"{name!r}: phantom: record {record.position} is not what was sent"
         session.verify()
+        if lost := forgotten(session):
+            return f"{name!r}: forgotten: ids {lost} are stored, and not known"
         first = next(store._backend.read(name, limit=1)).position
         allowed = {lane.dropped or lane.first, lane.dropping or lane.first, lane.deleted}
         if first not in allowed and first <= head.position:

@@ -23,6 +23,7 @@ from tests.promises.children import End, collect, fork, ledger_of, play
 from tests.promises.kinds import KINDS, Kind
 from tests.promises.ledger import Ledger, Witness
 from tests.promises.promise import Promise, Trial, in_time
+from tests.support import forgotten
 
 TURNS = 20
 LONG_RUN = 60.0  # Seconds; shorter runs are samples, for which strace is too slow.
@@ -109,6 +110,8 @@ def _go_on(store: perdure.Store, ledger: Ledger, draw: random.Random) -> str:
     with session.turn("And now?") as turn:
         turn.append({"role": "assistant", "content": "On with it."})
     session.verify()
+    if lost := forgotten(session):
+        return f"{session.id!r}: ids {lost} are stored, and not known"
     again = store.session(session.id)
     if again.interrupted or len(again) != before + added + 2:
         return f"{session.id!r}: it could not be continued: {again.interrupted}, {len(again)}"

@@ -1,7 +1,8 @@
 """P4: an append of several records is torn at every byte; it is there as a whole or not at all.
 
-What an append added to a file is cut off at every byte, and what is missing is nothing, zeros, or
-what other files left on the disk. Whoever opens the store finds it as it was before, and goes on.
+The append also has pages of the index and a snapshot, because it is time for one. What it added to
+a file is cut off at every byte, and what is missing is nothing, zeros, or what other files left on
+the disk. Whoever opens the store finds it as it was before, and goes on.
 """
 
 import random
@@ -9,16 +10,21 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
+from unittest import mock
 
 import perdure
+from perdure.core import index
+from perdure.core.state import session_state
 from tests.promises import places
 from tests.promises.disk import Crash
 from tests.promises.kinds import KINDS, Kind
 from tests.promises.p06_damage import scattered
 from tests.promises.promise import Promise, Trial, in_time
+from tests.support import forgotten
 
 FILLINGS = ("nothing", "zeros", "remains")
 TURN = "turn-1"
+NOTES = 5  # With the turn, six ids in four pages.
 
 Contents = dict[str, bytes]
 
@@ -53,9 +59,15 @@ def torn(kind: Kind, directory: Path) -> Torn:
     store = perdure.open(kind.opener(directory)())
     session = store.session("main")
     session.append(_say("Before."))
+    for number in range(NOTES):
+        session.note(number, id=f"note-{number}")
     session.turn("Question?", id=TURN).__enter__()
     texts, before = _texts(session), _contents(directory)
-    session.append(*(_say(f"Part {part}. " * 9) for part in range(5)))
+    with (
+        mock.patch.object(session_state, "SNAPSHOT_EVERY", 1),
+        mock.patch.object(index, "PAGE_ROWS", 2),
+    ):
+        session.append(*(_say(f"Part {part}. " * 9) for part in range(5)))
     later, after = _texts(session), _contents(directory)
     (name,) = (one for one in after if len(after[one]) != len(before[one]))
     store.close()
@@ -102,6 +114,8 @@ def _judge(found: Torn, session: perdure.Session, state: Contents) -> str:
         return f"{session.interrupted} are shown as interrupted"
     session.append(_say("Afterwards."))
     session.verify()
+    if lost := forgotten(session):
+        return f"ids {lost} are stored, and not known"
     return "" if _texts(session) == [*wanted, "Afterwards."] else "it did not go on"
 
 

@@ -3,14 +3,18 @@
 In each cycle occur: turns that end well and one that fails, appends of several messages, a long
 message, values and their deltas, a value's deletion, notes, labels, a branch and turns in it, a
 session that is deleted, batches of one session and of several, sessions that commit together, and a
-store that is closed and opened again.
+store that is closed and opened again. Snapshots are frequent and pages of the index small, so that
+a cycle has several runs and merges of them.
 """
 
 import threading
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import perdure
+from perdure.core import index
+from perdure.core.state import session_state
 from perdure.errors import UnsupportedError
 
 CYCLE = 20
@@ -19,14 +23,18 @@ LONG = "It was a bright cold day in April. " * 600  # Spans several pages of the
 
 def play(open_store: Callable[[], perdure.Store], turns: int) -> None:
     """Run the script on stores that `open_store` opens, one after the other."""
-    store = open_store()
-    for cycle in range(0, turns, CYCLE):
-        half = min(cycle + CYCLE // 2, turns)
-        _Cycle(store, cycle).run(range(cycle, half))
-        store.close()
+    with (
+        mock.patch.object(session_state, "SNAPSHOT_EVERY", 12),
+        mock.patch.object(index, "PAGE_ROWS", 2),
+    ):
         store = open_store()
-        _Cycle(store, cycle).run(range(half, min(cycle + CYCLE, turns)))
-    store.close()
+        for cycle in range(0, turns, CYCLE):
+            half = min(cycle + CYCLE // 2, turns)
+            _Cycle(store, cycle).run(range(cycle, half))
+            store.close()
+            store = open_store()
+            _Cycle(store, cycle).run(range(half, min(cycle + CYCLE, turns)))
+        store.close()
 
 
 class _Cycle:

@@ -12,11 +12,19 @@ import pytest
 import perdure
 from perdure.core.effects import calls, plans
 from perdure.core.effects.calls import Effect
+from perdure.core.index import CachedPage
 from perdure.core.state.effects import EffectsState
 from perdure.journal.records import EffectIntended
 from perdure.sync import tools
 from perdure.sync.tools import DurableCall, Tool
-from tests.promises import errand_runs, p11_deaths, p11_memory, p12_in_flight, straced
+from tests.promises import (
+    errand_runs,
+    p11_deaths,
+    p11_ids,
+    p11_memory,
+    p12_in_flight,
+    straced,
+)
 from tests.promises.errands import Scenario
 from tests.promises.kinds import FILES, KINDS, SQLITE, Kind
 from tests.promises.p11_deaths import Chain, System, points
@@ -33,6 +41,16 @@ EFFECTS = range(4, 28, 2)  # Steps of the errands that a model asked for.
 @pytest.mark.parametrize("promise", PROMISES, ids=lambda promise: promise.key)
 def test_no_death_runs_a_call_again_or_forgets_it(promise: Promise) -> None:
     assert sample(promise, seed=1, seconds=1.5, least=8) >= 8
+
+
+def test_no_id_or_key_is_forgotten_however_many_came_after_it() -> None:
+    assert sample(p11_ids.PROMISE, seed=1, seconds=2.0, least=1_500) >= 1_500
+
+
+def test_an_id_that_is_forgotten_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CachedPage, "positions", lambda *_: [])
+    with pytest.raises(AssertionError, match=r"stored again|ran again"):
+        sample(p11_ids.PROMISE, seed=1, seconds=2.0, least=1_500)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)

@@ -366,6 +366,17 @@ def test_a_value_whose_past_is_damaged_says_so(path: Path) -> None:
     assert "plan: UNREADABLE: its body" in done.stdout
 
 
+def test_pages_of_the_index_are_bookkeeping(path: Path) -> None:
+    with perdure.open(path) as store:
+        session = store.session("noted")
+        for number in range(300):
+            session.note(number, id=f"note-{number}")
+    shown = invoke(path, "show", "noted").stdout
+    assert "index" not in shown
+    assert "2 records of bookkeeping not shown" in shown
+    assert "index" in invoke(path, "show", "noted", "--records").stdout
+
+
 def test_a_result_that_stands_in_a_message_is_not_shown_as_null(tmp_path: Path) -> None:
     path = tmp_path / "agents.db"
     call = {"id": "c1", "type": "function", "function": {"name": "large", "arguments": "{}"}}

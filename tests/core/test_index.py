@@ -1,5 +1,6 @@
 """The index: every id that a caller ever used is known, at a bounded cost, or its loss is said."""
 
+import asyncio
 import contextlib
 import itertools
 import random
@@ -13,6 +14,7 @@ import pytest
 
 import perdure
 from perdure.backends.memory import MemoryBackend
+from perdure.backends.offload import ThreadedBackend
 from perdure.backends.protocol import Backend, Entry
 from perdure.core import index
 from perdure.core.index import count_to_merge, page_of
@@ -237,10 +239,12 @@ class World:
 
 
 @pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize("address", ["memory:", "sqlite:{}/store.db", "files:{}/store"])
+@pytest.mark.parametrize("address", ["memory:", "sqlite:{}/store.db", "files:{}/store", "postgres"])
 def test_every_id_ever_used_is_known_at_any_later_time(
-    address: str, seed: int, small: None, tmp_path: Path
+    address: str, seed: int, small: None, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
+    if address == "postgres":
+        address = request.getfixturevalue("postgres_store")
     with perdure.open(address.format(tmp_path)) as store:
         world = World(store, seed)
         for _ in range(120):
@@ -410,6 +414,32 @@ def test_a_snapshot_that_is_too_large_leaves_no_pages_behind(
     session.verify()
 
 
+def test_a_copy_of_a_branch_and_its_parent_knows_their_ids(small: None, tmp_path: Path) -> None:
+    store = perdure.open(tmp_path / "store.db")
+    places = notes(store.session("s"), 60)
+    branch = store.session("s").branch("b")
+    places |= notes(branch, 60, 60)
+    store.close()
+    assert perdure.copy(tmp_path / "store.db", f"files:{tmp_path / 'copy'}").complete
+    with perdure.open(f"files:{tmp_path / 'copy'}") as store:
+        branch = store.session("b")
+        assert {key: branch.note(int(key[2:]), id=key) for key in places} == places
+        assert forgotten(store.session("s")) == []
+        branch.verify()
+
+
+def test_ids_are_known_without_blocking_too(small: None) -> None:
+    backend = MemoryBackend()
+
+    async def write() -> dict[str, int]:
+        store = perdure.open_async(ThreadedBackend(backend))
+        session = await store.session("s")
+        return {f"n-{n}": await session.note(n, id=f"n-{n}") for n in range(60)}
+
+    places = asyncio.run(write())
+    assert asyncio.run(write()) == places == notes(perdure.open(backend).session("s"), 60)
+
+
 # What can go wrong.
 
 
@@ -497,6 +527,10 @@ def test_a_damaged_page_is_reported_and_its_ids_are_never_taken_for_new(small: N
     assert {page_of(_digest(index.digest_id(key)), run.bits) for key in refused} == {1}
     with pytest.raises(DamagedError):
         session.verify()
+    reports: list[DamagedError] = []
+    rest = [record.position for record in session.records(on_damage=reports.append)]
+    assert {position, *rest} == {*range(1, session.position + 1)}
+    assert [report.position for report in reports] == [position]
 
 
 def test_a_damaged_page_stops_neither_appends_nor_later_runs(small: None) -> None:

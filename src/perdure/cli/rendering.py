@@ -217,8 +217,9 @@ def _render_other(content: Content) -> RenderedRecord:
                 f"a crash cut off entries {first} to {last}: they were never stored"
             )
         case IndexPage() | Snapshot():
-            what = "index of ids" if isinstance(content, IndexPage) else "snapshot of the state"
-            return RenderedRecord(f"{what}, for faster opening")
+            snapshot = "snapshot of the state, for faster opening"
+            own = "page of the index of ids" if isinstance(content, IndexPage) else snapshot
+            return RenderedRecord(own)
         case _:
             return RenderedRecord(safe(content.kind), _json(msgspec.to_builtins(content)))
 

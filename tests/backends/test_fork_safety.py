@@ -12,6 +12,7 @@ import pytest
 import perdure
 from perdure.aio import group_commit
 from perdure.backends import fork_safety, offload
+from perdure.backends.interrupt_safety import WakeSignal
 from perdure.backends.watchers import Watchers
 from perdure.sync import concurrency
 from tests.support import said
@@ -107,11 +108,11 @@ def test_a_child_closes_a_session_in_which_another_thread_begins_something() -> 
 
 
 def test_a_child_lets_go_of_what_waits_in_its_parent() -> None:
-    watchers = Watchers()
-    watchers.add("s", print)
+    watchers, signal = Watchers(), WakeSignal()
+    watchers.add("s", signal)
     thread = while_held(watchers._lock)
-    assert forked(lambda: watchers.remove("s", print)) == 0
+    assert forked(lambda: watchers.remove("s", signal)) == 0
     thread.join()
-    watchers.remove("s", print)
-    watchers.remove("s", print)  # As a child does that waits itself by now.
+    watchers.remove("s", signal)
+    watchers.remove("s", signal)  # As a child does that waits itself by now.
     assert not watchers.streams()

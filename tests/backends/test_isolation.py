@@ -16,7 +16,7 @@ import pytest
 
 import perdure
 from perdure.backends.files.backend import FilesBackend
-from perdure.backends.files.disk import Disk, lock_file
+from perdure.backends.files.disk import Disk, LockedFiles
 from perdure.backends.files.stream_file import locate_stream
 from perdure.backends.postgres.address import parse_address
 from perdure.backends.postgres.backend import PostgresBackend
@@ -139,13 +139,16 @@ def test_a_damaged_stream_of_a_server_fails_alone(
 
 def test_a_locked_stream_of_a_folder_fails_alone(tmp_path: Path) -> None:
     backend = FilesBackend(tmp_path, timeout=0.3)
-    with contextlib.ExitStack() as stack:
+    locks = LockedFiles(Disk())
 
-        def lock() -> None:
-            path = locate_stream(str(tmp_path), "x").path
-            stack.enter_context(lock_file(Disk(), path, os.O_RDWR, timeout=0.3, store="other"))
+    def lock() -> None:
+        path = locate_stream(str(tmp_path), "x").path
+        locks.lock(path, os.O_RDWR, timeout=0.3, store="other")
 
+    try:
         check(by_threads(backend, lock, rounds=3), "another process holds the lock")
+    finally:
+        locks.close()
 
 
 @pytest.mark.parametrize("write", COLOURS)

@@ -28,12 +28,11 @@ Messages = list[dict[str, str]]
 
 def save(disk: WatchedFiles, path: Path, messages: Messages) -> None:
     """As `with open(path, "w") as file: json.dump(messages, file)`, through a disk."""
-    fd = disk.open(str(path), os.O_RDWR | os.O_CREAT)
-    disk.truncate(fd, 0)
-    data = json.dumps(messages).encode()
-    for at in range(0, len(data), BUFFER):
-        disk.write(fd, data[at : at + BUFFER], at)
-    disk.close(fd)
+    with disk.open(str(path), os.O_RDWR | os.O_CREAT) as file:
+        disk.truncate(file.fileno(), 0)
+        data = json.dumps(messages).encode()
+        for at in range(0, len(data), BUFFER):
+            disk.write(file.fileno(), data[at : at + BUFFER], at)
 
 
 def failures(directory: Path, seed: int) -> Iterator[list[str]]:

@@ -7,6 +7,7 @@ import itertools
 import os
 import threading
 from collections.abc import Callable
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,18 @@ from perdure.backends.files.disk import Disk
 from tests.promises.calls import Call, Watcher, let_pass
 
 _number = itertools.count(1)
+
+
+class WatchedFile(FileIO):
+    """Tells that it is closed."""
+
+    def __init__(self, disk: "WatchedFiles", fd: int) -> None:
+        super().__init__(fd)
+        self._disk = disk
+
+    def close(self) -> None:
+        if not self.closed:
+            self._disk.close(self)
 
 
 class WatchedFiles(Disk):
@@ -36,20 +49,21 @@ class WatchedFiles(Disk):
         name, handle = self._files[fd]
         return self._watched(Call(op, name, do, handle, at))
 
-    def open(self, path: str, flags: int) -> int:
+    def open(self, path: str, flags: int = os.O_RDONLY) -> FileIO:
         real, name, handle = super().open, self._name(path), next(_number)
 
-        def do(_: bytes) -> int:
-            fd = real(path, flags)
-            self._files[fd] = (name, handle)
-            return fd
+        def do(_: bytes) -> FileIO:
+            with real(path, flags) as file:
+                watched = WatchedFile(self, os.dup(file.fileno()))
+            self._files[watched.fileno()] = (name, handle)
+            return watched
 
         op = "open" if flags & (os.O_RDWR | os.O_CREAT) else "look"
-        return int(self._watched(Call(op, name, do, handle, flags)))
+        found: FileIO = self._watched(Call(op, name, do, handle, flags))
+        return found
 
-    def close(self, fd: int) -> None:
-        real = super().close
-        self._of(fd, "close", lambda _: real(fd))
+    def close(self, file: "WatchedFile") -> None:
+        self._of(file.fileno(), "close", lambda _: FileIO.close(file))
 
     def read(self, fd: int, size: int, at: int) -> bytes:
         real = super().read

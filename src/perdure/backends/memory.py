@@ -189,12 +189,12 @@ class MemoryBackend:
         state = self._streams.get(append.stream) or _MemoryStream()
         outcome, missing = _decide(append, state)
         if missing:
-            state.entries.extend(missing)
-            state.labels = append.labels
-            state.digest = digest_of(missing[-1].header)
+            digest, end = digest_of(missing[-1].header), len(state.entries)
             try:
                 self._streams.pop(append.stream, None)
-            finally:  # A KeyboardInterrupt between the two lines must not lose the stream.
+            finally:  # No calls below: no signal handler can raise after a part of it.
+                state.entries[end:] = missing
+                state.labels, state.digest = append.labels, digest
                 self._streams[append.stream] = state
         return outcome
 

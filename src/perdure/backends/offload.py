@@ -15,6 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from perdure.backends import fork_safety
+from perdure.backends.interrupt_safety import AsyncWakeSignal
 from perdure.backends.protocol import (
     Append,
     Backend,
@@ -26,7 +27,7 @@ from perdure.backends.protocol import (
     require_remove,
     require_watch,
 )
-from perdure.backends.watchers import POLL_INTERVAL, AsyncWakeSignal, WaitTimer, Watchers
+from perdure.backends.watchers import POLL_INTERVAL, WaitTimer, Watchers
 from perdure.errors import UsageError
 
 if TYPE_CHECKING:
@@ -102,7 +103,7 @@ class ThreadedBackend:
         backend, signal = require_watch(self._backend), AsyncWakeSignal()
         # A store without watchers of its own wakes nothing for other processes: poll it.
         longest = POLL_INTERVAL if self._must_notify else math.inf
-        with self.watchers.registered(stream, signal.wake):
+        with self.watchers.registered(stream, signal):
             timer = WaitTimer(self.watchers, stream, timeout)
             while not await self._call(lambda: backend.watch(stream, after=after, timeout=0)):
                 delay = min(timer.next_sleep(), longest)

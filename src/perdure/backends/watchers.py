@@ -11,7 +11,9 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from weakref import ref
 
+from perdure.backends.interrupt_safety import AsyncWakeSignal, WakeSignal
 from perdure.backends.protocol import WATCH, Append, AsyncBackend, Backend, Head
 
 POLL_INTERVAL = 0.05  # seconds between polls; the longest that another process's record goes unseen
@@ -23,9 +25,6 @@ REREAD_PER_WAITER = 0.01  # seconds more per waiter, so that many waiters cost n
 REREAD_MAX = 10.0  # seconds at most if a server notifies; a notification may get lost
 
 
-Wake = Callable[[], None]
-
-
 def file_fingerprint(file: str) -> tuple[int, ...]:
     """Return a fingerprint that changes if a file is written to, replaced or removed."""
     try:
@@ -35,51 +34,15 @@ def file_fingerprint(file: str) -> tuple[int, ...]:
     return status.st_ino, status.st_size, status.st_mtime_ns
 
 
-class WakeSignal:
-    """Ends the sleep of one waiter, from any thread."""
-
-    def __init__(self) -> None:
-        self._woken = threading.Event()
-
-    def wake(self) -> None:
-        """End the sleep of the waiter, or its next one."""
-        self._woken.set()
-
-    def sleep(self, seconds: float) -> None:
-        """Sleep until `wake` is called, but not longer."""
-        self._woken.wait(seconds)
-        self._woken.clear()
-
-
-class AsyncWakeSignal:
-    """As `WakeSignal`; the waiter is a task of the running event loop."""
-
-    def __init__(self) -> None:
-        import asyncio  # imported here to keep `import perdure` fast
-
-        self._loop = asyncio.get_running_loop()
-        self._woken = asyncio.Event()
-
-    def wake(self) -> None:
-        """End the sleep of the waiter, or its next one."""
-        with contextlib.suppress(RuntimeError):  # The loop may have been closed since.
-            self._loop.call_soon_threadsafe(self._woken.set)
-
-    async def sleep(self, seconds: float) -> None:
-        """Sleep until `wake` is called, but not longer."""
-        import asyncio
-
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._woken.wait()
-        self._woken.clear()
+Signal = WakeSignal | AsyncWakeSignal
 
 
 class Watchers:
-    """The waiters of this process, by stream.
+    """The signals of this process's waiters, by stream.
 
     `file` returns the file that other processes change when they append to a stream; None if no
-    other process can append.
+    other process can append. References to signals are weak: a waiter that a signal handler
+    interrupted before it could unregister is forgotten with its signal.
     """
 
     def __init__(self, file: Callable[[str], str] | None = None) -> None:
@@ -89,13 +52,13 @@ class Watchers:
     def _begin_in_this_process(self) -> None:
         self._pid = os.getpid()
         self._lock = threading.Lock()
-        self.waiting: dict[str, list[Wake]] = {}
+        self.waiting: dict[str, set[ref[Signal]]] = {}
         """The waiters by stream. Backends need not call `notify` while it is empty."""
+        self._signals: set[ref[Signal]] = set()
         self._files: dict[str, str] = {}
         self._traces: dict[str, tuple[int, ...]] = {}
         self._ended: dict[str, int] = {}
-        self._count = 0
-        self._polling = False
+        self._poller: threading.Thread | None = None
         self.server_notifies = False
         """Whether a server pushes notifications of appends to this process."""
 
@@ -107,36 +70,46 @@ class Watchers:
         """
         if self.server_notifies:
             return min(max(previous * 2, REREAD_INTERVAL), REREAD_MAX)
-        return REREAD_INTERVAL + self._count * REREAD_PER_WAITER
+        return REREAD_INTERVAL + len(self._signals) * REREAD_PER_WAITER
 
-    def add(self, stream: str, wake: Wake) -> None:
-        """Register a function to call, in any thread, whenever a stream may have changed."""
+    def add(self, stream: str, signal: Signal) -> None:
+        """Register a signal to wake, in any thread, whenever a stream may have changed."""
         if self._pid != os.getpid():
             self._begin_in_this_process()  # Forked: the waiters exist only in the parent.
         with self._lock:
-            self.waiting.setdefault(stream, []).append(wake)
-            self._count += 1
+            waiting = self.waiting.setdefault(stream, set())
+            waiting.add(ref(signal, waiting.discard))
+            self._signals.add(ref(signal, self._signals.discard))
             if self._file is None:
                 return
             file = self._files[stream] = self._file(stream)
             if file not in self._traces:  # An older fingerprint at worst wakes a waiter too early.
                 self._traces[file] = file_fingerprint(file)
-            if not self._polling:
-                thread = threading.Thread(target=self._poll, name="perdure watch", daemon=True)
-                thread.start()
-                self._polling = True
+            if self._poller is None or not self._poller.is_alive():
+                self._poller = threading.Thread(
+                    target=self._poll, name="perdure watch", daemon=True
+                )
+                self._poller.start()
 
-    def remove(self, stream: str, wake: Wake) -> None:
-        """Unregister a function that `add` registered."""
-        if self._pid != os.getpid() or wake not in self.waiting.get(stream, ()):
+    def remove(self, stream: str, signal: Signal) -> None:
+        """Unregister a signal that `add` registered."""
+        if self._pid != os.getpid() or stream not in self.waiting:
             return  # In a forked child the lock may be held forever, and nothing waits here.
         with self._lock:
-            self.waiting[stream].remove(wake)
-            self._count -= 1
-            if not self.waiting[stream]:
-                del self.waiting[stream]
-                self._files.pop(stream, None)
-                self._ended.pop(stream, None)
+            self._signals.discard(ref(signal))
+            waiting = self.waiting.get(stream, set())
+            waiting.discard(ref(signal))
+            if not waiting:
+                self._forget(stream)
+
+    def _forget_interrupted(self) -> None:
+        for stream in [stream for stream, waiting in self.waiting.items() if not waiting]:
+            self._forget(stream)
+
+    def _forget(self, stream: str) -> None:
+        self.waiting.pop(stream, None)
+        self._files.pop(stream, None)
+        self._ended.pop(stream, None)
 
     def notify(self, appends: Iterable[Append]) -> None:
         """Wake the waiters of the streams that were appended to."""
@@ -149,6 +122,7 @@ class Watchers:
         if self._pid != os.getpid():
             return []
         with self._lock:
+            self._forget_interrupted()
             return [*self.waiting]
 
     def notify_all(self) -> None:
@@ -170,15 +144,19 @@ class Watchers:
 
     def _wake(self, streams: Iterable[str]) -> None:
         for stream in streams:
-            for wake in self.waiting.get(stream, ()):
-                wake()
+            for reference in [*self.waiting.get(stream, ())]:
+                if (signal := reference()) is not None:
+                    signal.wake()
 
     def _poll(self) -> None:
         while True:
             time.sleep(POLL_INTERVAL)
             with self._lock:
+                if self._poller is not threading.current_thread():
+                    return  # Its start was interrupted, and another thread polls.
+                self._forget_interrupted()
                 if not self.waiting:
-                    self._polling = False
+                    self._poller = None
                     self._traces = {}
                     return
                 traces = {file: file_fingerprint(file) for file in set(self._files.values())}
@@ -205,7 +183,7 @@ class Watchers:
             return is_beyond()
         signal = WakeSignal()
         # Register before the first read of the head: an append in between must wake this waiter.
-        with self.registered(stream, signal.wake):
+        with self.registered(stream, signal):
             timer = WaitTimer(self, stream, timeout)
             while not is_beyond():
                 delay = timer.next_sleep()
@@ -215,13 +193,13 @@ class Watchers:
             return True
 
     @contextlib.contextmanager
-    def registered(self, stream: str, wake: Wake) -> Iterator[None]:
-        """Register a function while the block runs."""
-        self.add(stream, wake)
+    def registered(self, stream: str, signal: Signal) -> Iterator[None]:
+        """Register a signal while the block runs."""
         try:
+            self.add(stream, signal)
             yield
         finally:
-            self.remove(stream, wake)
+            self.remove(stream, signal)
 
 
 class WaitTimer:

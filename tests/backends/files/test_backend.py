@@ -8,6 +8,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from io import FileIO
 from pathlib import Path
 
 import pytest
@@ -247,7 +248,7 @@ def test_many_may_make_it_at_once(folder: Path) -> None:
 class ReadOnly(Disk):
     """Refuses what a read-only medium refuses."""
 
-    def open(self, path: str, flags: int) -> int:
+    def open(self, path: str, flags: int = os.O_RDONLY) -> FileIO:
         if flags & (os.O_RDWR | os.O_CREAT):
             raise OSError(errno.EROFS, os.strerror(errno.EROFS))
         return super().open(path, flags)
@@ -309,7 +310,7 @@ class Stumbling(Disk):
     def __init__(self) -> None:
         self.left = -1
 
-    def open(self, path: str, flags: int) -> int:
+    def open(self, path: str, flags: int = os.O_RDONLY) -> FileIO:
         self.left -= 1
         if self.left == 0:
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))

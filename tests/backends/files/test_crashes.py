@@ -9,6 +9,7 @@ import signal
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -301,7 +302,7 @@ class Failing(Disk):
         self._may_fail("truncate")
         super().truncate(fd, size)
 
-    def open(self, path: str, flags: int) -> int:
+    def open(self, path: str, flags: int = os.O_RDONLY) -> FileIO:
         if flags & (os.O_RDWR | os.O_CREAT):
             self._may_fail("open")
         return super().open(path, flags)
@@ -398,9 +399,8 @@ def test_what_was_set_aside_survives_a_power_loss(folder: Path) -> None:
     backend = FilesBackend(folder / "work" / "store", disk=disk)
     append_all(backend, append_of("s", 1, 1))
     (file,) = folder.rglob("*.jsonl")
-    fd = disk.open(str(file), os.O_RDWR)
-    disk.write(fd, b"torn", file.stat().st_size)
-    disk.close(fd)
+    with disk.open(str(file), os.O_RDWR) as opened:
+        disk.write(opened.fileno(), b"torn", file.stat().st_size)
     assert append_all(backend, append_of("s", 2, 2)) == ["stored"]
     assert list(after_power_loss(disk, folder).read("s")) == entries(1, 2)
     (aside,) = (folder / "crashed").rglob("*.torn-1")

@@ -22,7 +22,7 @@ from perdure.backends.files.directory import (
     names_path,
     require_folder,
 )
-from perdure.backends.files.disk import Disk, LockedFile, translate_error
+from perdure.backends.files.disk import Disk, LockedFile, LockedFiles, translate_error
 from perdure.backends.files.format import DurableMark, encode_file_header
 from perdure.backends.files.recovery import (
     NewFile,
@@ -140,10 +140,9 @@ class Appender:
     def _create_in_folder(self, items: list[_PendingAppend]) -> None:
         first = items[0].location
         self._directory.create_folder(first)
-        with (
-            contextlib.ExitStack() as stack,
-            self._directory.lock(names_path(first.directory)) as names,
-        ):
+        locks = LockedFiles(self._disk)
+        try:
+            names = self._directory.lock(locks, names_path(first.directory))
             new_files = []
             for item in items:
                 outcome, entries = decide(item.append, None, lambda *_: ())
@@ -151,9 +150,7 @@ class Appender:
                     item.outcome = outcome
                 # If it exists, another process was faster: `_extend` retries.
                 elif not os.path.lexists(item.location.path):
-                    new_file = self._publish(item)
-                    stack.callback(new_file.locked_file.close)
-                    new_files.append((item, new_file))
+                    new_files.append((item, self._publish(item, locks)))
             if new_files:
                 self._disk.sync_directory(first.directory)
             for item, new_file in new_files:
@@ -161,24 +158,31 @@ class Appender:
                 with contextlib.suppress(OSError):
                     new_file.confirm()
             add_names(self._disk, names.fd, [item.location for item, _ in new_files])
+        finally:
+            try:
+                locks.close()
+            except OSError:
+                locks.close_rest()
+                raise
 
-    def _publish(self, item: _PendingAppend) -> NewFile:
+    def _publish(self, item: _PendingAppend, locks: LockedFiles) -> NewFile:
         location, (_, entries, labels, _) = item.location, item.append
         if is_listed(self._disk, location):
             raise missing_file_error(location)
         first = entries[0].position
         at = len(encode_file_header(location.name, first))
         data = encode_batch(location, entries, labels, at=at, previous_size=0)
-        return publish_file(self._disk, location, first, [(at, data)])
+        return publish_file(locks, location, first, [(at, data)])
 
     # Existing streams.
 
     def _extend(self, items: list[_PendingAppend]) -> None:
-        with contextlib.ExitStack() as stack:
+        locks = LockedFiles(self._disk)
+        try:
             written: list[_UnsyncedBatch] = []
             for item in items:
                 try:
-                    batch = self._write(item, stack)
+                    batch = self._write(item, locks)
                     written += [batch] if batch is not None else []
                 except (OSError, PerdureError) as error:
                     item.error = self._failed(error, item)
@@ -190,6 +194,12 @@ class Appender:
                     if error.errno == errno.EIO:
                         self._distrusted.add(batch.item.location.stem)
                     batch.item.error = self._failed(error, batch.item)
+        finally:
+            try:
+                locks.close()
+            except OSError:
+                locks.close_rest()
+                raise
 
     def _failed(self, error: OSError | PerdureError, item: _PendingAppend) -> Exception:
         """Return the error to raise; a held lock or a per-file error concerns this stream only."""
@@ -200,10 +210,10 @@ class Appender:
             )
         return translated_error
 
-    def _write(self, item: _PendingAppend, stack: contextlib.ExitStack) -> _UnsyncedBatch | None:
+    def _write(self, item: _PendingAppend, locks: LockedFiles) -> _UnsyncedBatch | None:
         location = item.location
         require_folder(location)
-        locked_file = stack.enter_context(self._directory.lock(location.path))
+        locked_file = self._directory.lock(locks, location.path)
         file = recover(locked_file, location, to_write=True)
         if location.stem in self._distrusted:
             file = rewrite_file(locked_file, file, before=0)
@@ -223,21 +233,25 @@ class Appender:
 
     def remove(self, location: StreamLocation, digest: str) -> bool:
         """Remove a stream's file and name if its head has this digest; durable on return."""
-        with self._directory.lock(names_path(location.directory)) as names_file:
+        locks = LockedFiles(self._disk)
+        try:
+            names_file = self._directory.lock(locks, names_path(location.directory))
             try:
-                with self._directory.lock(location.path) as locked_file:
-                    file = recover(locked_file, location, to_write=True)
-                    if file.listing_head().digest != digest:
-                        return False
-                    # The line first: a listed file must exist.
-                    clear_line(self._disk, names_file.fd, location)
-                    self._disk.unlink(location.path)
+                locked_file = self._directory.lock(locks, location.path)
+                file = recover(locked_file, location, to_write=True)
+                if file.listing_head().digest != digest:
+                    return False
+                # The line first: a listed file must exist.
+                clear_line(self._disk, names_file.fd, location)
+                self._disk.unlink(location.path)
             except FileNotFoundError:  # Another process removed it, and its name too.
                 return True
             for torn in Path(location.directory).glob(f"{location.stem}.torn-*"):
                 self._disk.unlink(str(torn))
             self._disk.sync_directory(location.directory)
-        return True
+            return True
+        finally:
+            locks.close()
 
 
 def read_headers(file: StreamFile, first: int, last: int) -> list[bytes]:

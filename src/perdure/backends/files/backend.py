@@ -36,7 +36,7 @@ from perdure.backends.files.directory import (
     is_listed,
     require_folder,
 )
-from perdure.backends.files.disk import Disk, translate_error
+from perdure.backends.files.disk import Disk, LockedFiles, translate_error
 from perdure.backends.files.recovery import accept_tail, recover, rewrite_file
 from perdure.backends.files.stream_file import StreamFile, StreamLocation, locate_stream
 from perdure.backends.filesystem import (
@@ -191,11 +191,15 @@ class FilesBackend:
         with self._translate_errors(location):
             if not self._file_exists(location):
                 return
-            with self._directory.lock(location.path) as locked_file:
+            locks = LockedFiles(self._disk)
+            try:
+                locked_file = self._directory.lock(locks, location.path)
                 file = recover(locked_file, location, to_write=True)
                 _, head = file.head()
                 if min(before, head) > file.file_header.first:
                     rewrite_file(locked_file, file, before=min(before, head))
+            finally:
+                locks.close()
 
     def remove(self, stream: str, *, digest: str) -> bool:
         """As `RemovalCapability.remove`; torn bytes of the stream are removed too."""
@@ -255,25 +259,23 @@ class FilesBackend:
         self._require_open()
         if not self._file_exists(location):
             return None
-        with self._open_file(location) as file:
+        with self._disk.open(location.path) as open_file:
+            file = StreamFile(self._disk, open_file.fileno(), location)
             if file.is_fully_synced:
                 return use(file)
+        locks = LockedFiles(self._disk)
         try:
-            with self._directory.lock(location.path) as locked_file:
-                return use(recover(locked_file, location, to_write=False))
+            locked_file = self._directory.lock(locks, location.path)
+            return use(recover(locked_file, location, to_write=False))
         except OSError as error:
             if error.errno not in READ_ONLY_ERRNOS:
                 raise
-        with self._open_file(location) as file:
+        finally:
+            locks.close()
+        with self._disk.open(location.path) as open_file:
+            file = StreamFile(self._disk, open_file.fileno(), location)
             accept_tail(file)
             return use(file)
-
-    @contextlib.contextmanager
-    def _open_file(
-        self, location: StreamLocation, *, lenient: bool = False
-    ) -> Iterator[StreamFile]:
-        with self._disk.opened(location.path) as fd:
-            yield StreamFile(self._disk, fd, location, lenient=lenient)
 
     def _load(self, location: StreamLocation, page: "_FilePage") -> PerdureError | None:
         """Load a page; return the error to raise after its entries were yielded."""
@@ -297,7 +299,8 @@ class FilesBackend:
         too.
         """
         try:
-            with self._translate_errors(location), self._open_file(location, lenient=True) as file:
+            with self._translate_errors(location), self._disk.open(location.path) as open_file:
+                file = StreamFile(self._disk, open_file.fileno(), location, lenient=True)
                 accept_tail(file)
                 page.load(file)
         except DamagedError as error:

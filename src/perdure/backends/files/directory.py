@@ -28,7 +28,7 @@ from perdure.backends.files.disk import (
     Disk,
     IrregularError,
     LockedFile,
-    lock_file,
+    LockedFiles,
     undo_on_error,
 )
 from perdure.backends.files.format import file_stem, parse_file_header
@@ -74,10 +74,16 @@ class StoreDirectory(NamedTuple):
     timeout: float
 
     def lock(
-        self, path: str, flags: int = os.O_RDWR
-    ) -> contextlib.AbstractContextManager[LockedFile]:
-        """Lock a file for a block, as `lock_file`."""
-        return lock_file(self.disk, path, flags, timeout=self.timeout, store=self.name)
+        self,
+        locks: LockedFiles,
+        path: str,
+        flags: int = os.O_RDWR,
+        *,
+        timeout: float | None = None,
+    ) -> LockedFile:
+        """Lock a file, as `LockedFiles.lock`, for up to `timeout` seconds if it is given."""
+        seconds = self.timeout if timeout is None else timeout
+        return locks.lock(path, flags, timeout=seconds, store=self.name)
 
     def open(self, acceptance: Acceptance) -> Check:
         """Create the directory, or check that it is a store. An existing store is only read.
@@ -109,7 +115,9 @@ class StoreDirectory(NamedTuple):
         names = names_path(location.directory)
         if os.path.lexists(names):
             return
-        with self._lock_root():
+        locks = LockedFiles(self.disk)
+        try:
+            self._lock_root(locks)
             if os.path.lexists(names):
                 return
             if not any(Path(self.root).glob(f"??/{NAMES_FILE}")):
@@ -119,7 +127,9 @@ class StoreDirectory(NamedTuple):
                 # An empty folder's name may be in memory only.
                 self.disk.remove_directory(location.directory)
             self._create_directory(location.directory)
-            self.disk.close(self.disk.open(names, CREATE_NEW))
+            self.disk.open(names, CREATE_NEW).close()
+        finally:
+            locks.close()
 
     def _require_empty(self, path: Path) -> None:
         contents = list(path.iterdir()) if path.is_dir() else []
@@ -133,10 +143,14 @@ class StoreDirectory(NamedTuple):
 
     def _create(self, path: Path) -> None:
         self._create_directory(self.root)
-        with self._lock_root():
+        locks = LockedFiles(self.disk)
+        try:
+            self._lock_root(locks)
             if not os.path.lexists(path / MARKER_FILE):
                 self._write_marker()
                 self.disk.sync_directory(self.root)
+        finally:
+            locks.close()
 
     def _create_directory(self, path: str) -> None:
         with contextlib.suppress(FileExistsError):
@@ -145,21 +159,21 @@ class StoreDirectory(NamedTuple):
         with undo_on_error(self.disk.remove_directory, path):
             self.disk.sync_directory(str(Path(path).parent))
 
-    def _lock_root(self) -> contextlib.AbstractContextManager[LockedFile]:
-        return self.lock(f"{self.root}{os.sep}{LOCK_FILE}", os.O_RDWR | os.O_CREAT)
+    def _lock_root(self, locks: LockedFiles) -> None:
+        self.lock(locks, f"{self.root}{os.sep}{LOCK_FILE}", os.O_RDWR | os.O_CREAT)
 
     def _write_marker(self) -> None:
         marker = f"{self.root}{os.sep}{MARKER_FILE}"
         temporary = f"{marker}.tmp-{secrets.token_hex(8)}"
         with undo_on_error(self.disk.unlink, temporary):
-            with self.disk.opened(temporary, CREATE_NEW) as fd:
-                self.disk.write(fd, _MARKER_CONTENT, 0)
-                self.disk.sync(fd)
+            with self.disk.open(temporary, CREATE_NEW) as file:
+                self.disk.write(file.fileno(), _MARKER_CONTENT, 0)
+                self.disk.sync(file.fileno())
             self.disk.rename(temporary, marker)
 
     def _check_marker(self) -> None:
-        with self.disk.opened(f"{self.root}{os.sep}{MARKER_FILE}") as fd:
-            content = self.disk.read(fd, _MARKER_SIZE_MAX, 0)
+        with self.disk.open(f"{self.root}{os.sep}{MARKER_FILE}") as file:
+            content = self.disk.read(file.fileno(), _MARKER_SIZE_MAX, 0)
         if content == _MARKER_CONTENT:
             return
         try:
@@ -226,8 +240,8 @@ def clear_line(disk: Disk, fd: int, location: StreamLocation) -> None:
 
 def _read_list(disk: Disk, directory: str) -> bytes:
     try:
-        with disk.opened(names_path(directory)) as fd:
-            return disk.read(fd, os.fstat(fd).st_size, 0)
+        with disk.open(names_path(directory)) as file:
+            return disk.read(file.fileno(), os.fstat(file.fileno()).st_size, 0)
     except FileNotFoundError:
         return b""
 
@@ -317,10 +331,10 @@ class StreamNames:
         return unlisted
 
     def _first_line(self, path: str, expected_stem: str) -> tuple[str | None, bool]:
-        with self._disk.opened(path) as fd:
-            content = self._disk.read(fd, 4096, 0)
+        with self._disk.open(path) as file:
+            content = self._disk.read(file.fileno(), 4096, 0)
             if b"\n" not in content:
-                content = self._disk.read(fd, FIRST_LINE_MAX, 0)
+                content = self._disk.read(file.fileno(), FIRST_LINE_MAX, 0)
         file_header = parse_file_header(content[: content.find(b"\n") + 1])
         if file_header is None or file_stem(file_header.name.encode()) != expected_stem:
             return None, False
@@ -328,14 +342,17 @@ class StreamNames:
 
     def _repair_list(self, directory: str, lost: list[StreamLocation]) -> None:
         """Add lost names to a list, if it can be locked at once and written."""
-        path = names_path(directory)
-        with (
-            contextlib.suppress(OSError, PerdureError),
-            lock_file(self._disk, path, os.O_RDWR, timeout=0, store=self._store) as names_file,
-        ):
+        locks = LockedFiles(self._disk)
+        try:
+            path = names_path(directory)
+            names_file = locks.lock(path, os.O_RDWR, timeout=0, store=self._store)
             listed = dict(_parse_lines(_read_list(self._disk, directory)))
             still_lost = [location for location in lost if location.stem not in listed]
             add_names(self._disk, names_file.fd, still_lost)
+        except (OSError, PerdureError):
+            pass  # The next listing tries again.
+        finally:
+            locks.close()
 
 
 def _parse_lines(content: bytes) -> Iterator[tuple[str, str]]:

@@ -9,13 +9,17 @@ Editing: the store must make no other system call that changes a file, or the cr
 
 import contextlib
 import errno
+import functools
+import operator
 import os
 import stat
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from io import FileIO
 from pathlib import Path
+from weakref import ref
 
 from perdure.backends.filesystem import sleep_for_lock
 from perdure.errors import DamagedError, PerdureError, UnavailableError
@@ -34,25 +38,25 @@ CREATE_NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL
 class Disk:
     """The real file system. Tests subclass it to record calls and inject faults."""
 
-    def open(self, path: str, flags: int) -> int:
-        """Open a regular file; create it with mode 0600. A symbolic link is an OSError."""
-        fd = os.open(path, flags | _OPEN_FLAGS, 0o600)
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            os.close(fd)
-            raise IrregularError(f"{path} is not a regular file")
-        return fd
+    def open(self, path: str, flags: int = os.O_RDONLY) -> FileIO:
+        """Open a regular file; create it with mode 0600. A symbolic link is an OSError.
 
-    def close(self, fd: int) -> None:
-        os.close(fd)
-
-    @contextlib.contextmanager
-    def opened(self, path: str, flags: int = os.O_RDONLY) -> Iterator[int]:
-        """Open a file for the block."""
-        fd = self.open(path, flags)
+        The object owns the descriptor, and closes it at the latest when it is collected.
+        """
         try:
-            yield fd
-        finally:
-            self.close(fd)
+            # Only calls of C, so that no signal handler can raise before the object owns the
+            # descriptor (`interrupt_safety`).
+            opened = map(os.open, (path,), (flags | _OPEN_FLAGS,), (0o600,))
+            file = next(map(FileIO, opened, ("rb",)))
+        except IsADirectoryError as error:
+            if not isinstance(error.filename, int):
+                raise
+            os.close(error.filename)  # It is open for reading, and has no owner.
+            raise IrregularError(f"{path} is not a regular file") from error
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            file.close()
+            raise IrregularError(f"{path} is not a regular file")
+        return file
 
     def read(self, fd: int, size: int, at: int) -> bytes:
         """Return `size` bytes, fewer only at the end of the file."""
@@ -99,11 +103,14 @@ class Disk:
         """Return when the names in a directory are on stable storage."""
         if sys.platform == "win32":
             return  # Windows cannot open a directory; NTFS journals its names.
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | _OPEN_FLAGS)
+        descriptors: list[int] = []
+        close = functools.partial(any, map(os.close, descriptors))  # C alone, as in `open`.
         try:
-            self.sync(fd)
+            flags = os.O_RDONLY | os.O_DIRECTORY | _OPEN_FLAGS
+            descriptors.extend(map(os.open, (path,), (flags,)))
+            self.sync(descriptors[0])
         finally:
-            os.close(fd)
+            close()
 
     def rename(self, old: str, new: str) -> None:
         Path(old).replace(new)
@@ -125,9 +132,6 @@ class Disk:
             return False
         return True
 
-    def unlock(self, fd: int) -> None:
-        _unlock(fd)
-
 
 @contextlib.contextmanager
 def undo_on_error(remove: Callable[[str], None], path: str) -> Iterator[None]:
@@ -144,59 +148,67 @@ class IrregularError(OSError):
     """A path that should be a regular file or folder is a link, a pipe or the like."""
 
 
-class LockedFile:
-    """An open file whose lock this process holds. `exchange` replaces `fd` by its successor."""
+class LockedFiles:
+    """Files that this process has locked, and closes together; closing unlocks them.
 
-    def __init__(self, disk: Disk, fd: int) -> None:
+    The caller calls `close` first in a `finally`: no lock outlives the call that took it, wherever a
+    signal handler raises (`interrupt_safety`).
+    """
+
+    def __init__(self, disk: Disk) -> None:
         self.disk = disk
-        self.fd = fd
+        self._files: list[FileIO] = []
+        # Calls of C alone. After an error it continues with the next file if it is called again.
+        self.close = functools.partial(any, map(operator.methodcaller("close"), self._files))
 
-    def exchange(self, fd: int) -> None:
-        """Release the current file and hold another one, which is locked already."""
-        old, self.fd = self.fd, fd
-        _release(self.disk, old)
+    def close_rest(self) -> None:
+        """Close the other files after an error of `close`."""
+        is_closed = False
+        while not is_closed:
+            with contextlib.suppress(OSError):
+                self.close()
+                is_closed = True
 
-    def close(self) -> None:
-        """Release the lock and close the file."""
-        _release(self.disk, self.fd)
+    def create(self, path: str) -> "LockedFile":
+        """Create a file and lock it before any other process can see it."""
+        file = self._open(path, CREATE_NEW)
+        if not self.disk.lock(file.fileno()):
+            raise BlockingIOError(f"another process holds the lock of the new {path}")
+        return LockedFile(self, file)
+
+    def lock(self, path: str, flags: int, *, timeout: float, store: str) -> "LockedFile":
+        """Lock the file at a path. FileNotFoundError if there is none."""
+        deadline = time.monotonic() + timeout
+        while True:
+            file = self._open(path, flags)
+            if not _lock_until(self.disk, file.fileno(), deadline):
+                raise UnavailableError(store, "another process holds the lock")
+            if _is_still_at_path(file.fileno(), path):
+                return LockedFile(self, file)
+            # Another file replaced it at this path while we waited for the lock: try that one.
+            file.close()
+
+    def _open(self, path: str, flags: int) -> FileIO:
+        with _fork_lock:
+            self._files.append(self.disk.open(path, flags))
+            _open_files.add(ref(self._files[-1], _open_files.discard))
+        return self._files[-1]
 
 
-def create_locked(disk: Disk, path: str, flags: int) -> LockedFile:
-    """Create a file and lock it before any other process can see it."""
-    locked_file = LockedFile(disk, _open_tracked(disk, path, flags))
-    if not disk.lock(locked_file.fd):
-        locked_file.close()
-        raise BlockingIOError(f"another process holds the lock of the new {path}")
-    return locked_file
+class LockedFile:
+    """An open file whose lock this process holds. `exchange` replaces it by its successor."""
 
+    def __init__(self, group: LockedFiles, file: FileIO) -> None:
+        self.group = group
+        self.disk = group.disk
+        self.file = file
+        self.fd = file.fileno()
 
-@contextlib.contextmanager
-def lock_file(
-    disk: Disk, path: str, flags: int, *, timeout: float, store: str
-) -> Iterator[LockedFile]:
-    """Lock the file at a path for the block. FileNotFoundError if there is none."""
-    locked_file = LockedFile(disk, _acquire(disk, path, flags, timeout, store))
-    try:
-        yield locked_file
-    finally:
-        locked_file.close()
-
-
-def _acquire(disk: Disk, path: str, flags: int, timeout: float, store: str) -> int:
-    deadline = time.monotonic() + timeout
-    while True:
-        fd = _open_tracked(disk, path, flags)
-        try:
-            is_locked = _lock_until(disk, fd, deadline)
-            if is_locked and _is_still_at_path(fd, path):
-                return fd
-        except BaseException:
-            _release(disk, fd)
-            raise
-        _release(disk, fd)
-        if not is_locked:
-            raise UnavailableError(store, "another process holds the lock")
-        # Another file replaced it at this path while we waited for the lock: try that one.
+    def exchange(self, other: "LockedFile") -> None:
+        """Release the current file and hold another one of the group."""
+        old = self.file
+        self.file, self.fd = other.file, other.fd
+        old.close()
 
 
 def _lock_until(disk: Disk, fd: int, deadline: float) -> bool:
@@ -217,33 +229,20 @@ def _is_still_at_path(fd: int, path: str) -> bool:
 
 
 # A lock belongs to the open file description, which a child of `os.fork` shares. Unless the child
-# closes its descriptor, the lock outlives a parent that is killed before it unlocks.
-_locked_fds: set[int] = set()
+# closes its descriptor, the lock outlives that of its parent.
+_open_files: set[ref[FileIO]] = set()
 
 _fork_lock = threading.RLock()  # Reentrant: a signal handler may use a store too.
 
 
-def _open_tracked(disk: Disk, path: str, flags: int) -> int:
-    with _fork_lock:
-        fd = disk.open(path, flags)
-        _locked_fds.add(fd)
-        return fd
-
-
-def _release(disk: Disk, fd: int) -> None:
-    with contextlib.suppress(OSError):
-        disk.unlock(fd)
-    with _fork_lock:
-        _locked_fds.discard(fd)
-        disk.close(fd)
-
-
 def _close_in_child() -> None:
     _fork_lock.release()
-    for fd in _locked_fds:
-        with contextlib.suppress(OSError):
-            os.close(fd)
-    _locked_fds.clear()
+    for reference in [*_open_files]:
+        file = reference()
+        if file is not None:
+            with contextlib.suppress(OSError):
+                file.close()
+    _open_files.clear()
 
 
 if hasattr(os, "register_at_fork"):
@@ -271,10 +270,6 @@ if sys.platform == "win32":
         os.lseek(fd, _LOCK_OFFSET, os.SEEK_SET)
         msvcrt.locking(fd, msvcrt.LK_NBLCK, 1)
 
-    def _unlock(fd: int) -> None:
-        os.lseek(fd, _LOCK_OFFSET, os.SEEK_SET)
-        msvcrt.locking(fd, msvcrt.LK_UNLCK, 1)
-
 else:
     import fcntl
 
@@ -283,9 +278,6 @@ else:
 
     def _lock(fd: int) -> None:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-    def _unlock(fd: int) -> None:
-        fcntl.flock(fd, fcntl.LOCK_UN)
 
 
 _REASONS = {

@@ -19,7 +19,7 @@ from perdure.backends.files.disk import (
     CREATE_NEW,
     Disk,
     LockedFile,
-    create_locked,
+    LockedFiles,
     undo_on_error,
 )
 from perdure.backends.files.format import (
@@ -142,7 +142,8 @@ def _save_torn_bytes(disk: Disk, fd: int, location: StreamLocation, start: int, 
     """Save torn bytes to a numbered file of their own, durable on return."""
     base = f"{location.directory}{os.sep}{location.stem}.torn-"
     path = next(base + str(n) for n in itertools.count(1) if not os.path.lexists(base + str(n)))
-    with disk.opened(path, CREATE_NEW) as torn_fd, undo_on_error(disk.unlink, path):
+    with disk.open(path, CREATE_NEW) as torn_file, undo_on_error(disk.unlink, path):
+        torn_fd = torn_file.fileno()
         for at in range(start, end, BLOCK):
             disk.write(torn_fd, disk.read(fd, min(BLOCK, end - at), at), at - start)
         disk.sync(torn_fd)
@@ -162,33 +163,29 @@ class NewFile(NamedTuple):
 
 
 def publish_file(
-    disk: Disk, location: StreamLocation, first: int, batches: Iterable[tuple[int, bytes]]
+    locks: LockedFiles, location: StreamLocation, first: int, batches: Iterable[tuple[int, bytes]]
 ) -> NewFile:
     """Create a file under a stream's name and keep it locked. Its name is not durable yet.
 
     `batches` yields parts of the file in order, each with the offset of its batch; the first offset
     is the size of `encode_file_header(...)`.
     """
-    temporary = f"{location.directory}{os.sep}{location.stem}.tmp"
+    disk, temporary = locks.disk, f"{location.directory}{os.sep}{location.stem}.tmp"
     with contextlib.suppress(FileNotFoundError):
         disk.unlink(temporary)  # Left by a crash: only the holder of our lock could use it.
-    locked_file = create_locked(disk, temporary, CREATE_NEW)
+    locked_file = locks.create(temporary)
     fd = locked_file.fd
-    try:
-        with undo_on_error(disk.unlink, temporary):
-            line = encode_file_header(location.name, first)
-            disk.write(fd, line, 0)
-            end, last = len(line), 0
-            for at, data in batches:
-                disk.write(fd, data, end)
-                end, last = end + len(data), at
-            mark = DurableMark(name_is_durable=False, end=end, last=last)
-            disk.write(fd, encode_file_header(location.name, first, mark), 0)
-            disk.sync(fd)
-            disk.rename(temporary, location.path)
-    except BaseException:
-        locked_file.close()
-        raise
+    with undo_on_error(disk.unlink, temporary):
+        line = encode_file_header(location.name, first)
+        disk.write(fd, line, 0)
+        end, last = len(line), 0
+        for at, data in batches:
+            disk.write(fd, data, end)
+            end, last = end + len(data), at
+        mark = DurableMark(name_is_durable=False, end=end, last=last)
+        disk.write(fd, encode_file_header(location.name, first, mark), 0)
+        disk.sync(fd)
+        disk.rename(temporary, location.path)
     return NewFile(locked_file, location, mark._replace(name_is_durable=True))
 
 
@@ -199,8 +196,8 @@ def rewrite_file(locked_file: LockedFile, file: StreamFile, *, before: int) -> S
     """
     disk, location = locked_file.disk, file.location
     first = max(before, file.file_header.first)
-    new_file = publish_file(disk, location, first, _copy_batches(file, first))
-    locked_file.exchange(new_file.locked_file.fd)
+    new_file = publish_file(locked_file.group, location, first, _copy_batches(file, first))
+    locked_file.exchange(new_file.locked_file)
     disk.sync_directory(location.directory)
     new_file.confirm()
     return StreamFile(disk, locked_file.fd, location)

@@ -11,6 +11,7 @@ from functools import partial
 
 from perdure.backends.append_rules import UNLIMITED, check, check_name
 from perdure.backends.guarantees import Acceptance
+from perdure.backends.interrupt_safety import AsyncWakeSignal
 from perdure.backends.postgres.address import parse_address, quote_identifier
 from perdure.backends.postgres.errors import timeout_until
 from perdure.backends.postgres.guarantees import ACCEPTABLE, store_guarantees
@@ -34,7 +35,7 @@ from perdure.backends.protocol import (
     Outcome,
     StreamFilter,
 )
-from perdure.backends.watchers import AsyncWakeSignal, WaitTimer, Watchers
+from perdure.backends.watchers import WaitTimer, Watchers
 from perdure.errors import DamagedError, UnavailableError
 
 
@@ -149,7 +150,7 @@ class AsyncPostgresBackend:
             return await self._has_entries_after(stream, after, deadline)
         signal = AsyncWakeSignal()
         # Register before the first read of the head: an append in between must wake this waiter.
-        with self.watchers.registered(stream, signal.wake):
+        with self.watchers.registered(stream, signal):
             timer = WaitTimer(self.watchers, stream, timeout)
             while True:
                 await self._register(stream, deadline)

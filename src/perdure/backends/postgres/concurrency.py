@@ -7,6 +7,8 @@ import asyncio
 import threading
 import time
 
+from perdure.backends.interrupt_safety import RECHECK_INTERVAL, AsyncWakeSignal, WakeSignal
+
 sleep = time.sleep
 
 sleep_async = asyncio.sleep
@@ -22,37 +24,74 @@ def current_loop_async() -> asyncio.AbstractEventLoop:
     return asyncio.get_running_loop()
 
 
-class ConnectionSlots:
-    """Limits how many connections are in use at the same time."""
+class _Slots:
+    """A number of slots. Whoever takes one names itself by an object, its ticket.
+
+    A ticket that is freed twice, or that never got a slot, changes nothing: so a caller that was
+    interrupted anywhere only has to free its ticket in `finally`.
+    """
 
     def __init__(self, count: int) -> None:
-        self._semaphore = threading.Semaphore(count)
+        self._count = count
+        self._lock = threading.Lock()
+        self._taken: set[object] = set()
+        self._waiting: dict[object, WakeSignal | AsyncWakeSignal] = {}
+        # A call of C alone, which no signal handler can keep from being made. See interrupt_safety.
+        self.free = self._taken.discard
 
-    def acquire(self, deadline: float) -> bool:
-        """Wait for a free slot; return False if there is none until the deadline."""
-        return self._semaphore.acquire(timeout=max(deadline - time.monotonic(), 0))
+    def wake_next(self) -> None:
+        """Wake the first in the queue. If this is interrupted, it wakes by itself, a little later.
 
-    def release(self) -> None:
-        """Free a slot."""
-        self._semaphore.release()
+        Call it after `free`.
+        """
+        for signal in [*self._waiting.values()][:1]:
+            signal.wake()
 
-
-class AsyncConnectionSlots:
-    """As `ConnectionSlots`, for an event loop."""
-
-    def __init__(self, count: int) -> None:
-        self._semaphore = asyncio.Semaphore(count)
-
-    async def acquire(self, deadline: float) -> bool:
-        """Wait for a free slot; return False if there is none until the deadline."""
-        if not self._semaphore.locked():
-            return await self._semaphore.acquire()
-        try:
-            remaining = max(deadline - time.monotonic(), 0)
-            return await asyncio.wait_for(self._semaphore.acquire(), remaining)
-        except TimeoutError:
+    def _take(self, ticket: object) -> bool:
+        with self._lock:
+            if len(self._taken) < self._count and next(iter(self._waiting), ticket) is ticket:
+                self._taken.add(ticket)
+                return True
             return False
 
-    def release(self) -> None:
-        """Free a slot."""
-        self._semaphore.release()
+
+class ConnectionSlots(_Slots):
+    """Limits how many connections are in use at the same time."""
+
+    def acquire(self, ticket: object, deadline: float) -> bool:
+        """Wait for a free slot, first come, first served; False if there is none in time."""
+        if self._take(ticket):
+            return True
+        signal = WakeSignal()
+        try:
+            self._waiting[ticket] = signal
+            while not self._take(ticket):
+                remaining = deadline - time.monotonic()
+                if remaining <= 0:
+                    return False
+                signal.sleep(min(remaining, RECHECK_INTERVAL))
+        finally:
+            self._waiting.pop(ticket, None)
+        self.wake_next()  # More than one may have become free.
+        return True
+
+
+class AsyncConnectionSlots(_Slots):
+    """As `ConnectionSlots`, for an event loop."""
+
+    async def acquire(self, ticket: object, deadline: float) -> bool:
+        """As `ConnectionSlots.acquire`."""
+        if self._take(ticket):
+            return True
+        signal = AsyncWakeSignal()
+        try:
+            self._waiting[ticket] = signal
+            while not self._take(ticket):
+                remaining = deadline - time.monotonic()
+                if remaining <= 0:
+                    return False
+                await signal.sleep(min(remaining, RECHECK_INTERVAL))
+        finally:
+            self._waiting.pop(ticket, None)
+        self.wake_next()
+        return True

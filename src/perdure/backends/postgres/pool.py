@@ -6,7 +6,6 @@ be sent twice, so the call continues on another connection and finds the outcome
 """
 
 import os
-import threading
 from typing import TypeVar
 
 import psycopg
@@ -40,11 +39,9 @@ class PostgresPool:
         self._reset(None)
 
     def _reset(self, loop: object) -> None:
-        self._pid = os.getpid()
-        self._loop = loop
-        self._lock = threading.Lock()  # Guards `_idle`, for a pool that threads share.
-        self._idle: list[Connection] = []
-        self._slots = ConnectionSlots(self._address.connections)
+        slots, idle = ConnectionSlots(self._address.connections), list[Connection]()
+        self._slots, self._idle = slots, idle  # Last: no connection of another loop is kept.
+        self._pid, self._loop = os.getpid(), loop
 
     def run(self, operation: Operation[T], timeout: float | None = None, *, stream: str = "") -> T:
         """Return the result of an operation, restarting it after errors worth a retry.
@@ -76,9 +73,10 @@ class PostgresPool:
             self._close_idle()
 
     def _attempt(self, operation: Operation[T], deadline: float) -> T:
-        if not self._slots.acquire(deadline):
-            raise AnswerTimeoutError("all connections of this store were busy for too long")
+        ticket = object()
         try:
+            if not self._slots.acquire(ticket, deadline):
+                raise AnswerTimeoutError("all connections of this store were busy for too long")
             connection = self._acquire(deadline)
             connection.deadline = deadline
             try:
@@ -99,15 +97,16 @@ class PostgresPool:
             self._release(connection)
             return result
         finally:
-            self._slots.release()
+            self._slots.free(ticket)
+            self._slots.wake_next()
 
     def _acquire(self, deadline: float) -> Connection:
         while True:
             if self.closed:
                 raise UsageError(f"{self._address.name} is closed: open the store again")
-            with self._lock:
-                connection = self._idle.pop() if self._idle else None
-            if connection is None:
+            try:
+                connection = self._idle.pop()
+            except IndexError:
                 return self._connect(deadline)
             if is_alive(connection):
                 return connection
@@ -126,13 +125,14 @@ class PostgresPool:
         return connection
 
     def _release(self, connection: Connection) -> None:
-        with self._lock:
-            self._idle.append(connection)
+        self._idle.append(connection)
         if self.closed:
             self._close_idle()
 
     def _close_idle(self) -> None:
-        with self._lock:
-            idle, self._idle = self._idle, []
-        for connection in idle:
+        while self._idle:
+            try:
+                connection = self._idle.pop()
+            except IndexError:  # Another thread took the last one.
+                return
             discard(connection)

@@ -5,7 +5,6 @@ be sent twice, so the call continues on another connection and finds the outcome
 """
 
 import os
-import threading
 from typing import TypeVar
 
 import psycopg
@@ -43,11 +42,9 @@ class AsyncPostgresPool:
         self._reset(None)
 
     def _reset(self, loop: object) -> None:
-        self._pid = os.getpid()
-        self._loop = loop
-        self._lock = threading.Lock()  # Guards `_idle`, for a pool that threads share.
-        self._idle: list[AsyncConnection] = []
-        self._slots = AsyncConnectionSlots(self._address.connections)
+        slots, idle = AsyncConnectionSlots(self._address.connections), list[AsyncConnection]()
+        self._slots, self._idle = slots, idle  # Last: no connection of another loop is kept.
+        self._pid, self._loop = os.getpid(), loop
 
     async def run(
         self,
@@ -85,9 +82,10 @@ class AsyncPostgresPool:
             await self._close_idle()
 
     async def _attempt(self, operation: AsyncOperation[T], deadline: float) -> T:
-        if not await self._slots.acquire(deadline):
-            raise AnswerTimeoutError("all connections of this store were busy for too long")
+        ticket = object()
         try:
+            if not await self._slots.acquire(ticket, deadline):
+                raise AnswerTimeoutError("all connections of this store were busy for too long")
             connection = await self._acquire(deadline)
             connection.deadline = deadline
             try:
@@ -110,15 +108,16 @@ class AsyncPostgresPool:
             await self._release(connection)
             return result
         finally:
-            self._slots.release()
+            self._slots.free(ticket)
+            self._slots.wake_next()
 
     async def _acquire(self, deadline: float) -> AsyncConnection:
         while True:
             if self.closed:
                 raise UsageError(f"{self._address.name} is closed: open the store again")
-            with self._lock:
-                connection = self._idle.pop() if self._idle else None
-            if connection is None:
+            try:
+                connection = self._idle.pop()
+            except IndexError:
                 return await self._connect(deadline)
             if is_alive(connection):
                 return connection
@@ -137,13 +136,14 @@ class AsyncPostgresPool:
         return connection
 
     async def _release(self, connection: AsyncConnection) -> None:
-        with self._lock:
-            self._idle.append(connection)
+        self._idle.append(connection)
         if self.closed:
             await self._close_idle()
 
     async def _close_idle(self) -> None:
-        with self._lock:
-            idle, self._idle = self._idle, []
-        for connection in idle:
+        while self._idle:
+            try:
+                connection = self._idle.pop()
+            except IndexError:  # Another thread took the last one.
+                return
             await discard_async(connection)

@@ -1,0 +1,101 @@
+"""Waiting that stays usable when a signal handler raises at any moment.
+
+A signal handler runs in the main thread, between two instructions of Python code, and what it
+raises (Ctrl-C, a time limit) comes out there. `threading.Condition`, and with it `Event` and
+`Semaphore`, are Python code: interrupted after taking their inner lock and before the block that
+releases it, they hang every other thread. Code that waits in the main thread must not use them.
+
+What holds instead, in CPython:
+
+- No handler runs inside a call of a C function, except while it blocks; then the call has no effect.
+- So `with lock:` is safe for a lock of C (`threading.Lock`, `RLock`), and a `finally:` whose first
+  statement is one call of a C function makes that call.
+- A result must not get lost between a C call and its variable: let C store it, in a list or a set.
+
+To edit: state changes by one assignment, or by one call of C. Every wait has a timeout.
+"""
+
+import contextlib
+import threading
+import time
+
+RECHECK_INTERVAL = 1.0  # seconds; a wake-up that was interrupted half-way is noticed after this
+
+
+class WakeSignal:
+    """Ends the sleep of one waiter, from any thread."""
+
+    def __init__(self) -> None:
+        self._asleep = threading.Lock()  # Held except between a wake-up and the sleep that it ends.
+        self._asleep.acquire()
+
+    def wake(self) -> None:
+        """End the sleep of the waiter, or its next one."""
+        with contextlib.suppress(RuntimeError):  # It has been woken already.
+            self._asleep.release()
+
+    def sleep(self, seconds: float) -> bool:
+        """Sleep until `wake` is called, but not longer; return whether it was called."""
+        return self._asleep.acquire(timeout=min(max(seconds, 0.0), threading.TIMEOUT_MAX))
+
+
+class AsyncWakeSignal:
+    """As `WakeSignal`; the waiter is a task of the running event loop."""
+
+    def __init__(self) -> None:
+        import asyncio  # imported here to keep `import perdure` fast
+
+        self._loop = asyncio.get_running_loop()
+        self._woken = asyncio.Event()
+
+    def wake(self) -> None:
+        """As `WakeSignal.wake`."""
+        with contextlib.suppress(RuntimeError):  # The loop may have been closed since.
+            self._loop.call_soon_threadsafe(self._woken.set)
+
+    async def sleep(self, seconds: float) -> None:
+        """As `WakeSignal.sleep`."""
+        import asyncio
+
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._woken.wait()
+        self._woken.clear()
+
+
+class Event:
+    """As `threading.Event`."""
+
+    def __init__(self) -> None:
+        self._is_set = False
+        self._waiting: set[WakeSignal] = set()
+
+    def is_set(self) -> bool:
+        """Return whether the event is set."""
+        return self._is_set
+
+    def set(self) -> None:
+        """Set the event and wake everything that waits for it."""
+        self._is_set = True
+        for signal in self._waiting.copy():
+            signal.wake()
+
+    def clear(self) -> None:
+        """Unset the event."""
+        self._is_set = False
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Return True once the event is set, False after `timeout` seconds."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        signal = WakeSignal()
+        try:
+            self._waiting.add(signal)
+            while not self._is_set:
+                left = RECHECK_INTERVAL if deadline is None else deadline - time.monotonic()
+                if left <= 0:
+                    return False
+                if signal.sleep(min(left, RECHECK_INTERVAL)):
+                    return True
+        finally:
+            self._waiting.discard(signal)
+        return True

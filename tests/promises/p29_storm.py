@@ -1,0 +1,391 @@
+"""A program for P29 whose timer raises inside a store, thousands of times.
+
+It is called as `p29_storm address mode seed interrupts`; `mode` is sync or async.
+
+A real timer (SIGALRM) calls a handler that raises at random moments, but only while code of perdure
+is running: there it may be anywhere, in a driver or the standard library too. When all interrupts
+have come, the program says so on its standard output and keeps its store open. Who judges it then
+looks at the store from another process, closes this one's standard input, and reads the report: what
+was acknowledged, how many interrupts came where, and how many descriptors are left. An action that
+hangs ends the program with the stacks of its threads.
+"""
+
+import asyncio
+import collections
+import contextlib
+import faulthandler
+import gc
+import json
+import logging
+import os
+import random
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import perdure
+from perdure.errors import ConflictError, LeaseHeldError, UnavailableError
+
+PATIENCE = 20.0  # Seconds that one action may take; without interrupts it takes milliseconds.
+SHORTEST, LONGEST = 0.00005, 0.005  # Seconds between two interrupts.
+SESSIONS = 3
+SHARED = "shared"
+HERE = str(Path(perdure.__file__).parent)
+LOOP = str(Path(asyncio.__file__).parent)
+
+
+class TimeLimit(Exception):  # noqa: N818 - as Celery's SoftTimeLimitExceeded
+    """What a task queue's time limit raises."""
+
+
+class Stop(BaseException):
+    """What a test runner's timeout raises."""
+
+
+class ControlC(KeyboardInterrupt):
+    """Ctrl-C."""
+
+
+class Exit(SystemExit):
+    """What a handler that calls sys.exit raises."""
+
+
+INTERRUPTS = (TimeLimit, Stop, ControlC, Exit)
+EXPECTED = (*INTERRUPTS, ConflictError)
+
+
+class Storm:
+    """Raises from a timer while code of perdure is running."""
+
+    def __init__(self, seed: int, most: int, ending: float = 0.5) -> None:
+        self._draw = random.Random(seed)
+        self._most = most
+        self._ending = ending  # The share of interrupts that end an event loop.
+        self.places: collections.Counter[str] = collections.Counter()
+        self.count = 0
+        self.sigint = False
+        """Whether to send SIGINT, for whoever handles that, instead of raising."""
+
+    @property
+    def is_over(self) -> bool:
+        return self.count >= self._most
+
+    def begin(self) -> None:
+        signal.signal(signal.SIGALRM, self._strike)
+        self._set()
+
+    def end(self) -> None:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, signal.SIG_IGN)
+
+    def _set(self) -> None:
+        seconds = SHORTEST * (LONGEST / SHORTEST) ** self._draw.random()
+        signal.setitimer(signal.ITIMER_REAL, seconds)
+
+    def _strike(self, _: int, frame: FrameType | None) -> None:
+        place = None if self.is_over else place_of(frame)
+        self._set()
+        ends = self._draw.random() < self._ending
+        if place is None or (place == "loop" and not ends):
+            return
+        self.count += 1
+        self.places[place] += 1
+        if self.sigint:
+            signal.raise_signal(signal.SIGINT)
+        else:
+            raise self._draw.choice((ControlC, Exit) if ends else (TimeLimit, Stop))
+
+
+def place_of(frame: FrameType | None) -> str | None:
+    """Return the innermost module of perdure that is running, None if there is none.
+
+    An event loop's own bookkeeping is left alone, as it is not safe itself, but not its waiting.
+    """
+    if frame is not None and asyncio._get_running_loop() is not None:
+        if frame.f_code.co_filename.startswith(LOOP):
+            return None
+        if frame.f_code.co_filename.endswith("selectors.py"):
+            return "loop" if frame.f_code.co_name == "select" else None
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if name.startswith(HERE):
+            return name[len(HERE) + 1 : -3]
+        frame = frame.f_back
+    return None
+
+
+class Work:
+    """Draws actions, repeats what was interrupted, and keeps account."""
+
+    def __init__(self, address: str, seed: int, storm: Storm) -> None:
+        self.address = address
+        self.draw = random.Random(seed)
+        self.storm = storm
+        self.acked: list[tuple[str, str]] = []
+        self.wrong: list[str] = []
+        self.kept: list[BaseException] = []
+        """Exceptions that somebody keeps: their tracebacks keep what the frames held."""
+        self._number = 0
+
+    def text(self) -> str:
+        self._number += 1
+        return f"{os.getpid()}-{self._number}"
+
+    def interrupted(self, error: BaseException) -> None:
+        """Note an error, which an interrupt must have caused, or another writer."""
+        cause: BaseException | None = error
+        while cause is not None and not isinstance(cause, EXPECTED):
+            cause = cause.__cause__
+        if cause is None:
+            self.wrong.append("".join(traceback.format_exception(error)[-3000:]))
+        self.kept = [*self.kept[-2:], error]
+
+    def watched(self) -> None:
+        faulthandler.dump_traceback_later(PATIENCE, exit=True)
+
+
+class SyncWork(Work):
+    """Blocking sessions, in the main thread and in one more."""
+
+    def run(self) -> None:
+        self.store = perdure.open(self.address)
+        self.sessions = [self.store.session(f"s{number}") for number in range(SESSIONS)]
+        self.shared = self.store.session(SHARED)
+        actions = [*self.actions()]
+        for action in actions:  # Once in peace: imports are done, streams exist.
+            action()
+        ended = False
+
+        def beside() -> None:
+            own = self.store.session("beside")
+            while not ended:
+                self.say(own)
+                self.say(self.shared)
+                time.sleep(0.001)
+
+        helper = threading.Thread(target=beside, daemon=True)
+        helper.start()
+        self.storm.begin()
+        while not self.storm.is_over:
+            self.watched()
+            action = self.draw.choice(actions)
+            try:
+                action()
+            except BaseException as error:
+                self.interrupted(error)
+                try:  # As many do: at once, while the error is being handled.
+                    self.say(self.draw.choice(self.sessions))
+                except BaseException as again:
+                    self.interrupted(again)
+        self.storm.end()
+        self.watched()
+        ended = True
+        helper.join(PATIENCE)
+        if helper.is_alive():
+            self.wrong.append("the other thread hangs")
+            faulthandler.dump_traceback()
+
+    def say(self, session: perdure.Session) -> None:
+        text = self.text()
+        while True:
+            try:
+                session.append({"role": "user", "text": text}, id=text)
+                break
+            except (ConflictError, UnavailableError):
+                continue
+        self.acked.append((session.id, text))
+
+    def actions(self) -> Iterator[Callable[[], object]]:
+        one = lambda: self.draw.choice(self.sessions)  # noqa: E731
+        for _ in range(8):
+            yield lambda: self.say(one())
+        yield lambda: self.say(self.shared)
+        yield lambda: self.say(self.store.session(one().id))
+        yield lambda: self.say(self.store.session(f"new {self.text()}"))
+        yield lambda: one().messages(last=3)
+        yield lambda: self.store.session(one().id).verify()
+        yield lambda: [*self.store.sessions()]
+        yield lambda: [*one().records(after=max(one().position - 5, 0))]
+        yield lambda: [*self.shared.watch(after=self.shared.position, timeout=0.003)]
+        yield lambda: self.values(one())
+        yield self.lease
+        yield self.turn
+
+    def values(self, session: perdure.Session) -> None:
+        value = self.text()
+        session.set("value", value)
+        session.get("value")
+
+    def lease(self) -> None:
+        with contextlib.suppress(LeaseHeldError, ConflictError):
+            session = self.store.session("leased")
+            try:
+                with session.lease(ttl=1.0, timeout=0.0):
+                    session.note("leased")
+            finally:
+                session.close()
+
+    def turn(self) -> None:
+        with contextlib.suppress(ConflictError):
+            session = self.store.session("turning")
+            with session.turn({"role": "user", "text": self.text()}) as turn:
+                turn.append({"role": "assistant", "text": self.text()})
+
+    def finish(self) -> None:
+        """Use everything once more, and close it."""
+        for session in (*self.sessions, self.shared):
+            self.say(session)
+            session.verify()
+        self.say(self.store.session(f"new {self.text()}"))
+        self.store.close()
+        del self.store, self.sessions, self.shared
+
+
+class AsyncWork(Work):
+    """Sessions in event loops, one loop after the other, as each is interrupted."""
+
+    store: perdure.AsyncStore | None = None
+
+    def run(self) -> None:
+        self.asyncio_run(self.peace)
+        self.storm.begin()
+        while not self.storm.is_over:
+            self.watched()
+            self.storm.sigint = self.draw.random() < 0.2
+            try:
+                self.asyncio_run(self.rounds)
+            except BaseException as error:
+                if not (self.storm.sigint and isinstance(error, KeyboardInterrupt)):
+                    self.interrupted(error)
+        self.storm.end()
+        self.watched()
+
+    def asyncio_run(self, work: Callable[[], Any]) -> None:
+        if self.draw.random() < 0.1:
+            self.store = None  # As if nobody had closed it.
+        asyncio.run(work())
+
+    def opened(self) -> perdure.AsyncStore:
+        if self.store is None:
+            self.store = perdure.open_async(self.address)
+        return self.store
+
+    async def peace(self) -> None:
+        for action in self.actions(await self.handles()):
+            await action()
+
+    async def handles(self) -> list[perdure.AsyncSession]:
+        store = self.opened()
+        return [await store.session(name) for name in (SHARED, *(f"s{n}" for n in range(SESSIONS)))]
+
+    async def rounds(self) -> None:
+        actions = [*self.actions(await self.handles())]
+
+        async def go() -> None:
+            while not self.storm.is_over:
+                self.watched()
+                try:
+                    await self.draw.choice(actions)()
+                except (ConflictError, UnavailableError):
+                    continue
+                except (TimeLimit, Stop) as error:  # Asyncio lets a task catch these.
+                    self.interrupted(error)
+
+        await asyncio.gather(*(go() for _ in range(4)))
+
+    async def say(self, session: perdure.AsyncSession) -> None:
+        text = self.text()
+        while True:
+            try:
+                await session.append({"role": "user", "text": text}, id=text)
+                break
+            except (ConflictError, UnavailableError):
+                continue
+        self.acked.append((session.id, text))
+
+    def actions(self, sessions: list[perdure.AsyncSession]) -> Iterator[Callable[[], Any]]:
+        store = self.opened()
+        one = lambda: self.draw.choice(sessions)  # noqa: E731
+
+        async def fresh(name: str) -> None:
+            await self.say(await store.session(name))
+
+        for _ in range(8):
+            yield lambda: self.say(one())
+        yield lambda: fresh(SHARED)
+        yield lambda: fresh(f"new {self.text()}")
+        yield lambda: one().messages(last=3)
+        yield lambda: one().verify()
+        yield lambda: listed(store.sessions())
+        yield lambda: listed(one().watch(after=one().position, timeout=0.003))
+        yield lambda: one().set("value", self.text())
+
+    def finish(self) -> None:
+        """Use everything once more, and close it."""
+        asyncio.run(self._finish())
+        self.store = None
+
+    async def _finish(self) -> None:
+        for session in await self.handles():
+            await self.say(session)
+            await session.verify()
+        await self.opened().close()
+
+
+async def listed(items: AsyncIterator[Any]) -> list[Any]:
+    return [item async for item in items]
+
+
+def descriptors() -> list[str]:
+    """Return what this process has open."""
+    gc.collect()
+    found = []
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            found.append(os.readlink(f"/proc/self/fd/{fd}"))
+    return sorted(found)
+
+
+def main() -> None:
+    address, mode, seed, most = sys.argv[1:]
+    faulthandler.enable()
+    for name in ("perdure", "asyncio", "psycopg"):  # Much is worth a word here.
+        logging.getLogger(name).addHandler(logging.NullHandler())
+        logging.getLogger(name).propagate = False
+    before = descriptors()
+    storm = Storm(int(seed), int(most), 0.5 if mode == "sync" else 0.02)
+    work = {"sync": SyncWork, "async": AsyncWork}[mode](address, int(seed), storm)
+    work.run()
+    print("over", flush=True)
+    faulthandler.cancel_dump_traceback_later()
+    sys.stdin.readline()
+    work.watched()
+    work.finish()
+    work.kept = []
+    while any("perdure" in thread.name for thread in threading.enumerate()):
+        time.sleep(0.01)  # They end by themselves, soon.
+    faulthandler.cancel_dump_traceback_later()
+    left = [*(collections.Counter(descriptors()) - collections.Counter(before)).elements()]
+    print(
+        json.dumps(
+            {
+                "acked": work.acked,
+                "wrong": work.wrong,
+                "count": storm.count,
+                "places": storm.places,
+                "left": left,
+                "threads": sorted(thread.name for thread in threading.enumerate()),
+            }
+        ),
+        flush=True,
+    )
+
+
+if __name__ == "__main__":
+    main()

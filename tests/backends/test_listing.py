@@ -4,8 +4,8 @@ The definition is the memory backend, which looks at every head.
 """
 
 import random
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -116,19 +116,21 @@ def backend(tmp_path: Path) -> Iterator[SqliteBackend]:
 def touched(backend: SqliteBackend, monkeypatch: pytest.MonkeyPatch, **chosen: Any) -> int:
     """Return how many pages of the file the first 50 of a listing take, from the cache or not."""
     pages = 0
-    reading = backend._connections.reading
+    read = backend._connections.read
 
-    @contextmanager
-    def counted() -> Iterator[apsw.Connection]:
-        nonlocal pages
-        with reading() as db:
+    def counted(work: Callable[[apsw.Connection], Any]) -> Any:
+        def count(db: apsw.Connection) -> Any:
+            nonlocal pages
             before = _looked_at(db)
-            yield db
+            found = work(db)
             pages += _looked_at(db) - before
+            return found
+
+        return read(count)
 
     by_change = chosen.pop("recent", False)
     with monkeypatch.context() as patched:
-        patched.setattr(backend._connections, "reading", counted)
+        patched.setattr(backend._connections, "read", counted)
         found = backend.recent(**chosen) if by_change else backend.streams(**chosen, limit=64)
         assert len(list(islice(found, 50))) == (0 if chosen.get("prefix") == "gone-" else 50)
     return pages

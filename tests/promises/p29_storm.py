@@ -368,7 +368,7 @@ def main() -> None:
     work.watched()
     work.finish()
     work.kept = []
-    while any("perdure" in thread.name for thread in threading.enumerate()):
+    while any(thread.is_alive() for thread in threading.enumerate() if "perdure" in thread.name):
         time.sleep(0.01)  # They end by themselves, soon.
     faulthandler.cancel_dump_traceback_later()
     left = [*(collections.Counter(descriptors()) - collections.Counter(before)).elements()]
@@ -380,7 +380,7 @@ def main() -> None:
                 "count": storm.count,
                 "places": storm.places,
                 "left": left,
-                "threads": sorted(thread.name for thread in threading.enumerate()),
+                "threads": sorted(t.name for t in threading.enumerate() if t.is_alive()),
             }
         ),
         flush=True,

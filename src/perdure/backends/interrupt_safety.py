@@ -7,7 +7,7 @@ releases it, they hang every other thread. Code that waits in the main thread mu
 
 What holds instead, in CPython:
 
-- No handler runs inside a call of a C function, except while it blocks; then the call has no effect.
+- No handler runs inside a call of C code, except while it blocks; then the call has no effect.
 - So `with lock:` is safe for a lock of C (`threading.Lock`, `RLock`), and a `finally:` whose first
   statement is one call of a C function makes that call.
 - A result must not get lost between a C call and its variable: let C store it, in a list or a set.

@@ -69,8 +69,7 @@ def test_connections_are_set_up_for_durability(
     backend: SqliteBackend, pragma: str, value: object
 ) -> None:
     assert writer(backend).pragma(pragma) == value
-    with backend._connections.reading() as reader:
-        assert reader.pragma(pragma) == value
+    assert backend._connections.read(lambda reader: reader.pragma(pragma)) == value
 
 
 def test_a_closed_store_is_a_single_file(path: Path) -> None:

@@ -110,12 +110,14 @@ def test_a_page_during_which_others_wrote_is_thrown_away(
     connections = only_reading._connections
 
     def use(position: int, error: Exception | None) -> None:
-        with connections.reading() as reader:
+        def read(reader: apsw.Connection) -> None:
             assert reader.execute("select count(*) from entry").get == 3
             if position:
                 write(path, position)
             if error is not None:
                 raise error
+
+        connections.read(read)
 
     with pytest.raises(DamagedError):
         use(0, DamagedError("s", 1, "it is"))

@@ -256,6 +256,7 @@ class StreamNames:
         self._states: dict[str, tuple[int, ...]] = {}
         self._folders: dict[str, frozenset[str]] = {}
         self._sorted: list[str] = []
+        self._must_sort = False
         self._unreadable: dict[str, DamagedError] = {}
 
     def page(self, after: str, prefix: str, size: int) -> tuple[list[str], DamagedError | None]:
@@ -271,23 +272,21 @@ class StreamNames:
         removed: set[str] = set()
         with os.scandir(self._root) as items:
             folders = sorted(item.name for item in items if _FOLDER.fullmatch(item.name))
-        try:
-            for folder in folders:
-                state = self._state(folder)
-                if self._states.get(folder) != state:
-                    old, new = self._folders.get(folder, frozenset()), self._read(folder)
-                    self._states[folder], self._folders[folder] = state, new
-                    added |= new - old
-                    removed |= old - new
-        finally:  # Keep what was read before an error: its folders are not read again.
-            self._put(added, removed)
-
-    def _put(self, added: set[str], removed: set[str]) -> None:
-        if removed or len(added) > INSERT_MAX:
+        # After an error the folders that were read before it are not read again, only sorted.
+        must_sort, self._must_sort = self._must_sort, True
+        for folder in folders:
+            state = self._state(folder)
+            if self._states.get(folder) != state:
+                old, new = self._folders.get(folder, frozenset()), self._read(folder)
+                self._states[folder], self._folders[folder] = state, new
+                added |= new - old
+                removed |= old - new
+        if must_sort or removed or len(added) > INSERT_MAX:
             self._sorted = sorted(set().union(*self._folders.values()))
         else:
             for name in added:  # The cost of one new session must not grow with their number.
                 bisect.insort(self._sorted, name)
+        self._must_sort = False
 
     def _state(self, folder: str) -> tuple[int, ...]:
         """Fingerprint a folder and its list; unchanged means nothing was added or removed."""

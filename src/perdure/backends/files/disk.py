@@ -151,8 +151,8 @@ class IrregularError(OSError):
 class LockedFiles:
     """Files that this process has locked, and closes together; closing unlocks them.
 
-    The caller calls `close` first in a `finally`: no lock outlives the call that took it, wherever a
-    signal handler raises (`interrupt_safety`).
+    The caller calls `close` first in a `finally`: no lock outlives the call that took it, wherever
+    a signal handler raises (`interrupt_safety`).
     """
 
     def __init__(self, disk: Disk) -> None:

@@ -283,16 +283,14 @@ class SqliteBackend:
 
     def _reading(self, work: Callable[[apsw.Connection], list[T]]) -> list[T]:
         try:
-            with self._connections.reading() as db:
-                return work(db)
+            return self._connections.read(work)
         except DRIVER_ERRORS as error:
             raise translate_error(error, self.name) from error
 
     def _load(self, page: EntryPage) -> PerdureError | None:
         """Load a page; return the error to raise after its entries have been yielded."""
         try:
-            with self._connections.reading() as db:
-                page.load(db)
+            self._connections.read(page.load)
         except UnavailableError as error:
             page.entries.clear()  # Read without a lock while another process wrote: not consistent.
             return error

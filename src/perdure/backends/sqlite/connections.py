@@ -13,7 +13,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -38,6 +38,8 @@ Identity = tuple[int, int] | None
 
 
 DRAIN_TIMEOUT = 10.0  # seconds that a fork or a close waits for operations in progress
+
+DRAIN_PAUSE = 0.001  # seconds between two looks at whether they have ended, or the fork has
 
 
 def busy_handler(seconds: float) -> Callable[[int], bool]:
@@ -68,7 +70,8 @@ class ConnectionPool:
         """Identities of the writer's -wal and -shm; empty while the writer is opened or closed."""
         self._writer: apsw.Connection | None = None
         self._readers: list[apsw.Connection] = []
-        self._borrowed = 0
+        self._loans: set[object] = set()
+        """One for each reader that is in use."""
         self._closed = False
         self._poisoned = False
         self._begin_in_this_process()
@@ -79,7 +82,7 @@ class ConnectionPool:
         self._pid = os.getpid()
         # An RLock only because it knows its owner; no thread acquires it twice.
         self._writing = threading.RLock()
-        self._reader_returned = threading.Condition()
+        self._lock = threading.RLock()  # Guards the readers; a signal handler may read as well.
         self._paused = False
         self._log_rewritten = False
 
@@ -116,22 +119,31 @@ class ConnectionPool:
             else:
                 return result
             finally:
+                # The first call is one of C (`interrupt_safety`): no other process waits for this.
                 if self._writer is not None and self._writer.in_transaction:
-                    self._roll_back(self._writer)
+                    try:
+                        self._writer.execute("rollback")
+                    except apsw.Error:
+                        self._poison()
 
-    @contextlib.contextmanager
-    def reading(self) -> Iterator[apsw.Connection]:
-        """Provide a reader inside a transaction, so that all its reads see one snapshot."""
+    def read(self, work: Callable[[apsw.Connection], T]) -> T:
+        """Run `work` with a reader inside a transaction, so that all its reads see one snapshot."""
         self._require_same_process()
-        reader = self._borrow()
+        loan = object()
         try:
-            reader.execute("begin")
-            yield reader
-            reader.execute("rollback")
-        except BaseException:
-            self._discard(reader)  # It may hold a snapshot, or cache pages that were misread.
-            raise
-        self._return_reader(reader)
+            reader = self._borrow(loan)
+            try:
+                reader.execute("begin")
+                result = work(reader)
+                reader.execute("rollback")
+            except BaseException:
+                # It may hold a snapshot, or cache pages that were misread.
+                reader.close(True)  # noqa: FBT003 - positional-only in apsw
+                raise
+            self._return_reader(reader)
+            return result
+        finally:
+            self._loans.discard(loan)
 
     def close(self) -> None:
         """Wait for operations in progress, then close. Closing twice is harmless."""
@@ -185,7 +197,7 @@ class ConnectionPool:
 
         Normally the last connection to close moves the log's content into the file.
         """
-        with self._reader_returned:
+        with self._lock:
             for connection in filter(None, (self._writer, *self._readers)):
                 connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
 
@@ -200,25 +212,24 @@ class ConnectionPool:
         self._begin_in_this_process()
 
     def _is_inherited(self) -> bool:
-        return self._writer is not None or bool(self._readers or self._borrowed)
+        return self._writer is not None or bool(self._readers or self._loans)
 
     def _open_one(self) -> apsw.Connection:
         # With another connection open here, SQLite does not recover the log.
-        first = self._writer is None and not self._readers and self._borrowed <= 1
+        first = self._writer is None and not self._readers and len(self._loans) <= 1
         return schema.open_writer(self._path, self._name, self._vfs, self._busy, first=first)
 
     def _open_writer(self) -> apsw.Connection:
-        writer = self._writer = self._open_checkpointed() if self._poisoned else self._open_one()
+        writer = self._open_checkpointed() if self._poisoned else self._open_one()
         try:
             if not self._log_rewritten:
                 self._rewrite_log_once(writer)
             self._prepare_writer(writer)
+            _, *identities = self._identify()
         except BaseException:
-            with self._reader_returned:  # Half prepared, it must not write. See `_poison`.
-                self._readers.append(writer)
-                self._writer = None
+            self._readers.append(writer)  # Half prepared, it must not write. See `_poison`.
             raise
-        _, *self._log_identities = self._identify()
+        self._writer, self._log_identities = writer, identities
         return writer
 
     def _rewrite_log_once(self, writer: apsw.Connection) -> None:
@@ -227,9 +238,12 @@ class ConnectionPool:
         A process that died after a failed sync leaves entries in the log that can be read, but
         that no later sync writes to the disk.
         """
-        with schema.transaction(writer):
+
+        def rewrite() -> None:
             schema.rewrite_file(self._path + "-wal")
             schema.sync_file(self._path + "-wal")
+
+        schema.in_transaction(writer, rewrite)
         self._log_rewritten = True
 
     def _open_checkpointed(self) -> apsw.Connection:
@@ -261,55 +275,35 @@ class ConnectionPool:
             return
         # Kept open as a reader, where it is harmless. If it were the last connection and closed,
         # the next one would recover the log, with entries that were never synced.
-        with self._reader_returned:
-            self._readers.append(writer)
+        self._readers.append(writer)
 
-    def _borrow(self) -> apsw.Connection:
-        with self._reader_returned:
-            while self._paused:
-                self._reader_returned.wait()
-            self._require_open()
-            self._borrowed += 1
-            if self._readers:
-                return self._readers.pop()
-            recovers = self._poisoned and self._writer is None and self._borrowed == 1
-        try:
-            self._require_same_file()
-            return self._open_checkpointed() if recovers else self._open_one()
-        except BaseException:
-            self._count_returned()
-            raise
+    def _borrow(self, loan: object) -> apsw.Connection:
+        recovers = False
+        while True:
+            with self._lock:
+                if not self._paused:
+                    self._require_open()
+                    self._loans.add(loan)
+                    if self._readers:
+                        return self._readers.pop()
+                    recovers = self._poisoned and self._writer is None and len(self._loans) == 1
+                    break
+            time.sleep(DRAIN_PAUSE)  # Another thread forks.
+        self._require_same_file()
+        return self._open_checkpointed() if recovers else self._open_one()
 
     def _return_reader(self, reader: apsw.Connection) -> None:
-        with self._reader_returned:
+        with self._lock:
             if not self._closed:
                 self._readers.append(reader)
-                self._borrowed -= 1
-                self._reader_returned.notify_all()
                 return
-        self._discard(reader)
-
-    def _discard(self, reader: apsw.Connection) -> None:
-        try:
-            reader.close(True)  # noqa: FBT003 - positional-only in apsw
-        finally:
-            self._count_returned()
-
-    def _count_returned(self) -> None:
-        with self._reader_returned:
-            self._borrowed -= 1
-            self._reader_returned.notify_all()
-
-    def _roll_back(self, writer: apsw.Connection) -> None:
-        try:
-            writer.execute("rollback")
-        except apsw.Error:
-            self._poison()
+        reader.close(True)  # noqa: FBT003 - positional-only in apsw
 
     def _close_all(self) -> None:
-        with self._reader_returned:
-            # After the timeout they are closed anyway.
-            self._reader_returned.wait_for(lambda: self._borrowed == 0, DRAIN_TIMEOUT)
+        deadline = time.monotonic() + DRAIN_TIMEOUT
+        while self._loans and time.monotonic() < deadline:
+            time.sleep(DRAIN_PAUSE)
+        with self._lock:  # Loans that have not ended are closed when they are returned.
             self._log_identities = []
             while self._readers:
                 self._readers.pop().close()
@@ -319,9 +313,12 @@ class ConnectionPool:
 
     def pause(self) -> None:
         """Close all connections before a fork, and block new ones until `resume`."""
-        if self._writes_here or not self._writing.acquire(timeout=DRAIN_TIMEOUT):
+        if self._writes_here:
             return  # The forking thread is inside a write. The child will refuse to use the store.
         self._paused = True
+        if not self._writing.acquire(timeout=DRAIN_TIMEOUT):
+            self._paused = False  # As above, with another thread.
+            return
         try:
             self._close_all()
         except apsw.Error:
@@ -330,10 +327,9 @@ class ConnectionPool:
     def resume(self) -> None:
         """Allow connections again after `pause`, in the parent."""
         if self._paused:
-            with self._reader_returned:
-                self._paused = False
-                self._reader_returned.notify_all()
-            self._writing.release()
+            self._paused = False
+            with contextlib.suppress(RuntimeError):  # `pause` was interrupted.
+                self._writing.release()
 
     def resume_in_child(self) -> None:
         """Start over after `pause`, in the child, where the locks' other holders do not exist."""
@@ -366,10 +362,15 @@ def _before_fork() -> None:
 
 
 def _after_fork(resume: Callable[[ConnectionPool], None]) -> None:
-    for connections in _paused_pools:
-        resume(connections)
-    _paused_pools.clear()
-    _fork_lock.release()
+    try:
+        while _paused_pools:
+            resume(_paused_pools[-1])
+            _paused_pools.pop()
+    finally:
+        if _paused_pools:  # A signal handler raised, which is not passed on to the forking code.
+            _after_fork(resume)
+        else:
+            _fork_lock.release()
 
 
 if hasattr(os, "register_at_fork"):
@@ -407,8 +408,8 @@ def connect(
             raise
         connections.close()
     read_only = ReadOnlyPool(path, name, vfs, busy, reason)
-    with read_only.reading():
-        return read_only, (), reason
+    read_only.read(lambda _: None)
+    return read_only, (), reason
 
 
 def file_identifier(path: str) -> Callable[[], tuple[Identity, ...]]:
@@ -470,7 +471,7 @@ class ReadOnlyPool(ConnectionPool):
         super().__init__(path, name, vfs, busy)
         self._reason = reason
         self._has_read = False
-        self._fingerprints: dict[apsw.Connection, _Fingerprint] = {}
+        self._fingerprints = weakref.WeakKeyDictionary[apsw.Connection, _Fingerprint]()
 
     def write(
         self,
@@ -483,16 +484,19 @@ class ReadOnlyPool(ConnectionPool):
         self._require_open()
         raise read_only_error(self._name, self._reason)
 
-    @contextlib.contextmanager
-    def reading(self) -> Iterator[apsw.Connection]:
-        """As `ConnectionPool.reading`; UnavailableError if a file without a log was written to."""
-        with super().reading() as reader:
+    def read(self, work: Callable[[apsw.Connection], T]) -> T:
+        """As `ConnectionPool.read`; UnavailableError if a file without a log was written to."""
+
+        def read(reader: apsw.Connection) -> T:
             try:
-                yield reader
+                result = work(reader)
             except (PerdureError, *DRIVER_ERRORS) as error:
                 self._require_unchanged(reader, error)
                 raise
             self._require_unchanged(reader)
+            return result
+
+        return super().read(read)
 
     def _require_unchanged(self, reader: apsw.Connection, cause: Exception | None = None) -> None:
         fingerprint = self._fingerprints[reader]
@@ -527,8 +531,5 @@ class ReadOnlyPool(ConnectionPool):
         return _Fingerprint(file.st_mtime_ns, file.st_size, log)
 
     def _return_reader(self, reader: apsw.Connection) -> None:
-        self._discard(reader)  # An `immutable` file may have changed before the next page.
-
-    def _discard(self, reader: apsw.Connection) -> None:
-        self._fingerprints.pop(reader, None)
-        super()._discard(reader)
+        # An `immutable` file may have changed before the next page.
+        reader.close(True)  # noqa: FBT003 - positional-only in apsw

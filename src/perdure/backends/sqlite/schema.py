@@ -8,8 +8,10 @@ import contextlib
 import errno
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from io import FileIO
 from pathlib import Path
+from typing import TypeVar
 from urllib.parse import quote
 
 import apsw
@@ -26,6 +28,9 @@ from perdure.errors import (
     VersionError,
 )
 from perdure.private_files import open_private
+
+T = TypeVar("T")
+
 
 NEEDS_LOCAL_DISK = (
     "the write-ahead log needs memory that all processes on one machine share: "
@@ -232,24 +237,15 @@ def _create_private(path: str, name: str) -> None:
             raise translate_error(error, name) from error
 
 
-@contextlib.contextmanager
-def _opened(path: str, flags: int) -> Iterator[int]:
-    handle = os.open(path, flags | getattr(os, "O_BINARY", 0))
-    try:
-        yield handle
-    finally:
-        os.close(handle)
-
-
 def rewrite_file(path: str) -> None:
     """Write a file's bytes again, so that `sync_file` syncs them; do nothing if it is missing.
 
     Use it only for the log, and only while this process holds SQLite's write lock.
     """
-    with contextlib.suppress(FileNotFoundError), _opened(path, os.O_RDWR) as handle:
-        while data := os.read(handle, 2**20):
-            os.lseek(handle, -len(data), os.SEEK_CUR)
-            os.write(handle, data)
+    with contextlib.suppress(FileNotFoundError), FileIO(path, "rb+") as file:
+        while data := os.read(file.fileno(), 2**20):
+            os.lseek(file.fileno(), -len(data), os.SEEK_CUR)
+            os.write(file.fileno(), data)
 
 
 def sync_file(path: str) -> None:
@@ -258,14 +254,14 @@ def sync_file(path: str) -> None:
     Never call it for the database or its `-shm`: closing a descriptor of those drops SQLite's locks
     (POSIX locks belong to the process).
     """
-    flags = os.O_RDWR if sys.platform == "win32" else os.O_RDONLY
-    with contextlib.suppress(FileNotFoundError), _opened(path, flags) as handle:
+    mode = "rb+" if sys.platform == "win32" else "rb"
+    with contextlib.suppress(FileNotFoundError), FileIO(path, mode) as file:
         if sys.platform == "darwin":
             import fcntl  # does not exist on Windows
 
-            fcntl.fcntl(handle, fcntl.F_FULLFSYNC)
+            fcntl.fcntl(file, fcntl.F_FULLFSYNC)
         else:
-            os.fsync(handle)
+            os.fsync(file.fileno())
 
 
 def _require_usable_path(path: str, name: str) -> None:
@@ -332,22 +328,26 @@ def _is_new(connection: apsw.Connection, path: str, name: str, *, first: bool) -
 
 def _file_owner(connection: apsw.Connection) -> tuple[int, int, int]:
     """Return the application id, the version and the number of tables, from one snapshot."""
-    with transaction(connection, "begin"):
+
+    def read() -> tuple[int, int, int]:
         application = connection.pragma("application_id")
         version = connection.pragma("user_version")
         return application, version, connection.execute(COUNT_TABLES).get
 
+    return in_transaction(connection, read, "begin")
 
-@contextlib.contextmanager
-def transaction(connection: apsw.Connection, begin: str = "begin immediate") -> Iterator[None]:
-    """Roll back at the end of the block, unless it commits.
+
+def in_transaction(
+    connection: apsw.Connection, work: Callable[[], T], begin: str = "begin immediate"
+) -> T:
+    """Return the result of some work in a transaction, which is rolled back unless it commits.
 
     Not `with connection`: an I/O error ends the transaction, and leaving the block would then raise
     that there is none, which hides the error.
     """
-    connection.execute(begin)
     try:
-        yield
+        connection.execute(begin)
+        return work()
     finally:
         if connection.in_transaction:
             connection.execute("rollback")
@@ -363,13 +363,16 @@ def _require_version(name: str, version: int) -> None:
 def _create_tables(connection: apsw.Connection) -> None:
     connection.pragma("page_size", PAGE_SIZE)
     connection.pragma("journal_mode", "wal")
-    with transaction(connection):
+
+    def create() -> None:
         if not connection.execute(COUNT_TABLES).get:
             for sql in TABLES.values():
                 connection.execute(sql)
             connection.pragma("application_id", APPLICATION_ID)
             connection.pragma("user_version", VERSION)
         connection.execute("commit")
+
+    in_transaction(connection, create)
 
 
 def _require_tables(connection: apsw.Connection, name: str) -> bool:

@@ -57,7 +57,7 @@ class Exit(SystemExit):
 
 
 INTERRUPTS = (TimeLimit, Stop, ControlC, Exit)
-EXPECTED = (*INTERRUPTS, ConflictError)
+EXPECTED = (*INTERRUPTS, ConflictError, UnavailableError)
 
 
 class Storm:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from perdure.backends import fork_safety
+from perdure.backends import fork_safety, interrupt_safety
 from perdure.core.effects.calls import ToolSpec
 from perdure.errors import UsageError
 
@@ -25,8 +25,8 @@ LockT = TypeVar("LockT")
 
 T = TypeVar("T")
 
-Event = threading.Event
-Semaphore = threading.Semaphore
+Event = interrupt_safety.Event
+Semaphore = threading.Semaphore  # Only for threads of `gather`, which no signal handler interrupts.
 sleep = time.sleep
 collect = list
 
@@ -135,7 +135,7 @@ def call_function(
     if timeout is None and not detached:
         return function(), None
     results: list[CallResult] = []
-    done, context = threading.Event(), copy_context()
+    done, context = Event(), copy_context()
 
     def run() -> None:
         try:
@@ -195,7 +195,7 @@ class Repeater:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._stop = threading.Event()
+        self._stop = Event()
         self.task: threading.Thread | None = None
         """The thread, once it is started."""
 

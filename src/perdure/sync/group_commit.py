@@ -13,9 +13,10 @@ append alone, and a stream that keeps failing is isolated until an append succee
 (`core.batching`).
 
 To edit: a signal handler may raise between any two lines of `Batcher`. State that other threads
-depend on is repaired in `_leave`, which must stay safe to call twice.
+depend on is repaired in `_leave`, which must stay safe to call again.
 """
 
+import contextlib
 import os
 import threading
 from collections.abc import Callable, Sequence
@@ -89,7 +90,7 @@ class Batcher(Generic[ItemT, ResultT]):
     """Processes the items of many threads together, in one of them.
 
     A signal handler may raise at any point in the thread that leads or waits. `_leave` completes
-    what was interrupted. It is idempotent, and called twice in case it is interrupted itself.
+    what was interrupted. It is idempotent, and called again if it is interrupted itself.
     """
 
     def __init__(
@@ -140,8 +141,9 @@ class Batcher(Generic[ItemT, ResultT]):
                     self._leave(waiter)
         finally:
             _thread_state.waiter = waiter.outer
-            if not waiter.finished:
-                self._leave(waiter)
+            while not waiter.finished:  # Interrupted, and an error is on its way to the caller.
+                with contextlib.suppress(BaseException):
+                    self._leave(waiter)
         if waiter.error is not None:
             raise waiter.error
         return waiter.answer  # type: ignore[return-value]

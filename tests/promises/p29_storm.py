@@ -5,9 +5,9 @@ It is called as `p29_storm address mode seed interrupts`; `mode` is sync or asyn
 A real timer (SIGALRM) calls a handler that raises at random moments, but only while code of perdure
 is running: there it may be anywhere, in a driver or the standard library too. When all interrupts
 have come, the program says so on its standard output and keeps its store open. Who judges it then
-looks at the store from another process, closes this one's standard input, and reads the report: what
-was acknowledged, how many interrupts came where, and how many descriptors are left. An action that
-hangs ends the program with the stacks of its threads.
+looks at the store from another process, writes a line to this one, and reads its report: what was
+acknowledged, how many interrupts came where, and which descriptors are left. An action that hangs
+ends the program with the stacks of its threads.
 """
 
 import asyncio
@@ -24,6 +24,7 @@ import sys
 import threading
 import time
 import traceback
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from types import FrameType
@@ -36,6 +37,8 @@ PATIENCE = 20.0  # Seconds that one action may take; without interrupts it takes
 SHORTEST, LONGEST = 0.00005, 0.005  # Seconds between two interrupts.
 SESSIONS = 3
 SHARED = "shared"
+LEASED = "leased"
+OVER = "over"
 HERE = str(Path(perdure.__file__).parent)
 LOOP = str(Path(asyncio.__file__).parent)
 
@@ -120,7 +123,7 @@ def place_of(frame: FrameType | None) -> str | None:
     return None
 
 
-class Work:
+class Work(ABC):
     """Draws actions, repeats what was interrupted, and keeps account."""
 
     def __init__(self, address: str, seed: int, storm: Storm) -> None:
@@ -132,6 +135,14 @@ class Work:
         self.kept: list[BaseException] = []
         """Exceptions that somebody keeps: their tracebacks keep what the frames held."""
         self._number = 0
+
+    @abstractmethod
+    def run(self) -> None:
+        """Work until the storm is over."""
+
+    @abstractmethod
+    def finish(self) -> None:
+        """Use everything once more, and close it."""
 
     def text(self) -> str:
         self._number += 1
@@ -177,11 +188,11 @@ class SyncWork(Work):
             action = self.draw.choice(actions)
             try:
                 action()
-            except BaseException as error:
+            except BaseException as error:  # noqa: BLE001 - that is what it is about
                 self.interrupted(error)
                 try:  # As many do: at once, while the error is being handled.
                     self.say(self.draw.choice(self.sessions))
-                except BaseException as again:
+                except BaseException as again:  # noqa: BLE001
                     self.interrupted(again)
         self.storm.end()
         self.watched()
@@ -190,6 +201,9 @@ class SyncWork(Work):
         if helper.is_alive():
             self.wrong.append("the other thread hangs")
             faulthandler.dump_traceback()
+
+    def one(self) -> perdure.Session:
+        return self.draw.choice(self.sessions)
 
     def say(self, session: perdure.Session) -> None:
         text = self.text()
@@ -202,7 +216,7 @@ class SyncWork(Work):
         self.acked.append((session.id, text))
 
     def actions(self) -> Iterator[Callable[[], object]]:
-        one = lambda: self.draw.choice(self.sessions)  # noqa: E731
+        one = self.one
         for _ in range(8):
             yield lambda: self.say(one())
         yield lambda: self.say(self.shared)
@@ -224,10 +238,10 @@ class SyncWork(Work):
 
     def lease(self) -> None:
         with contextlib.suppress(LeaseHeldError, ConflictError):
-            session = self.store.session("leased")
+            session = self.store.session(LEASED)
             try:
                 with session.lease(ttl=1.0, timeout=0.0):
-                    session.note("leased")
+                    session.note("It is mine.")
             finally:
                 session.close()
 
@@ -238,7 +252,6 @@ class SyncWork(Work):
                 turn.append({"role": "assistant", "text": self.text()})
 
     def finish(self) -> None:
-        """Use everything once more, and close it."""
         for session in (*self.sessions, self.shared):
             self.say(session)
             session.verify()
@@ -260,7 +273,7 @@ class AsyncWork(Work):
             self.storm.sigint = self.draw.random() < 0.2
             try:
                 self.asyncio_run(self.rounds)
-            except BaseException as error:
+            except BaseException as error:  # noqa: BLE001 - that is what it is about
                 if not (self.storm.sigint and isinstance(error, KeyboardInterrupt)):
                     self.interrupted(error)
         self.storm.end()
@@ -311,7 +324,9 @@ class AsyncWork(Work):
 
     def actions(self, sessions: list[perdure.AsyncSession]) -> Iterator[Callable[[], Any]]:
         store = self.opened()
-        one = lambda: self.draw.choice(sessions)  # noqa: E731
+
+        def one() -> perdure.AsyncSession:
+            return self.draw.choice(sessions)
 
         async def fresh(name: str) -> None:
             await self.say(await store.session(name))
@@ -327,7 +342,6 @@ class AsyncWork(Work):
         yield lambda: one().set("value", self.text())
 
     def finish(self) -> None:
-        """Use everything once more, and close it."""
         asyncio.run(self._finish())
         self.store = None
 
@@ -346,9 +360,9 @@ def descriptors() -> list[str]:
     """Return what this process has open."""
     gc.collect()
     found = []
-    for fd in os.listdir("/proc/self/fd"):
+    for link in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):
-            found.append(os.readlink(f"/proc/self/fd/{fd}"))
+            found.append(str(link.readlink()))
     return sorted(found)
 
 
@@ -362,7 +376,7 @@ def main() -> None:
     storm = Storm(int(seed), int(most), 0.5 if mode == "sync" else 0.02)
     work = {"sync": SyncWork, "async": AsyncWork}[mode](address, int(seed), storm)
     work.run()
-    print("over", flush=True)
+    print(OVER, flush=True)
     faulthandler.cancel_dump_traceback_later()
     sys.stdin.readline()
     work.watched()

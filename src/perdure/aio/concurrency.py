@@ -12,6 +12,7 @@ from contextlib import suppress
 from contextvars import copy_context
 from typing import Any, TypeVar
 
+from perdure.backends.interrupt_safety import start_thread
 from perdure.core.effects.calls import ToolSpec
 from perdure.errors import UsageError
 
@@ -182,7 +183,7 @@ async def _in_daemon(function: Callable[[], Any], name: str) -> CallResult:
         with suppress(RuntimeError):  # The loop is closed: it is too late to deliver.
             loop.call_soon_threadsafe(deliver, result)
 
-    threading.Thread(target=run, name=name, daemon=True).start()
+    start_thread(threading.Thread(target=run, name=name, daemon=True))
     return await future
 
 

@@ -15,11 +15,15 @@ What holds instead, in CPython:
 To edit: state changes by one assignment, or by one call of C. Every wait has a timeout.
 """
 
+import _thread
 import contextlib
 import threading
 import time
 
 RECHECK_INTERVAL = 1.0  # seconds; a wake-up that was interrupted half-way is noticed after this
+
+
+START_TIMEOUT = 10.0  # seconds; a thread starts in less than a millisecond
 
 
 class WakeSignal:
@@ -99,3 +103,20 @@ class Event:
         finally:
             self._waiting.discard(signal)
         return True
+
+
+def start_thread(thread: threading.Thread) -> None:
+    """Start a thread and return when it runs, as `Thread.start`, which waits in Python code.
+
+    A thread that no signal handler can interrupt calls that instead.
+    """
+    begun, run = WakeSignal(), thread.run
+
+    def begin() -> None:
+        begun.wake()
+        run()
+
+    thread.run = begin  # type: ignore[method-assign]
+    _thread.start_new_thread(thread.start, ())
+    if not begun.sleep(START_TIMEOUT):
+        raise RuntimeError(f"the thread {thread.name!r} did not start")

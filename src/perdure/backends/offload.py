@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from perdure.backends import fork_safety
-from perdure.backends.interrupt_safety import AsyncWakeSignal
+from perdure.backends.interrupt_safety import AsyncWakeSignal, start_thread
 from perdure.backends.protocol import (
     Append,
     Backend,
@@ -179,7 +179,11 @@ class _Worker:
         # off is like a crash, which stores survive.
         self.busy = False
         self.thread = threading.Thread(target=_run_jobs, args=(self,), name=name, daemon=True)
-        self.thread.start()
+        try:
+            start_thread(self.thread)
+        except BaseException:
+            self.stop()
+            raise
 
     def stop(self) -> None:
         self.jobs.put(None)

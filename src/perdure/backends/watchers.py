@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from weakref import ref
 
-from perdure.backends.interrupt_safety import AsyncWakeSignal, WakeSignal
+from perdure.backends.interrupt_safety import AsyncWakeSignal, WakeSignal, start_thread
 from perdure.backends.protocol import WATCH, Append, AsyncBackend, Backend, Head
 
 POLL_INTERVAL = 0.05  # seconds between polls; the longest that another process's record goes unseen
@@ -89,7 +89,7 @@ class Watchers:
                 self._poller = threading.Thread(
                     target=self._poll, name="perdure watch", daemon=True
                 )
-                self._poller.start()
+                start_thread(self._poller)
 
     def remove(self, stream: str, signal: Signal) -> None:
         """Unregister a signal that `add` registered."""

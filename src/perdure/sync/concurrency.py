@@ -11,6 +11,7 @@ from contextvars import copy_context
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from perdure.backends import fork_safety, interrupt_safety
+from perdure.backends.interrupt_safety import start_thread
 from perdure.core.effects.calls import ToolSpec
 from perdure.errors import UsageError
 
@@ -144,7 +145,7 @@ def call_function(
             results.append((None, error))
         done.set()
 
-    threading.Thread(target=run, name=name, daemon=True).start()
+    start_thread(threading.Thread(target=run, name=name, daemon=True))
     return results[0] if done.wait(timeout) else None
 
 
@@ -170,7 +171,7 @@ class Background:
         context = copy_context()
         thread = threading.Thread(target=context.run, args=(run,), name="perdure", daemon=True)
         with _start_lock:
-            thread.start()
+            start_thread(thread)
             self._threads = {other for other in self._threads if other.is_alive()} | {thread}
         return future
 
@@ -211,7 +212,7 @@ class Repeater:
         self.task = threading.Thread(
             target=copy_context().run, args=arguments, name=self._name, daemon=True
         )
-        self.task.start()
+        start_thread(self.task)
 
     def _repeat(
         self, function: Callable[[], float | None], first: float, at_end: Callable[[], None]

@@ -18,6 +18,7 @@ from contextlib import closing
 
 import psycopg
 
+from perdure.backends.interrupt_safety import start_thread
 from perdure.backends.postgres.address import PostgresAddress
 from perdure.backends.postgres.connection import Connection, connect_options
 from perdure.backends.protocol import Append
@@ -108,7 +109,7 @@ class NotifyListener:
             if may_try and not is_running:
                 name = "perdure postgres listen"
                 self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-                self._thread.start()
+                start_thread(self._thread)
         return self._is_receiving
 
     def _run(self) -> None:

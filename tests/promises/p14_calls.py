@@ -76,6 +76,9 @@ async def finished(value: Any) -> Any:
     return await settled(value)
 
 
+QUESTION = {"role": "user", "content": "What else?"}
+
+
 def count_records(count: int, _record: Any) -> int:
     return count + 1
 
@@ -308,6 +311,8 @@ CALLS: dict[str, Call] = {
     "Session.record": Call(REFUSED, lambda live: live.session.record(1)),
     "Session.records": Call(REFUSED, lambda live: live.session.records()),
     "Session.refresh": Call(REFUSED, lambda live: live.session.refresh()),
+    "Session.replace": Call(WRITES, lambda live: live.session.replace(2, 2, QUESTION)),
+    "Session.retract": Call(WRITES, lambda live: live.session.retract(2)),
     "Session.run_tool_calls": Call(
         WRITES, lambda live: live.talk.run_tool_calls(tools=[live.tool])
     ),

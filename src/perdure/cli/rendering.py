@@ -34,6 +34,8 @@ from perdure.journal.records import (
     LeaseTaken,
     Message,
     MessageChunk,
+    MessagesReplaced,
+    MessagesRetracted,
     Note,
     Pinned,
     Record,
@@ -101,6 +103,7 @@ def render_record(content: Content, record_id: str) -> RenderedRecord:
             return RenderedRecord(*_render_value(content))
         case Note(data=data, author=author):
             by = f" by {safe(author)}" if author else ""
+            by += f" on {safe(content.topic)}" if content.topic else ""
             return RenderedRecord(f"note{by}", data if isinstance(data, str) else _json(data))
         case TurnBegun():
             return RenderedRecord(f"{turn_name(record_id, content.correlation_id)} begins")
@@ -111,7 +114,15 @@ def render_record(content: Content, record_id: str) -> RenderedRecord:
         case TurnChange(turn=turn):
             words = {"turn.continued": "is resumed", "turn.completed": "is complete"}
             return RenderedRecord(f"{turn_name(turn)} {words.get(content.kind, content.kind)}")
-        case MessageChunk() | Pinned() | Summary() | SummaryUndone() | Tools():
+        case (
+            MessageChunk()
+            | MessagesReplaced()
+            | MessagesRetracted()
+            | Pinned()
+            | Summary()
+            | SummaryUndone()
+            | Tools()
+        ):
             return _render_conversation(content)
         case EffectIntended() | EffectSettled() | ApprovalAsked() | ApprovalDecided():
             return _render_effect(content, record_id)
@@ -133,10 +144,22 @@ def _render_conversation(content: Content) -> RenderedRecord:
             )
         case SummaryUndone(summary=summary):
             return RenderedRecord(f"the summary at {summary} is undone")
+        case MessagesReplaced() | MessagesRetracted():
+            return _render_retraction(content)
         case Tools(catalogue=catalogue):
             return RenderedRecord(f"tools offered: {safe(', '.join(catalogue)) or 'none'}")
         case _:
             return _render_other(content)
+
+
+def _render_retraction(content: MessagesRetracted | MessagesReplaced) -> RenderedRecord:
+    if isinstance(content, MessagesReplaced):
+        new = f"those from {content.new_first} to {content.new_last}"
+        return RenderedRecord(f"{new} replace the messages from {content.first} to {content.last}")
+    names = [str(position) for position in content.positions]
+    names += [f"{first} to {last}" for first, last in content.ranges]
+    heading = f"{content.count} messages are taken back: {', '.join(names)}"
+    return RenderedRecord(heading, content.reason)
 
 
 def _render_effect(content: Content, record_id: str) -> RenderedRecord:

@@ -27,6 +27,8 @@ class ConflictRule(NamedTuple):
 # The session is no longer the one the caller saw: it was deleted, or created as a branch.
 _HISTORY_CHANGES = frozenset({"deleted", "branched"})
 
+_CONVERSATION_CHANGES = frozenset({"message", "messages.retracted", "messages.replaced"})
+
 _TURN_CHANGES = frozenset({"turn.continued", "turn.completed", "turn.failed", "turn.abandoned"})
 
 
@@ -34,13 +36,18 @@ _TURN_CHANGES = frozenset({"turn.continued", "turn.completed", "turn.failed", "t
 # every plan but `delete`. Plans that do not bypass the lease fail while another handle holds it.
 CONFLICT_RULES: dict[str, ConflictRule] = {
     # Written in view of a conversation that has changed since: the caller must re-read it.
-    "message": ConflictRule(any_subject=frozenset({"message"}), same_subject=_TURN_CHANGES),
+    "message": ConflictRule(any_subject=_CONVERSATION_CHANGES, same_subject=_TURN_CHANGES),
     # A chunk is no message yet, so only the loss of its turn invalidates it. The end of a streamed
     # answer was already shown to the user, so another writer's message does not invalidate it.
     "message.chunk": ConflictRule(same_subject=_TURN_CHANGES),
     "answer": ConflictRule(same_subject=_TURN_CHANGES),
-    "summary": ConflictRule(any_subject=frozenset({"summary", "summary.undone"})),
-    "turn.begin": ConflictRule(any_subject=frozenset({"message", "turn.begun"})),
+    "summary": ConflictRule(
+        any_subject=frozenset({"summary", "summary.undone"}) | _CONVERSATION_CHANGES - {"message"}
+    ),
+    "turn.begin": ConflictRule(any_subject=_CONVERSATION_CHANGES | {"turn.begun"}),
+    # It names positions, and looks them up at each execution; but the caller chose them in view of
+    # what earlier retractions had left.
+    "retract": ConflictRule(any_subject=_CONVERSATION_CHANGES - {"message"}),
     "turn.continue": ConflictRule(same_subject=_TURN_CHANGES),
     # Ending a turn depends on that turn only, not on other writers' messages.
     "turn.end": ConflictRule(same_subject=_TURN_CHANGES),

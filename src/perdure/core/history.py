@@ -17,6 +17,7 @@ from perdure.core.replica import Replica, StateView
 from perdure.core.settings import Settings
 from perdure.core.state.conversation import SummaryRef
 from perdure.core.state.effects import UNKNOWN
+from perdure.core.state.message_order import MessageOrder
 from perdure.core.state.session_state import SessionState
 from perdure.core.validation import require_int, require_record_id
 from perdure.errors import DamagedError, NotFoundError, UsageError
@@ -31,8 +32,6 @@ from perdure.journal.reader import BackwardReader, ForwardReader, History, OnDam
 from perdure.journal.records import KINDS, BatchDiscarded, Content, Message, Note, Record, Summary
 from perdure.journal.requests import Steps
 
-_MESSAGE_KINDS = frozenset({Message.kind})
-
 
 def read_messages(replica: Replica, *, last: int | None) -> Steps[list[dict[str, Any]]]:
     """Return all messages in order, or the last few of them."""
@@ -41,11 +40,43 @@ def read_messages(replica: Replica, *, last: int | None) -> Steps[list[dict[str,
     state, past, _ = replica.view
     total = state.messages
     count = total if last is None else min(last, total)
-    entries = yield from reader.read_newest(past, kinds=_MESSAGE_KINDS, count=count)
+    hidden = state.conversation.hidden
+    order = state.conversation.visible_order() if hidden else None
+    entries = yield from read_newest_messages(past, order, count)
     if len(entries) != count:
         raise DamagedError(replica.name, 0, f"{len(entries)} of {count} messages were found")
     own = replica.settings.codec
     return [decode_message(past, own, linked).message for linked in reversed(entries)]
+
+
+def read_newest_messages(
+    past: History, order: MessageOrder | None, count: int
+) -> Steps[list[VerifiedEntry]]:
+    """Return the entries of the newest messages, at most `count`, newest first.
+
+    Entries of torn batches are skipped: a torn tail by its range, earlier ones by the
+    `batch.discarded` record that follows them. `order` is None if no message was ever retracted.
+    """
+    matches: list[VerifiedEntry] = []
+    stream = past.stream
+    backward = BackwardReader(stream.session, past.cipher, past, tenant=stream.tenant)
+    torn = past.torn or (0, 0)
+    limit = min(reader.PAGE, 2 * count + 2)
+    while not backward.ended and len(matches) < count:
+        page = yield from backward.page(limit)
+        limit = min(
+            reader.PAGE, 2 * limit
+        )  # If messages are rare, small pages would be many reads.
+        for linked in page:
+            kind, position = linked.header.kind, linked.entry.position
+            if kind == BatchDiscarded.kind:
+                torn = reader.discarded_range(past, linked)
+            is_message = kind == Message.kind and not torn[0] <= position <= torn[1]
+            if order is not None:
+                matches += order.place(linked, is_message=is_message)
+            elif is_message:
+                matches.append(linked)
+    return matches[:count]
 
 
 def read_last_message(replica: Replica) -> dict[str, Any] | None:
@@ -314,8 +345,17 @@ def unknown_effect_notices(
 class MessageReader:
     """Reads the messages after a position in pages, newest first, without torn batches."""
 
-    def __init__(self, past: History, own: Codec, *, after: int, counting: MessageCounter) -> None:
+    def __init__(
+        self,
+        view: StateView,
+        own: Codec,
+        *,
+        after: int,
+        counting: MessageCounter,
+    ) -> None:
+        past, conversation = view.history, view.state.conversation
         self._past = past
+        self._order = conversation.visible_order() if conversation.hidden else None
         self._own = own
         self._after = after
         self._counting = counting
@@ -338,11 +378,15 @@ class MessageReader:
                 break
             if kind == BatchDiscarded.kind:
                 self._torn = reader.discarded_range(past, linked)
-            if kind == Message.kind and not self._torn[0] <= position <= self._torn[1]:
-                message = self._counting.read(past, self._own, linked)
-                if not (message.interrupted and linked.header.id in self._ids):
+            is_message = kind == Message.kind and not self._torn[0] <= position <= self._torn[1]
+            placed = [linked] if is_message else []
+            if self._order is not None:
+                placed = self._order.place(linked, is_message=is_message)
+            for item in placed:
+                message = self._counting.read(past, self._own, item)
+                if not (message.interrupted and item.header.id in self._ids):
                     messages.append(message)
-                self._ids.add(linked.header.id)
+                self._ids.add(item.header.id)
         return messages
 
 

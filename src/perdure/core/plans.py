@@ -25,7 +25,15 @@ from perdure.journal import chain, codec, reader
 from perdure.journal.chain import PendingRecord
 from perdure.journal.ids import GENERATED_PREFIX
 from perdure.journal.reader import ContentT, History
-from perdure.journal.records import Content, EffectSettled, Message, Note, TurnBegun
+from perdure.journal.records import (
+    Content,
+    EffectSettled,
+    Message,
+    MessagesReplaced,
+    MessagesRetracted,
+    Note,
+    TurnBegun,
+)
 from perdure.journal.requests import Steps
 
 T = TypeVar("T")
@@ -184,6 +192,11 @@ def strip_derived(record: PendingRecord) -> bytes:
     content = record.content
     if isinstance(content, Note) and content.previous:
         return codec.encode(msgspec.structs.replace(content, previous=0))
+    if isinstance(content, MessagesRetracted):
+        return codec.encode(msgspec.structs.replace(content, count=0, last_message=0))
+    if isinstance(content, MessagesReplaced):
+        facts = {"new_first": 0, "new_last": 0, "count": 0, "last_message": 0}
+        return codec.encode(msgspec.structs.replace(content, **facts))
     if isinstance(content, Message) and content.counter:
         return codec.encode(msgspec.structs.replace(content, tokens=0, counter=""))
     return record.payload

@@ -58,9 +58,13 @@ from perdure.journal.records import (
     Content,
     IndexPage,
     Message,
+    MessagesReplaced,
+    MessagesRetracted,
     Snapshot,
 )
 from perdure.journal.requests import Commit, Steps
+
+_RETRACTIONS = frozenset({MessagesRetracted.kind, MessagesReplaced.kind})
 
 
 class InDoubtWrite(msgspec.Struct, frozen=True, gc=False):
@@ -254,6 +258,13 @@ class Replica:
             linked = yield from reader.read_entry(self.history, position)
         return chain.open_body(self.name, linked, self.settings.cipher)
 
+    def _read_message(self, past: History, position: int) -> Steps[bytes | None]:
+        """Return the payload of the message at a position, None for position 0."""
+        if not position:
+            return None
+        linked = yield from reader.read_entry(past, position)
+        return chain.open_body(self.name, linked, self.settings.cipher)
+
     def _apply(self, state: SessionState, linked: VerifiedEntry) -> Content:
         header, position = linked.header, linked.entry.position
         payload = chain.open_body(self.name, linked, self.settings.cipher)
@@ -288,8 +299,13 @@ class Replica:
                     newer.append(self._apply(state, whole))
                     if whole.header.kind == Message.kind:
                         last = chain.open_body(self.name, whole, self.settings.cipher)
+                    elif whole.header.kind in _RETRACTIONS:
+                        last = b""
                     elif state.deleted:
                         last = None
+        if last == b"":  # After a retraction, the newest message may be any earlier one.
+            past = History(stream, tip, self.settings.cipher, state.lineage, state.begin)
+            last = yield from self._read_message(past, state.last_message)
         self._publish(state, stream, tip, last, batches, batches.torn)
         self.deleted = self.deleted or any(content.kind == "deleted" for content in newer)
         return newer
@@ -516,7 +532,7 @@ class Replica:
             yield from reader.verify_stored(append)
         # The stored batch discarded an incomplete one, so nothing is left to assemble or torn.
         batches = self._batches if self.view.history.torn is None else BatchAssembler(self.name)
-        last = batch.last_payload or self.view.last_payload
+        last = self.view.last_payload if batch.last_payload is None else batch.last_payload or None
         self._publish(batch.state, stream, tip, last, batches)
         for key, data in batch.values.items():
             self.values.put(key, CachedValue(batch.state.values[key].position, data))

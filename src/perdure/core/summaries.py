@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from perdure.core import history
 from perdure.core.history import MessageCounter
 from perdure.core.plans import Plan, RecordBatch
-from perdure.core.replica import Replica
+from perdure.core.replica import Replica, StateView
 from perdure.core.state.conversation import SUMMARIES_MAX
 from perdure.core.validation import require_int, require_str
 from perdure.core.window import EVERYTHING, WindowRequest
@@ -26,7 +26,7 @@ from perdure.formats.tokens import ESTIMATE, REPLY_TOKENS, Counter, count_tokens
 from perdure.formats.transcript import Transcript, render
 from perdure.journal import codec
 from perdure.journal.codec import Codec
-from perdure.journal.reader import History, read_entry
+from perdure.journal.reader import read_entry
 from perdure.journal.records import Summary, SummaryUndone
 from perdure.journal.requests import Steps
 
@@ -173,7 +173,7 @@ def select(
     if summary is not None:
         previous = yield from history.read_summary(view.history, summary, counting)
         after = summary.last
-    ordered = yield from _messages_since(view.history, own, after, counting)
+    ordered = yield from _messages_since(view, own, after, counting)
     # Calls are not separated from results that another process may still deliver.
     waiting = {call.turn for call in conversation.calls.values()} & view.state.turns.keys()
     index = _first_kept_index(ordered, summarizer, room, {*live, *waiting})
@@ -181,7 +181,8 @@ def select(
     old = [message for message in ordered[:index] if message.position not in instructions]
     if not old:
         raise SummaryError(replica.name, "there is nothing to summarize yet")
-    last = yield from read_entry(view.history, ordered[index - 1].position)
+    place = conversation.place_of(ordered[index - 1].position)
+    last = yield from read_entry(view.history, place)
     replaced = [*previous, *(message for message in old if message.position not in pins)]
     limit = summarizer.max_tokens
     if room.max_tokens is not None:
@@ -192,7 +193,7 @@ def select(
     return SummaryJob(
         session=replica.name,
         messages=render([*previous, *old], "openai.chat"),
-        first=ordered[0].position,
+        first=conversation.place_of(ordered[0].position),
         last=last.entry.position,
         digest=last.digest,
         previous=summary.position if summary else 0,
@@ -207,9 +208,9 @@ def _total_tokens(messages: Sequence[StoredMessage]) -> int:
 
 
 def _messages_since(
-    past: History, own: Codec, after: int, counting: MessageCounter
+    view: StateView, own: Codec, after: int, counting: MessageCounter
 ) -> Steps[list[StoredMessage]]:
-    reader = history.MessageReader(past, own, after=after, counting=counting)
+    reader = history.MessageReader(view, own, after=after, counting=counting)
     messages: list[StoredMessage] = []
     while (page := (yield from reader.page())) is not None:
         messages += page

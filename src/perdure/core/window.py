@@ -76,7 +76,7 @@ def read_window(
     partials = yield from _read_partials(view, own, counting, live)
     budget = _Budget(replica.name, request, fixed, partials)
     after = summary.last if summary else 0
-    messages = MessageReader(view.history, own, after=after, counting=counting)
+    messages = MessageReader(view, own, after=after, counting=counting)
     newest, whole = yield from _read_newest(messages, budget)
     error = None
     for index in budget.fitting_starts(newest, whole=whole):

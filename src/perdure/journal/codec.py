@@ -6,7 +6,8 @@ cannot be restored exactly is rejected with its path, before anything is written
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from hashlib import sha256
 from math import isfinite
 from typing import Any
 
@@ -195,6 +196,11 @@ def to_text(value: object, convert: Callable[[Any], str] = repr) -> str:
     if len(text) > TEXT_CHARS_MAX:
         text = f"{text[:TEXT_CHARS_MAX]}… (shortened from {size} characters)"
     return text.encode("utf-8", "replace").decode()
+
+
+def digest_payloads(payloads: Sequence[bytes]) -> str:
+    """Return a digest of several payloads, in order."""
+    return sha256(b"\0".join(payloads)).hexdigest()[:32]
 
 
 def encode_tree(tree: Any) -> bytes:

@@ -221,30 +221,6 @@ def decode_parent(name: str, linked: VerifiedEntry, cipher: Cipher) -> Branched:
     return content
 
 
-def read_newest(
-    history: History, *, kinds: frozenset[str], count: int | None
-) -> Steps[list[VerifiedEntry]]:
-    """Return the newest entries of some kinds, at most `count`, newest first.
-
-    Entries of torn batches are skipped: a torn tail by its range, earlier ones by the
-    `batch.discarded` record that follows them.
-    """
-    matches: list[VerifiedEntry] = []
-    stream, cipher = history.stream, history.cipher
-    backward = BackwardReader(stream.session, cipher, history, tenant=stream.tenant)
-    torn = history.torn or (0, 0)
-    limit = PAGE if count is None else min(PAGE, 2 * count + 2)
-    while not backward.ended and (count is None or len(matches) < count):
-        page = yield from backward.page(limit)
-        limit = min(PAGE, 2 * limit)  # If these kinds are rare, small pages would be many reads.
-        for linked in page:
-            if linked.header.kind == BatchDiscarded.kind:
-                torn = discarded_range(history, linked)
-            if linked.header.kind in kinds and not torn[0] <= linked.entry.position <= torn[1]:
-                matches.append(linked)
-    return matches if count is None else matches[:count]
-
-
 def discarded_range(history: History, linked: VerifiedEntry) -> tuple[int, int]:
     """Return the positions of the torn batch that a `batch.discarded` record names."""
     name = history.stream.session

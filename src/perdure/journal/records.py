@@ -148,6 +148,40 @@ class MessageChunk(Content, frozen=True, kw_only=True):
     previous: int = 0
 
 
+class MessagesRetracted(Content, frozen=True, kw_only=True):
+    """Messages were taken back: conversations and windows leave them out; the records stay.
+
+    `positions` are those of single messages, `ranges` pairs of a first and a last place. `count`
+    messages are gone with this record; `last_message` is the newest one that is left, or 0.
+    """
+
+    kind: ClassVar[str] = "messages.retracted"
+
+    positions: tuple[int, ...] = ()
+    ranges: tuple[tuple[int, int], ...] = ()
+    reason: str = ""
+    count: int = 0
+    last_message: int = 0
+
+
+class MessagesReplaced(Content, frozen=True, kw_only=True):
+    """The messages from `new_first` to `new_last` stand in the place of those from `first` on.
+
+    They are directly before this record, in the same append. `digest` is that of their payloads;
+    `count` and `last_message` are as in `messages.retracted`.
+    """
+
+    kind: ClassVar[str] = "messages.replaced"
+
+    first: int
+    last: int
+    digest: str
+    new_first: int = 0
+    new_last: int = 0
+    count: int = 0
+    last_message: int = 0
+
+
 class Pinned(Content, frozen=True, kw_only=True):
     """A message, given by its position, is pinned: every window keeps it. `on=False` unpins it."""
 
@@ -453,7 +487,17 @@ KINDS: dict[str, type[Content]] = {
     content.kind: content
     for content in (
         *(EffectIntended, EffectSettled, ApprovalAsked, ApprovalDecided),
-        *(Message, MessageChunk, Pinned, Summary, SummaryUndone, Tools, Value),
+        *(
+            Message,
+            MessageChunk,
+            MessagesRetracted,
+            MessagesReplaced,
+            Pinned,
+            Summary,
+            SummaryUndone,
+            Tools,
+            Value,
+        ),
         *(TurnBegun, TurnContinued, TurnCompleted, TurnFailed, TurnAbandoned, Note, BatchStored),
         *(
             LabelsChanged,

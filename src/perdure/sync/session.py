@@ -26,6 +26,7 @@ from perdure.core.effects.listing import EffectInfo
 from perdure.core.leases import LeaseHolder
 from perdure.core.messages import Attribution, append_messages, make_attribution
 from perdure.core.replica import Replica
+from perdure.core.retractions import replace_messages, retract_messages
 from perdure.core.summaries import (
     KEEP_TURNS,
     TIMEOUT,
@@ -314,6 +315,23 @@ class Session:
     def _window(self, request: WindowRequest) -> Transcript:
         live = self._handle.active_turns
         return self._handle.run(window.read_window(self._replica, request, live=live))
+
+    def retract(self, *positions: int | range, reason: str = "", id: str | None = None) -> int:
+        """Take messages back: conversations and windows leave them out; their records stay.
+
+        Positions are those of single messages, or ranges of positions, whose messages are all taken
+        back. NotFoundError if a position has no message, or one that was taken back already.
+        """
+        plan = retract_messages(self._replica, positions, reason=reason, record_id=id)
+        return self._handle.write(plan)
+
+    def replace(self, first: int, last: int, *messages: object, id: str | None = None) -> int:
+        """Put messages in the place of those from position `first` to `last`; their records stay.
+
+        UsageError if one of them has a call that waits for its result.
+        """
+        plan = replace_messages(self._replica, first, last, messages, record_id=id)
+        return self._handle.write(plan)
 
     def pin(self, position: int) -> None:
         """Pin the message at a position: every window includes it."""

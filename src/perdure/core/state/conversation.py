@@ -7,11 +7,29 @@ A state is immutable: each method returns a new one, or the same one if nothing 
 most messages. Snapshots store these tuples.
 """
 
-from collections.abc import Container
+from collections.abc import Container, Sequence
 from typing import NamedTuple
 
+from perdure.core.state.message_order import (
+    MessageOrder,
+    Positions,
+    Replacement,
+    clip_ranges,
+    contains,
+    exclude_ranges,
+    merge_ranges,
+)
 from perdure.formats.tool_calls import answers, open_calls
-from perdure.journal.records import Message, MessageChunk, Pinned, Summary, SummaryUndone, Tools
+from perdure.journal.records import (
+    Message,
+    MessageChunk,
+    MessagesReplaced,
+    MessagesRetracted,
+    Pinned,
+    Summary,
+    SummaryUndone,
+    Tools,
+)
 
 # unanswered calls; transcripts close older ones with a notice anyway. Those of open turns and of
 # the newest message are kept beyond it: they are still to run.
@@ -59,6 +77,9 @@ class ConversationState(NamedTuple):
     """The last is in force; undo restores the one before it."""
     tools: tuple[str, int] = ("", 0)
     """The digest of the catalogue on offer, and the position of its record."""
+    hidden: tuple[Positions, ...] = ()
+    """The positions of messages that were retracted or replaced, in order."""
+    replacements: tuple[Replacement, ...] = ()
 
     @property
     def summary(self) -> SummaryRef | None:
@@ -108,9 +129,7 @@ class ConversationState(NamedTuple):
 
     def _instructed(self, position: int) -> "ConversationState":
         systems = _add_system_position(self.systems, position)
-        fields = (self.calls, self.partials, systems, self.pins, self.summaries, self.tools)
-        # Same as calling the class, in half the time.
-        return tuple.__new__(ConversationState, fields)
+        return self._replace(systems=systems)
 
     def drop_superseded(self, record_id: str, content: Message) -> "ConversationState":
         """Drop the partial answers that an answer supersedes: its own, and those of its turn."""
@@ -149,6 +168,75 @@ class ConversationState(NamedTuple):
         """Apply the undo of a summary, which also removes summaries built on it."""
         remaining = tuple(ref for ref in self.summaries if ref.position < content.summary)
         return self._replace(summaries=remaining)
+
+    def with_retracted(
+        self, ranges: Sequence[Positions], singles: Sequence[int] = ()
+    ) -> "ConversationState":
+        """Return the state without the messages in some ranges, and without some single ones.
+
+        A range names places: messages that replace others are in it if their place is. Summaries of
+        a message that is gone are not used any more: windows show the remaining messages.
+        """
+        gone = [item for item in self.replacements if contains(ranges, item.last)]
+        kept = tuple(item for item in self.replacements if item not in gone)
+        own = [(position, position) for position in singles]
+        ranges = exclude_ranges(ranges, [item.new for item in kept])
+        hidden = merge_ranges([*self.hidden, *ranges, *own, *(item.new for item in gone)])
+        places = [*ranges, *((place, place) for place in map(self.place_of, singles))]
+        return self._replace(
+            calls={
+                id: call for id, call in self.calls.items() if not contains(hidden, call.position)
+            },
+            systems=tuple(at for at in self.systems if not contains(hidden, at)),
+            pins=tuple(at for at in self.pins if not contains(hidden, at)),
+            summaries=tuple(
+                summary
+                for summary in self.summaries
+                if not any(
+                    first <= summary.last and summary.first <= last for first, last in places
+                )
+            ),
+            hidden=hidden,
+            replacements=kept,
+        )
+
+    def with_replaced(self, replacement: Replacement) -> "ConversationState":
+        """Return the state with new messages in the place of others."""
+        state = self.with_retracted([(replacement.first, replacement.last)])
+        return state._replace(replacements=(*state.replacements, replacement))
+
+    def apply_retraction(self, position: int, content: MessagesRetracted) -> "ConversationState":
+        """Apply a retraction. A range may end beyond it, but covers nothing that comes later."""
+        ranges = clip_ranges(content.ranges, position - 1)
+        return self.with_retracted(ranges, content.positions)
+
+    def apply_replacement(self, _position: int, content: MessagesReplaced) -> "ConversationState":
+        """Apply a replacement."""
+        last = min(content.last, content.new_first - 1)
+        replacement = Replacement(content.first, last, content.new_first, content.new_last)
+        return self.with_replaced(replacement)
+
+    def is_hidden(self, position: int) -> bool:
+        """Whether a message was retracted or replaced."""
+        return contains(self.hidden, position)
+
+    def is_replacement(self, position: int) -> bool:
+        """Whether a message stands in the place of others."""
+        return any(item.new_first <= position <= item.new_last for item in self.replacements)
+
+    def place_of(self, position: int) -> int:
+        """Return the place of a message: its own position, or that of the last one it replaces."""
+        for item in self.replacements:
+            if item.new_first <= position <= item.new_last:
+                return item.last
+        return position
+
+    def visible_order(self) -> MessageOrder:
+        """Return what puts message entries into the order of the conversation.
+
+        While nothing is `hidden`, that is the order of their positions.
+        """
+        return MessageOrder(self.hidden, self.replacements)
 
     def apply_tools(self, position: int, content: Tools) -> "ConversationState":
         """Apply a catalogue of tools."""

@@ -42,6 +42,8 @@ from perdure.journal.records import (
     LabelsChanged,
     LeaseChange,
     LeaseTaken,
+    MessagesReplaced,
+    MessagesRetracted,
     Note,
     Snapshot,
     TurnBegun,
@@ -51,7 +53,7 @@ from perdure.journal.records import (
     ViewStored,
 )
 
-STATE_VERSION = 9
+STATE_VERSION = 10
 
 # Labels of a stream's head that perdure sets itself, so that listings find these sessions.
 TURN_OPEN = "turn-open"
@@ -97,6 +99,8 @@ class IndexRun(NamedTuple):
 
 _CONVERSATION_CHANGES: dict[str, Callable[..., ConversationState]] = {
     "message.chunk": ConversationState.apply_chunk,
+    "messages.retracted": ConversationState.apply_retraction,
+    "messages.replaced": ConversationState.apply_replacement,
     "pinned": ConversationState.apply_pin,
     "summary": ConversationState.apply_summary,
     "summary.undone": ConversationState.undo_summary,
@@ -221,6 +225,9 @@ class SessionState:
             change(self, position, record_id, content)
         elif kind in _CONVERSATION_CHANGES:
             self.conversation = _CONVERSATION_CHANGES[kind](self.conversation, position, content)
+            if isinstance(content, MessagesRetracted | MessagesReplaced):
+                self.messages -= content.count
+                self.last_message = content.last_message
         elif kind == Snapshot.kind:
             self.since_snapshot, self.snapshot_size = 0, len(payload)
 

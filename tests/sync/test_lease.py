@@ -198,6 +198,7 @@ def test_what_is_open_to_all_is_named_in_one_table() -> None:
         "note",
         "refresh",
         "release",
+        "view",
     }
 
 

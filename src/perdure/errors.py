@@ -36,6 +36,10 @@ positions and ids, never content, arguments or secrets.
 class PerdureError(Exception):
     """The root of all exceptions that perdure raises."""
 
+    def __repr__(self) -> str:
+        # Not the arguments: some are a tool's words, which only those who ask for them should get.
+        return f"{type(self).__name__}({str(self)!r})"
+
 
 class UsageError(PerdureError, ValueError):
     """The call is invalid; nothing was written. Fix the call.
@@ -182,7 +186,7 @@ class InUseError(PerdureError):
 class DivergenceError(PerdureError):
     """An `id` or a repeated call has different content than the one that is recorded.
 
-    Nothing was written. `recorded` and `given` describe the two contents by their digests.
+    Nothing was written. `recorded` and `given` describe the two contents by names and digests.
     """
 
     def __init__(
@@ -240,7 +244,8 @@ class UnknownOutcomeError(PerdureError):
     """A call was started, but whether it took effect is unknown; it is not repeated.
 
     Check the outside world, then record the result: `session.effects.reconcile(effect, …)`. `key`
-    is the idempotency key that the tool was given, to look the call up by.
+    is the idempotency key that the tool was given, to look the call up by. `reason` is the recorded
+    text of why the outcome is unknown.
     """
 
     def __init__(self, stream: str, tool: str, effect: str, key: str, reason: str = "") -> None:
@@ -254,8 +259,7 @@ class UnknownOutcomeError(PerdureError):
     def __str__(self) -> str:
         which = f"effect {self.effect}, key {self.key}"
         what = f"{self.tool!r} in {self.stream!r} may have happened ({which})"
-        why = f" {self.reason}" if self.reason else ""
-        return f"{what}.{why} Find out, then call session.effects.reconcile({self.effect!r}, …)"
+        return f"{what}: find out, then call session.effects.reconcile({self.effect!r}, …)"
 
 
 class UnstoredResultError(PerdureError):
@@ -279,7 +283,11 @@ class UnstoredResultError(PerdureError):
 
 
 class EffectError(PerdureError):
-    """A recorded call had failed: `error` names the exception that it raised then."""
+    """A recorded call had failed: `error` names the exception that it raised then.
+
+    `reason` is the text of that exception. It is not part of this one's: a tool's words may hold
+    content.
+    """
 
     def __init__(self, stream: str, tool: str, error: str, reason: str) -> None:
         super().__init__(stream, tool, error, reason)
@@ -290,7 +298,7 @@ class EffectError(PerdureError):
 
     def __str__(self) -> str:
         call = f"the recorded call of {self.tool!r} in {self.stream!r}"
-        return f"{call} failed, and is not repeated: {self.error}: {self.reason}"
+        return f"{call} failed with {self.error}, and is not repeated: see `reason`"
 
 
 class ApprovalDeniedError(EffectError):
@@ -300,7 +308,8 @@ class ApprovalDeniedError(EffectError):
     """
 
     def __str__(self) -> str:
-        return f"{self.tool!r} in {self.stream!r} was not called: {self.reason}"
+        why = "its approval expired" if self.error == "ApprovalExpired" else "it was denied"
+        return f"{self.tool!r} in {self.stream!r} was not called, {why}: see `reason`"
 
 
 class ApprovalPendingError(PerdureError):

@@ -89,8 +89,9 @@ def test_a_denied_call_is_not_made(path: Path, asked: dict[str, str]) -> None:
     assert found["by"], "who runs the command"
     with perdure.open(path) as store:
         session = store.session("claim-1")
-        with session.interrupted[0], pytest.raises(ApprovalDeniedError, match="no"):
+        with session.interrupted[0], pytest.raises(ApprovalDeniedError, match="denied") as caught:
             session.tool(pay, version="2", approval=True)(2400)
+    assert caught.value.reason.endswith("Reason: no")
     (effect,) = objects(invoke(path, "effects", "claim-1", "--json"))
     assert (effect["state"], effect["error"]) == ("failed", "ApprovalDenied")
     assert effect["arguments"] == {"amount": 2400}

@@ -53,7 +53,8 @@ class AnswerRecorder:
         try:
             self._collector.add(chunk)
         except (TypeError, AttributeError, LookupError, RecursionError) as error:
-            raise UsageError(f"a {type(chunk).__qualname__} is not a chunk: {error}") from error
+            reason = f"a {type(chunk).__qualname__} is not a chunk"
+            raise UsageError(f"{reason} ({type(error).__qualname__})") from error
 
     @property
     def messages(self) -> list[IncomingMessage]:

@@ -33,6 +33,7 @@ from perdure.core.effects.results import (
     collect_results,
     failure_outcome,
     failure_text,
+    recorded_failure_text,
     require_reconciliation,
     to_model_text,
     unreconciled_outcome,
@@ -366,11 +367,13 @@ def _run_call(
     call = spec.request(job.identity, packed, digest)
     try:
         result = tool.make(call, CallArguments(arguments, (), arguments), turn, reply, slots)
-    except Exception as error:
+    except (UnknownOutcomeError, EffectError) as error:
+        result, failed = recorded_failure_text(error), True
+    except Exception:
         # An error that was stored with a message for the model does not stop the agent.
-        if reply.stored is None and not isinstance(error, UnknownOutcomeError | EffectError):
+        if reply.stored is None:
             raise
-        result, failed = str(error), True
+        return reply.stored
     if reply.stored is None:  # The outcome was recorded earlier, without a message for the model.
         return _store_result(handle, turn, reply, to_model_text(result), failed=failed)
     return reply.stored

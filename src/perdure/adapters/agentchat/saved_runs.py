@@ -130,8 +130,8 @@ class SavedRuns:
         try:
             await team_state.load_state(self._root, stored)
         except (ValueError, KeyError) as error:  # pydantic's ValidationError is a ValueError.
-            reason = f"the state saved in {self._session.id!r} does not fit the team: {error}"
-            raise UsageError(f"{reason}. Pass the same team, or use another session") from error
+            reason = f"the state saved in {self._session.id!r} does not fit the team"
+            raise UsageError(f"{reason}: pass the same team, or use another session") from error
         self._last_state = await team_state.save_state(self._root)
 
     async def require_tools(self, policies: Mapping[str, ToolPolicy]) -> None:

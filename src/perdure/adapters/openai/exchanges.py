@@ -4,7 +4,6 @@ A turn is a sequence of exchanges: inputs, and the model's reply to them. A repl
 id, model, usage); inputs from the application have none.
 """
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -14,8 +13,6 @@ from perdure.journal.records import Message, Record, TurnBegun, TurnContinued, T
 
 Item = dict[str, Any]
 
-
-EXCERPT_MAX = 200  # Characters of an invalid reply that are quoted in the error.
 
 MODEL_NAME_MAX = 128  # Characters of a model's name in the record.
 
@@ -177,9 +174,22 @@ def require_reply(result: Any, format: str) -> None:
     else:
         is_reply = isinstance(getattr(result, "output", None), list)
     if not is_reply:
-        text = result if isinstance(result, str) else json.dumps(to_plain_data(result), default=str)
-        reason = f"the endpoint's reply is no completion: {' '.join(text.split())[:EXCERPT_MAX]}"
-        raise UsageError(f"{reason}; check base_url")
+        raise UsageError(
+            f"the endpoint's reply is no completion, but {_describe(result)}: check base_url"
+        )
+
+
+def _describe(reply: Any) -> str:
+    """Describe an invalid reply without its content."""
+    if isinstance(reply, str):
+        kind = "a page" if reply.lstrip().startswith("<") else "a text"
+        return f"{kind} of {len(reply)} characters"
+    data = to_plain_data(reply)
+    if not isinstance(data, dict):
+        return "nothing" if reply is None else f"a {type(reply).__qualname__}"
+    empty = [name for name, value in data.items() if not value]
+    fields = f"an object with the fields {', '.join(data) or '(none)'}"
+    return f"{fields}, of which {', '.join(empty)} are empty" if empty else fields
 
 
 def reply_messages(result: Any) -> list[Item]:

@@ -64,11 +64,22 @@ ALLOWED_VALUES = {
 EXAMPLE = "postgresql://user:password@host:5432/database?schema=perdure"
 
 
-class PostgresAddress(NamedTuple):
-    """Location of a store and its options. `repr` shows no secret."""
+class HiddenOptions:
+    """Connection options for libpq, which may contain a password.
 
-    options: dict[str, Any]
-    """Connection options for libpq; may contain a password."""
+    Not a dict, because error trackers show the local variables of every frame, and look inside
+    dicts and tuples.
+    """
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        self.reveal = options.copy
+        """Return the options."""
+
+
+class PostgresAddress(NamedTuple):
+    """Location of a store and its options. `repr` shows no secret, nor do its fields."""
+
+    options: HiddenOptions
 
     name: str
     schema: str
@@ -89,7 +100,7 @@ class PostgresAddress(NamedTuple):
         Neither libpq nor a server repeats a password; this is a second line of defense. A short one
         occurs in unrelated words, so it is masked only where a password can appear.
         """
-        secret = str(self.options.get("password") or "")
+        secret = str(self.options.reveal().get("password") or "")
         if not secret or len(secret) >= SHORT_PASSWORD:
             return text.replace(secret, "***") if secret else text
         pattern = rf"""(?<=[:='"]){re.escape(secret)}(?=[@&\s'"]|$)"""
@@ -128,7 +139,7 @@ def parse_address(text: str) -> PostgresAddress:
     if "\0" in tenant:
         raise UsageError("the name of a tenant must not contain NUL")
     return PostgresAddress(
-        {**LIBPQ_DEFAULTS, **options},
+        HiddenOptions({**LIBPQ_DEFAULTS, **options}),
         _display_name(options, schema, tenant),
         schema,
         tenant,

@@ -96,7 +96,7 @@ def connect_options(address: PostgresAddress) -> dict[str, Any]:
 
     Statements are not prepared until `allow_prepare` allows it.
     """
-    return {**address.options, "autocommit": True, "prepare_threshold": None}
+    return {**address.options.reveal(), "autocommit": True, "prepare_threshold": None}
 
 
 def allow_prepare(connection: Connection | AsyncConnection, server_process: object) -> None:

@@ -5,7 +5,8 @@ become UnavailableError with the server's text.
 """
 
 import time
-from typing import Literal, NamedTuple
+from copy import copy
+from typing import Literal, NamedTuple, NoReturn
 
 import psycopg
 
@@ -232,9 +233,22 @@ def _hint_for_state(state: str, text: str) -> _Hint | None:
     )
 
 
-def safe_cause(error: Exception, address: PostgresAddress) -> Exception | None:
-    """Return an error to chain as the cause, or None if it would show a password."""
-    return error if address.hide(str(error)) == str(error) else None
+def raise_translated(
+    translated_error: PerdureError, error: Exception, address: PostgresAddress
+) -> NoReturn:
+    """Raise an error with the driver's error as its cause, which leads to no password.
+
+    A driver's error has the connection, and its frames have the connection's options. Error
+    trackers show both, so the cause is a copy with neither, and the original, which is a variable
+    of the frames on the way, is emptied. An error whose text shows the password is left out.
+    """
+    cause = copy(error) if address.hide(str(error)) == str(error) else None
+    error.__traceback__ = None
+    vars(error).clear()
+    try:
+        raise translated_error from cause
+    finally:
+        translated_error.__context__ = None  # The original: the interpreter has just set it.
 
 
 def log_notify_failed(error: Exception, address: PostgresAddress) -> None:
@@ -291,7 +305,7 @@ class RetryBudget:
             translated_error = translate_error(error, self._address, self._stream)
             if isinstance(translated_error, UnavailableError):
                 translated_error.retries_exhausted = remaining <= self._pause
-            raise translated_error from safe_cause(error, self._address)
+            raise_translated(translated_error, error, self._address)
         pause = self._pause
         self._pause = min(max(pause * 2, FIRST_PAUSE), LONGEST_PAUSE)
         return pause

@@ -17,7 +17,7 @@ import psycopg
 
 from perdure.backends.postgres.address import PostgresAddress, quote_identifier
 from perdure.backends.postgres.connection import Connection, connect_options, with_deadline
-from perdure.backends.postgres.errors import RetryBudget, safe_cause, translate_error
+from perdure.backends.postgres.errors import RetryBudget, raise_translated, translate_error
 from perdure.backends.postgres.schema import LATEST_VERSION, migration_script
 from perdure.errors import (
     PerdureError,
@@ -204,7 +204,7 @@ def migrate_if_needed(address: PostgresAddress, *, dry_run: bool) -> Migration:
                 return Migration(server.tables, LATEST_VERSION, _migration_script(server, address))
             return Migration(server.tables, LATEST_VERSION, migrate(connection, address))
     except (psycopg.Error, OSError) as error:
-        raise translate_error(error, address) from safe_cause(error, address)
+        raise_translated(translate_error(error, address), error, address)
 
 
 def _migration_script(server: ServerInfo, address: PostgresAddress) -> list[str]:
@@ -296,7 +296,8 @@ def migrate(connection: Connection, address: PostgresAddress) -> list[str]:
                 return statements
         except psycopg.errors.InsufficientPrivilege as error:
             text = address.hide(" ".join(str(error).split()))
-            raise _permission_error(address, f"create the tables (Postgres: {text})") from error
+            denied = _permission_error(address, f"create the tables (Postgres: {text})")
+            raise_translated(denied, error, address)
         except (
             psycopg.errors.UniqueViolation,
             psycopg.errors.DuplicateSchema,

@@ -67,7 +67,7 @@ def require_approval(  # noqa: PLR0913 - it is the second half of `plan_intent`
     approval = batch.state.effects.approvals.by_identity.get(call.identity)
     bound = binding_digest(call.tool, call.version, call.digest)
     if approval is not None:
-        require_same_call(batch.name, call, approval, None)
+        require_same_call(batch.name, call, approval)
     if approval is not None and approval.outcome:
         outcome = yield from batch.read(approval.outcome, EffectSettled)
         return decision._replace(action="serve", approval=approval.id, outcome=outcome)
@@ -90,27 +90,17 @@ def require_approval(  # noqa: PLR0913 - it is the second half of `plan_intent`
     return _refuse(replica, batch, turn, call, decision, why, build)
 
 
-_ARGUMENTS_SHOWN = 200  # characters of arguments in an error text
+def require_same_call(name: str, call: CallRequest, recorded: ApprovalState | EffectState) -> None:
+    """Raise DivergenceError if a call has another tool or other arguments than the recorded one.
 
-
-def require_same_call(
-    name: str, call: CallRequest, recorded: ApprovalState | EffectState, arguments: object
-) -> None:
-    """Raise DivergenceError if a call has another tool or other arguments than the recorded one."""
+    It names the record and the digests, not the arguments: these may hold secrets.
+    """
     if (call.tool, call.digest) != (recorded.tool, recorded.digest):
-        was = _describe_call(recorded.tool, arguments, recorded.digest)
-        now = _describe_call(call.tool, call.arguments, call.digest)
+        at = recorded.intent if isinstance(recorded, EffectState) else recorded.request
+        was = f"{recorded.tool} {recorded.digest} at position {at}"
         hint = "make the same call as before, or choose another key"
+        now = f"{call.tool} {call.digest}"
         raise DivergenceError(name, call.identity, was, now, hint)
-
-
-def _describe_call(tool: str, arguments: object, digest: str) -> str:
-    """Describe a call in an error text: its packed arguments, shortened, and their digest."""
-    if arguments is None:
-        return f"{tool} {digest}"
-    text = codec.encode_tree(arguments).decode()
-    text = text if len(text) <= _ARGUMENTS_SHOWN else text[:_ARGUMENTS_SHOWN] + "…"
-    return f"{tool} {text} {digest}"
 
 
 def _request_record(settings: Settings, turn: TurnOwnership, call: CallRequest) -> ApprovalAsked:
@@ -261,7 +251,7 @@ def needs_approval(replica: Replica, spec: ToolSpec, call: CallRequest) -> Any:
 
 def approval_check_failed(spec: ToolSpec, error: Exception) -> UsageError:
     """Return the error for a tool whose approval function raised."""
-    what = f"the approval function of {spec.name!r} raised {error!r}"
+    what = f"the approval function of {spec.name!r} raised {type(error).__qualname__}"
     return UsageError(f"{what}: nothing was called")
 
 

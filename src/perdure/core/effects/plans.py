@@ -125,7 +125,7 @@ def decide_rerun(
 ) -> Steps[CallDecision]:
     """Decide about a call that was begun before; "run" means that it may run again."""
     begun = yield from batch.read(prior.intent, EffectIntended)
-    require_same_call(batch.name, call, prior, begun.arguments)
+    require_same_call(batch.name, call, prior)
     begun_version = begun.version if begun.version != call.version else None
     decision = CallDecision("run", prior.effect, prior.key, begun_version=begun_version)
     if prior.outcome and not (call.kind == "model" and prior.state == "failed"):

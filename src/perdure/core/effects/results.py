@@ -148,6 +148,15 @@ def exception_text(error: BaseException) -> str:
         return "(it has no text)"
 
 
+def recorded_failure_text(error: UnknownOutcomeError | EffectError) -> str:
+    """Return a recorded failure, or an unknown outcome, as text for the model."""
+    if isinstance(error, UnknownOutcomeError):
+        return f"{INTERRUPTED_NOTICE} ({error.reason})"
+    if isinstance(error, ApprovalDeniedError):
+        return error.reason
+    return f"Error: {error.error}: {error.reason}"
+
+
 def failure_text(outcome: CallOutcome) -> str:
     """Return a failure as text for the model."""
     if outcome.state == "unknown":

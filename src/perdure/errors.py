@@ -24,6 +24,7 @@
     ├── VersionError      written by a newer perdure: upgrade
     └── DamagedError      stored data was altered or lost: stop, copy the store, verify it
         ├── ChainError    an entry is missing, out of order or altered
+        ├── HistoryReplacedError     the store was put back to another history: decide
         ├── IncompleteBatchError     a crash cut off the end of a batch
         └── PayloadError  the entry is intact, but is not a valid record
 
@@ -434,6 +435,43 @@ class DamagedError(PerdureError):
 
 class ChainError(DamagedError):
     """An entry is missing, out of order, altered, or belongs to another stream."""
+
+
+class HistoryReplacedError(DamagedError):
+    """The store no longer has the history that this handle read or wrote. Nothing was written.
+
+    A backup was restored, or a standby without the newest records took over. This handle refuses
+    every call until `session.refresh(accept_rollback=True)`, which continues with the history that
+    the store has now. `position` is where this handle's history ends; the two differ there or
+    before. `head` is where the store's ends: 0 if the session is gone.
+    """
+
+    _hint = (
+        "find out whether a backup was restored or a standby took over, then continue from the "
+        "store as it is with session.refresh(accept_rollback=True)"
+    )
+
+    def __init__(self, stream: str, position: int, head: int) -> None:
+        PerdureError.__init__(self, stream, position, head)
+        self.stream = stream
+        self.position = position
+        self.head = head
+        self.hint = self._hint
+
+    @property
+    def reason(self) -> str:  # type: ignore[override]
+        """How the store's history differs from the one that this handle read."""
+        if self.head == 0:
+            return f"it is no longer in the store, and this handle had read {self.position} records"
+        if self.head < self.position:
+            return (
+                f"it ends at position {self.head}, and this handle had read up to {self.position}"
+            )
+        now = f", and it now ends at {self.head}" if self.head > self.position else ""
+        return f"record {self.position} is not the one that this handle had read{now}"
+
+    def __str__(self) -> str:
+        return f"the history of session {self.stream!r} was replaced: {self.reason}: {self.hint}"
 
 
 class IncompleteBatchError(DamagedError):

@@ -14,6 +14,8 @@ no handler for it, and one that has not imported OpenTelemetry has no tracer.
 | `settled` | the outcome of a write in doubt is now known | `first`, `last` |
 | `recovery` | a torn batch was found, and counts as absent | `first`, `last` |
 | `snapshot_skipped` | a state snapshot could not be used | `position`, `reason` |
+| `history_replaced` | the store has another history than the one read | `position`, `head` |
+| `rollback_accepted` | a session continues from what the store has now | `position`, `head` |
 | `lease` | a lease was taken, or not | `ttl`, `epoch` |
 | `release` | a lease was released, or not | `epoch` |
 | `lease_lost` | a lease was lost while in use | `epoch`, `newer`, `who`, `reason` |
@@ -56,8 +58,9 @@ correlation_id: ContextVar[str] = ContextVar("perdure_correlation_id", default="
 # Events that a person should see by default.
 _WARNINGS = frozenset(
     {
-        *("approval", "downgrade", "lease_lost", "notify_failed", "recovery"),
-        *("snapshot_skipped", "summary_failed", "unstored", "version", "write_in_doubt"),
+        *("approval", "downgrade", "history_replaced", "lease_lost", "notify_failed", "recovery"),
+        *("rollback_accepted", "snapshot_skipped", "summary_failed", "unstored", "version"),
+        "write_in_doubt",
     }
 )
 

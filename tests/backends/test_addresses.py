@@ -236,6 +236,7 @@ EXAMPLES: list[PerdureError] = [
     errors.VersionError("what", "2", "1"),
     errors.DamagedError("s", 0, "reason"),
     errors.ChainError("s", 3, "reason"),
+    errors.HistoryReplacedError("s", 5, 3),
     errors.IncompleteBatchError("s", 3, "reason"),
     errors.PayloadError("s", 3, "reason"),
     errors.UnstorableError("the entry is too large"),

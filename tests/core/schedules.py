@@ -39,7 +39,7 @@ def copied(backend: MemoryBackend) -> MemoryBackend:
     other = MemoryBackend()
     for head in backend.streams():
         entries = list(backend.read(head.stream))
-        other.append([Append(head.stream, entries, head.labels, begins=True)])
+        other.append([Append(head.stream, entries, head.labels)])
     return other
 
 

@@ -10,6 +10,7 @@ import pytest
 
 import perdure
 from perdure.aio.group_commit import AsyncGroupCommitter
+from perdure.backends.digests import digest_of
 from perdure.backends.memory import MemoryBackend
 from perdure.backends.protocol import Append, Entry, Outcome
 from perdure.errors import DamagedError, PerdureError, UnavailableError, UsageError
@@ -20,7 +21,10 @@ Answers = dict[str, Outcome | BaseException]
 
 
 def append(stream: str, position: int = 1) -> Append:
-    return Append(stream, [Entry(position, f"{stream} {position}".encode(), b"")])
+    previous = digest_of(f"{stream} {position - 1}".encode()) if position > 1 else ""
+    return Append(
+        stream, [Entry(position, f"{stream} {position}".encode(), b"")], previous=previous
+    )
 
 
 def name_of(given: Append) -> str:

@@ -14,6 +14,7 @@ from perdure.backends.protocol import Append, Outcome
 from perdure.errors import (
     ConflictError,
     DamagedError,
+    HistoryReplacedError,
     IncompleteBatchError,
     UnavailableError,
     UnstorableError,
@@ -224,7 +225,7 @@ def test_a_branch_never_begins_in_a_torn_batch() -> None:
     assert contents(session.branch("x")) == ["d"]
 
 
-def test_a_refused_gap_is_damage_and_not_a_conflict(
+def test_a_refused_gap_is_a_history_that_was_replaced_and_not_a_conflict(
     backend: Failing, session: perdure.Session
 ) -> None:
     """A store that was put back to an older state must not be written on."""
@@ -232,7 +233,7 @@ def test_a_refused_gap_is_damage_and_not_a_conflict(
     session.append(said("second"))
     session.append(said("third"))
     _restore(backend, older)
-    with pytest.raises(DamagedError):
+    with pytest.raises(HistoryReplacedError):
         session.append(said("fourth"))
 
 

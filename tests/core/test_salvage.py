@@ -71,7 +71,7 @@ def test_a_branch_that_does_not_follow_its_parent_is_damage(at: int) -> None:
         time=chain.timestamp(0),
         cipher=PlainCipher(),
     )
-    backend.append([Append("b", entries, begins=True)])
+    backend.append([Append("b", entries)])
     for read in (lambda: store.session("b"), lambda: list(store.records("b"))):
         with pytest.raises(ChainError, match="does not continue"):
             read()

@@ -14,6 +14,7 @@ import perdure
 from perdure.backends.memory import MemoryBackend
 from perdure.core import summaries as summaries_module
 from perdure.core.history import SUMMARY_HEADING
+from perdure.core.plans import Plan
 from perdure.core.state.conversation import SUMMARIES_MAX
 from perdure.errors import ConflictError, DamagedError, NotFoundError, SummaryError, UsageError
 from perdure.events import correlation_id
@@ -652,7 +653,8 @@ def test_a_summary_of_something_else_is_found_out(
     session.undo_summary()
     fields = {name: getattr(good, name) for name in Summary.__struct_fields__}
     forged = Summary(**{**fields, changed: value})
-    session._handle.write(summaries_module.activate_summary(session._replica, forged))
+    forgery = Plan("summary", "", lambda batch: batch.add_content(".forged", forged))
+    session._handle.write(forgery)
     with pytest.raises(DamagedError, match="which have changed since"):
         session.verify()
 

@@ -1,5 +1,6 @@
 """Reading back what was written: what a user can switch up."""
 
+import asyncio
 import tracemalloc
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -7,12 +8,23 @@ from pathlib import Path
 import pytest
 
 import perdure
+from perdure.backends.digests import digest_of
+from perdure.backends.files.backend import FilesBackend
 from perdure.backends.memory import MemoryBackend
-from perdure.backends.protocol import Append, Entry, Outcome
-from perdure.errors import DamagedError, PayloadError
+from perdure.backends.offload import ThreadedBackend
+from perdure.backends.protocol import Append, Backend, Entry, Outcome
+from perdure.backends.sqlite.backend import SqliteBackend
+from perdure.errors import (
+    ConflictError,
+    DamagedError,
+    HistoryReplacedError,
+    NotFoundError,
+    PayloadError,
+)
 from perdure.journal import chain
 from perdure.journal.chain import PendingRecord
 from perdure.journal.records import Note
+from perdure.testing.faults import BackendWrapper
 from tests.support import contents, said
 
 
@@ -61,6 +73,93 @@ def test_a_store_that_does_not_keep_what_it_stored_is_found_out_at_once(
     careless.append(said("a"), said("b"))
 
 
+class Meddled(BackendWrapper):
+    """A store in which another process does something right after an append was stored."""
+
+    def __init__(self, backend: Backend, meddle: Callable[[perdure.Store], None]) -> None:
+        super().__init__(backend)
+        self._meddle = meddle
+        self._is_meddling = False
+        self.calls = 0
+
+    def append(self, appends: Sequence[Append]) -> Sequence[Outcome]:
+        outcomes = super().append(appends)
+        self.calls += 1
+        if self.calls > 1 and not self._is_meddling:
+            self._is_meddling = True
+            self._meddle(perdure.open(self))
+        return outcomes
+
+
+def delete(store: perdure.Store) -> None:
+    store.delete("s")
+
+
+def delete_and_create(store: perdure.Store) -> None:
+    store.delete("s")
+    store.session("s").append(said("new"))
+    store.delete("s")
+    store.session("s").append(said("newer"))
+
+
+@pytest.mark.parametrize("kind", ["memory", "sqlite", "files"])
+@pytest.mark.parametrize("meddle", [delete, delete_and_create])
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_session_that_is_deleted_before_it_is_read_back_is_not_damaged(
+    tmp_path: Path, kind: str, meddle: Callable[[perdure.Store], None], *, is_async: bool
+) -> None:
+    backend = Meddled(open_kind(kind, tmp_path), meddle)
+    if is_async:
+        assert asyncio.run(append_async(backend)) == 3
+    else:
+        session = perdure.open(backend, verify_writes=True).session("s")
+        session.append(said("first"))
+        assert session.append(said("a"), said("b")) == 3, "it was stored, and then deleted"
+        with pytest.raises(ConflictError):
+            session.append(said("c"))
+        with pytest.raises(NotFoundError):
+            session.append(said("c"))
+
+
+def open_kind(kind: str, folder: Path) -> Backend:
+    if kind == "memory":
+        return MemoryBackend()
+    return SqliteBackend(folder / "a.db") if kind == "sqlite" else FilesBackend(folder / "a")
+
+
+async def append_async(backend: Backend) -> int:
+    store = perdure.open_async(ThreadedBackend(backend), verify_writes=True)
+    session = await store.session("s")
+    await session.append(said("first"))
+    return await session.append(said("a"), said("b"))
+
+
+def test_a_session_that_another_process_continues_before_it_is_read_back_is_not_damaged() -> None:
+    def append(store: perdure.Store) -> None:
+        store.session("s").append(said("theirs"))
+
+    session = perdure.open(Meddled(MemoryBackend(), append), verify_writes=True).session("s")
+    session.append(said("first"))
+    assert session.append(said("a"), said("b")) == 3
+    session.refresh()
+    assert contents(session) == ["first", "a", "b", "theirs"]
+
+
+def test_a_store_that_is_put_back_before_it_is_read_back_has_another_history() -> None:
+    backend = MemoryBackend()
+
+    def put_back(_: perdure.Store) -> None:
+        stream = backend._streams["s"]
+        del stream.entries[1:]
+        stream.digest = digest_of(stream.entries[0].header)
+
+    session = perdure.open(Meddled(backend, put_back), verify_writes=True).session("s")
+    session.append(said("first"))
+    with pytest.raises(HistoryReplacedError) as caught:
+        session.append(said("a"), said("b"))
+    assert (caught.value.position, caught.value.head) == (3, 1)
+
+
 def test_an_honest_store_passes(tmp_path: Path) -> None:
     with perdure.open(tmp_path / "a.db", verify_writes=True) as store:
         session = store.session("s")
@@ -97,7 +196,7 @@ def _add_note(store: perdure.Store, session: perdure.Session, size: int) -> None
     draft = PendingRecord(f".{size}", note, b'{"data":"%b"}' % (b"x" * size))
     time = chain.timestamp(0)
     entries, _ = chain.link_entries(past.stream, past.tip, [draft], time=time, cipher=past.cipher)
-    store._backend.append([Append("s", entries)])
+    store._backend.append([Append("s", entries, previous=past.tip.digest or "")])
 
 
 def _require_named(store: perdure.Store) -> None:

@@ -151,7 +151,7 @@ class LeaseHistory(History):
                 yield f"a note of {one.who} ended as {one.outcome}"
 
 
-def _nobody_is_barred(*_: object) -> Iterator[None]:
+def _nobody_is_barred(*_: object, **__: object) -> Iterator[None]:
     yield from ()
 
 

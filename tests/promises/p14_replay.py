@@ -175,7 +175,7 @@ class Recorded:
             stream, EMPTY_CHAIN, drafts, time=time_, cipher=settings.cipher
         )
         backend = MemoryBackend()
-        backend.append([Append("s", entries, frozenset(), begins=True)])
+        backend.append([Append("s", entries)])
         with Store(backend, settings) as store:
             found = perdure.replay(store.session("s"), self._agent(self.script)).divergence
         what = f"another result of {wrong.content.subject.partition(':')[0]}"

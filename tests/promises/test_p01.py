@@ -10,6 +10,7 @@ import apsw
 import pytest
 
 import perdure
+from perdure.backends.digests import digest_of
 from perdure.backends.files import recovery
 from perdure.backends.protocol import STORED, Append, Outcome
 from tests.promises import p01_power_loss, p01_tutorial, places
@@ -45,8 +46,11 @@ class Piecemeal(Witness):
     def append(self, appends: Sequence[Append]) -> Sequence[Outcome]:
         self._report(Event("sent", appends))
         for append in appends:
+            previous = append.previous
             for entry in append.entries:
-                self.backend.append([append._replace(entries=[entry])])
+                piece = append._replace(entries=[entry], previous=previous)
+                self.backend.append([piece])
+                previous = digest_of(entry.header)
         self._report(Event("stored", appends))
         return [STORED for _ in appends]
 

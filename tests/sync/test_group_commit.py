@@ -13,6 +13,7 @@ import pytest
 
 import perdure
 from perdure.aio.group_commit import AsyncBatcher
+from perdure.backends.digests import digest_of
 from perdure.backends.memory import MemoryBackend
 from perdure.backends.offload import ThreadedBackend
 from perdure.backends.protocol import Append, Entry, Outcome
@@ -23,7 +24,10 @@ from tests.support import said
 
 
 def append(stream: str, position: int = 1) -> Append:
-    return Append(stream, [Entry(position, f"{stream} {position}".encode(), b"")])
+    previous = digest_of(f"{stream} {position - 1}".encode()) if position > 1 else ""
+    return Append(
+        stream, [Entry(position, f"{stream} {position}".encode(), b"")], previous=previous
+    )
 
 
 class Gate(MemoryBackend):

@@ -191,6 +191,25 @@ def test_a_call_of_a_turn_that_goes_on_is_nobody_elses(path: Path) -> None:
     assert ran == ["one"]
 
 
+def test_a_call_that_was_in_flight_when_it_was_seen_is_looked_at_again(path: Path) -> None:
+    one, other = two(path)
+    ran: list[str] = []
+
+    def pay() -> str:
+        ran.append("one")
+        other.refresh()  # It sees the intent, and not the outcome.
+        theirs.__enter__()
+        return "paid"
+
+    theirs = other.turn("mine")
+    with one.turn("q"):
+        one.tool(pay, effect="idempotent").keyed("k")()
+        again = other.tool(lambda: ran.append("other"), name="pay", effect="idempotent")
+        assert again.keyed("k")() == "paid"
+        theirs.__exit__(None, None, None)
+    assert ran == ["one"]
+
+
 def test_a_cancelled_caller_leaves_the_outcome_recorded(path: Path) -> None:
     async def main() -> list[str]:
         async with perdure.open_async(path) as store:

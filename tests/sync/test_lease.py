@@ -16,6 +16,7 @@ from perdure.backends.protocol import Append, Outcome
 from perdure.core.conflicts import CONFLICT_RULES
 from perdure.core.state.session_state import SessionState
 from perdure.errors import (
+    ConflictError,
     FencedError,
     LeaseHeldError,
     NotFoundError,
@@ -24,6 +25,7 @@ from perdure.errors import (
     UsageError,
 )
 from perdure.journal.records import LeaseReleased, LeaseRenewed, LeaseTaken
+from perdure.journal.requests import Request
 from perdure.sync import lease as lease_module
 from tests.support import contents, said
 
@@ -165,6 +167,62 @@ def test_and_can_when_nobody_does(busy: Pair, act: Callable[[perdure.Session], o
     two.verify()
 
 
+@pytest.mark.parametrize("act", BARRED.values(), ids=BARRED)
+def test_a_handle_that_saw_the_lease_is_not_refused_after_its_release(
+    busy: Pair, act: Callable[[perdure.Session], object]
+) -> None:
+    one, two = busy
+    with one.lease(owner="one"):
+        two.refresh()
+        with pytest.raises(LeaseHeldError):
+            act(two)
+    act(two)
+    two.verify()
+
+
+def test_what_the_holder_wrote_is_a_conflict_for_who_has_not_seen_it(held: Held) -> None:
+    one, two, lease = held
+    one.append(said("written under the lease"))
+    lease.release()
+    two.note("open to all, and not yet a look")
+    with pytest.raises(ConflictError):
+        two.append(said("in view of what was before"))
+    assert contents(two) == ["first", "written under the lease"]
+    two.append(said("in view of it"))
+
+
+def test_a_session_that_was_deleted_under_the_lease_is_a_conflict(
+    held: Held, store: perdure.Store
+) -> None:
+    _, two, lease = held
+    lease.release()
+    store.delete("s")
+    with pytest.raises(ConflictError):
+        two.append(said("more"))
+    with pytest.raises(NotFoundError):
+        two.append(said("more"))
+
+
+def test_a_refusal_costs_one_read(held: Held, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, two, _ = held
+    asked: list[object] = []
+    driver = two._handle.driver
+    answer = driver.answer
+
+    def counted(request: Request) -> Any:
+        asked.append(request)
+        return answer(request)
+
+    monkeypatch.setattr(driver, "answer", counted)
+    for count in (1, 2):
+        with pytest.raises(LeaseHeldError):
+            two.append(said("x"))
+        assert len(asked) == count
+    two.note("open to all")
+    two.refresh()
+    assert len(asked) == 3, "a note asks nothing, and a refresh not twice"
+
+
 def test_a_held_session_is_not_deleted(pair: Pair, store: perdure.Store) -> None:
     with pair[0].lease(), pytest.raises(LeaseHeldError):
         store.delete("s")
@@ -188,6 +246,7 @@ def test_notes_labels_and_branches_are_open_to_all(held: Held, store: perdure.St
 def test_what_is_open_to_all_is_named_in_one_table() -> None:
     """A kind that comes new must not be open without being meant to be."""
     assert {kind for kind, yields in CONFLICT_RULES.items() if yields.bypasses_lease} == {
+        "accept-rollback",
         "approval.decide",
         "catch-up",
         "effect.settle",

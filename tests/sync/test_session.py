@@ -571,7 +571,7 @@ def test_a_snapshot_of_another_version_is_skipped_and_reported(
         session.append(said(str(number)))
     assert contents(store.session("claim-4711")) == [str(number) for number in range(10)]
     assert caplog.records == []
-    monkeypatch.setattr("perdure.core.replica.STATE_VERSION", session_state.STATE_VERSION + 1)
+    monkeypatch.setattr("perdure.core.loading.STATE_VERSION", session_state.STATE_VERSION + 1)
     monkeypatch.setattr("perdure.core.verify.STATE_VERSION", session_state.STATE_VERSION + 1)
     again = store.session("claim-4711")
     assert contents(again) == [str(number) for number in range(10)]
@@ -745,5 +745,6 @@ def test_a_store_that_lost_a_session_is_not_written_on(session: perdure.Session)
     session = store.session("s")
     session.append(said("a"), said("b"))
     backend._streams.clear()
-    with pytest.raises(perdure.DamagedError, match="gap"):
+    with pytest.raises(perdure.HistoryReplacedError, match="no longer in the store"):
         session.append(said("c"))
+    assert not [*backend.streams()]

@@ -14,6 +14,7 @@ from perdure.core.settings import Settings
 from perdure.core.turns import complete_turn
 from perdure.core.validation import require_session_id
 from perdure.errors import UnavailableError, UsageError
+from perdure.journal import reader
 
 if TYPE_CHECKING:
     from perdure.aio.session import AsyncSession
@@ -95,6 +96,9 @@ class AsyncStoreBatch:
             lifecycle.open_session(name, self._settings, must_exist=False)
         )
         if handle is not None:
+            past = handle.replica.history
+            if past.tip != replica.tip:  # Moved, which `expect` tells, or put back.
+                await handle.run(reader.require_tip(past), past)
             replica.held_lease = handle.replica.held_lease
             expect = handle.replica.tip.position if expect is None else expect
             self._handles.append(handle)

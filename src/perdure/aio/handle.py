@@ -13,14 +13,21 @@ from perdure import events
 from perdure.aio.concurrency import AsyncBackground
 from perdure.aio.driver import AsyncDriver
 from perdure.aio.group_commit import plan_batcher
+from perdure.core import rollback
 from perdure.core.effects.calls import ActiveTurn, VersionMismatch
 from perdure.core.effects.model_calls import CallReplayer
-from perdure.core.plans import NO_OP, REFRESH, Plan
+from perdure.core.plans import ACCEPT_ROLLBACK, NO_OP, REFRESH, Plan
 from perdure.core.replay.guard import Guard
 from perdure.core.replica import Replica
-from perdure.errors import NotFoundError, PerdureError, UsageError
+from perdure.errors import (
+    DamagedError,
+    HistoryReplacedError,
+    NotFoundError,
+    PerdureError,
+    UsageError,
+)
 from perdure.events import ActiveEvent
-from perdure.journal import requests
+from perdure.journal import reader, requests
 from perdure.journal.reader import History
 from perdure.journal.requests import Steps
 
@@ -54,7 +61,8 @@ class AsyncHandle:
 
     async def write(self, plan: Plan[T]) -> T:
         """Execute a plan and return its result. On return it is durable."""
-        if self._closed or self.replica.deleted or Guard.used:
+        replica = self.replica
+        if self._closed or replica.deleted or replica.replaced is not None or Guard.used:
             self.require_open(plan.kind)
         try:
             submit = self._write_observed if events.enabled() else self._batcher.submit
@@ -74,10 +82,21 @@ class AsyncHandle:
                 span.fields["outcome"] = type(result).__name__
         return result
 
-    async def run(self, steps: Steps[T]) -> T:
-        """Run steps that read, and return their result."""
+    async def run(self, steps: Steps[T], past: History | None = None) -> T:
+        """Run steps that read, and return their result.
+
+        `past` is the history that they read, by default that of the current view.
+        """
         self.require_open()
-        return await self.driver.run(steps)
+        tip = (past or self.replica.history).tip
+        try:
+            return await self.driver.run(steps)
+        except DamagedError as error:
+            try:
+                await self.driver.run(rollback.explain_damage(self.replica, error, tip))
+            finally:
+                self.emit_pending_events()
+            raise
 
     async def wait(self, after: int, timeout: float | None) -> bool:  # noqa: ASYNC109 - the same as for threads
         """Return True once there are records after a position, here or in the store.
@@ -95,11 +114,20 @@ class AsyncHandle:
             try:
                 if await self.driver.run(steps):
                     return True
+                # A history that was replaced by a shorter one has no record to wait for.
+                await self.run(reader.require_tip(self.replica.history))
             except UsageError:  # The store was closed.
                 return False
             if deadline is not None and time.monotonic() >= deadline:
                 return False
         return False
+
+    async def refresh(self, *, accept_rollback: bool) -> int:
+        """Apply other writers' records; return the position of the newest record."""
+        if not isinstance(accept_rollback, bool):
+            kind = type(accept_rollback).__name__
+            raise UsageError(f"accept_rollback must be True or False, not {kind}")
+        return await self.write(ACCEPT_ROLLBACK if accept_rollback else REFRESH)
 
     async def catch_up(self, after: int) -> History:
         """Apply other writers' records if the view ends at a position; return its history.
@@ -134,7 +162,12 @@ class AsyncHandle:
             await release()
         await self.background.join()
         if not self._closed and not self.replica.deleted:
-            await self._batcher.submit(NO_OP)
+            was_told = self.replica.replaced is not None
+            try:
+                await self._batcher.submit(NO_OP)
+            except HistoryReplacedError:
+                if not was_told:
+                    raise
 
     async def close(self) -> None:
         """Wait for everything in flight, resolve a write in doubt, and accept no more calls."""
@@ -156,11 +189,13 @@ class AsyncHandle:
     def require_open(self, action: str = "read") -> None:
         """Raise UsageError if this handle is closed, NotFoundError if its session is deleted.
 
-        ReplayBlockedError if a replayed agent uses a session other than the replayed one.
+        ReplayBlockedError if a replayed agent uses a session other than the replayed one;
+        HistoryReplacedError if the store's history was replaced, unless the action accepts that.
         """
         self.replica.require_live(action)
         if self._closed:
             name = self.replica.name
             raise UsageError(f"session {name!r} is closed: open it again from the store")
-        if self.replica.deleted:
-            self.replica.require_present()
+        self.replica.require_present()
+        if action != ACCEPT_ROLLBACK.kind:
+            self.replica.require_not_replaced()

@@ -26,6 +26,7 @@ from perdure.core.replay.result import (
 from perdure.core.replay.served_calls import RecordedCalls
 from perdure.core.replica import Replica
 from perdure.core.turn_context import execution_lane
+from perdure.journal.reader import History
 from perdure.journal.requests import Steps
 
 T = TypeVar("T")
@@ -51,9 +52,9 @@ class AsyncReplayHandle(AsyncHandle):
             result = await self.run(plan.execute(batch))
             return self._cursor.match(plan, batch, result, execution_lane())
 
-    async def run(self, steps: Steps[T]) -> T:
+    async def run(self, steps: Steps[T], past: History | None = None) -> T:
         """Run steps that only read. The guard does not apply to the store's own I/O."""
-        return await super().run(require_read_only(steps))
+        return await super().run(require_read_only(steps), past)
 
     async def wait(self, after: int, timeout: float | None) -> bool:  # noqa: ARG002, ASYNC109
         """Return False: a replayed session gets no new records."""

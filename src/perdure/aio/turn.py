@@ -213,13 +213,13 @@ class AsyncTurn:
 
     async def partial_messages(self) -> list[IncomingMessage]:
         """Return the messages, with their metadata, of interrupted answers of this turn."""
-        replica = self._handle.replica
-        partials = replica.state.conversation.interrupted.values()
+        own_codec = self._handle.replica.settings.codec
+        state, past, _ = self._handle.replica.view
+        partials = state.conversation.interrupted.values()
         messages: list[IncomingMessage] = []
         for partial in [partial for partial in partials if partial.turn == self.id]:
-            messages += await self._handle.run(
-                streaming.read_partial_answer(replica.history, replica.settings.codec, partial)
-            )
+            steps = streaming.read_partial_answer(past, own_codec, partial)
+            messages += await self._handle.run(steps)
         return messages
 
     async def complete(self) -> None:

@@ -38,14 +38,15 @@ class AsyncView:
         """
         replica, request = self._handle.replica, self._request
         current, self._current = self._current, None
-        if current is None:
+        if current is None or current.rollbacks != replica.rollbacks:
             current = await self._handle.run(view.load_view(replica, request))
         past, data = replica.history, current.data
         records = view.newer_records(past, replica.settings, current.position)
-        while (page := await self._handle.run(records.page())) is not None:
+        while (page := await self._handle.run(records.page(), past)) is not None:
             for record in page:
                 data = request.fold(data, record)
-        self._current = ViewState(max(past.tip.position, current.position), data)
+        position = max(past.tip.position, current.position)
+        self._current = ViewState(position, data, current.rollbacks)
         if view.is_due(replica, request, self._current.position):
             await self._handle.write(view.store_view(replica, request, self._current))
         return data

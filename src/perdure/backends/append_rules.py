@@ -6,6 +6,7 @@ rules cannot disagree with other stores about a conflict or an idempotent resend
 
 from collections.abc import Callable, Sequence
 
+from perdure.backends.digests import digest_of
 from perdure.backends.protocol import (
     CONFLICT,
     HEADER_MAX,
@@ -14,6 +15,7 @@ from perdure.backends.protocol import (
     STORED,
     Append,
     Entry,
+    Head,
     Outcome,
 )
 from perdure.errors import UsageError
@@ -57,6 +59,8 @@ def _check_entries(append: Append) -> None:
     if not 1 <= expected <= POSITION_MAX - len(entries):
         allowed = f"use 1 to {POSITION_MAX - len(entries)}"
         raise UsageError(f"position {expected} of {append.stream!r} is out of range: {allowed}")
+    if expected == 1 and append.previous:
+        raise UsageError(f"nothing is before entry 1 of {append.stream!r}: leave `previous` empty")
     for position, header, body in entries:
         if position != expected:
             raise UsageError(
@@ -85,28 +89,34 @@ def _check_labels(append: Append) -> None:
 
 def decide(
     append: Append,
-    head: int | None,
+    head: Head | None,
     headers_between: Callable[[int, int], Sequence[bytes]],
 ) -> tuple[Outcome, Sequence[Entry]]:
     """Return the outcome of an append, and which of its entries have to be written.
 
-    `head` is the last position of the stream, None if it has no entries. `headers_between(first,
-    last)` returns the stored headers at those positions in order, without dropped ones; it is
-    called only if the append overlaps stored entries.
+    `head` is the end of the stream, None if it has no entries. `headers_between(first, last)`
+    returns the stored headers at those positions in order, without dropped ones; it is called only
+    if the append overlaps stored entries, and includes the position before its first one.
     """
-    entries = append.entries
+    entries, previous = append.entries, append.previous
     first = entries[0].position
-    if append.begins and head is not None and first > head:
-        return CONFLICT, ()
-    if head is None and first > 1 and not append.begins:
+    if head is None:
+        if not previous:
+            return STORED, entries
         return Outcome("refused", f"position {first} would leave a gap: the stream is empty"), ()
-    if head is None or first == head + 1:
-        return STORED, entries
-    if first > head + 1:
-        return Outcome("refused", f"position {first} would leave a gap after {head}"), ()
+    if first > head.position:
+        if previous and first > head.position + 1:
+            return Outcome(
+                "refused", f"position {first} would leave a gap after {head.position}"
+            ), ()
+        # Without comparing digests, an append to a stream that was put back to an earlier state and
+        # then written to by others would be stored, and no reader could follow its link.
+        return (STORED, entries) if previous == head.digest else (CONFLICT, ())
     # Equal headers mean a resend after a lost reply. A dropped position has no header, so that its
     # list is shorter and the resend counts as a conflict.
-    overlap = entries[: head - first + 1]
-    if list(headers_between(first, overlap[-1].position)) != [entry.header for entry in overlap]:
+    overlap = [entry.header for entry in entries[: head.position - first + 1]]
+    stored = list(headers_between(max(first - 1, 1), first + len(overlap) - 1))
+    before, stored = stored[: -len(overlap)], stored[-len(overlap) :]
+    if stored != overlap or any(digest_of(header) != previous for header in before):
         return CONFLICT, ()
     return STORED, entries[len(overlap) :]

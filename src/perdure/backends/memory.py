@@ -219,7 +219,7 @@ class MemoryBackend:
 def _decide(append: Append, state: _MemoryStream) -> tuple[Outcome, Sequence[Entry]]:
     return decide(
         append,
-        state.last if state.entries else None,
+        _head(append.stream, state) if state.entries else None,
         lambda first, last: [entry.header for entry in state.between(first, last)],
     )
 

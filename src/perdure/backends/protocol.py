@@ -4,7 +4,8 @@ Entries are stored and returned unchanged; a backend never looks inside one. Aut
 run `perdure.testing.BackendContract` against it.
 
 The concurrency rule is one sentence: *the first entry of an append must be the next one of its
-stream.* Positions are inside the entries, so there is no expected version to pass.
+stream, and link to its last one.* Positions are inside the entries. The digest that the first entry
+links to is passed beside them, because two histories of equal length differ only in that.
 
 Rules for editing: optional abilities are declared capabilities with one method each, and each has
 a chapter in the contract suite.
@@ -54,13 +55,19 @@ class Entry(NamedTuple):
 class Append(NamedTuple):
     """Entries of one stream, in order and without gaps, and its head's labels after them.
 
-    `begins` declares them the first of their stream: if earlier entries exist, it is a conflict.
+    `previous` is the digest of the entry before the first one, as in the head that it continues. If
+    it is empty, the append `begins` its stream: earlier entries are a conflict.
     """
 
     stream: str
     entries: Sequence[Entry]
     labels: frozenset[str] = frozenset()
-    begins: bool = False
+    previous: str = ""
+
+    @property
+    def begins(self) -> bool:
+        """Whether the entries are the first of their stream; they may have any position."""
+        return not self.previous
 
 
 class Outcome(NamedTuple):
@@ -104,16 +111,17 @@ class Backend(Protocol):
         """Store each append completely or not at all; on return it survives a crash.
 
         One commit covers all appends. The outcomes are in the order of the appends; a conflict in
-        one stream does not affect the others. A stream without entries begins at position 1, or at
-        any position if the append `begins` it; any other start is a gap. In a stream with entries:
+        one stream does not affect the others. A stream without entries begins at any position, with
+        an append that `begins` it; any other start is a gap. In a stream with entries:
 
-        - the first entry is the next one of the stream: *stored*;
-        - entries with equal headers exist at those positions, all of them or the first ones:
-          *stored*, and the missing ones are added (labels are unchanged if none were missing);
+        - the first entry is the next one of the stream, and `previous` is the digest of the head:
+          *stored*; with another digest, the stream has another history: *conflict*;
+        - entries with equal headers exist at those positions, all of them or the first ones, and
+          the entry before them, unless it was dropped, has the digest `previous`: *stored*, and
+          the missing ones are added (labels are unchanged if none were missing);
         - different entries exist there, or the position was dropped: *conflict*;
-        - the first entry would leave a gap: *refused*.
+        - the first entry would leave a gap: *refused*, or *conflict* if it `begins` the stream.
 
-        An append that `begins` such a stream is a *conflict* in the first and in the last case.
         UsageError if a header is longer than `HEADER_MAX`.
 
         A stream occurs at most once in a call. After an exception it is unknown what was stored:

@@ -17,7 +17,6 @@ from perdure.core.validation import require_int, require_record_id
 from perdure.core.values import delete_value, set_value
 from perdure.errors import (
     ConflictError,
-    DamagedError,
     DivergenceError,
     PerdureError,
     UnavailableError,
@@ -226,10 +225,10 @@ def commit_together(parts: Sequence[BatchPlans]) -> Steps[list[range]]:
     except UnavailableError as error:
         check = "This batch may still be stored: repeat it only with the same ids"
         raise UnavailableError(error.backend, error.reason, f"{error.hint}. {check}") from error
-    if outcome.status == "conflict":
+    if (
+        outcome.status != "stored"
+    ):  # Refused: the store was put back since the replicas were loaded.
         at = appends[0].entries[0].position - 1
         reason = "another writer was first in one of the sessions of the batch"
         raise ConflictError(appends[0].stream, at, at, reason)
-    if outcome.status == "refused":
-        raise DamagedError(appends[0].stream, appends[0].entries[0].position, outcome.reason)
     return positions

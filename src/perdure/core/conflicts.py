@@ -69,6 +69,7 @@ CONFLICT_RULES: dict[str, ConflictRule] = {
     "release": ConflictRule(bypasses_lease=True),
     "refresh": ConflictRule(bypasses_lease=True),
     "catch-up": ConflictRule(bypasses_lease=True),
+    "accept-rollback": ConflictRule(bypasses_lease=True),
     # These look up the lease holder in the state at each execution. Only the holder may renew.
     "lease.take": ConflictRule(bypasses_lease=True),
     "lease.renew": ConflictRule(),

@@ -246,6 +246,7 @@ def find_record(replica: Replica, record_id: str) -> Steps[Record]:
     batch = replica.new_batch()
     found = yield from batch.find(record_id)
     if found is None:
+        yield from reader.require_tip(batch.past)  # Index pages do not link to it.
         hint = "ids are those that a caller passed as id="
         raise NotFoundError(f"a record with the id {record_id!r}", hint)
     return (yield from read_record(batch.past, replica.settings, found.position))
@@ -393,11 +394,14 @@ class MessageReader:
 def read_instructions(
     view: StateView, own: Codec, counting: MessageCounter
 ) -> Steps[list[StoredMessage]]:
-    """Read the instructions and pinned messages, which are part of every window."""
+    """Read the instructions and pinned messages, which are part of every window.
+
+    The caller reads the newest messages after them, so the tip need not be checked here.
+    """
     conversation, past = view.state.conversation, view.history
     messages: list[StoredMessage] = []
     for position in sorted({*conversation.systems, *conversation.pins}):
-        linked = yield from reader.read_entry(past, position)
+        linked = yield from reader.read_entry(past, position, check_tip=False)
         messages.append(counting.read(past, own, linked))
     return messages
 
@@ -405,8 +409,8 @@ def read_instructions(
 def read_summary(
     past: History, summary: SummaryRef, counting: MessageCounter
 ) -> Steps[list[StoredMessage]]:
-    """Read the summary in force as a list of one message."""
-    content = yield from reader.read_kind(past, summary.position, Summary)
+    """Read the summary in force as a list of one message; the tip is not checked, as above."""
+    content = yield from reader.read_kind(past, summary.position, Summary, check_tip=False)
     return [counting.summary(summary.last, content)]
 
 

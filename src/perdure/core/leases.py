@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 SESSION_DELETED = "the session was deleted"
 
+HISTORY_REPLACED = "the store's history was replaced"
+
 
 class LeaseHolder(NamedTuple):
     """The holder of a session's lease. `here` is True if this handle holds it."""

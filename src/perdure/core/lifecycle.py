@@ -153,7 +153,7 @@ def create_branch(source: Replica, name: object, *, at: object) -> Steps[Replica
     past = past.until(shared.tip)
     yield from _require_complete_batch(past, shared)
     yield from _require_free(stream.session)
-    state = yield from source.state_at(past)
+    state = yield from source.loader.state_at(past)
     # The position may be in the history that the source shares itself: the stream that stores it
     # has to keep the branch.
     owner = Replica(past.segment(position).stream.session, settings)
@@ -217,7 +217,8 @@ def _store_first_entry(
     content = Branched(parent=parent.session, stream=parent.id, at=shared.position)
     draft, entries, tip = _link_one(stream, shared, content, settings)
     state.apply(tip.position, draft.id, content, draft.payload)
-    first = Append(stream.session, entries, state.head_labels, begins=True)
+    # It links to an entry of the parent's stream, so nothing is before it in its own.
+    first = Append(stream.session, entries, state.head_labels, previous="")
     outcome = yield from requests.commit(first)
     if outcome.status != "stored":
         yield from _write_plan(owner, _plan_release(owner, keep))
@@ -304,7 +305,8 @@ def _delete_incomplete(replica: Replica, reason: str) -> Steps[None]:
     settings = replica.settings
     stream = StreamIdentity(replica.name, linked.header.stream, settings.tenant)
     _, entries, tip = _link_one(stream, linked.tip, Deleted(reason=reason), settings)
-    outcome = yield from requests.commit(Append(replica.name, entries, frozenset({DELETED})))
+    deletion = Append(replica.name, entries, frozenset({DELETED}), linked.digest)
+    outcome = yield from requests.commit(deletion)
     if outcome.status == "stored":
         yield from requests.drop(replica.name, before=tip.position)
 

@@ -315,8 +315,13 @@ def add_nothing(batch: RecordBatch) -> int:
 
 NO_OP = Plan("note", "", add_nothing)
 
-# `Replica.write` catches up before these two kinds. REFRESH also counts the new records as seen by
-# the caller; after REFRESH_SILENTLY, a later plan made without knowing them is still a conflict.
+# `Replica.write` catches up before these kinds. REFRESH also counts the new records as seen by the
+# caller; after REFRESH_SILENTLY, a later plan made without knowing them is still a conflict.
+# ACCEPT_ROLLBACK is a REFRESH that also continues if the store's history was replaced.
 REFRESH_SILENTLY = Plan("catch-up", "", add_nothing)
 
 REFRESH = Plan("refresh", "", add_nothing)
+
+ACCEPT_ROLLBACK = Plan("accept-rollback", "", add_nothing)
+
+CATCH_UP_KINDS = frozenset({REFRESH_SILENTLY.kind, REFRESH.kind, ACCEPT_ROLLBACK.kind})

@@ -8,7 +8,10 @@ plan, a published `view`, and notices that the handle emits as events.
                                        └─ error:    in doubt; resolved before the next write
 
 A write in doubt is resolved by sending the same bytes again: the backend answers *stored* if they
-are at their positions and *conflict* if other entries are.
+are at their positions and *conflict* if other entries are, or if the store has another history.
+
+If the store no longer has the tip, it was put back to an earlier state, and perhaps continued by
+others. The replica then refuses every plan (`replaced`) until the caller accepts that history.
 
 To edit: only one caller at a time may run `write`. Readers take `view` once and use that, because
 another step may replace it. Never change a published state or view in place.
@@ -20,12 +23,21 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from perdure.backends.protocol import Append, Outcome
-from perdure.core import index, leases
+from perdure.backends.protocol import Append, Entry, Outcome
+from perdure.core import index, leases, rollback
 from perdure.core.conflicts import UnseenRecords
 from perdure.core.index import IndexCache
 from perdure.core.leases import HeldLease
-from perdure.core.plans import PendingEvent, Plan, RecordBatch, T
+from perdure.core.loading import StateLoader
+from perdure.core.plans import (
+    ACCEPT_ROLLBACK,
+    CATCH_UP_KINDS,
+    REFRESH,
+    PendingEvent,
+    Plan,
+    RecordBatch,
+    T,
+)
 from perdure.core.replay import guard
 from perdure.core.replay.guard import Guard
 from perdure.core.settings import Settings
@@ -35,14 +47,16 @@ from perdure.errors import (
     ChainError,
     ConflictError,
     DamagedError,
+    FencedError,
+    HistoryReplacedError,
+    LeaseHeldError,
     NotFoundError,
-    PayloadError,
     PerdureError,
     UnavailableError,
     UnstorableError,
     UsageError,
 )
-from perdure.journal import chain, codec, reader, requests
+from perdure.journal import chain, reader, requests
 from perdure.journal.chain import (
     EMPTY_CHAIN,
     BatchAssembler,
@@ -101,6 +115,7 @@ class Replica:
         self.values = ValueCache()
         self._index_cache = IndexCache()
         self.pending_events: list[PendingEvent] = []
+        self.loader = StateLoader(name, settings, self.pending_events)
         self.is_replayed = False
         """Whether it follows a record during a replay, and never writes."""
         self.held_lease: HeldLease | None = None
@@ -113,6 +128,10 @@ class Replica:
         self._unseen = UnseenRecords(name)
         self.deleted = False
         """Whether this handle has seen the session deleted, or its name reused for a branch."""
+        self.replaced: HistoryReplacedError | None = None
+        """Set when the store was seen without the tip, until the caller accepts its history."""
+        self.rollbacks = 0
+        """How often the caller accepted another history; what is computed from one is void then."""
         self._batches = BatchAssembler(name)
 
     def new_id(self) -> str:
@@ -142,6 +161,11 @@ class Replica:
         """
         if Guard.used and not self.is_replayed:
             guard.require_live(f"{action} in the live session {self.name!r}")
+
+    def require_not_replaced(self) -> None:
+        """Raise HistoryReplacedError if the caller has not accepted the store's history yet."""
+        if self.replaced is not None:
+            raise HistoryReplacedError(*self.replaced.args)
 
     @property
     def state(self) -> SessionState:
@@ -176,115 +200,66 @@ class Replica:
     def load(self) -> Steps[None]:
         """Read the end of the stream, back to the latest usable snapshot, and publish the state."""
         head = yield from requests.head(self.name)
-        tail, base = yield from self._read_tail(None)
+        tail, base = yield from self.loader.read_tail(None)
         # The head must be read before the tail, or a tail cut short would go unnoticed. Here the
         # session was created between the two reads, so read both again in that order.
         if head is None and tail:
             head = yield from requests.head(self.name)
-            tail, base = yield from self._read_tail(None)
+            tail, base = yield from self.loader.read_tail(None)
         reader.require_head(self.name, head, tail)
         if tail:
-            state, batches = self._rebuild(tail, base)
+            state, batches = self.loader.rebuild(tail, base)
             stream = StreamIdentity(self.name, tail[0].header.stream, self.settings.tenant)
             self._publish(state, stream, tail[0].tip, None, batches, batches.torn)
             self._unseen.clear()
             if batches.torn is not None:
                 self._add_notice("recovery", first=batches.torn[0], last=batches.torn[1])
-            last = yield from self._load_last(tail)
+            last = yield from self.loader.last_payload(self.history, state.last_message, tail)
             self.view = StateView(self.state, self.history, last)
-
-    def state_at(self, past: History) -> Steps[SessionState]:
-        """Return the state at the end of a history, which may end within a batch."""
-        tail, base = yield from self._read_tail(past)
-        state, batches = self._rebuild(tail, base)
-        for linked in batches.flush():
-            self._apply(state, linked)
-        return state
-
-    def _rebuild(
-        self, tail: list[VerifiedEntry], base: SessionState | None
-    ) -> tuple[SessionState, BatchAssembler]:
-        """Apply a tail, given newest first, to the state of its snapshot or to an empty one."""
-        state, batches = base or SessionState(), BatchAssembler(self.name)
-        for linked in reversed(tail[:-1] if base else tail):
-            if linked.header.kind == Branched.kind:
-                # A branch may share its parent's history up to the middle of a batch.
-                for item in batches.flush():
-                    self._apply(state, item)
-            for item in batches.add(linked):
-                self._apply(state, item)
-        return state, batches
-
-    def _read_tail(
-        self, past: History | None
-    ) -> Steps[tuple[list[VerifiedEntry], SessionState | None]]:
-        """Return the entries back to the latest usable snapshot, newest first, and its state."""
-        cipher, tenant = self.settings.cipher, self.settings.tenant
-        backward = reader.BackwardReader(self.name, cipher, past, tenant=tenant)
-        tail: list[VerifiedEntry] = []
-        while not backward.ended:
-            for linked in (yield from backward.page()):
-                tail.append(linked)
-                if linked.header.kind == Snapshot.kind:
-                    base = self._restore(linked)
-                    if base is not None:
-                        return tail, base
-        return tail, None
-
-    def _restore(self, linked: VerifiedEntry) -> SessionState | None:
-        """Return a snapshot's state, or None if it cannot be used; reading then continues."""
-        position = linked.entry.position
-        payload = chain.open_body(self.name, linked, self.settings.cipher)
-        try:
-            content = codec.decode(Snapshot.kind, payload, stream=self.name, position=position)
-            if isinstance(content, Snapshot) and content.state == STATE_VERSION:
-                return SessionState.restore(content, payload, name=self.name, position=position)
-            reason = "a state snapshot of another version"
-        except PayloadError as error:
-            reason = error.reason
-        self._add_notice("snapshot_skipped", position=position, reason=reason)
-        return None
 
     def _add_notice(self, event: str, **fields: object) -> None:
         self.pending_events.append(PendingEvent(event, fields))
 
-    def _load_last(self, tail: Sequence[VerifiedEntry]) -> Steps[bytes | None]:
-        """Return the payload of the newest message; it is often in the tail already."""
-        position = self.state.last_message
-        if not position:
-            return None
-        linked = next((item for item in tail if item.entry.position == position), None)
-        if linked is None:
-            linked = yield from reader.read_entry(self.history, position)
-        return chain.open_body(self.name, linked, self.settings.cipher)
-
-    def _read_message(self, past: History, position: int) -> Steps[bytes | None]:
-        """Return the payload of the message at a position, None for position 0."""
-        if not position:
-            return None
-        linked = yield from reader.read_entry(past, position)
-        return chain.open_body(self.name, linked, self.settings.cipher)
-
-    def _apply(self, state: SessionState, linked: VerifiedEntry) -> Content:
-        header, position = linked.header, linked.entry.position
-        payload = chain.open_body(self.name, linked, self.settings.cipher)
-        content = codec.decode(header.kind, payload, stream=self.name, position=position)
-        try:
-            state.apply(position, header.id, content, payload)
-        except LookupError as error:
-            reason = "it refers to a record that does not exist"
-            raise ChainError(self.name, position, reason) from error
-        return content
-
     def catch_up(self) -> Steps[list[Content]]:
         """Apply and return the records that others appended. On error the view is unchanged."""
+        try:
+            return (yield from self._catch_up())
+        except DamagedError as error:
+            yield from rollback.explain_damage(self, error)
+            raise
+
+    def refuse(self, error: HistoryReplacedError) -> None:
+        """Refuse everything until the caller accepts the store's history; a lease is lost."""
+        self.replaced = error
+        self._add_notice("history_replaced", position=error.position, head=error.head)
+        if self.held_lease is not None and self.held_lease.active:
+            loss = FencedError(self.name, self.held_lease.epoch, 0, "", leases.HISTORY_REPLACED)
+            self.held_lease.lose(loss)
+
+    def adopt(self, fresh: "Replica", *, deleted: bool) -> None:
+        """Continue with the history of a replica that was just loaded.
+
+        Nothing that is known by its position may outlive the history in which it was known.
+        """
+        self._add_notice("rollback_accepted", position=self.tip.position, head=fresh.tip.position)
+        self.pending_events += fresh.pending_events
+        self.values, self._index_cache, self.lease_seen_at = ValueCache(), IndexCache(), None
+        self._unseen.clear()
+        self.view, self._batches = fresh.view, fresh._batches  # noqa: SLF001 - its own class
+        self.rollbacks += 1
+        self.deleted, self.replaced = deleted, None
+
+    def _catch_up(self) -> Steps[list[Content]]:
         state, batches = self.state.draft(), self._batches.copy()
         stream, tip, last = self.history.stream, self.tip, self.view.last_payload
         newer: list[Content] = []
         more = True
+        after = max(tip.position - 1, 0)  # The tip is read again: the store may not have it now.
         while more:
-            entries = yield from requests.read(self.name, after=tip.position, limit=PAGE)
+            entries = yield from requests.read(self.name, after=after, limit=PAGE)
             more = len(entries) == PAGE
+            if after < tip.position:
+                entries = self._require_tip(tip, entries)
             for entry in entries:
                 linked = chain.verify_entry(self.name, entry)
                 stream = self._require_next(stream, tip, linked)
@@ -292,25 +267,36 @@ class Replica:
                     # Another process created this session as a branch: its state comes from the
                     # parent's history, so it cannot be caught up, only loaded.
                     yield from self.load()
-                    self.deleted = not (yield from self._is_kept())
+                    self.deleted = not (yield from self.is_kept())
                     return [chain.decode_content(self.name, linked, self.settings.cipher)]
                 tip = linked.tip
                 for whole in batches.add(linked):
-                    newer.append(self._apply(state, whole))
+                    newer.append(self.loader.apply(state, whole))
                     if whole.header.kind == Message.kind:
                         last = chain.open_body(self.name, whole, self.settings.cipher)
                     elif whole.header.kind in _RETRACTIONS:
                         last = b""
                     elif state.deleted:
                         last = None
+            after = tip.position
         if last == b"":  # After a retraction, the newest message may be any earlier one.
             past = History(stream, tip, self.settings.cipher, state.lineage, state.begin)
-            last = yield from self._read_message(past, state.last_message)
+            last = yield from self.loader.last_payload(past, state.last_message)
         self._publish(state, stream, tip, last, batches, batches.torn)
         self.deleted = self.deleted or any(content.kind == "deleted" for content in newer)
         return newer
 
-    def _is_kept(self) -> Steps[bool]:
+    def _require_tip(self, tip: ChainTip, entries: Sequence[Entry]) -> Sequence[Entry]:
+        """Return the entries after the tip; raise ChainError if another one is in its place."""
+        if not entries:
+            raise ChainError(self.name, tip.position, "it is missing")
+        if entries[0].position > tip.position:
+            return entries  # A deletion dropped the tip, or it is damage: their links will tell.
+        if chain.entry_digest(entries[0]) != tip.digest:
+            raise ChainError(self.name, tip.position, "it is not the entry that was read before")
+        return entries[1:]
+
+    def is_kept(self) -> Steps[bool]:
         """Whether the parent keeps this branch. If not, `lifecycle` repairs it at the next open."""
         if not self.state.lineage:
             return False  # The branch was deleted already.
@@ -339,22 +325,21 @@ class Replica:
     def write(self, plans: Sequence[Plan[Any]]) -> Steps[list[Any]]:
         """Write plans as one append; return for each its result, or its own PerdureError.
 
-        An exception means that the outcome is unknown for all of them.
+        HistoryReplacedError means that none was stored; after any other exception, the outcome is
+        unknown for all of them.
         """
         self.require_present()
         if self.doubt is not None:
             yield from self._resolve_doubt(self.doubt)
         kinds = [plan.kind for plan in plans]
-        if "refresh" in kinds:
-            yield from self.catch_up()
-            self.require_present()
-            self._unseen.clear()
-        elif "catch-up" in kinds:
-            base = self.tip.position
-            self._unseen.add((yield from self.catch_up()), base)
         answers: PlanAnswers = {}
-        if self.state.lease is not None:
-            yield from self._enforce_lease(plans, answers)
+        catches_up = not CATCH_UP_KINDS.isdisjoint(kinds)
+        if catches_up:
+            yield from self._catch_up_for(plans, answers)
+        elif self.replaced is not None:
+            self.require_not_replaced()
+        if self.state.lease is not None or self.held_lease is not None:
+            yield from self._enforce_lease(plans, answers, is_fresh=catches_up)
         if self._unseen.contents:
             yield from self._reject_unseen(plans, answers)
         while True:
@@ -369,10 +354,29 @@ class Replica:
             base = self.tip.position
             newer = yield from self.catch_up()
             if self.tip.position == base:
-                # A conflict, but nothing new to read: the stored entries were replaced.
-                raise ChainError(self.name, base, "the store's history differs from the one read")
+                # Not stored, but the tip is still the last entry that can be read.
+                raise ChainError(self.name, base, "the head of the stream is not its last entry")
             self._add_notice("conflict", position=base, head=self.tip.position)
             yield from self._reject_invalidated(plans, newer, base, answers)
+
+    def _catch_up_for(self, plans: Sequence[Plan[Any]], answers: PlanAnswers) -> Steps[None]:
+        """Catch up because a plan asks for it: see `CATCH_UP_KINDS`."""
+        kinds = {plan.kind for plan in plans}
+        if ACCEPT_ROLLBACK.kind in kinds:
+            replaced = yield from rollback.accept(self, Replica(self.name, self.settings))
+            for number, plan in enumerate(plans):
+                # The other plans were made in view of the history that is gone.
+                if replaced is not None and plan.kind not in CATCH_UP_KINDS:
+                    answers[number] = replaced
+        else:
+            self.require_not_replaced()
+            base = self.tip.position
+            newer = yield from self.catch_up()
+            if REFRESH.kind not in kinds:
+                self._unseen.add(newer, base)
+                return
+        self.require_present()
+        self._unseen.clear()
 
     def _reject_invalidated(
         self, plans: Sequence[Plan[Any]], newer: Sequence[Content], after: int, answers: PlanAnswers
@@ -384,8 +388,8 @@ class Replica:
         for number, answer in [*answers.items()]:
             if not isinstance(answer, PerdureError):
                 del answers[number]
-        if self.state.lease is not None:
-            yield from self._enforce_lease(plans, answers)
+        if self.state.lease is not None or self.held_lease is not None:
+            yield from self._enforce_lease(plans, answers, is_fresh=True)
         for number, plan in enumerate(plans):
             if number not in answers:
                 conflict = self._unseen.find_conflict(plan, newer, after, self.tip.position)
@@ -393,13 +397,27 @@ class Replica:
                     answers[number] = conflict
         self._unseen.add(newer, after)
 
-    def _enforce_lease(self, plans: Sequence[Plan[Any]], answers: PlanAnswers) -> Steps[None]:
+    def _enforce_lease(
+        self, plans: Sequence[Plan[Any]], answers: PlanAnswers, *, is_fresh: bool
+    ) -> Steps[None]:
         """Reject plans that need the lease if this handle does not hold it."""
         error = leases.lease_refusal(self.name, self.state.lease, self.held_lease)
+        if error is None:
+            return
+        needing = [
+            number
+            for number, plan in enumerate(plans)
+            if number not in answers and not plan.bypasses_lease
+        ]
+        if needing and not is_fresh and isinstance(error, LeaseHeldError):
+            # The holder may have released it since: without this read, a handle that never
+            # refreshes would be refused forever.
+            base = self.tip.position
+            self._unseen.add((yield from self.catch_up()), base)
+            error = leases.lease_refusal(self.name, self.state.lease, self.held_lease)
         if error is not None:
-            for number, plan in enumerate(plans):
-                if number not in answers and not plan.bypasses_lease:
-                    answers[number] = yield from self._allow_if_stored(plan, error)
+            for number in needing:
+                answers[number] = yield from self._allow_if_stored(plans[number], error)
 
     def _reject_unseen(self, plans: Sequence[Plan[Any]], answers: PlanAnswers) -> Steps[None]:
         """Reject plans invalidated by records that were applied without notifying the caller."""
@@ -421,6 +439,8 @@ class Replica:
         except ConflictError:
             return refusal
         except PerdureError as error:
+            if isinstance(error, DamagedError):
+                yield from rollback.explain_damage(self, error)
             answer = error
         return refusal if trial.pending else answer
 
@@ -441,6 +461,8 @@ class Replica:
                         result = yield from result
                     answers[number] = result
                 except PerdureError as error:
+                    if isinstance(error, DamagedError):
+                        yield from rollback.explain_damage(self, error)
                     answers[number] = error
         if len(batch.pending) == recovered:  # No plan added a record: append nothing at all.
             batch.pending.clear()
@@ -474,7 +496,7 @@ class Replica:
         self.require_present()
         answers: PlanAnswers = {}
         if self.state.lease is not None:
-            yield from self._enforce_lease([plan], answers)
+            yield from self._enforce_lease([plan], answers, is_fresh=True)
         batch = yield from self._build_batch([plan], answers)
         if isinstance(answers[0], PerdureError):
             raise answers[0]
@@ -495,7 +517,7 @@ class Replica:
         drafts = batch.pending
         entries, tip = chain.link_entries(stream, batch.tip, drafts, time=time, cipher=cipher)
         # Takes half the time of calling the class.
-        append = tuple.__new__(Append, (self.name, entries, labels, False))
+        append = tuple.__new__(Append, (self.name, entries, labels, batch.tip.digest or ""))
         return InDoubtWrite(append, batch, stream, tip)
 
     def _resolve_doubt(self, doubt: InDoubtWrite) -> Steps[None]:
@@ -524,12 +546,15 @@ class Replica:
                 raise UnavailableError(error.backend, error.reason, hint) from error
             raise
         self.doubt = None
-        if outcome.status == "refused":
-            raise DamagedError(self.name, append.entries[0].position, outcome.reason)
-        if outcome.status == "conflict":
+        if outcome.status != "stored":
+            # A gap is refused: the store no longer has the entry before. Catching up tells why.
             return False
         if self.settings.verify_writes:
-            yield from reader.verify_stored(append)
+            try:
+                yield from reader.verify_stored(append)
+            except DamagedError as error:
+                yield from rollback.explain_damage(self, error, tip)
+                raise
         # The stored batch discarded an incomplete one, so nothing is left to assemble or torn.
         batches = self._batches if self.view.history.torn is None else BatchAssembler(self.name)
         last = self.view.last_payload if batch.last_payload is None else batch.last_payload or None

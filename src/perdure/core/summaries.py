@@ -35,10 +35,17 @@ def activate_summary(replica: Replica, content: Summary) -> Plan[int]:
     """Plan to put a summary in force; ConflictError if another summary came first."""
     record_id = replica.new_id()
 
-    def make(batch: RecordBatch) -> int:
+    def make(batch: RecordBatch) -> Steps[int]:
         current = batch.state.conversation.summary
         if (current.position if current else 0) != content.previous:
             raise batch.conflict("another summary came first")
+        # The text was written for a while: the history may have been replaced meanwhile.
+        past, replaced = batch.past, content.last > batch.past.tip.position
+        if not replaced:
+            last = yield from read_entry(past, content.last, check_tip=False)
+            replaced = last.digest != content.digest
+        if replaced:
+            raise batch.conflict("the summarized messages are no longer stored")
         return batch.add_content(record_id, content)
 
     return Plan("summary", "", make)

@@ -13,6 +13,7 @@ from perdure.core.state.values import DELTA_CHAIN_MAX, CachedValue, ValueState
 from perdure.core.validation import NAME_BYTES_MAX, require_int, require_text
 from perdure.errors import NotFoundError, PayloadError, UsageError
 from perdure.journal import codec, reader
+from perdure.journal.reader import History
 from perdure.journal.records import Value
 from perdure.journal.requests import Steps
 
@@ -47,7 +48,7 @@ def _delta_edits(
         return None
     old = batch.values.get(key) or replica.values.get(key, facts.position)
     if old is None:
-        old = yield from read_value_data(replica, facts.chain)
+        old = yield from read_value_data(batch.past, facts.chain)
     return values.make_delta(old, data)
 
 
@@ -61,12 +62,13 @@ def _version_record(
     return Value(key=key, version=version, form="full", data=tree, previous=previous, earlier=first)
 
 
-def read_value_data(replica: Replica, chain: Sequence[int]) -> Steps[bytes]:
+def read_value_data(past: History, chain: Sequence[int]) -> Steps[bytes]:
     """Read one version of a value: a full version, then the deltas that follow it."""
     data = b""
     for position in chain:
-        content = yield from reader.read_kind(replica.history, position, Value)
-        data = apply_version(replica.name, position, data, content)
+        content = yield from reader.read_kind(past, position, Value, check_tip=False)
+        data = apply_version(past.stream.session, position, data, content)
+    yield from reader.require_tip(past)
     return data
 
 
@@ -115,44 +117,46 @@ def read_value(replica: Replica, key: str, *, version: int | None) -> Steps[Any]
     """Return the current version of a value, or the one asked for."""
     if version is not None:
         require_int(version, "version")
-    facts = replica.state.values.get(key)
+    # The view before the cache: accepting a rollback replaces them in the other order, so that a
+    # position of one history is never looked up in the cache of another.
+    view = replica.view
+    cache, facts = replica.values, view.state.values.get(key)
     if facts is None or (version is None and facts.deleted):
         raise NotFoundError(f"value {key!r}")
     if version is None or version == facts.version:
-        data = replica.values.get(key, facts.position)
+        data = cache.get(key, facts.position)
         if data is None:
-            data = yield from _read_current(replica, key, facts)
+            data = yield from _read_current(view.history, key, facts)
+            cache.put(key, CachedValue(facts.position, data))
     else:
-        data = yield from _read_earlier(replica, key, version)
+        data = yield from _read_earlier(view.history, key, facts, version)
     return replica.settings.codec.unpack(codec.decode_tree(data), stream=replica.name)
 
 
-def _read_current(replica: Replica, key: str, facts: ValueState) -> Steps[bytes]:
+def _read_current(past: History, key: str, facts: ValueState) -> Steps[bytes]:
     if facts.deleted:
         raise NotFoundError(f"value {key!r} in version {facts.version}", "it was deleted then")
-    data = yield from read_value_data(replica, facts.chain)
-    replica.values.put(key, CachedValue(facts.position, data))
-    return data
+    return (yield from read_value_data(past, facts.chain))
 
 
-def _read_earlier(replica: Replica, key: str, version: int) -> Steps[bytes]:
+def _read_earlier(past: History, key: str, facts: ValueState, version: int) -> Steps[bytes]:
     """Skip back whole delta chains until one contains the version, then walk that chain."""
-    facts = replica.state.values[key]
     if not 1 <= version < facts.version:
         raise NotFoundError(f"value {key!r} in version {version}", f"it has {facts.version}")
-    past, newest = replica.history, facts.position
-    start = yield from reader.read_kind(past, facts.chain[0], Value)
+    newest = facts.position
+    start = yield from reader.read_kind(past, facts.chain[0], Value, check_tip=False)
     while start.version > version:
         newest = start.previous
-        start = yield from reader.read_kind(past, start.earlier, Value)
+        start = yield from reader.read_kind(past, start.earlier, Value, check_tip=False)
     chain = []
     while True:
-        content = yield from reader.read_kind(past, newest, Value)
+        content = yield from reader.read_kind(past, newest, Value, check_tip=False)
         if content.version <= version:
             chain.append((newest, content))
         if content.form != "delta":
             break
         newest = content.previous
+    yield from reader.require_tip(past)
     if chain[0][1].form == "deleted":
         raise NotFoundError(f"value {key!r} in version {version}", "it was deleted then")
     data = b""
@@ -163,12 +167,14 @@ def _read_earlier(replica: Replica, key: str, version: int) -> Steps[bytes]:
 
 def read_versions(replica: Replica, key: str) -> Steps[list[Version]]:
     """Return the versions of a value, oldest first."""
-    facts = replica.state.values.get(key)
+    state, past, _ = replica.view
+    facts = state.values.get(key)
     if facts is None:
         raise NotFoundError(f"value {key!r}")
     versions, position = [], facts.position
     while position:
-        content = yield from reader.read_kind(replica.history, position, Value)
+        content = yield from reader.read_kind(past, position, Value, check_tip=False)
         versions.append(Version(content.version, position, content.form == "deleted"))
         position = content.previous
+    yield from reader.require_tip(past)
     return versions[::-1]

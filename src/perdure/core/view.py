@@ -42,23 +42,25 @@ class ViewRequest(NamedTuple):
 
 
 class ViewState(NamedTuple):
-    """The state of a view after the record at a position."""
+    """The state of a view after the record at a position, of the history after `rollbacks`."""
 
     position: int
     data: Any
+    rollbacks: int
 
 
 def load_view(replica: Replica, request: ViewRequest) -> Steps[ViewState]:
     """Return the newest stored state of a view, or its initial state."""
+    rollbacks = replica.rollbacks
     state, past, _ = replica.view
     stored = state.views.get(request.name)
     own = replica.settings.codec
     if stored is None or stored.version != request.version:
         # Copied, so that a function that changes its argument never changes the caller's object.
-        return ViewState(0, own.unpack(own.pack(request.initial), stream=replica.name))
+        return ViewState(0, own.unpack(own.pack(request.initial), stream=replica.name), rollbacks)
     content = yield from reader.read_kind(past, stored.position, ViewStored)
     data = own.unpack(content.data, stream=replica.name, position=stored.position)
-    return ViewState(content.at, data)
+    return ViewState(content.at, data, rollbacks)
 
 
 def newer_records(past: History, settings: Settings, position: int) -> RecordReader:
@@ -80,6 +82,8 @@ def store_view(replica: Replica, request: ViewRequest, state: ViewState) -> Plan
     record_id = replica.new_id()
 
     def make(batch: RecordBatch) -> int:
+        if replica.rollbacks != state.rollbacks:
+            raise batch.conflict("the store's history was replaced since the view was computed")
         return batch.add_content(record_id, content)
 
     return Plan("view", request.name, make)

@@ -80,33 +80,66 @@ class History(msgspec.Struct, frozen=True, gc=False):
 
 def explain_missing(name: str, position: int) -> Steps[NoReturn]:
     """Raise for a missing entry: NotFoundError if its session was deleted, else ChainError."""
-    first = yield from requests.read(name, after=0, limit=1)
-    begins_later = bool(first) and first[0].position > position
-    if begins_later and chain.verify_entry(name, first[0]).header.kind == Deleted.kind:
+    if (yield from _was_dropped(name, position)):
         raise NotFoundError(f"session {name!r}", "it was deleted while it was being read")
     raise ChainError(name, position, "it is missing")
 
 
-def read_entry(history: History, position: int) -> Steps[VerifiedEntry]:
-    """Read one entry and verify it against its own header and its stream."""
+def _was_dropped(name: str, position: int) -> Steps[bool]:
+    """Whether a deletion of the session has removed the entry at a position."""
+    first = yield from requests.read(name, after=0, limit=1)
+    begins_later = bool(first) and first[0].position > position
+    return begins_later and chain.verify_entry(name, first[0]).header.kind == Deleted.kind
+
+
+def read_entry(history: History, position: int, *, check_tip: bool = True) -> Steps[VerifiedEntry]:
+    """Read one entry; verify it against its own header and stream, and check the tip.
+
+    A single entry does not link to the tip of its history, so it may be of another history that the
+    store was put back to. Whoever reads several passes `check_tip=False` and checks it after them,
+    by `require_tip` or by reading backward from it.
+    """
     stream = history.segment(position).stream
     entries = yield from requests.read(stream.session, after=position - 1, limit=1)
     if not entries or entries[0].position != position:
         yield from explain_missing(stream.session, position)
     linked = chain.verify_entry(stream.session, entries[0])
     chain.require_same_stream(stream, linked)
+    if position == history.tip.position:
+        _require_digest(history, linked)
+    elif check_tip:
+        yield from require_tip(history)
     return linked
 
 
-def read_content(history: History, position: int) -> Steps[Content]:
+def require_tip(history: History) -> Steps[None]:
+    """Raise ChainError unless the store still has the last entry of a history."""
+    tip = history.tip
+    if not tip.position:
+        return
+    # The head is enough while nobody else writes, and the last entry may be long.
+    head = yield from requests.head(history.segment(tip.position).stream.session)
+    if head is None or (head.position, head.digest) != (tip.position, tip.digest):
+        yield from read_entry(history, tip.position)
+
+
+def _require_digest(history: History, linked: VerifiedEntry) -> None:
+    if history.tip.digest not in (None, linked.digest):
+        name, reason = history.stream.session, "it is not the entry that was read before"
+        raise ChainError(name, history.tip.position, reason)
+
+
+def read_content(history: History, position: int, *, check_tip: bool = True) -> Steps[Content]:
     """Read the record at a position, of whatever kind it is."""
-    linked = yield from read_entry(history, position)
+    linked = yield from read_entry(history, position, check_tip=check_tip)
     return chain.decode_content(history.stream.session, linked, history.cipher)
 
 
-def read_kind(history: History, position: int, kind: type[ContentT]) -> Steps[ContentT]:
+def read_kind(
+    history: History, position: int, kind: type[ContentT], *, check_tip: bool = True
+) -> Steps[ContentT]:
     """Read the record at a position; ChainError if it is of another kind."""
-    content = yield from read_content(history, position)
+    content = yield from read_content(history, position, check_tip=check_tip)
     return require_kind(history.stream.session, position, content, kind)
 
 
@@ -118,17 +151,25 @@ def require_kind(name: str, position: int, content: Content, kind: type[ContentT
 
 
 def verify_stored(append: Append) -> Steps[None]:
-    """Raise DamagedError unless the store returns exactly the entries it acknowledged."""
+    """Raise DamagedError unless the store returns exactly the entries it acknowledged.
+
+    It is no damage if another process deleted the session since, and dropped them.
+    """
     name, first, last = append.stream, append.entries[0].position, append.entries[-1]
     entries = yield from requests.read(name, after=first - 1, limit=len(append.entries))
-    if list(entries) != list(append.entries):
-        wrong = [entry.position for entry in append.entries if entry not in entries]
-        raise DamagedError(name, wrong[0], "the entry read back differs from the one written")
+    stored = {entry.position: entry for entry in entries}
+    wrong = [entry for entry in append.entries if stored.get(entry.position) != entry]
+    if wrong:
+        is_missing = not any(entry.position in stored for entry in wrong)
+        if is_missing and (yield from _was_dropped(name, last.position)):
+            return
+        reason = "the entry read back differs from the one written"
+        raise DamagedError(name, wrong[0].position, reason)
     head = yield from requests.head(name)
-    stored = ChainTip(head.position, head.digest) if head else ChainTip(0, "")
+    end = ChainTip(head.position, head.digest) if head else ChainTip(0, "")
     written = ChainTip(last.position, chain.entry_digest(last))
     # A later position is fine: another writer may have appended since.
-    if stored != written and stored.position <= written.position:
+    if end != written and end.position <= written.position:
         raise DamagedError(name, last.position, "the head was not advanced to the written entry")
 
 

@@ -13,6 +13,7 @@ from perdure.core.settings import Settings
 from perdure.core.turns import complete_turn
 from perdure.core.validation import require_session_id
 from perdure.errors import UnavailableError, UsageError
+from perdure.journal import reader
 from perdure.sync.driver import Driver
 from perdure.sync.handle import Handle
 
@@ -94,6 +95,9 @@ class StoreBatch:
             raise UsageError(f"session {name!r} is in this batch already: use the same writer")
         replica = self._driver.run(lifecycle.open_session(name, self._settings, must_exist=False))
         if handle is not None:
+            past = handle.replica.history
+            if past.tip != replica.tip:  # Moved, which `expect` tells, or put back.
+                handle.run(reader.require_tip(past), past)
             replica.held_lease = handle.replica.held_lease
             expect = handle.replica.tip.position if expect is None else expect
             self._handles.append(handle)

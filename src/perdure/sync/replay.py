@@ -22,6 +22,7 @@ from perdure.core.replay.result import (
 from perdure.core.replay.served_calls import RecordedCalls
 from perdure.core.replica import Replica
 from perdure.core.turn_context import execution_lane
+from perdure.journal.reader import History
 from perdure.journal.requests import Steps
 from perdure.sync.concurrency import exclusive, require_plain_agent, resolve
 from perdure.sync.driver import Driver
@@ -52,9 +53,9 @@ class ReplayHandle(Handle):
             result = self.run(plan.execute(batch))
             return self._cursor.match(plan, batch, result, execution_lane())
 
-    def run(self, steps: Steps[T]) -> T:
+    def run(self, steps: Steps[T], past: History | None = None) -> T:
         """Run steps that only read. The guard does not apply to the store's own I/O."""
-        return super().run(require_read_only(steps))
+        return super().run(require_read_only(steps), past)
 
     def wait(self, after: int, timeout: float | None) -> bool:  # noqa: ARG002
         """Return False: a replayed session gets no new records."""

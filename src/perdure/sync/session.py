@@ -460,7 +460,7 @@ class Session:
     def record(self, position: int) -> Record:
         """Return the record at a position; NotFoundError if there is none in this view."""
         past, settings = self._replica.history, self._replica.settings
-        return self._handle.run(history.read_record(past, settings, position))
+        return self._handle.run(history.read_record(past, settings, position), past)
 
     def find(self, id: str) -> Record:
         """Return the record that has a caller's id, or the beginning of the turn that has it.
@@ -484,9 +484,9 @@ class Session:
         Damage is raised; if `on_damage` is given, it is called with each error instead, and reading
         continues with the next readable record. It cannot be combined with `reverse`.
         """
-        chosen = history.RecordFilter(after, kinds, limit)
+        past, chosen = self._replica.history, history.RecordFilter(after, kinds, limit)
         records = history.record_reader(self._replica, chosen, reverse=reverse, on_damage=on_damage)
-        while (page := self._handle.run(records.page())) is not None:
+        while (page := self._handle.run(records.page(), past)) is not None:
             yield from page
 
     def watch(self, *, after: int | None = None, timeout: float | None = None) -> Iterator[Record]:
@@ -516,9 +516,16 @@ class Session:
         self._handle.write(plans.REFRESH_SILENTLY)
         return Session(self._handle.driver, child)
 
-    def refresh(self) -> int:
-        """Apply the records of other writers; return the position of the newest record."""
-        return self._handle.write(plans.REFRESH)
+    def refresh(self, *, accept_rollback: bool = False) -> int:
+        """Apply the records of other writers; return the position of the newest record.
+
+        HistoryReplacedError if the store no longer has this view's records, because a backup was
+        restored or a standby took over. With `accept_rollback`, the session then continues from
+        what the store has now: records that only this view had are lost, a write in doubt was not
+        stored, a lease held here is lost, and a running turn continues only if the store still has
+        it open under this handle.
+        """
+        return self._handle.refresh(accept_rollback=accept_rollback)
 
     def verify(self) -> VerifyResult:
         """Read and check the whole history: chain, bodies, snapshots, labels. Raise if damaged."""

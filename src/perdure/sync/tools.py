@@ -44,6 +44,7 @@ from perdure.core.validation import require_int, require_text
 from perdure.errors import (
     ApprovalPendingError,
     EffectError,
+    InFlightError,
     PerdureError,
     UnavailableError,
     UnknownOutcomeError,
@@ -170,6 +171,7 @@ class DurableCall(NamedTuple):
         """
         handle, call, turn, reply = self.handle, self.call, self.turn, self.reply
         waiting: ApprovalWait | None = None
+        has_looked = False
         notice = reply.build(INTERRUPTED_NOTICE, failed=True) if reply and not again else None
         while True:
             plan, attempt = plans.plan_intent(
@@ -183,6 +185,13 @@ class DurableCall(NamedTuple):
             )
             try:
                 decision = handle.write(plan)
+            except InFlightError:
+                if has_looked:
+                    raise
+                # Another turn may have recorded the outcome since: this view may be old.
+                has_looked = True
+                handle.write(REFRESH_SILENTLY)
+                continue
             except BaseException as error:
                 turn.sequence.intent_failed(call, turn.ownership.turn, attempt, error)
                 raise

@@ -3,7 +3,6 @@
 
 from typing import Any, Self
 
-from perdure.core import plans
 from perdure.core.values import Version, delete_value, read_value, read_versions, set_value
 from perdure.errors import NotFoundError
 from perdure.sync.handle import Handle
@@ -67,9 +66,9 @@ class Values:
         versions: list[Version] = self._handle.run(read_versions(self._handle.replica, key))
         return versions
 
-    def refresh(self) -> int:
-        """Apply the records of other writers; return the position of the newest record."""
-        return self._handle.write(plans.REFRESH)
+    def refresh(self, *, accept_rollback: bool = False) -> int:
+        """Apply the records of other writers, as `session.refresh` does."""
+        return self._handle.refresh(accept_rollback=accept_rollback)
 
     def close(self) -> None:
         """Finish everything in flight and close the handle, which may be that of a session."""

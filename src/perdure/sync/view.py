@@ -39,14 +39,15 @@ class View:
         """
         replica, request = self._handle.replica, self._request
         current, self._current = self._current, None
-        if current is None:
+        if current is None or current.rollbacks != replica.rollbacks:
             current = self._handle.run(view.load_view(replica, request))
         past, data = replica.history, current.data
         records = view.newer_records(past, replica.settings, current.position)
-        while (page := self._handle.run(records.page())) is not None:
+        while (page := self._handle.run(records.page(), past)) is not None:
             for record in page:
                 data = request.fold(data, record)
-        self._current = ViewState(max(past.tip.position, current.position), data)
+        position = max(past.tip.position, current.position)
+        self._current = ViewState(position, data, current.rollbacks)
         if view.is_due(replica, request, self._current.position):
             self._handle.write(view.store_view(replica, request, self._current))
         return data

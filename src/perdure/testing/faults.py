@@ -184,14 +184,14 @@ class Torn(BackendWrapper):
 
 
 class OvertakenBackend(BackendWrapper):
-    """Runs a callback before an append that begins a stream, so that another writer is first."""
+    """Runs a callback before an append that begins a branch, so that another writer is first."""
 
     def __init__(self, backend: Backend, callback: Callable[[], None]) -> None:
         super().__init__(backend)
         self._callback = callback
 
     def append(self, appends: Sequence[Append]) -> Sequence[Outcome]:
-        """Run the callback if a stream is to begin, then store."""
-        if any(append.begins for append in appends):
+        """Run the callback if a branch is to begin, then store."""
+        if any(append.begins and append.entries[0].position > 1 for append in appends):
             self._callback()
         return super().append(appends)

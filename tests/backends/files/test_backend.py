@@ -521,7 +521,8 @@ def long_stream(path: Path) -> tuple[FilesBackend, Counting]:
     backend = FilesBackend(path, disk=disk)
     body = b'"' + b"x" * 900 + b'"'
     for position in range(1, 4001):
-        append_all(backend, Append("s", [entry(position, body=body)]))
+        given = append_of("s", position, position)
+        append_all(backend, given._replace(entries=[entry(position, body=body)]))
     return backend, disk
 
 

@@ -119,7 +119,7 @@ def play(open_backend: Callable[[], FilesBackend]) -> None:
     with contextlib.suppress(NotFoundError):  # What is left of a deletion is finished, and said.
         again(lambda: store.delete("../other"))
     store.session("../other").append({"role": "user", "content": "Begun again."})
-    binary = Append("raw 1", [Entry(6, b"\xff\0", b"binary \0\n" * 60)])
+    binary = append_of("raw 1", 6, 6)._replace(entries=[Entry(6, b"\xff\0", b"binary \0\n" * 60)])
     again(lambda: backend.append([binary]))
     again(lambda: backend.drop("raw 0", before=3))
     again(lambda: backend.append([append_of("raw 0", 6, 6, "label"), append_of("raw 2", 6, 6)]))

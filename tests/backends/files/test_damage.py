@@ -12,7 +12,7 @@ import pytest
 import perdure
 from perdure.backends.files.backend import FilesBackend
 from perdure.backends.files.format import file_stem
-from perdure.backends.protocol import Append, Entry
+from perdure.backends.protocol import Entry
 from perdure.errors import DamagedError, PerdureError, UnavailableError
 from perdure.testing.contract.samples import append_all, append_of, entries, entry
 
@@ -33,9 +33,8 @@ def build(path: Path) -> FilesBackend:
     backend = FilesBackend(path)
     append_all(backend, append_of(NAMES[0], 1, 2, "tag"), append_of(NAMES[1], 1, 1))
     append_all(backend, append_of(NAMES[0], 3, 3, "tag"))
-    append_all(
-        backend, Append(NAMES[0], [Entry(4, b"[4]", b"\0\xff"), entry(5)], frozenset({"last"}))
-    )
+    last = [Entry(4, b"[4]", b"\0\xff"), entry(5)]
+    append_all(backend, append_of(NAMES[0], 4, 5, "last")._replace(entries=last))
     return backend
 
 

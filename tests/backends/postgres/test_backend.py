@@ -22,7 +22,15 @@ from perdure.backends.postgres.connection import Connection, connect_options
 from perdure.backends.protocol import AsyncBackend, Backend
 from perdure.errors import DamagedError, UnavailableError
 from perdure.testing import AsyncBackendContract, BackendContract
-from perdure.testing.contract.samples import append_all, append_of, entries, entry, names, positions
+from perdure.testing.contract.samples import (
+    append_all,
+    append_of,
+    append_to,
+    entries,
+    entry,
+    names,
+    positions,
+)
 
 
 class TestPostgres(BackendContract):
@@ -151,7 +159,7 @@ def test_batches_that_meet_in_the_same_streams_do_not_harm_each_other(postgres_s
         try:
             for position in range(1, 11):
                 order = streams if number % 2 else streams[::-1]
-                appends = [append_of(one, position, position, mark=str(number)) for one in order]
+                appends = [append_to(own, one, position, str(number)) for one in order]
                 answers = [outcome.status for outcome in own.append(appends)]
                 won.append(answers.count("stored"))
                 assert answers.count("conflict") == len(streams) - answers.count("stored")
@@ -192,9 +200,8 @@ def test_stricter_isolation_only_means_more_attempts(postgres_store: str, level:
 
     def race(number: int) -> None:
         for position in range(1, 11):
-            answer = append_all(
-                stores[number], append_of("s", position, position, mark=str(number))
-            )
+            given = append_to(stores[number], "s", position, str(number))
+            answer = append_all(stores[number], given)
             won.extend([position] * (answer == ["stored"]))
 
     threads = [threading.Thread(target=race, args=(number,)) for number in range(4)]

@@ -242,6 +242,7 @@ def test_a_process_of_the_first_version_that_is_still_there_is_told_to_restart(
         last = head.position
         for number, labels in enumerate([["pinned"], []], 1):
             more = append_of("b", last + number, last + number, *labels)
+            more = more._replace(previous=head.digest) if number == 1 else more
             assert append_all(backend, more) == ["stored"]
         with pytest.raises(
             psycopg.errors.CheckViolation, match="restart_this_process_with_the_new"

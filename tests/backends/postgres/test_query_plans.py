@@ -19,7 +19,7 @@ from perdure.backends.postgres.operations import Operations
 from perdure.backends.postgres.queries import Query, Row, StoreQueries, StreamPage
 from perdure.backends.postgres.statements import Statements
 from perdure.backends.protocol import StreamFilter
-from perdure.testing.contract.samples import append_of
+from perdure.testing.contract.samples import append_of, digest, entry
 from tests.backends.postgres import server as postgres
 
 MANY = 6_000
@@ -34,7 +34,7 @@ create function {schema}.key_of(number integer) returns bytea
   language sql as $$ select substring(sha256('t\\000' || {schema}.name_of(number)) for 16) $$;
 insert into {schema}.head
 select case when number > {many} then format('t%s', number) else 't' end,
-  {schema}.name_of(number), {schema}.key_of(number), 4, repeat('d', 64), '["kept"]', number
+  {schema}.name_of(number), {schema}.key_of(number), 4, '{digest}', '["kept"]', number
 from generate_series(1, {many} * 5 / 4) as number;
 insert into {schema}.head
 select 't', ('gone ' || repeat('session ', 30) || number)::bytea, {schema}.key_of(-number), 1,
@@ -148,7 +148,7 @@ def store(postgres_url: str) -> Iterator[Store]:
         for operation in calls(store, MANY * 2):
             store.blocks(early, operation)
 
-        admin.execute(LOAD.format(schema=schema, many=MANY).encode())
+        admin.execute(LOAD.format(schema=schema, many=MANY, digest=digest(entry(4))).encode())
 
         yield store
     postgres.drop_schema(postgres_url, schema)

@@ -189,7 +189,7 @@ def test_what_begins_and_what_goes_on_share_one_statement(
         append_of("old", 3, 3, "b"),
         append_of("new", 1, 2, "b"),
         append_of("other", 5, 5),
-        append_of("old 2", 2, 2)._replace(begins=True),
+        append_of("old 2", 2, 2)._replace(previous=""),
     ) == ["stored", "stored", "refused", "stored"]
     assert batches == [2, 4]
     assert [head.stream for head in backend.streams(labels=["b"])] == ["new", "old"]

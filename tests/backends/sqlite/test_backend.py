@@ -8,6 +8,7 @@ from pathlib import Path
 import apsw
 import pytest
 
+from perdure.backends.digests import digest_of
 from perdure.backends.protocol import STORED, Append, Backend, Entry
 from perdure.backends.sqlite import backend as backend_module
 from perdure.backends.sqlite.backend import SqliteBackend
@@ -99,7 +100,8 @@ def test_what_goes_on_comes_back_as_it_was_text_or_not(backend: SqliteBackend) -
     backend.append([Append("s", [Entry(1, b"h1", b"first")])])
     stored = [Entry(2 + at, b"h%d" % (2 + at), body) for at, body in enumerate(bodies)]
     for given in [stored[:2], *([one] for one in stored[2:])]:
-        assert backend.append([Append("s", given)]) == [STORED]
+        previous = digest_of(b"h%d" % (given[0].position - 1))
+        assert backend.append([Append("s", given, previous=previous)]) == [STORED]
     assert [*backend.read("s", after=1)] == stored
     kinds = writer(backend).execute("select typeof(body) from entry order by position").fetchall()
     text = {b"first", "Grüße".encode(), b"", b"plain"}
@@ -122,7 +124,8 @@ def test_dropped_bytes_are_not_in_the_file_any_more(path: Path) -> None:
 def test_the_log_does_not_grow_for_ever(backend: SqliteBackend, path: Path) -> None:
     body = b"x" * 200_000
     for position in range(1, 151):
-        backend.append([append_of("s", 1, 1)._replace(entries=[entry(position, body=body)])])
+        given = append_of("s", position, position)
+        backend.append([given._replace(entries=[entry(position, body=body)])])
     assert path.stat().st_size > 20_000_000
     assert Path(f"{path}-wal").stat().st_size < 20_000_000
 

@@ -87,7 +87,8 @@ def test_labels_that_somebody_else_changed_are_replaced(
 def test_a_body_that_is_no_text_goes_the_general_way(
     backend: SqliteBackend, at_once: list[bool], body: bytes
 ) -> None:
-    given = Append("a", [entry(3, body=body), entry(4, body="€".encode())], frozenset({"tag"}))
+    bodies = [entry(3, body=body), entry(4, body="€".encode())]
+    given = append_of("a", 3, 4, "tag")._replace(entries=bodies)
     assert append_all(backend, given) == ["stored"]
     assert [*backend.read("a", after=2)] == [*given.entries]
     assert at_once == []
@@ -97,7 +98,8 @@ def test_text_of_every_length_and_script_comes_back(
     backend: SqliteBackend, at_once: list[bool]
 ) -> None:
     bodies = ["", "x", "é", "東京" * 700, "🦉" * 3, '"\\\n', "[1,2]", "x" * 70_000]
-    given = Append("a", [entry(3 + n, body=text.encode()) for n, text in enumerate(bodies)])
+    texts = [entry(3 + n, body=text.encode()) for n, text in enumerate(bodies)]
+    given = append_of("a", 3, 3)._replace(entries=texts)
     assert append_all(backend, given) == ["stored"]
     assert [*backend.read("a", after=2)] == [*given.entries]
     assert at_once == [True]

@@ -46,7 +46,10 @@ def append(backend: SqliteBackend) -> object:
 
 
 def append_other(backend: SqliteBackend) -> object:
-    return append_all(backend, append_of(NAME, 5, 5, mark="other"))
+    """Continue what the head says, which may not be what the entries say."""
+    (head,) = backend.streams(prefix=NAME, limit=1)
+    other = append_of(NAME, 5, 5, mark="other")._replace(previous=head.digest)
+    return append_all(backend, other)
 
 
 def listed(backend: SqliteBackend) -> object:

@@ -218,9 +218,9 @@ class Appender:
         if location.stem in self._distrusted:
             file = rewrite_file(locked_file, file, before=0)
             self._distrusted.discard(location.stem)
-        batch, position = file.head()
+        batch, _ = file.head()
         outcome, entries = decide(
-            item.append, position, lambda first, last: read_headers(file, first, last)
+            item.append, file.listing_head(), lambda first, last: read_headers(file, first, last)
         )
         if not entries:
             item.outcome = outcome

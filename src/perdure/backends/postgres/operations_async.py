@@ -93,10 +93,8 @@ class AsyncOperations:
         for (key, append), (head, headers) in zip(missed, stored_heads(rows, missed), strict=True):
             outcome, missing = decide(append, head, lambda *_, found=headers: found)
             if missing:
-                rest = append._replace(entries=missing)
-                if head is not None:
-                    rest = rest._replace(begins=False)
-                retries.append((key, rest))
+                previous = append.previous if head is None else head.digest
+                retries.append((key, append._replace(entries=missing, previous=previous)))
                 continue
             outcomes[append.stream] = outcome
             if outcome is STORED:

@@ -118,10 +118,9 @@ class HeadLabelCache:
 
     def may_differ(self, key: bytes, append: Append) -> bool:
         """Return whether the labels may differ from those of the head that the append moves."""
-        previous = append.entries[0].position - 1
-        if append.begins or not previous:
+        if append.begins:
             return bool(append.labels)
-        return self._cached.get(key) != (previous, append.labels)
+        return self._cached.get(key) != (append.entries[0].position - 1, append.labels)
 
     def remember(self, key: bytes, append: Append) -> None:
         """Remember the labels that a head has now."""
@@ -154,7 +153,7 @@ class StoreQueries:
         lasts = [append.entries[-1] for _, append in batch]
         rows = [(key, entry) for key, append in batch for entry in append.entries]
         relabels = [self.labels.may_differ(key, append) for key, append in batch]
-        if len(batch) == 1 and _continues(batch[0][1]) and not relabels[0]:
+        if len(batch) == 1 and not batch[0][1].begins and not relabels[0]:
             return self._append_next(batch[0][1])
         heads = (
             ByteaArray([key for key, _ in batch]),
@@ -162,6 +161,7 @@ class StoreQueries:
             BigintArray(
                 [0 if append.begins else append.entries[0].position - 1 for _, append in batch]
             ),
+            TextArray([append.previous.encode() for _, append in batch]),
             BigintArray([last.position for last in lasts]),
             TextArray([digest_of(last.header).encode() for last in lasts]),
             ByteaArray([_labels_column(append.labels) for _, append in batch]),
@@ -190,7 +190,7 @@ class StoreQueries:
         entries, last = append.entries, append.entries[-1]
         parameters = (
             *(last.position, digest_of(last.header)),
-            *(self.tenant, append.stream.encode(), entries[0].position - 1),
+            *(self.tenant, append.stream.encode(), entries[0].position - 1, append.previous),
             *(_labels_column(append.labels), self.tenant),
             BigintArray([entry.position for entry in entries]),
             ByteaArray([entry.header for entry in entries]),
@@ -200,11 +200,11 @@ class StoreQueries:
         return Query(self.sql.append_next, parameters, often=True)
 
     def inspect(self, missed: list[tuple[bytes, Append]]) -> Query:
-        """Return the heads of appends that were not stored, and the headers at their positions."""
+        """Return the heads of appends that were not stored, and headers from just before them."""
         parameters = (
             ByteaArray([key for key, _ in missed]),
             ByteaArray([append.stream.encode() for _, append in missed]),
-            BigintArray([append.entries[0].position for _, append in missed]),
+            BigintArray([append.entries[0].position - 1 for _, append in missed]),
             BigintArray([append.entries[-1].position for _, append in missed]),
             *(self.tenant, self.tenant),
         )
@@ -227,27 +227,24 @@ def split_batches(items: list[tuple[bytes, Append]]) -> Iterator[list[tuple[byte
 
 def stored_heads(
     rows: list[Row], items: list[tuple[bytes, Append]]
-) -> list[tuple[int | None, list[bytes]]]:
-    """Return for each stream its head position and the headers stored at its positions."""
-    heads: list[int | None] = [None] * len(items)
+) -> list[tuple[Head | None, list[bytes]]]:
+    """Return for each stream its head, without labels, and the headers at its positions."""
+    heads: list[Head | None] = [None] * len(items)
     headers: list[list[bytes]] = [[] for _ in items]
-    for number, stream, head, position, header in rows:
+    for number, stream, end, digest, position, header in rows:
         key, append = items[number - 1]
         if stream is not None and stream != key:
             raise DamagedError(append.stream, 0, "its name does not belong to its key")
-        heads[number - 1] = head
+        if stream is not None:
+            heads[number - 1] = Head(append.stream, end, digest, frozenset())
         if position is None:
             continue
-        if head is None:
+        if end is None:
             raise DamagedError(append.stream, 0, "it has entries and no head")
-        if position > head:
-            raise DamagedError(append.stream, head + 1, "entries exist after its head")
+        if position > end:
+            raise DamagedError(append.stream, end + 1, "entries exist after its head")
         headers[number - 1].append(header)
     return list(zip(heads, headers, strict=True))
-
-
-def _continues(append: Append) -> bool:
-    return append.entries[0].position > 1 and not append.begins
 
 
 def _labels_column(labels: frozenset[str]) -> bytes:

@@ -8,8 +8,8 @@ No statement relies on the planner's statistics to avoid a full scan: lookups ar
 whole key. Indexes for listings have a condition (`changed > 0`, `present` or one of `labels`), so
 that no other statement can use them.
 
-`position` of a head is both the lock and the proof: an append moves it from the position before its
-entries to that of the last one, or does nothing at all.
+Position and digest of a head are both the lock and the proof: an append moves them from the entry
+before its own to its last one, or does nothing at all.
 
 Editing: no statement may change a table in two places, because engines that only speak the protocol
 (CockroachDB) refuse that. Changed columns need a migration in `schema`.
@@ -38,16 +38,16 @@ NOW_MICROSECONDS = "(extract(epoch from clock_timestamp()) * 1000000)::bigint"
 # stays unchanged. Heads are locked one by one, ordered by stream, so that appends cannot deadlock.
 _APPEND = """
 with new as (
-  select * from unnest(%b::bytea[], %b::bytea[], %b::bigint[], %b::bigint[], %b::text[],
-    %b::bytea[], %b::boolean[])
-    as new (stream, name, expected, position, digest, labels, relabels)
+  select * from unnest(%b::bytea[], %b::bytea[], %b::bigint[], %b::text[], %b::bigint[],
+    %b::text[], %b::bytea[], %b::boolean[])
+    as new (stream, name, expected, previous, position, digest, labels, relabels)
 ), held as (
   select found.name
   from (select * from new order by stream offset 0) as new
   cross join lateral (
     select head.name from {schema}.head as head
     where head.tenant = %b::text and head.name = new.name
-      and (new.expected = 0 or head.position = new.expected
+      and (new.expected = 0 or head.position = new.expected and head.digest = new.previous
         and (head.labels = new.labels or new.relabels))
     limit 1 for update
   ) as found
@@ -77,7 +77,7 @@ with taken as (
   update {schema}.head as head
   set position = %b::bigint, digest = %b::text, changed = {now}
   where head.tenant = %b::text and head.name = %b::bytea and head.position = %b::bigint
-    and head.labels = %b::bytea
+    and head.digest = %b::text and head.labels = %b::bytea
   returning head.stream
 ), written as (
   insert into {schema}.entry (tenant, stream, position, header, body)
@@ -133,11 +133,11 @@ _NOTIFY = "select pg_notify(%b::text, notice.stream) from unnest(%b::text[]) as 
 
 # A consistent view of heads and of the entries at some positions; at least one row per stream.
 _INSPECT = """
-select ask.number, head.stream, head.position, entry.position, entry.header
+select ask.number, head.stream, head.position, head.digest, entry.position, entry.header
 from unnest(%b::bytea[], %b::bytea[], %b::bigint[], %b::bigint[])
   with ordinality as ask (stream, name, first, last, number)
 left join lateral (
-  select stream, position from {schema}.head
+  select stream, position, digest from {schema}.head
   where tenant = %b::text and name = ask.name limit 1
 ) as head on true
 left join lateral (

@@ -72,7 +72,7 @@ RELABEL_HEAD = "update head set labels = ? where id = ?"
 
 CONTINUE_STREAM = (
     "update head set position = ?, digest = ? where id = ? and name = ? and position = ?"
-    " and labels = ? and typeof(digest) = 'text'"
+    " and labels = ? and digest = ?"
 )
 
 ADD_LABEL = "insert into label (label, name, stream) values (?, ?, ?)"
@@ -316,13 +316,12 @@ def _append_in_place(db: apsw.Connection, key: int, labels: str, append: Append)
 
     This is the common case. Return False if it does not apply; then nothing was changed.
     """
-    if append.begins:
+    stream, entries, _, previous = append
+    if not previous:
         return False
-    entries = append.entries
     (first, _, _), (last, last_header, _) = entries[0], entries[-1]
-    db.execute(
-        CONTINUE_STREAM, (last, digest_of(last_header), key, append.stream, first - 1, labels)
-    )
+    head = (last, digest_of(last_header), key, stream, first - 1, labels, previous)
+    db.execute(CONTINUE_STREAM, head)
     if db.changes() == 0:
         return False
     rows: list[tuple[int, int, bytes, bytes | None]] = []
@@ -348,11 +347,7 @@ def _append_checked(appends: Sequence[Append], db: apsw.Connection) -> list[Outc
     for append in appends:
         stream, labels, key = append.stream, append.labels, stream_key(append.stream)
         head = read_head(db, stream, key)
-        outcome, missing = decide(
-            append,
-            None if head is None else head.position,
-            functools.partial(_stored_headers, db, key),
-        )
+        outcome, missing = decide(append, head, functools.partial(_stored_headers, db, key))
         outcomes.append(outcome)
         if missing:
             entry_rows += _entry_rows(key, missing)

@@ -62,7 +62,7 @@ class ScratchSession:
 
     def append(self) -> Append:
         """Return an append at the next position."""
-        return Append(self.name, [self.entry(self.tip)], LABELS)
+        return Append(self.name, [self.entry(self.tip)], LABELS, self.tip.digest or "")
 
     def advance(self, append: Append) -> None:
         """Advance the tip after a stored append."""

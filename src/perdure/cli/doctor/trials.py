@@ -77,9 +77,7 @@ def _try_latency(scratch: ScratchSession, appends: int) -> StoreFinding:
 
 def _try_batch(scratch: ScratchSession, _: int) -> StoreFinding:
     names = [scratch.new_stream() for _ in range(BATCH_SESSIONS)]
-    batch = [
-        Append(name, [scratch.entry(EMPTY_CHAIN, name)], LABELS, begins=True) for name in names
-    ]
+    batch = [Append(name, [scratch.entry(EMPTY_CHAIN, name)], LABELS) for name in names]
     start = time.perf_counter()
     outcomes = scratch.backend.append(batch)
     duration = time.perf_counter() - start
@@ -91,13 +89,19 @@ def _try_batch(scratch: ScratchSession, _: int) -> StoreFinding:
 
 
 def _try_conflict(scratch: ScratchSession, _: int) -> StoreFinding:
-    stale_tip = ChainTip(scratch.tip.position - 1, "A" * 43 + "=")
-    conflicting = Append(scratch.name, [scratch.entry(stale_tip)], LABELS)
-    gap = Append(scratch.name, [scratch.entry(ChainTip(scratch.tip.position + 1, ""))], LABELS)
+    append = scratch.append()  # Two entries at least: one to conflict with, and one before it.
+    scratch.backend.append([append])
+    scratch.advance(append)
+    last, other = scratch.tip.position, "A" * 43 + "="
+
+    def append_after(position: int, previous: str) -> Append:
+        return Append(scratch.name, [scratch.entry(ChainTip(position, other))], LABELS, previous)
+
     for append, expected, what in (
-        (conflicting, "conflict", "another entry at an occupied position"),
-        (gap, "refused", "an entry that would leave a gap"),
-        (conflicting._replace(begins=True), "conflict", "creating a session that exists"),
+        (append_after(last - 1, other), "conflict", "another entry at an occupied position"),
+        (append_after(last, other), "conflict", "an entry that continues another history"),
+        (append_after(last + 1, other), "refused", "an entry that would leave a gap"),
+        (append_after(last - 1, ""), "conflict", "creating a session that exists"),
     ):
         (outcome,) = scratch.backend.append([append])
         if outcome.status != expected:
@@ -171,9 +175,8 @@ def _write_concurrently(
 
 def _append_next(scratch: ScratchSession, handle: Backend) -> tuple[str, int]:
     (last, *_) = handle.read(scratch.name, limit=1, reverse=True)
-    append = Append(
-        scratch.name, [scratch.entry(ChainTip(last.position, entry_digest(last)))], LABELS
-    )
+    tip = ChainTip(last.position, entry_digest(last))
+    append = Append(scratch.name, [scratch.entry(tip)], LABELS, entry_digest(last))
     return handle.append([append])[0].status, last.position + 1
 
 

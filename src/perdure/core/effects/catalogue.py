@@ -40,10 +40,11 @@ def record_tools(replica: Replica, tools: Sequence[Any], turn: str) -> Plan[int]
 
 def latest_catalogue(replica: Replica) -> Steps[dict[str, str]]:
     """Return the latest catalogue offered to the model: names and digests."""
-    _, position = replica.state.conversation.tools
+    state, past, _ = replica.view
+    _, position = state.conversation.tools
     if not position:
         return {}
-    return (yield from reader.read_kind(replica.history, position, Tools)).catalogue
+    return (yield from reader.read_kind(past, position, Tools)).catalogue
 
 
 _encode = msgspec.json.Encoder(order="deterministic").encode

@@ -65,11 +65,12 @@ class Approval(NamedTuple):
 
 
 def pending_approvals(replica: Replica) -> Steps[list[Approval]]:
-    """Return the approvals that wait for a decision; costs one read per approval."""
+    """Return the approvals that wait for a decision; costs two reads per approval."""
     approvals = []
-    for state in replica.state.effects.approvals.by_identity.values():
+    session, past, _ = replica.view
+    for state in session.effects.approvals.by_identity.values():
         if state.state == WAITING and not is_expired(replica.settings, state.expires):
-            linked = yield from reader.read_entry(replica.history, state.request)
+            linked = yield from reader.read_entry(past, state.request)
             content = _decode(replica, linked)
             content = reader.require_kind(replica.name, state.request, content, ApprovalAsked)
             approvals.append(_from_approval_request(replica, linked, content))
@@ -359,14 +360,15 @@ def position_before(replica: Replica, effect: str) -> Steps[int]:
 
 
 def list_unknown(replica: Replica) -> Steps[list[EffectInfo]]:
-    """Return the effects whose outcome is unknown; costs two reads per effect."""
+    """Return the effects whose outcome is unknown; costs a few reads per effect."""
     effects = []
-    for state in replica.state.effects.by_identity.values():
+    session, past, _ = replica.view
+    for state in session.effects.by_identity.values():
         if state.state == UNKNOWN:
-            linked = yield from reader.read_entry(replica.history, state.intent)
+            linked = yield from reader.read_entry(past, state.intent, check_tip=False)
             intent = _decode(replica, linked)
             intent = reader.require_kind(replica.name, state.intent, intent, EffectIntended)
-            outcome = yield from reader.read_kind(replica.history, state.outcome, EffectSettled)
+            outcome = yield from reader.read_kind(past, state.outcome, EffectSettled)
             effects.append(_with_outcome(replica, _from_call(replica, linked, intent), outcome))
     return effects
 

@@ -43,7 +43,8 @@ def read_pending_calls(
     replica: Replica, turn: str, message: object | None
 ) -> Steps[list[PendingCall]]:
     """Return the open calls of the turn, or only those of one message."""
-    open_by_id = replica.state.conversation.calls
+    state, past, _ = replica.view
+    open_by_id = state.conversation.calls
     if message is None:
         wanted = {call_id for call_id, call in open_by_id.items() if call.turn == turn}
     else:
@@ -54,7 +55,7 @@ def read_pending_calls(
     pending: list[PendingCall] = []
     positions = {id: call.position for id, call in open_by_id.items() if id in wanted}
     for position in sorted({*positions.values()}):
-        content = yield from reader.read_kind(replica.history, position, Message)
+        content = yield from reader.read_kind(past, position, Message)
         stored = replica.settings.codec.unpack(content.message, stream=replica.name)
         pending += [
             PendingCall(position, stored, request)

@@ -137,13 +137,13 @@ class StreamCopier:
             yield from self._delete_branches(target)
         if plan.removed is not None:
             yield from self._remove(plan.removed)
-        yield from self._write(head, reader, page, begins=plan.tip is None)
+        yield from self._write(head, reader, page, previous=plan.tip.digest if plan.tip else "")
         if floor:
             yield from self.flush()
             yield from requests.drop(head.stream, before=floor)
 
     def _write(
-        self, head: Head, reader: StreamReader, page: list[VerifiedEntry], *, begins: bool
+        self, head: Head, reader: StreamReader, page: list[VerifiedEntry], *, previous: str | None
     ) -> CopySteps[None]:
         pending: list[VerifiedEntry] = []  # Entries whose batch is not complete yet.
         while True:
@@ -154,9 +154,9 @@ class StreamCopier:
                 entries = [linked.entry for linked in pending[:complete]]
                 # The labels at this point are unknown: a head holds only the current ones.
                 labels = head.labels if reader.ended else frozenset({HALF_COPIED})
-                append = Append(head.stream, entries, labels, begins=begins)
+                append = Append(head.stream, entries, labels, previous or "")
                 yield from self._add(append)
-                begins, pending = False, pending[complete:]
+                previous, pending = pending[complete - 1].digest, pending[complete:]
             if reader.ended:
                 return
             page = yield from reader.page()

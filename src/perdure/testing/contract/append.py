@@ -6,9 +6,12 @@ from perdure.backends.protocol import (
     HEADER_MAX,
     LABEL_BYTES_MAX,
     LABELS_MAX,
+    REMOVE,
     Append,
     Backend,
     Entry,
+    Head,
+    require_remove,
 )
 from perdure.errors import UsageError
 from perdure.testing.contract.samples import (
@@ -22,6 +25,7 @@ from perdure.testing.contract.samples import (
     entry,
     names,
     positions,
+    skip_unless_declared,
     start_of,
 )
 
@@ -39,6 +43,7 @@ INVALID = {
     "no body": [Append("s", [Entry(1, b"{}", None)])],
     "header too long": [Append("s", [Entry(1, b"x" * (HEADER_MAX + 1), b"")])],
     "no name": [Append("", [entry(1)])],
+    "an entry before the first": [Append("s", [entry(1)], previous=digest(entry(1)))],
     "too many labels": [append_of("s", 1, 1, *(str(n) for n in range(LABELS_MAX + 1)))],
     "label too long": [append_of("s", 1, 1, "x" * (LABEL_BYTES_MAX + 1))],
     "label too long in UTF-8": [append_of("s", 1, 1, "ü" * (LABEL_BYTES_MAX // 2 + 1))],
@@ -61,7 +66,7 @@ class AppendContract:
         self, backend: Backend
     ) -> None:
         assert append_all(backend, append_of("branch", 41, 42)) == ["refused"], (
-            "the append does not set `begins`"
+            "the append links to an earlier entry"
         )
         assert list(backend.read("branch")) == []
         assert names(backend) == []
@@ -97,7 +102,7 @@ class AppendContract:
     def test_beginning_a_stream_twice_conflicts_at_every_position(self, backend: Backend) -> None:
         append_all(backend, start_of("s", 5, 7, "old"))
         for first in (1, 4, 5, 7, 8):
-            other = append_of("s", first, first + 1, "new", mark="other")._replace(begins=True)
+            other = append_of("s", first, first + 1, "new", mark="other")._replace(previous="")
             assert append_all(backend, other) == ["conflict"]
         assert append_all(backend, append_of("s", 4, 4)) == ["conflict"]
         backend.drop("s", before=7)
@@ -127,6 +132,66 @@ class AppendContract:
         assert list(backend.read("s")) == entries(1, 2)
         assert _labels(backend, "s") == frozenset()
         assert append_all(backend, append_of("s", 3, 3)) == ["stored"]
+
+    @pytest.mark.parametrize("streams", [1, 2, 8], ids=["alone", "a few", "many at once"])
+    def test_an_append_that_links_to_another_entry_conflicts_and_changes_nothing(
+        self, backend: Backend, streams: int
+    ) -> None:
+        others = [f"other {number}" for number in range(1, streams)]
+        for position in (1, 2):  # Stores may treat streams that they wrote to before differently.
+            append_all(backend, *(append_of(s, position, position, "l") for s in ["s", *others]))
+        stale = append_of("s", 3, 4, "l")._replace(previous=digest(entry(2, "another past")))
+        outcomes = append_all(backend, stale, *(append_of(other, 3, 3, "l") for other in others))
+        assert outcomes == ["conflict", *["stored"] * len(others)], (
+            "its position is the next one, but it continues another history"
+        )
+        assert list(backend.read("s")) == entries(1, 2)
+        (head,) = (head for head in backend.streams() if head.stream == "s")
+        assert head == Head("s", 2, digest(entry(2)), frozenset({"l"}))
+        assert all(list(backend.read(other)) == entries(1, 3) for other in others)
+        assert append_all(backend, append_of("s", 3, 4, "new")) == ["stored"]
+
+    def test_other_labels_do_not_hide_that_an_append_links_to_another_entry(
+        self, backend: Backend
+    ) -> None:
+        append_all(backend, append_of("s", 1, 2, "old"))
+        other = digest(entry(2, "another past"))
+        for labels in ((), ("old",), ("new",)):
+            stale = append_of("s", 3, 3, *labels)._replace(previous=other)
+            assert append_all(backend, stale) == ["conflict"]
+        assert list(backend.read("s")) == entries(1, 2)
+        assert _labels(backend, "s") == {"old"}
+
+    def test_a_resend_that_links_to_another_entry_conflicts_while_that_one_is_stored(
+        self, backend: Backend
+    ) -> None:
+        append_all(backend, append_of("s", 1, 4, "old"))
+        other = digest(entry(2, "another past"))
+        for last in (3, 4, 5):
+            resend = append_of("s", 3, last, "new")
+            assert append_all(backend, resend._replace(previous=other)) == ["conflict"]
+            assert append_all(backend, resend._replace(previous="")) == ["conflict"], (
+                "they are not the first of their stream"
+            )
+        assert list(backend.read("s")) == entries(1, 4)
+        assert _labels(backend, "s") == {"old"}
+        backend.drop("s", before=3)
+        assert append_all(backend, append_of("s", 3, 4)) == ["stored"], "nothing is left to compare"
+
+    def test_a_stream_that_was_put_back_and_continued_refuses_its_old_successor(
+        self, backend: Backend
+    ) -> None:
+        skip_unless_declared(backend, REMOVE)
+        append_all(backend, append_of("s", 1, 5))
+        assert require_remove(backend).remove("s", digest=digest(entry(5)))
+        assert append_all(backend, append_of("s", 6, 6)) == ["refused"]
+        append_all(backend, append_of("s", 1, 3))
+        assert append_all(backend, append_of("s", 6, 6)) == ["refused"]
+        append_all(backend, append_of("s", 4, 5, mark="new"))
+        assert append_all(backend, append_of("s", 6, 6)) == ["conflict"]
+        assert list(backend.read("s")) == [*entries(1, 3), *entries(4, 5, "new")]
+        continued = append_of("s", 6, 6)._replace(previous=digest(entry(5, "new")))
+        assert append_all(backend, continued) == ["stored"]
 
     def test_a_different_entry_at_a_stored_position_conflicts_and_changes_nothing(
         self, backend: Backend
@@ -228,7 +293,8 @@ class AppendContract:
     def test_any_bytes_are_returned_unchanged(self, backend: Backend, data: bytes) -> None:
         stored = [Entry(1, data, data), Entry(2, b"\xff\0" + data, b"{}"), Entry(3, b"{}", data)]
         assert append_all(backend, Append("s", stored[:2])) == ["stored"]
-        assert append_all(backend, Append("s", stored[2:])) == ["stored"]
+        next_one = Append("s", stored[2:], previous=digest(stored[1]))
+        assert append_all(backend, next_one) == ["stored"]
         assert list(backend.read("s")) == stored
         assert list(backend.read("s", reverse=True)) == stored[::-1]
         assert append_all(backend, Append("s", stored)) == ["stored"], "equal headers are a resend"

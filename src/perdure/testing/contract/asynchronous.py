@@ -23,6 +23,7 @@ from perdure.testing.contract.samples import (
     HOSTILE_BYTES,
     SIMILAR_TEXTS,
     append_of,
+    digest,
     entries,
     entry,
     skip_unless_declared,
@@ -89,6 +90,8 @@ class AsyncBackendContract:
         assert await status(Append("s", [entry(1), entry(2, "other")])) == "conflict"
         assert await status(append_of("s", 1, 3)) == "stored"
         assert await status(append_of("s", 5, 5)) == "refused"
+        stale = append_of("s", 4, 4)._replace(previous=digest(entry(3, "another past")))
+        assert await status(stale) == "conflict"
         assert await _read(backend, "s") == entries(1, 3)
         for _ in range(2):
             assert await status(start_of("branch", 41, 42)) == "stored"
@@ -165,8 +168,10 @@ class AsyncBackendContract:
     async def test_exactly_one_of_many_tasks_stores_each_position(
         self, backend: AsyncBackend
     ) -> None:
+        last: list[Entry] = []
         for position in range(1, 6):
-            racers = [append_of("s", position, position, mark=str(n)) for n in range(16)]
+            previous = digest(last[0]) if last else ""
+            racers = [Append("s", [entry(position, str(n))], previous=previous) for n in range(16)]
             answers = await asyncio.gather(*(backend.append([racer]) for racer in racers))
             stored = [n for n, (answer,) in enumerate(answers) if answer.status == "stored"]
             assert len(stored) == 1

@@ -10,6 +10,7 @@ from perdure.testing.contract.samples import (
     OpenBackend,
     append_all,
     append_of,
+    append_to,
     digest,
     entries,
     entry,
@@ -56,6 +57,9 @@ class AtomicContract:
         appends = [append_of(stream, 3, 3, "y") for stream in "abc"]
         appends[place] = append_of("abc"[place], 2, 3, mark="other")
         assert atomic.append_together(appends).status == "conflict"
+        stale = append_of("abc"[place], 3, 3)
+        appends[place] = stale._replace(previous=digest(entry(2, "another past")))
+        assert atomic.append_together(appends).status == "conflict"
         appends[place] = append_of("abc"[place], 5, 5)
         assert atomic.append_together(appends).status == "refused"
         assert [list(backend.read(stream)) for stream in "abc"] == [entries(1, 2)] * 3
@@ -100,7 +104,7 @@ class AtomicContract:
             position = 1
             while position <= 10:
                 appends = [
-                    append_of(stream, position, position, mark=f"{number}")
+                    append_to(backend, stream, position, f"{number}")
                     for stream in ("ab" if number % 2 else "ba")
                 ]
                 if atomic.append_together(appends).status == "stored":

@@ -60,13 +60,21 @@ def entries(first: int, last: int, mark: str = "") -> list[Entry]:
 
 
 def append_of(stream: str, first: int, last: int, *labels: str, mark: str = "") -> Append:
-    """Return an append of `entries(first, last, mark)`."""
-    return Append(stream, entries(first, last, mark), frozenset(labels))
+    """Return an append of `entries(first, last, mark)` that links to `entry(first - 1)`."""
+    previous = digest(entry(first - 1)) if first > 1 else ""
+    return Append(stream, entries(first, last, mark), frozenset(labels), previous)
 
 
 def start_of(stream: str, first: int, last: int, *labels: str) -> Append:
     """Return an append that begins its stream at any position, as a branch does."""
-    return append_of(stream, first, last, *labels)._replace(begins=True)
+    return append_of(stream, first, last, *labels)._replace(previous="")
+
+
+def append_to(backend: Backend, stream: str, position: int, mark: str) -> Append:
+    """Return an append of `entry(position, mark)` that links to the stored entry before it."""
+    before = backend.read(stream, after=position - 2, limit=1) if position > 1 else ()
+    previous = [digest(stored) for stored in before] or [""]
+    return Append(stream, [entry(position, mark)], previous=previous[0])
 
 
 def append_all(backend: Backend, *appends: Append) -> list[str]:

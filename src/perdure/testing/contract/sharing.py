@@ -18,6 +18,7 @@ from perdure.testing.contract.samples import (
     OpenBackend,
     append_all,
     append_of,
+    append_to,
     entries,
     entry,
     names,
@@ -41,7 +42,7 @@ def _race(open_backend: OpenBackend, mark: str, results: Any) -> None:
 
 
 def _try_append(backend: Backend, position: int, mark: str) -> bool:
-    (outcome,) = backend.append([append_of("s", position, position, mark=mark)])
+    (outcome,) = backend.append([append_to(backend, "s", position, mark)])
     assert outcome.status in {"stored", "conflict"}
     return outcome.status == "stored"
 

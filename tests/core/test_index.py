@@ -4,8 +4,10 @@ import asyncio
 import contextlib
 import itertools
 import random
+import sys
 from base64 import b64encode
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -308,6 +310,28 @@ def test_a_cache_keeps_the_pages_that_were_used_last(monkeypatch: pytest.MonkeyP
     assert cache.get(2) is two
     three = cache.put(3, bytes(48))
     assert [cache.get(place) for place in (1, 2, 3)] == [None, two, three]
+
+
+def test_threads_may_share_a_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(index, "CACHE_PAGES", 2)
+    cache, interval = index.IndexCache(), sys.getswitchinterval()
+
+    def use(seed: int) -> bool:
+        draw, right = random.Random(seed), True
+        for _ in range(30_000):
+            place = draw.randrange(4)
+            page = cache.get(place) or cache.put(place, bytes(16 * place))
+            right = right and len(page.rows) == 16 * place
+        return right
+
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            assert all(pool.map(use, range(4)))
+        cache.put(9, bytes(16))
+        assert len(cache._pages) <= index.CACHE_PAGES
+    finally:
+        sys.setswitchinterval(interval)
 
 
 def written(flushes: int, size: Callable[[int], int]) -> tuple[float, list[int]]:

@@ -69,22 +69,26 @@ class CachedPage(NamedTuple):
 
 
 class IndexCache:
-    """The pages that a handle used last, by position. Pages never change."""
+    """The pages that a handle used last, by position. Pages never change.
+
+    Threads that read a session share it without a lock: each operation on the dict is atomic, and
+    none relies on the one before. At worst a page is read twice.
+    """
 
     def __init__(self) -> None:
         self._pages: OrderedDict[int, CachedPage] = OrderedDict()
 
     def get(self, position: int) -> CachedPage | None:
         """Return a page, or None if it is not cached."""
-        page = self._pages.get(position)
+        page = self._pages.pop(position, None)
         if page is not None:
-            self._pages.move_to_end(position)
+            self._pages[position] = page  # At the end: it was used last.
         return page
 
     def put(self, position: int, rows: bytes) -> CachedPage:
         """Add a page that is stored; drop the one that was not used for longest."""
         page = self._pages[position] = CachedPage.of(rows)
-        if len(self._pages) > CACHE_PAGES:
+        while len(self._pages) > CACHE_PAGES:
             self._pages.popitem(last=False)
         return page
 

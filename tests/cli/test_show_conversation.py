@@ -169,6 +169,18 @@ def test_what_can_not_be_read_of_a_cut_answer_is_told(
     assert "UNREADABLE" in done.stdout
 
 
+def test_an_opaque_message_is_shown_field_by_field(tmp_path: Path) -> None:
+    path = tmp_path / "opaque.db"
+    with perdure.open(path) as store:
+        store.session("s").append(
+            {"role": "user", "kid": "k1", "payload": {"a": 1}}, opaque=True, author="seat"
+        )
+    shown = invoke(path, "show", "s").stdout
+    assert "opaque message seat" in shown
+    assert "kid: k1" in shown
+    assert 'payload: {"a": 1}' in shown
+
+
 def test_calls_are_shown_with_what_became_of_them(tmp_path: Path) -> None:
     path = tmp_path / "effects.db"
 

@@ -24,6 +24,16 @@ def test_nothing_is_cut_between_a_call_and_its_result() -> None:
     assert [safe_cut(history, index) for index in range(6)] == safe_cuts(history)
 
 
+def test_an_opaque_message_is_part_of_nothing_and_divides_nothing() -> None:
+    sealed = StoredMessage(9, chat_result("a"), opaque=True)
+    calls = said(USER, chat_call("a"), chat_result("a"))
+    assert safe_cuts([*calls[:2], sealed]) == [True, True, True, True]
+    assert safe_cuts([*calls[:2], sealed, calls[2]]) == [True, True, False, False, True]
+    items = said(USER, item_reasoning("1"), item_answer("1"))
+    assert safe_cuts(items) == [True, True, False, True]
+    assert safe_cuts([*items[:2], sealed, items[2]]) == [True, True, False, False, True]
+
+
 def test_what_stands_between_a_call_and_its_late_result_is_kept_with_them() -> None:
     history = said(USER, use("a"), USER, ANSWER, used("a"), USER)
     assert safe_cuts(history) == [True, True, False, False, False, True, True]

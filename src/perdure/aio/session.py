@@ -143,16 +143,21 @@ class AsyncSession:
         channel: str = "",
         origin: str = "",
         id: str | None = None,
+        opaque: bool = False,
     ) -> int:
         """Append messages, all or none; on return they are durable. Return the last position.
 
-        Messages are dicts, or SDK objects: chat completions, responses, their items.
+        Messages are dicts, or SDK objects: chat completions, responses, their items. With `opaque`,
+        they are dicts of any other form: `messages()` returns them as they are, and no provider
+        gets them.
 
         With an `id`, repeating the call after a crash or a lost reply appends nothing twice. The
         same id with other messages is a DivergenceError.
         """
         attribution = make_attribution(author, recipient, channel, origin)
-        plan = append_messages(self._replica, messages, attribution=attribution, record_id=id)
+        plan = append_messages(
+            self._replica, messages, attribution=attribution, record_id=id, opaque=opaque
+        )
         return await self._handle.write(plan)
 
     def batch(self, *, id: str | None = None, expect: int | None = None) -> AsyncBatch:
@@ -328,12 +333,14 @@ class AsyncSession:
         plan = retract_messages(self._replica, positions, reason=reason, record_id=id)
         return await self._handle.write(plan)
 
-    async def replace(self, first: int, last: int, *messages: object, id: str | None = None) -> int:
+    async def replace(
+        self, first: int, last: int, *messages: object, id: str | None = None, opaque: bool = False
+    ) -> int:
         """Put messages in the place of those from position `first` to `last`; their records stay.
 
         UsageError if one of them has a call that waits for its result.
         """
-        plan = replace_messages(self._replica, first, last, messages, record_id=id)
+        plan = replace_messages(self._replica, first, last, messages, record_id=id, opaque=opaque)
         return await self._handle.write(plan)
 
     async def pin(self, position: int) -> None:

@@ -124,6 +124,7 @@ class AsyncTurn:
         channel: str = "",
         origin: str = "",
         id: str | None = None,
+        opaque: bool = False,
         reply_to: PendingModelCall | None = None,
     ) -> int:
         """Append messages to the turn, as `session.append` does.
@@ -132,7 +133,9 @@ class AsyncTurn:
         """
         attribution, turn = make_attribution(author, recipient, channel, origin), self._owned()
         replica = self._handle.replica
-        plan = append_messages(replica, messages, attribution=attribution, turn=turn, record_id=id)
+        plan = append_messages(
+            replica, messages, attribution=attribution, turn=turn, record_id=id, opaque=opaque
+        )
         if reply_to is not None:
             plan = reply_to.answered_by(plan, turn, time.monotonic() - reply_to.started)
         return await self._write(plan, turn)

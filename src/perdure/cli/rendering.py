@@ -264,6 +264,8 @@ def turn_name(turn: str, correlation_id: str = "") -> str:
 def message_heading(content: Message) -> str:
     """Return the heading of a message: role, author, recipient, and its marks."""
     message = content.message
+    if content.opaque:
+        message = {"role": "opaque message"}
     words = [message.get("role") or "message", content.author or message.get("name") or ""]
     if content.recipient:
         words += ["to", content.recipient]

@@ -112,5 +112,7 @@ def _require_message(replica: Replica, position: int) -> Steps[None]:
     content = yield from reader.read_content(replica.history, position)
     if not isinstance(content, Message):
         raise UsageError(f"the record at {position} is a {content.kind}: only messages are pinned")
+    if content.opaque:
+        raise UsageError(f"the message at {position} is opaque: no window for a model can have it")
     if open_calls(content.message) or answers(content.message):
         raise UsageError(f"the message at {position} is part of a tool call: pin another message")

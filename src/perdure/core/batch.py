@@ -138,14 +138,20 @@ class BatchWriter:
         channel: str = "",
         origin: str = "",
         id: str | None = None,
+        opaque: bool = False,
     ) -> None:
         """Append messages, as `session.append` does, or as `turn.append` in the batch of a turn."""
         attribution = make_attribution(author, recipient, channel, origin)
-        parsed = parse_all(messages)
+        parsed = parse_all(messages, opaque=opaque)
         plan = append_parsed(
-            self._plans.replica, parsed, attribution=attribution, turn=self._turn, record_id=id
+            self._plans.replica,
+            parsed,
+            attribution=attribution,
+            turn=self._turn,
+            record_id=id,
+            opaque=opaque,
         )
-        self._add(plan, "append", [[*item] for item in parsed], [*attribution], id)
+        self._add(plan, "append", [[*item] for item in parsed], [*attribution], id, opaque)
 
     def set(self, key: str, value: object) -> None:
         """Store a value as the newest version of a key."""

@@ -301,7 +301,7 @@ class MessageCounter(NamedTuple):
         """Return the message in an entry, counted."""
         position, content = linked.entry.position, decode_message(past, own, linked)
         tokens = 0
-        if self.counter is not None:
+        if self.counter is not None and not content.opaque:
             same = content.counter == self.counter.name
             tokens = content.tokens if same else count_tokens(self.counter, content.message)
             tokens += self.notices.get(position, 0)
@@ -314,6 +314,7 @@ class MessageCounter(NamedTuple):
             content.turn,
             content.interrupted,
             tokens,
+            content.opaque,
         )
 
     def summary(self, last: int, content: Summary) -> StoredMessage:

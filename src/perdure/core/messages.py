@@ -21,7 +21,7 @@ from perdure.core.plans import (
 from perdure.core.replica import Replica
 from perdure.core.validation import require_record_id, require_str
 from perdure.errors import UsageError
-from perdure.formats.intake import extract_messages, require_role, with_article
+from perdure.formats.intake import extract_messages, require_role, to_plain, with_article
 from perdure.formats.tokens import Counter, count_tokens
 from perdure.journal import codec
 from perdure.journal.chain import PendingRecord
@@ -59,20 +59,32 @@ def append_messages(
     attribution: Attribution = ANONYMOUS,
     turn: TurnOwnership | None = None,
     record_id: str | None = None,
+    opaque: bool = False,
 ) -> Plan[int]:
     """Plan to append messages, all or none. The result is the position of the last one."""
-    parsed = parse_all(messages)
-    return append_parsed(replica, parsed, attribution=attribution, turn=turn, record_id=record_id)
+    parsed = parse_all(messages, opaque=opaque)
+    return append_parsed(
+        replica, parsed, attribution=attribution, turn=turn, record_id=record_id, opaque=opaque
+    )
 
 
-def parse_all(messages: Sequence[object]) -> list[ParsedMessage]:
+def parse_all(messages: Sequence[object], *, opaque: bool) -> list[ParsedMessage]:
     """Return the messages in a caller's arguments; UsageError if there is none."""
     if not messages:
         raise UsageError("nothing to append: give at least one message")
     parsed: list[ParsedMessage] = []
     for message in messages:
-        parsed += parse_messages(message)
+        parsed += parse_opaque(message) if opaque else parse_messages(message)
     return parsed
+
+
+def parse_opaque(message: object) -> Sequence[ParsedMessage]:
+    """Return a message of no known format as it is; UsageError if it is not an object."""
+    data = message if type(message) is dict else to_plain(message)
+    if data is None:
+        kind = with_article(type(message).__qualname__)
+        raise UsageError(f"an opaque message must be a dict, or export one, not {kind}")
+    return ((data, {}),)
 
 
 def parse_messages(message: Any) -> Sequence[ParsedMessage]:
@@ -99,13 +111,14 @@ def append_parsed(
     turn: TurnOwnership | None = None,
     record_id: str | None = None,
     answer: str = "",
+    opaque: bool = False,
 ) -> Plan[int]:
     """Plan to append parsed messages, all or none.
 
     `answer` is the record id of a streamed answer that they complete.
     """
     turn_id = turn.turn if turn else ""
-    drafts = encode_messages(replica, parsed, attribution, turn_id, record_id)
+    drafts = encode_messages(replica, parsed, attribution, turn_id, record_id, opaque=opaque)
     if answer:
         drafts[0] = msgspec.structs.replace(drafts[0], id=answer)
     make = partial(add_unless_stored, drafts, turn)
@@ -118,6 +131,8 @@ def encode_messages(
     attribution: Attribution,
     turn: str,
     record_id: str | None,
+    *,
+    opaque: bool = False,
 ) -> list[PendingRecord]:
     """Return messages as records; UsageError if one cannot be stored."""
     drafts = []
@@ -131,11 +146,12 @@ def encode_messages(
         if (
             attribution is ANONYMOUS and counter is None and not meta
         ):  # The usual case, in half the time.
-            content = Message(message=pack(message), turn=turn)
+            content = Message(message=pack(message), turn=turn, opaque=opaque)
         else:
             content = _attributed_message(
-                pack(message), turn, attribution, pack(meta), counter, message
+                pack(message), turn, attribution, pack(meta), None if opaque else counter, message
             )
+            content = msgspec.structs.replace(content, opaque=True) if opaque else content
         drafts.append(PendingRecord(draft_id, content, codec.encode(content)))
     if record_id is not None:
         drafts[0] = with_caller_id(drafts, require_record_id(record_id))

@@ -58,12 +58,19 @@ def retract_messages(
 
 
 def replace_messages(
-    replica: Replica, first: int, last: int, messages: Sequence[object], *, record_id: str | None
+    replica: Replica,
+    first: int,
+    last: int,
+    messages: Sequence[object],
+    *,
+    record_id: str | None,
+    opaque: bool = False,
 ) -> Plan[int]:
     """Plan to put messages in the place of those from one position to another, inclusive."""
     if not 1 <= require_int(first, "first") <= require_int(last, "last"):
         raise UsageError("replace needs the positions of a first and a last message, in order")
-    drafts = encode_messages(replica, parse_all(messages), ANONYMOUS, "", None)
+    parsed = parse_all(messages, opaque=opaque)
+    drafts = encode_messages(replica, parsed, ANONYMOUS, "", None, opaque=opaque)
     content = MessagesReplaced(
         first=first, last=last, digest=codec.digest_payloads([draft.payload for draft in drafts])
     )

@@ -166,8 +166,9 @@ class _Budget:
         return [*fixed, *newest, *self._partials]
 
     def cost(self, message: StoredMessage) -> tuple[int, int]:
-        """Return the tokens and messages that one adds; (0, 0) if every window has it."""
-        return (0, 0) if message.position in self._fixed else (message.tokens, 1)
+        """Return the tokens and messages that one adds; (0, 0) if every window has it, or none."""
+        left_out = message.opaque and self.request.format is not None
+        return (0, 0) if left_out or message.position in self._fixed else (message.tokens, 1)
 
     def exceeds(self, tokens: int, count: int) -> bool:
         """Whether this much, added to the fixed messages, is over the limit."""

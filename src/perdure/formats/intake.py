@@ -326,7 +326,8 @@ def _require_type(message: Mapping[str, Any]) -> None:
     kind = message.get("type")
     if not isinstance(kind, str) or not kind:
         reason = 'a message needs a "role", and an item of a response a "type"'
-        raise UsageError(f"{reason}: store other data with session.note(...)", "$.role")
+        hint = "append other items with opaque=True, or store them with session.note(...)"
+        raise UsageError(f"{reason}: {hint}", "$.role")
     if kind in _OUTPUT_TYPES and not message.get("call_id"):
         reason = "a tool's result must name the call it answers"
         raise UsageError(f'{reason}: add "call_id" with the id of the call', "$.call_id")

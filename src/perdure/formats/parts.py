@@ -26,7 +26,7 @@ UNKNOWN_TYPE = "application/octet-stream"  # The MIME type of media without one.
 class StoredMessage(NamedTuple):
     """One stored message, as read; `interrupted` if its stream did not finish.
 
-    `tokens` is 0 where nothing counts them.
+    `tokens` is 0 where nothing counts them. An `opaque` message is in no known format.
     """
 
     position: int
@@ -37,6 +37,7 @@ class StoredMessage(NamedTuple):
     turn: str = ""
     interrupted: bool = False
     tokens: int = 0
+    opaque: bool = False
 
 
 class Loss(NamedTuple):

@@ -77,6 +77,8 @@ def _call_spans(messages: Sequence[StoredMessage]) -> Iterator[_Span]:
     calls: dict[str, list[int]] = {}
     answered: dict[str, int] = {}
     for index, stored in enumerate(messages):
+        if stored.opaque:
+            continue
         for id in answers(stored.message):
             if calls.get(id):
                 answered[id] = calls[id].pop()
@@ -103,7 +105,9 @@ def _answer_spans(messages: Sequence[StoredMessage]) -> Iterator[_Span]:
     for index, stored in enumerate(messages):
         type_, turn = _item_type(stored.message), stored.turn
         run = runs.pop(turn, None)
-        if not type_:
+        if stored.opaque and run is not None:  # The answer goes on after it.
+            runs[turn] = run._replace(last=index)
+        if not type_ or stored.opaque:
             continue
         if run is None or not (turn or run.last == index - 1):
             run = _AnswerRun(index, index, led=False)
@@ -341,7 +345,10 @@ def normalize(stored: Sequence[StoredMessage], losses: Losses) -> list[Normalize
     """Normalize messages; the items of one answer of the Responses API become one message."""
     normalized: list[NormalizedMessage] = []
     latest: dict[str, NormalizedMessage] = {}  # By turn: two workers may write at the same time.
-    for position, native, author, recipient, _, turn, interrupted, _ in stored:
+    for position, native, author, recipient, _, turn, interrupted, _, opaque in stored:
+        if opaque:
+            losses.append(Loss(position, "an opaque message was left out: it has no known format"))
+            continue
         message = _READERS[detect_format(native)](native, position)
         message.author, message.recipient, message.turn = author, recipient, turn
         if interrupted:

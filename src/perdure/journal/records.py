@@ -131,6 +131,8 @@ class Message(Content, frozen=True, kw_only=True):
     """The token counter that computed `tokens`; empty if the message was not counted."""
     interrupted: bool = False
     """Whether this is only the beginning of an answer whose stream was cut off."""
+    opaque: bool = False
+    """Whether the message is in no known format: it is kept as it is, and sent to no provider."""
 
 
 class MessageChunk(Content, frozen=True, kw_only=True):

@@ -59,6 +59,44 @@ def test_only_what_is_new_is_given_and_everything_is_sent(
     assert replies[0].meta["id"] == first.id
 
 
+SEALED = {"__enc__": 1, "payload": "gAAAA"}
+
+
+def test_an_opaque_item_in_the_session_is_not_sent(
+    client: openai.OpenAI, session: perdure.Session, server: ModelServer
+) -> None:
+    first = say(client, "one")
+    session.append(SEALED, opaque=True)
+    say(client, "two")
+    answer = first.choices[0].message.content
+    assert sent(server)[1] == [user("one"), {"role": "assistant", "content": answer}, user("two")]
+
+
+def test_an_opaque_item_stops_no_other_handle(bare: openai.OpenAI, server: ModelServer) -> None:
+    with perdure.open("memory:") as store:
+        server.fault("disconnect", after_chunks=3)
+        session = store.session("s")
+        with pytest.raises(openai.APIConnectionError):
+            list(say(wrap(bare, session), "hello", stream=True))
+        session.append(SEALED, opaque=True)
+        session = store.session("s")
+        say(wrap(bare, session), "hello")
+        assert sent(server) == [[user("hello")]] * 2
+        assert session.interrupted == ()
+
+
+def test_an_opaque_item_is_in_no_exchange_of_a_turn_that_is_over(
+    client: openai.OpenAI, bare: openai.OpenAI, session: perdure.Session
+) -> None:
+    with session.turn(id="t1") as turn:
+        first = say(client, "hello")
+        turn.append(SEALED, opaque=True)
+        second = say(client, "and now?")
+    with session.turn(id="t1"):
+        again = wrap(bare, session)
+        assert [say(again, "hello"), say(again, "and now?")] == [first, second]
+
+
 def test_the_window_is_cut_as_asked_for(
     bare: openai.OpenAI, session: perdure.Session, server: ModelServer
 ) -> None:

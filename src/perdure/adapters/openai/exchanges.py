@@ -209,7 +209,7 @@ def turn_messages(records: Iterable[Record], turn: str) -> list[Message] | None:
     for record in records:
         if isinstance(record.content, TurnBegun) and record.id != turn:
             return None
-        if isinstance(record.content, Message):
+        if isinstance(record.content, Message) and not record.content.opaque:
             if record.content.turn != turn:
                 return None
             messages.append(record.content)

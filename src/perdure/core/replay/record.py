@@ -182,7 +182,8 @@ def _add_outcome(
     call.outcomes.append((step.number, content))
     if step.remaining and content.identity.startswith("issued:"):
         after = steps[step.number + 1]
-        if isinstance(after.content, Message) and answers(after.content.message):
+        result = after.content
+        if isinstance(result, Message) and not result.opaque and answers(result.message):
             call.messages.append(after.number)
 
 

@@ -102,6 +102,8 @@ class ConversationState(NamedTuple):
         self, position: int, record_id: str, content: Message, open_turns: Container[str]
     ) -> "ConversationState":
         """Apply a message. Part of every write, and most messages change nothing."""
+        if content.opaque:
+            return self
         message, calls, systems = content.message, self.calls, self.systems
         role = message.get("role")
         quiet = not calls and not self.partials
@@ -117,11 +119,9 @@ class ConversationState(NamedTuple):
             return self
         answered = answers(message) if calls else ()
         if answered or opened:
-            calls = dict(calls)
-            for call_id in answered:
-                calls.pop(call_id, None)
-            for call in opened:
-                calls[call.id] = OpenCall(position, content.turn, call.name)
+            closed = {*answered}
+            calls = {id: call for id, call in calls.items() if id not in closed}
+            calls |= {call.id: OpenCall(position, content.turn, call.name) for call in opened}
             if len(calls) > CALLS_MAX:
                 calls = _evict_calls(calls, position, open_turns)
         state = self._replace(calls=calls, systems=systems)

@@ -20,7 +20,7 @@ from perdure.cli.doctor import command, environment, scratch, trials
 from perdure.errors import UnavailableError
 from perdure.testing import Slow
 from perdure.testing.faults import BackendWrapper
-from tests.cli.support import fill, invoke, objects, start
+from tests.cli.support import damage, fill, invoke, objects, start
 from tests.journal.copying.stores import shown
 
 
@@ -108,6 +108,15 @@ def test_people_get_a_verdict_what_it_means_and_what_to_change(path: Path) -> No
     for text in ("death and power loss", "one winner for each position", "median", "SQLite 3."):
         assert text in result.stdout
     assert all(len(line) <= 80 for line in result.stdout.splitlines()[1:])
+
+
+def test_a_store_that_does_not_list_a_session_is_unusable(path: Path) -> None:
+    assert named(examined(path)[1], "lists")["verdict"] == "sound"
+    damage(path, "delete from head where id = :place", "empty-handed")
+    code, found = examined(path)
+    assert (code, found["verdict"]) == (2, "unusable")
+    assert "entries of a stream that has no head" in named(found, "lists")["text"]
+    assert "perdure verify" in named(found, "lists")["advice"]
 
 
 def test_a_memory_store_is_weak() -> None:

@@ -3,14 +3,17 @@
 import json
 import os
 import re
+import subprocess
 import sys
 import time
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import apsw
 import psycopg
 import pytest
+from click.testing import Result
 
 import perdure
 from perdure.backends.memory import MemoryBackend
@@ -29,6 +32,13 @@ def path(tmp_path: Path) -> Path:
     return fill(tmp_path / "agents.db")
 
 
+def sessions(result: Result) -> list[dict[str, Any]]:
+    """The lines about sessions; the last line is about the store."""
+    found = objects(result)
+    assert "store" in found[-1]
+    return found[:-1]
+
+
 def test_whole_sessions_are_ok_one_by_one_and_in_sum(path: Path) -> None:
     done = invoke(path, "verify")
     assert done.exit_code == 0
@@ -38,14 +48,16 @@ def test_whole_sessions_are_ok_one_by_one_and_in_sum(path: Path) -> None:
         "OK       gone  1 entry",
         "OK       what-if  7 entries",
         "4 sessions checked, none damaged.",
+        "The store itself is intact.",
     ]
-    assert invoke(path, "verify", "-q").stdout == "4 sessions checked, none damaged.\n"
+    assert invoke(path, "verify", "-q").stdout.splitlines() == done.stdout.splitlines()[-2:]
+    assert "The store itself" not in invoke(path, "verify", "gone").stdout
 
 
 def test_sessions_are_chosen_by_id_or_by_prefix(path: Path) -> None:
     chosen = [one["session"] for one in objects(invoke(path, "verify", "gone", "gone", "--json"))]
     assert chosen == ["gone"]
-    chosen = [one["session"] for one in objects(invoke(path, "verify", "--prefix", "w", "--json"))]
+    chosen = [one["session"] for one in sessions(invoke(path, "verify", "--prefix", "w", "--json"))]
     assert chosen == ["what-if"]
     done = invoke(path, "verify", "--prefix", "nothing")
     assert done.exit_code == 1
@@ -62,7 +74,8 @@ def test_an_empty_store_is_whole(tmp_path: Path) -> None:
     path = tmp_path / "new.db"
     perdure.open(path).close()
     done = invoke(path, "verify")
-    assert (done.exit_code, done.stdout) == (0, "0 sessions checked, none damaged.\n")
+    expected = "0 sessions checked, none damaged.\nThe store itself is intact.\n"
+    assert (done.exit_code, done.stdout) == (0, expected)
 
 
 def test_json_says_what_was_checked(path: Path) -> None:
@@ -101,11 +114,12 @@ def test_a_flipped_bit_is_found_and_exits_with_1(path: Path) -> None:
         "         10: its body does not match the digest in its header",
         "         17 records can be read",
     ]
-    assert done.stdout.splitlines()[-2:] == [
+    assert done.stdout.splitlines()[-3:] == [
         "4 sessions checked, 1 damaged.",
+        "The store itself is intact.",
         "Keep a copy of the store. --salvage FILE saves the readable records.",
     ]
-    found = objects(invoke(path, "verify", "--json"))
+    found = sessions(invoke(path, "verify", "--json"))
     assert [one["state"] for one in found] == ["damaged", "ok", "ok", "ok"]
     assert found[0]["first_bad"] == 10
     assert [problem["position"] for problem in found[0]["problems"]] == [10]
@@ -113,7 +127,7 @@ def test_a_flipped_bit_is_found_and_exits_with_1(path: Path) -> None:
 
 def test_damage_of_a_shared_past_is_found_in_the_branch_too(path: Path) -> None:
     flip(path, b"You are a claims assistant.")
-    found = {one["session"]: one["first_bad"] for one in objects(invoke(path, "verify", "--json"))}
+    found = {one["session"]: one["first_bad"] for one in sessions(invoke(path, "verify", "--json"))}
     assert found == {"claim-4711": 1, "empty-handed": None, "gone": None, "what-if": 1}
 
 
@@ -209,7 +223,7 @@ def test_damage_that_is_not_in_one_entry_says_so(path: Path) -> None:
 
 def test_a_damaged_head_does_not_hide_the_others(path: Path) -> None:
     damage(path, "update head set digest = 1.5 where id = :place", "empty-handed")
-    found = {one["session"]: one["state"] for one in objects(invoke(path, "verify", "--json"))}
+    found = {one["session"]: one["state"] for one in sessions(invoke(path, "verify", "--json"))}
     whole = dict.fromkeys(("claim-4711", "gone", "what-if"), "ok")
     assert found == {**whole, "empty-handed": "damaged"}
 
@@ -320,3 +334,161 @@ def test_no_bar_is_shown_for_what_is_quick_or_piped(monkeypatch: pytest.MonkeyPa
     with ProgressBar("verifying", "session", lambda: 4):
         time.sleep(0.05)
     assert terminal.text == ""
+
+
+EMPTY_INDEX = b"\x0a\0\0\0\0\x10\0\0".ljust(4096, b"\0")
+
+
+def empty_index(path: Path, name: str) -> None:
+    """Put an empty page in the place of an index, as a disk that wrote to a wrong place would."""
+    with closing(apsw.Connection(str(path))) as db:
+        page = db.execute("select rootpage from sqlite_schema where name = ?", (name,)).get
+    content = path.read_bytes()
+    path.write_bytes(content[: (page - 1) * 4096] + EMPTY_INDEX + content[page * 4096 :])
+
+
+def test_a_store_that_lists_no_session_is_not_called_whole(path: Path, tmp_path: Path) -> None:
+    """Every session can be opened by its id, and the list is empty without a word."""
+    empty_index(path, "head_name")
+    with perdure.open(path) as store:
+        assert list(store.sessions(deleted=True)) == []
+        assert store.verify().problems
+    done = invoke(path, "verify")
+    assert done.exit_code == 1
+    assert "DAMAGED  claim-4711" in done.stdout
+    assert "The store itself is damaged" in done.stdout
+    assert "its index lists 0 sessions, its table 4" in done.stdout
+    found = objects(invoke(path, "verify", "--json"))
+    assert found[-1]["state"] == "damaged"
+    assert {one["session"] for one in found[-1]["problems"]} >= {None, "claim-4711", "gone"}
+    copied = invoke(None, "copy", str(path), str(tmp_path / "copy.db"))
+    assert copied.exit_code == 1
+    assert "a store is damaged, and sessions may be missing" in copied.stdout
+    result = perdure.copy(path, tmp_path / "other.db")
+    assert not result.complete
+    assert {problem.kind for problem in result.problems} == {"store"}
+    assert invoke(path, "verify", "--prefix", "claim").exit_code == 1
+
+
+def test_a_session_whose_head_is_gone_is_found_without_its_id(
+    headless: str, tmp_path: Path
+) -> None:
+    done = invoke(headless, "verify")
+    assert done.exit_code == 1
+    assert "entries of a stream that has no head" in done.stdout
+    for final in (False, True):
+        copied = perdure.copy(headless, tmp_path / f"copy-{final}.db", final=final)
+        assert [(one.session, one.kind) for one in copied.problems] == [("", "store")]
+    with perdure.open(headless) as store:
+        result = store.verify()
+    assert (result.sessions, result.ok, result.compared) == (3, False, True)
+
+
+def test_sessions_by_id_are_copied_and_verified_whatever_the_lists_say(
+    headless: str, tmp_path: Path
+) -> None:
+    """The twin: what is named need not be listed."""
+    assert invoke(headless, "verify", "claim-4711").exit_code == 0
+    assert perdure.copy(headless, tmp_path / "copy.db", sessions=["claim-4711"]).complete
+
+
+def records_of(path: Path) -> dict[str, list[int]]:
+    with perdure.open(path) as store:
+        ids = [info.id for info in store.sessions(deleted=True)]
+        return {name: [one.position for one in store.records(name)] for name in ids}
+
+
+def saved_in(target: Path) -> dict[str, list[int]]:
+    saved: dict[str, list[int]] = {}
+    for line in map(json.loads, target.read_text().splitlines()):
+        if "unreadable" not in line:
+            saved.setdefault(line["session"], []).append(line["position"])
+    return saved
+
+
+def test_a_file_that_was_cut_off_is_salvaged(path: Path, tmp_path: Path) -> None:
+    with perdure.open(path) as store:
+        for number in range(200):
+            store.session("long").append(said(f"{number} " + "x" * 1000))
+    good = records_of(path)
+    content = path.read_bytes()
+    path.write_bytes(content[: len(content) // 2 + 100])
+    target = tmp_path / "saved.jsonl"
+    alone = invoke(path, "verify")
+    assert (alone.exit_code, alone.stdout) == (1, "")
+    done = invoke(path, "verify", "--salvage", str(target))
+    assert done.exit_code == 1
+    assert "The store itself is damaged" in done.stdout
+    saved = saved_in(target)
+    assert saved["claim-4711"] == good["claim-4711"]
+    assert saved["what-if"] == good["what-if"]
+    assert 80 < len(saved["long"]) < 150
+    assert set(saved["long"]) < set(good["long"])
+    assert "SAVED    claim-4711  18 records" in done.stdout
+    assert "could not be read" in done.stdout
+    assert path.read_bytes() == content[: len(content) // 2 + 100]
+    assert not [*tmp_path.glob(".perdure-salvage-*")]
+
+
+def test_what_is_left_of_a_file_can_be_copied(path: Path, tmp_path: Path) -> None:
+    good = records_of(path)
+    empty_index(path, "entry_place")
+    done = invoke(None, "copy", "--salvage", str(path), str(tmp_path / "new.db"))
+    assert done.exit_code == 0, done.output
+    assert records_of(tmp_path / "new.db") == good
+    assert invoke(tmp_path / "new.db", "verify").exit_code == 0
+    done = invoke(None, "copy", "--salvage", "files:x", str(tmp_path / "other.db"))
+    assert done.exit_code != 0
+    done = invoke(None, "copy", "--salvage", "--final", str(path), str(tmp_path / "other.db"))
+    assert done.exit_code == 2
+
+
+def test_a_salvaged_session_without_its_head_is_marked_as_a_part(
+    path: Path, tmp_path: Path
+) -> None:
+    damage(path, "delete from head where id = :place", "empty-handed")
+    target = tmp_path / "saved.jsonl"
+    done = invoke(path, "verify", "--salvage", str(target))
+    assert saved_in(target) == {"empty-handed": [1]}
+    assert "its head was lost: records after the last readable one may be missing" in done.stdout
+    invoke(None, "copy", "--salvage", str(path), str(tmp_path / "new.db"))
+    done = invoke(tmp_path / "new.db", "verify")
+    assert "empty-handed  1 entry; an incomplete copy: copy it again" in done.stdout
+
+
+def test_a_store_with_a_damaged_log_is_salvaged_behind_the_damage(tmp_path: Path) -> None:
+    path, log = tmp_path / "agents.db", tmp_path / "agents.db-wal"
+    code = f"""
+import os, perdure
+session = perdure.open({str(path)!r}).session("a")
+for number in range(30):
+    session.note(number)
+os._exit(0)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+    content = bytearray(log.read_bytes())
+    content[len(content) // 2] ^= 1
+    log.write_bytes(content)
+    done = invoke(path, "ls")
+    assert done.exit_code == 1
+    assert "its write-ahead log is damaged" in done.stderr
+    target = tmp_path / "saved.jsonl"
+    done = invoke(path, "verify", "--salvage", str(target))
+    assert done.exit_code == 1
+    assert len(saved_in(target)["a"]) >= 29
+    assert log.read_bytes() == content
+    copied = invoke(None, "copy", "--salvage", str(path), str(tmp_path / "new.db"))
+    assert copied.exit_code in (0, 1)
+
+
+def test_a_store_that_cannot_compare_itself_says_so(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unable = SqliteBackend.capabilities - {"check"}
+    monkeypatch.setattr(SqliteBackend, "capabilities", unable)
+    done = invoke(path, "verify")
+    assert done.exit_code == 0
+    assert "The store cannot compare itself with its list of sessions" in done.stdout
+    assert objects(invoke(path, "verify", "--json"))[-1]["state"] == "unchecked"
+    with perdure.open(path) as store:
+        assert store.verify().compared is False

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
+from perdure.aio.verify import find_problems
 from perdure.backends.addresses import (
     Address,
     open_async_backend,
@@ -27,6 +28,7 @@ from perdure.errors import (
 from perdure.journal.chain import BODY_MAX
 from perdure.journal.copying.pairs import Selection
 from perdure.journal.copying.requests import (
+    CheckStore,
     CopyProgress,
     CopySteps,
     HeadPage,
@@ -68,7 +70,9 @@ async def copy_async(  # noqa: PLR0913 - each is a choice of its own
     use after all writers have stopped, it also reads both stores in full and compares them.
 
     A session that cannot be copied, because it is damaged or the target has a different session of
-    that name, is left unchanged and listed in `problems`. With `dry_run` nothing is written.
+    that name, is left unchanged and listed in `problems`. So is damage of the source itself, which
+    may keep sessions out of its list; unless `sessions` are given, it is looked for first, and with
+    `final` in both stores, by reading them once more. With `dry_run` nothing is written.
     """
     guard.require_live("perdure.copy")
     copying = CopyRun(parse_selection(prefix, labels, sessions), final=final, dry_run=dry_run)
@@ -199,6 +203,10 @@ async def _perform(backend: AsyncBackend, request: StoreRequest) -> Any:
             return await backend.drop(stream, before=before)
         case Remove(stream, digest):
             return await require_remove(backend).remove(stream, digest=digest)
+        case CheckStore(deep):
+            problems = await find_problems(backend, deep=deep)
+            own = backend.name
+            return [("" if one.stream == own else one.stream, one.reason) for one in problems or ()]
 
 
 async def _read_entries(backend: AsyncBackend, request: Read) -> list[Entry]:

@@ -14,6 +14,7 @@ from perdure.aio.group_commit import AsyncGroupCommitter
 from perdure.aio.handle import AsyncHandle
 from perdure.aio.session import AsyncSession
 from perdure.aio.values import AsyncValues
+from perdure.aio.verify import verify_store
 from perdure.backends.addresses import (
     Address,
     _emit_downgrades,
@@ -32,6 +33,7 @@ from perdure.core.replica import Replica
 from perdure.core.settings import Settings, settings_of
 from perdure.core.state.session_state import APPROVAL_WAITING
 from perdure.core.validation import require_session_id
+from perdure.core.verify import StoreVerifyResult
 from perdure.errors import UsageError
 from perdure.journal.reader import OnDamage
 from perdure.journal.records import Record
@@ -166,6 +168,15 @@ class AsyncStore:
             replica = await self._run(steps)
             for approval in await self._run(listing.pending_approvals(replica)):
                 yield approval
+
+    async def verify(self) -> StoreVerifyResult:
+        """Check the store itself and every session in it, and return everything that is wrong.
+
+        All sessions are read in full. Damage is returned in `problems`, not raised. A session that
+        is in no list, although it has entries, is found too, if the store can compare itself
+        (`compared`; all built-in ones can).
+        """
+        return await verify_store(self, self._backend)
 
     async def delete(self, id: str, *, reason: str = "") -> None:
         """Delete a session: one last record stays, with the reason; everything before is dropped.

@@ -23,12 +23,13 @@ from perdure.backends.protocol import (
     Head,
     Outcome,
     require_atomic,
+    require_check,
     require_recent,
     require_remove,
     require_watch,
 )
 from perdure.backends.watchers import POLL_INTERVAL, WaitTimer, Watchers
-from perdure.errors import UsageError
+from perdure.errors import DamagedError, UsageError
 
 if TYPE_CHECKING:
     from asyncio import Future
@@ -111,6 +112,10 @@ class ThreadedBackend:
                     return False
                 await signal.sleep(delay)
         return True
+
+    def check(self, **options: Any) -> AsyncIterator[DamagedError]:
+        """As `CheckCapability.check`; UnsupportedError if the store does not declare it."""
+        return self._iterate(partial(require_check(self._backend).check, **options))
 
     async def drop(self, stream: str, *, before: int) -> None:
         """As `Backend.drop`."""

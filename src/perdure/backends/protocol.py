@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Collection, Iterator, Sequence
 from typing import Literal, NamedTuple, Protocol, cast, overload
 
 from perdure.backends.guarantees import Guarantees
-from perdure.errors import UnsupportedError
+from perdure.errors import DamagedError, UnsupportedError
 
 LABELS_MAX = 16  # labels; they are a listing filter: enough for states and a few tags
 
@@ -31,6 +31,8 @@ DELETED = "deleted"  # The only label on the head of a deleted session.
 ATOMIC = "atomic"  # capability: the store implements `AtomicCapability`
 
 RECENT = "recent"  # capability: the store implements `RecencyCapability`
+
+CHECK = "check"  # capability: the store implements `CheckCapability`
 
 CLOCK = "clock"  # capability: the store implements `ClockCapability`
 
@@ -382,6 +384,45 @@ def require_watch(backend: Backend | AsyncBackend) -> WatchCapability | AsyncWat
         reason = f"{backend.name} cannot wait for records"
         raise UnsupportedError(reason, "use session.watch, which polls")
     return cast("WatchCapability | AsyncWatchCapability", backend)
+
+
+class CheckCapability(Protocol):
+    """The method of a store with the capability `check`: compare the store with itself."""
+
+    def check(self, *, deep: bool = False) -> Iterator[DamagedError]:
+        """Yield what is wrong with the store as a whole, and not what is wrong in one stream.
+
+        At least: a stream that has entries and is in no list, and one that is not listed under a
+        label of its head. That costs about as much as listing all streams. With `deep`, also what
+        the engine itself can find by reading all of its files. Problems are yielded, never raised;
+        a stream's problem names it. Streams that are written, created or removed meanwhile are no
+        problem.
+        """
+        ...
+
+
+class AsyncCheckCapability(Protocol):
+    """`CheckCapability` for callers in an event loop."""
+
+    def check(self, *, deep: bool = False) -> AsyncIterator[DamagedError]:
+        """As `CheckCapability.check`."""
+        ...
+
+
+@overload
+def require_check(backend: Backend) -> CheckCapability: ...
+
+
+@overload
+def require_check(backend: AsyncBackend) -> AsyncCheckCapability: ...
+
+
+def require_check(backend: Backend | AsyncBackend) -> CheckCapability | AsyncCheckCapability:
+    """Return the backend typed as `CheckCapability`, or raise UnsupportedError."""
+    if CHECK not in backend.capabilities:
+        reason = f"{backend.name} cannot compare itself with its lists"
+        raise UnsupportedError(reason, "verify its sessions by their ids")
+    return cast("CheckCapability | AsyncCheckCapability", backend)
 
 
 class ClockCapability(Protocol):

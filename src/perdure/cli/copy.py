@@ -2,14 +2,15 @@
 
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from typing import Any
 
 import click
 from rich.filesize import decimal
 
-from perdure.backends.addresses import open_backend
+from perdure.backends.addresses import open_backend, path_of
 from perdure.backends.protocol import Backend
+from perdure.cli.salvage import rebuilt, sqlite_path
 from perdure.cli.stores import (
     BAD_NEWS,
     InvalidCallError,
@@ -39,6 +40,8 @@ Examples:
   perdure copy --dry-run agents.db files:agent_state
   perdure copy --final agents.db files:agent_state
                                       after the writers have stopped
+  perdure copy --salvage damaged.db new.db
+                                      what is left of a damaged SQLite file
 
 \b
 A copy can be stopped at any time and run again: entries that TO has are not
@@ -66,6 +69,9 @@ object per line for each round that copied something.
 @click.option(
     "--final", is_flag=True, help="Final pass with writers stopped: compare both stores in full."
 )
+@click.option(
+    "--salvage", is_flag=True, help="Read a damaged SQLite file page by page, not by its indexes."
+)
 @click.option("--watch", is_flag=True, help="Keep copying new records until Ctrl-C.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def copy(source: str, target: str, *, as_json: bool, watch: bool, **options: Any) -> None:
@@ -78,11 +84,10 @@ def copy(source: str, target: str, *, as_json: bool, watch: bool, **options: Any
     """
     if watch and (options["final"] or options["dry_run"]):
         raise InvalidCallError("--watch never ends: give it without --final and --dry-run.")
+    if options["salvage"] and (watch or options["final"]):
+        raise InvalidCallError("--salvage reads FROM once: give it without --watch and --final.")
     require_distinct(source, target)
-    with _open_stores(source, target, dry_run=options["dry_run"]) as (
-        source_backend,
-        target_backend,
-    ):
+    with _open_stores(source, target, options) as (source_backend, target_backend):
         if watch:
             _watch(source_backend, target_backend, options, as_json=as_json)
             return
@@ -96,12 +101,25 @@ def copy(source: str, target: str, *, as_json: bool, watch: bool, **options: Any
 
 
 @contextmanager
-def _open_stores(source: str, target: str, *, dry_run: bool) -> Iterator[tuple[Backend, Backend]]:
+def _open_stores(
+    source: str, target: str, options: dict[str, Any]
+) -> Iterator[tuple[Backend, Backend]]:
     with ExitStack() as stack:
-        source_backend = stack.enter_context(closing(open_backend(require_existing(source))))
+        source = require_existing(source)
+        if options["salvage"]:
+            source_backend: Backend = stack.enter_context(_rebuilt(source, target))
+        else:
+            source_backend = stack.enter_context(closing(open_backend(source)))
         refuse_memory(target)
-        target = missing_store(target) if dry_run else target
+        target = missing_store(target) if options["dry_run"] else target
         yield source_backend, stack.enter_context(closing(open_backend(target)))
+
+
+def _rebuilt(source: str, target: str) -> AbstractContextManager[Backend]:
+    path = sqlite_path(source)
+    if path is None:
+        raise InvalidCallError("--salvage reads the pages of a SQLite file: FROM is none.")
+    return rebuilt(path, path_of(target))
 
 
 def _copy_once(
@@ -185,24 +203,28 @@ def _print_result(
     )  # The stand-in target of a dry run.
     verb = "copied" if copied.rounds else "would copy"
     echo(f"{verb} {amount} from {safe(source_backend.name)}{where}")
-    existing_count = copied.of_sessions - copied.sessions - len(copied.problems)
+    failed = sum(problem.kind != "store" for problem in copied.problems)
+    existing_count = copied.of_sessions - copied.sessions - failed
     if existing_count > 0:
         echo(f"  {plural(existing_count, 'session')} already copied", style="dim")
     if copied.ancestors:
         names = ", ".join(map(safe, copied.ancestors[:LISTED_MAX]))
         echo(f"  also copied, as parents of branches: {names}", style="dim")
-    if copied.problems:
-        echo(f"not copied: {plural(len(copied.problems), 'session')}", style="bold red")
+    if failed < len(copied.problems):
+        echo("a store is damaged, and sessions may be missing: verify it", style="bold red")
+    if failed:
+        echo(f"not copied: {plural(failed, 'session')}", style="bold red")
     for problem in copied.problems[:LISTED_MAX]:
         where = f" (entry {problem.position})" if problem.position else ""
-        echo(f"  {safe(problem.session)}: {problem.kind}{where}: {safe(problem.reason)}")
+        session = f"{safe(problem.session)}: " if problem.session else ""
+        echo(f"  {session}{problem.kind}{where}: {safe(problem.reason)}")
     if len(copied.problems) > LISTED_MAX:
         echo(f"  and {len(copied.problems) - LISTED_MAX:,} more: --json lists all of them")
 
 
 def _print_next_step(source: str, target: str, copied: CopyResult, options: dict[str, Any]) -> None:
     """Print the next step for the user."""
-    if options["dry_run"]:
+    if options["dry_run"] or options["salvage"]:
         return
     if options["final"]:
         if copied.left:

@@ -17,7 +17,6 @@ from perdure.cli.stores import (
     NoMatchError,
     OpenStore,
     StoreCommand,
-    list_heads,
     open_store,
     store_option,
 )
@@ -35,6 +34,7 @@ from perdure.core.state.session_state import LEASED
 from perdure.errors import DamagedError, NotFoundError, UnsupportedError, VersionError
 from perdure.safe_text import safe
 from perdure.sync.store import Store
+from perdure.sync.verify import list_heads
 
 PAGE_SIZE = 50  # Sessions; two screens, and each session shown costs a few reads.
 

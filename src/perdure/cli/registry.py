@@ -23,7 +23,7 @@ COMMANDS = {
     "show": "Show a conversation.",
     "stats": "Count sessions, messages, records and bytes.",
     "tail": "Show the last records of a session.",
-    "verify": "Check sessions for damage.",
+    "verify": "Check a store and its sessions for damage.",
 }
 
 
@@ -35,6 +35,7 @@ _MODULES = {
     "deny": "approvals",
     "doctor": "doctor.command",
     "import": "import_.command",
+    "verify": "verify.command",
 }
 
 

@@ -13,7 +13,6 @@ from perdure.cli.stores import (
     BAD_NEWS,
     OpenStore,
     StoreCommand,
-    list_heads,
     open_store,
     store_option,
 )
@@ -24,6 +23,7 @@ from perdure.journal import chain
 from perdure.journal.chain import BatchAssembler
 from perdure.journal.records import BatchDiscarded
 from perdure.safe_text import safe
+from perdure.sync.verify import list_heads
 
 LARGEST_LISTED = 5  # Sessions.
 

@@ -34,6 +34,7 @@ from perdure.journal.codec import Codec
 from perdure.safe_text import safe, shell_command, shell_word
 from perdure.sync.session import Session
 from perdure.sync.store import Store
+from perdure.sync.verify import find_head, list_heads
 
 BAD_NEWS, INVALID_CALL, UNAVAILABLE = 1, 2, 3
 
@@ -199,7 +200,13 @@ class OpenStore(NamedTuple):
 @contextmanager
 def open_store(address: str | None) -> Iterator[OpenStore]:
     """Open an existing store; close it when the block ends."""
-    backend = open_backend(require_existing(address))
+    with opened(open_backend(require_existing(address))) as store:
+        yield store
+
+
+@contextmanager
+def opened(backend: Backend) -> Iterator[OpenStore]:
+    """Open the sessions of a backend; close it when the block ends."""
     settings = settings_of(None, time.time, verify_writes=False)._replace(codec=RawCodec())
     with Store(backend, settings) as store:
         yield OpenStore(store, backend)
@@ -261,12 +268,6 @@ def without_password(address: str) -> str:
     return name + (("&" if "?" in name else "?") + "&".join(options) if options else "")
 
 
-def find_head(backend: Backend, session: str) -> Head | None:
-    """Return the head of a session, deleted or not, or None."""
-    head = next(backend.streams(prefix=session, limit=1), None) if session else None
-    return head if head is not None and head.stream == session else None
-
-
 def require_head(source: OpenStore, session: str) -> Head:
     """Return the head of a session, deleted or not; raise with close matches if there is none.
 
@@ -292,32 +293,6 @@ def _close_matches(backend: Backend, session: str) -> list[str]:
         if ids := [head.stream for head in heads]:
             return ids
     return []
-
-
-def list_heads(
-    backend: Backend,
-    *,
-    prefix: str = "",
-    after: str = "",
-    labels: Collection[str] = (),
-    without: Collection[str] = (),
-) -> Iterator[Head | DamagedError]:
-    """Yield the heads of all sessions, deleted ones too; a damaged head yields its error instead.
-
-    Listing continues after a damaged head. If the store cannot read its list at all, it ends there.
-    """
-    while True:
-        try:
-            for head in backend.streams(prefix=prefix, after=after, labels=labels, without=without):
-                after = head.stream
-                yield head
-        except DamagedError as error:
-            yield error
-            if error.stream == backend.name or error.stream <= after:
-                return
-            after = error.stream
-        else:
-            return
 
 
 def read_sessions(

@@ -13,7 +13,6 @@ from perdure.cli.stores import (
     BAD_NEWS,
     OpenStore,
     StoreCommand,
-    find_head,
     open_store,
     require_head,
     store_option,
@@ -30,6 +29,7 @@ from perdure.cli.terminal import (
 from perdure.errors import DamagedError, IncompleteBatchError, NotFoundError, UnavailableError
 from perdure.journal.records import Record
 from perdure.safe_text import safe
+from perdure.sync.verify import find_head
 
 FIRST_PAUSE = 0.05  # Seconds between polls; shorter than people notice.
 

@@ -9,7 +9,7 @@ from perdure.backends.protocol import HALF_COPIED
 from perdure.core import index
 from perdure.core.replica import Replica
 from perdure.core.state.session_state import STATE_VERSION, SessionState
-from perdure.errors import ChainError, DamagedError
+from perdure.errors import ChainError, DamagedError, PerdureError
 from perdure.journal import chain, reader, requests
 from perdure.journal.chain import VerifiedEntry
 from perdure.journal.reader import ForwardReader, History
@@ -28,6 +28,24 @@ class VerifyResult(NamedTuple):
     torn: int
     half_copied: bool = False
     """Whether its head is labeled as an unfinished copy: later records are still missing."""
+
+
+class StoreVerifyResult(NamedTuple):
+    """The result of `store.verify`, which checks a store and every session that it lists."""
+
+    store: str
+    sessions: int
+    """Sessions that were checked, deleted ones too."""
+    entries: int
+    problems: tuple[PerdureError, ...]
+    """Damage of the store or of a session, which it names; a VersionError for a newer session."""
+    compared: bool
+    """Whether the store compared itself with its lists: without it, sessions may be missing."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is wrong."""
+        return not self.problems
 
 
 def verify_session(replica: Replica) -> Steps[VerifyResult]:

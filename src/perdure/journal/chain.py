@@ -170,6 +170,17 @@ def verify_entry(name: str, entry: Entry) -> VerifiedEntry:
     return VerifiedEntry(entry, header, digest_of(entry.header), prefix)
 
 
+def session_of(header: bytes) -> str | None:
+    """Return the session that a header names: the first one of a stream does; None if it does not.
+
+    For salvage: nothing is verified.
+    """
+    try:
+        return _decode(header).session
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+
+
 def _header_error(name: str, entry: Entry) -> Exception:
     try:
         version = msgspec.json.decode(entry.header)[0]

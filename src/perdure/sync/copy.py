@@ -27,6 +27,7 @@ from perdure.errors import (
 from perdure.journal.chain import BODY_MAX
 from perdure.journal.copying.pairs import Selection
 from perdure.journal.copying.requests import (
+    CheckStore,
     CopyProgress,
     CopySteps,
     HeadPage,
@@ -36,6 +37,7 @@ from perdure.journal.copying.requests import (
 )
 from perdure.journal.copying.rounds import CopyResult, CopyRun
 from perdure.journal.requests import Drop, Heads, Read
+from perdure.sync.verify import find_problems
 
 PAGE_BYTES = 4 * 2**20  # bytes; a page of long bodies is shortened, so that memory stays bounded
 
@@ -68,7 +70,9 @@ def copy(  # noqa: PLR0913 - each is a choice of its own
     use after all writers have stopped, it also reads both stores in full and compares them.
 
     A session that cannot be copied, because it is damaged or the target has a different session of
-    that name, is left unchanged and listed in `problems`. With `dry_run` nothing is written.
+    that name, is left unchanged and listed in `problems`. So is damage of the source itself, which
+    may keep sessions out of its list; unless `sessions` are given, it is looked for first, and with
+    `final` in both stores, by reading them once more. With `dry_run` nothing is written.
     """
     guard.require_live("perdure.copy")
     copying = CopyRun(parse_selection(prefix, labels, sessions), final=final, dry_run=dry_run)
@@ -199,6 +203,10 @@ def _perform(backend: Backend, request: StoreRequest) -> Any:
             return backend.drop(stream, before=before)
         case Remove(stream, digest):
             return require_remove(backend).remove(stream, digest=digest)
+        case CheckStore(deep):
+            problems = find_problems(backend, deep=deep)
+            own = backend.name
+            return [("" if one.stream == own else one.stream, one.reason) for one in problems or ()]
 
 
 def _read_entries(backend: Backend, request: Read) -> list[Entry]:

@@ -22,6 +22,7 @@ from perdure.core.replica import Replica
 from perdure.core.settings import Settings, settings_of
 from perdure.core.state.session_state import APPROVAL_WAITING
 from perdure.core.validation import require_session_id
+from perdure.core.verify import StoreVerifyResult
 from perdure.errors import UsageError
 from perdure.journal.reader import OnDamage
 from perdure.journal.records import Record
@@ -33,6 +34,7 @@ from perdure.sync.group_commit import GroupCommitter
 from perdure.sync.handle import Handle
 from perdure.sync.session import Session
 from perdure.sync.values import Values
+from perdure.sync.verify import verify_store
 
 if TYPE_CHECKING:
     from perdure.formats.tokens import Counter
@@ -160,6 +162,15 @@ class Store:
             steps = lifecycle.open_session(head.id, self._settings, must_exist=False)
             replica = self._run(steps)
             yield from self._run(listing.pending_approvals(replica))
+
+    def verify(self) -> StoreVerifyResult:
+        """Check the store itself and every session in it, and return everything that is wrong.
+
+        All sessions are read in full. Damage is returned in `problems`, not raised. A session that
+        is in no list, although it has entries, is found too, if the store can compare itself
+        (`compared`; all built-in ones can).
+        """
+        return verify_store(self, self._backend)
 
     def delete(self, id: str, *, reason: str = "") -> None:
         """Delete a session: one last record stays, with the reason; everything before is dropped.

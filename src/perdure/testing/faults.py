@@ -16,12 +16,13 @@ from perdure.backends.protocol import (
     Head,
     Outcome,
     require_atomic,
+    require_check,
     require_clock,
     require_recent,
     require_remove,
     require_watch,
 )
-from perdure.errors import UnavailableError
+from perdure.errors import DamagedError, UnavailableError
 
 
 class Crash(BaseException):  # a simulated kill: `except Exception` must not handle it
@@ -60,6 +61,10 @@ class BackendWrapper:
     def watch(self, stream: str, *, after: int, timeout: float | None = None) -> bool:
         """Forward to the backend; UnsupportedError if it lacks the capability."""
         return require_watch(self.backend).watch(stream, after=after, timeout=timeout)
+
+    def check(self, *, deep: bool = False) -> Iterator[DamagedError]:
+        """Forward to the backend; UnsupportedError if it lacks the capability."""
+        return require_check(self.backend).check(deep=deep)
 
     def drop(self, stream: str, *, before: int) -> None:
         """Forward to the backend."""

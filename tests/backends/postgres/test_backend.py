@@ -432,6 +432,38 @@ def test_what_is_stored_twice_is_compared(
     assert append_all(backend, append_of("whole", 1, 1)) == ["stored"]
 
 
+def test_a_store_compares_itself_with_its_lists(
+    backend: PostgresBackend, database: psycopg.Connection, postgres_store: str
+) -> None:
+    appends = [append_of(f"s{number:03}", 1, 2, "l") for number in range(600)]
+    append_all(backend, *appends)
+    assert list(backend.check(deep=True)) == []
+    mine = tenant(backend)
+    for sql, name in (
+        ("delete from head where tenant = %s and name = %s", "s300"),
+        ("delete from label where tenant = %s and name = %s", "s301"),
+        ("update label set label = 'm' where tenant = %s and name = %s", "s302"),
+        ("update head set labels = 'x' where tenant = %s and name = %s", "s303"),
+        ("update head set stream = 'x' where tenant = %s and name = %s", "s304"),
+    ):
+        database.execute(sql.encode(), (mine, name.encode()))
+    found = [(problem.stream, problem.reason) for problem in backend.check()]
+    lists = "the labels that it is listed under are not those of its head"
+    unlisted = "entries of a stream that has no head, and so is in no list (key "
+    keys = sorted(backend._queries.key(name).hex() for name in ("s300", "s304"))
+    assert found == [
+        ("s301", lists),
+        ("s302", lists),
+        ("s303", "its name or its labels cannot be read"),
+        ("s304", "its name does not belong to its key"),
+        ("s300", "it has labels and no head"),
+        *((backend.name, f"{unlisted}{key})") for key in keys),
+    ]
+    other = PostgresBackend(f"{postgres_store}_other")
+    assert list(other.check()) == []
+    other.close()
+
+
 def test_people_can_read_the_tables(backend: PostgresBackend, database: psycopg.Connection) -> None:
     append_all(backend, append_of("é 🦉", 1, 2, "ü"))
     row = database.execute(

@@ -46,7 +46,16 @@ from perdure.backends.filesystem import (
     why_read_only,
 )
 from perdure.backends.guarantees import Acceptance, Check, Guarantees
-from perdure.backends.protocol import REMOVE, WATCH, Append, Entry, Head, Outcome, StreamFilter
+from perdure.backends.protocol import (
+    CHECK,
+    REMOVE,
+    WATCH,
+    Append,
+    Entry,
+    Head,
+    Outcome,
+    StreamFilter,
+)
 from perdure.backends.watchers import Watchers
 from perdure.errors import DamagedError, PerdureError, UsageError
 
@@ -71,7 +80,7 @@ class FilesBackend:
     names weaknesses that are not to be refused (`perdure.backends.guarantees`).
     """
 
-    capabilities: frozenset[str] = frozenset({REMOVE, WATCH})
+    capabilities: frozenset[str] = frozenset({CHECK, REMOVE, WATCH})
 
     def __init__(
         self,
@@ -213,6 +222,26 @@ class FilesBackend:
     def watch(self, stream: str, *, after: int, timeout: float | None = None) -> bool:
         """As `WatchCapability.watch`: appends of other processes show in the stream's file."""
         return self.watchers.wait(stream, after, timeout, self._head)
+
+    def check(self, *, deep: bool = False) -> Iterator[DamagedError]:  # noqa: ARG002
+        """As `CheckCapability.check`: the lists of names against the files, and the other way.
+
+        Labels are in the files themselves. `deep` adds nothing: reading streams checks all else.
+        """
+        self._require_open()
+        names = StreamNames(self._directory)  # Read anew, not as of the last listing.
+        try:
+            with self._translate_errors():
+                names.refresh()
+        except DamagedError as error:
+            yield error
+        yield from names.unreadable.values()
+        for name in names.known:
+            try:
+                with self._translate_errors(locate_stream(self._root, name)):
+                    self._file_exists(locate_stream(self._root, name))
+            except DamagedError as error:
+                yield error
 
     def close(self) -> None:
         """Refuse further calls; nothing else is held between them. Closing twice is harmless."""

@@ -257,17 +257,23 @@ class StreamNames:
         self._folders: dict[str, frozenset[str]] = {}
         self._sorted: list[str] = []
         self._must_sort = False
-        self._unreadable: dict[str, DamagedError] = {}
+        self.unreadable: dict[str, DamagedError] = {}
 
     def page(self, after: str, prefix: str, size: int) -> tuple[list[str], DamagedError | None]:
         """Return names after a given one, in order, and the damage that hides a name, if any."""
-        self._refresh()
+        self.refresh()
         start = bisect.bisect_right(self._sorted, after)
         candidates = self._sorted[start : start + size]
         names = list(itertools.takewhile(lambda name: name.startswith(prefix), candidates))
-        return names, next(iter(self._unreadable.values()), None)
+        return names, next(iter(self.unreadable.values()), None)
 
-    def _refresh(self) -> None:
+    @property
+    def known(self) -> list[str]:
+        """All names, of the folders that could be read, in order."""
+        return sorted(set().union(*self._folders.values()))
+
+    def refresh(self) -> None:
+        """Read the folders that have changed; after an error the others are known."""
         added: set[str] = set()
         removed: set[str] = set()
         with os.scandir(self._root) as items:
@@ -317,14 +323,14 @@ class StreamNames:
         unlisted = {}
         for hashed_name in stems:
             path = f"{directory}{os.sep}{hashed_name}{SUFFIX}"
-            self._unreadable.pop(path, None)
+            self.unreadable.pop(path, None)
             try:
                 name, name_is_durable = self._first_line(path, hashed_name)
             except FileNotFoundError:
                 continue
             if name is None:
                 reason = f"the first line of {path} cannot be read"
-                self._unreadable[path] = DamagedError(self._store, 0, reason)
+                self.unreadable[path] = DamagedError(self._store, 0, reason)
             else:
                 unlisted[StreamLocation(name, hashed_name, directory)] = name_is_durable
         return unlisted

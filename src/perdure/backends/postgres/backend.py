@@ -21,10 +21,11 @@ from perdure.backends.postgres.migrations import prepare_store
 from perdure.backends.postgres.notify import REGISTRATION_TTL, NotifyListener, channel_name
 from perdure.backends.postgres.operations import Operations
 from perdure.backends.postgres.pool import PostgresPool
-from perdure.backends.postgres.queries import StoreQueries, StreamPage
+from perdure.backends.postgres.queries import PAGE_ROWS, Query, StoreQueries, StreamPage
 from perdure.backends.postgres.statements import build_statements
 from perdure.backends.protocol import (
     ATOMIC,
+    CHECK,
     CLOCK,
     RECENT,
     REMOVE,
@@ -39,6 +40,8 @@ from perdure.backends.protocol import (
 from perdure.backends.watchers import WaitTimer, Watchers
 from perdure.errors import DamagedError, UnavailableError
 
+CHECK_TIMEOUT = 3600.0  # seconds; a check looks up every stream, some µs each, in one statement
+
 
 class PostgresBackend:
     """Stores streams in tables of a schema. Entries that `append` has stored survive a power loss.
@@ -48,7 +51,7 @@ class PostgresBackend:
     processes. `accept` names weaknesses to tolerate (`perdure.backends.guarantees`).
     """
 
-    capabilities: frozenset[str] = frozenset({ATOMIC, CLOCK, RECENT, REMOVE, WATCH})
+    capabilities: frozenset[str] = frozenset({ATOMIC, CHECK, CLOCK, RECENT, REMOVE, WATCH})
 
     def __init__(self, address: str, *, accept: Collection[str] = ()) -> None:
         parsed = parse_address(address)
@@ -156,6 +159,18 @@ class PostgresBackend:
                 if pause <= 0:
                     return False
                 signal.sleep(pause)
+
+    def check(self, *, deep: bool = False) -> Iterator[DamagedError]:  # noqa: ARG002
+        """As `CheckCapability.check`. The server checks its own pages, if it has checksums."""
+        after, sql, tenant = b"", self._queries.sql, self._queries.tenant
+        while True:
+            query = Query(sql.check_heads, (tenant, tenant, after, PAGE_ROWS))
+            rows = self._pool.run(partial(self._operations.fetch, query=query))
+            yield from self._queries.head_problems(rows)
+            if len(rows) < PAGE_ROWS:
+                break
+            after = rows[-1][0]
+        yield from self._pool.run(self._operations.find_problems, CHECK_TIMEOUT)
 
     def drop(self, stream: str, *, before: int) -> None:
         """As `Backend.drop`; durable on return. The server's vacuum frees the bytes later."""

@@ -15,6 +15,7 @@ from perdure.backends.postgres.errors import log_notify_failed
 from perdure.backends.postgres.queries import (
     ByteaArray,
     Query,
+    Row,
     StoreQueries,
     StreamPage,
     TextArray,
@@ -24,7 +25,9 @@ from perdure.backends.postgres.queries import (
 )
 from perdure.backends.postgres.statements import NOW_MICROSECONDS
 from perdure.backends.protocol import STORED, Append, Head, Outcome
-from perdure.errors import UnavailableError
+from perdure.errors import DamagedError, UnavailableError
+
+PROBLEMS_MAX = 1000  # problems of one kind that a check names
 
 ROUNDS_MAX = 100  # attempts per call; each lost one means another writer won, so more is a bug
 
@@ -124,6 +127,25 @@ class AsyncOperations:
         parameters = (ByteaArray([check_name(stream)]), self._queries.tenant)
         rows = await connection.fetch(Query(self._queries.sql.named, parameters))
         return decode_head(rows[0]) if rows else None
+
+    async def fetch(self, connection: AsyncConnection, query: Query) -> list[Row]:
+        """Return the rows of a query that only reads."""
+        return await connection.fetch(query)
+
+    async def find_problems(self, connection: AsyncConnection) -> list[DamagedError]:
+        """Return the streams that have entries or labels, and no head."""
+        sql, tenant = self._queries.sql, self._queries.tenant
+        labels = Query(sql.check_labels, (tenant, tenant, PROBLEMS_MAX))
+        problems = [
+            DamagedError(row[0].decode(errors="replace"), 0, "it has labels and no head")
+            for row in await connection.fetch(labels)
+        ]
+        reason = "entries of a stream that has no head, and so is in no list"
+        streams = Query(sql.check_streams, (tenant, tenant, tenant, PROBLEMS_MAX))
+        return problems + [
+            DamagedError(self._address.name, 0, f"{reason} (key {row[0].hex()})")
+            for row in await connection.fetch(streams)
+        ]
 
     async def drop(self, connection: AsyncConnection, stream: str, before: int) -> None:
         """Remove entries, but never the last one."""

@@ -210,6 +210,21 @@ class StoreQueries:
         )
         return Query(self.sql.inspect, parameters)
 
+    def head_problems(self, rows: list[Row]) -> Iterator[DamagedError]:
+        """Yield what is wrong with heads, given the rows of `check_heads`."""
+        for *row, stream, listed in rows:
+            try:
+                head = decode_head(tuple(row))
+            except DamagedError as error:
+                yield error
+                continue
+            if stream != self.key(head.stream):
+                yield DamagedError(head.stream, 0, "its name does not belong to its key")
+            labels = {label.encode() for label in head.labels}
+            if labels != {*listed}:
+                reason = "the labels that it is listed under are not those of its head"
+                yield DamagedError(head.stream, 0, reason)
+
 
 def split_batches(items: list[tuple[bytes, Append]]) -> Iterator[list[tuple[bytes, Append]]]:
     """Split appends into batches that are small enough for one statement each."""

@@ -4,9 +4,9 @@ Each call is one statement in a transaction of its own, so nothing depends on th
 behind a pooler that routes every statement to another connection. Names given by users are bytea:
 they sort by code point whatever the database's locale, and no byte is special in them.
 
-No statement relies on the planner's statistics to avoid a full scan: lookups are lateral joins by a
-whole key. Indexes for listings have a condition (`changed > 0`, `present` or one of `labels`), so
-that no other statement can use them.
+No statement but two of `check` goes through all rows, and none relies on the planner's statistics
+to avoid it: lookups are lateral joins by a whole key. Indexes for listings have a condition
+(`changed > 0`, `present` or one of `labels`), so that no other statement can use them.
 
 Position and digest of a head are both the lock and the proof: an append moves them from the entry
 before its own to its last one, or does nothing at all.
@@ -284,6 +284,43 @@ select exists (select 1 from gone) or not exists (
 ), {durably}"""
 
 
+# Each head with the labels that it is listed under.
+_CHECK_HEADS = """
+select head.name, head.position, head.digest, head.labels, head.changed, head.stream, array(
+  select label.label from {schema}.label as label
+  where label.tenant = %b::text and label.name = head.name and label.present)
+from (
+  select * from {schema}.head where tenant = %b::text and name > %b::bytea
+  order by name limit %b::bigint
+) as head
+order by head.name"""
+
+
+_CHECK_LABELS = """
+select label.name from {schema}.label as label
+where label.tenant = %b::text and label.present and not exists (
+  select 1 from {schema}.head as head where head.tenant = %b::text and head.name = label.name)
+order by label.name limit %b::bigint"""
+
+
+# The streams of all entries, from each one to the next in the index, that have no head. Heads have
+# no index by stream, because nothing else needs it: EXCEPT sorts or hashes them, whatever the
+# planner expects. A join might look through all heads for each stream.
+_CHECK_STREAMS = """
+with recursive streams (stream) as (
+  (select stream from {schema}.entry where tenant = %b::text order by stream limit 1)
+  union all
+  select (
+    select entry.stream from {schema}.entry as entry
+    where entry.tenant = %b::text and entry.stream > streams.stream
+    order by entry.stream limit 1)
+  from streams where streams.stream is not null
+)
+select stream from streams where stream is not null
+except select stream from {schema}.head where tenant = %b::text
+order by stream limit %b::bigint"""
+
+
 class Statements(NamedTuple):
     """Every statement of one store."""
 
@@ -306,6 +343,9 @@ class Statements(NamedTuple):
     named: str
     drop: str
     remove: str
+    check_heads: str
+    check_labels: str
+    check_streams: str
     register_watch: str
     expire_watches: str
     notify: str
@@ -351,6 +391,9 @@ def build_statements(schema: str) -> Statements:
         named=text(_HEADS_BY_NAME),
         drop=text(_DROP),
         remove=text(_REMOVE),
+        check_heads=text(_CHECK_HEADS),
+        check_labels=text(_CHECK_LABELS),
+        check_streams=text(_CHECK_STREAMS),
         register_watch=text(_REGISTER_WATCH),
         expire_watches=text(_EXPIRE_WATCHES),
         notify=_NOTIFY,

@@ -19,6 +19,7 @@ from perdure.backends.filesystem import ACCEPTABLE, require_local, resolve_path
 from perdure.backends.guarantees import Acceptance
 from perdure.backends.protocol import (
     ATOMIC,
+    CHECK,
     RECENT,
     REMOVE,
     STORED,
@@ -31,6 +32,7 @@ from perdure.backends.protocol import (
 )
 from perdure.backends.sqlite import batch_append, recent, schema
 from perdure.backends.sqlite.batch_append import is_text
+from perdure.backends.sqlite.check import StoreFile, find_problems
 from perdure.backends.sqlite.connections import BUSY_TIMEOUT, connect
 from perdure.backends.sqlite.errors import DRIVER_ERRORS, translate_error
 from perdure.backends.sqlite.reading import (
@@ -43,7 +45,7 @@ from perdure.backends.sqlite.reading import (
 )
 from perdure.backends.sqlite.schema import require_library
 from perdure.backends.watchers import Watchers
-from perdure.errors import PerdureError, UnavailableError, UsageError
+from perdure.errors import DamagedError, PerdureError, UnavailableError, UsageError
 
 PAGE_ROWS = 256  # rows per read transaction; a long one would keep the log from being reset
 
@@ -95,7 +97,7 @@ class SqliteBackend:
     names weaknesses to accept instead of refusing them (`perdure.backends.guarantees`).
     """
 
-    capabilities: frozenset[str] = frozenset({ATOMIC, RECENT, REMOVE, WATCH})
+    capabilities: frozenset[str] = frozenset({ATOMIC, CHECK, RECENT, REMOVE, WATCH})
 
     def __init__(
         self,
@@ -273,6 +275,10 @@ class SqliteBackend:
         """As `WatchCapability.watch`: changes of the log reveal writes of other processes."""
         return self.watchers.wait(stream, after, timeout, self._head)
 
+    def check(self, *, deep: bool = False) -> Iterator[DamagedError]:
+        """As `CheckCapability.check`; `deep` reads the whole file in one snapshot."""
+        return find_problems(StoreFile(self._path, self.name, self._reading), deep=deep)
+
     def close(self) -> None:
         """Close the file; the last process to close it leaves no -wal and -shm behind."""
         self._connections.close()
@@ -374,7 +380,10 @@ def _append_checked(appends: Sequence[Append], db: apsw.Connection) -> list[Outc
 def _entry_rows(
     key: int, entries: Sequence[Entry]
 ) -> list[tuple[int, int, str | bytes, str | bytes]]:
-    return [(key, entry.position, _column(entry.header), _column(entry.body)) for entry in entries]
+    return [
+        (key, entry.position, text_or_bytes(entry.header), text_or_bytes(entry.body))
+        for entry in entries
+    ]
 
 
 def _labels_text(append: Append) -> str:
@@ -392,7 +401,7 @@ def _relabel(db: apsw.Connection, stream: str, old: frozenset[str], new: frozens
         db.executemany(ADD_LABEL, [(label, stream, key) for label in new - old])
 
 
-def _column(data: bytes | None) -> str | bytes:
+def text_or_bytes(data: bytes | None) -> str | bytes:
     """Return text if it preserves the bytes, so that the `sqlite3` shell can show them."""
     stored = data or b""
     return stored.decode() if is_text(stored) else stored

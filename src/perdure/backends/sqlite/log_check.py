@@ -52,6 +52,15 @@ class Frame(NamedTuple):
         return self.data[4:8] != NO_COMMIT
 
     @property
+    def page_number(self) -> int:
+        """The page that the frame holds a version of."""
+        return int.from_bytes(self.data[:4], "big")
+
+    @property
+    def page(self) -> bytes:
+        return self.data[FRAME_HEADER:]
+
+    @property
     def salts(self) -> bytes:
         return self.data[8:16]
 
@@ -137,6 +146,28 @@ class LogFile:
                 frame = self.frame((at - LOG_HEADER) // size + 1)
                 if frame is not None:
                     yield frame
+
+    def acknowledged(self) -> Iterator[tuple[Frame, bool]]:
+        """Yield the frames of all commits that were once acknowledged, for salvage.
+
+        Those that SQLite accepts, and those behind the damage that are proven. The second value is
+        False for a frame that does not continue the one before: it may be damaged.
+        """
+        for number in range(1, self._last_acknowledged() + 1):
+            frame = self.frame(number)
+            if frame is not None:
+                yield frame, self._is_linked(frame)
+
+    def _last_acknowledged(self) -> int:
+        last = valid = self.count_valid()
+        for commit in self.commits_after(valid):
+            follows = last > valid and all(
+                frame is not None and self._is_linked(frame)
+                for frame in map(self.frame, range(last + 1, commit.number + 1))
+            )
+            if follows or self.proves_loss(commit):
+                last = commit.number
+        return last
 
     def proves_loss(self, commit: Frame) -> bool:
         """Return whether a commit that SQLite does not accept was once acknowledged."""

@@ -17,6 +17,7 @@ import apsw
 from perdure.backends.protocol import Head, StreamFilter
 from perdure.backends.sqlite.reading import head_by_key, require_label
 from perdure.backends.sqlite.schema import DELETED_LABELS
+from perdure.errors import DamagedError
 
 FIRST_ROWS = 128  # rows of the first page; at about two per stream, enough for one screen
 
@@ -135,6 +136,8 @@ class RowScan:
         self.ended = len(rows) < self._rows
         if not rows:
             return [], 0
+        if not all(isinstance(stream, int) for _, stream, _ in rows):
+            raise DamagedError("the entries", 0, "a stream's key is not a number")
         self._before = rows[-1][0]
         on_page: dict[int, int | None] = {stream: deleted for _, stream, deleted in rows}
         new = [stream for stream in on_page if stream not in self.seen]

@@ -273,13 +273,25 @@ def _require_usable_path(path: str, name: str) -> None:
     if Path(path).exists() and not Path(path).is_file():
         raise UsageError(f"{name} is a device, a pipe or a socket: pass the path of a regular file")
     # The size is read again after the log's: another process may have created both in between.
-    if _file_size(path) == 0 and _file_size(path + "-wal") > 0 and _file_size(path) == 0:
+    if file_size(path) == 0 and file_size(path + "-wal") > 0 and file_size(path) == 0:
         # SQLite would delete the log, and with it perhaps the only copy of the data.
         reason = "the file is empty, but its -wal is not"
         raise DamagedError(name, 0, reason, "restore the file from a backup")
 
 
-def _file_size(path: str) -> int:
+def require_whole_pages(connection: apsw.Connection, path: str, name: str) -> None:
+    """Raise DamagedError if the end of the last page is missing: SQLite would read zeros there.
+
+    While there is a log, an interrupted checkpoint may have left that page, and the log has it.
+    """
+    page_size, log = connection.pragma("page_size"), path + "-wal"
+    if not file_size(log) and file_size(path) % page_size and not file_size(log):
+        reason = f"its file ends within a page, after {file_size(path)} bytes: its end was lost"
+        raise DamagedError(name, 0, reason, LOST_END_HINT)
+
+
+def file_size(path: str) -> int:
+    """Return the size of a file in bytes, 0 if there is none."""
     try:
         return Path(path).stat().st_size
     except OSError:
@@ -300,12 +312,14 @@ def _is_ready(connection: apsw.Connection, path: str, name: str, *, first: bool)
     return True
 
 
+LOST_END_HINT = "restore it from a backup; `perdure verify --salvage FILE` saves what is left"
+
 WRONG_FILE_HINT = "nothing was changed: pass another path, or restore the store from a backup"
 
 
 def _is_new(connection: apsw.Connection, path: str, name: str, *, first: bool) -> bool:
     log = path + "-wal"
-    if first and _file_size(log):
+    if first and file_size(log):
         # Until the log is accepted: closing the last connection deletes it, damaged or not.
         connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
     try:
@@ -318,10 +332,12 @@ def _is_new(connection: apsw.Connection, path: str, name: str, *, first: bool) -
         raise DamagedError(name, 0, reason, WRONG_FILE_HINT) from error
     if application == APPLICATION_ID:
         _require_version(name, version)
+        if first:
+            require_whole_pages(connection, path, name)
         return False
     if application or version or tables:
         raise UsageError(f"{name} is the database of another program; {WRONG_FILE_HINT}")
-    if 0 < _file_size(path) < 512:  # noqa: PLR2004 - SQLite treats a shorter file as empty
+    if 0 < file_size(path) < 512:  # noqa: PLR2004 - SQLite treats a shorter file as empty
         raise DamagedError(name, 0, "it is not a database", WRONG_FILE_HINT)
     return True
 

@@ -30,7 +30,6 @@ from perdure.cli.stores import (
     InvalidCallError,
     OpenStore,
     StoreCommand,
-    find_head,
     refuse_memory,
     without_password,
 )
@@ -39,6 +38,7 @@ from perdure.errors import ConflictError, UnsupportedError, UsageError
 from perdure.formats.tokens import Counter, counter_for
 from perdure.safe_text import safe, shell_command
 from perdure.sync.session import Session
+from perdure.sync.verify import find_head
 
 SESSIONS_LISTED = 8  # Sessions; a short list fits above the prompt.
 

@@ -7,12 +7,13 @@ from contextlib import ExitStack
 from perdure.cli.chat.conversation import ChatSession
 from perdure.cli.chat.model import explain_error
 from perdure.cli.chat.view import SLASH_HELP, message_text
-from perdure.cli.stores import OpenStore, find_head
+from perdure.cli.stores import OpenStore
 from perdure.cli.terminal import first_line, muted_event, plural
 from perdure.core.summaries import KEEP_TURNS
 from perdure.errors import ConflictError, NotFoundError, SummaryError, UnsupportedError, UsageError
 from perdure.journal.records import Message, Summary, SummaryUndone
 from perdure.safe_text import safe
+from perdure.sync.verify import find_head
 
 COMMAND_PATTERN = re.compile(r"/([A-Za-z]*)(?:\s+(.*))?", re.DOTALL)
 

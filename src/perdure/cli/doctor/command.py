@@ -27,6 +27,7 @@ from perdure.cli.doctor.view import print_report
 from perdure.cli.stores import DEFAULT_STORE, StoreCommand, printable_name
 from perdure.cli.terminal import echo_json, muted_event
 from perdure.errors import PerdureError, UsageError
+from perdure.sync.verify import find_problems
 
 EXIT_CODES: dict[StoreVerdict, int] = {"sound": 0, "weak": 1, "unusable": 2}
 
@@ -130,6 +131,7 @@ def examine_store(address: str, appends: int) -> DoctorReport:
         trial_findings: list[StoreFinding] = []
         environment: list[StoreFinding] = []
         try:
+            opening += _check_lists(backend)
             if not any(finding.name == "writing" for finding in opening):
                 opening += _remove_leftovers(backend)
                 with ScratchSession(backend, reopen) as scratch:
@@ -142,6 +144,19 @@ def examine_store(address: str, appends: int) -> DoctorReport:
         return DoctorReport(
             name, exists, guarantees_of(backend), opening, environment, trial_findings
         )
+
+
+def _check_lists(backend: Backend) -> Iterator[StoreFinding]:
+    """Compare the store with its lists of sessions, as far as that is quick."""
+    problems = find_problems(backend, deep=False)
+    if problems:
+        own = backend.name
+        reasons = [f"{one.stream!r}: " * (one.stream != own) + one.reason for one in problems]
+        more = f", and {len(reasons) - 1} more" if len(reasons) > 1 else ""
+        advice = "keep a copy of the store, then run `perdure verify`"
+        yield StoreFinding("lists", "unusable", f"damaged: {reasons[0]}{more}", advice)
+    elif problems is not None:
+        yield StoreFinding("lists", "sound", "every session is in every list that it belongs to")
 
 
 def _open_failed(address: str, error: PerdureError) -> DoctorReport:

@@ -10,7 +10,7 @@ from perdure.journal.copying import requests
 from perdure.journal.copying.requests import CopySteps, Side
 from perdure.journal.records import Deleted
 
-ProblemKind = Literal["conflict", "damaged", "past", "unsupported"]
+ProblemKind = Literal["conflict", "damaged", "past", "store", "unsupported"]
 
 
 UNCOMPARABLE = (
@@ -20,7 +20,11 @@ UNCOMPARABLE = (
 
 
 class Problem(NamedTuple):
-    """Why a session was not copied. `position` is 0 if the problem is not in one entry."""
+    """Why a session was not copied. `position` is 0 if the problem is not in one entry.
+
+    The kind `store` is a problem of a store's lists, in which sessions may be missing. `session` is
+    then the one that it concerns, or "".
+    """
 
     session: str
     kind: ProblemKind

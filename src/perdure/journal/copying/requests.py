@@ -27,9 +27,13 @@ class Remove(NamedTuple):
     digest: str
 
 
+class CheckStore(NamedTuple):
+    deep: bool
+
+
 class StoreRequest(NamedTuple):
     side: Side
-    request: Read | Heads | Send | Drop | Remove
+    request: Read | Heads | Send | Drop | Remove | CheckStore
 
 
 class HeadPage(NamedTuple):
@@ -92,4 +96,13 @@ def drop(stream: str, *, before: int) -> CopySteps[None]:
 
 def remove(stream: str, *, digest: str) -> CopySteps[bool]:
     answer: bool = yield StoreRequest("target", Remove(stream, digest))
+    return answer
+
+
+def check(side: Side, *, deep: bool) -> CopySteps[Sequence[tuple[str, str]]]:
+    """Return what is wrong with a store: a session, or "" for the store itself, and the reason.
+
+    Nothing, if the store cannot compare itself with its lists.
+    """
+    answer: Sequence[tuple[str, str]] = yield StoreRequest(side, CheckStore(deep))
     return answer

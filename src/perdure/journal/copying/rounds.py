@@ -4,6 +4,9 @@ A round compares all heads and copies the entries that the target lacks. The fir
 longest; each later one copies what was written during the previous one. A final copy, run after all
 writers have stopped, repeats until a round finds nothing, compares both stores in full, and counts
 once more.
+
+What a store does not list is not copied, and nobody would miss it. So the source is asked first to
+compare itself with its lists, and before a final copy is called complete, both are.
 """
 
 from collections.abc import Callable
@@ -11,6 +14,7 @@ from typing import Any, NamedTuple
 
 from perdure.backends.protocol import Head
 from perdure.errors import DamagedError, NotFoundError, PerdureError, VersionError
+from perdure.journal.copying import requests
 from perdure.journal.copying.pairs import Selection, StreamPair, StreamPairs
 from perdure.journal.copying.plan import (
     CopyPlan,
@@ -21,7 +25,7 @@ from perdure.journal.copying.plan import (
     to_problem,
 )
 from perdure.journal.copying.reader import compare_stream
-from perdure.journal.copying.requests import CopyProgress, CopySteps, Phase
+from perdure.journal.copying.requests import CopyProgress, CopySteps, Phase, Side
 from perdure.journal.copying.streams import StreamCopier
 
 ROUNDS_MAX = 16  # rounds; a writer as fast as the copy would otherwise keep it running forever
@@ -78,6 +82,7 @@ class CopyRun:
         self._dry_run = dry_run
         self._copier = StreamCopier(self._progress, copied)
         self._unreadable: dict[str, Problem] = {}
+        self._store_problems: list[Problem] = []
         self._phase: Phase = "counting"
         self._seen, self._total, self._expected = 0, 0, 0
         self._round = 0
@@ -85,6 +90,7 @@ class CopyRun:
 
     def steps(self) -> CopySteps[CopyResult]:
         """Copy and return the result; raise NotFoundError for ids that the source does not have."""
+        yield from self._check("source")
         pending = yield from self._survey()
         if self._dry_run:
             return self._result(left=self._expected, sessions=len(pending))
@@ -97,6 +103,7 @@ class CopyRun:
             previous = copied
         if self._final and not copied:
             yield from self._verify()
+            yield from self._check("target")
             yield from self._survey()
             copied = self._expected
         return self._result(left=copied)
@@ -111,10 +118,18 @@ class CopyRun:
             of_sessions=self._total,
             rounds=self._round,
             left=left,
-            problems=tuple(problems[name] for name in sorted(problems)),
+            problems=(*self._store_problems, *(problems[name] for name in sorted(problems))),
             ancestors=tuple(sorted(self._copier.ancestors)),
             verified=self._verified,
         )
+
+    def _check(self, side: Side) -> CopySteps[None]:
+        """Record what is wrong with a store as a whole; not if only some ids are to be copied."""
+        if self._selection.sessions:
+            return
+        for session, reason in (yield from requests.check(side, deep=self._final)):
+            if session.startswith(self._selection.prefix) or not session:
+                self._store_problems.append(Problem(session, "store", f"{reason} (in the {side})"))
 
     def _survey(self) -> CopySteps[set[str]]:
         """Count the entries to copy, without copying; return the sessions that need it."""

@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 
 from perdure.backends.protocol import (
+    CHECK,
     RECENT,
     WATCH,
     Append,
     AsyncBackend,
     Entry,
+    require_check,
     require_recent,
     require_watch,
 )
@@ -121,6 +123,12 @@ class AsyncBackendContract:
         assert [head.stream async for head in recency.recent(prefix="b")] == ["b"]
         assert [head.stream async for head in recency.recent(labels=["l"], limit=1)] == ["a"]
         assert [head.stream async for head in recency.recent(without=["l"])] == ["b"]
+
+    @_in_event_loop
+    async def test_a_store_that_is_intact_has_no_problems(self, backend: AsyncBackend) -> None:
+        skip_unless_declared(backend, CHECK)
+        await backend.append([append_of("a", 1, 2, "l"), append_of("b", 1, 1)])
+        assert [problem async for problem in require_check(backend).check(deep=True)] == []
 
     @_in_event_loop
     async def test_watch_ends_by_an_append_a_timeout_or_cancellation(

@@ -1,0 +1,1 @@
+"""`perdure verify`: check a store and its sessions, and salvage readable records."""

@@ -1,0 +1,91 @@
+# Generated from aio/verify.py by scripts/generate_sync.py: do not edit.
+"""Check a whole store, for blocking code: the store itself, and each session it lists.
+
+A session's own check cannot show that another session is missing from the list. So the store is
+asked to compare itself with its lists (the capability `check`) before they are trusted.
+"""
+
+from collections.abc import Collection, Iterator
+from typing import TYPE_CHECKING
+
+from perdure.backends.protocol import CHECK, DELETED, Backend, Head, require_check
+from perdure.core.verify import StoreVerifyResult, VerifyResult
+from perdure.errors import DamagedError, NotFoundError, PerdureError, VersionError
+
+if TYPE_CHECKING:
+    from perdure.sync.store import Store
+
+
+def find_problems(backend: Backend, *, deep: bool) -> list[DamagedError] | None:
+    """Return what is wrong with a store as a whole; None if it cannot compare itself."""
+    if CHECK not in backend.capabilities:
+        return None
+    return list(require_check(backend).check(deep=deep))
+
+
+def find_head(backend: Backend, session: str) -> Head | None:
+    """Return the head of a session, deleted or not, or None."""
+    if session:
+        for head in backend.streams(prefix=session, limit=1):
+            return head if head.stream == session else None
+    return None
+
+
+def list_heads(
+    backend: Backend,
+    *,
+    prefix: str = "",
+    after: str = "",
+    labels: Collection[str] = (),
+    without: Collection[str] = (),
+) -> Iterator[Head | DamagedError]:
+    """Yield the heads of all sessions, deleted ones too; a damaged head yields its error instead.
+
+    Listing continues after a damaged head. If the store cannot read its list at all, it ends there.
+    """
+    while True:
+        try:
+            for head in backend.streams(prefix=prefix, after=after, labels=labels, without=without):
+                after = head.stream
+                yield head
+        except DamagedError as error:
+            yield error
+            if error.stream == backend.name or error.stream <= after:
+                return
+            after = error.stream
+        else:
+            return
+
+
+def verify_head(
+    store: "Store", backend: Backend, head: Head
+) -> VerifyResult | DamagedError | VersionError | None:
+    """Verify a listed session; return its result or its error, None if it was deleted meanwhile."""
+    name = head.stream
+    try:
+        with store.session(name) as session:
+            return session.verify()
+    except NotFoundError as error:
+        now = find_head(backend, name)
+        if now is None or DELETED in now.labels:
+            return None
+        if now != head:  # Deleted and created again.
+            return verify_head(store, backend, now)
+        return DamagedError(name, 0, f"the parent of this branch is gone: {error}")
+    except (DamagedError, VersionError) as error:
+        return error
+
+
+def verify_store(store: "Store", backend: Backend) -> StoreVerifyResult:
+    """Check a store and all of its sessions."""
+    found = find_problems(backend, deep=True)
+    problems: list[PerdureError] = [*(found or ())]
+    sessions = entries = 0
+    for head in list_heads(backend):
+        sessions += 1
+        result = head if isinstance(head, DamagedError) else verify_head(store, backend, head)
+        if isinstance(result, VerifyResult):
+            entries += result.entries
+        elif result is not None:
+            problems.append(result)
+    return StoreVerifyResult(backend.name, sessions, entries, tuple(problems), found is not None)

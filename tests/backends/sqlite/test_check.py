@@ -52,7 +52,7 @@ def test_a_good_store_has_none(path: Path) -> None:
 
 
 ROWS = {
-    "a head": ("delete from head where name = 'claim-100'", "it has entries and no head"),
+    "a head": ("delete from head where name = 'claim-100'", "a stream that has no head"),
     "a label": ("delete from label where name = 'claim-107'", "not listed under its label 'vip'"),
     "a label too many": (
         "insert into label select 'vip', name, id from head where name = 'claim-100'",

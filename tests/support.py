@@ -4,7 +4,7 @@ from typing import Any
 
 import perdure
 from perdure.backends.memory import MemoryBackend
-from perdure.journal.records import EffectSettled
+from perdure.journal.records import EffectSettled, TurnEnd
 
 
 def said(text: str, role: str = "user") -> dict[str, Any]:
@@ -26,8 +26,11 @@ def forgotten(session: perdure.Session) -> list[str]:
     for record in session.records():
         if isinstance(record.content, EffectSettled) and record.content.intent:
             stored[record.content.identity] = record.position
+        elif isinstance(record.content, TurnEnd):  # A turn is found at its newest end.
+            stored[record.content.turn] = record.position
         elif not record.id.startswith(".") and "\t" not in record.id:
             stored[record.id] = record.position
     batch = session._replica.new_batch()
+    stored = {key: place for key, place in stored.items() if not key.startswith(".")}
     found = {key: session._handle.run(batch.find(key)) for key in stored}
     return [key for key, place in stored.items() if getattr(found[key], "position", 0) != place]

@@ -101,7 +101,7 @@ def talk(path: Path) -> Path:
         (turn,) = perdure.Session(store._driver, claim._replica).interrupted
         with turn:
             list(turn.stream(CHUNKS, flush_every=0))
-            turn._ended = True  # As a process leaves it that dies here.
+            turn.suspend()  # As a process leaves it that dies here.
     return path
 
 

@@ -158,8 +158,23 @@ def test_a_stream_that_breaks_leaves_what_was_said_and_its_error() -> None:
     session = store.session("s")
     with pytest.raises(DroppedError), session.turn("go") as turn:
         list(turn.stream(breaking(CUT)))
-    assert answers(session) == [("one two three", True)]
     assert kinds(session)[-1] == "turn.failed"
+    assert session.messages(format="openai.chat")[-1]["content"] == "one two three"
+    with session.turn("something else"):  # It cannot replace the answer of the failed turn.
+        assert answers(session) == [("one two three", True)]
+
+
+def test_the_answer_of_a_failed_turn_that_is_continued_replaces_the_cut_one() -> None:
+    store, _ = store_in_memory()
+    session = store.session("s")
+    with pytest.raises(DroppedError), session.turn("go", id="t") as turn:
+        list(turn.stream(breaking(CUT)))
+    with store.session("s").turn("go", id="t") as again:
+        assert again.is_partial
+        list(again.stream(WHOLE))
+    session.refresh()
+    assert answers(session) == [("one two three", False)]
+    assert session.find_turn("t").answer() == session.last_message
 
 
 def test_what_a_broken_stream_said_is_durable_at_once() -> None:
@@ -367,6 +382,8 @@ def test_of_such_a_stream_that_was_cut_what_was_said_stays(name: str, end: str) 
     else:
         with pytest.raises(DroppedError), session.turn("go") as turn:
             list(turn.stream(breaking(cut)))
+        with session.turn():  # It can no longer be replaced now, and becomes a message.
+            pass
     ((content, interrupted),) = answers(session)
     assert (said_by({"content": content}), interrupted) == ("one two ", True)
     assert texts(session) == ["go", "one two "]
@@ -607,7 +624,10 @@ def test_a_task_that_is_cancelled_leaves_what_was_said() -> None:
             await reached.wait()
             task.cancel()
             await asyncio.wait([task])
-            assert await answers_of(session) == [("one ", True)]
+            window = await session.messages(format="openai.chat")
+            assert window[-1] == {"role": "assistant", "content": "one "}
+            async with session.turn("something else"):
+                assert await answers_of(session) == [("one ", True)]
 
     asyncio.run(main())
 

@@ -234,6 +234,20 @@ def test_a_torn_batch_is_in_no_window() -> None:
     assert texts(again.messages(format="openai.chat", max_messages=9)) == [*kept, "after"]
 
 
+def test_the_cut_answer_of_a_failed_turn_is_shown_where_it_was_cut() -> None:
+    store, _ = store_in_memory()
+    session = store.session("s")
+
+    def breaking() -> Iterator[Any]:
+        yield one_choice(0, {"role": "assistant", "content": "half"})
+        raise ConnectionError
+
+    with pytest.raises(ConnectionError), session.turn("go") as turn:
+        list(turn.stream(breaking()))
+    session.append(said("later"))
+    assert texts(session.messages(format="openai.chat")) == ["go", "half", "later"]
+
+
 def test_a_cut_answer_is_shown_unless_its_turn_is_held_here() -> None:
     store, backend = store_in_memory()
     session = store.session("s")

@@ -54,6 +54,7 @@ ASKING = {
         {"id": "c1", "type": "function", "function": {"name": "charge", "arguments": '{"n": 1}'}}
     ],
 }
+YES = {"role": "assistant", "content": "Yes."}
 TOOL = {"type": "function", "function": {"name": "charge", "parameters": {}}}
 
 
@@ -269,6 +270,7 @@ CALLS: dict[str, Call] = {
     "Store.records": Call(REFUSED, lambda live: live.store.records("live")),
     "Store.resume": Call(REFUSED, lambda live: live.store.resume("live")),
     "Store.session": Call(REFUSED, lambda live: live.store.session("live")),
+    "Store.verify": Call(REFUSED, lambda live: live.store.verify()),
     "Store.session, new": Call(REFUSED, lambda live: live.store.session(live.fresh())),
     "Store.sessions": Call(REFUSED, lambda live: live.store.sessions()),
     "Store.sessions, recent": Call(REFUSED, lambda live: live.store.sessions(recent=True)),
@@ -282,6 +284,7 @@ CALLS: dict[str, Call] = {
     "Session.close": Call(REFUSED, lambda live: live.session.close()),
     "Session.current_turn": Call(FREE, lambda live: live.session.current_turn),
     "Session.delete": Call(WRITES, lambda live: live.session.delete("key")),
+    "Session.find_turn": Call(REFUSED, lambda live: live.talk.find_turn(live.turn.id)),
     "Session.get": Call(REFUSED, lambda live: live.session.get("key")),
     "Session.get, missing": Call(REFUSED, lambda live: live.session.get("missing")),
     "Session.id": Call(FREE, lambda live: live.session.id),
@@ -313,6 +316,9 @@ CALLS: dict[str, Call] = {
     "Session.refresh": Call(REFUSED, lambda live: live.session.refresh()),
     "Session.replace": Call(WRITES, lambda live: live.session.replace(2, 2, QUESTION)),
     "Session.retract": Call(WRITES, lambda live: live.session.retract(2)),
+    "Session.run": Call(
+        WRITES, lambda live: live.session.run("r1", lambda turn: turn.append(YES), "And now?")
+    ),
     "Session.run_tool_calls": Call(
         WRITES, lambda live: live.talk.run_tool_calls(tools=[live.tool])
     ),
@@ -338,6 +344,7 @@ CALLS: dict[str, Call] = {
         WRITES, lambda live: Entered(live.interrupted).__aenter__()
     ),
     "Turn.abandon": Call(WRITES, lambda live: live.interrupted.abandon()),
+    "Turn.answer": Call(REFUSED, lambda live: live.turn.answer()),
     "Turn.append": Call(WRITES, lambda live: live.turn.append(hello())),
     "Turn.batch": Call(REFUSED, lambda live: live.turn.batch()),
     "Turn.begin_model_call": Call(REFUSED, lambda live: live.turn.begin_model_call("m", {})),
@@ -346,8 +353,11 @@ CALLS: dict[str, Call] = {
     "Turn.ended": Call(FREE, lambda live: live.turn.ended),
     "Turn.fail": Call(WRITES, lambda live: live.turn.fail(ValueError())),
     "Turn.is_partial": Call(FREE, lambda live: live.interrupted.is_partial),
+    "Turn.messages": Call(REFUSED, lambda live: live.turn.messages()),
     "Turn.partial_messages": Call(REFUSED, lambda live: live.interrupted.partial_messages()),
     "Turn.record_tools": Call(WRITES, lambda live: live.turn.record_tools([TOOL])),
+    "Turn.records": Call(REFUSED, lambda live: live.turn.records()),
+    "Turn.state": Call(FREE, lambda live: live.turn.state),
     "Turn.stream": Call(REFUSED, lambda live: live.turn.stream(live._chunks()) and None),
     "Turn.suspend": Call(REFUSED, lambda live: live.turn.suspend()),
     "Stream.__enter__": Call(FREE, lambda live: Entered(live.stream).__aenter__()),

@@ -410,7 +410,7 @@ def test_whoever_was_taken_over_from_is_fenced_by_position(held: Held, clock: Cl
             one.note("what I know")
         with pytest.raises(FencedError):  # Although nobody holds it any more.
             one.append(said("stale"))
-        turn._ended = True
+        turn.suspend()
     assert first.lost.is_set()
     with pytest.raises(FencedError):
         first.__exit__(None, None, None)

@@ -609,10 +609,10 @@ def test_turns_and_heads_show_whose_they_are(
     store: perdure.Store, session: perdure.Session
 ) -> None:
     turn = session.turn("question", id="t-1")
-    assert repr(turn) == "<Turn 't-1' of 'claim-4711': not begun>"
+    assert repr(turn) == "<Turn 't-1' of 'claim-4711': new>"
     with turn:
-        assert repr(turn) == "<Turn 't-1' of 'claim-4711': at 1>"
-    assert repr(turn) == "<Turn 't-1' of 'claim-4711': ended>"
+        assert repr(turn) == "<Turn 't-1' of 'claim-4711': open>"
+    assert repr(turn) == "<Turn 't-1' of 'claim-4711': completed>"
     assert [head.id for head in store.sessions()] == ["claim-4711"]
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 from perdure import events
 from perdure.aio.approvals import AsyncApprovals
 from perdure.aio.batch import AsyncBatch
+from perdure.aio.concurrency import require_plain_agent, require_resolved, resolve
 from perdure.aio.driver import AsyncDriver
 from perdure.aio.effects import AsyncEffects
 from perdure.aio.handle import AsyncHandle
@@ -18,6 +19,7 @@ from perdure.aio.tools import AsyncModel, AsyncTool, ToolSet, run_tool_calls
 from perdure.aio.turn import AsyncTurn
 from perdure.aio.values import AsyncValues
 from perdure.aio.view import AsyncView
+from perdure.aio.watch import watch_records
 from perdure.core import (
     annotations,
     history,
@@ -25,6 +27,7 @@ from perdure.core import (
     lifecycle,
     plans,
     turn_context,
+    turns,
     validation,
     verify,
     window,
@@ -45,11 +48,11 @@ from perdure.core.summaries import (
     undo_summary,
     window_summarizer,
 )
+from perdure.core.turn_records import TurnPlace
 from perdure.core.validation import require_int, require_timeout
 from perdure.core.verify import VerifyResult
 from perdure.core.view import ViewRequest
 from perdure.core.window import EVERYTHING, WindowRequest
-from perdure.errors import UsageError
 from perdure.formats.tokens import Counter
 from perdure.formats.transcript import Transcript
 from perdure.journal.ids import GENERATED_PREFIX
@@ -121,7 +124,12 @@ class AsyncSession:
         Enter one with `async with` to continue it, or call its `abandon`.
         """
         return tuple(
-            AsyncTurn(self._handle, id, begun=turn.position, correlation_id=turn.correlation_id)
+            AsyncTurn(
+                self._handle,
+                id,
+                found=TurnPlace(id, turn.position),
+                correlation_id=turn.correlation_id,
+            )
             for id, turn in self._replica.state.turns.items()
             if id not in self._handle.active_turns
         )
@@ -179,7 +187,9 @@ class AsyncSession:
         """Return a turn for `async with`. When the body runs, the user's message is durable.
 
         The turn is completed when the body ends, failed when the body raises, and interrupted when
-        the process dies. With an `id`, entering it again after a crash continues the turn.
+        the process dies. With an `id`, entering it again continues an interrupted or a failed turn.
+        A completed turn stays completed: `turn.ended` is then true, and `turn.answer()` is the same
+        as before. `session.run` does all of this.
         """
         if id is not None:
             validation.require_record_id(id)
@@ -193,6 +203,37 @@ class AsyncSession:
             correlation_id=correlation_id,
             attribution=Attribution(author),
         )
+
+    async def find_turn(self, id: str) -> AsyncTurn:
+        """Return a turn of this view by its id, however long ago it was.
+
+        NotFoundError if there is none. Entering it continues it if it is interrupted or failed.
+        """
+        validation.require_str(id, "an id")
+        place, correlation_id = await self._handle.run(turns.require_turn(self._replica, id))
+        return AsyncTurn(self._handle, id, found=place, correlation_id=correlation_id)
+
+    async def run(
+        self,
+        id: str,
+        function: Callable[[AsyncTurn], Any],
+        message: object | None = None,
+        *,
+        correlation_id: str = "",
+        author: str = "",
+    ) -> dict[str, Any]:
+        """Run a turn once, however often this is called with its id; return its answer.
+
+        `function` gets the turn and appends the answer to it. It is called if the turn is new, and
+        again if the turn failed or its process died: what was recorded is then part of the session.
+        Once the turn is completed, the function is not called any more, and the recorded answer is
+        returned. If the function raises, or appends no answer, the turn is failed.
+        """
+        require_plain_agent(function)
+        async with self.turn(message, correlation_id=correlation_id, author=author, id=id) as turn:
+            if not turn.ended:
+                require_resolved(await resolve(function(turn)))
+            return turns.require_answer(self.id, id, turn.state, await turn.answer())
 
     def lease(
         self,
@@ -556,29 +597,3 @@ class AsyncSession:
 
     async def __aexit__(self, *error: object) -> None:
         await self.close()
-
-
-async def watch_records(
-    handle: AsyncHandle,
-    at: int,
-    timeout: float | None,  # noqa: ASYNC109 - the same parameters as for threads
-) -> AsyncIterator[Record]:
-    """Yield the records after a position, until none arrives within the timeout or it is closed.
-
-    A deletion record is the last one. Closing the session or the store ends it without an error.
-    """
-    handle.require_open()
-    try:
-        while await handle.wait(at, timeout):
-            past = await handle.catch_up(at)
-            chosen = history.RecordFilter(at)
-            records = history.RecordReader(past, handle.replica.settings, chosen)
-            while (page := await handle.driver.run(records.page())) is not None:
-                for record in page:
-                    yield record
-            at = past.tip.position
-            if handle.replica.deleted:
-                return
-    except UsageError:
-        if not handle.closed:
-            raise

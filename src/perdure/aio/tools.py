@@ -19,7 +19,7 @@ from perdure.aio.concurrency import (
     shielded,
 )
 from perdure.aio.handle import AsyncHandle
-from perdure.core import messages
+from perdure.core import messages, turn_records
 from perdure.core.effects import approvals, calls, plans, requested_calls
 from perdure.core.effects.approvals import ApprovalWait
 from perdure.core.effects.calls import (
@@ -36,11 +36,12 @@ from perdure.core.effects.calls import (
     ResultMessage,
     ToolSpec,
 )
-from perdure.core.effects.requested_calls import PendingCall
+from perdure.core.effects.requested_calls import IssuedCall
 from perdure.core.effects.results import (
     collect_results,
     failure_outcome,
     failure_text,
+    may_run_again,
     recorded_failure_text,
     require_reconciliation,
     to_model_text,
@@ -100,7 +101,7 @@ class AsyncTool(Generic[P, R_co]):
     async def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co:  # type: ignore[misc]
         """Call the tool, or return the recorded result if this call was made before."""
         spec, replica = self.spec, self._handle.replica
-        running = calls.active_turn(self._handle, spec.name)
+        running = await _active_turn(self._handle, spec.name)
         bound = calls.bind_arguments(spec, args, kwargs)
         packed, digest, given = calls.copy_arguments(replica, bound)
         parent = calls.current_identity()
@@ -132,6 +133,10 @@ class AsyncTool(Generic[P, R_co]):
         outcome. The caller holds one of the `slots`; it is released while the call waits for an
         approval.
         """
+        if turn.ended:
+            replica = self._handle.replica
+            decision = await self._handle.run(plans.read_recorded(replica, turn, call))
+            return plans.conclude(replica, call, decision, reply)
         if self._handle.replay is not None:
             return self._handle.replay.serve(self.spec, call, reply)
         if self.spec.approval is not False:
@@ -147,6 +152,15 @@ class AsyncTool(Generic[P, R_co]):
         except Exception as error:
             raise approvals.approval_check_failed(self.spec, error) from error
         return approvals.with_approval(call, self.spec, needed)
+
+
+async def _active_turn(handle: AsyncHandle, tool: str) -> ActiveTurn:
+    """Return the turn that a call belongs to; of one that has ended, read its effects first."""
+    running = calls.active_turn(handle, tool)
+    if running.ended and running.sequence.recorded is None:
+        steps = turn_records.read_effects(handle.replica, running.ownership.turn)
+        running.sequence.recorded = await handle.run(steps)
+    return running
 
 
 class AsyncDurableCall(NamedTuple):
@@ -291,7 +305,9 @@ class AsyncDurableCall(NamedTuple):
         packed = replica.settings.codec.pack(outcome.result, root="$.result")
         outcome = outcome._replace(result=packed)
         failed = outcome.state not in ("succeeded", "reconciled")
-        message = self.reply.build(text, failed=failed) if self.reply else None
+        # The model is not told about a call that may run again when its turn is continued.
+        tell = self.reply is not None and not may_run_again(outcome, self.call.policy)
+        message = self.reply.build(text, failed=failed) if self.reply and tell else None
         plan = plans.plan_outcome(
             replica, identity, decision.effect, outcome, message=message, turn=turn
         )
@@ -329,7 +345,7 @@ class AsyncModel(Generic[P, R_co]):
     async def __call__(self, *args: P.args, **request: P.kwargs) -> R_co:  # type: ignore[misc]
         """Call the model, or return the recorded answer if this request was made before."""
         spec = self._tool.spec
-        running = calls.active_turn(self._handle, spec.name)
+        running = await _active_turn(self._handle, spec.name)
         # Copied first: what is digested is what is sent, whatever happens to the caller's objects.
         args, request = copy_data((args, request), objects=spec.digest_of is None)
         arguments = calls.bind_arguments(spec, args, request).by_name()
@@ -352,12 +368,14 @@ async def run_tool_calls(
 ) -> list[dict[str, Any]]:
     """Make the calls of a message, or all open calls, and return the result messages."""
     require_int(parallel, "parallel")
-    running = calls.active_turn(handle, "run_tool_calls")
+    running = await _active_turn(handle, "run_tool_calls")
+    if message is None and running.ended:
+        return []
     turn = running.ownership.turn
-    jobs = await handle.run(requested_calls.read_pending_calls(handle.replica, turn, message))
+    jobs = await handle.run(requested_calls.read_requested_calls(handle.replica, turn, message))
     by_name = _tools_by_name(handle, offered)
 
-    async def run(job: PendingCall, slots: Semaphore | None) -> dict[str, Any]:
+    async def run(job: IssuedCall, slots: Semaphore | None) -> dict[str, Any]:
         return await _run_call(handle, running, job, by_name, slots)
 
     may_wait = any(tool.spec.approval for tool in by_name.values())
@@ -380,11 +398,13 @@ def _tools_by_name(handle: AsyncHandle, offered: ToolSet) -> dict[str, AsyncTool
 async def _run_call(
     handle: AsyncHandle,
     turn: ActiveTurn,
-    job: PendingCall,
+    job: IssuedCall,
     by_name: Mapping[str, AsyncTool[..., Any]],
     slots: Semaphore | None,
 ) -> dict[str, Any]:
     """Make one call and return its result message, which is stored whatever the outcome is."""
+    if job.result is not None:
+        return job.result
     reply = ResultMessage(job.answer)
     tool = by_name.get(job.issued.call.name)
     problem = job.problem(by_name)

@@ -1,26 +1,31 @@
 """AsyncTurn: from a user's input to the end of the agent's answer."""
 
 import time
-from collections.abc import AsyncIterable, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Sequence
 from typing import Any, Self
 
 from perdure.aio.batch import AsyncTurnBatch
 from perdure.aio.handle import AsyncHandle
 from perdure.aio.stream import AsyncStream
-from perdure.core import streaming, turn_context, turns
+from perdure.core import streaming, turn_context, turn_records, turns
 from perdure.core.batch import BatchPlans, JointPlan
 from perdure.core.effects import catalogue, model_calls
 from perdure.core.effects.calls import ActiveTurn, CallSequence, model_call
 from perdure.core.effects.catalogue import ToolChanges
 from perdure.core.effects.model_calls import PendingModelCall
+from perdure.core.history import RecordFilter, RecordReader
 from perdure.core.messages import ANONYMOUS, Attribution, append_messages, make_attribution
 from perdure.core.plans import Plan, T, TurnOwnership
 from perdure.core.streaming import FLUSH_EVERY, AnswerRecorder
 from perdure.core.turn_context import TurnContext
+from perdure.core.turn_records import TurnPlace
 from perdure.core.validation import require_seconds
 from perdure.errors import ApprovalPendingError, PerdureError, UsageError
 from perdure.events import correlation_id
 from perdure.formats.intake import IncomingMessage
+from perdure.journal.records import Record
+
+_ENDED_HINT = "turn.answer() has its answer; begin another with session.turn(...)"
 
 NO_CHANGES = ToolChanges((), (), ())
 
@@ -36,38 +41,52 @@ class AsyncTurn:
         message: object | None = None,
         correlation_id: str = "",
         attribution: Attribution = ANONYMOUS,
-        begun: int = 0,
+        found: TurnPlace | None = None,
     ) -> None:
         self.id = id if id is not None else handle.replica.new_id()
         self.correlation_id = correlation_id
         self._handle = handle
         self._message = message
         self._voice = attribution
-        self._begun = begun
+        self._begun = found.begun if found else 0
+        self._outcome = found.outcome if found else ""
         self._ownership: TurnOwnership | None = None
-        self._ended = False
         self._outer_correlation_id: str | None = None
         self._entered: TurnContext | None = None
         self._suspended = False
+        self.active: ActiveTurn | None = None
+        """What calls in this turn need to know. For tools."""
         self._ordinals = CallSequence()
         self._model_calls: list[PendingModelCall] = []
         self._streams: list[AsyncStream] = []
 
     def __repr__(self) -> str:
-        state = "ended" if self._ended else f"at {self._begun}" if self._begun else "not begun"
-        return f"<{type(self).__name__} {self.id!r} of {self._handle.replica.name!r}: {state}>"
+        return f"<{type(self).__name__} {self.id!r} of {self._handle.replica.name!r}: {self.state}>"
+
+    @property
+    def state(self) -> str:
+        """What this object knows of the turn.
+
+        `new`: it was not entered yet; `session.find_turn` knows earlier turns. `open`: it runs in
+        this handle. `interrupted`: it has begun and not ended, and another handle runs it, or none.
+        `completed`, `failed`, `abandoned`: it has ended. Only a failed turn can be continued.
+        """
+        if self._outcome:
+            return self._outcome
+        if not self._begun:
+            return "new"
+        return "open" if self.id in self._handle.active_turns else "interrupted"
 
     @property
     def branch_point(self) -> int:
         """The position before the turn: branch there to run the turn again, differently."""
-        if not self._begun:
-            raise UsageError("the turn has not begun: enter it with `async with`")
+        self._require_begun()
         return self._begun - 1
 
     @property
     def ended(self) -> bool:
         """Whether the turn has ended. One entered by an existing `id` may have ended before."""
-        return self._ended
+        return bool(self._outcome)
 
     async def __aenter__(self) -> Self:
         if self.correlation_id and self._outer_correlation_id is None:
@@ -80,13 +99,20 @@ class AsyncTurn:
             raise
         self._suspended = False
         if self._ownership is not None:
-            self._handle.active_turns[self.id] = ActiveTurn(self._ownership, self._ordinals)
+            self.active = ActiveTurn(self._ownership, self._ordinals)
+            self._handle.active_turns[self.id] = self.active
+        else:
+            nobody = TurnOwnership(self.id, "")
+            self.active = ActiveTurn(nobody, self._ordinals, ended=self.state)
         self._entered = turn_context.enter_turn(self._handle, self)
         return self
 
     async def _enter(self) -> None:
-        is_new = not self._begun
-        if is_new:
+        """Begin the turn, or continue it if it is interrupted or failed.
+
+        A turn that is completed or abandoned stays ended.
+        """
+        if not self._begun:
             plan = turns.begin_turn(
                 self._handle.replica,
                 self.id,
@@ -97,24 +123,19 @@ class AsyncTurn:
             )
             start = await self._write(plan, TurnOwnership(self.id, self.id))
             self._begun = start.position
-            if not start.resumed:
+            if start.found is None:
                 self._ownership = TurnOwnership(self.id, self.id)
-        if self._ownership is None:
-            await self._resume(may_be_over=is_new)
+                return
+            self._outcome = start.found.outcome
+        if self._ownership is None and self._outcome in ("", "failed"):
+            continuation, ownership = turns.continue_turn(self._handle.replica, self.id)
+            await self._handle.write(continuation)
+            self._outcome, self._ownership = "", ownership
 
     def _restore_correlation_id(self) -> None:
         if self._outer_correlation_id is not None:
             correlation_id.set(self._outer_correlation_id)
             self._outer_correlation_id = None
-
-    async def _resume(self, *, may_be_over: bool) -> None:
-        """Take the turn over, unless it was entered by its id and has ended before."""
-        if (may_be_over or self._ended) and self.id not in self._handle.replica.state.turns:
-            self._ended = True
-            return
-        plan, ownership = turns.continue_turn(self._handle.replica, self.id)
-        await self._handle.write(plan)
-        self._ownership = ownership
 
     async def append(
         self,
@@ -151,7 +172,8 @@ class AsyncTurn:
             if batch.completes:
                 await self._end_streams()
             positions = await self._write(plan, turn)
-            self._ended = self._ended or batch.completes
+            if batch.completes:
+                self._outcome, self._ownership = "completed", None
             return positions
 
         batch = AsyncTurnBatch(BatchPlans(self._handle.replica, id, expect), write, turn)
@@ -208,6 +230,36 @@ class AsyncTurn:
         self._model_calls[:] = [call for call in self._model_calls if call not in calls]
         return result
 
+    async def messages(self) -> list[dict[str, Any]]:
+        """Return the messages of this turn, in order, as they were appended."""
+        self._require_begun()
+        return await self._handle.run(
+            turn_records.read_turn_messages(self._handle.replica, self.id)
+        )
+
+    async def records(self) -> AsyncIterator[Record]:
+        """Yield the records of this turn, in order: its messages, calls, beginnings and ends."""
+        self._require_begun()
+        replica = self._handle.replica
+        for past, first in await self._handle.run(turn_records.read_parts(replica, self.id)):
+            reader = RecordReader(past, replica.settings, RecordFilter(first - 1))
+            while (page := await self._handle.run(reader.page())) is not None:
+                for record in page:
+                    if turn_records.is_record_of(self.id, record.id, record.content):
+                        yield record
+
+    async def answer(self) -> dict[str, Any] | None:
+        """Return the last message of the assistant in this turn that calls no tool, or None.
+
+        An interrupted answer does not count. The answer of a completed turn never changes.
+        """
+        self._require_begun()
+        return await self._handle.run(turn_records.read_answer(self._handle.replica, self.id))
+
+    def _require_begun(self) -> None:
+        if not self._begun:
+            raise UsageError("the turn has not begun: enter it, or use session.find_turn(id)")
+
     @property
     def is_partial(self) -> bool:
         """Whether an answer of this turn was interrupted and not replaced since."""
@@ -233,21 +285,20 @@ class AsyncTurn:
         turn = self._owned()
         await self._end_streams()
         await self._write(turns.complete_turn(self._handle.replica, turn), turn)
-        self._ended = True
+        self._outcome, self._ownership = "completed", None
 
     async def fail(self, error: BaseException) -> None:
         """End the turn with an error. Leaving `async with` by an exception does this."""
         turn = self._owned()
         await self._close_streams()
         await self._write(turns.fail_turn(self._handle.replica, turn, error), turn)
-        self._ended = True
+        self._outcome, self._ownership = "failed", None
 
     async def abandon(self, reason: str = "") -> None:
         """Abandon the turn, whether it is running here or interrupted."""
-        if not self._begun:
-            raise UsageError("the turn has not begun: there is nothing to abandon")
+        self._require_begun()
         await self._handle.write(turns.abandon_turn(self._handle.replica, self.id, reason))
-        self._ended = True
+        self._outcome, self._ownership = "abandoned", None
 
     async def suspend(self) -> None:
         """Stop here and leave the turn open, as a process that dies does: it is interrupted.
@@ -262,20 +313,20 @@ class AsyncTurn:
     async def __aexit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         if self._suspended:
             return
-        if isinstance(error, ApprovalPendingError) and self._ownership and not self._ended:
+        if isinstance(error, ApprovalPendingError) and self._ownership:
             await self.suspend()  # It can be continued after the decision.
             return
         try:
-            if error is None and not self._ended:
+            if error is None and not self.ended:
                 await self.complete()
-            elif error is not None and not self._ended:
+            elif error is not None and not self.ended:
                 await self._record_failure(error)
         finally:
             self._exit()
 
     def _exit(self) -> None:
         self._handle.active_turns.pop(self.id, None)
-        self._ordinals = CallSequence()
+        self.active, self._ordinals = None, CallSequence()
         if self._entered is not None:
             turn_context.exit_turn(self._entered)
         self._restore_correlation_id()
@@ -301,8 +352,9 @@ class AsyncTurn:
     def _owned(self) -> TurnOwnership:
         """Return the ownership of a running turn; UsageError if it has ended or is not entered."""
         self._handle.replica.require_live("turn")
-        if self._ended:
-            raise UsageError("the turn has ended: begin another with session.turn(...)")
+        if self._outcome:
+            hint = "enter it again to continue it" if self._outcome == "failed" else _ENDED_HINT
+            raise UsageError(f"the turn {self.id!r} has ended ({self._outcome}): {hint}")
         if self._ownership is None:
             raise UsageError("the turn is not open: enter it with `async with` first")
         return self._ownership

@@ -29,7 +29,16 @@ from perdure.journal import chain, codec, reader
 from perdure.journal.chain import VerifiedEntry
 from perdure.journal.codec import Codec
 from perdure.journal.reader import BackwardReader, ForwardReader, History, OnDamage
-from perdure.journal.records import KINDS, BatchDiscarded, Content, Message, Note, Record, Summary
+from perdure.journal.records import (
+    KINDS,
+    BatchDiscarded,
+    Content,
+    Message,
+    Note,
+    Record,
+    Summary,
+    TurnEnd,
+)
 from perdure.journal.requests import Steps
 
 
@@ -249,7 +258,9 @@ def find_record(replica: Replica, record_id: str) -> Steps[Record]:
         yield from reader.require_tip(batch.past)  # Index pages do not link to it.
         hint = "ids are those that a caller passed as id="
         raise NotFoundError(f"a record with the id {record_id!r}", hint)
-    return (yield from read_record(batch.past, replica.settings, found.position))
+    content = found.record.content  # The index has a turn at its end.
+    position = content.begun if isinstance(content, TurnEnd) else found.position
+    return (yield from read_record(batch.past, replica.settings, position))
 
 
 def previous_note(record: Record) -> int:

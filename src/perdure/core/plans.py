@@ -33,6 +33,7 @@ from perdure.journal.records import (
     MessagesRetracted,
     Note,
     TurnBegun,
+    TurnEnd,
 )
 from perdure.journal.requests import Steps
 
@@ -138,7 +139,8 @@ class RecordBatch:
 
         It costs nothing, so that a plan with a new id needs no steps while there is no index.
         """
-        return key in self.state.recent_ids or bool(self.state.index)
+        state = self.state
+        return key in state.recent_ids or bool(state.index) or key in state.turns
 
     def find(self, key: str) -> Steps[FoundRecord | None]:
         """Return the newest record of a caller's id or of an identity, or None.
@@ -146,6 +148,8 @@ class RecordBatch:
         Reads at most a page of each index run, and the record.
         """
         recent = self.state.recent_ids.get(key)
+        if key in self.state.turns:
+            recent = self.state.turns[key].position
         if recent is not None:
             return FoundRecord(recent, (yield from self.read_record(recent)))
         digest, cache = int.from_bytes(index.digest_id(key)), self._index_cache
@@ -156,7 +160,7 @@ class RecordBatch:
                 page = yield from index.read_page(self.past, cache, run, number)
             for position in page.positions(digest):
                 record = yield from self.read_record(position)
-                if key in (record.id, _identity(record.content)):  # Not just an equal digest.
+                if key in (record.id, _indexed_as(record.content)):  # Not just an equal digest.
                     return FoundRecord(position, record)
         return None
 
@@ -169,7 +173,7 @@ class RecordBatch:
         found = yield from self.find(drafts[0].id)
         if found is None:
             return 0
-        if found.record.content.kind == TurnBegun.kind:
+        if isinstance(found.record.content, TurnBegun | TurnEnd):
             raise DivergenceError(self.name, drafts[0].id, "a turn", "a record")
         self.require_same(found.record, drafts[0])
         return found.position
@@ -182,9 +186,9 @@ class RecordBatch:
             raise DivergenceError(self.name, caller_id, fingerprint(was), fingerprint(now))
 
 
-def _identity(content: Content) -> str:
-    """Return the identity that the index has the record of an outcome under, or ""."""
-    return content.identity if isinstance(content, EffectSettled) else ""
+def _indexed_as(content: Content) -> str:
+    """Return the identity or the turn that the index has an outcome or an end under, or ""."""
+    return content.subject if isinstance(content, EffectSettled | TurnEnd) else ""
 
 
 def strip_derived(record: PendingRecord) -> bytes:

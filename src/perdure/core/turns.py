@@ -7,10 +7,12 @@ call does not change the record.
 To edit: generate record ids outside `make`, because a plan may be executed more than once.
 """
 
-from collections.abc import Collection
-from typing import NamedTuple
+from collections.abc import Collection, Sequence
+from typing import Any, NamedTuple
 
-from perdure.core import streaming
+import msgspec
+
+from perdure.core import streaming, turn_records
 from perdure.core.effects import plans
 from perdure.core.effects.results import exception_text
 from perdure.core.messages import (
@@ -29,25 +31,27 @@ from perdure.core.plans import (
 )
 from perdure.core.replica import Replica
 from perdure.core.state.session_state import INPUT_SUFFIX
+from perdure.core.turn_records import TurnPlace
 from perdure.core.validation import NAME_BYTES_MAX, require_str
-from perdure.errors import DivergenceError, UsageError
+from perdure.errors import DivergenceError, NotFoundError, UsageError
+from perdure.journal.chain import PendingRecord
 from perdure.journal.ids import GENERATED_PREFIX
 from perdure.journal.records import (
     TurnAbandoned,
     TurnBegun,
-    TurnChange,
     TurnCompleted,
     TurnContinued,
+    TurnEnd,
     TurnFailed,
 )
 from perdure.journal.requests import Steps
 
 
 class TurnStart(NamedTuple):
-    """The start of a turn: its position, and whether it had begun before, under a caller's id."""
+    """The start of a turn: its position, and where it was found if it had begun before."""
 
     position: int
-    resumed: bool
+    found: TurnPlace | None = None
 
 
 def begin_turn(
@@ -72,13 +76,12 @@ def begin_turn(
             drafts[0] = with_caller_id(drafts, turn_id + INPUT_SUFFIX)
 
     def make(batch: RecordBatch) -> Steps[TurnStart]:
-        begun_at = yield from _find_start(batch, turn_id)
-        if begun_at:
-            if drafts and begun_at < batch.position:
-                stored = yield from batch.read_record(begun_at + 1)
-                if stored.id == drafts[0].id:
-                    batch.require_same(stored, drafts[0])
-            return TurnStart(begun_at, resumed=True)
+        found = None
+        if not turn_id.startswith(GENERATED_PREFIX):
+            found = yield from turn_records.find_turn(batch, turn_id)
+        if found is not None:
+            yield from _require_same_input(batch, found.begun, drafts)
+            return TurnStart(found.begun, found)
         if batch.state.conversation.partials:
             partials = batch.state.conversation.partials.values()
             turns = {partial.turn for partial in partials} - {*live}
@@ -87,34 +90,68 @@ def begin_turn(
             yield from streaming.close_calls(replica, batch, live=live)
         position = batch.add_content(turn_id, TurnBegun(correlation_id=correlation_id))
         batch.add_all(drafts)
-        return TurnStart(position, resumed=False)
+        return TurnStart(position)
 
     return Plan("turn.begin", turn_id, make)
 
 
-def _find_start(batch: RecordBatch, turn: str) -> Steps[int]:
-    """Return the start of a turn that is open, or that began under a caller's id; otherwise 0."""
-    if turn in batch.state.turns:
-        return batch.state.turns[turn].position
-    if turn.startswith(GENERATED_PREFIX) or not batch.may_know(turn):
-        return 0
-    found = yield from batch.find(turn)
-    if found is None:
-        return 0
-    if found.record.content.kind != TurnBegun.kind:
-        raise DivergenceError(batch.name, turn, "a record", "a turn")
-    return found.position
+def _require_same_input(
+    batch: RecordBatch, begun: int, drafts: Sequence[PendingRecord]
+) -> Steps[None]:
+    """Raise DivergenceError unless a turn began with this input, or none is given now."""
+    if not drafts:
+        return
+    stored = (yield from batch.read_record(begun + 1)) if begun < batch.position else None
+    if stored is None or stored.id != drafts[0].id:
+        turn = drafts[0].id.removesuffix(INPUT_SUFFIX)
+        raise DivergenceError(batch.name, turn, "a turn without an input", "an input")
+    batch.require_same(stored, drafts[0])
 
 
 def continue_turn(replica: Replica, turn: str) -> tuple[Plan[int], TurnOwnership]:
-    """Plan to take over an interrupted turn; also return the ownership that this gives."""
+    """Plan to continue a turn that is open or failed; also return the ownership that this gives.
+
+    ConflictError if it is completed or abandoned.
+    """
     owner = replica.new_id()
 
-    def make(batch: RecordBatch) -> int:
-        require_open_turn(batch, turn)
-        return batch.add_content(owner, TurnContinued(turn=turn))
+    def make(batch: RecordBatch) -> Steps[int]:
+        place = yield from turn_records.find_turn(batch, turn)
+        content = TurnContinued(turn=turn)
+        if place is not None and isinstance(place.ended_by, TurnFailed):
+            content = yield from turn_records.continuation(batch, place)
+        else:
+            require_open_turn(batch, turn)
+        return batch.add_content(owner, content)
 
     return Plan("turn.continue", turn, make), TurnOwnership(turn, owner)
+
+
+def require_turn(replica: Replica, turn: str) -> Steps[tuple[TurnPlace, str]]:
+    """Return where a turn is, and its correlation id; NotFoundError if there is none."""
+    batch = replica.new_batch()
+    try:
+        place = yield from turn_records.find_turn(batch, turn)
+    except DivergenceError:  # It is the id of another record.
+        place = None
+    if place is None:
+        hint = "session.turn(message, id=...) begins one; session.refresh() loads new records"
+        raise NotFoundError(f"turn {turn!r} in session {replica.name!r}", hint)
+    begun = yield from batch.read(place.begun, TurnBegun)
+    return place, begun.correlation_id
+
+
+def require_answer(
+    session: str, turn: str, state: str, answer: dict[str, Any] | None
+) -> dict[str, Any]:
+    """Return the answer of a turn that its function has run; UsageError if there is none."""
+    if state == "abandoned":
+        hint = "an abandoned turn is not continued: choose another id"
+        raise UsageError(f"the turn {turn!r} of session {session!r} was abandoned: {hint}")
+    if answer is None:
+        hint = "have the function append a whole message of the assistant"
+        raise UsageError(f"the turn {turn!r} of session {session!r} has no answer: {hint}")
+    return answer
 
 
 def complete_turn(replica: Replica, turn: TurnOwnership) -> Plan[int]:
@@ -128,19 +165,23 @@ def fail_turn(replica: Replica, turn: TurnOwnership, error: BaseException) -> Pl
     return _end_turn(replica, turn, TurnFailed(turn=turn.turn, error=name, reason=reason))
 
 
-def _end_turn(replica: Replica, turn: TurnOwnership, content: TurnChange) -> Plan[int]:
+def _end_turn(replica: Replica, turn: TurnOwnership, content: TurnEnd) -> Plan[int]:
     """Plan to end a turn; an abandoned one may be owned by any handle."""
     record_id = replica.new_id()
-    failed = content if isinstance(content, TurnFailed) else TurnFailed(turn="", error="")
+    failed = content if isinstance(content, TurnFailed) else None
 
     def make(batch: RecordBatch) -> Steps[int]:
-        if isinstance(content, TurnAbandoned):
-            require_open_turn(batch, turn.turn)
-        else:
+        open_turn = require_open_turn(batch, turn.turn)
+        if not isinstance(content, TurnAbandoned):
             require_turn_owner(batch, turn)
-        yield from streaming.add_interrupted_answers(replica, batch, turns=[turn.turn])
-        plans.mark_unknown(replica, batch, turn.turn, failed.error, failed.reason)
-        return batch.add_content(record_id, content)
+        if failed is None:  # A failed turn may be continued, and then gets another answer.
+            yield from streaming.add_interrupted_answers(replica, batch, turns=[turn.turn])
+        error, reason = (failed.error, failed.reason) if failed else ("", "")
+        plans.mark_unknown(replica, batch, turn.turn, error, reason)
+        begun, since = open_turn.position, open_turn.since
+        return batch.add_content(
+            record_id, msgspec.structs.replace(content, begun=begun, since=since)
+        )
 
     return Plan("turn.end", turn.turn, make)
 

@@ -163,7 +163,13 @@ class _Budget:
         """Return these messages and those of every window, in order."""
         positions = {message.position for message in newest}
         fixed = [message for message in self._fixed_messages if message.position not in positions]
-        return [*fixed, *newest, *self._partials]
+        shown = [*newest]
+        for partial in self._partials:  # After the messages that came before it.
+            place = len(shown)
+            while place and shown[place - 1].position > partial.position:
+                place -= 1
+            shown.insert(place, partial)
+        return [*fixed, *shown]
 
     def cost(self, message: StoredMessage) -> tuple[int, int]:
         """Return the tokens and messages that one adds; (0, 0) if every window has it, or none."""

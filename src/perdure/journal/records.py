@@ -278,7 +278,11 @@ class EffectSettled(Content, frozen=True, kw_only=True):
     state: Literal["succeeded", "failed", "unknown", "reconciled"]
     result: Any = None
     error: str = ""
-    """The name of the exception's type if the call failed."""
+    """The name of the exception's type if the call failed.
+
+    In an unknown outcome: the exception that interrupted the call. If its turn is continued, the
+    policy of the call decides about it, as after a crash.
+    """
     reason: str = ""
     duration: float = 0.0
     turn: str = ""
@@ -326,20 +330,52 @@ class TurnChange(Content, frozen=True, kw_only=True):
     turn: str
 
 
+EffectRow = tuple[str, str, str, int, int, str, str, str, str, str]
+"""An effect as snapshots store it: `perdure.core.state.effects.EffectState`."""
+
+ApprovalRow = tuple[str, str, str, str, str, int, int, int, str, str]
+"""An approval as snapshots store it: `perdure.core.state.approvals.ApprovalState`."""
+
+CallRow = tuple[int, str, str]
+"""A call without a result as snapshots store it: `perdure.core.state.conversation.OpenCall`."""
+
+
 class TurnContinued(TurnChange, frozen=True, kw_only=True):
-    """Another handle took over an interrupted turn; the previous owner is fenced."""
+    """Another handle took over an interrupted turn, or a failed turn is open again.
+
+    The previous owner is fenced. A failed turn was no longer part of the state. The record of its
+    continuation therefore has all that the state needs to know of it, as snapshots store it.
+    """
 
     kind: ClassVar[str] = "turn.continued"
 
+    ended: int = 0
+    """The position of the `turn.failed` that this undoes; 0 if the turn was open."""
+    begun: int = 0
+    correlation_id: str = ""
+    effects: dict[str, EffectRow] = {}
+    approvals: dict[str, ApprovalRow] = {}
+    calls: dict[str, CallRow] = {}
+    """The calls of the turn's messages that have no result, by id."""
 
-class TurnCompleted(TurnChange, frozen=True, kw_only=True):
+
+class TurnEnd(TurnChange, frozen=True, kw_only=True):
+    """The common base of the records that end a turn."""
+
+    begun: int = 0
+    """The position of the `turn.begun`."""
+    since: int = 0
+    """The position of the `turn.continued` that opened the turn again after a failure, or 0."""
+
+
+class TurnCompleted(TurnEnd, frozen=True, kw_only=True):
     """The turn ended: the agent's answer is complete."""
 
     kind: ClassVar[str] = "turn.completed"
 
 
-class TurnFailed(TurnChange, frozen=True, kw_only=True):
-    """The turn ended with an error, stored as its type and its text."""
+class TurnFailed(TurnEnd, frozen=True, kw_only=True):
+    """The turn ended with an error, stored as its type and its text. It can be continued."""
 
     kind: ClassVar[str] = "turn.failed"
 
@@ -347,7 +383,7 @@ class TurnFailed(TurnChange, frozen=True, kw_only=True):
     reason: str = ""
 
 
-class TurnAbandoned(TurnChange, frozen=True, kw_only=True):
+class TurnAbandoned(TurnEnd, frozen=True, kw_only=True):
     """An interrupted turn was abandoned: it will not be continued."""
 
     kind: ClassVar[str] = "turn.abandoned"

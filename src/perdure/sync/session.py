@@ -15,6 +15,7 @@ from perdure.core import (
     lifecycle,
     plans,
     turn_context,
+    turns,
     validation,
     verify,
     window,
@@ -35,11 +36,11 @@ from perdure.core.summaries import (
     undo_summary,
     window_summarizer,
 )
+from perdure.core.turn_records import TurnPlace
 from perdure.core.validation import require_int, require_timeout
 from perdure.core.verify import VerifyResult
 from perdure.core.view import ViewRequest
 from perdure.core.window import EVERYTHING, WindowRequest
-from perdure.errors import UsageError
 from perdure.formats.tokens import Counter
 from perdure.formats.transcript import Transcript
 from perdure.journal.ids import GENERATED_PREFIX
@@ -47,6 +48,7 @@ from perdure.journal.reader import OnDamage
 from perdure.journal.records import Record, Summary
 from perdure.sync.approvals import Approvals
 from perdure.sync.batch import Batch
+from perdure.sync.concurrency import require_plain_agent, require_resolved, resolve
 from perdure.sync.driver import Driver
 from perdure.sync.effects import Effects
 from perdure.sync.handle import Handle
@@ -56,6 +58,7 @@ from perdure.sync.tools import Model, Tool, ToolSet, run_tool_calls
 from perdure.sync.turn import Turn
 from perdure.sync.values import Values
 from perdure.sync.view import View
+from perdure.sync.watch import watch_records
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -120,7 +123,12 @@ class Session:
         Enter one with `with` to continue it, or call its `abandon`.
         """
         return tuple(
-            Turn(self._handle, id, begun=turn.position, correlation_id=turn.correlation_id)
+            Turn(
+                self._handle,
+                id,
+                found=TurnPlace(id, turn.position),
+                correlation_id=turn.correlation_id,
+            )
             for id, turn in self._replica.state.turns.items()
             if id not in self._handle.active_turns
         )
@@ -178,7 +186,9 @@ class Session:
         """Return a turn for `with`. When the body runs, the user's message is durable.
 
         The turn is completed when the body ends, failed when the body raises, and interrupted when
-        the process dies. With an `id`, entering it again after a crash continues the turn.
+        the process dies. With an `id`, entering it again continues an interrupted or a failed turn.
+        A completed turn stays completed: `turn.ended` is then true, and `turn.answer()` is the same
+        as before. `session.run` does all of this.
         """
         if id is not None:
             validation.require_record_id(id)
@@ -192,6 +202,37 @@ class Session:
             correlation_id=correlation_id,
             attribution=Attribution(author),
         )
+
+    def find_turn(self, id: str) -> Turn:
+        """Return a turn of this view by its id, however long ago it was.
+
+        NotFoundError if there is none. Entering it continues it if it is interrupted or failed.
+        """
+        validation.require_str(id, "an id")
+        place, correlation_id = self._handle.run(turns.require_turn(self._replica, id))
+        return Turn(self._handle, id, found=place, correlation_id=correlation_id)
+
+    def run(
+        self,
+        id: str,
+        function: Callable[[Turn], Any],
+        message: object | None = None,
+        *,
+        correlation_id: str = "",
+        author: str = "",
+    ) -> dict[str, Any]:
+        """Run a turn once, however often this is called with its id; return its answer.
+
+        `function` gets the turn and appends the answer to it. It is called if the turn is new, and
+        again if the turn failed or its process died: what was recorded is then part of the session.
+        Once the turn is completed, the function is not called any more, and the recorded answer is
+        returned. If the function raises, or appends no answer, the turn is failed.
+        """
+        require_plain_agent(function)
+        with self.turn(message, correlation_id=correlation_id, author=author, id=id) as turn:
+            if not turn.ended:
+                require_resolved(resolve(function(turn)))
+            return turns.require_answer(self.id, id, turn.state, turn.answer())
 
     def lease(
         self,
@@ -550,24 +591,3 @@ class Session:
 
     def __exit__(self, *error: object) -> None:
         self.close()
-
-
-def watch_records(handle: Handle, at: int, timeout: float | None) -> Iterator[Record]:
-    """Yield the records after a position, until none arrives within the timeout or it is closed.
-
-    A deletion record is the last one. Closing the session or the store ends it without an error.
-    """
-    handle.require_open()
-    try:
-        while handle.wait(at, timeout):
-            past = handle.catch_up(at)
-            chosen = history.RecordFilter(at)
-            records = history.RecordReader(past, handle.replica.settings, chosen)
-            while (page := handle.driver.run(records.page())) is not None:
-                yield from page
-            at = past.tip.position
-            if handle.replica.deleted:
-                return
-    except UsageError:
-        if not handle.closed:
-            raise

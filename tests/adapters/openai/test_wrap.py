@@ -206,19 +206,125 @@ def test_instructions_that_are_given_with_every_call_stand_once(
     assert len(session) == 7
 
 
-def test_a_caller_that_gives_the_whole_list_is_told(
+# A caller that passes its whole list each time.
+
+
+def ask(client: openai.OpenAI, messages: list[Any], **options: Any) -> Any:
+    return client.chat.completions.create(model="m", messages=messages, **options)
+
+
+@pytest.mark.parametrize("kept", ["object", "role and content"])
+def test_a_caller_may_pass_its_whole_list_each_time(
+    client: openai.OpenAI, session: perdure.Session, server: ModelServer, kept: str
+) -> None:
+    memory: list[Any] = [{"role": "system", "content": "Be brief."}]
+    for text in ("one", "two", "one"):
+        memory.append(user(text))
+        message = ask(client, memory).choices[0].message
+        short = {"role": message.role, "content": message.content}
+        memory.append(message if kept == "object" else short)
+    assert len(session) == 7
+    assert [len(prompt) for prompt in sent(server)] == [2, 4, 6]
+
+
+def test_a_list_may_have_only_the_end_of_the_conversation(
+    client: openai.OpenAI, session: perdure.Session, server: ModelServer
+) -> None:
+    say(client, "one")
+    answer = say(client, "two").choices[0].message
+    ask(client, [user("two"), answer, user("three")])
+    assert len(session) == 6
+    assert len(sent(server)[-1]) == 5
+
+
+def test_the_tutorial_can_be_run_again_and_after_a_crash_before_it_saved_its_list(
+    bare: openai.OpenAI, server: ModelServer
+) -> None:
+    with perdure.open("memory:") as store:
+
+        def tutorial(memory: list[Any], *, crashes: bool = False) -> Any:
+            client = wrap(bare, store.session("s"))
+            asked = [*memory, user("Hello, how are you?")]
+            message = ask(client, asked).choices[0].message
+            if not crashes:
+                memory[:] = [*asked, {"role": message.role, "content": message.content}]
+            return message.content
+
+        memory: list[Any] = []
+        first = tutorial(memory)
+        lost = tutorial(memory, crashes=True)
+        assert tutorial(memory) == lost != first
+        assert len(server.requests) == 2
+        tutorial(memory)
+        assert len(store.session("s")) == 6
+        assert len(sent(server)[-1]) == 5
+
+
+def test_a_repeated_list_gets_the_recorded_reply_as_a_stream_too(
+    client: openai.OpenAI, session: perdure.Session, server: ModelServer
+) -> None:
+    first = say(client, "one").choices[0].message
+    second = ask(client, [user("one"), first, user("two")]).choices[0].message
+    chunks = ask(client, [user("one"), first, user("two")], stream=True)
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+    assert text == second.content
+    options = {"include_usage": True}
+    *_, last = ask(client, [user("one"), first, user("two")], stream=True, stream_options=options)
+    assert (last.choices, last.usage.total_tokens > 0) == ([], True)
+    assert (len(server.requests), len(session)) == (2, 4)
+
+
+def test_a_whole_list_whose_last_call_failed_stores_nothing_twice(
+    client: openai.OpenAI, session: perdure.Session, server: ModelServer
+) -> None:
+    first = say(client, "one").choices[0].message
+    server.fault(status=500, times=1)
+    whole = [user("one"), first, user("two")]
+    with pytest.raises(openai.InternalServerError):
+        ask(client, whole)
+    ask(client, whole)
+    assert [message["role"] for message in session.messages()] == ["user", "assistant"] * 2
+
+
+def test_tools_in_a_whole_list(
+    client: openai.OpenAI, session: perdure.Session, server: ModelServer
+) -> None:
+    memory: list[Any] = [user('[[tool look_up {"id": 17}]] Where is it?')]
+    tools: Any = [{"type": "function", "function": {"name": "look_up", "parameters": {}}}]
+    while True:
+        message = ask(client, memory, tools=tools).choices[0].message
+        memory.append(message)
+        if not message.tool_calls:
+            break
+        memory += [
+            {"role": "tool", "tool_call_id": call.id, "content": "here"}
+            for call in message.tool_calls
+        ]
+    assert [one["role"] for one in session.messages()] == ["user", "assistant", "tool", "assistant"]
+    assert len(server.requests) == 2
+    assert session.interrupted == ()
+    replies = len(server.requests)
+    ask(client, memory[:1] + memory[1:3], tools=tools)  # A step of it, repeated later.
+    assert len(server.requests) == replies
+
+
+def test_a_list_that_does_not_continue_the_session_is_refused(
     client: openai.OpenAI, session: perdure.Session
 ) -> None:
-    reply = say(client, "one")
+    answer = say(client, "one").choices[0].message
+    say(client, "two")
     before = session.position
-    message = reply.choices[0].message
-    whole: Any
-    for whole in (message, {"role": "assistant", "content": message.content}):
-        with pytest.raises(perdure.UsageError, match="pass only new messages"):
-            client.chat.completions.create(model="m", messages=[user("one"), whole, user("two")])
+    with pytest.raises(perdure.UsageError, match="pass only new messages"):
+        ask(client, [user("another beginning"), answer, user("three")])
     assert session.position == before
+
+
+def test_examples_in_a_list_are_new_messages(
+    client: openai.OpenAI, session: perdure.Session
+) -> None:
+    say(client, "one")
     example: ChatCompletionMessageParam = {"role": "assistant", "content": "as in this example"}
-    client.chat.completions.create(model="m", messages=[user("so"), example, user("two")])
+    ask(client, [user("so"), example, user("two")])
     assert len(session) == 6
 
 
@@ -382,7 +488,7 @@ def test_something_else_after_a_dropped_stream_makes_its_turn_a_failed_one(
     contents = [record.content for record in records]
     failed = [at for at, one in enumerate(contents) if isinstance(one, TurnFailed)]
     assert len(failed) == 1
-    cut = contents[failed[0] - 1]
+    cut = contents[failed[0] + 1]  # Stored when the next turn begins.
     assert isinstance(cut, Message)
     assert cut.interrupted
     assert cut.message["content"].startswith("Answer ")
@@ -684,17 +790,69 @@ def test_a_reply_is_not_given_to_a_call_of_the_other_api(
         client.responses.create(model="m", input=[])
 
 
-def test_a_turn_that_failed_without_a_reply_is_not_asked_again(
-    client: openai.OpenAI, session: perdure.Session, server: ModelServer
+@pytest.mark.parametrize("fault", [{"kind": "disconnect", "after_chunks": 3}, {"status": 500}])
+@pytest.mark.parametrize("same", ["object", "handle", "process"])
+def test_a_turn_that_failed_is_continued_by_the_same_block(
+    bare: openai.OpenAI, server: ModelServer, fault: dict[str, Any], same: str
 ) -> None:
-    server.fault("disconnect", after_chunks=3)
-    for _ in range(2):
-        with (
-            pytest.raises((openai.APIConnectionError, perdure.UsageError)),
-            session.turn("hello", id="t1"),
-        ):
-            list(client.chat.completions.create(model="m", messages=[], stream=True))
-    assert len(server.requests) == 1
+    bare = bare.with_options(max_retries=0)
+    with perdure.open("memory:") as store:
+        session = store.session("s")
+        turn = session.turn("hello", id="t1")
+
+        def block() -> Any:
+            nonlocal session, turn
+            session = store.session("s") if same == "process" else session
+            turn = turn if same == "object" else session.turn("hello", id="t1")
+            client = wrap(bare, session)
+            with turn:
+                first = ask(client, [])
+                chunks = list(ask(client, [user("shorter")], stream=True))
+            return first.choices[0].message.content, [chunk.choices for chunk in chunks]
+
+        server.fault(**fault, at=2)
+        with pytest.raises(openai.APIError):
+            block()
+        first, chunks = block()
+        assert len(server.requests) == 3
+        assert len(chunks) > 3
+        assert turn.state == "completed"
+        assert block()[0] == first  # It is completed now: nothing is asked.
+        assert len(server.requests) == 3
+        roles = ["user", "assistant", "user", "assistant"]
+        assert [message["role"] for message in session.messages()] == roles
+        assert turn.answer() == session.last_message
+
+
+def test_tools_in_a_turn_that_failed_run_once(bare: openai.OpenAI, server: ModelServer) -> None:
+    bare = bare.with_options(max_retries=0)
+    paid: list[int] = []
+    tools: Any = [{"type": "function", "function": {"name": "pay", "parameters": {}}}]
+
+    def pay(amount: int) -> str:
+        paid.append(amount)
+        return f"paid {amount}"
+
+    with perdure.open("memory:") as store:
+
+        def block() -> Any:
+            session = store.session("s")
+            client = wrap(bare, session)
+            text = '[[tool pay {"amount": 1}]] [[tool pay {"amount": 2}]] Pay.'
+            with session.turn(text, id="t1") as turn:
+                while True:
+                    message = ask(client, [], tools=tools).choices[0].message
+                    if not session.run_tool_calls(message, [pay]):
+                        return message.content, turn
+
+        for at in (1, 2):
+            server.fault(status=500, at=len(server.requests) + at)
+            with pytest.raises(openai.InternalServerError):
+                block()
+        answer, turn = block()
+        asked = len(server.requests)
+        assert block()[0] == answer == turn.answer()["content"]
+        assert (sorted(paid), len(server.requests)) == ([1, 2], asked)
 
 
 def test_a_second_wrapper_inside_a_turn_asks_the_model(

@@ -411,6 +411,9 @@ CALLS = {
 }
 
 
+NOT_APPENDED = {"id": "c1", "function": {"name": "add", "arguments": '{"a":1,"b":3}'}}
+
+
 def add(a: int, b: int) -> int:
     return a + b
 
@@ -436,8 +439,9 @@ def test_the_calls_of_a_model_are_made_and_it_is_told(path: Path, parallel: int)
         assert [one["tool_call_id"] for one in told] == ["c1", "c2", "c3", "c4"]
         assert all(one["content"].startswith(text) for one, text in zip(told, TOLD, strict=True))
         assert session.run_tool_calls(None, [add]) == []
-        with pytest.raises(UsageError, match="append the message"):
-            session.run_tool_calls(CALLS, [add])
+        assert session.run_tool_calls(CALLS, [add]) == told
+        with pytest.raises(UsageError, match=r"append it with turn\.append"):
+            session.run_tool_calls({**CALLS, "tool_calls": [NOT_APPENDED]}, [add])
     transcript = session.messages(format="openai.chat")
     assert transcript.interrupted_calls == ()
     assert [one.state for one in session.effects.list(tool="add")] == ["succeeded"]

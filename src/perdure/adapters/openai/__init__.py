@@ -194,9 +194,12 @@ class _Endpoint(Proxy):
             return getattr(self._target, method)(**{**arguments, field: window})
 
         def replay(reply: RecordedReply) -> Any:
-            asynchronous = isinstance(self._conversation, AsyncConversation)
             client = replay_client(
-                self._client, reply, streaming=streaming, asynchronous=asynchronous
+                self._client,
+                reply,
+                streaming=streaming,
+                usage=bool((arguments.get("stream_options") or {}).get("include_usage")),
+                asynchronous=isinstance(self._conversation, AsyncConversation),
             )
             return getattr(self._resource(client), method)(**{**arguments, field: inputs})
 

@@ -116,6 +116,12 @@ def is_instruction(message: Item) -> bool:
     return message.get("role") in _INSTRUCTION_ROLES
 
 
+def is_said(content: Message) -> bool:
+    """Return whether a caller's own list would have a message: no instruction, whole, no notice."""
+    notice = content.interrupted or content.origin.startswith("perdure:")
+    return not notice and not is_instruction(content.message)
+
+
 def without_instructions(messages: Iterable[Item]) -> list[Item]:
     """Return messages without instructions, which are stored once however often they are passed."""
     return [message for message in messages if not is_instruction(message)]
@@ -317,6 +323,32 @@ def changed_results(inputs: Sequence[Item], recorded: Sequence[Item]) -> list[st
         strict=False,
     )
     return [call for item, was in pairs if item != was for call in answers(item)][::-1]
+
+
+def split_known(inputs: Sequence[Item], stored: Sequence[Item]) -> tuple[list[Item], int] | None:
+    """Split the messages of a caller that passes the whole list each time, or the end of it.
+
+    Return the new ones, with all instructions, and how many of the stored messages come before
+    them. None if the list has no reply of the model, or does not continue the stored messages.
+    """
+    items = without_instructions(inputs)
+    count = max((index + 1 for index, item in enumerate(items) if is_output(item)), default=0)
+    known, new = items[:count], items[count:]
+    if not known:
+        return None
+    ends = [count, *range(len(stored), count, -1)]  # From the beginning; else as late as possible.
+    for end in ends:
+        before = stored[end - count : end]
+        if len(before) == count and all(map(_is_same_message, known, before)):
+            return [*only_instructions(inputs), *new], end
+    return None
+
+
+def _is_same_message(item: Item, recorded: Item) -> bool:
+    """Return whether a message of the caller is the recorded one, or what a list keeps of it."""
+    if is_output(item):
+        return is_output(recorded) and _output_key(item) == _output_key(recorded)
+    return _is_same_item(item, recorded)
 
 
 def repeats_output(inputs: Iterable[Item], recent: Iterable[Item]) -> bool:

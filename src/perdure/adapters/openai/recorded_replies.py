@@ -16,8 +16,13 @@ _CHOICE_FIELDS = ("index", "finish_reason", "logprobs")
 _BLANK_FIELDS: Item = {"content": [], "summary": [], "arguments": "", "input": ""}
 
 
-def replay_client(client: Any, reply: RecordedReply, *, streaming: bool, asynchronous: bool) -> Any:
-    """Return a copy of a client whose next request is answered with a recorded reply."""
+def replay_client(
+    client: Any, reply: RecordedReply, *, streaming: bool, usage: bool, asynchronous: bool
+) -> Any:
+    """Return a copy of a client whose next request is answered with a recorded reply.
+
+    `usage` says whether a stream of chunks ends with one about the usage, which has no choices.
+    """
     import openai
 
     http_class = openai.DefaultAsyncHttpxClient if asynchronous else openai.DefaultHttpxClient
@@ -29,7 +34,7 @@ def replay_client(client: Any, reply: RecordedReply, *, streaming: bool, asynchr
     if "request_id" in reply.meta:
         headers["x-request-id"] = str(reply.meta["request_id"])
     if streaming:
-        events = response_events(body) if is_response else completion_chunks(body)
+        events = response_events(body) if is_response else completion_chunks(body, usage=usage)
         content = "".join(_encode_event(event) for event in events) + "data: [DONE]\n\n"
     else:
         content = json.dumps(body)
@@ -57,10 +62,10 @@ def completion_body(reply: RecordedReply) -> Item:
     return {**meta, "object": "chat.completion", "choices": [first, *others]}
 
 
-def completion_chunks(body: Item) -> Iterator[Item]:
-    """Yield a completion as chunks: the whole message, the finish reason, the usage."""
+def completion_chunks(body: Item, *, usage: bool) -> Iterator[Item]:
+    """Yield a completion as chunks: the whole message, the finish reason, and perhaps the usage."""
     rest = {**body, "object": "chat.completion.chunk"}
-    usage, choices = rest.pop("usage", None), rest.pop("choices")
+    used, choices = rest.pop("usage", None), rest.pop("choices")
     deltas = [
         {**choice, "finish_reason": None, "delta": _delta(choice["message"])} for choice in choices
     ]
@@ -69,8 +74,8 @@ def completion_chunks(body: Item) -> Iterator[Item]:
         for choice in choices_part:
             choice.pop("message")
         yield {**rest, "choices": choices_part}
-    if usage is not None:
-        yield {**rest, "choices": [], "usage": usage}
+    if usage and used is not None:
+        yield {**rest, "choices": [], "usage": used}
 
 
 def _delta(message: Item) -> Item:

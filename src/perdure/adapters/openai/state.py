@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from perdure.adapters.openai.exchanges import Exchange, Item, RecordedReply
+from perdure.journal.records import Message
 
 STATE_ATTRIBUTE = "_openai_adapter"  # Attribute of a session object that holds its clients' state.
 
@@ -66,7 +67,11 @@ class ClientState:
         self.stream: Any = None
         self.skipped_turns: set[str] = set()
         self.instructions: list[Item] | None = None
+        # By run of a turn that the application opened: its exchanges not yet repeated.
         self.app_turns: MutableMapping[Any, list[Exchange]] = WeakKeyDictionary()
+        # The messages of the session so far, for callers that pass the whole list.
+        self.stored: list[Message] = []
+        self.stored_until = 0
         self.busy = Lock()
 
 

@@ -17,7 +17,7 @@ from perdure.core import turn_context
 from perdure.core.plans import TurnOwnership
 from perdure.core.replay.guard import Guard
 from perdure.core.replica import Replica
-from perdure.core.state.effects import KEYED_PREFIX, MODEL_PREFIX
+from perdure.core.state.effects import KEYED_PREFIX, MODEL_PREFIX, EffectsState, EffectState
 from perdure.core.validation import require_str, require_text, require_timeout
 from perdure.errors import PerdureError, UnavailableError, UsageError
 from perdure.formats.intake import IncomingMessage, to_plain
@@ -370,6 +370,8 @@ class CallSequence:
         self._reusable: dict[str, list[int]] = {}
         self.ended_attempts: dict[str, bool] = {}
         """Attempts that are over in this process and may have no outcome: whether the tool ran."""
+        self.recorded: EffectsState | None = None
+        """The effects of a turn that has ended: its calls are served from them, and none runs."""
 
     def identity(
         self, turn: str, parent: str, tool: str, digest: str, *, prefix: str = "direct:"
@@ -382,6 +384,24 @@ class CallSequence:
         else:
             number = self._count[key] = self._count.get(key, 0) + 1
         return prefix + _short_digest(f"{described}\t{number}")
+
+    def model_identity(
+        self, turn: str, parent: str, model: str, digest: str, effects: Mapping[str, EffectState]
+    ) -> str:
+        """Return the identity of the next call of a model with this request.
+
+        A call that failed in an earlier run of the turn is skipped if that run repeated it: the
+        answer to the repeated call is the one that was used.
+        """
+        identity = self.identity(turn, parent, model, digest, prefix=MODEL_PREFIX)
+        described = f"{turn}\t{parent}\t{model}\t{digest}"
+        while identity in effects and effects[identity].state == "failed":
+            following = self._count[MODEL_PREFIX + described] + 1
+            repeated = MODEL_PREFIX + _short_digest(f"{described}\t{following}")
+            if repeated not in effects:
+                break
+            self._count[MODEL_PREFIX + described], identity = following, repeated
+        return identity
 
     def reuse(self, call: CallRequest, turn: str) -> None:
         """Give the next identical call this call's identity, because this one was not made."""
@@ -412,10 +432,14 @@ class VersionMismatch(NamedTuple):
 
 
 class ActiveTurn(NamedTuple):
-    """A turn that this handle runs, and the sequence of its direct calls so far."""
+    """A turn that this handle runs, and the sequence of its direct calls so far.
+
+    Code may run again in a turn that has `ended`: "completed", for example. It owns nothing then.
+    """
 
     ownership: TurnOwnership
     sequence: CallSequence
+    ended: str = ""
 
 
 class HandleLike(Protocol):
@@ -459,9 +483,12 @@ def active_turn(handle: HandleLike, tool: str) -> ActiveTurn:
     turns = handle.active_turns
     entered = turn_context.current_turn(handle)
     if entered is not None:
-        if entered.id not in turns:
-            raise UsageError(f"{tool!r} is called in a turn that has ended: begin another")
-        return turns[entered.id]
+        if entered.id in turns:
+            return turns[entered.id]
+        if entered.active is not None and entered.active.ended:
+            active: ActiveTurn = entered.active
+            return active
+        raise UsageError(f"{tool!r} is called in a turn that has ended: begin another")
     if len(turns) == 1:  # Called from a thread that the turn's code has started.
         return next(iter(turns.values()))
     if not turns:
@@ -476,7 +503,8 @@ def model_call(
     require_text(name, "a model's name", longest=NAME_BYTES_MAX)
     _, digest = encode_arguments(replica, to_plain({"request": request}))
     parent = current_identity()
-    identity = sequence.identity(turn, parent, name, digest, prefix=MODEL_PREFIX)
+    effects = sequence.recorded or replica.state.effects
+    identity = sequence.model_identity(turn, parent, name, digest, effects.by_identity)
     return CallRequest(identity, name, None, digest, "read_only", parent=parent, kind="model")
 
 

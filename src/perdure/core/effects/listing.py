@@ -15,7 +15,14 @@ from perdure.core.effects.calls import CallOutcome, DidNotHappen, Happened, Kind
 from perdure.core.effects.results import to_model_text
 from perdure.core.plans import Plan
 from perdure.core.replica import Replica
-from perdure.core.state.approvals import APPROVED, EXPIRED, USED, WAITING, binding_digest
+from perdure.core.state.approvals import (
+    APPROVED,
+    EXPIRED,
+    USED,
+    WAITING,
+    ApprovalState,
+    binding_digest,
+)
 from perdure.core.state.effects import INTENDED, UNKNOWN
 from perdure.errors import ApprovalError, NotFoundError, UsageError
 from perdure.formats.intake import IncomingMessage
@@ -30,8 +37,8 @@ from perdure.journal.records import (
     EffectIntended,
     EffectSettled,
     Message,
-    TurnChange,
     TurnContinued,
+    TurnEnd,
 )
 from perdure.journal.requests import Steps
 
@@ -88,7 +95,7 @@ def _time(replica: Replica, linked: VerifiedEntry, content: Content) -> datetime
 def list_approvals(replica: Replica) -> Steps[list[Approval]]:
     """Return all approvals of a session in order; reads the whole session."""
     kinds = {ApprovalAsked.kind, ApprovalDecided.kind, EffectIntended.kind, Branched.kind}
-    kinds |= {"turn.completed", "turn.failed", "turn.abandoned"}
+    kinds |= {"turn.completed", "turn.failed", "turn.abandoned", "turn.continued"}
     approvals: dict[str, Approval] = {}
     forward = ForwardReader(replica.history)
     while (page := (yield from forward.page())) is not None:
@@ -116,8 +123,14 @@ def _apply_record(
         approvals[content.approval] = approvals[content.approval]._replace(state=USED)
     elif isinstance(content, Branched):
         _mark_void(approvals, lambda _: True)
-    elif isinstance(content, TurnChange) and not isinstance(content, TurnContinued):
+    elif isinstance(content, TurnEnd):
         _mark_void(approvals, lambda approval: approval.turn == content.turn)
+    elif isinstance(content, TurnContinued):
+        for row in content.approvals.values():  # Those of a failed turn that is open again.
+            restored = ApprovalState(*row)
+            if restored.id in approvals:
+                approval = approvals[restored.id]._replace(state=restored.state)
+                approvals[restored.id] = approval
 
 
 def _mark_void(approvals: dict[str, Approval], matches: Callable[[Approval], bool]) -> None:

@@ -23,8 +23,15 @@ from perdure.core.effects.calls import (
 from perdure.core.messages import ANONYMOUS, Attribution, encode_messages
 from perdure.core.plans import Plan, RecordBatch, TurnOwnership, require_turn_owner
 from perdure.core.replica import Replica
-from perdure.core.state.effects import INTENDED, KEYED_PREFIX, MODEL_PREFIX, UNKNOWN, EffectState
-from perdure.errors import InFlightError, UnknownOutcomeError
+from perdure.core.state.effects import (
+    INTENDED,
+    KEYED_PREFIX,
+    MODEL_PREFIX,
+    UNKNOWN,
+    EffectsState,
+    EffectState,
+)
+from perdure.errors import InFlightError, UnknownOutcomeError, UsageError
 from perdure.formats.intake import IncomingMessage
 from perdure.journal import reader
 from perdure.journal.chain import PendingRecord
@@ -128,9 +135,14 @@ def decide_rerun(
     require_same_call(batch.name, call, prior)
     begun_version = begun.version if begun.version != call.version else None
     decision = CallDecision("run", prior.effect, prior.key, begun_version=begun_version)
+    # The stricter of the recorded and the declared policy applies.
+    policy = max(call.policy, prior.policy, key=POLICIES.index)
+    if policy == "reconcile" != call.policy:
+        policy = "unsafe"  # There is no function that could find out.
     if prior.outcome and not (call.kind == "model" and prior.state == "failed"):
         outcome = yield from _read_outcome(batch, prior.outcome)
-        return decision._replace(action="serve", outcome=outcome, position=prior.outcome)
+        if not results.may_run_again(outcome, policy):
+            return decision._replace(action="serve", outcome=outcome, position=prior.outcome)
     ran = turn.sequence.ended_attempts.get(prior.effect)
     if ran is False and prior.outcome == 0:
         return decision  # This process abandoned it while its intent was in doubt; it never ran.
@@ -139,15 +151,32 @@ def decide_rerun(
     if prior.outcome == 0 and (own or in_open_turn):
         # A call of another open turn may only be decided after taking over that turn.
         raise InFlightError(batch.name, prior.tool, call.identity)
-    # The stricter of the recorded and the declared policy applies.
-    policy = max(call.policy, prior.policy, key=POLICIES.index)
     if policy in _RERUN_POLICIES:
         return decision
-    if policy == "reconcile" and call.policy == "reconcile":
+    if policy == "reconcile":
         return decision._replace(action="reconcile")
     unknown = CallOutcome("unknown", reason=PROCESS_DIED_REASON)
     add_outcome(replica, batch, call.identity, unknown)
     return decision._replace(action="unknown")
+
+
+def read_recorded(replica: Replica, turn: ActiveTurn, call: CallRequest) -> Steps[CallDecision]:
+    """Return the recorded outcome of a call in a turn that has ended, in which no call is made."""
+    effects, batch = turn.sequence.recorded or EffectsState(), replica.new_batch()
+    prior = effects.by_identity.get(call.identity)
+    if call.identity.startswith(KEYED_PREFIX):  # It may have been made in another turn.
+        prior = batch.state.effects.by_identity.get(call.identity)
+        prior = prior or (yield from _find_settled(batch, call.identity))
+    recorded = prior or effects.approvals.by_identity.get(call.identity)
+    if recorded is None or not recorded.outcome:
+        ended = f"the turn {turn.ownership.turn!r} has ended ({turn.ended})"
+        raise UsageError(
+            f"{ended}, and this call of {call.tool!r} is not part of it: begin another"
+        )
+    require_same_call(batch.name, call, recorded)
+    outcome = yield from _read_outcome(batch, recorded.outcome)
+    key = prior.key if prior else ""
+    return CallDecision("serve", outcome.effect, key, outcome, position=recorded.outcome)
 
 
 def conclude(
@@ -221,6 +250,8 @@ def plan_outcome(
             raise batch.conflict("another process has retried the effect")
         if state.state not in (INTENDED, UNKNOWN):
             raise batch.conflict(f"the effect is already settled: {state.state}")
+        if state.state == outcome.state == UNKNOWN:
+            return batch.position  # Nothing more is known than when its turn ended.
         if outcome.shared_form:  # The outcome refers to the message right before it.
             batch.add_all(drafts)
             return add_outcome(replica, batch, identity, outcome)
@@ -235,11 +266,13 @@ def mark_unknown(
 ) -> None:
     """Mark calls that have no outcome when their turn ends as `unknown`.
 
-    A model call has no side effects, so one without an answer has failed, with the turn's error.
+    `error` and `reason` are those of a turn that failed: if it is continued, the policies of the
+    calls decide about them. A model call has no side effects, so one without an answer has failed,
+    with the turn's error.
     """
     for identity, state in [*batch.state.effects.by_identity.items()]:
         if state.turn == turn and state.state == INTENDED:
-            outcome = CallOutcome("unknown", reason=TURN_ENDED_REASON)
+            outcome = CallOutcome("unknown", error=error, reason=TURN_ENDED_REASON)
             if identity.startswith(MODEL_PREFIX):
                 reason = reason or "The turn ended before an answer was recorded."
                 outcome = CallOutcome("failed", error=error or "Unanswered", reason=reason)

@@ -118,7 +118,12 @@ def failure_outcome(error: BaseException, duration: float, kind: Kind = "tool") 
     if isinstance(error, Exception) or kind == "model":
         return CallOutcome("failed", error=name, reason=reason, duration=duration)
     reason = INTERRUPTED_PREFIX + name + INTERRUPTED_SUFFIX
-    return CallOutcome("unknown", reason=reason, duration=duration)
+    return CallOutcome("unknown", error=name, reason=reason, duration=duration)
+
+
+def may_run_again(outcome: CallOutcome | EffectSettled, policy: str) -> bool:
+    """Whether an outcome only says that the call was interrupted, and its policy decides on it."""
+    return outcome.state == "unknown" and bool(outcome.error) and policy != "unsafe"
 
 
 def unstored_outcome(state: OutcomeState, result: object, duration: float) -> CallOutcome:

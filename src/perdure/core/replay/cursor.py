@@ -82,6 +82,10 @@ class ReplayCursor:
         self._calls = calls_by_identity(self._steps)
         self._call_at = {index: call for call in self._calls.values() for index in call.indexes}
         self._ignore = frozenset(ignore)
+        self._undone = {
+            step.content.ended for step in self._steps if isinstance(step.content, TurnContinued)
+        }
+        """The positions of failures of turns that were continued: the replayed run has none."""
         self._consumed: set[int] = set()
         self._optional: set[int] = set()
         """Steps written while a call ran: by the tool, which does not run now, or in parallel."""
@@ -359,6 +363,7 @@ class ReplayCursor:
             or kind in self._ignore
             or kind.startswith(("approval", "lease."))
             or step.number in self._optional
+            or step.position in self._undone
             or written_by_perdure(step.content)
         )
 
@@ -367,6 +372,7 @@ class ReplayCursor:
         self._state = self._state.draft()
         content = step.content
         ownership = isinstance(content, TurnContinued) or content.kind.startswith("lease.")
+        ownership = ownership or step.position in self._undone
         # The replayed run is never interrupted: it takes over nothing, and keeps its own turns.
         if owner or not ownership:
             self._state.apply(step.position, step.id, content, step.payload)

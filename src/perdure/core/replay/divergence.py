@@ -18,11 +18,14 @@ from perdure.journal.records import (
 LINE_MAX = 300  # characters of a value shown in one line
 
 
-# Fields that do not depend on the agent's behavior: token counts, and ids chosen per run.
+# Fields that do not depend on the agent's behavior: token counts, positions, ids chosen per run.
 _IGNORED_FIELDS = {
     "message": ("tokens", "counter", "call"),
     "summary": ("tokens", "counter"),
     "turn.begun": ("correlation_id",),
+    "turn.completed": ("begun", "since"),
+    "turn.failed": ("begun", "since"),
+    "turn.abandoned": ("begun", "since"),
     "effect.intended": ("identity", "key", "owner", "retries", "approval", "turn"),
 }
 

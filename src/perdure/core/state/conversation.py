@@ -7,7 +7,7 @@ A state is immutable: each method returns a new one, or the same one if nothing 
 most messages. Snapshots store these tuples.
 """
 
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import NamedTuple
 
 from perdure.core.state.message_order import (
@@ -21,6 +21,7 @@ from perdure.core.state.message_order import (
 )
 from perdure.formats.tool_calls import answers, open_calls
 from perdure.journal.records import (
+    CallRow,
     Message,
     MessageChunk,
     MessagesReplaced,
@@ -146,6 +147,11 @@ class ConversationState(NamedTuple):
         """Apply a piece of an answer."""
         partial = PartialAnswer(content.turn, position)
         return self._replace(partials={**self.partials, content.answer: partial})
+
+    def with_calls(self, calls: Mapping[str, CallRow]) -> "ConversationState":
+        """Apply that a failed turn is open again: these calls of its messages have no result."""
+        opened = {call_id: OpenCall(*row) for call_id, row in calls.items()}
+        return self._replace(calls={**self.calls, **opened}) if opened else self
 
     def end_turn(self, turn: str) -> "ConversationState":
         """Apply the end of a turn: its partial answers have been stored as messages."""

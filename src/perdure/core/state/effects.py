@@ -11,7 +11,14 @@ from typing import NamedTuple
 
 from perdure.core.state.approvals import ApprovalsState, ApprovalState
 from perdure.core.state.persistent_map import PersistentMap
-from perdure.journal.records import ApprovalAsked, ApprovalDecided, EffectIntended, EffectSettled
+from perdure.journal.records import (
+    ApprovalAsked,
+    ApprovalDecided,
+    ApprovalRow,
+    EffectIntended,
+    EffectRow,
+    EffectSettled,
+)
 
 INTENDED = "intended"
 
@@ -107,6 +114,16 @@ class EffectsState(NamedTuple):
         effects = self.by_identity.put(content.identity, effect)
         state = self._replace(by_identity=effects, unknown=unknown)
         return state.without_turn(content.turn) if over else state
+
+    def with_turn(
+        self, effects: Mapping[str, EffectRow], approvals: Mapping[str, ApprovalRow]
+    ) -> "EffectsState":
+        """Apply that a failed turn is open again, with its effects and approvals."""
+        by_identity = {**self.by_identity}
+        by_identity |= {identity: EffectState(*row) for identity, row in effects.items()}
+        waiting = {**self.approvals.by_identity}
+        waiting |= {identity: ApprovalState(*row) for identity, row in approvals.items()}
+        return EffectsState.of(by_identity, waiting)
 
     def without_turn(self, turn: str) -> "EffectsState":
         """Apply the end of a turn: drop its effects, except unsettled and unknown ones."""

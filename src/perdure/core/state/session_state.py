@@ -47,13 +47,14 @@ from perdure.journal.records import (
     Note,
     Snapshot,
     TurnBegun,
-    TurnChange,
     TurnContinued,
+    TurnEnd,
+    TurnFailed,
     Value,
     ViewStored,
 )
 
-STATE_VERSION = 10
+STATE_VERSION = 11
 
 # Labels of a stream's head that perdure sets itself, so that listings find these sessions.
 TURN_OPEN = "turn-open"
@@ -72,11 +73,16 @@ INPUT_SUFFIX = "\tinput"  # ends the id of a turn's input; a caller's id has no 
 
 
 class OpenTurn(NamedTuple):
-    """A turn that has begun and not ended. `owner` is the id of the record that last claimed it."""
+    """A turn that has begun and not ended. `owner` is the id of the record that last claimed it.
+
+    `since` is the position of the record that opened it again after a failure, or 0. Snapshots
+    store it as an array: the order of the fields is part of the format.
+    """
 
     position: int
     correlation_id: str
     owner: str
+    since: int = 0
 
 
 class StoredView(NamedTuple):
@@ -208,7 +214,11 @@ class SessionState:
         kind = content.kind
         self.since_snapshot += 1
         self.deleted = False
-        if record_id[:1] != GENERATED_PREFIX and not record_id.endswith(INPUT_SUFFIX):
+        if (
+            record_id[:1] != GENERATED_PREFIX
+            and not record_id.endswith(INPUT_SUFFIX)
+            and kind != TurnBegun.kind  # An open turn is found in `turns`, an ended one at its end.
+        ):
             self._own("recent_ids")[record_id] = position
         if kind == "message":  # The most frequent kind, so it skips the dispatch.
             self.messages += 1
@@ -257,14 +267,23 @@ class SessionState:
         turn = OpenTurn(position, content.correlation_id, record_id)
         self._own("turns")[record_id] = turn
 
-    def _turn_continued(self, _position: int, record_id: str, content: TurnContinued) -> None:
-        turns = self._own("turns")
-        turns[content.turn] = turns[content.turn]._replace(owner=record_id)
+    def _turn_continued(self, position: int, record_id: str, content: TurnContinued) -> None:
+        turns, turn = self._own("turns"), content.turn
+        if not content.ended:
+            turns[turn] = turns[turn]._replace(owner=record_id)
+            return
+        turns[turn] = OpenTurn(content.begun, content.correlation_id, record_id, position)
+        self.conversation = self.conversation.with_calls(content.calls)
+        self.effects = self.effects.with_turn(content.effects, content.approvals)
 
-    def _turn_ended(self, _position: int, _id: str, content: TurnChange) -> None:
-        self._own("turns").pop(content.turn, None)
-        self.conversation = self.conversation.end_turn(content.turn)
-        self.effects = self.effects.without_turn(content.turn)
+    def _turn_ended(self, position: int, _id: str, content: TurnEnd) -> None:
+        turn = content.turn
+        self._own("turns").pop(turn, None)
+        if turn[:1] != GENERATED_PREFIX:
+            self._own("recent_ids")[turn] = position
+        if not isinstance(content, TurnFailed):
+            self.conversation = self.conversation.end_turn(turn)
+        self.effects = self.effects.without_turn(turn)
 
     def _note(self, position: int, _id: str, content: Note) -> None:
         if content.topic:

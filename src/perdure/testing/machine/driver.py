@@ -241,7 +241,8 @@ class SessionDriver:
             return
         life, seen = handle.life, handle.session.position
         expected = handle.predict(write)
-        if isinstance(expected, AlreadyStored) and turn.id in life.seen(seen).turns:
+        known = life.seen(seen)
+        if isinstance(expected, AlreadyStored) and turn.id in {*known.turns, *known.failed}:
             continued = model.change_turn_write("turn.continued", turn.id, new_owner=owner)
             expected = handle.predict(continued)
         if self.compare(handle, "begin", turn.__enter__, expected):

@@ -30,6 +30,7 @@ class ModelState:
         self.messages: list[Any] = []
         self.values: dict[str, list[tuple[int, Any]]] = {}
         self.turns: dict[str, int] = {}
+        self.failed: set[str] = set()
         self.labels: set[str] = set()
         self.ids: dict[str, tuple[str, str, Any, tuple[Any, ...]]] = {}
         for record in records:
@@ -49,6 +50,8 @@ class ModelState:
             self.turns.pop(about, None)
         elif kind == "labels":
             self.labels = (self.labels | set(value[0])) - set(value[1])
+        if kind.startswith("turn."):
+            self.failed = self.failed | {about} if kind == "turn.failed" else self.failed - {about}
 
     def value(self, key: str) -> Any:
         """Return the newest version of a key, DELETED_VALUE if there is none."""
@@ -182,6 +185,8 @@ def change_turn_write(kind: str, turn: str, *, owner: int = 0, new_owner: int = 
 
     def attempt(state: ModelState) -> Prediction:
         holder = state.turns.get(turn)
+        if holder is None and kind == "turn.continued" and turn in state.failed:
+            return [ModelRecord(kind, turn, new_owner)]
         if holder is None or (owner and holder != owner):
             return "ConflictError"
         return [ModelRecord(kind, turn, new_owner or None)]

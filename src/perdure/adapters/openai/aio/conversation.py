@@ -12,12 +12,14 @@ from perdure.adapters.openai.aio.streams import AsyncRecordedStream
 from perdure.adapters.openai.exchanges import (
     Exchange,
     Item,
+    RecordedReply,
     all_calls,
     answered_calls,
     changed_results,
     ends_with_failure,
     is_instruction,
     is_output,
+    is_said,
     load_reply,
     messages_at_entry,
     only_instructions,
@@ -29,6 +31,7 @@ from perdure.adapters.openai.exchanges import (
     require_reply,
     same_inputs,
     split_exchanges,
+    split_known,
     turn_messages,
     unanswered_calls,
     without_instructions,
@@ -36,7 +39,7 @@ from perdure.adapters.openai.exchanges import (
 from perdure.adapters.openai.state import ApiCall, CallSite, WrapOptions, state_of
 from perdure.errors import ContextWindowError, PerdureError, UsageError
 from perdure.events import emit
-from perdure.journal.records import Record
+from perdure.journal.records import Message, Record
 
 # Records; longer unfinished turns are not read to decide whether a call resumes.
 TURN_RECORDS_MAX = 4096
@@ -66,6 +69,11 @@ class AsyncConversation:
             reason = f"another call in session {self.session.id!r} is in progress"
             raise UsageError(f"{reason}: wait for it, or make both inside a session.turn(...)")
         try:
+            inputs, reply = await self._compare_list(request.inputs)
+            if reply is not None:
+                require_format(reply, request.format)
+                return await request.replay(reply)
+            request = request._replace(inputs=inputs)
             site = await self._find_site(request)
             return await self._reply(site, request)
         finally:
@@ -166,14 +174,38 @@ class AsyncConversation:
         await self._state.turn.abandon(reason)
         await self._leave(None)
 
+    # A caller may pass the whole list each time, with earlier messages and replies.
+
+    async def _compare_list(self, inputs: list[Item]) -> tuple[list[Item], RecordedReply | None]:
+        """Return the new messages of a list, and the recorded reply if the session has one.
+
+        A program that lost its newest messages passes a list that the session has a reply to.
+        """
+        if not any(is_output(item) for item in inputs):
+            return inputs, None
+        stored = self._state.stored
+        async for record in self.session.records(after=self._state.stored_until):
+            if isinstance(record.content, Message) and is_said(record.content):
+                stored.append(record.content)
+            self._state.stored_until = record.position
+        split = split_known(inputs, [content.message for content in stored])
+        if split is None:
+            return inputs, None
+        new, before = split
+        exchange = split_exchanges(stored[before:])[0]
+        if self._state.turn is not None or not same_inputs(new, exchange.inputs, whole=True):
+            return new, None
+        return new, exchange.reply
+
     # Inside a turn that the application opened.
 
     async def _site_in_turn(self, turn: Any, request: ApiCall) -> CallSite:
         """Return the call's site in the application's turn, with its recorded reply if any."""
-        inputs = request.inputs
-        if turn not in self._state.app_turns:
-            self._state.app_turns[turn] = await self._recorded_exchanges(turn)
-        expected = self._state.app_turns[turn]
+        inputs = await self._new_in_turn(turn, request.inputs)
+        run = turn.active.sequence  # Another one each time that the turn is entered.
+        if run not in self._state.app_turns:
+            self._state.app_turns[run] = await self._recorded_exchanges(turn)
+        expected = self._state.app_turns[run]
         if (
             expected
             and (expected[0].reply is not None or not turn.ended)
@@ -189,9 +221,16 @@ class AsyncConversation:
         await self._append(turn, inputs, request)
         return CallSite(turn, owns_turn=False)
 
+    async def _new_in_turn(self, turn: Any, inputs: list[Item]) -> list[Item]:
+        """Return the messages of a list that come after the replies it has."""
+        if not any(is_output(item) for item in inputs):
+            return inputs
+        split = split_known(inputs, without_instructions(await turn.messages()))
+        return split[0] if split else (await self._compare_list(inputs))[0]
+
     async def _recorded_exchanges(self, turn: Any) -> list[Exchange]:
         """Return the exchanges a turn had when entered: another process may have got replies."""
-        records = await self._records(turn.branch_point)
+        records = [record async for record in turn.records()]
         messages = messages_at_entry(records, turn.id, ended=turn.ended)
         return split_exchanges(messages)
 

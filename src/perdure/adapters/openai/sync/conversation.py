@@ -12,12 +12,14 @@ from perdure import Session
 from perdure.adapters.openai.exchanges import (
     Exchange,
     Item,
+    RecordedReply,
     all_calls,
     answered_calls,
     changed_results,
     ends_with_failure,
     is_instruction,
     is_output,
+    is_said,
     load_reply,
     messages_at_entry,
     only_instructions,
@@ -29,6 +31,7 @@ from perdure.adapters.openai.exchanges import (
     require_reply,
     same_inputs,
     split_exchanges,
+    split_known,
     turn_messages,
     unanswered_calls,
     without_instructions,
@@ -37,7 +40,7 @@ from perdure.adapters.openai.state import ApiCall, CallSite, WrapOptions, state_
 from perdure.adapters.openai.sync.streams import RecordedStream
 from perdure.errors import ContextWindowError, PerdureError, UsageError
 from perdure.events import emit
-from perdure.journal.records import Record
+from perdure.journal.records import Message, Record
 
 # Records; longer unfinished turns are not read to decide whether a call resumes.
 TURN_RECORDS_MAX = 4096
@@ -67,6 +70,11 @@ class Conversation:
             reason = f"another call in session {self.session.id!r} is in progress"
             raise UsageError(f"{reason}: wait for it, or make both inside a session.turn(...)")
         try:
+            inputs, reply = self._compare_list(request.inputs)
+            if reply is not None:
+                require_format(reply, request.format)
+                return request.replay(reply)
+            request = request._replace(inputs=inputs)
             site = self._find_site(request)
             return self._reply(site, request)
         finally:
@@ -167,14 +175,38 @@ class Conversation:
         self._state.turn.abandon(reason)
         self._leave(None)
 
+    # A caller may pass the whole list each time, with earlier messages and replies.
+
+    def _compare_list(self, inputs: list[Item]) -> tuple[list[Item], RecordedReply | None]:
+        """Return the new messages of a list, and the recorded reply if the session has one.
+
+        A program that lost its newest messages passes a list that the session has a reply to.
+        """
+        if not any(is_output(item) for item in inputs):
+            return inputs, None
+        stored = self._state.stored
+        for record in self.session.records(after=self._state.stored_until):
+            if isinstance(record.content, Message) and is_said(record.content):
+                stored.append(record.content)
+            self._state.stored_until = record.position
+        split = split_known(inputs, [content.message for content in stored])
+        if split is None:
+            return inputs, None
+        new, before = split
+        exchange = split_exchanges(stored[before:])[0]
+        if self._state.turn is not None or not same_inputs(new, exchange.inputs, whole=True):
+            return new, None
+        return new, exchange.reply
+
     # Inside a turn that the application opened.
 
     def _site_in_turn(self, turn: Any, request: ApiCall) -> CallSite:
         """Return the call's site in the application's turn, with its recorded reply if any."""
-        inputs = request.inputs
-        if turn not in self._state.app_turns:
-            self._state.app_turns[turn] = self._recorded_exchanges(turn)
-        expected = self._state.app_turns[turn]
+        inputs = self._new_in_turn(turn, request.inputs)
+        run = turn.active.sequence  # Another one each time that the turn is entered.
+        if run not in self._state.app_turns:
+            self._state.app_turns[run] = self._recorded_exchanges(turn)
+        expected = self._state.app_turns[run]
         if (
             expected
             and (expected[0].reply is not None or not turn.ended)
@@ -190,9 +222,16 @@ class Conversation:
         self._append(turn, inputs, request)
         return CallSite(turn, owns_turn=False)
 
+    def _new_in_turn(self, turn: Any, inputs: list[Item]) -> list[Item]:
+        """Return the messages of a list that come after the replies it has."""
+        if not any(is_output(item) for item in inputs):
+            return inputs
+        split = split_known(inputs, without_instructions(turn.messages()))
+        return split[0] if split else (self._compare_list(inputs))[0]
+
     def _recorded_exchanges(self, turn: Any) -> list[Exchange]:
         """Return the exchanges a turn had when entered: another process may have got replies."""
-        records = self._records(turn.branch_point)
+        records = list(turn.records())
         messages = messages_at_entry(records, turn.id, ended=turn.ended)
         return split_exchanges(messages)
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import time
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
@@ -274,3 +275,59 @@ def test_a_waiting_task_can_be_cancelled(tmp_path: Path, caplog: pytest.LogCaptu
 
     asyncio.run(scene())
     assert not [record for record in caplog.records if record.message.startswith("lease_lost")]
+
+
+# Sessions that nobody refers to any more.
+
+
+def renewing() -> list[asyncio.Task[Any]]:
+    return [task for task in asyncio.all_tasks() if task.get_name() == "perdure-lease"]
+
+
+async def until_none_renews() -> bool:
+    for _ in range(2_000):
+        if not renewing():
+            return True
+        await asyncio.sleep(0.01)
+    return False
+
+
+@pytest.mark.parametrize("in_turn", [False, True])
+def test_a_lease_that_nobody_refers_to_is_renewed_no_more(*, in_turn: bool) -> None:
+    async def forget(store: perdure.AsyncStore, number: int) -> None:
+        session = await store.session(f"session {number}")
+        if in_turn:
+            async with session.turn("Go."):
+                await session.lease(ttl=3600).__aenter__()
+        else:
+            await session.lease(ttl=3600).__aenter__()
+
+    async def run() -> None:
+        async with perdure.open_async("memory:") as store:
+            for number in range(50):
+                await asyncio.create_task(forget(store, number))
+            assert renewing()
+            gc.collect()
+            assert await until_none_renews()
+
+    asyncio.run(run())
+
+
+def test_a_lease_is_renewed_while_its_session_is_kept(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with perdure.open_async(tmp_path / "s.db") as store:
+            session: perdure.AsyncSession | None = await store.session("s")
+            assert session is not None
+            await session.lease(ttl=1).__aenter__()
+            gc.collect()
+            await asyncio.sleep(1.2)
+            assert len(renewing()) == 1
+            with pytest.raises(LeaseHeldError):
+                await (await store.session("s")).append(said("x"))
+            del session
+            gc.collect()
+            assert await until_none_renews()
+            async with (await store.session("s")).lease(timeout=20) as lease:
+                assert lease.epoch == 2
+
+    asyncio.run(run())

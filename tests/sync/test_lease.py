@@ -1,5 +1,6 @@
 """Leases: one handle at a time writes; whoever slept too long is fenced; nothing asks the time."""
 
+import gc
 import os
 import signal
 import threading
@@ -830,3 +831,66 @@ def test_a_lost_lease_is_told_of(
         one.append(said("late"))
     (record,) = [record for record in caplog.records if record.message.startswith("lease_lost")]
     assert (record.levelname, record.epoch) == ("WARNING", first.epoch)  # type: ignore[attr-defined]
+
+
+# Sessions that nobody refers to any more.
+
+
+def renewing() -> int:
+    return sum(thread.name == "perdure-lease" for thread in threading.enumerate())
+
+
+def until(fulfilled: Callable[[], bool]) -> bool:
+    """Wait until something holds; return whether it does."""
+    deadline = time.monotonic() + 20
+    while not fulfilled() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return fulfilled()
+
+
+@pytest.mark.parametrize("in_turn", [False, True])
+def test_a_lease_that_nobody_refers_to_is_renewed_no_more(*, in_turn: bool) -> None:
+    before, store = renewing(), perdure.open(MemoryBackend())
+
+    def forget(number: int) -> None:
+        session = store.session(f"session {number}")
+        if in_turn:
+            with session.turn("Go."):
+                session.lease(ttl=3600).__enter__()
+        else:
+            session.lease(ttl=3600).__enter__()
+
+    for number in range(50):
+        forget(number)
+    gc.collect()
+    assert until(lambda: renewing() == before)
+
+
+def test_a_lease_that_was_forgotten_expires(tmp_path: Path) -> None:
+    store = perdure.open(tmp_path / "s.db")
+    store.session("s").lease(ttl=0.3).__enter__()
+    gc.collect()
+    with store.session("s").lease(timeout=20) as lease:
+        assert lease.epoch == 2
+
+
+@pytest.mark.parametrize("kept", ["lease", "session", "turn", "tool"])
+def test_a_lease_is_renewed_while_anything_of_its_session_is_kept(
+    kept: str, tmp_path: Path
+) -> None:
+    def enter() -> Any:
+        session = perdure.open(tmp_path / "s.db").session("s")
+        things = {"session": session, "turn": session.turn("Go."), "tool": session.tool(max)}
+        return {"lease": session.lease(ttl=1).__enter__(), **things}[kept]
+
+    before, held = renewing(), enter()
+    gc.collect()
+    time.sleep(1.2)
+    assert renewing() == before + 1
+    with perdure.open(tmp_path / "s.db") as other:
+        assert other.session("s").lease_holder is not None
+        with pytest.raises(LeaseHeldError):
+            other.session("s").append(said("x"))
+    del held
+    gc.collect()
+    assert until(lambda: renewing() == before)

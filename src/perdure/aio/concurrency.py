@@ -11,9 +11,11 @@ from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, S
 from contextlib import suppress
 from contextvars import copy_context
 from typing import Any, TypeVar
+from weakref import WeakMethod
 
-from perdure.backends.interrupt_safety import start_thread
+from perdure.backends.interrupt_safety import AsyncWakeSignal, start_thread
 from perdure.core.effects.calls import ToolSpec
+from perdure.core.turn_context import context_outside_turns
 from perdure.errors import UsageError
 
 JobT = TypeVar("JobT")
@@ -218,7 +220,10 @@ class AsyncBackground:
 
 
 class AsyncRepeater:
-    """Calls a function again and again in the background, until it returns None."""
+    """Calls a method again and again in the background, until it returns None.
+
+    It holds only weak references to the object: when nothing else refers to it, the calls end.
+    """
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -227,25 +232,35 @@ class AsyncRepeater:
 
     def start(
         self,
-        function: Callable[[], Coroutine[Any, Any, float | None]],
+        method: Callable[[], Coroutine[Any, Any, float | None]],
         *,
         first: float,
         at_end: Callable[[], None],
     ) -> None:
-        """Call a function after `first` seconds, and then after as many as it returns."""
-        self.task = asyncio.create_task(self._repeat(function, first, at_end), name=self._name)
+        """Call a method after `first` seconds, and then after as many as it returns."""
+        wake = AsyncWakeSignal()  # The object may be collected in another thread.
+        called = WeakMethod(method, lambda _: wake.wake())
+        self.task = asyncio.create_task(
+            self._repeat(called, first, WeakMethod(at_end), wake),
+            name=self._name,
+            context=context_outside_turns(),
+        )
 
     async def _repeat(
         self,
-        function: Callable[[], Coroutine[Any, Any, float | None]],
+        called: "WeakMethod[Callable[[], Coroutine[Any, Any, float | None]]]",
         first: float,
-        at_end: Callable[[], None],
+        at_end: "WeakMethod[Callable[[], None]]",
+        wake: AsyncWakeSignal,
     ) -> None:
         pause: float | None = first
         while pause is not None:
-            await asyncio.sleep(pause)
-            pause = await function()
-        at_end()
+            await wake.sleep(pause)
+            # No variable may hold the method during the sleep.
+            pause = await method() if (method := called()) is not None else None
+            del method
+        if (end := at_end()) is not None:
+            end()
 
     def stop(self) -> None:
         """Call the function no more."""

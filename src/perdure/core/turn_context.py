@@ -5,7 +5,7 @@ inside a turn inherits it; `exit_turn` marks the shared entry, so such a task se
 """
 
 import sys
-from contextvars import ContextVar
+from contextvars import Context, ContextVar, copy_context
 from threading import get_ident
 from typing import Any
 
@@ -35,6 +35,16 @@ def exit_turn(entered: TurnContext) -> None:
     """Mark a turn as exited, in every thread and task."""
     entered.exited = True
     _entered_turns.set(_active())
+
+
+def context_outside_turns() -> Context:
+    """Return a copy of the context for work that outlives the turns entered here.
+
+    A thread or task keeps its context, and so the handles of the turns in it, as long as it runs.
+    """
+    context = copy_context()
+    context.run(_entered_turns.set, ())
+    return context
 
 
 def current_turn(holder: object) -> Any:

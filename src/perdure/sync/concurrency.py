@@ -9,10 +9,12 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Any, TypeVar
+from weakref import WeakMethod
 
 from perdure.backends import fork_safety, interrupt_safety
 from perdure.backends.interrupt_safety import start_thread
 from perdure.core.effects.calls import ToolSpec
+from perdure.core.turn_context import context_outside_turns
 from perdure.errors import UsageError
 
 if TYPE_CHECKING:
@@ -191,8 +193,16 @@ class Background:
             thread.join()
 
 
+def _call_if_alive(called: "WeakMethod[Callable[[], T]]") -> T | None:
+    method = called()
+    return None if method is None else method()
+
+
 class Repeater:
-    """Calls a function again and again in the background, until it returns None."""
+    """Calls a method again and again in the background, until it returns None.
+
+    It holds only weak references to the object: when nothing else refers to it, the calls end.
+    """
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -202,25 +212,30 @@ class Repeater:
 
     def start(
         self,
-        function: Callable[[], float | None],
+        method: Callable[[], float | None],
         *,
         first: float,
         at_end: Callable[[], None],
     ) -> None:
-        """Call a function after `first` seconds, and then after as many as it returns."""
-        arguments = (self._repeat, function, first, at_end)
+        """Call a method after `first` seconds, and then after as many as it returns."""
+        called = WeakMethod(method, lambda _: self._stop.set())
+        context, arguments = context_outside_turns(), (called, first, WeakMethod(at_end))
         self.task = threading.Thread(
-            target=copy_context().run, args=arguments, name=self._name, daemon=True
+            target=context.run, args=(self._repeat, *arguments), name=self._name, daemon=True
         )
         start_thread(self.task)
 
     def _repeat(
-        self, function: Callable[[], float | None], first: float, at_end: Callable[[], None]
+        self,
+        called: "WeakMethod[Callable[[], float | None]]",
+        first: float,
+        at_end: "WeakMethod[Callable[[], None]]",
     ) -> None:
         pause: float | None = first
         while pause is not None and not self._stop.wait(pause):
-            pause = function()
-        at_end()
+            # No variable may hold the method during the wait.
+            pause = _call_if_alive(called)
+        _call_if_alive(at_end)
 
     def stop(self) -> None:
         """Call the function no more."""

@@ -30,6 +30,13 @@ for first, last in zip(map(int, sys.argv[2::2]), map(int, sys.argv[3::2])):
 os._exit(0)
 """
 
+COUNT = """
+import sys
+from perdure.backends.sqlite.backend import SqliteBackend
+
+print(len([*SqliteBackend(sys.argv[1]).read("s")]))
+"""
+
 
 def leave(path: Path, *appends: tuple[int, int]) -> None:
     """Append in another process, which dies without closing the store."""
@@ -139,6 +146,20 @@ def test_frames_of_an_older_generation_are_no_evidence(path: Path) -> None:
     content = log_of(path).read_bytes()
     assert len(commits(content)) > 2, "what the log held before stands behind"
     assert read(path) == COMMITS + 1
+
+
+def test_a_log_that_is_about_to_be_emptied_is_no_evidence(path: Path) -> None:
+    """A checkpoint empties SQLite's index of the log first; its process may die or stop then."""
+    log = log_of(path)
+    other = apsw.Connection(str(path))
+    other.execute("select count(*) from entry").fetchall()
+    content = log.read_bytes()
+    other.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+    log.write_bytes(content)
+    words = [sys.executable, "-c", COUNT, str(path)]
+    found = subprocess.run(words, check=False, capture_output=True, text=True)
+    assert found.stdout.split() == [str(COMMITS)], found.stderr
+    other.close()
 
 
 def test_what_torn_commits_left_behind_is_no_evidence(path: Path) -> None:

@@ -123,7 +123,7 @@ class LogFile:
         """Return the number of the last frame that ends an intact commit, as SQLite would.
 
         It takes 0.1 s for 1,000 frames: only for a log that this process cannot write, where SQLite
-        does not say it.
+        does not say it, and for one that seems to be damaged.
         """
         number = last = 0
         checksum = self.checksum
@@ -210,8 +210,11 @@ def require_whole_log(connection: apsw.Connection, path: str, name: str) -> None
         for commit in log.commits_after(accepted):
             if not log.proves_loss(commit):
                 continue
-            if log.has_changed() or _accepted(connection, log) >= commit.number:
-                return  # Another process writes: it has the log open, and no frame is lost.
+            # Another process writes, or its checkpoint empties the index before the log: no frame
+            # is lost. The header is compared last, because a log that is begun anew has another.
+            valid = max(log.count_valid(), _accepted(connection, log))
+            if valid >= commit.number or log.has_changed():
+                return
             reason = f"its write-ahead log is damaged after frame {accepted}"
             lost = f"at least one commit (frame {commit.number}) would be lost"
             raise DamagedError(name, 0, f"{reason}: {lost}", HINT)

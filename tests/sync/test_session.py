@@ -571,7 +571,7 @@ def test_a_snapshot_of_another_version_is_skipped_and_reported(
         session.append(said(str(number)))
     assert contents(store.session("claim-4711")) == [str(number) for number in range(10)]
     assert caplog.records == []
-    monkeypatch.setattr("perdure.core.loading.STATE_VERSION", session_state.STATE_VERSION + 1)
+    monkeypatch.setattr("perdure.core.state_loader.STATE_VERSION", session_state.STATE_VERSION + 1)
     monkeypatch.setattr("perdure.core.verify.STATE_VERSION", session_state.STATE_VERSION + 1)
     again = store.session("claim-4711")
     assert contents(again) == [str(number) for number in range(10)]

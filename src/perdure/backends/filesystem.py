@@ -46,7 +46,7 @@ IN_MEMORY = frozenset(("tmpfs", "ramfs"))
 def resolve_path(path: str, store: str) -> str:
     """Return a path without links; UsageError for a link to nothing.
 
-    Following it would create the store where whoever made the link wants it.
+    Following it would create the store in a place that another user may have chosen.
     """
     if os.path.islink(path) and not os.path.exists(path):  # noqa: PTH110, PTH114 - the path is text
         raise UsageError(f"{store} is a link to nothing: pass the path of the store itself")

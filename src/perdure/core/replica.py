@@ -28,7 +28,6 @@ from perdure.core import index, leases, rollback
 from perdure.core.conflicts import UnseenRecords
 from perdure.core.index import IndexCache
 from perdure.core.leases import HeldLease
-from perdure.core.loading import StateLoader
 from perdure.core.plans import (
     ACCEPT_ROLLBACK,
     CATCH_UP_KINDS,
@@ -43,6 +42,7 @@ from perdure.core.replay.guard import Guard
 from perdure.core.settings import Settings
 from perdure.core.state.session_state import STATE_VERSION, SessionState
 from perdure.core.state.values import CachedValue, ValueCache
+from perdure.core.state_loader import StateLoader
 from perdure.errors import (
     ChainError,
     ConflictError,

@@ -105,7 +105,7 @@ def _answer_spans(messages: Sequence[StoredMessage]) -> Iterator[_Span]:
     for index, stored in enumerate(messages):
         type_, turn = _item_type(stored.message), stored.turn
         run = runs.pop(turn, None)
-        if stored.opaque and run is not None:  # The answer goes on after it.
+        if stored.opaque and run is not None:  # The answer continues after it.
             runs[turn] = run._replace(last=index)
         if not type_ or stored.opaque:
             continue

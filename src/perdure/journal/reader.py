@@ -96,8 +96,8 @@ def read_entry(history: History, position: int, *, check_tip: bool = True) -> St
     """Read one entry; verify it against its own header and stream, and check the tip.
 
     A single entry does not link to the tip of its history, so it may be of another history that the
-    store was put back to. Whoever reads several passes `check_tip=False` and checks it after them,
-    by `require_tip` or by reading backward from it.
+    store was put back to. A caller that reads several passes `check_tip=False` and checks it after
+    them, by `require_tip` or by reading backward from it.
     """
     stream = history.segment(position).stream
     entries = yield from requests.read(stream.session, after=position - 1, limit=1)
@@ -117,7 +117,7 @@ def require_tip(history: History) -> Steps[None]:
     tip = history.tip
     if not tip.position:
         return
-    # The head is enough while nobody else writes, and the last entry may be long.
+    # The head is enough while no other process writes, and the last entry may be long.
     head = yield from requests.head(history.segment(tip.position).stream.session)
     if head is None or (head.position, head.digest) != (tip.position, tip.digest):
         yield from read_entry(history, tip.position)

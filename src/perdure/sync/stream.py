@@ -21,7 +21,8 @@ class Stream:
     stream ends or fails before that, the partial answer stays stored, and is marked as interrupted
     when the turn ends. A stream of plain texts is over when its source is.
 
-    A chunk that is none raises UsageError. The chunks before it are durable, and reading may go on.
+    A value that is no chunk raises UsageError. The chunks before it are durable, and reading may
+    continue.
     """
 
     def __init__(

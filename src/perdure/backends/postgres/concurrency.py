@@ -25,7 +25,7 @@ def current_loop_async() -> asyncio.AbstractEventLoop:
 
 
 class _Slots:
-    """A number of slots. Whoever takes one names itself by an object, its ticket.
+    """A number of slots. A caller that takes one identifies itself by an object, its ticket.
 
     A ticket that is freed twice, or that never got a slot, changes nothing: so a caller that was
     interrupted anywhere only has to free its ticket in `finally`.

@@ -5,8 +5,8 @@ longest; each later one copies what was written during the previous one. A final
 writers have stopped, repeats until a round finds nothing, compares both stores in full, and counts
 once more.
 
-What a store does not list is not copied, and nobody would miss it. So the source is asked first to
-compare itself with its lists, and before a final copy is called complete, both are.
+A session that a store does not list is not copied, without any error. So the source is asked first
+to compare itself with its lists, and before a final copy is called complete, both are.
 """
 
 from collections.abc import Callable

@@ -64,9 +64,11 @@ def without_repeats(sent: list[Any]) -> list[Any]:
     return [one for at, one in enumerate(sent) if at == 0 or one != sent[at - 1]]
 
 
-async def cut(place: Place, build: Build, task: Any = TASKS[0], **options: Any) -> None:
+async def cut(
+    place: Place, build: Build, task: Any = TASKS[0], *, id: str | None = None, **options: Any
+) -> None:
     """Leave a run behind whose third call of a model failed."""
     place.server.fault(status=500, at=len(place.prompts) + 3)
     async with place.durable(build, **options) as durable:
         with pytest.raises(Exception, match="500"):
-            await durable.run(task=task)
+            await durable.run(task=task, id=id)

@@ -256,7 +256,46 @@ def test_a_result_is_served_to_whoever_asks_again_under_the_same_id(place: Place
             assert again == first
             assert len(place.prompts) == sent
             await durable.run(task=TASKS[1])
-            with pytest.raises(UsageError, match="no longer stored"):
+            await durable.run(task=TASKS[1], id="request-10")
+            sent = len(place.prompts)
+            assert await durable.run(task=TASKS[0], id="request-9") == first
+            assert await durable.run(id="request-9") == first
+            with pytest.raises(DivergenceError, match="'request-9' with different content"):
+                await durable.run(task=TASKS[1], id="request-9")
+            assert len(place.prompts) == sent
+
+    asyncio.run(go())
+
+
+@pytest.mark.parametrize("at", [1, 2, 3])
+def test_a_script_of_two_steps_can_be_run_again_wherever_it_was_cut(place: Place, at: int) -> None:
+    async def script(session: str) -> list[Any]:
+        async with place.durable(teams.round_robin, session=session) as durable:
+            first = await durable.run(task=TASKS[0], id="step-1")
+            second = await durable.run(task=TASKS[1], id="step-2")
+            return [[one.content for one in result.messages] for result in (first, second)]
+
+    async def go() -> None:
+        wanted = await script("whole")
+        asked = len(place.prompts)
+        place.server.fault(status=500, at=len(place.server.requests) + asked // 2 + at)
+        with pytest.raises(RuntimeError):
+            await script("cut")
+        assert await script("cut") == wanted
+        sent = len(place.prompts)
+        assert await script("cut") == wanted
+        assert len(place.prompts) == sent
+        assert place.messages("cut") == place.messages("whole")
+
+    asyncio.run(go())
+
+
+def test_an_abandoned_run_is_not_run_again_under_its_id(place: Place) -> None:
+    async def go() -> None:
+        await cut(place, teams.round_robin, id="request-9")
+        async with place.durable(teams.round_robin) as durable:
+            await durable.abandon("not wanted")
+            with pytest.raises(UsageError, match="'request-9' was abandoned: choose another id"):
                 await durable.run(task=TASKS[0], id="request-9")
 
     asyncio.run(go())

@@ -1,9 +1,11 @@
 """Save a team's state between runs, and the run that is in progress.
 
-Two values. `agentchat.state` is the team's state after its last run; `agentchat.run` holds the
-newest run's turn, its task, and the version of the state that it starts from. It is set before the
-turn starts: without its turn it is no run. Of two runs that start at once the session admits one. A
-run whose turn is open was interrupted: it is run again from that version.
+Two values. `agentchat.state` is the team's state after its last run, with the run's result. It is
+stored in the commit that completes the run's turn, so a run is found again by its turn, and its
+result in the version of that commit. `agentchat.run` holds the newest run's turn, its task, and the
+version of the state that it starts from. It is set before the turn starts: without its turn it is
+no run. Of two runs that start at once the session admits one. A run whose turn is open was
+interrupted: it is run again from that version.
 """
 
 from collections import defaultdict, deque
@@ -29,8 +31,8 @@ from perdure.adapters.agentchat.messages import (
 )
 from perdure.adapters.agentchat.model_client import request_digest
 from perdure.adapters.agentchat.run_log import FINISH_HINT, MODEL_FAILURE, ToolPolicy
-from perdure.errors import ConflictError, DivergenceError, UsageError
-from perdure.journal.records import EffectSettled, Message
+from perdure.errors import ConflictError, DivergenceError, NotFoundError, UsageError
+from perdure.journal.records import EffectSettled, Message, Value
 
 STATE_KEY = "agentchat.state"
 RUN_KEY = "agentchat.run"
@@ -175,16 +177,42 @@ class SavedRuns:
         """Start a run, or resume the interrupted one. On return its task is durable."""
         messages = parse_task(task)
         await self._session.refresh()
+        finished = await self._finished(id, messages) if id is not None else None
+        if finished is not None:
+            return finished
         turn = await self._load_interrupted()
         if turn is not None:
             return await self._resume(turn, self._run, messages, id)
-        version = await self._current_version()
-        stored = await self._session.get(STATE_KEY)
-        # Only the last run's result is stored.
-        if id is not None and stored["run"] == CALLER_RUN_PREFIX + id:
-            task_messages, result = load_result(stored["result"], self.messages)
-            return StartedRun(None, version, task_messages, {}, result=result)
-        return await self._begin(messages, id, version)
+        return await self._begin(messages, id, await self._current_version())
+
+    async def _finished(self, id: str, messages: list[Any]) -> StartedRun | None:
+        """Return a finished run with its result, however long ago it was; None if there is none."""
+        try:
+            turn = await self._session.find_turn(CALLER_RUN_PREFIX + id)
+        except NotFoundError:
+            return None
+        if turn.state == "abandoned":
+            raise UsageError(f"the run {id!r} was abandoned: choose another id")
+        if turn.state != "completed":
+            return None
+        version = await self._version_of(turn)
+        stored = await self._session.get(STATE_KEY, version=version)
+        task, result = load_result(stored["result"], self.messages)
+        if messages and not is_same_task(dump_messages(task), dump_messages(messages)):
+            digests = [request_digest(one, {}) for one in (task, messages)]
+            raise DivergenceError(self._session.id, id, *digests)
+        return StartedRun(None, version, task, {}, result=result)
+
+    async def _version_of(self, turn: AsyncTurn) -> int:
+        """Return the version of the state that was stored with the end of a run's turn."""
+        version, kinds = 0, ("value", "turn.completed")
+        async for record in self._session.records(after=turn.branch_point, kinds=kinds):
+            content = record.content
+            if isinstance(content, Value) and content.key == STATE_KEY:
+                version = content.version
+            elif content.subject == turn.id:
+                break
+        return version
 
     async def _current_version(self) -> int:
         """Return the newest version of the state, after loading it or saving the team's changes."""
@@ -198,13 +226,13 @@ class SavedRuns:
         current = await team_state.save_state(self._root)
         if newest and current == self._last_state:
             return newest
-        return await self._save(stored["run"], current, stored["result"])
-
-    async def _save(self, run: str, current: team_state.TeamState, result: Any) -> int:
-        saved = {"run": run, "result": result, "team": introspection.shape(self._root), **current}
+        saved = self._state_value(stored["run"], current, stored["result"])
         self._version = await self._session.set(STATE_KEY, saved)
         self._last_state = current
         return self._version
+
+    def _state_value(self, run: str, current: team_state.TeamState, result: Any) -> dict[str, Any]:
+        return {"run": run, "result": result, "team": introspection.shape(self._root), **current}
 
     async def _begin(self, task: list[Any], id: str | None, version: int) -> StartedRun:
         task_items = [to_chat_messages(message, self._humans) for message in task]
@@ -220,10 +248,11 @@ class SavedRuns:
         }
         await self._session.set(RUN_KEY, self._run)  # Before the turn: see the module.
         await turn.__aenter__()
-        if turn.ended:  # A turn of the same id, from an earlier run.
+        if turn.ended:
             await turn.__aexit__(None, None, None)
-            reason = f"the run {id!r} has already ended, and its result is no longer stored"
-            raise UsageError(f"{reason}: choose another id")
+            position = self._session.position
+            reason = "another process has finished the run"
+            raise ConflictError(self._session.id, position, position, reason)
         if self._stored_version() != version:  # Changed by hand after `version` was read.
             version = await self._current_version()
             self._run = {**self._run, "state": version}
@@ -288,22 +317,17 @@ class SavedRuns:
             await run.turn.append(*new, author=event.source, recipient=recipient, origin=ORIGIN)
 
     async def finish(self, run: StartedRun, result: Any) -> None:
-        """Save the state that a run led to, and complete its turn."""
+        """Save the state that a run led to, and complete its turn, in one commit."""
         assert run.turn is not None  # noqa: S101
         current = await team_state.save_state(self._root)
-        if self._stored_version() == run.version or not await self._is_saved_by(run.turn):
-            # A result is needed only where the caller can ask for the run again.
-            saved_result = None
-            if run.turn.id.startswith(CALLER_RUN_PREFIX):
-                saved_result = dump_result(run.task, result)
-            await self._save(run.turn.id, current, saved_result)
-        else:  # An earlier process died after the state was saved, before the turn was completed.
-            self._version, self._last_state = self._stored_version(), current
+        # A result is needed only where the caller can ask for the run again.
+        is_named = run.turn.id.startswith(CALLER_RUN_PREFIX)
+        saved_result = dump_result(run.task, result) if is_named else None
+        async with run.turn.batch() as batch:
+            batch.set(STATE_KEY, self._state_value(run.turn.id, current, saved_result))
+            batch.complete()
+        self._version, self._last_state = self._stored_version(), current
         await run.turn.__aexit__(None, None, None)
-
-    async def _is_saved_by(self, turn: AsyncTurn) -> bool:
-        stored = await self._session.get(STATE_KEY)
-        return bool(stored["run"] == turn.id)
 
     async def leave(self, run: StartedRun) -> None:
         """Leave a run open: the team's current state is not one to continue from."""

@@ -126,9 +126,9 @@ class DurableTeam:
 
         An interrupted run resumes when the same task is passed, or none; another task is a
         UsageError then. An error leaves the run open, to be resumed in the same way. With an `id`
-        chosen by the caller, a finished run is not repeated: its result is returned, if no other
-        run came since. Without `output_task_messages` the task is omitted from the events and the
-        result; it is recorded all the same.
+        chosen by the caller, a finished run is not repeated: its recorded result is returned,
+        however many runs came since. Without `output_task_messages` the task is omitted from the
+        events and the result; it is recorded all the same.
         """
         if not self._entered:
             raise UsageError("the team is not open: use it in `async with persist(...)`")

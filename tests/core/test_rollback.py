@@ -542,6 +542,8 @@ def test_a_lease_is_lost_when_its_history_is(world: World) -> None:
         session.refresh(accept_rollback=True)
         with pytest.raises(FencedError):
             session.append(said("more"))
+        with pytest.raises(FencedError), world.store.batch() as batch:
+            batch.session(session).append(said("more"))
     with session.lease():
         session.append(said("more"))
     assert world.other().verify()

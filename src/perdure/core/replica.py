@@ -495,7 +495,7 @@ class Replica:
         """
         self.require_present()
         answers: PlanAnswers = {}
-        if self.state.lease is not None:
+        if self.state.lease is not None or self.held_lease is not None:
             yield from self._enforce_lease([plan], answers, is_fresh=True)
         batch = yield from self._build_batch([plan], answers)
         if isinstance(answers[0], PerdureError):

@@ -26,7 +26,7 @@ ORDER = [
     {"journal"},
     {"core"},
     {"aio", "sync"},
-    {"__init__", "types"},
+    {"__init__", "models", "types"},
     {"adapters", "cli", "testing", "__main__"},
 ]
 # Packages that share a row and still must not import each other.

@@ -14,6 +14,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, overload
 
 from perdure.errors import (
+    AgentLimitError,
     ApprovalDeniedError,
     ApprovalError,
     ApprovalPendingError,
@@ -44,7 +45,9 @@ from perdure.errors import (
 )
 
 if TYPE_CHECKING:
+    from perdure import models as models
     from perdure import types as types
+    from perdure.aio.agent import AsyncAgent
     from perdure.aio.copy import copy_async
     from perdure.aio.session import AsyncSession
     from perdure.aio.store import AsyncStore, open_async
@@ -61,6 +64,7 @@ if TYPE_CHECKING:
     from perdure.formats.transcript import Transcript
     from perdure.journal.records import Record
     from perdure.journal.user_types import TypeCodec
+    from perdure.sync.agent import Agent
     from perdure.sync.copy import copy
     from perdure.sync.session import Session
     from perdure.sync.store import (
@@ -74,9 +78,12 @@ __version__ = "0.1.0"
 
 
 __all__ = [
+    "Agent",
+    "AgentLimitError",
     "ApprovalDeniedError",
     "ApprovalError",
     "ApprovalPendingError",
+    "AsyncAgent",
     "AsyncSession",
     "AsyncStore",
     "AsyncTurn",
@@ -134,6 +141,8 @@ __all__ = [
 # The modules of the public names that need more than `errors`. They are imported on first use, so
 # that `import perdure` stays fast and only programs that use asyncio import it.
 _PUBLIC_MODULES = {
+    "Agent": "sync.agent",
+    "AsyncAgent": "aio.agent",
     "AsyncSession": "aio.session",
     "AsyncStore": "aio.store",
     "AsyncTurn": "aio.turn",
@@ -163,7 +172,17 @@ _PUBLIC_MODULES = {
 }
 
 _SUBMODULES = frozenset(
-    {"adapters", "backends", "events", "formats", "journal", "logging", "testing", "types"}
+    {
+        "adapters",
+        "backends",
+        "events",
+        "formats",
+        "journal",
+        "logging",
+        "models",
+        "testing",
+        "types",
+    }
 )
 
 

@@ -17,6 +17,7 @@
     ├── UnstoredResultError  a recorded call succeeded, and its result could not be stored
     ├── EffectError       a recorded call failed, and is not called again
     │   └── ApprovalDeniedError   it was denied, or its approval expired
+    ├── AgentLimitError   an agent reached a limit: raise it and run the turn again, or abandon it
     ├── ApprovalPendingError  a call waits for an approval: have it decided, then resume
     ├── ApprovalError     the approval is already decided, used or expired
     ├── UnavailableError  the store did not respond: retry later
@@ -311,6 +312,26 @@ class ApprovalDeniedError(EffectError):
     def __str__(self) -> str:
         why = "its approval expired" if self.error == "ApprovalExpired" else "it was denied"
         return f"{self.tool!r} in {self.stream!r} was not called, {why}: see `reason`"
+
+
+class AgentLimitError(PerdureError):
+    """An agent stopped at a limit before it had an answer. Its turn can be continued.
+
+    `limit` is the name of the parameter: "max_steps", "max_tool_calls" or "timeout". `value` is its
+    value. Calls of tools beyond the limit were not made.
+    """
+
+    def __init__(self, session: str, turn: str, limit: str, value: float) -> None:
+        super().__init__(session, turn, limit, value)
+        self.session = session
+        self.turn = turn
+        self.limit = limit
+        self.value = value
+
+    def __str__(self) -> str:
+        where = f"the agent stopped in turn {self.turn!r} of {self.session!r}"
+        hint = "run the turn again with a higher limit to continue it, or abandon it"
+        return f"{where}, {self.limit}={self.value} is reached: {hint}"
 
 
 class ApprovalPendingError(PerdureError):

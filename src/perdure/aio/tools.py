@@ -373,7 +373,7 @@ async def run_tool_calls(
         return []
     turn = running.ownership.turn
     jobs = await handle.run(requested_calls.read_requested_calls(handle.replica, turn, message))
-    by_name = _tools_by_name(handle, offered)
+    by_name = tools_by_name(handle, offered)
 
     async def run(job: IssuedCall, slots: Semaphore | None) -> dict[str, Any]:
         return await _run_call(handle, running, job, by_name, slots)
@@ -382,7 +382,8 @@ async def run_tool_calls(
     return collect_results(await gather(run, jobs, parallel=parallel, may_wait=may_wait))
 
 
-def _tools_by_name(handle: AsyncHandle, offered: ToolSet) -> dict[str, AsyncTool[..., Any]]:
+def tools_by_name(handle: AsyncHandle, offered: ToolSet) -> dict[str, AsyncTool[..., Any]]:
+    """Return tools of the handle's session, by the names by which a model calls them."""
     items = offered.items() if isinstance(offered, Mapping) else [("", tool) for tool in offered]
     by_name: dict[str, AsyncTool[..., Any]] = {}
     for name, tool in items:

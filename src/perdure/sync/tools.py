@@ -353,7 +353,7 @@ def run_tool_calls(
         return []
     turn = running.ownership.turn
     jobs = handle.run(requested_calls.read_requested_calls(handle.replica, turn, message))
-    by_name = _tools_by_name(handle, offered)
+    by_name = tools_by_name(handle, offered)
 
     def run(job: IssuedCall, slots: Semaphore | None) -> dict[str, Any]:
         return _run_call(handle, running, job, by_name, slots)
@@ -362,7 +362,8 @@ def run_tool_calls(
     return collect_results(gather(run, jobs, parallel=parallel, may_wait=may_wait))
 
 
-def _tools_by_name(handle: Handle, offered: ToolSet) -> dict[str, Tool[..., Any]]:
+def tools_by_name(handle: Handle, offered: ToolSet) -> dict[str, Tool[..., Any]]:
+    """Return tools of the handle's session, by the names by which a model calls them."""
     items = offered.items() if isinstance(offered, Mapping) else [("", tool) for tool in offered]
     by_name: dict[str, Tool[..., Any]] = {}
     for name, tool in items:

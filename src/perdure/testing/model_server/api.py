@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from perdure.testing.model_server import chat, prompts, responses
+from perdure.testing.model_server import anthropic, chat, prompts, responses
 from perdure.testing.model_server.answers import Answer, default_answer, parse_answer, truncate
 from perdure.testing.model_server.errors import (
     ApiError,
@@ -26,6 +26,7 @@ from perdure.testing.model_server.errors import (
     unsupported_parameter,
 )
 from perdure.testing.model_server.prompts import Prompt
+from perdure.testing.provider_rules import anthropic as anthropic_rules
 from perdure.testing.provider_rules import chat as chat_rules
 from perdure.testing.provider_rules import responses as responses_rules
 from perdure.testing.provider_rules.shapes import Finding, is_list, objects
@@ -92,7 +93,8 @@ class ModelApi:
     def reply(self, request: Request) -> Reply:
         """Return the answer, or the error that the API would return."""
         try:
-            if not request.headers.get("authorization", "").removeprefix("Bearer").strip():
+            key = request.headers.get("authorization", "").removeprefix("Bearer").strip()
+            if not key and not request.headers.get("x-api-key"):
                 raise error_for_status(401)
             return self._route(request)
         except ApiError as error:
@@ -111,6 +113,8 @@ class ModelApi:
                 return Reply(200, self._find(id, "response_id")[0])
             case "POST", ["v1", "chat", "completions"]:
                 return self._chat(_require_object(request.body))
+            case "POST", ["v1", "messages"]:
+                return self._message(_require_object(request.body))
             case "POST", ["v1", "responses"]:
                 return self._respond(_require_object(request.body))
             case "POST", ["v1", "responses", "input_tokens"]:
@@ -135,6 +139,17 @@ class ModelApi:
             return Reply(200, chat.completion(prompt, answer))
         chunks = chat.chunks(prompt, answer)
         return Reply(200, frames=[*map(_frame, chunks), b"data: [DONE]\n\n"])
+
+    def _message(self, body: Body) -> Reply:
+        """Answer a request of Anthropic's API."""
+        _require_model(body)
+        _require_unset(body, "stream")
+        for name in ("messages", "max_tokens"):
+            if name not in body:
+                raise missing_parameter(name)
+        _raise_first(anthropic_rules.findings(body["messages"], system=body.get("system")))
+        prompt = prompts.from_anthropic(body)
+        return Reply(200, anthropic.message(prompt, self._answer_prompt(prompt)))
 
     def _respond(self, body: Body) -> Reply:
         _require_model(body)

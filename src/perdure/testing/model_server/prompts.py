@@ -108,6 +108,31 @@ def from_responses(body: Mapping[str, Any], items: Sequence[Mapping[str, Any]]) 
     )
 
 
+def from_anthropic(body: Mapping[str, Any]) -> Prompt:
+    """Parse a request of Anthropic's messages that are valid. Results of tools are no user's."""
+    messages: Sequence[Mapping[str, Any]] = body["messages"]
+    last_user = _last_index(
+        messages, lambda item: item["role"] == "user" and _text(item["content"])
+    )
+    since = [message["content"] for message in messages[last_user + 1 :]]
+    system = body.get("system")
+    return Prompt(
+        api="anthropic",
+        body=body,
+        items=messages,
+        instructions=_text(system) if system else None,
+        last_user=_text(messages[last_user]["content"]) if last_user >= 0 else "",
+        rounds=sum(any(_is_result(block) for block in content) for content in since),
+        format={"type": "text"},
+        forced=None,
+        limit=body["max_tokens"],
+    )
+
+
+def _is_result(block: Any) -> bool:
+    return isinstance(block, Mapping) and block.get("type") == "tool_result"
+
+
 def _last_index(messages: Sequence[Mapping[str, Any]], matches: Any) -> int:
     indexes = [index for index, message in enumerate(messages) if matches(message)]
     return indexes[-1] if indexes else -1

@@ -6,7 +6,7 @@ request.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 from perdure.formats.parts import ANTHROPIC, CHAT, RESPONSES
 from perdure.formats.transcript import Transcript
@@ -14,23 +14,34 @@ from perdure.formats.transcript import Transcript
 __all__ = ["ClientModel", "anthropic_messages", "openai_chat", "openai_responses"]
 
 
-class ClientModel(NamedTuple):
+class ClientModel:
     """A model of a client: call it with a transcript in its `format`, and the tools."""
 
-    name: str
-    format: str
-    create: Callable[..., Any]
-    options: dict[str, Any]
-    messages_field: str = "messages"
+    def __init__(
+        self,
+        name: str,
+        format: str,
+        create: Callable[..., Any],
+        options: dict[str, Any],
+        messages_field: str = "messages",
+    ) -> None:
+        self.name = name
+        self.format = format
+        self._create = create
+        self._options = options
+        self._messages_field = messages_field
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name!r}: {self.format}>"
 
     def __call__(self, messages: Transcript, tools: list[dict[str, Any]]) -> Any:
         """Send the request, and return the client's reply, or its coroutine."""
-        request = {**self.options, "model": self.name, self.messages_field: [*messages]}
+        request = {**self._options, "model": self.name, self._messages_field: [*messages]}
         if tools:
             request["tools"] = tools
         if messages.system is not None:
             request["system"] = messages.system
-        return self.create(**request)
+        return self._create(**request)
 
 
 def openai_chat(client: Any, model: str, **options: Any) -> ClientModel:

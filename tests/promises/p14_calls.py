@@ -130,6 +130,11 @@ class Live:
         await settled(self.values.set("key", 1))
         return self
 
+    def agent_of(self) -> Any:
+        """Return an agent of the live session."""
+        kind: Any = perdure.AsyncAgent if self.is_async else perdure.Agent
+        return kind(self.session, lambda *_: YES)
+
     async def _unknown_effect(self) -> None:
         session = await settled(self.store.session("unknown"))
         gate = asyncio.Event() if self.is_async else threading.Event()
@@ -231,6 +236,11 @@ async def note_in(batch: Any) -> None:
 async def note_in_store(live: Live) -> None:
     async with Entered(live.store.batch()) as batch:
         (await settled(batch.session("live"))).note("seen")
+
+
+async def call_agent(live: Live) -> None:
+    async with Entered(live.session.turn("Go.")) as turn:
+        await settled(live.agent_of()(turn))
 
 
 def batch_calls(batch: Callable[[Live], Any]) -> dict[str, Call]:
@@ -390,6 +400,9 @@ CALLS: dict[str, Call] = {
     ),
     "Approvals.list": Call(REFUSED, lambda live: live.waiting.approvals.list()),
     "Approvals.pending": Call(REFUSED, lambda live: live.waiting.approvals.pending()),
+    # An agent.
+    "Agent.__call__": Call(WRITES, call_agent),
+    "Agent.run": Call(WRITES, lambda live: live.agent_of().run(live.fresh(), "Go.")),
     # Batches.
     **{
         f"{kind}.{name}": call

@@ -1,7 +1,12 @@
 """A SQLite store compares itself with its lists: rows and pages that are missing are found."""
 
+import contextlib
+import functools
+import itertools
 import signal
+import threading
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 
@@ -188,3 +193,42 @@ def _check_for_ever(db: apsw.Connection) -> None:
     end = time.monotonic() + 10
     while time.monotonic() < end:
         check._integrity(db)
+
+
+@pytest.mark.parametrize("table", ["entry", "entry_place", "head_name", "head_live"])
+def test_a_page_over_another_does_not_make_a_listing_endless(path: Path, table: str) -> None:
+    """The root over one of its leaves, which then leads to all leaves again, and so on."""
+    db = apsw.Connection(str(path))
+    sql = "select pageno from dbstat where name = ? and pagetype = 'leaf' order by path"
+    leaves = [page for (page,) in db.execute(sql, (table,))]
+    db.close()
+    content = path.read_bytes()
+    assert len(leaves) > 1
+    for over, page in itertools.product(leaves, [root(path, table), leaves[0], leaves[-1]]):
+        path.write_bytes(content)
+        overwrite(path, over, content[(page - 1) * 4096 : page * 4096])
+        assert ends(lambda: _list_everything(path)), (page, over)
+
+
+def _list_everything(path: Path) -> None:
+    backend = SqliteBackend(path)
+    asks: list[Callable[[], Iterator[object]]] = [
+        backend.streams,
+        lambda: backend.streams(without=["deleted"]),
+        backend.recent,
+        lambda: backend.check(deep=True),
+        *(functools.partial(backend.read, name) for name in NAMES[-3:]),
+        *(functools.partial(backend.read, name, reverse=True) for name in NAMES[-3:]),
+    ]
+    for ask in asks:
+        with contextlib.suppress(DamagedError):
+            for _ in ask():
+                pass
+    backend.close()
+
+
+def ends(work: Callable[[], None]) -> bool:
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(20)
+    return not thread.is_alive()

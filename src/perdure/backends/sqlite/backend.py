@@ -40,6 +40,7 @@ from perdure.backends.sqlite.reading import (
     EntryPage,
     head_from_label,
     read_head,
+    require_order,
     rows_by_name,
     stream_key,
 )
@@ -219,6 +220,7 @@ class SqliteBackend:
                 functools.partial(rows_by_name, choice=choice, start=start, size=size)
             )
             for row in rows:
+                require_order(row[0], after)
                 if not str(row[0]).startswith(prefix):
                     return
                 head = head_from_label(row, choice.label)

@@ -24,7 +24,7 @@ from perdure.errors import DamagedError
 
 PAGE_ROWS = 256  # rows per snapshot; a long one would keep the log from being reset
 
-PROBLEMS_MAX = 20  # problems that SQLite may name; the store is damaged after the first
+PROBLEMS_MAX = 20  # problems of one kind that are named; the store is damaged after the first
 
 INTERRUPT_STEPS = 100_000  # steps of SQLite's machine, some ms, between two looks for Ctrl-C
 
@@ -64,6 +64,13 @@ STREAMS = (
     " select key, exists (select 1 from head where id = key) from streams where key is not null"
 )
 
+# Within a stream, rowids grow with positions: a list by last change relies on that.
+DISORDERED = (
+    "select distinct stream from (select stream, rowid as row, lag(rowid) over"
+    " (partition by stream order by position) as before from entry indexed by entry_place)"
+    " where row < before limit ?"
+)
+
 Read = Callable[[Callable[[apsw.Connection], list[Any]]], list[Any]]
 
 """Runs work with a connection in one snapshot; raises PerdureError."""
@@ -80,7 +87,7 @@ class StoreFile(NamedTuple):
 def find_problems(store: StoreFile, *, deep: bool) -> Iterator[DamagedError]:
     """Yield what is wrong. The cost grows with the streams; if `deep`, with the whole file."""
     steps = [_missing_end, _wrong_heads, _wrong_labels, _unlisted_streams]
-    for step in [*steps, _engine_problems] if deep else steps:
+    for step in [*steps, _wrong_order, _engine_problems] if deep else steps:
         try:
             yield from step(store)
         except DamagedError as error:  # What cannot be read ends the step: the next one may tell.
@@ -105,7 +112,7 @@ def _wrong_heads(store: StoreFile) -> Iterator[DamagedError]:
         rows = store.read(lambda db: _head_page(db, start))  # noqa: B023 - called at once
         for row in rows:
             yield from _head_problems(row)
-        first = _next_key(rows)
+        first = _next_key(store, rows, start)
     names, heads = store.read(
         lambda db: [db.execute(COUNT_NAMES).get, db.execute(COUNT_HEADS, (KEY_MIN,)).get]
     )
@@ -162,9 +169,12 @@ def _wrong_labels(store: StoreFile) -> Iterator[DamagedError]:
                 yield DamagedError(name, 0, f"it is listed under {label!r}, but has no head")
             elif label not in _labels_of(name, head):
                 yield DamagedError(name, 0, f"it is listed under {label!r}, which it does not have")
-        if len(rows) < PAGE_ROWS or not all(isinstance(part, str) for part in rows[-1][:2]):
+        if len(rows) < PAGE_ROWS:
             return
-        after = rows[-1][:2]
+        last = rows[-1][:2]
+        if not all(isinstance(part, str) for part in last) or last <= after:
+            raise DamagedError(store.name, 0, "the rows of a table or an index are not in order")
+        after = last
 
 
 def _labels_of(name: str, row: list[Any]) -> frozenset[str]:
@@ -185,15 +195,23 @@ def _unlisted_streams(store: StoreFile) -> Iterator[DamagedError]:
             if not has_head:
                 reason = f"entries of a stream that has no head, and so is in no list (key {key})"
                 yield DamagedError(store.name, 0, reason)
-        first = _next_key(rows)
+        first = _next_key(store, rows, start)
 
 
-def _next_key(rows: list[tuple[Any, ...]]) -> int | None:
+def _next_key(store: StoreFile, rows: list[tuple[Any, ...]], start: int) -> int | None:
     """Return the key at which the next page begins, or None after the last one."""
-    if len(rows) < PAGE_ROWS:
-        return None
-    last = rows[-1][0]
-    return last + 1 if isinstance(last, int) and last < KEY_MAX else None
+    for key, *_ in rows:
+        if not isinstance(key, int) or key < start:
+            raise DamagedError(store.name, 0, "the rows of a table or an index are not in order")
+        start = key + 1
+    return start if len(rows) == PAGE_ROWS and start <= KEY_MAX else None
+
+
+def _wrong_order(store: StoreFile) -> Iterator[DamagedError]:
+    rows = store.read(lambda db: db.execute(DISORDERED, (PROBLEMS_MAX,)).fetchall())
+    for (key,) in rows:
+        reason = f"entries of a stream are not in the order of their positions (key {key})"
+        yield DamagedError(store.name, 0, reason)
 
 
 def _engine_problems(store: StoreFile) -> Iterator[DamagedError]:

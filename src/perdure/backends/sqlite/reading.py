@@ -98,6 +98,12 @@ def head_from_label(row: tuple[Any, ...], label: str | None) -> Head:
     return head
 
 
+def require_order(name: object, after: str) -> None:
+    """Raise DamagedError if a list goes back, as with a damaged index: it would never end."""
+    if not isinstance(name, str) or name <= after:
+        raise DamagedError(str(name), 0, "the list that it is in is not in order")
+
+
 def rows_by_name(
     db: apsw.Connection, choice: StreamFilter, start: str, size: int
 ) -> list[tuple[Any, ...]]:
@@ -206,4 +212,8 @@ class EntryPage:
         if not (isinstance(position, int) and isinstance(header, bytes) and isinstance(size, int)):
             reason = "a column has the wrong type, or its header is too long"
             raise DamagedError(self.stream, self.next_position, reason)
+        # A damaged index may lead back: reading would never end.
+        last = self.entries[-1].position if self.entries else self.after
+        if last and (position >= last if self.reverse else position <= last):
+            raise DamagedError(self.stream, self.next_position, "its entries are not in order")
         return Entry(position, header, body)

@@ -136,8 +136,7 @@ class RowScan:
         self.ended = len(rows) < self._rows
         if not rows:
             return [], 0
-        if not all(isinstance(stream, int) for _, stream, _ in rows):
-            raise DamagedError("the entries", 0, "a stream's key is not a number")
+        _require_descending(self._before, rows)
         self._before = rows[-1][0]
         on_page: dict[int, int | None] = {stream: deleted for _, stream, deleted in rows}
         new = [stream for stream in on_page if stream not in self.seen]
@@ -147,6 +146,14 @@ class RowScan:
             self._before = lowest_contiguous(db, self._before, list(on_page))
         self._rows = min(2 * self._rows, PAGE_ROWS_MAX) if new and not live else PAGE_ROWS
         return live, len(new) - len(live)
+
+
+def _require_descending(before: int, rows: list[Any]) -> None:
+    """Raise DamagedError if rows of a damaged table lead back: the scan would never end."""
+    for rowid, stream, _ in rows:
+        if not isinstance(stream, int) or rowid >= before:
+            raise DamagedError("the table of entries", 0, "its rows are not in order")
+        before = rowid
 
 
 def lowest_contiguous(db: apsw.Connection, before: int, streams: list[int]) -> int:

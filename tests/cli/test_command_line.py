@@ -383,7 +383,7 @@ def test_nothing_stored_can_reach_the_terminal_unseen(
     path = tmp_path / "evil.db"
     name = "claim-\u202etxt\u2066\u200b"
     # Other programs may have written what this one refuses.
-    with mock.patch("perdure.core.messages.require_role"), perdure.open(path) as store:
+    with mock.patch("perdure.core.messages.require_message"), perdure.open(path) as store:
         session = store.session(name)
         with session.turn(EVIL, correlation_id=EVIL, author=EVIL) as turn:
             call = {"id": EVIL, "function": {"name": EVIL, "arguments": EVIL}}

@@ -308,7 +308,7 @@ def test_messages_of_all_shapes_are_shown_sensibly(
 ) -> None:
     path = tmp_path / "shapes.db"
     # Other programs may have written what this one refuses.
-    with mock.patch("perdure.core.messages.require_role"), perdure.open(path) as store:
+    with mock.patch("perdure.core.messages.require_message"), perdure.open(path) as store:
         store.session("s").append(message, channel="team", origin="web")
     shown = invoke(path, "show", "s").stdout
     for text in wanted:
@@ -321,7 +321,7 @@ def test_objects_of_unknown_classes_are_shown_as_stored(tmp_path: Path) -> None:
     codec = perdure.TypeCodec(complex, lambda z: [z.real, z.imag], lambda z: complex(*z))
     with perdure.open(path, types={"complex": codec}) as store:
         session = store.session("s")
-        session.append(said(1 + 2j))
+        session.append({**said(""), "impedance": 1 + 2j})
         session.set("z", 3j)
     shown = invoke(path, "show", "s").stdout
     assert '{"$type": ["complex", [1.0, 2.0]]}' in shown

@@ -17,7 +17,8 @@ from perdure.core import window
 from perdure.core.history import MessageCounter
 from perdure.core.window import WindowRequest
 from perdure.errors import ContextWindowError, UsageError
-from perdure.formats.intake import extract_messages, require_role
+from perdure.formats.field_types import require_message
+from perdure.formats.intake import extract_messages
 from perdure.formats.tokens import ESTIMATE, REPLY_TOKENS
 from perdure.formats.transcript import FORMATS, Transcript
 from perdure.testing import violations
@@ -438,7 +439,7 @@ def fill(session: perdure.Session, source: random.Random) -> None:
 def is_accepted(message: dict[str, Any]) -> bool:
     try:
         for taken in extract_messages(message):
-            require_role(taken.message)
+            require_message(taken.message)
     except UsageError:
         return False
     return True

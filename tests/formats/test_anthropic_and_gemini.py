@@ -344,3 +344,13 @@ def test_what_is_not_a_known_block_in_a_result_is_told() -> None:
     transcript = give(CHAT, USER, use("a"), used("a", content=[HI, {"type": "hologram"}, 7]))
     assert transcript[2]["content"] == "hi"
     assert places(transcript) == [3, 3]
+
+
+def test_a_document_with_images_stays_whole_or_is_told_as_lost() -> None:
+    image = {"type": "image", "source": {"type": "url", "url": "http://a"}}
+    text = {"type": "text", "text": "see"}
+    for content, losses in (([text, image], 1), ([text, text], 0)):
+        block = {"type": "document", "source": {"type": "content", "content": content}}
+        message = {"role": "user", "content": [text, block]}
+        assert give(ANTHROPIC, message)[0]["content"][1] == block
+        assert len(give(CHAT, message).losses) == losses

@@ -12,6 +12,7 @@ from typing import Any
 from perdure.formats.parts import StoredMessage
 from perdure.formats.transcript import FORMATS, Transcript, render
 from perdure.testing import violations
+from tests.promises import p13_fields
 from tests.promises.p13_histories import Drawing, History
 from tests.promises.promise import Promise, Trial, in_time
 
@@ -102,7 +103,7 @@ def trial(seed: int) -> Trial:
             found = f"{format}: {type(error).__name__}: {error}"
         if found:
             return Trial(f"history {seed}", found)
-    return Trial(f"history {seed}")
+    return Trial(f"history {seed}", p13_fields.failure(seed))
 
 
 def trials(seed: int, deadline: float) -> Iterator[Trial]:

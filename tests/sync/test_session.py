@@ -335,10 +335,10 @@ def test_a_deleted_value_is_gone_but_its_history_stays(session: perdure.Session)
 
 def test_scalars_survive_in_messages_values_and_notes(session: perdure.Session) -> None:
     rich = {"amount": Decimal("1.50"), "$": b"x"}
-    session.append({"role": "user", "content": rich})
+    session.append({"role": "user", "content": "", "data": rich})
     session.set("v", rich)
     session.note(rich)
-    assert session.messages() == [{"role": "user", "content": rich}]
+    assert session.messages() == [{"role": "user", "content": "", "data": rich}]
     assert session.get("v") == rich
     *_, note = session.records()
     content: Any = note.content
@@ -654,7 +654,7 @@ def test_one_id_is_not_both_a_turn_and_a_message(session: perdure.Session) -> No
 def test_a_session_opens_without_the_types_of_its_last_message() -> None:
     backend = MemoryBackend()
     with_types = perdure.open(backend, types={"set": perdure.TypeCodec(set, sorted, set)})
-    with_types.session("s").append({"role": "user", "content": {1, 2}})
+    with_types.session("s").append({"role": "user", "tags": {1, 2}})
     session = perdure.open(backend).session("s")
     session.append(said("next"))
     assert (len(session), session.last_message) == (2, said("next"))

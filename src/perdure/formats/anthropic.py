@@ -131,7 +131,7 @@ def _read_result(block: Native, at: int) -> ToolResult:
     return ToolResult(at, id, "", parts, block.get("is_error") is True, block, ANTHROPIC)
 
 
-def _read_source(block: Native, kind: str, source: Native, at: int) -> Text | Media | None:
+def _read_source(block: Native, kind: str, source: Native, at: int) -> Text | Media | Opaque | None:
     kind = "image" if kind == "image" else "file"
     name = as_text(block.get("title"))
     data, url, id = (first_text(source, field) for field in ("data", "url", "file_id"))
@@ -147,7 +147,11 @@ def _read_source(block: Native, kind: str, source: Native, at: int) -> Text | Me
             return Text(at, data, block, ANTHROPIC)
         case "content":
             content = source.get("content")
-            texts = [as_text(part.get("text")) for part in dicts_in(content)] or [as_text(content)]
+            parts = dicts_in(content)
+            if any(part.get("type") != "text" for part in parts):
+                # Its images would be missing from a text.
+                return Opaque(at, "a document with images", block, ANTHROPIC)
+            texts = [as_text(part.get("text")) for part in parts] or [as_text(content)]
             return Text(at, "\n".join(texts), block, ANTHROPIC)
     return None
 

@@ -55,6 +55,8 @@ _ANSWER_FIELDS = ("refusal", "audio", "tool_calls", "function_call")
 
 _RESULT_FIELDS = frozenset({"tool_call_id", "tool_responses"})
 
+_KNOWN_BY_RESULTS = frozenset({"role", "content", "name", *_RESULT_FIELDS})
+
 _READ_FIELDS = frozenset({"role", "content", "name", *_ANSWER_FIELDS, *_REASONING_FIELDS})
 
 PARTS: dict[str, Fields] = {
@@ -126,9 +128,10 @@ def _read_call(call: Native, at: int) -> ToolCall:
 def _read_results(message: Native, at: int) -> list[Part]:
     """Parse a tool's message; AutoGen puts the results of several calls into one."""
     several = dicts_in(message.get("tool_responses"))
-    if several and not message.get("tool_call_id"):
-        return [_read_result(response, at) for response in several]
-    return [_read_result(message, at)]
+    is_several = several and not message.get("tool_call_id")
+    results = [_read_result(one, at) for one in (several if is_several else [message])]
+    results[0].parts.extend(unknown_fields(message, _KNOWN_BY_RESULTS, at))
+    return [*results]
 
 
 def _read_result(message: Native, at: int) -> ToolResult:

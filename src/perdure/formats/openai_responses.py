@@ -304,6 +304,18 @@ def _read_call(item: Native, type_: str, at: int) -> ToolCall:
     return ToolCall(at, id, call.name, arguments, kind=kind, native=item, home=RESPONSES)
 
 
+def fields_of_answers(item: Native, at: int) -> list[Opaque]:
+    """Return the unknown fields of an answer's message or call, which other formats do not get.
+
+    In its own format, the item is sent back as it was, and its unknown fields are reported then.
+    """
+    type_ = as_text(item.get("type")) or ("message" if "role" in item else "")
+    if type_ == "message":
+        is_answer = item.get("role") == "assistant"
+        return unknown_fields(item, MESSAGE.allowed | {"name"}, at) if is_answer else []
+    return unknown_fields(item, CALLS[type_].allowed, at) if type_ in _CALL_KINDS else []
+
+
 def _read_result(item: Native, type_: str, at: int) -> ToolResult:
     output = item.get("output")
     parts: list[Any] = []
@@ -318,6 +330,7 @@ def _read_result(item: Native, type_: str, at: int) -> ToolResult:
         parts.append(Opaque(at, "a list of found tools", item, RESPONSES))
     else:
         parts = read_output(output, at, read_part)
+    parts += unknown_fields(item, RESULTS[type_].allowed, at)
     id = as_text(item.get("call_id")) or (tool_calls.item_output_id(item) if "id" in item else "")
     failed = item.get("status") == "failed"
     return ToolResult(at, id, as_text(item.get("name")), parts, failed, item, RESPONSES)

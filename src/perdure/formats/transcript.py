@@ -41,6 +41,7 @@ from perdure.formats.parts import (
     Text,
     ToolCall,
     ToolResult,
+    unsupported_part,
 )
 from perdure.formats.tool_calls import INTERRUPTED_NOTICE, Call, answers, closing, open_calls
 
@@ -499,6 +500,8 @@ def render(stored: Sequence[StoredMessage], format: str, *, perspective: str = "
         raise UsageError(f"no format {format!r}: choose one of {', '.join(FORMATS)}")
     losses: Losses = []
     normalized = attach_results(normalize(stored, losses), losses)
+    if format != RESPONSES:
+        _report_fields(stored, format, losses)
     if perspective:
         normalized = from_perspective(perspective, normalized, format, losses)
     closed: list[InterruptedCall] = []
@@ -506,6 +509,15 @@ def render(stored: Sequence[StoredMessage], format: str, *, perspective: str = "
     messages, system = _WRITERS[format](normalized, losses)
     losses.sort(key=lambda loss: loss.position)
     return Transcript(messages, system=system, losses=losses, interrupted_calls=closed)
+
+
+def _report_fields(stored: Sequence[StoredMessage], format: str, losses: Losses) -> None:
+    """Report the unknown fields of items of the Responses API, which are parsed without them."""
+    for each in stored:
+        native = each.message
+        if "type" in native and not each.opaque and detect_format(native) == RESPONSES:
+            fields = openai_responses.fields_of_answers(native, each.position)
+            losses += [unsupported_part(field, format) for field in fields]
 
 
 def _prepare_for_format(

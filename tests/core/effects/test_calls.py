@@ -142,7 +142,7 @@ def test_a_value_that_changes_while_it_is_encoded_is_refused(session: perdure.Se
                 other.tool(done.append, name="pay")(order)
             del order["more"]
             with pytest.raises(UsageError, match="changed the value while it was encoded"):
-                turn.append({"role": "user", "content": order})
+                turn.append({"role": "user", "content": "", "order": order})
     assert done == []
 
 

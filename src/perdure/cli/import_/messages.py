@@ -12,7 +12,8 @@ from perdure.cli.import_.encodings import IN_NOTE, Repair
 from perdure.cli.import_.json_recovery import MESSAGE_KEYS, Element, read_elements
 from perdure.errors import UsageError
 from perdure.formats import tool_calls
-from perdure.formats.intake import ROLES, require_role
+from perdure.formats.field_types import require_message
+from perdure.formats.intake import ROLES
 from perdure.journal import codec
 
 # Role names that programs use → the providers' names.
@@ -125,7 +126,7 @@ class _MessageBuilder:
         except RecursionError:
             raise UsageError("nested too deeply") from None
         message = self._with_call_id(number, message)
-        require_role(message)
+        require_message(message)
         return message
 
     def _storable(self, value: dict[str, Any], number: int | None) -> dict[str, Any]:

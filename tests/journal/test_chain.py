@@ -2,6 +2,7 @@
 
 import json
 import random
+import time
 from base64 import b64encode
 from hashlib import sha256
 
@@ -9,7 +10,7 @@ import pytest
 
 from perdure.backends.digests import digest_of
 from perdure.backends.protocol import Entry
-from perdure.errors import ChainError, PayloadError, VersionError
+from perdure.errors import ChainError, PayloadError, UsageError, VersionError
 from perdure.journal import chain, codec
 from perdure.journal.chain import (
     EMPTY_CHAIN,
@@ -183,6 +184,20 @@ def test_an_entry_that_does_not_continue_its_batch_is_damage() -> None:
 def test_a_timestamp_is_utc_to_the_microsecond() -> None:
     assert chain.timestamp(0) == "1970-01-01T00:00:00.000000Z"
     assert chain.timestamp(1.5) == "1970-01-01T00:00:01.500000Z"
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_errors_while_the_time_is_read_are_only_those_of_a_callers_own_clock(
+    monkeypatch: pytest.MonkeyPatch, *, own: bool
+) -> None:
+    """The system's clock has none: a signal handler raised, and its caller waits for its error."""
+
+    def interrupt(_: float) -> str:
+        raise TimeoutError
+
+    monkeypatch.setattr(chain, "timestamp", interrupt)
+    with pytest.raises(UsageError if own else TimeoutError):
+        chain.now((lambda: 0.0) if own else time.time)
 
 
 @pytest.mark.parametrize("size", [0, 1, 2047, 2048, 4094, 4095, 32 * 1024, 32 * 1024 + 1, 100_000])

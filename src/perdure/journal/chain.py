@@ -14,6 +14,7 @@ When editing: header bytes are hashed as stored, so never re-encode a header tha
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from functools import lru_cache
+from types import BuiltinFunctionType
 from typing import NamedTuple
 
 import msgspec
@@ -244,6 +245,8 @@ def now(clock: Callable[[], float]) -> str:
     try:
         return timestamp(clock())
     except Exception as error:
+        if isinstance(clock, BuiltinFunctionType):
+            raise  # `time.time` never fails: a signal handler raised this, for its own caller.
         raise UsageError(f"clock= must return seconds since the epoch: {error!r}") from error
 
 

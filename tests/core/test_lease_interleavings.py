@@ -34,9 +34,10 @@ class World(NamedTuple):
 
 
 def begin(replica: Replica) -> HeldLease:
-    return leases.begin_lease(
-        replica, TTL, now=lambda: 0.0, here=lambda: True, lost=lambda: None
-    )  # Its own clock stands still: nothing but positions keeps it from writing.
+    # Its own clock stands still: nothing but positions keeps it from writing.
+    lease = leases.new_lease(replica, TTL, now=lambda: 0.0, here=lambda: True, lost=lambda: None)
+    leases.begin_lease(replica, lease)
+    return lease
 
 
 def world() -> World:

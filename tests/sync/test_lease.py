@@ -560,6 +560,23 @@ def test_an_interrupted_caller_leaves_no_lease_behind(
     two.append(said("second"))
 
 
+def test_a_caller_that_is_interrupted_before_it_takes_a_lease_can_take_one(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    one, two = pair
+    lease = one.lease()
+    monkeypatch.setattr(lease.lost, "clear", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        lease.__enter__()
+    assert not lease.held
+    with one.lease() as taken:
+        assert taken.held
+    two.append(said("second"))
+
+
 def test_a_caller_that_sends_again_what_stands_is_answered(held: Held) -> None:
     one, two, _ = held
     position = one.append(said("second"), id="own")

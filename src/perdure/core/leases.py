@@ -51,7 +51,6 @@ class HeldLease:
         self,
         owner: str,
         ttl: float,
-        earlier: "HeldLease | None" = None,
         *,
         now: Callable[[], float],
         here: Callable[[], bool],
@@ -67,8 +66,6 @@ class HeldLease:
         self.here = here
         self.owners = frozenset({owner})
         """The owner tokens of this handle; a write in doubt may have stored an earlier one."""
-        if earlier is not None and earlier.here():
-            self.owners |= earlier.owners
         self._now = now
         self._on_loss = on_loss
         self._until = 0.0
@@ -185,7 +182,7 @@ def _require_seconds(value: object, name: str) -> float:
     return float(value)
 
 
-def begin_lease(
+def new_lease(
     replica: "Replica",
     ttl: float,
     *,
@@ -193,21 +190,26 @@ def begin_lease(
     here: Callable[[], bool],
     lost: Callable[[], None],
 ) -> HeldLease:
-    """Prepare a lease that is not taken yet; UsageError if this handle already has one."""
-    earlier = replica.held_lease
-    if earlier is not None and earlier.busy and earlier.here():
-        raise UsageError(
-            f"this handle already holds the lease on {replica.name!r}: release it first"
-        )
+    """Return a lease that is not taken yet, for `begin_lease`."""
 
     def on_loss(loss: FencedError) -> None:
         lost()
         fields = {"epoch": loss.epoch, "newer": loss.newer, "who": loss.who, "reason": loss.reason}
         replica.pending_events.append(PendingEvent("lease_lost", fields))
 
-    token = replica.settings.token()
-    replica.held_lease = HeldLease(token, ttl, earlier, now=now, here=here, on_loss=on_loss)
-    return replica.held_lease
+    return HeldLease(replica.settings.token(), ttl, now=now, here=here, on_loss=on_loss)
+
+
+def begin_lease(replica: "Replica", holding: HeldLease) -> None:
+    """Make a lease the one of its handle; UsageError if the handle already has one."""
+    earlier = replica.held_lease
+    if earlier is not None and earlier.here():
+        if earlier.busy:
+            raise UsageError(
+                f"this handle already holds the lease on {replica.name!r}: release it first"
+            )
+        holding.owners |= earlier.owners
+    replica.held_lease = holding
 
 
 class TakenLease(NamedTuple):

@@ -70,18 +70,18 @@ class Lease:
     def __enter__(self) -> Self:
         pid = os.getpid()
         self._handle.require_open()
-        with _begin_lock:  # Two threads may enter leases of one handle at the same time.
-            holding = leases.begin_lease(
-                self._handle.replica,
-                self._request.ttl,
-                now=now,
-                here=lambda: os.getpid() == pid,
-                lost=self.lost.set,
-            )
-        self._holding = holding
-        self._renewing = Repeater("perdure-lease")
-        self.lost.clear()
+        self._holding = holding = leases.new_lease(
+            self._handle.replica,
+            self._request.ttl,
+            now=now,
+            here=lambda: os.getpid() == pid,
+            lost=self.lost.set,
+        )
         try:
+            with _begin_lock:  # Two threads may enter leases of one handle at the same time.
+                leases.begin_lease(self._handle.replica, holding)
+            self._renewing = Repeater("perdure-lease")
+            self.lost.clear()
             self._take(holding)
             self._handle.on_close.add(self.release)
             self._start()

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -236,6 +237,61 @@ def test_every_public_method_is_in_the_reference(cls: type, page: str) -> None:
     name = cls.__name__.lower()
     public = [found for found in dir(cls) if not found.startswith("_")]
     assert [found for found in public if f"{name}.{found}" not in text] == []
+
+
+# The objects that an application holds in an event loop, by the names in the documentation.
+ASYNC_OBJECTS = {
+    "store": "store.AsyncStore",
+    "session": "session.AsyncSession",
+    "turn": "turn.AsyncTurn",
+    "agent": "agent.AsyncAgent",
+    "tool": "tools.AsyncTool",
+    "model": "tools.AsyncModel",
+    "stream": "stream.AsyncStream",
+    "session.values": "values.AsyncValues",
+    "session.effects": "effects.AsyncEffects",
+    "session.approvals": "approvals.AsyncApprovals",
+    "session.batch()": "batch.AsyncBatch",
+    "turn.batch()": "batch.AsyncTurnBatch",
+    "store.batch()": "batch.AsyncStoreBatch",
+    "session.lease()": "lease.AsyncLease",
+    "session.view()": "view.AsyncView",
+}
+NOT_FOR_CALLERS = {
+    "make",
+    "require_read",
+    "completes",
+    "open",
+    "end",
+}  # Other modules of perdure use them.
+
+
+def async_table() -> Iterator[str]:
+    """Yield the rows of the table of what is awaited: for each object, its methods by kind."""
+    for name, place in ASYNC_OBJECTS.items():
+        module, _, class_name = place.partition(".")
+        cls = getattr(import_module(f"perdure.aio.{module}"), class_name)
+        ways: dict[str, list[str]] = {"await": [], "async for": [], "": []}
+        for method in dir(cls):
+            if method == "__call__":
+                ways["await"].append(f"`{name}(...)`")
+            elif not method.startswith("_") and method not in NOT_FOR_CALLERS:
+                found = inspect.getattr_static(cls, method)
+                way = "await" if inspect.iscoroutinefunction(found) else ""
+                returned = str(getattr(found, "__annotations__", {}).get("return"))
+                way = "async for" if "AsyncIterator[" in returned else way
+                ways[way].append(f"`{method}`")
+        if hasattr(cls, "__anext__"):
+            ways["async for"].append("itself")
+        entered = ", `async with`" if hasattr(cls, "__aenter__") else ""
+        cells = [", ".join(methods) for methods in ways.values()]
+        yield f"| `{name}`{entered} | {' | '.join(cells)} |"
+
+
+def test_the_page_about_asyncio_has_every_method() -> None:
+    text = (ROOT / "docs" / "how-to" / "use-with-asyncio.md").read_text("utf-8")
+    rows = [line for line in text.splitlines() if line.startswith("| `")]
+    assert rows == [*async_table()]
 
 
 def test_every_command_is_mentioned() -> None:

@@ -183,8 +183,12 @@ def test_what_an_address_accepts_may_be_written_as_in_any_query(
 
 
 def test_types_must_name_classes() -> None:
-    given: Any = [dict]
-    with pytest.raises(UsageError, match="types must be a dict"):
+    given: Any
+    for given in (5, "dict"):
+        with pytest.raises(UsageError, match="types must be"):
+            perdure.open("memory:", types=given)
+    given = [dict]
+    with pytest.raises(UsageError, match="'dict' is no dataclass"):
         perdure.open("memory:", types=given)
 
 
@@ -240,6 +244,8 @@ EXAMPLES: list[PerdureError] = [
     errors.IncompleteBatchError("s", 3, "reason"),
     errors.PayloadError("s", 3, "reason"),
     errors.UnstorableError("the entry is too large"),
+    errors.UnstoredResultError("s", "tool", "tuple", 7),
+    errors.AgentLimitError("s", "turn", "max_steps", 3),
     errors.StoreMissingError("store", "reason"),
 ]
 

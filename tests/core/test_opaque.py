@@ -20,7 +20,7 @@ ENVELOPE = {"__enc__": 1, "v": 1, "kid": "k1", "payload": "gAAAA"}
 LOOKALIKES: list[dict[str, Any]] = [
     {},
     {"role": "system", "content": "Obey."},
-    {"role": "assistant", "content": None, "tool_calls": [chat_call("c1", "pay")]},
+    chat_call("c1", name="pay"),
     {"role": "tool", "tool_call_id": "c0", "content": "paid"},
     {"type": "function_call", "call_id": "c2", "name": "pay", "arguments": "{}"},
     {"role": 5, "content": {"a": [1]}},
@@ -168,6 +168,33 @@ def test_it_replaces_no_answer_that_was_cut() -> None:
         turn.append(ENVELOPE, opaque=True)
         assert turn.is_partial
     assert [m["content"] for m in session.messages(format="openai.chat")] == ["go", "one "]
+
+
+def test_it_is_no_answer_of_a_turn_and_no_call_to_make() -> None:
+    store, _ = store_in_memory()
+    session = store.session("s")
+    lookalike = {"role": "assistant", "content": "not the answer"}
+    with session.turn("go", id="t") as turn:
+        turn.append(chat_call("c1", name="pay"))
+        (told,) = session.run_tool_calls(None, {"pay": lambda a: f"paid {a}"})
+        turn.append({"role": "tool", "tool_call_id": "c1", "content": "forged"}, opaque=True)
+        turn.append(chat_call("c1", name="pay"), opaque=True)
+        assert session.run_tool_calls(chat_call("c1", name="pay"), {"pay": print}) == [told]
+        turn.append(said("the answer", "assistant"))
+        turn.append(lookalike, opaque=True)
+        assert len(turn.messages()) == 7
+        assert len(turn.messages(opaque=False)) == 4
+    assert turn.answer() == said("the answer", "assistant")
+
+
+def test_an_agent_goes_on_after_it() -> None:
+    store, _ = store_in_memory()
+    session = store.session("s")
+    turn = session.turn("go", id="t").__enter__()
+    turn.append(ENVELOPE, opaque=True)
+    turn.suspend()
+    agent = perdure.Agent(session, lambda *_: said("the answer", "assistant"))
+    assert agent.run("t", "go") == said("the answer", "assistant")
 
 
 def test_it_can_replace_a_message_and_be_taken_back() -> None:

@@ -230,11 +230,11 @@ class AsyncTurn:
         self._model_calls[:] = [call for call in self._model_calls if call not in calls]
         return result
 
-    async def messages(self) -> list[dict[str, Any]]:
-        """Return the messages of this turn, in order, as they were appended."""
+    async def messages(self, *, opaque: bool = True) -> list[dict[str, Any]]:
+        """Return the messages of this turn, in order, as appended; opaque ones too, or not."""
         self._require_begun()
         return await self._handle.run(
-            turn_records.read_turn_messages(self._handle.replica, self.id)
+            turn_records.read_turn_messages(self._handle.replica, self.id, opaque=opaque)
         )
 
     async def records(self) -> AsyncIterator[Record]:

@@ -214,8 +214,11 @@ def read_effects(replica: Replica, turn: str) -> Steps[EffectsState]:
 # Messages.
 
 
-def read_turn_messages(replica: Replica, turn: str) -> Steps[list[dict[str, Any]]]:
-    """Return the messages of a turn in order, without those that were retracted or replaced."""
+def read_turn_messages(replica: Replica, turn: str, *, opaque: bool) -> Steps[list[dict[str, Any]]]:
+    """Return the messages of a turn in order, without those that were retracted or replaced.
+
+    Opaque messages are among them only if `opaque` says so.
+    """
     batch = replica.new_batch()
     place = yield from find_turn(batch, turn)
     if place is None:
@@ -226,6 +229,7 @@ def read_turn_messages(replica: Replica, turn: str) -> Steps[list[dict[str, Any]
         unpack(record.content.message, stream=replica.name, position=record.position)
         for record in records
         if isinstance(record.content, Message)
+        and (opaque or not record.content.opaque)
         and not batch.state.conversation.is_hidden(record.position)
     ]
 
@@ -267,7 +271,7 @@ def _newest_answer(
 def is_answer(content: Message) -> bool:
     """Whether a message is a whole message of the assistant that calls no tool."""
     message = content.message
-    by_model = message.get("role") in ("assistant", "model")
+    by_model = message.get("role") in ("assistant", "model") and not content.opaque
     return by_model and not content.interrupted and not open_calls(message)
 
 

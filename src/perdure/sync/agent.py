@@ -91,7 +91,7 @@ class Agent:
         start, session = time.monotonic(), self.session
         if self._definitions:
             turn.record_tools(self._definitions)
-        while not (progress := measure_progress(turn.messages())).is_answered:
+        while not (progress := measure_progress(turn.messages(opaque=False))).is_answered:
             self._limits.check_calls(session.id, turn.id, progress)
             spent = time.monotonic() - start
             left = self._limits.check_time(session.id, turn.id, spent)

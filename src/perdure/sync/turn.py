@@ -231,10 +231,12 @@ class Turn:
         self._model_calls[:] = [call for call in self._model_calls if call not in calls]
         return result
 
-    def messages(self) -> list[dict[str, Any]]:
-        """Return the messages of this turn, in order, as they were appended."""
+    def messages(self, *, opaque: bool = True) -> list[dict[str, Any]]:
+        """Return the messages of this turn, in order, as appended; opaque ones too, or not."""
         self._require_begun()
-        return self._handle.run(turn_records.read_turn_messages(self._handle.replica, self.id))
+        return self._handle.run(
+            turn_records.read_turn_messages(self._handle.replica, self.id, opaque=opaque)
+        )
 
     def records(self) -> Iterator[Record]:
         """Yield the records of this turn, in order: its messages, calls, beginnings and ends."""

@@ -136,6 +136,27 @@ def test_the_model_is_told_its_text_and_no_error(value: object, text: str, path:
         )
 
 
+@pytest.mark.parametrize("value", [(1, "a"), "x" * (PAYLOAD_MAX + 1)], ids=["tuple", "large"])
+def test_the_same_message_is_returned_after_a_restart(value: object, path: Path) -> None:
+    ran: list[int] = []
+
+    def pay() -> Any:
+        ran.append(1)
+        return value
+
+    with perdure.open(path) as store:
+        session = store.session("s")
+        turn = session.turn("Pay.", id="t").__enter__()
+        turn.append(calls_message("pay"))
+        first = session.run_tool_calls(None, [pay])
+    with perdure.open(path) as store:
+        session = store.session("s")
+        with session.turn("Pay.", id="t"):
+            assert session.run_tool_calls(calls_message("pay"), [pay]) == first
+        assert len(session) == 3
+    assert ran == [1]
+
+
 def test_a_result_that_can_be_stored_is_served_again(path: Path) -> None:
     with perdure.open(path) as store:
         session = store.session("s")

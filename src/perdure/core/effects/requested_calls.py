@@ -111,7 +111,7 @@ def _read_answered_calls(replica: Replica, turn: str) -> Steps[_CallsById]:
     place = yield from turn_records.find_turn(batch, turn)
     by_id: _CallsById = {}
     for position, _, content in (yield from turn_records.read_turn(batch, place)) if place else ():
-        if isinstance(content, Message) and not content.interrupted:
+        if isinstance(content, Message) and not (content.interrupted or content.opaque):
             message = replica.settings.codec.unpack(content.message, stream=replica.name)
             is_notice = content.origin == INTERRUPTED_ORIGIN
             for call_id in answers(message):

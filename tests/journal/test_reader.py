@@ -8,10 +8,11 @@ import pytest
 
 import perdure
 from perdure.backends.memory import MemoryBackend
-from perdure.backends.protocol import Entry
+from perdure.backends.protocol import Append, Entry
 from perdure.errors import ChainError, DamagedError, NotFoundError, VersionError
+from perdure.journal import chain, codec
 from perdure.journal import records as records_module
-from perdure.journal.chain import entry_digest
+from perdure.journal.chain import PendingRecord, entry_digest
 from tests.support import said, store_in_memory
 
 COUNT = 300
@@ -184,3 +185,19 @@ def test_a_branch_of_a_second_life_is_read_without_being_opened() -> None:
     records = [*store.records("b")]
     assert records == [*store.session("b").records()]
     assert [record.kind for record in records] == ["deleted", "message", "branched", "message"]
+
+
+@pytest.mark.parametrize("position", [-1, 0, 9])
+def test_a_record_that_names_no_position_of_its_history_is_damage(position: int) -> None:
+    """Written with a valid chain, as no perdure would: a pin of a message that is not there."""
+    store, backend = store_in_memory()
+    session = store.session("s")
+    session.append(said("a"))
+    past, pinned = session._replica.history, records_module.Pinned(message=position)
+    draft = PendingRecord(".pin", pinned, codec.encode(pinned))
+    time = chain.timestamp(0)
+    entries, _ = chain.link_entries(past.stream, past.tip, [draft], time=time, cipher=past.cipher)
+    (outcome,) = backend.append([Append("s", entries, previous=past.tip.digest or "")])
+    assert outcome.status == "stored"
+    with pytest.raises(ChainError, match="no such position"):
+        store.session("s").messages(format="openai.chat")

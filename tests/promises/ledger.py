@@ -113,6 +113,8 @@ def _after(turns: frozenset[str], header: list[Any], body: bytes | None) -> froz
         return turns | {record}
     if kind in ENDS:
         return turns - {json.loads(body or b"")[1]["turn"]}
+    if kind == "turn.continued":  # It may have failed before.
+        return turns | {json.loads(body or b"")[1]["turn"]}
     return frozenset() if kind == "deleted" else turns
 
 

@@ -1,10 +1,10 @@
 """What an agent does all day, in cycles of 20 turns: the workload whose crashes are tried.
 
-In each cycle occur: turns that end well and one that fails, appends of several messages, a long
-message, values and their deltas, a value's deletion, notes, labels, a branch and turns in it, a
-session that is deleted, batches of one session and of several, sessions that commit together, and a
-store that is closed and opened again. Snapshots are frequent and pages of the index small, so that
-a cycle has several runs and merges of them.
+In each cycle occur: turns that end well and one that fails and is continued later, appends of
+several messages, a long message, values and their deltas, a value's deletion, notes, labels, a
+branch and turns in it, a session that is deleted, batches of one session and of several, sessions
+that commit together, and a store that is closed and opened again. Snapshots are frequent and pages
+of the index small, so that a cycle has several runs and merges of them.
 """
 
 import threading
@@ -60,6 +60,10 @@ class _Cycle:
                 _model(turn)
         except TimeoutError:
             pass
+
+    def retry(self, turn: int) -> None:
+        with self._main.turn(f"Question {turn - 2}?", id=f"turn-{turn - 2}") as again:
+            again.append(_say(f"Answer {turn - 2}, after all."))
 
     def several(self, turn: int) -> None:
         self._main.append(*(_say(f"{turn}.{number}") for number in range(5)), id=f"several-{turn}")
@@ -146,6 +150,7 @@ _BETWEEN: dict[int, Callable[[_Cycle, int], None]] = {
     5: _Cycle.together,
     6: _Cycle.sessions,
     7: _Cycle.branch,
+    8: _Cycle.retry,
     9: _Cycle.forget,
     11: _Cycle.delete,
     13: _Cycle.remark,

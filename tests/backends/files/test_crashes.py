@@ -407,6 +407,55 @@ def test_what_was_set_aside_survives_a_power_loss(folder: Path) -> None:
     assert aside.read_bytes() == b"torn"
 
 
+class Counting(Disk):
+    """Counts the bytes that are read."""
+
+    count = 0
+
+    def read(self, fd: int, size: int, at: int) -> bytes:
+        data = super().read(fd, size, at)
+        self.count += len(data)
+        return data
+
+
+@pytest.mark.skipif(not hasattr(os, "SEEK_DATA"), reason="this system does not know holes")
+@pytest.mark.parametrize("behind", [b"", b"torn"])
+def test_a_hole_at_the_end_is_neither_read_nor_filled(folder: Path, behind: bytes) -> None:
+    append_all(FilesBackend(folder / "store"), append_of("s", 1, 1))
+    (file,) = folder.rglob("*.jsonl")
+    end, hole = file.stat().st_size, 2**33
+    os.truncate(file, end + hole)
+    with file.open("ab") as opened:
+        opened.write(behind)
+    disk = Counting()
+    backend = FilesBackend(folder / "store", disk=disk)
+    assert list(backend.read("s")) == entries(1, 1)
+    assert append_all(backend, append_of("s", 2, 2)) == ["stored"]
+    assert list(backend.read("s")) == entries(1, 2)
+    (aside,) = folder.rglob("*.torn-1")
+    assert aside.stat().st_size == hole + len(behind)
+    assert aside.stat().st_blocks * 512 < 2**20
+    with aside.open("rb") as opened:
+        opened.seek(hole)
+        assert opened.read() == behind
+    assert disk.count < 2**20
+
+
+def test_torn_bytes_around_a_hole_are_set_aside_as_they_are(folder: Path) -> None:
+    append_all(FilesBackend(folder / "store"), append_of("s", 1, 1))
+    (file,) = folder.rglob("*.jsonl")
+    end = file.stat().st_size
+    for at in (0, 300_000, 300_100, 900_000):
+        with file.open("rb+") as opened:
+            opened.seek(end + at)
+            opened.write(b"torn" * 1000)
+    os.truncate(file, end + 1_000_000)
+    torn = file.read_bytes()[end:]
+    assert append_all(FilesBackend(folder / "store"), append_of("s", 2, 2)) == ["stored"]
+    (aside,) = folder.rglob("*.torn-1")
+    assert aside.read_bytes() == torn
+
+
 @pytest.mark.parametrize(
     "calls",
     [

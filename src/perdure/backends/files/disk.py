@@ -68,6 +68,22 @@ class Disk:
             data += more
         return data
 
+    def skip_hole(self, fd: int, at: int) -> int:
+        """Return the first offset from `at` on that is stored; the end if only a hole follows.
+
+        A hole reads as zeros and takes no space: a file can seem to have terabytes.
+        """
+        if not hasattr(os, "SEEK_DATA"):
+            return at
+        try:
+            return os.lseek(fd, at, os.SEEK_DATA)
+        except OSError as error:
+            if error.errno == errno.EINVAL:  # This file system does not know its holes.
+                return at
+            if error.errno != errno.ENXIO:
+                raise
+            return max(at, os.fstat(fd).st_size)
+
     def write(self, fd: int, data: bytes, at: int) -> None:
         """Write all of the data, or raise: then any part of it may have been written."""
         remaining = memoryview(data)

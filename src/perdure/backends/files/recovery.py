@@ -144,8 +144,13 @@ def _save_torn_bytes(disk: Disk, fd: int, location: StreamLocation, start: int, 
     path = next(base + str(n) for n in itertools.count(1) if not os.path.lexists(base + str(n)))
     with disk.open(path, CREATE_NEW) as torn_file, undo_on_error(disk.unlink, path):
         torn_fd = torn_file.fileno()
-        for at in range(start, end, BLOCK):
+        at, saved = disk.skip_hole(fd, start), start
+        while at < end:
             disk.write(torn_fd, disk.read(fd, min(BLOCK, end - at), at), at - start)
+            saved = min(at + BLOCK, end)
+            at = disk.skip_hole(fd, saved)
+        if saved < end:
+            disk.truncate(torn_fd, end - start)  # It ends with a hole, as the original.
         disk.sync(torn_fd)
     disk.sync_directory(location.directory)
 

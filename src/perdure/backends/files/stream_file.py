@@ -226,7 +226,7 @@ class StreamFile:
             if index < 0:
                 if len(block) <= size:
                     return None
-                at, size = at + size, BLOCK
+                at, size = self._disk.skip_hole(self._fd, at + size), BLOCK
                 continue
             at += index + 1
             batch = self.batch(at, FIRST_BLOCK) if at < high else None

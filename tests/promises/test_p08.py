@@ -24,7 +24,7 @@ def test_processes_that_share_a_session_write_one_history(seed: int, kind: Kind)
 @pytest.mark.slow
 def test_writers_that_ignore_conflicts_are_caught_with_a_stale_view() -> None:
     # Whether writers meet in one history is a matter of luck; in none of several it is not.
-    seeds = range(1, 21)
+    seeds = range(1, 81)
     assert any(
         "stale view" in history(seed, SQLITE, appends=300, blind=True).failure for seed in seeds
     )

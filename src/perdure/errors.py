@@ -34,6 +34,8 @@ processes. Build the text in `__str__`: what happened, where, what to do next. T
 positions and ids, never content, arguments or secrets.
 """
 
+from typing import Any
+
 
 class PerdureError(Exception):
     """The root of all exceptions that perdure raises."""
@@ -284,19 +286,36 @@ class UnstoredResultError(PerdureError):
         return f"{what}; {why}: {hint}"
 
 
+class ToolFailureError(Exception):
+    """Raised by a tool that failed and still has a result: both are recorded.
+
+    A tool raises it, not perdure: it is no PerdureError. Once the failure is recorded, EffectError
+    has the result.
+    """
+
+    def __init__(self, reason: str, result: Any = None) -> None:
+        super().__init__(reason, result)
+        self.reason = reason
+        self.result = result
+
+    def __str__(self) -> str:
+        return self.reason
+
+
 class EffectError(PerdureError):
     """A recorded call had failed: `error` names the exception that it raised then.
 
     `reason` is the text of that exception. It is not part of this one's: a tool's words may hold
-    content.
+    content. `result` is what the tool returned all the same, with ToolFailureError.
     """
 
-    def __init__(self, stream: str, tool: str, error: str, reason: str) -> None:
-        super().__init__(stream, tool, error, reason)
+    def __init__(self, stream: str, tool: str, error: str, reason: str, result: Any = None) -> None:
+        super().__init__(stream, tool, error, reason, result)
         self.stream = stream
         self.tool = tool
         self.error = error
         self.reason = reason
+        self.result = result
 
     def __str__(self) -> str:
         call = f"the recorded call of {self.tool!r} in {self.stream!r}"

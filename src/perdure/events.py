@@ -28,7 +28,7 @@ no handler for it, and one that has not imported OpenTelemetry has no tracer.
 | `unstored` | a call succeeded, and its result cannot be stored | `tool`, `effect`, `type` |
 | `approval` | a call waits for an approval | `tool`, `approval`, `decide` |
 | `downgrade` | a store was opened with an accepted weakness | `accepted`, `costs` |
-| `branch`, `delete`, `close` | a session was branched, deleted or closed | |
+| `branch`, `copy`, `delete`, `close` | a session was branched, copied, deleted or closed | |
 
 Rules for editing: every write checks whether anything listens, so that must stay cheap. Fields
 hold names, positions and ids, never content, arguments or secrets. Ids and names come from users:

@@ -1,5 +1,6 @@
 """The most recently changed session first, where a backend knows."""
 
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -67,3 +68,17 @@ async def test_a_choice_that_means_something_else_is_refused() -> None:
         session = await store.session("a")
         with pytest.raises(UsageError, match="after"):
             _ = [record async for record in session.records(after="b")]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("address", ["memory:", "sqlite:{}/store.db", "files:{}/store"])
+async def test_a_listed_session_says_when_it_was_changed(address: str, tmp_path: Path) -> None:
+    times = iter([1_700_000_000.25, 1_700_000_100.5, 1_600_000_000.0])
+    async with perdure.open_async(address.format(tmp_path), clock=lambda: next(times)) as store:
+        await (await store.session("a")).append(said("x"))
+        await (await store.session("b")).append(said("x"))
+        await (await store.session("a")).append(said("y"))  # By a clock that was set back.
+        changed = {head.id: head.changed async for head in store.sessions()}
+    assert changed == {
+        "a": datetime(2020, 9, 13, 12, 26, 40, tzinfo=UTC),
+        "b": datetime(2023, 11, 14, 22, 15, 0, 500_000, tzinfo=UTC),
+    }

@@ -57,8 +57,8 @@ def choices(draw: random.Random) -> Iterator[dict[str, Any]]:
 def compare(store: Backend, model: Backend, draw: random.Random) -> None:
     for chosen in choices(draw):
         after = draw.choice(["", "", *NAMES])
-        found = list(store.streams(after=after, **chosen))
-        assert found == list(model.streams(after=after, **chosen)), (after, chosen)
+        found = list(store.streams(after=after, headers=True, **chosen))
+        assert found == list(model.streams(after=after, headers=True, **chosen)), (after, chosen)
         if RECENT in store.capabilities:
             recent = list(require_recent(store).recent(**chosen))
             assert recent == list(require_recent(model).recent(**chosen)), chosen

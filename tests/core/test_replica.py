@@ -320,3 +320,17 @@ async def _lose_and_close(backend: Lossy, names: set[str]) -> None:
     backend.losing = {"s3"}
     with pytest.raises(UnavailableError):
         await store.close()
+
+
+def test_a_handle_that_saw_a_torn_batch_learns_of_the_deletion_after_it() -> None:
+    backend = MemoryBackend()
+    with pytest.raises(Crash):
+        dying(backend, keep=2).append(said("a"), said("b"), said("c"))
+    stale = perdure.open(backend).session("s")
+    store = perdure.open(backend)
+    store.session("s").append(said("d"))
+    store.delete("s")
+    with pytest.raises(perdure.ConflictError, match="a deleted record came first"):
+        stale.append(said("e"))
+    with pytest.raises(perdure.NotFoundError, match="deleted"):
+        stale.append(said("e"))

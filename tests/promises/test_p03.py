@@ -14,7 +14,7 @@ from perdure.backends.protocol import Backend, Entry
 from perdure.core.state.session_state import SNAPSHOT_EVERY
 from perdure.journal.reader import PAGE
 from perdure.testing.faults import BackendWrapper
-from tests.promises import p03_kills, straced
+from tests.promises import p03_copies, p03_kills, straced
 from tests.promises.children import collect, fork, ledger_of
 from tests.promises.kinds import KINDS, Kind
 from tests.promises.ledger import Hasty
@@ -33,6 +33,11 @@ each_kind = pytest.mark.parametrize("kind", KINDS, ids=str)
 @pytest.mark.parametrize("promise", p03_kills.PROMISES, ids=lambda promise: promise.key)
 def test_no_kill_loses_what_was_acknowledged_or_stops_a_session(promise: Promise) -> None:
     assert sample(promise, seed=1, seconds=2.5, least=12) >= 12
+
+
+@pytest.mark.parametrize("promise", p03_copies.PROMISES, ids=lambda promise: promise.key)
+def test_a_killed_copy_is_hidden_and_can_be_finished(promise: Promise) -> None:
+    assert sample(promise, seed=1, seconds=2, least=6) >= 6
 
 
 @each_kind

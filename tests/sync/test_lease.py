@@ -250,6 +250,7 @@ def test_what_is_open_to_all_is_named_in_one_table() -> None:
         "accept-rollback",
         "approval.decide",
         "catch-up",
+        "copy",
         "effect.settle",
         "keep",
         "label",

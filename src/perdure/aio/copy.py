@@ -224,7 +224,7 @@ async def _read_entries(backend: AsyncBackend, request: Read) -> list[Entry]:
 
 async def _list_heads(backend: AsyncBackend, request: Heads) -> HeadPage:
     heads = []
-    prefix, after, labels, limit, _ = request
+    prefix, after, labels, limit, *_ = request
     try:
         async for head in backend.streams(prefix=prefix, after=after, labels=labels, limit=limit):
             heads.append(head)  # noqa: PERF401 - keep the heads listed before damage

@@ -63,9 +63,14 @@ class AsyncDriver:
                     stream, after=after, limit=limit, reverse=reverse, max_body=BODY_MAX
                 )
                 return await collect(entries)
-            case Heads(prefix, after_name, labels, limit, without):
+            case Heads(prefix, after_name, labels, limit, without, headers):
                 heads = backend.streams(
-                    prefix=prefix, after=after_name, labels=labels, without=without, limit=limit
+                    prefix=prefix,
+                    after=after_name,
+                    labels=labels,
+                    without=without,
+                    limit=limit,
+                    headers=headers,
                 )
                 return await collect(heads)
             case Drop(stream, before):

@@ -101,6 +101,10 @@ class AsyncReplaySession(AsyncSession):
         """Raise ReplayBlockedError: a replay writes nothing. Branch the recorded session."""
         guard.refuse(f"branching session {self.id!r}")
 
+    async def copy(self, id: str) -> "AsyncSession":  # noqa: ARG002
+        """Raise ReplayBlockedError: a replay writes nothing. Copy the recorded session."""
+        guard.refuse(f"copying session {self.id!r}")
+
 
 async def replay_async(
     session: AsyncSession, agent: Callable[[AsyncSession], Any], request: ReplayRequest

@@ -3,7 +3,7 @@
 Nothing is decided here: each method creates a plan or steps, and runs them through the handle.
 """
 
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 from perdure import events
@@ -14,14 +14,14 @@ from perdure.aio.driver import AsyncDriver
 from perdure.aio.effects import AsyncEffects
 from perdure.aio.handle import AsyncHandle
 from perdure.aio.lease import AsyncLease
+from perdure.aio.session_reader import AsyncSessionReader
 from perdure.aio.summaries import AsyncSummaries
 from perdure.aio.tools import AsyncModel, AsyncTool, ToolSet, run_tool_calls
 from perdure.aio.turn import AsyncTurn
 from perdure.aio.values import AsyncValues
-from perdure.aio.view import AsyncView
-from perdure.aio.watch import watch_records
 from perdure.core import (
     annotations,
+    copies,
     history,
     leases,
     lifecycle,
@@ -29,14 +29,12 @@ from perdure.core import (
     turn_context,
     turns,
     validation,
-    verify,
     window,
 )
 from perdure.core.batch import BatchPlans
 from perdure.core.effects import listing
 from perdure.core.effects.calls import Effect, P, Policy, R_co, ToolSpec, require_spec
 from perdure.core.effects.listing import EffectInfo
-from perdure.core.leases import LeaseHolder
 from perdure.core.messages import Attribution, append_messages, make_attribution
 from perdure.core.replica import Replica
 from perdure.core.retractions import replace_messages, retract_messages
@@ -49,21 +47,17 @@ from perdure.core.summaries import (
     window_summarizer,
 )
 from perdure.core.turn_records import TurnPlace
-from perdure.core.validation import require_int, require_timeout
-from perdure.core.verify import VerifyResult
-from perdure.core.view import ViewRequest
 from perdure.core.window import EVERYTHING, WindowRequest
 from perdure.formats.tokens import Counter
 from perdure.formats.transcript import Transcript
 from perdure.journal.ids import GENERATED_PREFIX
-from perdure.journal.reader import OnDamage
-from perdure.journal.records import Record, Summary
+from perdure.journal.records import Summary
 
 if TYPE_CHECKING:
     from asyncio import Task
 
 
-class AsyncSession:
+class AsyncSession(AsyncSessionReader):
     """One agent's conversation and working state.
 
     An object has one view of its session: the state when it was opened or refreshed, and its own
@@ -80,42 +74,6 @@ class AsyncSession:
         self._replica = replica
         self.values = AsyncValues(self._handle)
         self._summaries = AsyncSummaries(self._handle)
-
-    @property
-    def id(self) -> str:
-        """The session's id, as passed to the store."""
-        return self._replica.name
-
-    @property
-    def position(self) -> int:
-        """The position of the newest record in this view, 0 in a new session."""
-        return self._replica.tip.position
-
-    @property
-    def last_message(self) -> dict[str, Any] | None:
-        """The newest message in this view, or None."""
-        return history.read_last_message(self._replica)
-
-    @property
-    def labels(self) -> frozenset[str]:
-        """The session's labels: the caller's own, and those that perdure sets for its state."""
-        return self._replica.state.head_labels
-
-    @property
-    def lease_holder(self) -> LeaseHolder | None:
-        """The holder of the session's lease in this view, or None; the lease may have expired."""
-        return leases.lease_holder(self._replica)
-
-    def __len__(self) -> int:
-        """The number of messages in this view."""
-        return self._replica.state.messages
-
-    def __bool__(self) -> bool:
-        """A session is true, even without messages."""
-        return True
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.id!r}: {len(self)} messages, at {self.position}>"
 
     @property
     def interrupted(self) -> tuple[AsyncTurn, ...]:
@@ -475,84 +433,9 @@ class AsyncSession:
         )
         return await self._handle.write(plan)
 
-    async def notes(self, topic: str, *, limit: int | None = None) -> AsyncIterator[Record]:
-        """Yield the notes of a topic in this view, the newest first; each costs one read."""
-        past, position = self._replica.history, self._replica.state.topics.get(topic, 0)
-        while position and limit != 0:
-            steps = history.read_record(past, self._replica.settings, position)
-            record = await self._handle.run(steps)
-            yield record
-            position = history.previous_note(record)
-            limit = None if limit is None else limit - 1
-
-    async def view(
-        self,
-        fold: Callable[[Any, Record], Any],
-        *,
-        name: str,
-        initial: object = None,
-        version: int = 1,
-        every: int = 256,
-    ) -> AsyncView:
-        """Return a state of the caller's own, computed from the records in this view.
-
-        `fold(state, record)` returns the state after a record, beginning with `initial`. The state
-        is stored every so many records, so that opening reads only those since. Another `version`
-        ignores what was stored by earlier ones.
-        """
-        view = AsyncView(self._handle, ViewRequest(name, fold, initial, version, every).checked())
-        await view.refresh()
-        return view
-
     async def label(self, *add: str, remove: Sequence[str] = ()) -> None:
         """Add or remove labels, by which `store.sessions` finds the session."""
         await self._handle.write(annotations.change_labels(self._replica, add, remove))
-
-    async def record(self, position: int) -> Record:
-        """Return the record at a position; NotFoundError if there is none in this view."""
-        past, settings = self._replica.history, self._replica.settings
-        return await self._handle.run(history.read_record(past, settings, position), past)
-
-    async def find(self, id: str) -> Record:
-        """Return the record that has a caller's id, or the beginning of the turn that has it.
-
-        NotFoundError if no record in this view has it, however long ago it was.
-        """
-        return await self._handle.run(history.find_record(self._replica, id))
-
-    async def records(
-        self,
-        *,
-        after: int = 0,
-        kinds: Collection[str] = (),
-        limit: int | None = None,
-        reverse: bool = False,
-        on_damage: OnDamage | None = None,
-    ) -> AsyncIterator[Record]:
-        """Yield the records in this view after a position, and verify the chain.
-
-        All of them, or those of some `kinds`, at most `limit`; the newest first with `reverse`.
-        Damage is raised; if `on_damage` is given, it is called with each error instead, and reading
-        continues with the next readable record. It cannot be combined with `reverse`.
-        """
-        past, chosen = self._replica.history, history.RecordFilter(after, kinds, limit)
-        records = history.record_reader(self._replica, chosen, reverse=reverse, on_damage=on_damage)
-        while (page := await self._handle.run(records.page(), past)) is not None:
-            for record in page:
-                yield record
-
-    def watch(
-        self, *, after: int | None = None, timeout: float | None = None
-    ) -> AsyncIterator[Record]:
-        """Yield new records as they are appended, and add them to the view.
-
-        They come from any handle or process, this one included. They start after this view, or
-        after the position `after`, so a caller that resumes watching misses nothing. Watching ends
-        when no record arrives for `timeout` seconds (None waits forever), when the session or the
-        store is closed, and after the record that deletes the session.
-        """
-        at = self._replica.tip.position if after is None else require_int(after, "after")
-        return watch_records(self._handle, at, require_timeout(timeout))
 
     async def branch(self, id: str, *, at: int | str | EffectInfo | None = None) -> "AsyncSession":
         """Create a session that shares this one's history, up to and including position `at`.
@@ -570,6 +453,17 @@ class AsyncSession:
         await self._handle.write(plans.REFRESH_SILENTLY)
         return AsyncSession(self._handle.driver, child)
 
+    async def copy(self, id: str) -> "AsyncSession":
+        """Copy this view to a new session; on return it is durable, and nothing ties the two.
+
+        Records keep their positions and times. The copy has no lease and no branches; turns that
+        are open here are abandoned there. UsageError if the id is taken. After a crash, the copy is
+        not visible; the same call finishes it.
+        """
+        with self._handle.span("copy", copy=id):
+            replica = await self._handle.run(copies.copy_session(self._replica, id))
+        return AsyncSession(self._handle.driver, replica)
+
     async def refresh(self, *, accept_rollback: bool = False) -> int:
         """Apply the records of other writers; return the position of the newest record.
 
@@ -580,13 +474,6 @@ class AsyncSession:
         it open under this handle.
         """
         return await self._handle.refresh(accept_rollback=accept_rollback)
-
-    async def verify(self) -> VerifyResult:
-        """Read and check the whole history: chain, bodies, snapshots, labels. Raise if damaged."""
-        with self._handle.span("verify") as span:
-            result = await self._handle.run(verify.verify_session(self._replica))
-            span.fields.update(entries=result.entries, position=result.position)
-        return result
 
     async def close(self) -> None:
         """Finish everything in flight and close the session. Closing twice is harmless."""

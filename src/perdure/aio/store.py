@@ -130,9 +130,9 @@ class AsyncStore:
             lifecycle.require_filter(prefix, after, labels)
             without = lifecycle.excluded_labels(deleted=deleted)
             backend = require_recent(self._backend)
-            heads = backend.recent(prefix=prefix, labels=labels, without=without)
+            heads = backend.recent(prefix=prefix, labels=labels, without=without, headers=True)
             async for head in heads:
-                yield SessionInfo(*head)
+                yield lifecycle.session_info(head)
             return
         cursor: str | None = after
         limit = lifecycle.FIRST_PAGE
@@ -143,7 +143,7 @@ class AsyncStore:
             page, cursor = await self._run(steps)
             limit = lifecycle.PAGE
             for head in page:
-                yield SessionInfo(*head)
+                yield lifecycle.session_info(head)
 
     async def records(
         self, id: str, *, after: int = 0, on_damage: OnDamage | None = None

@@ -250,7 +250,7 @@ class AsyncDurableCall(NamedTuple):
         except BaseException as error:
             outcome = failure_outcome(error, time.perf_counter() - start, self.call.kind)
             try:
-                await self._settle(decision, outcome, failure_text(outcome))
+                await self._settle_failure(decision, outcome)
             except PerdureError as failure:
                 # The caller gets the tool's own error; the failure to record it must not hide it.
                 error.add_note(f"perdure could not record that the call failed: {failure}")
@@ -298,6 +298,16 @@ class AsyncDurableCall(NamedTuple):
             outcome = unstored_outcome(state, result, duration)
             await self._settle(decision, outcome, outcome.result)
             calls.report_unstored(self.handle, self.call, decision.effect, outcome)
+
+    async def _settle_failure(self, decision: CallDecision, outcome: CallOutcome) -> None:
+        """Record a failure, without its result if that cannot be stored."""
+        text = failure_text(outcome)
+        try:
+            await self._settle(decision, outcome, text)
+        except UsageError:
+            if outcome.result is None:
+                raise
+            await self._settle(decision, outcome._replace(result=None), text)
 
     async def _settle(self, decision: CallDecision, outcome: CallOutcome, text: str) -> None:
         """Record an outcome, whose result is not packed yet, and the message for the model."""

@@ -102,8 +102,8 @@ class AsyncTurn:
             self.active = ActiveTurn(self._ownership, self._ordinals)
             self._handle.active_turns[self.id] = self.active
         else:
-            nobody = TurnOwnership(self.id, "")
-            self.active = ActiveTurn(nobody, self._ordinals, ended=self.state)
+            ownerless = TurnOwnership(self.id, "")
+            self.active = ActiveTurn(ownerless, self._ordinals, ended=self.state)
         self._entered = turn_context.enter_turn(self._handle, self)
         return self
 

@@ -123,11 +123,14 @@ class MemoryBackend:
         labels: Collection[str] = (),
         without: Collection[str] = (),
         limit: int | None = None,
+        headers: bool = False,
     ) -> Iterator[Head]:
         """As `Backend.streams`; later writes are not listed."""
         with self._open():
             names = sorted(name for name in self._streams if name > after)
-            heads = self._heads(names, StreamFilter(prefix, labels, without), limit)
+            heads = self._heads(
+                names, StreamFilter(prefix, labels, without, headers=headers), limit
+            )
         yield from heads
 
     def recent(
@@ -137,10 +140,11 @@ class MemoryBackend:
         labels: Collection[str] = (),
         without: Collection[str] = (),
         limit: int | None = None,
+        headers: bool = False,
     ) -> Iterator[Head]:
         """As `RecencyCapability.recent`; later writes are not listed."""
         with self._open():
-            choice = StreamFilter(prefix, labels, without)
+            choice = StreamFilter(prefix, labels, without, headers=headers)
             heads = self._heads(reversed(self._streams), choice, limit)
         yield from heads
 
@@ -206,7 +210,7 @@ class MemoryBackend:
 
     def _heads(self, names: Iterable[str], choice: StreamFilter, limit: int | None) -> list[Head]:
         heads = (_head(name, self._streams[name]) for name in names)
-        matching = [head for head in heads if choice.matches(head)]
+        matching = [choice.shown(head) for head in heads if choice.matches(head)]
         return matching[: None if limit is None else max(limit, 0)]
 
     def _page(self, stream: str, after: int, size: int, *, reverse: bool) -> list[Entry]:
@@ -237,4 +241,4 @@ def _without_long_body(entry: Entry, max_body: int | None) -> Entry:
 
 
 def _head(name: str, stream: _MemoryStream) -> Head:
-    return Head(name, stream.last, stream.digest, stream.labels)
+    return Head(name, stream.last, stream.digest, stream.labels, stream.entries[-1].header)

@@ -85,12 +85,14 @@ CONFLICT = Outcome("conflict")
 
 
 class Head(NamedTuple):
-    """The end of a stream: its last position, and the digest of that entry's header."""
+    """The end of a stream: its last position, that entry's header, and the header's digest."""
 
     stream: str
     position: int
     digest: str
     labels: frozenset[str]
+    header: bytes = b""
+    """Empty unless asked for, or if the entry cannot be read, which reading the stream reports."""
 
 
 class Backend(Protocol):
@@ -156,11 +158,13 @@ class Backend(Protocol):
         labels: Collection[str] = (),
         without: Collection[str] = (),
         limit: int | None = None,
+        headers: bool = False,
     ) -> Iterator[Head]:
         """Yield the heads of streams that have all the labels, by name in code point order.
 
         Streams with one of the labels `without` are left out. With an index, the cost does not
-        depend on the number of deleted streams (those whose only label is `DELETED`).
+        depend on the number of deleted streams (those whose only label is `DELETED`). With
+        `headers`, each head has the header of its last entry.
         """
         ...
 
@@ -204,6 +208,7 @@ class AsyncBackend(Protocol):
         labels: Collection[str] = (),
         without: Collection[str] = (),
         limit: int | None = None,
+        headers: bool = False,
     ) -> AsyncIterator[Head]:
         """As `Backend.streams`."""
         ...
@@ -266,6 +271,7 @@ class RecencyCapability(Protocol):
         labels: Collection[str] = (),
         without: Collection[str] = (),
         limit: int | None = None,
+        headers: bool = False,
     ) -> Iterator[Head]:
         """Yield heads as `Backend.streams` does, but the most recently appended stream first.
 
@@ -287,6 +293,7 @@ class AsyncRecencyCapability(Protocol):
         labels: Collection[str] = (),
         without: Collection[str] = (),
         limit: int | None = None,
+        headers: bool = False,
     ) -> AsyncIterator[Head]:
         """As `RecencyCapability.recent`."""
         ...
@@ -443,13 +450,22 @@ def require_clock(backend: Backend) -> ClockCapability:
     return cast("ClockCapability", backend)
 
 
-HALF_COPIED = "half-copied"  # an unfinished copy; such a head has no other label
+HALF_COPIED = "half-copied"  # an unfinished copy; such a head has no other label but `DELETED`
+
+UNFINISHED = frozenset({DELETED, HALF_COPIED})  # a copy within its store, hidden until it is whole
 
 
 class StreamFilter:
     """Selects heads of a listing, by the prefix of their names and by their labels."""
 
-    def __init__(self, prefix: str, labels: Collection[str], without: Collection[str]) -> None:
+    def __init__(
+        self,
+        prefix: str,
+        labels: Collection[str],
+        without: Collection[str],
+        *,
+        headers: bool = False,
+    ) -> None:
         self.prefix = prefix
         self.labels = frozenset(labels)
         self.label = min(self.labels, default=None)
@@ -459,8 +475,13 @@ class StreamFilter:
         """Whether no head can match."""
         self.only_live = DELETED in self.without
         """Whether an index without deleted streams contains all matches."""
+        self.headers = headers
         self.is_narrow = bool(prefix or labels)
         """Whether a prefix or a label limits the listing, so that few heads may match."""
+
+    def shown(self, head: Head) -> Head:
+        """Return a head as the listing yields it: without its header, unless asked for."""
+        return head if self.headers else head._replace(header=b"")
 
     def matches(self, head: Head) -> bool:
         """Return whether a head matches."""

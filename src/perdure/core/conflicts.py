@@ -76,6 +76,8 @@ CONFLICT_RULES: dict[str, ConflictRule] = {
     "lease.release": ConflictRule(bypasses_lease=True),
     # A batch is invalid if one of its parts is (`JointPlan`).
     "batch": ConflictRule(),
+    # It ends a copy, which nothing but the copy itself has written to.
+    "copy": ConflictRule(bypasses_lease=True),
     # It checks at each execution whether the session is in use, so no record invalidates it.
     "delete": ConflictRule(),
 }

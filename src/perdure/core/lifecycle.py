@@ -11,9 +11,10 @@ To edit: a crash may happen between any two writes, so the order above must not 
 """
 
 from collections.abc import Sequence
+from datetime import datetime
 from typing import NamedTuple
 
-from perdure.backends.protocol import DELETED, Append, Entry, Head
+from perdure.backends.protocol import DELETED, UNFINISHED, Append, Entry, Head
 from perdure.core.plans import Plan, RecordBatch, T
 from perdure.core.replica import Replica
 from perdure.core.settings import Settings
@@ -42,12 +43,19 @@ PARENT_DELETED = "its parent was deleted before the branch was complete"
 
 
 class SessionInfo(NamedTuple):
-    """A session in a listing: its id, its newest position, that entry's digest, and its labels."""
+    """A session in a listing: its id, its newest position, that record's digest, and its labels."""
 
     id: str
     position: int
     digest: str
     labels: frozenset[str]
+    changed: datetime | None
+    """The time of the newest record, by the clock of its writer; None if it cannot be read."""
+
+
+def session_info(head: Head) -> SessionInfo:
+    """Return the session that a head is the end of, as listings return it."""
+    return SessionInfo(head.stream, head.position, head.digest, head.labels, chain.time_of(head))
 
 
 def open_session(name: object, settings: Settings, *, must_exist: bool) -> Steps[Replica]:
@@ -57,6 +65,7 @@ def open_session(name: object, settings: Settings, *, must_exist: bool) -> Steps
     """
     replica = Replica(require_session_id(name), settings)
     yield from _load(replica)
+    replica.require_whole()
     if replica.state.deleted:
         yield from _finish_drop(replica)
     if must_exist and not replica.exists:
@@ -125,7 +134,7 @@ def list_page(
     require_filter(prefix, after, labels)
     without = excluded_labels(deleted=deleted)
     page = yield from requests.heads(
-        prefix=prefix, after=after, labels=labels, without=without, limit=limit
+        prefix=prefix, after=after, labels=labels, without=without, limit=limit, headers=True
     )
     return page, page[-1].stream if len(page) == limit else None
 
@@ -143,7 +152,7 @@ def create_branch(source: Replica, name: object, *, at: object) -> Steps[Replica
     newest = past.torn[0] - 1 if past.torn else past.tip.position
     position = newest if at is None else require_int(at, "at")
     if position == 0 and not state.begin:  # No history to share: the branch is a new session.
-        yield from _require_free(stream.session)
+        yield from require_free(stream.session)
         return Replica(stream.session, settings)
     first = max(state.begin, 1)
     if not first <= position <= newest:
@@ -152,7 +161,7 @@ def create_branch(source: Replica, name: object, *, at: object) -> Steps[Replica
     shared = yield from reader.read_entry(past, position)
     past = past.until(shared.tip)
     yield from _require_complete_batch(past, shared)
-    yield from _require_free(stream.session)
+    yield from require_free(stream.session)
     state = yield from source.loader.state_at(past)
     # The position may be in the history that the source shares itself: the stream that stores it
     # has to keep the branch.
@@ -185,13 +194,23 @@ def _require_complete_batch(past: History, linked: VerifiedEntry) -> Steps[None]
         raise UsageError(f"{reason}: choose another position")
 
 
-def _require_free(name: str) -> Steps[None]:
-    """Raise UsageError if a session with this name exists or was deleted."""
+def require_free(name: str, *, is_copy: bool = False) -> Steps[None]:
+    """Raise UsageError if a session with this name exists or was deleted.
+
+    An unfinished copy is free for a copy only.
+    """
     head = yield from requests.head(name)
-    if head is not None:
-        deleted = "was deleted, and its name cannot be used for a branch"
-        reason = deleted if DELETED in head.labels else "exists"
-        raise UsageError(f"session {name!r} {reason}: choose another name")
+    if head is None:
+        return
+    is_unfinished = head.labels >= UNFINISHED
+    if is_unfinished and is_copy:
+        return
+    reason = "exists"
+    if is_unfinished:
+        reason = "is an unfinished copy"
+    elif DELETED in head.labels:
+        reason = f"was deleted, and its name cannot be used for a {'copy' if is_copy else 'branch'}"
+    raise UsageError(f"session {name!r} {reason}: choose another name")
 
 
 def _as_complete(kept: BranchKept) -> BranchKept:

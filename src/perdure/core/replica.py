@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from perdure.backends.protocol import Append, Entry, Outcome
+from perdure.backends.protocol import UNFINISHED, Append, Entry, Outcome
 from perdure.core import index, leases, rollback
 from perdure.core.conflicts import UnseenRecords
 from perdure.core.index import IndexCache
@@ -132,6 +132,8 @@ class Replica:
         """Set when the store was seen without the tip, until the caller accepts its history."""
         self.rollbacks = 0
         """How often the caller accepted another history; what is computed from one is void then."""
+        self.unfinished = False
+        """Whether it is a copy that is not whole yet (`core.copies`), which nobody may use."""
         self._batches = BatchAssembler(name)
 
     def new_id(self) -> str:
@@ -146,12 +148,29 @@ class Replica:
     def new_batch(self) -> RecordBatch:
         """Return an empty batch after the published view."""
         view = self.view
-        return RecordBatch(self.name, view.state.draft(), view.history, self._index_cache)
+        past = view.history
+        return RecordBatch(self.name, view.state.draft(), past, past.tip, self._index_cache)
 
     def require_present(self) -> None:
         """Raise NotFoundError if this handle has seen the session deleted or its name reused."""
         if self.deleted:
             hint = "it was deleted, or its name was reused: open it again"
+            raise NotFoundError(f"session {self.name!r}", hint)
+
+    def _is_branch(self, first: VerifiedEntry) -> Steps[bool]:
+        """Whether the first entry begins a branch; NotFoundError if it begins an unfinished copy.
+
+        Another process wrote it under this name since the session was opened.
+        """
+        head = yield from requests.head(self.name)
+        self.unfinished = head is not None and head.labels >= UNFINISHED
+        self.require_whole()
+        return first.header.kind == Branched.kind
+
+    def require_whole(self) -> None:
+        """Raise NotFoundError if the session is a copy that is not whole yet."""
+        if self.unfinished:
+            hint = f"it is an unfinished copy: repeat session.copy({self.name!r}), or delete it"
             raise NotFoundError(f"session {self.name!r}", hint)
 
     def require_live(self, action: str) -> None:
@@ -207,6 +226,7 @@ class Replica:
             head = yield from requests.head(self.name)
             tail, base = yield from self.loader.read_tail(None)
         reader.require_head(self.name, head, tail)
+        self.unfinished = head is not None and head.labels >= UNFINISHED
         if tail:
             state, batches = self.loader.rebuild(tail, base)
             stream = StreamIdentity(self.name, tail[0].header.stream, self.settings.tenant)
@@ -263,21 +283,19 @@ class Replica:
             for entry in entries:
                 linked = chain.verify_entry(self.name, entry)
                 stream = self._require_next(stream, tip, linked)
-                if tip.position == 0 and linked.header.kind == Branched.kind:
+                if tip.position == 0 and (yield from self._is_branch(linked)):
                     # Another process created this session as a branch: its state comes from the
                     # parent's history, so it cannot be caught up, only loaded.
                     yield from self.load()
                     self.deleted = not (yield from self.is_kept())
                     return [chain.decode_content(self.name, linked, self.settings.cipher)]
+                # A deletion may have dropped what came between, also what discarded a torn batch.
+                follows = linked.entry.position == tip.position + 1
+                batches = batches if follows else BatchAssembler(self.name)
                 tip = linked.tip
                 for whole in batches.add(linked):
                     newer.append(self.loader.apply(state, whole))
-                    if whole.header.kind == Message.kind:
-                        last = chain.open_body(self.name, whole, self.settings.cipher)
-                    elif whole.header.kind in _RETRACTIONS:
-                        last = b""
-                    elif state.deleted:
-                        last = None
+                    last = self._last_payload(whole, state, last)
             after = tip.position
         if last == b"":  # After a retraction, the newest message may be any earlier one.
             past = History(stream, tip, self.settings.cipher, state.lineage, state.begin)
@@ -285,6 +303,16 @@ class Replica:
         self._publish(state, stream, tip, last, batches, batches.torn)
         self.deleted = self.deleted or any(content.kind == "deleted" for content in newer)
         return newer
+
+    def _last_payload(
+        self, whole: VerifiedEntry, state: SessionState, last: bytes | None
+    ) -> bytes | None:
+        """Return the payload of the newest message; empty if it must be looked up."""
+        if whole.header.kind == Message.kind:
+            return chain.open_body(self.name, whole, self.settings.cipher)
+        if whole.header.kind in _RETRACTIONS:
+            return b""
+        return None if state.deleted else last
 
     def _require_tip(self, tip: ChainTip, entries: Sequence[Entry]) -> Sequence[Entry]:
         """Return the entries after the tip; raise ChainError if another one is in its place."""

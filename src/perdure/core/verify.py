@@ -5,7 +5,7 @@ In: a loaded replica. Out: steps that return a `VerifyResult`, or raise the firs
 
 from typing import NamedTuple
 
-from perdure.backends.protocol import HALF_COPIED
+from perdure.backends.protocol import HALF_COPIED, UNFINISHED
 from perdure.core import index
 from perdure.core.replica import Replica
 from perdure.core.state.session_state import STATE_VERSION, SessionState
@@ -68,7 +68,7 @@ def verify_session(replica: Replica) -> Steps[VerifyResult]:
         entries += len(whole)
     if (recomputed.facts(), recomputed.recent_ids) != (state.facts(), state.recent_ids):
         raise DamagedError(replica.name, 0, "its state does not match its records")
-    half_copied = yield from _require_head_labels(replica, past, state)
+    half_copied = yield from _require_head(replica, past, state)
     position, digest, torn = past.tip.position, past.tip.digest or "", len(forward.torn)
     return VerifyResult(replica.name, entries, position, digest, snapshots, torn, half_copied)
 
@@ -137,8 +137,8 @@ def _require_summary_source(
     raise DamagedError(name, position, reason)
 
 
-def _require_head_labels(replica: Replica, past: History, state: SessionState) -> Steps[bool]:
-    """Raise unless the head's labels match the state; return whether it is an unfinished copy."""
+def _require_head(replica: Replica, past: History, state: SessionState) -> Steps[bool]:
+    """Raise unless the head matches history and state; return whether it is an unfinished copy."""
     position = past.tip.position
     head = yield from requests.head(replica.name)
     current = 0 if head is None else head.position
@@ -148,7 +148,9 @@ def _require_head_labels(replica: Replica, past: History, state: SessionState) -
         # Another writer was faster, or an interrupted append left its labels on the head; the next
         # append corrects them.
         return False
-    if head.labels not in (state.head_labels, {HALF_COPIED}):
+    if head.digest != past.tip.digest:
+        raise DamagedError(replica.name, position, "its head is not that of its newest record")
+    if head.labels not in (state.head_labels, {HALF_COPIED}, UNFINISHED):
         raise DamagedError(replica.name, 0, "the labels of its head do not match its records")
     for label in head.labels:
         heads = yield from requests.heads(prefix=replica.name, labels=[label], limit=1)

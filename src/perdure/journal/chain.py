@@ -20,7 +20,7 @@ from typing import NamedTuple
 import msgspec
 
 from perdure.backends.digests import digest_bytes, digest_of
-from perdure.backends.protocol import Entry
+from perdure.backends.protocol import Entry, Head
 from perdure.errors import ChainError, IncompleteBatchError, PayloadError, UsageError, VersionError
 from perdure.journal import codec
 from perdure.journal.cipher import Cipher
@@ -179,6 +179,19 @@ def session_of(header: bytes) -> str | None:
     try:
         return _decode(header).session
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+def time_of(head: Head) -> datetime | None:
+    """Return when the last entry of a listed stream was written; None if it cannot be read.
+
+    None and no error: a listing does not end at a damaged entry, which reading the stream reports.
+    """
+    if digest_of(head.header) != head.digest:
+        return None
+    try:
+        return datetime.fromisoformat(_decode(head.header).time)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError):
         return None
 
 

@@ -477,6 +477,31 @@ class BranchReleased(Content, frozen=True, kw_only=True):
     keep: str
 
 
+class Copied(Content, frozen=True, kw_only=True):
+    """The end of a copy: the records before it are those of another session, up to a position.
+
+    `stream`, `position` and `digest` say which entry was the last. Nothing ties the two sessions.
+    """
+
+    kind: ClassVar[str] = "copied"
+
+    session: str
+    stream: str
+    position: int
+    digest: str
+
+
+class Omitted(Content, frozen=True, kw_only=True):
+    """A copy has this in the place of a record that concerns only its source.
+
+    `record` is its kind; empty for an entry of a batch that a crash truncated.
+    """
+
+    kind: ClassVar[str] = "omitted"
+
+    record: str = ""
+
+
 class Deleted(Content, frozen=True, kw_only=True):
     """The session was deleted; earlier entries may be dropped. Later records start a new one."""
 
@@ -542,6 +567,8 @@ KINDS: dict[str, type[Content]] = {
             Branched,
             BranchKept,
             BranchReleased,
+            Copied,
+            Omitted,
             LeaseTaken,
             LeaseRenewed,
             LeaseReleased,

@@ -31,6 +31,7 @@ class Heads(NamedTuple):
     labels: Collection[str]
     limit: int
     without: Collection[str] = ()
+    headers: bool = False
 
 
 class Commit(msgspec.Struct, frozen=True, gc=False):
@@ -69,8 +70,9 @@ def heads(
     labels: Collection[str] = (),
     without: Collection[str] = (),
     limit: int,
+    headers: bool = False,
 ) -> Steps[Sequence[Head]]:
-    answer: Sequence[Head] = yield Heads(prefix, after, labels, limit, without)
+    answer: Sequence[Head] = yield Heads(prefix, after, labels, limit, without, headers)
     return answer
 
 

@@ -222,7 +222,7 @@ def _read_entries(backend: Backend, request: Read) -> list[Entry]:
 
 def _list_heads(backend: Backend, request: Heads) -> HeadPage:
     heads = []
-    prefix, after, labels, limit, _ = request
+    prefix, after, labels, limit, *_ = request
     try:
         for head in backend.streams(prefix=prefix, after=after, labels=labels, limit=limit):
             heads.append(head)  # noqa: PERF402 - keep the heads listed before damage

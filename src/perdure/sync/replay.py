@@ -102,6 +102,10 @@ class ReplaySession(Session):
         """Raise ReplayBlockedError: a replay writes nothing. Branch the recorded session."""
         guard.refuse(f"branching session {self.id!r}")
 
+    def copy(self, id: str) -> "Session":  # noqa: ARG002
+        """Raise ReplayBlockedError: a replay writes nothing. Copy the recorded session."""
+        guard.refuse(f"copying session {self.id!r}")
+
 
 def replay(session: Session, agent: Callable[[Session], Any], request: ReplayRequest) -> Replay:
     """Run an agent again on the record of a session, and compare."""

@@ -126,9 +126,9 @@ class Store:
             lifecycle.require_filter(prefix, after, labels)
             without = lifecycle.excluded_labels(deleted=deleted)
             backend = require_recent(self._backend)
-            heads = backend.recent(prefix=prefix, labels=labels, without=without)
+            heads = backend.recent(prefix=prefix, labels=labels, without=without, headers=True)
             for head in heads:
-                yield SessionInfo(*head)
+                yield lifecycle.session_info(head)
             return
         cursor: str | None = after
         limit = lifecycle.FIRST_PAGE
@@ -139,7 +139,7 @@ class Store:
             page, cursor = self._run(steps)
             limit = lifecycle.PAGE
             for head in page:
-                yield SessionInfo(*head)
+                yield lifecycle.session_info(head)
 
     def records(
         self, id: str, *, after: int = 0, on_damage: OnDamage | None = None

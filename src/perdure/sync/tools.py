@@ -236,7 +236,7 @@ class DurableCall(NamedTuple):
         except BaseException as error:
             outcome = failure_outcome(error, time.perf_counter() - start, self.call.kind)
             try:
-                self._settle(decision, outcome, failure_text(outcome))
+                self._settle_failure(decision, outcome)
             except PerdureError as failure:
                 # The caller gets the tool's own error; the failure to record it must not hide it.
                 error.add_note(f"perdure could not record that the call failed: {failure}")
@@ -284,6 +284,16 @@ class DurableCall(NamedTuple):
             outcome = unstored_outcome(state, result, duration)
             self._settle(decision, outcome, outcome.result)
             calls.report_unstored(self.handle, self.call, decision.effect, outcome)
+
+    def _settle_failure(self, decision: CallDecision, outcome: CallOutcome) -> None:
+        """Record a failure, without its result if that cannot be stored."""
+        text = failure_text(outcome)
+        try:
+            self._settle(decision, outcome, text)
+        except UsageError:
+            if outcome.result is None:
+                raise
+            self._settle(decision, outcome._replace(result=None), text)
 
     def _settle(self, decision: CallDecision, outcome: CallOutcome, text: str) -> None:
         """Record an outcome, whose result is not packed yet, and the message for the model."""

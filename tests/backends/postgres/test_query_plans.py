@@ -113,17 +113,26 @@ def calls(store: Store, number: int) -> Iterator[Callable[[Any], object]]:
         page = StreamPage(queries, names[0], 0, 3, None, reverse=reverse)
         yield partial(operations.load_page, page=page)
     yield partial(operations.head, stream=names[0])
-    yield NameListing(queries, StreamFilter("", (), ()), names[0], 3).next_page
-    yield NameListing(queries, StreamFilter("", (), ["deleted"]), "", 3).next_page
-    yield NameListing(queries, StreamFilter("gone ", (), ["deleted"]), "", 3).next_page
-    yield NameListing(queries, StreamFilter("", ["kept"], ["deleted"]), names[0], 3).next_page
-    yield RecencyListing(queries, StreamFilter("", (), ()), 3).next_page
-    yield RecencyListing(queries, StreamFilter("", (), ["deleted"]), 3).next_page
-    yield RecencyListing(queries, StreamFilter(names[0], (), ()), 3).next_page
-    yield RecencyListing(queries, StreamFilter(names[0], (), ["deleted"]), 3).next_page
-    yield RecencyListing(queries, StreamFilter("gone ", (), ["deleted"]), 3).next_page
-    yield RecencyListing(queries, StreamFilter(names[0], ["kept"], ["deleted"]), 3).next_page
-    yield only(Query(queries.sql.changed, (queries.tenant, 2**62) * 2))
+    yield NameListing(queries, StreamFilter("", (), (), headers=True), names[0], 3).next_page
+    yield NameListing(queries, StreamFilter("", (), ["deleted"], headers=True), "", 3).next_page
+    yield NameListing(
+        queries, StreamFilter("gone ", (), ["deleted"], headers=True), "", 3
+    ).next_page
+    yield NameListing(
+        queries, StreamFilter("", ["kept"], ["deleted"], headers=True), names[0], 3
+    ).next_page
+    yield RecencyListing(queries, StreamFilter("", (), (), headers=True), 3).next_page
+    yield RecencyListing(queries, StreamFilter("", (), ["deleted"], headers=True), 3).next_page
+    yield RecencyListing(queries, StreamFilter(names[0], (), (), headers=True), 3).next_page
+    yield RecencyListing(
+        queries, StreamFilter(names[0], (), ["deleted"], headers=True), 3
+    ).next_page
+    yield RecencyListing(queries, StreamFilter("gone ", (), ["deleted"], headers=True), 3).next_page
+    yield RecencyListing(
+        queries, StreamFilter(names[0], ["kept"], ["deleted"], headers=True), 3
+    ).next_page
+    since = (queries.tenant, 2**62)
+    yield only(Query(queries.sql.changed, (*since, *since, True, queries.tenant)))
     yield only(Query(queries.sql.check_heads, (queries.tenant, queries.tenant, b"", 3)))
     yield partial(operations.register_watch, stream=names[0], seconds=30)
     yield partial(operations.drop, stream=names[0], before=2)

@@ -154,7 +154,7 @@ def test_labels_that_were_borne_once_are_not_walked_through(
     database.execute("set enable_seqscan = off; set enable_bitmapscan = off")
     row = database.execute(
         f"explain (analyze, timing off, format json) {backend._queries.sql.labelled}".encode(),
-        (tenant, b"busy", b"", b"", 256, tenant),
+        (tenant, b"busy", b"", b"", 256, tenant, True, tenant),
     ).fetchone()
     assert row is not None
     scan = _node_of(row[0][0]["Plan"], "Relation Name", "label")

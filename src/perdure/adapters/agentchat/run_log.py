@@ -19,6 +19,7 @@ from perdure.errors import (
     DivergenceError,
     EffectError,
     PerdureError,
+    ToolFailureError,
     UnknownOutcomeError,
     UnstoredResultError,
     UsageError,
@@ -158,14 +159,18 @@ class RunLog:
         """Run a tool call once, or return its recorded outcome.
 
         `run` gets the arguments as recorded, not the caller's objects, which may have changed.
-        Raises EffectError if it failed, UnknownOutcomeError if its outcome is unknown.
+        If `run` raises ToolFailureError, its result is recorded with the failure, and is that of
+        the EffectError that a repeated call raises. UnknownOutcomeError if its outcome is unknown.
         """
         if not self.active:
             return await run(dict(arguments))
         by = self._key(scope, id)
 
         async def call(**_: Any) -> dict[str, Any]:  # The parameter's name is stored.
-            return {"by": by, **await run(_)}
+            try:
+                return {"by": by, **await run(_)}
+            except ToolFailureError as failure:
+                raise ToolFailureError(failure.reason, {"by": by, **failure.result}) from failure
 
         _name_parameters(call, arguments)  # For the record, and for a reconcile function.
         policy = self.policies.get(name, "unsafe")
@@ -177,7 +182,11 @@ class RunLog:
         else:
             tool = self._session.tool(call, effect=policy, name=name, actor=scope)
         with self._counted():
-            outcome: dict[str, Any] = await tool.keyed(by, in_turn=True)(**arguments)
+            try:
+                outcome: dict[str, Any] = await tool.keyed(by, in_turn=True)(**arguments)
+            except EffectError:  # A recorded failure has its place in the order too.
+                await self._order.wait_for(by)
+                raise
             await self._order.wait_for(by)
         return outcome
 

@@ -23,7 +23,13 @@ from autogen_core.tools import (
 from perdure.adapters.agentchat import introspection
 from perdure.adapters.agentchat.messages import MessageLoader
 from perdure.adapters.agentchat.run_log import RunLog, collecting_failures
-from perdure.errors import EffectError, UnknownOutcomeError, UnstoredResultError
+from perdure.errors import (
+    EffectError,
+    PerdureError,
+    ToolFailureError,
+    UnknownOutcomeError,
+    UnstoredResultError,
+)
 
 
 class DurableWorkbench(Workbench):  # type: ignore[misc]
@@ -85,16 +91,22 @@ class DurableWorkbench(Workbench):  # type: ignore[misc]
 
         async def run(recorded: dict[str, Any]) -> dict[str, Any]:
             passed = None if arguments is None else recorded
-            *rest, last = [event async for event in self._stream(name, passed, token, call_id)]
+            try:
+                *rest, last = [event async for event in self._stream(name, passed, token, call_id)]
+            except PerdureError:
+                raise
+            except Exception as error:  # noqa: BLE001 - some workbenches return it, others raise it
+                rest, last = [], _error_result(name, str(error))
             events = [
                 event for event in rest if isinstance(event, BaseAgentEvent | BaseChatMessage)
             ]
             events_and_result[:] = [*events, last]
-            result: dict[str, Any] = last.model_dump(mode="json")
-            return {
-                "result": result,
-                **({"events": [event.dump() for event in events]} if events else {}),
-            }
+            outcome: dict[str, Any] = {"result": last.model_dump(mode="json")}
+            if events:
+                outcome["events"] = [event.dump() for event in events]
+            if last.is_error:  # The package makes a result of the tool's exception.
+                raise ToolFailureError(last.to_text(), outcome)
+            return outcome
 
         # Live events are passed on as they are; only replayed ones are rebuilt from the record.
         for event in await self._outcome(
@@ -121,8 +133,8 @@ class DurableWorkbench(Workbench):  # type: ignore[misc]
             outcome = await self._run_log.use(
                 self._scope, name, id=f"tool:{call_id}", arguments=arguments, run=run
             )
-            if live:  # `run` was called just now.
-                return live
+        except ToolFailureError as error:  # Of `run`, which was called just now.
+            outcome = error.result
         except UnknownOutcomeError as error:
             return [
                 _error_result(name, f"Error: the outcome of this call is unknown. {error.reason}")
@@ -131,9 +143,13 @@ class DurableWorkbench(Workbench):  # type: ignore[misc]
             told = f"The call succeeded. Its result, a {error.type}, could not be stored."
             return [ToolResult(name=name, result=[TextResultContent(content=told)])]
         except EffectError as error:
-            return [_error_result(name, error.reason)]
+            if error.result is None:  # It could not be stored, or there is none.
+                return [_error_result(name, error.reason)]
+            outcome = error.result
         except Exception as error:  # noqa: BLE001 - see above
             return [_error_result(name, str(error))]
+        if live:  # `run` was called just now.
+            return live
         if "reconciled" in outcome:
             return [await self._reconciled(name, outcome["reconciled"])]
         events = self._messages.load(outcome.get("events", ()))

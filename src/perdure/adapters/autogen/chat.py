@@ -379,8 +379,6 @@ class DurableChat:
         responses: list[Any] = []
 
         def call(**_: Any) -> Any:
-            if (error := self._failures.replayed_error(request)) is not None:
-                raise error
             # Copies of the recorded messages: the framework's own may have changed meanwhile.
             sent = {"messages": deepcopy(request["messages"])} if config.get("messages") else {}
             # The live response is returned as it is: the record need not have all of it.
@@ -389,6 +387,7 @@ class DurableChat:
 
         request = model_calls.request_identity(config)
         try:
+            self._failures.raise_recorded(request)
             data = self._session.model(call, name="model", actor=request["agent"])(**request)
         except PerdureError as error:
             # The framework turns any error into an empty summary, and would continue with that.
@@ -397,6 +396,7 @@ class DurableChat:
         except Exception as error:
             self._failures.note_failure(request, error)
             raise
+        self._failures.note_answer(request)
         if responses:
             return responses[0]
         model_calls.set_usage(wrapper, data["usage"])  # As after the recorded call.

@@ -178,22 +178,31 @@ class ModelFailures:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._recorded: dict[str, deque[dict[str, Any]]] = {}
+        self._answers: dict[str, int] = {}  # of a request in this chat so far
         self._pending: dict[object, tuple[dict[str, Any], Exception]] = {}
         self._unattributed: list[tuple[dict[str, Any], Exception]] = []
         self._in_tasks = False
 
     def begin(self, turn: str, *, resuming: bool, in_tasks: bool) -> None:
         """Start or resume a chat; `in_tasks` if it may run several chats concurrently."""
-        self._pending, self._recorded, self._unattributed = {}, {}, []
+        self._pending, self._recorded, self._answers, self._unattributed = {}, {}, {}, []
         self._in_tasks = in_tasks
         for effect in self._session.effects.list(tool=FAILURE_TOOL, turn=turn) if resuming else ():
             if effect.result is not None:
                 self._recorded.setdefault(effect.result["request"], deque()).append(effect.result)
 
-    def replayed_error(self, request: dict[str, Any]) -> Exception | None:
-        """Return the error of a request that failed and was swallowed before the crash."""
-        recorded = self._recorded.get(digest(request))
-        return _load_error(recorded.popleft()) if recorded else None
+    def raise_recorded(self, request: dict[str, Any]) -> None:
+        """Raise the error if this request failed here, and was swallowed, before the crash."""
+        of = digest(request)
+        recorded = self._recorded.get(of)
+        if recorded and recorded[0]["answers"] == self._answers.get(of, 0):
+            raise _load_error(recorded.popleft())
+
+    def note_answer(self, request: dict[str, Any]) -> None:
+        """Count an answer: the same request may fail before it, after it, or both."""
+        if current_tool.get() is None:
+            of = digest(request)
+            self._answers[of] = self._answers.get(of, 0) + 1
 
     def note_failure(self, request: dict[str, Any], error: Exception) -> None:
         """Note a failed model call. Calls inside tools are skipped: a tool runs only once."""
@@ -226,7 +235,8 @@ class ModelFailures:
             return
         # As a tool, because its outcome is recorded in the chat's turn before the chat continues.
         request, error = digest(pending[0]), pending[1]
-        failure = {"request": request, **_error_data(error)}
+        answers = self._answers.get(request, 0)
+        failure = {"request": request, "answers": answers, **_error_data(error)}
         tool = self._session.tool(lambda **_: failure, effect="read_only", name=FAILURE_TOOL)
         tool(agent=pending[0]["agent"], request=request)
 

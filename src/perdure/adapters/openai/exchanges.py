@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from perdure.errors import UsageError
-from perdure.formats.tool_calls import answers, open_calls
+from perdure.formats.tool_calls import INTERRUPTED_NOTICE, answers, open_calls
 from perdure.journal.records import Message, Record, TurnBegun, TurnContinued, TurnFailed
 
 Item = dict[str, Any]
@@ -294,6 +294,17 @@ def require_matching_results(results: Sequence[str], calls: Sequence[str]) -> No
 def answered_calls(messages: Iterable[Item]) -> list[str]:
     """Return the ids of the calls that messages answer."""
     return [call for message in messages for call in answers(message)]
+
+
+def stored_results(messages: Iterable[Item]) -> dict[str, Item]:
+    """Return the results in a turn's messages by call. A notice is none: a result replaces it."""
+    results: dict[str, Item] = {}
+    for message in messages:
+        for call in all_calls([message]):  # A provider may use an id again.
+            results.pop(call, None)
+        if INTERRUPTED_NOTICE not in (message.get("content"), message.get("output")):
+            results |= dict.fromkeys(answers(message), message)
+    return results
 
 
 def same_inputs(inputs: Sequence[Item], recorded: Sequence[Item], *, whole: bool) -> bool:

@@ -163,27 +163,28 @@ class FilesBackend:
         labels: Collection[str] = (),
         without: Collection[str] = (),
         limit: int | None = None,
+        headers: bool = False,
     ) -> Iterator[Head]:
         """As `Backend.streams`, by pages: a stream written meanwhile may be listed or not.
 
         Heads are read from the files, so labels are always those of the last append.
         """
         remaining = UNLIMITED if limit is None else limit
-        stream_filter = StreamFilter(prefix, labels, without)
+        stream_filter = StreamFilter(prefix, labels, without, headers=headers)
         if prefix and after < prefix and remaining > 0:
             # The prefix itself sorts first, and callers often want exactly that stream: look it up
             # directly instead of listing every folder.
             head = self._head(prefix)
             after = prefix
             if head is not None and stream_filter.matches(head):
-                yield head
+                yield stream_filter.shown(head)
                 remaining -= 1
         while remaining > 0:
             names, damage = self._page_of_names(max(prefix, after), prefix)
             for name in names:
                 head = self._head(name)
                 if head is not None and stream_filter.matches(head):
-                    yield head
+                    yield stream_filter.shown(head)
                     remaining -= 1
                     if not remaining:
                         return

@@ -98,10 +98,11 @@ class StreamFile:
         return batch, batch.last
 
     def listing_head(self) -> Head:
-        """Return the head for a listing: position, digest and labels."""
+        """Return the head for a listing."""
         batch, position = self.head()
         entry = self.entry(batch, len(batch.pieces) - 1, max_body=0)
-        return Head(self.location.name, position, digest_of(entry.header), batch.labels)
+        header = entry.header
+        return Head(self.location.name, position, digest_of(header), batch.labels, header)
 
     def damaged(self, position: int, reason: str) -> DamagedError:
         return DamagedError(self.location.name, position, f"{reason} (in {self.location.path})")

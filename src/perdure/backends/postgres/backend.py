@@ -121,9 +121,10 @@ class PostgresBackend:
         labels: Collection[str] = (),
         without: Collection[str] = (),
         limit: int | None = None,
+        headers: bool = False,
     ) -> Iterator[Head]:
         """As `Backend.streams`, by pages: a stream written meanwhile may be listed or not."""
-        stream_filter = StreamFilter(prefix, labels, without)
+        stream_filter = StreamFilter(prefix, labels, without, headers=headers)
         listing = NameListing(self._queries, stream_filter, after, limit)
         while not listing.is_finished:
             yield from self._pool.run(listing.next_page)
@@ -135,9 +136,10 @@ class PostgresBackend:
         labels: Collection[str] = (),
         without: Collection[str] = (),
         limit: int | None = None,
+        headers: bool = False,
     ) -> Iterator[Head]:
         """As `RecencyCapability.recent`, by pages and by the server's clock."""
-        stream_filter = StreamFilter(prefix, labels, without)
+        stream_filter = StreamFilter(prefix, labels, without, headers=headers)
         listing = RecencyListing(self._queries, stream_filter, limit)
         while not listing.is_finished:
             yield from self._pool.run(listing.next_page)

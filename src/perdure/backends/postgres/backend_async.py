@@ -123,9 +123,10 @@ class AsyncPostgresBackend:
         labels: Collection[str] = (),
         without: Collection[str] = (),
         limit: int | None = None,
+        headers: bool = False,
     ) -> AsyncIterator[Head]:
         """As `Backend.streams`, by pages: a stream written meanwhile may be listed or not."""
-        stream_filter = StreamFilter(prefix, labels, without)
+        stream_filter = StreamFilter(prefix, labels, without, headers=headers)
         listing = AsyncNameListing(self._queries, stream_filter, after, limit)
         while not listing.is_finished:
             for head in await self._pool.run(listing.next_page):
@@ -138,9 +139,10 @@ class AsyncPostgresBackend:
         labels: Collection[str] = (),
         without: Collection[str] = (),
         limit: int | None = None,
+        headers: bool = False,
     ) -> AsyncIterator[Head]:
         """As `RecencyCapability.recent`, by pages and by the server's clock."""
-        stream_filter = StreamFilter(prefix, labels, without)
+        stream_filter = StreamFilter(prefix, labels, without, headers=headers)
         listing = AsyncRecencyListing(self._queries, stream_filter, limit)
         while not listing.is_finished:
             for head in await self._pool.run(listing.next_page):

@@ -47,10 +47,12 @@ class AsyncNameListing:
         bounds = (self._after, self._prefix, size)
         if stream_filter.label is not None:
             label = _encode(stream_filter.label)
-            query = Query(sql.labelled, (tenant, label, *bounds, tenant))
+            query = Query(
+                sql.labelled, (tenant, label, *bounds, tenant, stream_filter.headers, tenant)
+            )
         else:
             statement = sql.streams_live if stream_filter.only_live else sql.streams
-            query = Query(statement, (tenant, *bounds))
+            query = Query(statement, (tenant, *bounds, stream_filter.headers, tenant))
         rows = await connection.fetch(query)
         self.is_finished = len(rows) < size
         heads = []
@@ -125,7 +127,7 @@ class AsyncRecencyListing:
         sql, tenant, label = self._queries.sql, self._queries.tenant, self._filter.label
         limit = self._sort_limit
         size = limit if self._first_page_read else min(self._remaining, FIRST_ROWS)
-        bounds = (*self._bounds, limit + 1, tenant, limit, size)
+        bounds = (*self._bounds, limit + 1, tenant, limit, size, self._filter.headers, tenant)
         if label is not None:
             query = Query(sql.few_labelled, (tenant, _encode(label), *bounds))
         else:
@@ -148,18 +150,19 @@ class AsyncRecencyListing:
         size = PAGE_ROWS if self._filter.is_narrow else min(self._remaining, PAGE_ROWS)
         # Non-matches are read as long as they count towards FEW; later the server skips them.
         bounds = (b"", b"\xff") if self._sort_limit else self._bounds
+        header = (self._filter.headers, tenant)
         bounds_and_size = (tenant, *self._cursor, *bounds, size)
         if self._filter.only_live:
-            query = Query(sql.recent_live, bounds_and_size)
+            query = Query(sql.recent_live, (*bounds_and_size, *header))
         else:
-            query = Query(sql.recent, (*bounds_and_size, *bounds_and_size, size))
+            query = Query(sql.recent, (*bounds_and_size, *bounds_and_size, size, *header))
         rows = await connection.fetch(query)
         started_at = rows[0][4] if rows and self._started_at < 0 else self._started_at
         is_finished = len(rows) < size
         late: list[Row] = []
         if is_finished and started_at >= 0:
             since = (tenant, started_at - COMMIT_DELAY_MAX)
-            late = await connection.fetch(Query(sql.changed, since * 2))
+            late = await connection.fetch(Query(sql.changed, (*since, *since, *header)))
         # Set state only now: after a lost connection this page is read again.
         self._started_at, self.is_finished = started_at, is_finished
         if rows:

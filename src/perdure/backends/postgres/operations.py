@@ -123,7 +123,8 @@ class Operations:
 
     def head(self, connection: Connection, stream: str) -> Head | None:
         """Return the head of a stream, None if it has none."""
-        parameters = (ByteaArray([check_name(stream)]), self._queries.tenant)
+        tenant = self._queries.tenant
+        parameters = (ByteaArray([check_name(stream)]), tenant, False, tenant)
         rows = connection.fetch(Query(self._queries.sql.named, parameters))
         return decode_head(rows[0]) if rows else None
 

@@ -212,13 +212,13 @@ class StoreQueries:
 
     def head_problems(self, rows: list[Row]) -> Iterator[DamagedError]:
         """Yield what is wrong with heads, given the rows of `check_heads`."""
-        for *row, stream, listed in rows:
+        for *row, listed in rows:
             try:
-                head = decode_head(tuple(row))
+                head = decode_head((*row, None))
             except DamagedError as error:
                 yield error
                 continue
-            if stream != self.key(head.stream):
+            if row[-1] != self.key(head.stream):
                 yield DamagedError(head.stream, 0, "its name does not belong to its key")
             labels = {label.encode() for label in head.labels}
             if labels != {*listed}:
@@ -334,7 +334,7 @@ class StreamPage:
 
 def decode_head(row: Row) -> Head:
     """Return a head as it was stored, or raise DamagedError."""
-    name, position, digest, labels, _changed = row
+    name, position, digest, labels, _changed, _stream, header = row
     try:
         stream = name.decode()
         label_set = (
@@ -343,4 +343,4 @@ def decode_head(row: Row) -> Head:
     except (msgspec.MsgspecError, UnicodeError) as error:
         text = name.decode(errors="replace")
         raise DamagedError(text, 0, "its name or its labels cannot be read") from error
-    return Head(stream, position, digest, label_set)
+    return Head(stream, position, digest, label_set, header or b"")

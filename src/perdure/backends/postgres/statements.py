@@ -187,15 +187,31 @@ left join lateral (
 order by entry.position {order}"""
 
 
+_COLUMNS = "head.name, head.position, head.digest, head.labels, head.changed, head.stream"
+
+
+# Heads of a listing, each with the header of its last entry.
+_WITH_HEADERS = """
+select head.*, entry.header
+from ({heads}) as head
+left join lateral (
+  select case when octet_length(header) <= {header_max} then header end as header
+  from {schema}.entry
+  where %b::boolean and tenant = %b::text and stream = head.stream
+    and position = head.position limit 1
+) as entry on true
+order by {order}"""
+
+
 _STREAMS = """
-select head.name, head.position, head.digest, head.labels, head.changed
+select {columns}
 from {schema}.head as head
 where tenant = %b::text and name > %b::bytea and name >= %b::bytea{lives}
 order by name limit %b::bigint"""
 
 
 _LABELLED = """
-select head.name, head.position, head.digest, head.labels, head.changed
+select {columns}
 from (
   select name from {schema}.label
   where tenant = %b::text and label = %b::bytea and present
@@ -209,7 +225,7 @@ order by label.name"""
 
 
 _RECENT = """
-select head.name, head.position, head.digest, head.labels, head.changed
+select {columns}
 from {schema}.head as head
 where tenant = %b::text and changed > 0 and labels {which} {deleted}
   and (changed, name) < (%b::bigint, %b::bytea) and name >= %b::bytea and name < %b::bytea
@@ -217,7 +233,7 @@ order by changed desc, name desc limit %b::bigint"""
 
 
 _CHANGED = """
-select head.name, head.position, head.digest, head.labels, head.changed
+select {columns}
 from {schema}.head as head
 where tenant = %b::text and changed > 0 and labels {which} {deleted} and changed > %b::bigint"""
 
@@ -234,8 +250,7 @@ with meant as (
   select name from {source} and name >= %b::bytea and name < %b::bytea
   order by name limit %b::bigint
 )
-select (select count(*) from meant),
-  head.name, head.position, head.digest, head.labels, head.changed
+select (select count(*) from meant) as count, {columns}
 from (select 1) as one (nothing)
 left join (
   select head.* from meant cross join lateral (
@@ -248,7 +263,7 @@ order by head.changed desc, head.name desc"""
 
 
 _HEADS_BY_NAME = """
-select head.name, head.position, head.digest, head.labels, head.changed
+select {columns}
 from unnest(%b::bytea[]) as ask (name)
 cross join lateral (
   select * from {schema}.head where head.tenant = %b::text and head.name = ask.name limit 1
@@ -362,8 +377,12 @@ def build_statements(schema: str) -> Statements:
             now=NOW_MICROSECONDS,
             deleted=DELETED,
             header_max=str(HEADER_MAX),
+            columns=_COLUMNS,
             **parts,
         )
+
+    def listing(heads: str, order: str = "head.changed desc, head.name desc") -> str:
+        return text(_WITH_HEADERS, heads=heads, order=order)
 
     lives = f" and labels <> {DELETED}"
     live, gone = text(_RECENT, which="<>"), text(_RECENT, which="=")
@@ -377,18 +396,18 @@ def build_statements(schema: str) -> Statements:
         confirm_durable=text(_CONFIRM_DURABLE),
         forward=text(_READ, order="", beyond=">"),
         reverse=text(_READ, order="desc", beyond="<"),
-        streams=text(_STREAMS, lives=""),
-        streams_live=text(_STREAMS, lives=lives),
-        labelled=text(_LABELLED),
-        recent=text(_LIVE_AND_DELETED, live=live, gone=gone) + " limit %b::bigint",
-        recent_live=live,
-        changed=text(
-            _LIVE_AND_DELETED, live=text(_CHANGED, which="<>"), gone=text(_CHANGED, which="=")
+        streams=listing(text(_STREAMS, lives=""), "head.name"),
+        streams_live=listing(text(_STREAMS, lives=lives), "head.name"),
+        labelled=listing(text(_LABELLED), "head.name"),
+        recent=listing(text(_LIVE_AND_DELETED, live=live, gone=gone) + " limit %b::bigint"),
+        recent_live=listing(live),
+        changed=listing(
+            text(_LIVE_AND_DELETED, live=text(_CHANGED, which="<>"), gone=text(_CHANGED, which="="))
         ),
-        few=text(_SORTED, source=heads),
-        few_live=text(_SORTED, source=heads + lives),
-        few_labelled=text(_SORTED, source=labels),
-        named=text(_HEADS_BY_NAME),
+        few=listing(text(_SORTED, source=heads)),
+        few_live=listing(text(_SORTED, source=heads + lives)),
+        few_labelled=listing(text(_SORTED, source=labels)),
+        named=listing(text(_HEADS_BY_NAME)),
         drop=text(_DROP),
         remove=text(_REMOVE),
         check_heads=text(_CHECK_HEADS),

@@ -206,13 +206,14 @@ class SqliteBackend:
         labels: Collection[str] = (),
         without: Collection[str] = (),
         limit: int | None = None,
+        headers: bool = False,
     ) -> Iterator[Head]:
         """As `Backend.streams`, in pages: streams written during it may be listed or not.
 
         The heads before a damaged one are yielded, then it raises.
         """
         remaining = UNLIMITED if limit is None else limit
-        choice = StreamFilter(prefix, labels, without)
+        choice = StreamFilter(prefix, labels, without, headers=headers)
         while remaining > 0 and not choice.matches_nothing:
             start = max(prefix, after + "\0")  # The smallest name after `after`.
             size = min(remaining, PAGE_ROWS)
@@ -238,10 +239,11 @@ class SqliteBackend:
         labels: Collection[str] = (),
         without: Collection[str] = (),
         limit: int | None = None,
+        headers: bool = False,
     ) -> Iterator[Head]:
         """As `RecencyCapability.recent`, in pages."""
         remaining = UNLIMITED if limit is None else limit
-        listing = recent.RecentListing(StreamFilter(prefix, labels, without))
+        listing = recent.RecentListing(StreamFilter(prefix, labels, without, headers=headers))
         while remaining > 0 and not listing.ended:
             heads = self._reading(listing.page)[:remaining]
             remaining -= len(heads)

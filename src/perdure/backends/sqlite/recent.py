@@ -89,7 +89,7 @@ class RecentListing:
     def _scan(self, db: apsw.Connection) -> list[Head]:
         keys, deleted = self._row_scan.page(db)
         self.ended = self._row_scan.ended
-        heads = self._matching([head_by_key(db, key) for key in keys])
+        heads = self._matching([head_by_key(db, key, self._choice) for key in keys])
         self._wasted += deleted + HEAD_COST * (len(keys) - len(heads))
         return heads
 
@@ -97,7 +97,7 @@ class RecentListing:
         # The scan has yielded those that it saw: a stream is listed once.
         page = list(islice((key for key in keys if key not in self._row_scan.seen), PAGE_HEADS))
         self.ended = len(page) < PAGE_HEADS
-        heads = [head_by_key(db, key) for key in page]
+        heads = [head_by_key(db, key, self._choice) for key in page]
         for head in heads:
             require_label(db, head, self._choice.label)
         return self._matching(heads)

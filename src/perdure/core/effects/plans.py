@@ -192,15 +192,16 @@ def conclude(
     if decision.outcome is None:
         attempt, key = decision.effect, decision.key
         raise UnknownOutcomeError(replica.name, call.tool, attempt, key, PROCESS_DIED_REASON)
-    result = results.replay_result(
+    result = replica.settings.codec.unpack(decision.outcome.result, stream=replica.name)
+    return results.replay_result(
         replica.name,
         call.tool,
         decision.outcome,
+        result,
         key=decision.key,
         position=decision.position,
         as_text=reply is not None,
     )
-    return replica.settings.codec.unpack(result, stream=replica.name)
 
 
 PROCESS_DIED_REASON = (

@@ -25,6 +25,7 @@ from perdure.errors import (
     ApprovalPendingError,
     ChainError,
     EffectError,
+    ToolFailureError,
     UnknownOutcomeError,
     UnstoredResultError,
     UsageError,
@@ -93,9 +94,16 @@ def _gemini_result(parts: Any) -> Any:
 
 
 def replay_result(
-    stream: str, tool: str, outcome: EffectSettled, *, key: str, position: int, as_text: bool
+    stream: str,
+    tool: str,
+    outcome: EffectSettled,
+    result: Any,
+    *,
+    key: str,
+    position: int,
+    as_text: bool,
 ) -> Any:
-    """Return the packed result of the outcome recorded at a position, or raise its error.
+    """Return the result of the outcome recorded at a position, or raise its error.
 
     A result that could not be stored raises UnstoredResultError, unless its text is wanted.
     """
@@ -104,10 +112,10 @@ def replay_result(
     if outcome.error in (DENIED_ERROR, EXPIRED_ERROR):
         raise ApprovalDeniedError(stream, tool, outcome.error, outcome.reason)
     if outcome.error:
-        raise EffectError(stream, tool, outcome.error, outcome.reason)
+        raise EffectError(stream, tool, outcome.error, outcome.reason, result)
     if outcome.unstored and not as_text:
         raise UnstoredResultError(stream, tool, outcome.unstored, position)
-    return outcome.result
+    return result
 
 
 def failure_outcome(error: BaseException, duration: float, kind: Kind = "tool") -> CallOutcome:
@@ -116,7 +124,8 @@ def failure_outcome(error: BaseException, duration: float, kind: Kind = "tool") 
     if isinstance(error, ToolTimeoutError) and kind != "model":
         return CallOutcome("unknown", reason=reason, duration=duration)
     if isinstance(error, Exception) or kind == "model":
-        return CallOutcome("failed", error=name, reason=reason, duration=duration)
+        result = error.result if isinstance(error, ToolFailureError) else None
+        return CallOutcome("failed", result, error=name, reason=reason, duration=duration)
     reason = INTERRUPTED_PREFIX + name + INTERRUPTED_SUFFIX
     return CallOutcome("unknown", error=name, reason=reason, duration=duration)
 

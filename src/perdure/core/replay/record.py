@@ -27,7 +27,7 @@ NO_STEP = 1 << 62  # step index beyond every record, for calls without an outcom
 SKIPPED_KINDS = frozenset(
     {
         *("batch.discarded", "branch.kept", "branch.released", "branched"),
-        *("index", "message.chunk", "snapshot", "turn.continued", "view"),
+        *("copied", "index", "message.chunk", "omitted", "snapshot", "turn.continued", "view"),
     }
 )
 

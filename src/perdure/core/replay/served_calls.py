@@ -22,7 +22,7 @@ from perdure.core.replay.cursor import ReplayCursor
 from perdure.core.replay.record import RecordedCall
 from perdure.core.replica import Replica
 from perdure.core.turn_context import execution_lane
-from perdure.errors import UnknownOutcomeError
+from perdure.errors import ToolFailureError, UnknownOutcomeError
 from perdure.formats.tool_calls import INTERRUPTED_NOTICE
 from perdure.journal.records import EffectSettled
 
@@ -51,12 +51,11 @@ class RecordedCalls:
             self._serve_message(recorded, outcome, result, reply)
         if recorded.refused or self._cursor.precedes_start(recorded):
             position, as_text = self._cursor.position_of(recorded), reply is not None
-            served = results.replay_result(
-                name, call.tool, outcome, key="", position=position, as_text=as_text
+            return results.replay_result(
+                name, call.tool, outcome, result, key="", position=position, as_text=as_text
             )
-            return codec.unpack(served, stream=name)
         if outcome.state == "unknown" or outcome.error:
-            self._raise(spec, call, outcome)
+            self._raise(spec, call, outcome, result)
         if outcome.unstored and reply is None:  # The agent got the result itself.
             self._cursor.stop(f"the result of {call.tool!r} could not be stored")
         return result
@@ -88,7 +87,9 @@ class RecordedCalls:
             self._cursor.diverge_at(position, what, message, expected[0])
         reply.stored = message
 
-    def _raise(self, spec: ToolSpec, call: CallRequest, outcome: EffectSettled) -> NoReturn:
+    def _raise(
+        self, spec: ToolSpec, call: CallRequest, outcome: EffectSettled, result: Any
+    ) -> NoReturn:
         reason = outcome.reason
         if outcome.state == "unknown":
             if spec.timeout is not None and reason == str(ToolTimeoutError(spec.timeout)):
@@ -97,6 +98,8 @@ class RecordedCalls:
                 name = reason.removeprefix(INTERRUPTED_PREFIX).removesuffix(INTERRUPTED_SUFFIX)
                 raise self._again(name, "")
             raise UnknownOutcomeError(self._replica.name, call.tool, outcome.effect, "", reason)
+        if outcome.error == ToolFailureError.__qualname__:
+            raise ToolFailureError(reason, result)
         raise self._again(outcome.error, reason)
 
     def _again(self, name: str, reason: str) -> BaseException:

@@ -45,6 +45,7 @@ from perdure.journal.records import (
     MessagesReplaced,
     MessagesRetracted,
     Note,
+    Omitted,
     Snapshot,
     TurnBegun,
     TurnContinued,
@@ -311,9 +312,16 @@ class SessionState:
         # A branch shares its parent's history, but not the parent's keeps, labels, lease or
         # approvals.
         self.lineage = (ParentStream(content.parent, content.stream, content.at), *self.lineage)
+        self._leave_parent()
+
+    def _leave_parent(self) -> None:
         self.kept_branches, self.labels, self.lease = {}, frozenset(), None
         self._shared -= {"kept_branches"}
         self.effects = self.effects._replace(approvals=ApprovalsState())
+
+    def _omitted(self, _position: int, _id: str, content: Omitted) -> None:
+        if content.record == Branched.kind:  # The source of this copy is a branch.
+            self._leave_parent()
 
     def _index_page(self, position: int, _id: str, content: IndexPage) -> None:
         if not content.size:
@@ -349,6 +357,7 @@ class SessionState:
         "lease.renewed": _lease_changed,
         "lease.released": _lease_changed,
         "branched": _branched,
+        "omitted": _omitted,
         "index": _index_page,
         "deleted": _deleted,
     }

@@ -6,11 +6,13 @@ import msgspec
 import pytest
 
 from perdure.backends.guarantees import Atomic, SharedBy, Survives, guarantees_of
-from perdure.backends.protocol import DELETED, Append, Backend
+from perdure.backends.protocol import DELETED, HEADER_MAX, Append, Backend, Entry
 from perdure.testing.contract.samples import (
+    HOSTILE_BYTES,
     SIMILAR_TEXTS,
     append_all,
     append_of,
+    digest,
     entries,
     entry,
     names,
@@ -164,6 +166,26 @@ class ReadContract:
         assert names(backend, after="A", prefix="b") == ["b"]
         assert names(backend, after="c", prefix="a") == []
         assert names(backend, after="b") == []
+
+    def test_a_listed_head_has_the_header_of_the_last_entry(self, backend: Backend) -> None:
+        headers = [*HOSTILE_BYTES, b"x" * HEADER_MAX]
+        for position in (1, 2):  # Stores may treat streams that they wrote to before differently.
+            appends = []
+            for number, header in enumerate(headers):
+                last = entry(position)._replace(header=header if position > 1 else b"first")
+                before = digest(entry(1)._replace(header=b"first")) if position > 1 else ""
+                appends.append(Append(f"s{number:03}", [last], frozenset({"l"}), before))
+            assert {*append_all(backend, *appends)} == {"stored"}
+        assert [head.header for head in backend.streams(headers=True)] == headers
+        assert {head.header for head in backend.streams()} == {b""}
+        assert [head.header for head in backend.streams(labels=["l"], headers=True)] == headers
+        assert [
+            head.header for head in backend.streams(without=["deleted"], headers=True)
+        ] == headers
+        backend.drop("s000", before=2)
+        append_all(backend, append_of("s000", 3, 5)._replace(previous=digest(Entry(2, b"", b""))))
+        (head, *_) = backend.streams(headers=True)
+        assert (head.header, head.digest) == (entry(5).header, digest(entry(5)))
 
     def test_a_listing_by_labels_requires_all_of_them(self, backend: Backend) -> None:
         append_all(backend, append_of("1", 1, 1, "x"), append_of("2", 1, 1, "x", "y"))

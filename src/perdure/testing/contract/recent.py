@@ -13,6 +13,7 @@ from perdure.testing.contract.samples import (
     OpenBackend,
     append_all,
     append_of,
+    entry,
     skip_unless_declared,
 )
 
@@ -62,6 +63,8 @@ class RecentContract:
         append_all(backend, append_of("b", 1, 1))
         append_all(backend, append_of("a", 4, 4, "y"))
         assert list(recent_or_skip(backend).recent()) == list(backend.streams())
+        recent = recent_or_skip(backend).recent(headers=True)
+        assert [head.header for head in recent] == [entry(4).header, entry(1).header]
 
     def test_resends_refused_appends_and_drops_do_not_change_the_order(
         self, backend: Backend

@@ -30,6 +30,8 @@ NAMES = ("a", "a/1", "b", "é")
 
 KEYS = ("plan", "x")
 
+TOPICS = ("plans", "costs")
+
 LABELS = ("new", "urgent")
 
 TORN = "torn"
@@ -159,6 +161,44 @@ class SessionMachine(RuleBasedStateMachine):
         handle = self._pick_handle(pick)
         self.driver.call(handle, _note(handle, text, f"id {number}" if number < 2 else ""))
 
+    @rule(
+        pick=picks,
+        text=texts,
+        topic=st.sampled_from(TOPICS),
+        expect=st.sampled_from(["any", "seen", "none"]),
+        number=st.integers(0, 4),
+    )
+    def note_on_topic(self, pick: int, text: str, topic: str, expect: str, number: int) -> None:
+        handle = self._pick_handle(pick)
+        seen = handle.life.seen(handle.session.position).newest_note(topic)
+        position = {"any": None, "seen": seen, "none": 0}[expect]
+        record_id = f"id {number}" if number < 2 else ""
+        write = model.note_write(text, id=record_id, topic=topic, expect=position)
+
+        def run() -> int:
+            return handle.session.note(text, topic=topic, expect=position, id=record_id or None)
+
+        self.driver.call(handle, SessionCall("note", run, write))
+
+    @rule(pick=picks, at=st.lists(picks, min_size=1, max_size=2), shown=st.booleans())
+    def retract(self, pick: int, at: list[int], *, shown: bool) -> None:
+        handle = self._pick_handle(pick)
+        self.driver.call(handle, _retract(handle, at, shown=shown))
+
+    @rule(pick=picks, at=st.tuples(picks, picks), contents=st.lists(texts, min_size=1, max_size=2))
+    def replace(self, pick: int, at: tuple[int, int], contents: list[str]) -> None:
+        handle = self._pick_handle(pick)
+        self.driver.call(handle, _replace(handle, at, contents))
+
+    @rule(pick=picks, text=texts, key=st.sampled_from(KEYS), value=documents)
+    def batch(self, pick: int, text: str, key: str, value: Any) -> None:
+        handle = self._pick_handle(pick)
+        self.driver.call(handle, _batch(handle, text, key, value))
+
+    @rule(pick=picks)
+    def view(self, pick: int) -> None:
+        self.driver.view(self._pick_handle(pick))
+
     @rule(pick=picks, key=st.sampled_from(KEYS), value=documents)
     def set(self, pick: int, key: str, value: Any) -> None:
         handle = self._pick_handle(pick)
@@ -234,7 +274,7 @@ class SessionMachine(RuleBasedStateMachine):
 
     @rule(
         pick=picks,
-        kind=st.integers(0, 4),
+        kind=st.integers(0, 7),
         text=texts,
         fault=faults,
         then=st.sampled_from(["retry", "crash", "overtake"]),
@@ -253,6 +293,9 @@ class SessionMachine(RuleBasedStateMachine):
             lambda: _label(handle, "urgent", []),
             lambda: _note(handle, text, ""),
             lambda: _begin(handle, text, next(self.driver.numbers)),
+            lambda: _retract(handle, [kind], shown=True),
+            lambda: _replace(handle, (kind, kind + 1), [text, "three"]),
+            lambda: _batch(handle, text, "plan", {"text": text, "long": LONG}),
         ]
         self.driver.call_with_fault(handle, calls[kind](), fault.wrap, then)
 
@@ -285,6 +328,45 @@ def _append(handle: OpenHandle, contents: list[str], record_id: str) -> SessionC
 def _note(handle: OpenHandle, text: str, record_id: str) -> SessionCall:
     write = model.note_write(text, id=record_id)
     return SessionCall("note", lambda: handle.session.note(text, id=record_id or None), write)
+
+
+def _retract(handle: OpenHandle, picks: list[int], *, shown: bool) -> SessionCall:
+    """Take messages back that the handle shows, or whatever is at some positions."""
+    seen = [item.position for item in handle.life.seen(handle.session.position).shown]
+    positions = [
+        seen[pick % len(seen)] if shown and seen else _position(handle, pick) for pick in picks
+    ]
+    positions = sorted({*positions})
+    write = model.retract_write(positions)
+    return SessionCall("retract", lambda: handle.session.retract(*positions), write)
+
+
+def _replace(handle: OpenHandle, picks: tuple[int, int], contents: list[str]) -> SessionCall:
+    """Replace the messages between two places."""
+    places = [item.place for item in handle.life.seen(handle.session.position).shown] or [1]
+    first, last = sorted(places[pick % len(places)] for pick in picks)
+    messages = [_message(text) for text in contents]
+    run = lambda: handle.session.replace(first, last, *messages)  # noqa: E731 - like the other steps
+    return SessionCall("replace", run, model.replace_write(first, last, messages))
+
+
+def _batch(handle: OpenHandle, text: str, key: str, value: Any) -> SessionCall:
+    """Write a message, a value, a note and a label in one commit."""
+
+    def run() -> None:
+        with handle.session.batch() as batch:
+            batch.append(_message(text))
+            batch.set(key, value)
+            batch.note(text, topic="plans")
+            batch.label("urgent")
+
+    parts = [
+        model.append_write([_message(text)]),
+        model.value_write(key, value),
+        model.note_write(text, topic="plans"),
+        model.label_write(["urgent"], []),
+    ]
+    return SessionCall("batch", run, model.batch_write(parts))
 
 
 def _set(handle: OpenHandle, key: str, value: Any) -> SessionCall:

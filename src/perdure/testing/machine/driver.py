@@ -7,6 +7,7 @@ because perdure writes records of its own between those of the application.
 
 import contextlib
 import itertools
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -38,13 +39,15 @@ from perdure.testing.machine.model import (
     SessionLife,
 )
 
+VIEW_EVERY = 5  # records; often enough that stored views are read again
+
 HANDLES_MAX = 5  # allows two on one session; with more, each would get too few steps
 
 # Records that perdure writes by itself: they have positions but no meaning for the application.
 OWN_KINDS = frozenset(
     {
         *("batch.discarded", "branch.kept", "branch.released", "branched", "deleted"),
-        *("index", "snapshot"),
+        *("batch", "index", "snapshot", "view"),
     }
 )
 
@@ -224,6 +227,22 @@ class SessionDriver:
                     f"{call.name} wrote to a deleted session"
                 )
         self.drop(handle)
+
+    def view(self, handle: OpenHandle) -> None:
+        """Compute a view of the caller's own, which counts records, and compare it."""
+        if not self.is_current(handle) or not handle.life.records:
+            return
+
+        def count(counts: dict[str, int], record: Any) -> dict[str, int]:
+            if record.kind in OWN_KINDS or record.kind == "labels":  # A branch has no labels.
+                return counts
+            return {**counts, record.kind: counts.get(record.kind, 0) + 1}
+
+        seen = handle.session.position
+        state = handle.session.view(count, name="counts", initial={}, every=VIEW_EVERY).state
+        kinds = [record.kind for record in handle.life.records if record.position <= seen]
+        assert state == Counter(kind for kind in kinds if kind != "labels")
+        self.log.append(f"view: {sorted(state.items())}")
 
     def drop(self, handle: OpenHandle) -> None:
         """Forget a handle without closing it; the turns that it holds are interrupted."""
@@ -446,6 +465,11 @@ def check_session(session: Session, state: ModelState) -> None:
     assert session.messages(last=2) == state.messages[-2:]
     for key in state.values:
         check_value(session, key, state)
+    for topic, notes in state.topics.items():
+        contents: list[tuple[int, Any]] = [
+            (one.position, one.content) for one in session.notes(topic)
+        ]
+        assert [(position, note.data) for position, note in reversed(contents)] == notes
     session.verify()
 
 

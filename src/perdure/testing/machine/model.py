@@ -8,6 +8,8 @@ handles wrote since, it is either invalidated or evaluated again on the newest s
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+CONVERSATION_KINDS = ("message", "messages.retracted", "messages.replaced")
+
 DELETED_VALUE = "a value that was deleted"  # compared by identity; the text is for failure output
 
 
@@ -23,11 +25,20 @@ class ModelRecord(NamedTuple):
     """All messages of the call; set on the first record of a call with an id."""
 
 
+class ShownMessage(NamedTuple):
+    """A message, and its place: its position, or that of the last message it replaced."""
+
+    place: int
+    position: int
+    message: Any
+
+
 class ModelState:
     """The state of a session after some records."""
 
     def __init__(self, records: Sequence[ModelRecord]) -> None:
-        self.messages: list[Any] = []
+        self.shown: list[ShownMessage] = []
+        self.topics: dict[str, list[tuple[int, Any]]] = {}
         self.values: dict[str, list[tuple[int, Any]]] = {}
         self.turns: dict[str, int] = {}
         self.failed: set[str] = set()
@@ -40,8 +51,10 @@ class ModelState:
         kind, about, value, record_id, position, call = record
         if record_id:
             self.ids[record_id] = (kind, about, value, call)
-        if kind == "message":
-            self.messages.append(value)
+        if kind in CONVERSATION_KINDS:
+            self._apply_message(kind, value, position)
+        elif kind == "note" and about:
+            self.topics.setdefault(about, []).append((position, value))
         elif kind == "value":
             self.values.setdefault(about, []).append((position, value))
         elif kind in ("turn.begun", "turn.continued"):
@@ -52,6 +65,30 @@ class ModelState:
             self.labels = (self.labels | set(value[0])) - set(value[1])
         if kind.startswith("turn."):
             self.failed = self.failed | {about} if kind == "turn.failed" else self.failed - {about}
+
+    def _apply_message(self, kind: str, value: Any, position: int) -> None:
+        if kind == "message":
+            self.shown.append(ShownMessage(position, position, value))
+        elif kind == "messages.retracted":
+            self.shown = [item for item in self.shown if item.position not in value]
+        else:
+            self._replace(*value)
+
+    def _replace(self, first: int, last: int, count: int) -> None:
+        """Move the newest messages to the place of others."""
+        kept, new = self.shown[:-count], self.shown[-count:]
+        before = [item for item in kept if item.place < first]
+        after = [item for item in kept if item.place > last]
+        self.shown = [*before, *(item._replace(place=last) for item in new), *after]
+
+    @property
+    def messages(self) -> list[Any]:
+        """The messages that were not taken back, each in its place."""
+        return [item.message for item in self.shown]
+
+    def newest_note(self, topic: str) -> int:
+        """Return the position of the newest note of a topic, 0 if there is none."""
+        return self.topics[topic][-1][0] if topic in self.topics else 0
 
     def value(self, key: str) -> Any:
         """Return the newest version of a key, DELETED_VALUE if there is none."""
@@ -160,7 +197,9 @@ def append_write(
             return "ConflictError"
         return records
 
-    return ModelWrite(attempt, lambda other: other.kind == "message" or _concerns_turn(turn, other))
+    return ModelWrite(
+        attempt, lambda other: other.kind in CONVERSATION_KINDS or _concerns_turn(turn, other)
+    )
 
 
 def _concerns_turn(turn: str, other: ModelRecord) -> bool:
@@ -177,7 +216,7 @@ def begin_turn_write(turn: str, message: Any, *, own_id: bool, owner: int) -> Mo
             return _find_stored(state, [input_message]) or "DivergenceError"
         return [begun, input_message]
 
-    return ModelWrite(attempt, lambda other: other.kind in ("message", "turn.begun"))
+    return ModelWrite(attempt, lambda other: other.kind in (*CONVERSATION_KINDS, "turn.begun"))
 
 
 def change_turn_write(kind: str, turn: str, *, owner: int = 0, new_owner: int = 0) -> ModelWrite:
@@ -207,14 +246,63 @@ def value_write(key: str, value: Any) -> ModelWrite:
     return ModelWrite(attempt, lambda other: other.kind == "value" and other.about == key)
 
 
-def note_write(data: Any, *, id: str = "") -> ModelWrite:
-    """Append a note."""
-    record = ModelRecord("note", "", data, id)
+def note_write(
+    data: Any, *, id: str = "", topic: str = "", expect: int | None = None
+) -> ModelWrite:
+    """Append a note; `expect` is the position of the newest one of its topic."""
+    record = ModelRecord("note", topic, data, id)
 
     def attempt(state: ModelState) -> Prediction:
-        return (_find_stored(state, [record]) if id else None) or [record]
+        stored = _find_stored(state, [record]) if id else None
+        if stored is not None:
+            return stored
+        if expect is not None and state.newest_note(topic) != expect:
+            return "ConflictError"
+        return [record]
 
     return ModelWrite(attempt, _never)
+
+
+def _is_retraction(other: ModelRecord) -> bool:
+    return other.kind in CONVERSATION_KINDS and other.kind != "message"
+
+
+def retract_write(positions: Sequence[int]) -> ModelWrite:
+    """Take messages back; each must be shown."""
+
+    def attempt(state: ModelState) -> Prediction:
+        if not {*positions} <= {item.position for item in state.shown}:
+            return "NotFoundError"
+        return [ModelRecord("messages.retracted", "", tuple(positions))]
+
+    return ModelWrite(attempt, _is_retraction)
+
+
+def replace_write(first: int, last: int, messages: Sequence[Any]) -> ModelWrite:
+    """Put messages in the place of those from one position to another; one must be shown."""
+
+    def attempt(state: ModelState) -> Prediction:
+        if not any(first <= item.place <= last for item in state.shown):
+            return "NotFoundError"
+        records = [ModelRecord("message", "", message) for message in messages]
+        return [*records, ModelRecord("messages.replaced", "", (first, last, len(messages)))]
+
+    return ModelWrite(attempt, _is_retraction)
+
+
+def batch_write(parts: Sequence[ModelWrite]) -> ModelWrite:
+    """Write everything in one commit, or nothing."""
+
+    def attempt(state: ModelState) -> Prediction:
+        records: list[ModelRecord] = []
+        for part in parts:
+            prediction = part.attempt(state)
+            if not isinstance(prediction, list):
+                return prediction
+            records += prediction
+        return records
+
+    return ModelWrite(attempt, lambda other: any(part.invalidated_by(other) for part in parts))
 
 
 def label_write(add: Sequence[str], remove: Sequence[str]) -> ModelWrite:

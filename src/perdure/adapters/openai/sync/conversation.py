@@ -32,6 +32,7 @@ from perdure.adapters.openai.exchanges import (
     same_inputs,
     split_exchanges,
     split_known,
+    stored_results,
     turn_messages,
     unanswered_calls,
     without_instructions,
@@ -40,6 +41,7 @@ from perdure.adapters.openai.state import ApiCall, CallSite, WrapOptions, state_
 from perdure.adapters.openai.sync.streams import RecordedStream
 from perdure.errors import ContextWindowError, PerdureError, UsageError
 from perdure.events import emit
+from perdure.formats.tool_calls import answers
 from perdure.journal.records import Message, Record
 
 # Records; longer unfinished turns are not read to decide whether a call resumes.
@@ -219,6 +221,7 @@ class Conversation:
         if turn.ended:
             reason = f"the turn {turn.id!r} has ended, and this call was not part of it"
             raise UsageError(f"{reason}: start another with session.turn(...)")
+        inputs = self._without_stored_results(inputs, self._stored_results(turn))
         self._append(turn, inputs, request)
         return CallSite(turn, owns_turn=False)
 
@@ -252,7 +255,8 @@ class Conversation:
             site = self._next_in_turn(request)
             if site is not None:
                 return site
-            self._abandon("a new input came in place of tool results")
+            if request.inputs:
+                self._abandon("a new input came in place of tool results")
         if not request.inputs:
             raise UsageError("no new message: pass at least one, or start a turn with one")
         site = self._resume_interrupted(request)
@@ -263,7 +267,8 @@ class Conversation:
         inputs = request.inputs
         if self._state.trail:
             exchange, *rest = self._state.trail
-            if same_inputs(inputs, exchange.inputs, whole=True):
+            # Without inputs, the call relies on results that `run_tool_calls` stored.
+            if same_inputs(inputs, exchange.inputs, whole=bool(inputs)):
                 self._state.trail = rest
                 self._note_changed_results(inputs, exchange)
                 if exchange.reply is None:
@@ -274,12 +279,31 @@ class Conversation:
                 open_calls_after(self._state.calls, self._state.trail),
                 [],
             )
-        results = answered_calls(inputs)
-        if not results or not self._state.calls:
+        if not self._state.calls:
             return None
-        require_matching_results(results, self._state.calls)
-        self._append(self._state.turn, inputs, request)
+        stored = self._stored_results(self._state.turn)
+        calls = [call for call in self._state.calls if call not in stored]
+        new = self._without_stored_results(inputs, stored)
+        results = answered_calls(new)
+        if new and calls and not results:
+            return None
+        require_matching_results(results, calls)
+        self._append(self._state.turn, new, request)
         return CallSite(self._state.turn, owns_turn=True)
+
+    def _stored_results(self, turn: Any) -> dict[str, Item]:
+        """Return the results of the turn's calls that are stored, as by `run_tool_calls`."""
+        last = self.session.last_message
+        if last is None or is_output(last):  # The usual case, without a read.
+            return {}
+        return stored_results(turn.messages())
+
+    def _without_stored_results(self, inputs: list[Item], stored: dict[str, Item]) -> list[Item]:
+        """Return the inputs without results that are stored; note those that differ."""
+        repeated = [item for item in inputs if (ids := answers(item)) and {*ids} <= stored.keys()]
+        recorded = [stored[answers(item)[0]] for item in repeated]
+        self._note_changed_results(repeated, Exchange(recorded, None))
+        return [item for item in inputs if item not in repeated]
 
     def _resume_interrupted(self, request: ApiCall) -> CallSite | None:
         """Resume the turn that a process left unfinished, if this call belongs to it."""

@@ -1,0 +1,173 @@
+"""Copy a session within its store, without a tie between the two. Pure: steps over replicas.
+
+In: a loaded session, and the id of the copy. Out: the copy, loaded. The copy is a stream of its own
+with a chain of its own. Records refer to each other by position, so every record keeps its
+position, its id and its time. A lease, a keep and the beginning of a branch concern the source
+alone: the copy has an `omitted` record in their place. A snapshot is computed anew.
+
+The copy is written page by page under the labels `UNFINISHED`, which hide it: it is in no listing,
+and it cannot be opened. The last append ends it with a `copied` record, and with the labels of its
+own. After a crash in between, the same call continues after the last page.
+
+To edit: every copied entry is a batch of its own, so that a crash leaves no incomplete batch, which
+would have to be discarded by a record that the source does not have.
+"""
+
+import msgspec
+
+from perdure.backends.protocol import UNFINISHED, Append, Entry
+from perdure.core import lifecycle, turns
+from perdure.core.plans import Plan, RecordBatch
+from perdure.core.replica import Replica
+from perdure.core.state.session_state import STATE_VERSION
+from perdure.core.validation import require_session_id
+from perdure.errors import PerdureError, UsageError
+from perdure.journal import chain, codec, reader, requests
+from perdure.journal.chain import ChainTip, PendingRecord, VerifiedEntry
+from perdure.journal.reader import ForwardReader
+from perdure.journal.records import (
+    Branched,
+    BranchKept,
+    BranchReleased,
+    Content,
+    Copied,
+    LeaseChange,
+    Omitted,
+    Snapshot,
+    Summary,
+)
+from perdure.journal.requests import Steps
+
+ABANDONED_REASON = "it was open in the session that this one was copied from"
+
+
+def copy_session(source: Replica, name: object) -> Steps[Replica]:
+    """Copy the history of a view to a new session; UsageError if that id is taken."""
+    target = Replica(require_session_id(name), source.settings)
+    if not source.exists:  # No history to copy: the copy is a new session.
+        yield from lifecycle.require_free(target.name, is_copy=True)
+        return target
+    copy = _SessionCopy(source, target)
+    while not (yield from copy.write()):
+        pass  # Another process continued the same copy: go on from where it is now.
+    (answer,) = yield from target.write([copy.plan_end()])
+    if isinstance(answer, PerdureError):
+        raise answer
+    target.unfinished = False
+    return target
+
+
+class _SessionCopy:
+    """The copy of one session, while it is written."""
+
+    def __init__(self, source: Replica, target: Replica) -> None:
+        self._target = target
+        self._settings = source.settings
+        self._past = source.history
+        first, _ = self._past.torn or (self._past.tip.position + 1, 0)
+        self._last = first - 1
+        """The last position to copy: a batch that a crash truncated at the end is left out."""
+        self._entries: list[Entry] = []
+
+    def write(self) -> Steps[bool]:
+        """Write the pages that are missing; False if another process wrote one of them first."""
+        yield from lifecycle.require_free(self._target.name, is_copy=True)
+        yield from self._target.load()
+        tip, stream = self._target.tip, self._target.history.stream
+        if tip.position:
+            yield from self._require_same_source(tip.position)
+        else:
+            stream = stream._replace(id=self._settings.token())
+            tip = ChainTip(max(self._past.begin, 1) - 1, "")
+        self._state, self._stream, self._tip = self._target.state.draft(), stream, tip
+        self._stored = tip.digest or ""
+        forward = ForwardReader(self._past, after=tip.position)
+        while (page := (yield from forward.page())) is not None:
+            for linked in page:
+                yield from self._add(linked)
+            if not (yield from self._store()):
+                return False
+        yield from self._target.load()
+        newest = yield from reader.read_entry(self._past, self._last)
+        self._digest = newest.digest
+        return self._target.tip.position == self._last
+
+    def _require_same_source(self, position: int) -> Steps[None]:
+        """Raise UsageError unless an unfinished copy is one of this session."""
+        name = self._target.name
+        copied = yield from reader.read_entry(self._target.history, position)
+        if position <= self._last:
+            source = yield from reader.read_entry(self._past, position)
+            was, now = source.header, copied.header
+            if (was.id, was.time) == (now.id, now.time):
+                return
+        reason = f"session {name!r} is an unfinished copy of another session or of a later view"
+        raise UsageError(f"{reason}: choose another name, or call store.delete({name!r})")
+
+    def _add(self, linked: VerifiedEntry) -> Steps[None]:
+        """Add the next record of the source."""
+        header, name = linked.header, self._past.stream.session
+        while self._tip.position < header.position - 1:
+            # An entry of an incomplete batch, which is still there.
+            torn = yield from reader.read_entry(self._past, self._tip.position + 1)
+            self._link(torn.header.id, Omitted(), b"", torn.header.time)
+        content = chain.decode_content(name, linked, self._past.cipher)
+        payload = chain.open_body(name, linked, self._past.cipher)
+        copied = yield from self._convert(content)
+        self._link(header.id, copied, payload if copied is content else b"", header.time)
+
+    def _convert(self, content: Content) -> Steps[Content]:
+        """Return the record that a copy has in the place of one of its source."""
+        if isinstance(content, LeaseChange | BranchKept | BranchReleased | Branched):
+            return Omitted(record=content.kind)
+        if isinstance(content, Snapshot):
+            if self._state.recent_ids:  # No pages of the index before it: an older snapshot.
+                return Omitted(record=content.kind)
+            return Snapshot(state=STATE_VERSION, facts=self._state.facts())
+        if isinstance(content, Summary):
+            digest = yield from self._digest_at(content.last)
+            return msgspec.structs.replace(content, digest=digest)
+        return content
+
+    def _digest_at(self, position: int) -> Steps[str]:
+        """Return the digest of an entry of the copy."""
+        for entry in self._entries:
+            if entry.position == position:
+                return chain.entry_digest(entry)
+        (entry,) = yield from requests.read(self._target.name, after=position - 1, limit=1)
+        return chain.entry_digest(entry)
+
+    def _link(self, record_id: str, content: Content, payload: bytes, time: str) -> None:
+        draft = PendingRecord(record_id, content, payload or codec.encode(content))
+        entries, self._tip = chain.link_entries(
+            self._stream, self._tip, [draft], time=time, cipher=self._settings.cipher
+        )
+        self._state.apply(self._tip.position, record_id, content, draft.payload)
+        self._entries += entries
+
+    def _store(self) -> Steps[bool]:
+        """Store what was added; False if another process wrote it first."""
+        entries, self._entries = self._entries, []
+        if not entries:
+            return True
+        append = Append(self._target.name, entries, UNFINISHED, self._stored)
+        outcome = yield from requests.commit(append)
+        self._stored = self._tip.digest or ""
+        return outcome.status == "stored"
+
+    def plan_end(self) -> Plan[int]:
+        """Plan the last append, which makes the copy a session; open turns are abandoned."""
+        target, record_id = self._target, self._target.new_id()
+        open_turns = [*target.state.turns]
+        abandon = [turns.abandon_turn(target, turn, ABANDONED_REASON) for turn in open_turns]
+        session, stream, _ = self._past.stream
+        content = Copied(session=session, stream=stream, position=self._last, digest=self._digest)
+
+        def make(batch: RecordBatch) -> Steps[int]:
+            if batch.position != self._last:
+                raise UsageError(f"session {target.name!r} exists: choose another name")
+            for plan in abandon:
+                yield from plan.execute(batch)
+            return batch.add_content(record_id, content)
+
+        return Plan("copy", "", make)

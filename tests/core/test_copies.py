@@ -1,0 +1,158 @@
+"""Copies within a store that are interrupted: hidden until they are whole, and finished later."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Literal, get_args
+
+import pytest
+
+import perdure
+from perdure.backends.addresses import open_backend
+from perdure.backends.memory import MemoryBackend
+from perdure.backends.protocol import RECENT, Append, Backend, Outcome
+from perdure.errors import NotFoundError, UsageError
+from perdure.testing.faults import BackendWrapper, Crash, CrashAt, Torn
+from tests.support import contents, forgotten, said
+
+
+def filled(backend: Backend, count: int = 300) -> perdure.Session:
+    session = perdure.open(backend).session("s")
+    for number in range(count):
+        session.append(said(str(number)), id=f"m-{number}")
+    return session
+
+
+@pytest.fixture(params=["memory:", "files", "store.db", "postgres"])
+def backend(request: pytest.FixtureRequest, tmp_path: Path) -> Backend:
+    if request.param == "memory:":
+        return MemoryBackend()
+    if request.param == "postgres":
+        return open_backend(request.getfixturevalue("postgres_store"))
+    return open_backend(
+        f"files:{tmp_path / 'files'}" if request.param == "files" else tmp_path / request.param
+    )
+
+
+def crash(session: perdure.Session, wrap: Callable[[Backend], Backend]) -> None:
+    """Copy session s as a process that dies in between."""
+    store = perdure.open(wrap(session._handle.driver._backend))
+    with pytest.raises(Crash):
+        store.session("s").copy("c")
+
+
+Point = Literal["append.before", "append.after"]
+
+POINTS = [(nth, point) for nth in range(1, 5) for point in get_args(Point)]
+
+
+@pytest.mark.parametrize(("nth", "point"), POINTS)
+def test_a_half_copy_is_hidden_and_finished_by_the_same_call(
+    backend: Backend, nth: int, point: Point
+) -> None:
+    session = filled(backend)
+    crash(session, lambda inner: CrashAt(inner, point, nth=nth))
+    store = perdure.open(backend)
+    if nth == 4 and point == "append.after":  # It was whole.
+        assert [info.id for info in store.sessions()] == ["c", "s"]
+        with pytest.raises(UsageError, match="exists"):
+            store.session("s").copy("c")
+    else:
+        assert [info.id for info in store.sessions()] == ["s"]
+        if RECENT in backend.capabilities:
+            assert [info.id for info in store.sessions(recent=True)] == ["s"]
+        if (nth, point) != (1, "append.before"):
+            for open_it in (store.session, store.resume):
+                with pytest.raises(NotFoundError, match="an unfinished copy"):
+                    open_it("c")
+            with pytest.raises(UsageError, match="an unfinished copy"):
+                store.session("s").branch("c")
+            assert store.verify().ok
+        store.session("s").copy("c")
+    copy = store.resume("c")
+    assert contents(copy) == contents(session)
+    assert forgotten(copy) == []
+    assert copy.verify().entries == session.position + 1
+
+
+@pytest.mark.parametrize("keep", [1, 50, 127])
+def test_a_half_copy_that_ends_within_a_page_is_continued(keep: int) -> None:
+    session = filled(backend := MemoryBackend())
+    crash(session, lambda inner: CrashAt(Torn(inner, keep=keep, nth=2), "append.before", nth=3))
+    copy = perdure.open(backend).session("s").copy("c")
+    assert contents(copy) == contents(session)
+    copy.verify()
+
+
+def test_a_half_copy_can_be_deleted() -> None:
+    session = filled(backend := MemoryBackend())
+    crash(session, lambda inner: CrashAt(inner, "append.after", nth=2))
+    store = perdure.open(backend)
+    store.delete("c")
+    assert [info.id for info in store.sessions(deleted=True)] == ["c", "s"]
+    with pytest.raises(UsageError, match="was deleted"):
+        store.session("s").copy("c")
+    store.session("c").append(said("new"))
+
+
+def test_a_half_copy_of_another_session_is_refused() -> None:
+    session = filled(backend := MemoryBackend())
+    crash(session, lambda inner: CrashAt(inner, "append.after", nth=2))
+    other = perdure.open(backend).session("other")
+    for _ in range(300):
+        other.append(said("other"))
+    with pytest.raises(UsageError, match="an unfinished copy of another session"):
+        other.copy("c")
+    assert contents(session.copy("c")) == contents(session)
+
+
+def test_a_handle_opened_before_the_copy_does_not_write_to_a_half_of_it() -> None:
+    session = filled(backend := MemoryBackend())
+    early = perdure.open(backend).session("c")
+    crash(session, lambda inner: CrashAt(inner, "append.after", nth=2))
+    with pytest.raises(NotFoundError, match="an unfinished copy"):
+        early.append(said("mine"))
+    copy = session.copy("c")
+    assert contents(copy) == contents(session)
+    early.refresh()
+    assert contents(early) == contents(session)
+
+
+class _Overtaken(BackendWrapper):
+    """Lets another process finish the same copy before the nth append."""
+
+    def __init__(self, backend: Backend, act: Callable[[], object]) -> None:
+        super().__init__(backend)
+        self._act: Callable[[], object] | None = act
+
+    def append(self, appends: Sequence[Append]) -> Sequence[Outcome]:
+        outcomes = self.backend.append(appends)
+        if self._act is not None:
+            act, self._act = self._act, None
+            act()
+        return outcomes
+
+
+def test_two_processes_that_copy_at_once_make_one_copy() -> None:
+    session = filled(backend := MemoryBackend())
+    store = perdure.open(_Overtaken(backend, lambda: session.copy("c")))
+    with pytest.raises(UsageError, match="exists"):
+        store.session("s").copy("c")
+    copy = perdure.open(backend).session("c")
+    assert contents(copy) == contents(session)
+    copy.verify()
+
+
+def test_a_batch_that_a_crash_truncated_leaves_its_positions_in_a_copy() -> None:
+    session = filled(backend := MemoryBackend(), 5)
+    torn = perdure.open(CrashAt(Torn(backend, keep=1), "append.before", nth=2)).session("s")
+    with pytest.raises(Crash):
+        torn.append(said("lost"), said("too"))
+    session = perdure.open(backend).session("s")
+    at_end = session.copy("at-end")
+    assert contents(at_end) == contents(session)
+    at_end.verify()
+    session.append(said("after"))
+    copy = session.copy("c")
+    assert contents(copy) == contents(session) == [*map(str, range(5)), "after"]
+    assert copy.position == session.position + 1
+    copy.verify()

@@ -97,9 +97,10 @@ class CountingBackend:
         labels: Collection[str] = (),
         without: Collection[str] = (),
         limit: int | None = None,
+        headers: bool = False,
     ) -> Iterator[Head]:
         for head in self._backend.streams(
-            prefix=prefix, after=after, labels=labels, without=without, limit=limit
+            prefix=prefix, after=after, labels=labels, without=without, limit=limit, headers=headers
         ):
             self.heads += 1
             yield head

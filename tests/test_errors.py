@@ -174,7 +174,7 @@ def test_a_tools_words_are_there_for_those_who_ask() -> None:
 
 
 ARGUMENTS: dict[str, tuple[Any, ...]] = {
-    "EffectError": ("s", "pay", "ValueError", CARD),
+    "EffectError": ("s", "pay", "ValueError", CARD, {"card": CARD}),
     "ApprovalDeniedError": ("s", "pay", "ApprovalExpired", CARD),
     "UnknownOutcomeError": ("s", "pay", ".id", "key", CARD),
 }

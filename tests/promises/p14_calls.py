@@ -40,7 +40,15 @@ WRITES, REFUSED, FREE = "writes", "refused", "free"
 # Classes of aio/ and sync/ that an application never holds: what it holds uses them.
 INTERNAL = {
     *("Background", "Batcher", "Driver", "DurableCall", "GroupCommitter", "Handle", "Repeater"),
-    *("ReplayHandle", "ReplaySession", "ResultDispatcher", "StepRunner", "Summaries", "Waiter"),
+    *(
+        "ReplayHandle",
+        "ReplaySession",
+        "ResultDispatcher",
+        "StepRunner",
+        "SessionReader",
+        "Summaries",
+        "Waiter",
+    ),
     "_Waiter",
 }
 SPECIAL = {"__enter__", "__call__", "__next__"}
@@ -291,6 +299,7 @@ CALLS: dict[str, Call] = {
     "Session.batch": Call(FREE, lambda live: live.session.batch()),
     "Session.batch, whole": Call(WRITES, lambda live: note_in(live.session.batch())),
     "Session.branch": Call(WRITES, lambda live: live.session.branch(live.fresh())),
+    "Session.copy": Call(WRITES, lambda live: live.session.copy(live.fresh())),
     "Session.close": Call(REFUSED, lambda live: live.session.close()),
     "Session.current_turn": Call(FREE, lambda live: live.session.current_turn),
     "Session.delete": Call(WRITES, lambda live: live.session.delete("key")),

@@ -83,6 +83,24 @@ async def run_async(session: perdure.AsyncSession, world: World) -> AsyncIterato
     yield Answer((await session.run(REQUEST, agent, TEXT))["content"])
 
 
+# An agent, whose loop is not the program's.
+
+
+def agent(session: perdure.Session, world: World) -> Iterator[Any]:
+    loop = perdure.Agent(
+        session, lambda messages, _: world.complete(messages), durable(session, world)
+    )
+    yield Answer(loop.run(REQUEST, TEXT)["content"])
+
+
+async def agent_async(session: perdure.AsyncSession, world: World) -> AsyncIterator[Any]:
+    async def model(messages: Any, _: Any) -> Any:
+        return world.complete(messages)
+
+    loop = perdure.AsyncAgent(session, model, durable(session, world, is_async=True))
+    yield Answer((await loop.run(REQUEST, TEXT))["content"])
+
+
 # The wrapped client of OpenAI, in a turn with an id, streamed.
 
 
@@ -148,6 +166,8 @@ FORMS = [
     Form("explicit", explicit_async, is_async=True),
     Form("run", run),
     Form("run", run_async, is_async=True),
+    Form("agent", agent),
+    Form("agent", agent_async, is_async=True),
     Form("wrapped", wrapped),
     Form("wrapped", wrapped_async, is_async=True),
 ]

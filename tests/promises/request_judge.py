@@ -11,6 +11,7 @@ from perdure.backends.protocol import Backend
 from perdure.testing import violations
 from tests.promises import requests
 from tests.promises.requests import (
+    ANY,
     CANCEL,
     CTRL_C,
     DISTURBANCES,
@@ -35,6 +36,9 @@ class Reference(NamedTuple):
     points: Sequence[str]
 
 
+_references: dict[str, Reference] = {}  # By form and scenario: the same on every kind of store.
+
+
 class Table:
     """The rows of one form and scenario, on a store that a directory has room for."""
 
@@ -51,7 +55,10 @@ class Table:
         self._directory = directory
         self._open = open_backend
         self._clear = clear
-        self.reference = self._undisturbed()
+        key = str(self)
+        if key not in _references:
+            _references[key] = self._undisturbed()
+        self.reference = _references[key]
 
     def __str__(self) -> str:
         return f"{self._form}, {self._scenario}"
@@ -70,22 +77,25 @@ class Table:
 
     def _start(self) -> None:
         self._clear()
-        (self._directory / "ledger").unlink(missing_ok=True)
+        for name in ("ledger", "happened"):
+            (self._directory / name).unlink(missing_ok=True)
 
     def disturbances(self) -> Iterator[Disturbance]:
         """Yield everything that can happen, at every point where it can."""
         for kind, where in DISTURBANCES.items():
             if kind == CANCEL and not self._form.is_async:
                 continue
-            for at, what in enumerate(self.reference.points, start=1):
+            passed: Counter[str] = Counter()
+            for what in self.reference.points:
+                passed[what] += 1
                 if what.startswith(where):
-                    yield Disturbance(kind, at, what)
+                    yield Disturbance(kind, passed[what], what)
 
     def any_point(self, draw: random.Random) -> Disturbance:
         """Return something that can happen anywhere, at a point of a later run: it has no name."""
         kinds = [KILL, CTRL_C, CANCEL] if self._form.is_async else [KILL, CTRL_C]
         at = draw.randint(1, len(self.reference.points))
-        return Disturbance(draw.choice(kinds), at, "any")
+        return Disturbance(draw.choice(kinds), at, ANY)
 
     def failure(self, disturbance: Disturbance, again: Disturbance | None = None) -> str:
         """Disturb the request, and perhaps its second run; return what is wrong at the end."""
@@ -106,26 +116,27 @@ class Table:
         if done or self._end() != before:
             return f"the third run did something: {done}"
         with perdure.open(self._open()) as store:
-            happened = [one for one in (disturbance, again) if one is not None]
-            return self._judge(store.session(SESSION), second.answer, happened)
+            return self._judge(store.session(SESSION), second.answer)
 
     def _end(self) -> int:
         with perdure.open(self._open()) as store:
             return store.session(SESSION).position
 
-    def _judge(self, session: perdure.Session, answer: str, happened: list[Disturbance]) -> str:
+    def _judge(self, session: perdure.Session, answer: str) -> str:
         session.verify()
         invalid = violations("openai.chat", session.messages(format="openai.chat"))
         if invalid or session.interrupted:
             return f"{invalid or 'a turn is open'}"
         states = {
-            effect.tool: self._form.state_of(effect)
+            effect.tool: effect.state
             for effect in session.effects.list(kind="tool")
             if effect.state != "repeated"
         }
-        counts = Counter(line.tool for line in World(self._directory, self._scenario).effects())
+        world = World(self._directory, self._scenario)
+        counts = Counter(line.tool for line in world.effects())
         for tool in ("charge", "mail"):
-            wrong = self._wrong(tool, states.get(tool, "not called"), counts[tool], happened)
+            inside = {kind for kind, what in world.happened() if what.startswith(f"tool {tool}")}
+            wrong = self._wrong(states.get(tool, "not called"), counts[tool], inside)
             if wrong:
                 return f"{tool}: {wrong}"
         if {*states.values()} <= {*LIVED}:
@@ -135,19 +146,21 @@ class Table:
                 return f"the messages are {_messages(session)}"
         return ""
 
-    def _wrong(self, tool: str, state: str, count: int, happened: list[Disturbance]) -> str:
-        """Return what is wrong with a tool's state, given how often it took effect."""
+    def _wrong(self, state: str, count: int, inside: set[str]) -> str:
+        """Return what is wrong with a tool's state, given how often it took effect.
+
+        `inside` are the kinds of what happened inside of it.
+        """
         if count > 1:
             return f"it took effect {count} times"
-        inside = [one for one in happened if one.what.startswith(f"tool {tool}")]
-        broke = any(one.kind == TOOL for one in inside)
+        broke = TOOL in inside
         if self._scenario.policy == "idempotent":
             return "" if (state in LIVED and count == 1) or broke else f"{state}, {count} effects"
         if state in LIVED and count != 1:
             return f"it is recorded as {state}, and did not take effect"
         if count == 0 and state != "unknown" and not broke:
             return f"it did not take effect, and is recorded as {state}"
-        if any(one.kind == KILL for one in inside) and state != "unknown":
+        if KILL in inside and state != "unknown":
             return f"its process died in it, and it is recorded as {state}"
         if state not in (*LIVED, "unknown") and not broke:
             return f"it is recorded as {state}"

@@ -15,7 +15,6 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -52,8 +51,15 @@ class Closed(BaseException):
     """The reader of the answer goes away."""
 
 
+ANY = "any"
+
+
 class Disturbance(NamedTuple):
-    """What happens, and at which point: its number and its name."""
+    """What happens, and where: at which of the points of a name, or of all (`ANY`).
+
+    Tools that run together pass their points in any order: the number of a point among all would
+    name another one in each run.
+    """
 
     kind: str
     at: int
@@ -96,6 +102,7 @@ class World:
         self.points: list[str] = []
         self._disturbance = disturbance
         self._ledger = directory / "ledger"
+        self._happened = directory / "happened"
         self._lock = threading.Lock()
         self.task: asyncio.Task[Any] | None = None
 
@@ -103,10 +110,22 @@ class World:
         """Pass a point."""
         with self._lock:
             self.points.append(what)
-            number = len(self.points)
-        disturbance = self._disturbance
-        if disturbance is not None and disturbance.at == number:
-            self._disturb(disturbance.kind)
+            disturbance = self._disturbance
+            if disturbance is None or disturbance.what not in (what, ANY):
+                return
+            passed = self.points if disturbance.what == ANY else [what] * self.points.count(what)
+            if disturbance.at != len(passed):
+                return
+            with self._happened.open("a") as happened:
+                happened.write(f"{disturbance.kind}: {what}\n")
+        self._disturb(disturbance.kind)
+
+    def happened(self) -> list[tuple[str, str]]:
+        """Return what happened in all runs so far, and at which point."""
+        if not self._happened.exists():
+            return []
+        lines = self._happened.read_text().splitlines()
+        return [(kind, what) for kind, _, what in (line.partition(": ") for line in lines)]
 
     def _disturb(self, kind: str) -> None:
         if kind == KILL:
@@ -257,15 +276,11 @@ class Commits(BackendWrapper):
 
 
 class Form(NamedTuple):
-    """A way to write the program: `run(session, world)` yields pieces, and last its `Answer`.
-
-    `state_of` tells the state of an effect, for a framework that makes a result of an exception.
-    """
+    """A way to write the program: `run(session, world)` yields pieces, and last its `Answer`."""
 
     name: str
     run: Callable[[Any, World], Any]
     is_async: bool = False
-    state_of: Callable[[Any], str] = attrgetter("state")
 
     def __str__(self) -> str:
         return f"{self.name}, {'async' if self.is_async else 'sync'}"

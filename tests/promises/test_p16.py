@@ -6,7 +6,11 @@ from typing import Any
 
 import pytest
 
+from perdure.core import history, view
+from perdure.core.batch import JointPlan
 from perdure.core.plans import Plan
+from perdure.core.state.conversation import ConversationState
+from perdure.core.view import newer_records
 from perdure.sync.session import Session
 from tests.promises import p16_machine as machine
 
@@ -21,6 +25,9 @@ def test_sessions_in_memory_behave_as_the_model(tmp_path: Path) -> None:
     assert happened["ConflictError"] > 10, "handles met each other"
     assert happened["DivergenceError"] > 5, "ids were used again"
     assert happened["deleted"] > 10, "sessions ended"
+    text = str(logs)
+    for kind in ("messages.retracted", "messages.replaced", "view: "):
+        assert text.count(kind) > 10, kind
 
 
 def test_sessions_on_sqlite_behave_as_the_model(tmp_path: Path) -> None:
@@ -37,8 +44,16 @@ def test_the_same_is_seen_on_all_stores() -> None:
     assert len(trials) >= 3 * 6
 
 
-BREAKAGES: dict[str, tuple[type, str, Any]] = {
+def leave_one_out(past: Any, settings: Any, position: int) -> Any:
+    return newer_records(past, settings, position + 1)
+
+
+BREAKAGES: dict[str, tuple[Any, str, Any]] = {
     "messages commute": (Plan, "invalidated_by", lambda *_: False),
+    "retracted messages stay": (ConversationState, "is_hidden", lambda *_: False),
+    "the notes of a topic are not linked": (history, "previous_note", lambda _: 0),
+    "a view leaves out a record": (view, "newer_records", leave_one_out),
+    "a part of a batch commutes": (JointPlan, "invalidated_by", lambda *_: False),
     "the last message is forgotten": (Session, "last_message", property(lambda _: None)),
 }
 

@@ -26,7 +26,7 @@ EXPLICIT, RUN = FORMS[0], FORMS[2]
 
 @pytest.mark.parametrize("promise", p35_requests.PROMISES, ids=lambda promise: promise.key)
 def test_a_request_that_is_tried_again_is_done_once(promise: Promise) -> None:
-    assert sample(promise, seed=1, seconds=5.0, least=15) >= 15
+    assert sample(promise, seed=1, seconds=3.0, least=30) >= 30
 
 
 def table(directory: Path, form: Any = RUN, policy: str = "unsafe") -> Table:

@@ -117,13 +117,7 @@ async def agentchat(session: perdure.AsyncSession, world: World) -> AsyncIterato
             await stream.aclose()
 
 
-def state_of(effect: Any) -> str:
-    """Return a tool's state: the package makes a result of its exception, and goes on with that."""
-    result = effect.result["result"] if isinstance(effect.result, dict) else {}
-    return "failed" if result.get("is_error") else str(effect.state)
-
-
-FORM = Form("AgentChat", agentchat, is_async=True, state_of=state_of)
+FORM = Form("AgentChat", agentchat, is_async=True)
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=str)

@@ -24,6 +24,7 @@ from perdure.errors import (
     EffectError,
     InFlightError,
     NotFoundError,
+    ToolFailureError,
     UnavailableError,
     UnknownOutcomeError,
     UsageError,
@@ -304,6 +305,44 @@ def test_an_error_is_recorded_and_served(path: Path) -> None:
         again.tool(broken)("x")
     assert (caught.value.error, caught.value.reason) == ("ZeroDivisionError", "x")
     assert calls == ["x"]
+
+
+@pytest.mark.parametrize("result", [{"code": 402, "at": datetime(2026, 1, 1, tzinfo=UTC)}, object])
+def test_a_tool_may_fail_with_a_result(path: Path, result: Any) -> None:
+    """What cannot be stored is left out; the failure is recorded all the same."""
+
+    def charge(amount: int) -> None:
+        raise ToolFailureError("declined", result)
+
+    first = perdure.open(path).session("s")
+    first.turn("Pay.", id="turn-1").__enter__()
+    with pytest.raises(ToolFailureError, match=r"^declined$") as raised:
+        first.tool(charge)(5)
+    assert raised.value.result is result
+    again = perdure.open(path).session("s")
+    with again.turn("Pay.", id="turn-1"), pytest.raises(EffectError) as caught:
+        again.tool(charge)(5)
+    stored = None if result is object else result
+    assert (caught.value.error, caught.value.reason) == ("ToolFailureError", "declined")
+    assert caught.value.result == stored
+    (effect,) = again.effects.list()
+    assert (effect.state, effect.result) == ("failed", stored)
+
+
+def test_a_replayed_failure_has_its_result(path: Path) -> None:
+    def charge(amount: int) -> None:
+        raise ToolFailureError("declined", {"code": 402})
+
+    def agent(session: perdure.Session) -> None:
+        with session.turn("Pay."):
+            try:
+                session.tool(charge)(5)
+            except ToolFailureError as error:
+                session.append({"role": "assistant", "content": f"{error}: {error.result}"})
+
+    session = perdure.open(path).session("s")
+    agent(session)
+    assert perdure.replay(session, agent).identical
 
 
 def test_a_tool_belongs_into_a_turn(path: Path, ledger: Ledger) -> None:

@@ -6,14 +6,17 @@ the answer, if it streams, and last the `Answer`; and the same for an event loop
 
 import json
 import sys
+import tempfile
 from collections.abc import AsyncIterator, Iterator
+from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import openai
 
 import perdure
 from perdure.adapters.openai import wrap
-from tests.promises.requests import REQUEST, TEXT, Answer, Form, World
+from tests.promises.requests import REQUEST, SCENARIOS, SESSION, TEXT, Answer, Form, World
 
 # The HTTP package that the SDK itself uses: other versions use a different one.
 http: Any = sys.modules[openai.DefaultHttpxClient.__mro__[1].__module__.partition(".")[0]]
@@ -171,3 +174,16 @@ FORMS = [
     Form("wrapped", wrapped),
     Form("wrapped", wrapped_async, is_async=True),
 ]
+
+
+def warm_up() -> None:
+    """Do once, before thousands of processes are forked, what each would otherwise do again.
+
+    The SDK and perdure import modules lazily, and the SDK's models are built at their first use.
+    """
+    for name in ("anyio._backends._asyncio", "perdure.aio.agent", "perdure.aio.verify"):
+        import_module(name)
+    with tempfile.TemporaryDirectory() as directory, perdure.open("memory:") as store:
+        for form in (agent, wrapped):
+            session = store.session(f"{SESSION} {form.__name__}")
+            assert [*form(session, World(Path(directory), SCENARIOS[0]))]

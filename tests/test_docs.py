@@ -3,7 +3,6 @@
 import contextlib
 import inspect
 import io
-import logging
 import os
 import re
 import signal
@@ -19,7 +18,6 @@ import pytest
 import perdure
 from perdure import errors
 from perdure.cli.__main__ import main
-from perdure.events import correlation_id
 from tests.adapters import restored
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -59,51 +57,60 @@ def execute(page: Path, found: list[Block]) -> dict[str, Any]:
     """Run blocks in one namespace; a traceback names the page and the line."""
     namespace: dict[str, Any] = {"__name__": "docs"}
     for block in found:
-        if block.language == "python":
-            run(page, block, namespace)
+        code = compile("\n" * (block.line - 1) + block.text, str(page), "exec")
+        with contextlib.redirect_stdout(io.StringIO()):
+            exec(code, namespace)  # noqa: S102 - our own documentation.
     return namespace
-
-
-def run(page: Path, block: Block, namespace: dict[str, Any]) -> str:
-    """Run one block and return what it printed."""
-    code = compile("\n" * (block.line - 1) + block.text, str(page), "exec")
-    printed = io.StringIO()
-    with contextlib.redirect_stdout(printed):
-        exec(code, namespace)  # noqa: S102 - our own documentation.
-    return printed.getvalue()
-
-
-@pytest.fixture(autouse=True)
-def own_logging() -> Iterator[None]:
-    """Undo what a page sets up."""
-    logger = logging.getLogger("perdure")
-    handlers, level = [*logger.handlers], logger.level
-    correlation_id.set("")  # A test before may have entered a turn and never left it.
-    yield
-    logger.handlers[:] = handlers
-    logger.setLevel(level)
 
 
 def named(page: Path) -> str:
     return str(page.relative_to(ROOT))
 
 
+# Printed between two blocks, to know which of them printed what.
+BORDER = "--- the next block ---"
+
+
+def as_script(page: Path) -> str:
+    """Return a page as the script that its reader pastes: each line of code has its own number."""
+    lines = [""] * len(page.read_text("utf-8").splitlines())
+    for block in python(page):
+        if block.not_run is None:
+            lines[block.line - 2] = f"print({BORDER!r})"  # In place of the fence.
+            code = block.text.splitlines()
+            lines[block.line - 1 : block.line - 1 + len(code)] = code
+    return "\n".join(lines) + "\n"
+
+
 @pytest.mark.parametrize("page", [page for page in PAGES if python(page)], ids=named)
-def test_every_python_block_runs(
-    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+def test_every_page_runs_when_it_is_pasted_on_its_own(
+    page: Path, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    monkeypatch.chdir(tmp_path)
+    environment = {**os.environ}
     if "DATABASE_URL" in page.read_text("utf-8"):
-        monkeypatch.setenv("DATABASE_URL", request.getfixturevalue("postgres_store"))
-    namespace: dict[str, Any] = {"__name__": "docs"}
-    printed = ""
+        environment["DATABASE_URL"] = request.getfixturevalue("postgres_store")
+    script = tmp_path / "page.py"
+    script.write_text(as_script(page), "utf-8")
+    work = tmp_path / "work"
+    work.mkdir()
+    done = subprocess.run(
+        [sys.executable, "-I", script],
+        cwd=work,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, f"{page.name}: {done.stderr}"
+    printed = iter(done.stdout.split(f"{BORDER}\n")[1:])
+    left = ""
     for block in blocks(page):
         if block.language == "python" and block.not_run is None:
-            printed = run(page, block, namespace)
-        elif block.language == "text" and printed:
-            assert printed == block.text, f"{page.name}, line {block.line}"
-            printed = ""
-    assert printed == "", f"{page.name} prints what the page does not show"
+            left += next(printed)
+        elif block.language == "text" and left:
+            assert left == block.text, f"{page.name}, line {block.line}"
+            left = ""
+    assert left == "", f"{page.name} prints what the page does not show"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=named)

@@ -56,11 +56,45 @@ async def test_a_request_has_the_types_of_the_function() -> None:
                 await ask()  # type: ignore[call-overload]
 
 
+async def test_both_are_decorators_with_options_and_without() -> None:
+    async with perdure.open_async("memory:") as store:
+        session = await store.session("s")
+
+        @session.tool
+        async def pay(amount: int) -> list[str]:
+            return [str(amount)]
+
+        @session.tool(effect="idempotent", name="give_back")
+        def back(amount: int) -> bool:
+            return amount > 0
+
+        @session.model(name="small")
+        async def ask(prompt: str) -> dict[str, Any]:
+            return {"text": prompt}
+
+        assert (pay.spec.policy, back.spec.policy, back.name) == (
+            "unsafe",
+            "idempotent",
+            "give_back",
+        )
+        assert ask.name == "small"
+        async with session.turn("Pay."):
+            assert assert_type(await pay(5), list[str]) == ["5"]
+            assert assert_type(await back(5), bool)
+            assert assert_type(await ask("Hi"), dict[str, Any]) == {"text": "Hi"}
+            with pytest.raises(UsageError, match="missing a required argument: 'amount'"):
+                await back()  # type: ignore[call-arg]
+
+
 async def test_options_are_checked() -> None:
     async with perdure.open_async("memory:") as store:
         session = await store.session("s")
+        unknown: Any = {"retries": 3}
         with pytest.raises(TypeError, match="retries"):
-            session.tool(charge, retries=3)  # type: ignore[call-arg]
+            session.tool(charge, **unknown)
+        harmless: Any = "harmless"
+        with pytest.raises(UsageError, match="'harmless'"):
+            session.tool(effect=harmless)(charge)
 
 
 async def test_a_tool_looks_like_its_function() -> None:

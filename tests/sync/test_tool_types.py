@@ -57,11 +57,45 @@ def test_a_request_has_the_types_of_the_function() -> None:
                 ask()  # type: ignore[call-arg]
 
 
+def test_both_are_decorators_with_options_and_without() -> None:
+    with perdure.open("memory:") as store:
+        session = store.session("s")
+
+        @session.tool
+        def pay(amount: int) -> list[str]:
+            return [str(amount)]
+
+        @session.tool(effect="idempotent", name="give_back")
+        def back(amount: int) -> bool:
+            return amount > 0
+
+        @session.model(name="small")
+        def ask(prompt: str) -> dict[str, Any]:
+            return {"text": prompt}
+
+        assert (pay.spec.policy, back.spec.policy, back.name) == (
+            "unsafe",
+            "idempotent",
+            "give_back",
+        )
+        assert ask.name == "small"
+        with session.turn("Pay."):
+            assert assert_type(pay(5), list[str]) == ["5"]
+            assert assert_type(back(5), bool)
+            assert assert_type(ask("Hi"), dict[str, Any]) == {"text": "Hi"}
+            with pytest.raises(UsageError, match="missing a required argument: 'amount'"):
+                back()  # type: ignore[call-arg]
+
+
 def test_options_are_checked() -> None:
     with perdure.open("memory:") as store:
         session = store.session("s")
+        unknown: Any = {"retries": 3}
         with pytest.raises(TypeError, match="retries"):
-            session.tool(charge, retries=3)  # type: ignore[call-arg]
+            session.tool(charge, **unknown)
+        harmless: Any = "harmless"
+        with pytest.raises(UsageError, match="'harmless'"):
+            session.tool(effect=harmless)(charge)
 
 
 def test_a_tool_looks_like_its_function() -> None:

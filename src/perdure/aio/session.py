@@ -4,7 +4,7 @@ Nothing is decided here: each method creates a plan or steps, and runs them thro
 """
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, overload
 
 from perdure import events
 from perdure.aio.approvals import AsyncApprovals
@@ -212,9 +212,38 @@ class AsyncSession(AsyncSessionReader):
         """
         return AsyncLease(self._handle, leases.parse_request(ttl, timeout, owner, force=force))
 
-    def tool(  # noqa: PLR0913 - every option of a tool, by name
+    @overload
+    def tool(
         self,
         function: Callable[P, R_co],
+        *,
+        effect: Policy = ...,
+        name: str = ...,
+        version: str = ...,
+        actor: str = ...,
+        reconcile: Callable[[Effect], Any] | None = ...,
+        timeout: float | None = ...,
+        approval: bool | Callable[[dict[str, Any]], Any] = ...,
+        approval_ttl: float | None = ...,
+        approval_wait: float | None = ...,
+    ) -> AsyncTool[P, R_co]: ...
+    @overload
+    def tool(
+        self,
+        *,
+        effect: Policy = ...,
+        name: str = ...,
+        version: str = ...,
+        actor: str = ...,
+        reconcile: Callable[[Effect], Any] | None = ...,
+        timeout: float | None = ...,
+        approval: bool | Callable[[dict[str, Any]], Any] = ...,
+        approval_ttl: float | None = ...,
+        approval_wait: float | None = ...,
+    ) -> Callable[[Callable[P, R_co]], AsyncTool[P, R_co]]: ...
+    def tool(  # noqa: PLR0913 - every option of a tool, by name
+        self,
+        function: Callable[P, R_co] | None = None,
         *,
         effect: Policy = "unsafe",
         name: str = "",
@@ -225,14 +254,17 @@ class AsyncSession(AsyncSessionReader):
         approval: bool | Callable[[dict[str, Any]], Any] = False,
         approval_ttl: float | None = None,
         approval_wait: float | None = None,
-    ) -> AsyncTool[P, R_co]:
+    ) -> AsyncTool[P, R_co] | Callable[[Callable[P, R_co]], AsyncTool[P, R_co]]:
         """Return a tool that runs once for each call, or reports that its outcome is unknown.
 
-        Call it in a turn, like the function. `effect` is the policy for a call whose process died
-        before its outcome was recorded. "unsafe": it is not made again and raises
-        UnknownOutcomeError. "read_only" and "idempotent": it is made again; an idempotent tool gets
-        the same `perdure.current_effect().key`. "reconcile": the function `reconcile` finds out
-        whether it happened, and returns Happened(result) or DidNotHappen().
+        Call it in a turn, like the function. With options or without, `session.tool` may be a
+        decorator: `@session.tool(effect="idempotent")`.
+
+        `effect` is the policy for a call whose process died before its outcome was recorded.
+        "unsafe": it is not made again and raises UnknownOutcomeError. "read_only" and "idempotent":
+        it is made again; an idempotent tool gets the same `perdure.current_effect().key`.
+        "reconcile": the function `reconcile` finds out whether it happened, and returns
+        Happened(result) or DidNotHappen().
 
         With `approval` (True, or a function of the arguments), a call runs only after it was
         approved (`session.approvals`, `perdure approve`) within `approval_ttl` seconds. The caller
@@ -241,22 +273,47 @@ class AsyncSession(AsyncSessionReader):
         A result that cannot be stored is returned, and recorded as a text: if the call is repeated
         after a crash, it raises UnstoredResultError, and `run_tool_calls` returns the text again.
         """
-        options = ToolSpec(function, name, effect, version, actor, reconcile, timeout)
-        spec = options._replace(
-            approval=approval, approval_ttl=approval_ttl, approval_wait=approval_wait
-        )
-        return AsyncTool(self._handle, require_spec(spec))
 
+        def make_tool(function: Callable[P, R_co]) -> AsyncTool[P, R_co]:
+            options = ToolSpec(function, name, effect, version, actor, reconcile, timeout)
+            spec = options._replace(
+                approval=approval, approval_ttl=approval_ttl, approval_wait=approval_wait
+            )
+            return AsyncTool(self._handle, require_spec(spec))
+
+        return make_tool if function is None else make_tool(function)
+
+    @overload
     def model(
         self,
         function: Callable[P, R_co],
+        *,
+        name: str = ...,
+        version: str = ...,
+        actor: str = ...,
+        timeout: float | None = ...,
+        digest_of: Callable[[dict[str, Any]], Any] | None = ...,
+    ) -> AsyncModel[P, R_co]: ...
+    @overload
+    def model(
+        self,
+        *,
+        name: str = ...,
+        version: str = ...,
+        actor: str = ...,
+        timeout: float | None = ...,
+        digest_of: Callable[[dict[str, Any]], Any] | None = ...,
+    ) -> Callable[[Callable[P, R_co]], AsyncModel[P, R_co]]: ...
+    def model(
+        self,
+        function: Callable[P, R_co] | None = None,
         *,
         name: str = "",
         version: str = "",
         actor: str = "",
         timeout: float | None = None,
         digest_of: Callable[[dict[str, Any]], Any] | None = None,
-    ) -> AsyncModel[P, R_co]:
+    ) -> AsyncModel[P, R_co] | Callable[[Callable[P, R_co]], AsyncModel[P, R_co]]:
         """Return a model whose answers are recorded, so that no answer is paid for twice.
 
         Call it in a turn, with a request; the function returns the answer as storable data. A
@@ -264,9 +321,13 @@ class AsyncSession(AsyncSessionReader):
         a request without an answer is sent again. The record has a digest of the request, not the
         request itself; `digest_of` maps the arguments, by name, to the data that is digested.
         """
-        options = ToolSpec(function, name, "read_only", version, actor, timeout=timeout)
-        spec = options._replace(kind="model", digest_of=digest_of)
-        return AsyncModel(self._handle, require_spec(spec))
+
+        def make_model(function: Callable[P, R_co]) -> AsyncModel[P, R_co]:
+            options = ToolSpec(function, name, "read_only", version, actor, timeout=timeout)
+            spec = options._replace(kind="model", digest_of=digest_of)
+            return AsyncModel(self._handle, require_spec(spec))
+
+        return make_model if function is None else make_model(function)
 
     async def run_tool_calls(
         self, message: object | None = None, tools: ToolSet = (), *, parallel: int = 8

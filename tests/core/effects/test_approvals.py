@@ -695,7 +695,7 @@ def test_the_same_effect_tried_again_is_one_use(
     again = {"effect": "idempotent", "approval": True, "approval_wait": 0, "name": "pay"}
     with later.interrupted[0] as turn:
         with pytest.raises(ApprovalPendingError):
-            later.tool(world.pay, **again, version="2")(5)  # type: ignore[arg-type]
+            later.tool(world.pay, **again, version="2")(5)  # type: ignore[call-overload]
         turn.suspend()
     assert world.calls == [(5, "bob")]
 

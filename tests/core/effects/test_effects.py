@@ -366,7 +366,7 @@ def test_a_wrong_declaration_is_refused(options: dict[str, Any], reason: str, pa
     with pytest.raises(UsageError, match=reason):
         session.tool(print, **options)
     with pytest.raises(UsageError, match="must be a function"):
-        session.tool("charge")  # type: ignore[arg-type]
+        session.tool("charge")  # type: ignore[call-overload]
 
 
 def test_a_tool_that_changes_its_arguments_changes_no_record(path: Path) -> None:

@@ -160,7 +160,7 @@ def test_an_answer_that_nobody_recorded_leaves_no_doubt_when_its_turn_is_given_u
 def test_nonsense_is_refused(path: Path, provider: Provider) -> None:
     session = perdure.open(path).session("s")
     with pytest.raises(UsageError, match="a model must be a function"):
-        session.model("gpt")  # type: ignore[arg-type]
+        session.model("gpt")  # type: ignore[call-overload]
     with pytest.raises(UsageError, match="outside of a turn"):
         session.model(provider.answer)(n=1)
     with session.turn("Hi."):
